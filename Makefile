@@ -30,10 +30,10 @@ setup: $(INSTALLED) ## install everything into .venv
 
 # constraints.txt pins what was tested; a GPU machine that has its own torch can pass PIN= to keep it.
 PIN ?= -c constraints.txt
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check $(PIN)
+INSTALL := $(BIN)/pip install --disable-pip-version-check $(PIN)
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "error: $(PYTHON) is older than 3.11; run make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "error: $(PYTHON) is no Python of 3.11 or newer; run make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { echo "error: $(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \
@@ -55,7 +55,7 @@ test-all: $(INSTALLED) ## run the slow tests too
 test-gpu: $(INSTALLED) ## run the tests of the kernels on this machine's GPU
 	$(DO) pytest -m gpu tests
 check: $(INSTALLED) ## ruff
-	@$(INSTALL) ruff
+	@test -x $(BIN)/ruff || $(INSTALL) ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 notebooks: $(INSTALLED) ## run the notebooks and store them with their pictures
 	$(BIN)/python notebooks/refresh.py

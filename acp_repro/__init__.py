@@ -13,11 +13,20 @@ from .common import lazy
 
 if TYPE_CHECKING:
     from .attention import forgetting_attention
-    from .model import ForgettingAttentionLayer, FoXConfig, FoXForCausalLM, load_pretrained
+    from .model import (
+        BPETokenizer,
+        ByteTokenizer,
+        ForgettingAttentionLayer,
+        FoXConfig,
+        FoXForCausalLM,
+        load_pretrained,
+    )
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "BPETokenizer": "model",
+    "ByteTokenizer": "model",
     "FoXConfig": "model",
     "FoXForCausalLM": "model",
     "ForgettingAttentionLayer": "model",
@@ -26,6 +35,8 @@ _HOME = {
 }
 
 __all__ = [
+    "BPETokenizer",
+    "ByteTokenizer",
     "FoXConfig",
     "FoXForCausalLM",
     "ForgettingAttentionLayer",

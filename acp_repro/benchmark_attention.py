@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common.command import choose_device, command, output_file, positive, run_command
-from .common.docs import plain
+from .common.command import choose_device, command, described_parser, output_file, positive, run_command
 from .common.errors import is_out_of_memory
 from .pipeline.provenance import device_name
 from .pipeline.records import write_suite_records
@@ -22,7 +21,7 @@ from .pipeline.suite import load_suite
 NAMES = ("ours", "official", "fla", "flex", "fa4", "cudnn", "eager")
 
 
-@command()
+@command(extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
 
@@ -136,9 +135,7 @@ def _how_skipping_pays(r: dict, records: list[dict]) -> list[str]:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.benchmark_attention", description=plain(__doc__)
-    )
+    parser = described_parser("benchmark_attention", __doc__)
     add = parser.add_argument
     add(
         "--lengths",

@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common.command import choose_device, command, positive, run_command
-from .common.docs import plain
+from .common.command import choose_device, command, described_parser, positive, run_command
 from .pipeline.provenance import device_name
 from .pipeline.records import write_suite_records
 from .pipeline.registry import find_paper
@@ -24,7 +23,7 @@ SHAPES_CPU = ("1x1024", "1x4096", "4x4096")
 RIVALS = ("official",)
 
 
-@command()
+@command(extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
 
@@ -113,7 +112,7 @@ def _shape(text: str) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m acp_repro.benchmark_decode", description=plain(__doc__))
+    parser = described_parser("benchmark_decode", __doc__)
     add = parser.add_argument
     add(
         "--shapes",

@@ -30,9 +30,12 @@ from .pipeline.suite import load_suite
 SHAPE = ("architecture", "size", "context_length_tokens")
 
 
-@command()
+@command(extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+
+    import torch
+
     suite = load_suite(options.suite)
     if not isinstance(suite, FoXSuite):
         raise SuiteError(
@@ -53,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
             path=options.csv,
         )
         return _measure(runs, options, write)
-    _check_ranks(options.nproc, device.type)
+    if device.type == "cuda" and max(options.nproc) > torch.cuda.device_count():
+        raise UsageError(f"--nproc {max(options.nproc)}: this machine has {torch.cuda.device_count()} GPUs")
     from .pipeline.training.distributed import launch_ranks
 
     with tempfile.TemporaryDirectory() as folder:
@@ -116,13 +120,6 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
     return 0
 
 
-def _check_ranks(nproc: list[int], device: str) -> None:
-    import torch
-
-    if device == "cuda" and max(nproc) > torch.cuda.device_count():
-        raise UsageError(f"--nproc {max(nproc)}: this machine has {torch.cuda.device_count()} GPUs")
-
-
 def _in_words(record: dict) -> str:
     mfu = f", {100 * record['mfu_nominal']:.0f} % MFU" if record["mfu_nominal"] else ""
     memory = record["peak_memory_bytes"]
@@ -136,7 +133,7 @@ def _in_words(record: dict) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = described_parser("benchmark_training", __doc__, as_written=True)
+    parser = described_parser("benchmark_training", __doc__)
     add = parser.add_argument
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add(

@@ -1,4 +1,4 @@
-"""Do two models differ on downstream tasks? ``python -m acp_repro.compare A B``.
+"""Compares two models on downstream tasks, item by item: ``python -m acp_repro.compare A B``.
 
 A and B are evaluations of the LM Evaluation Harness, each in one of three forms. The first are folders or
 files with samples_*.jsonl, as lm-eval writes with --log_samples --output_path in any project. The second are
@@ -12,7 +12,8 @@ import argparse
 from pathlib import Path
 
 from .common import files
-from .common.command import aligned, command, output_file, run_command
+from .common.bounds import Positive
+from .common.command import aligned, bounded, command, described_parser, output_file, run_command
 
 MARGIN = 0.01
 _LEGEND = """\
@@ -22,7 +23,7 @@ correction for all rows. Items say whether two models differ, as two seeds of on
 do, only several trainings of each can say."""
 
 
-@command()
+@command(extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     from .pipeline.papers.acp.evaluation import comparison
@@ -53,25 +54,12 @@ def _print_table(rows: list[dict]) -> None:
     print("\n".join(aligned(table, left=(0, 1, len(table[0]) - 1))))
 
 
-def _margin(text: str) -> float:
-    try:
-        margin = float(text)
-    except ValueError:
-        margin = 0.0
-    if not 0 < margin < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return margin
-
-
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    summary, details = __doc__.split("\n\n", 1)
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.compare", description=f"{summary.partition('?')[0]}? {details}"
-    )
+    parser = described_parser("compare", __doc__)
     add = parser.add_argument
     add("a", metavar="A", type=Path, help="a folder or file of an evaluation")
     add("b", metavar="B", type=Path, help="another one")
@@ -79,7 +67,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--metrics", type=_names, default=[], metavar="NAME,...", help="default: all that both have")
     add(
         "--margin",
-        type=_margin,
+        type=bounded(Positive),
         default=MARGIN,
         metavar="X",
         help="the smallest difference that matters, in the metric's units; for perplexities in logarithms "

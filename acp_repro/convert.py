@@ -11,22 +11,21 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common.command import command, described_parser, run_command
+from .common.command import CHECKPOINT, command, described_parser, run_command
 from .common.errors import UsageError, usage_errors
-from .pipeline.papers.acp.checkpoint_options import WHAT
+from .explorer.checkpoint import Checkpoint
 
 
-@command()
+@command(extra="transformers")
 def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
+    Checkpoint(options.source)  # before torch is imported
     if options.target.resolve() == options.source.resolve():
         raise UsageError("SOURCE and TARGET are the same folder; give another TARGET")
     if options.target.exists() and (options.target.is_file() or any(options.target.iterdir())):
         raise UsageError(f"TARGET {options.target} exists and is not empty; give a new folder, or delete it")
-    try:
-        from .hf import conversion
-    except ImportError as error:  # also if its version is too old
-        raise UsageError(str(error)) from error
+    from .hf import conversion
+
     with usage_errors():
         if options.to == "official":
             conversion.to_official(options.source, options.target)
@@ -38,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("convert", __doc__)
     add = parser.add_argument
-    add("source", metavar="SOURCE", type=Path, help=WHAT)
+    add("source", metavar="SOURCE", type=Path, help=CHECKPOINT)
     add("target", metavar="TARGET", type=Path, help="the folder to write: new, or empty")
     add("--to", choices=("transformers", "official"), required=True, help="the format of TARGET")
     add(

@@ -11,28 +11,29 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from .common.command import choose_device, command, number, positive, run_command
-from .common.errors import UsageError, usage_errors
-from .pipeline.papers.acp.checkpoint_options import checkpoint_parser
+from .common.bounds import NotNegative, Seed, within
+from .common.command import bounded, checkpoint_parser, choose_device, command, positive, run_command
+from .common.errors import UsageError
+from .explorer.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from .model import FoXForCausalLM
+    from .model.tokenizer import Tokenizer
 
 DEFAULT_PROMPT = "It was a dark and stormy night; the rain fell in torrents, and"
+# One token of a model with fewer weights is too little work to share: threads would only wait for each other.
+# On two busy cores a model with 4.5 million weights made 47 tokens/s with one thread, and 4 with two.
+_FEWEST_WEIGHTS_FOR_THREADS = 20_000_000
 
 
-def stream_text(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
+def stream_text(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
     """Pieces of text for the ids, one after the other; an incomplete character is held back.
 
     A token of byte-level BPE may end inside a character. Its bytes then decode to one U+FFFD until the rest
     arrives. An earlier U+FFFD comes from bytes that are truly broken. A token's text can depend on the token
     before it, so the last few are decoded together.
-
-    Args:
-        tokenizer: with ``decode(ids) -> str``, which gives U+FFFD for half a character.
-        ids: token ids, without those of the prompt.
-
-    Yields:
-        Text, never empty. The pieces joined are ``tokenizer.decode`` of all ids.
     """
     held: list[int] = []
     given = 0  # characters of the held tokens' text that have been yielded
@@ -65,57 +66,50 @@ class StopText:
             self.found = True
             ready, self.held = self.held[: min(places)], ""
             return ready
-        keep = max((self._beginning(stop) for stop in self.stops), default=0)
+        # Characters at the end of the held text with which a stop begins.
+        begun = (n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n]))
+        keep = max(begun, default=0)
         ready, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
         return ready
 
-    def _beginning(self, stop: str) -> int:
-        """Characters at the end of the held text with which ``stop`` begins."""
-        return max((n for n in range(1, len(stop)) if self.held.endswith(stop[:n])), default=0)
 
-
-@command()
+@command(extra="bpe,checkpoints")
 def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
+    checkpoint = Checkpoint(options.checkpoint)  # before torch is imported
     device = choose_device(options.device)
 
     import torch
 
     from .model import stream_tokens
-    from .pipeline.papers.acp.checkpoint_folder import Checkpoint, one_thread_if_small
 
-    checkpoint = Checkpoint.find(options.checkpoint)
-    tokenizer = checkpoint.own_tokenizer()
+    tokenizer, vocab_size = checkpoint.require_tokenizer(), checkpoint.config.vocab_size
+    prompt = tokenizer.prompt(options.prompt)
+    if max(prompt) >= vocab_size:
+        raise UsageError(
+            f"the tokenizer has ids up to {max(prompt)}, and the model {vocab_size} of them; take the "
+            "tokenizer that the model was trained with"
+        )
+    # BOS begins another document.
+    stop_ids = {tokenizer.bos_id, *(int(one) for one in options.stop if one.isdecimal())}
+    if max(stop_ids) >= vocab_size:
+        raise UsageError(f"--stop: a number is a token id, and the model's are 0 to {vocab_size - 1}")
+    stop = StopText(one for one in options.stop if not one.isdecimal())
     seed = options.seed if options.seed is not None else torch.seed() % 2**31
     usual = "bfloat16" if device.type == "cuda" else "float32"
     model = checkpoint.load(device, dtype=getattr(torch, options.dtype or usual))
-    with usage_errors():
-        prompt = tokenizer.prompt(options.prompt)
-        if max(prompt) >= model.config.vocab_size:
-            raise UsageError(
-                f"the tokenizer has ids up to {max(prompt)}, and the model {model.config.vocab_size} of "
-                "them; take the tokenizer that the model was trained with"
-            )
-        if (context := checkpoint.context_length) and len(prompt) > context:
-            print(
-                f"note: the prompt has {len(prompt):,} tokens, and the model was trained on {context:,}",
-                file=sys.stderr,
-            )
-        stop_ids, stop_texts = _stops(options.stop, model.config.vocab_size)
-        tokens = stream_tokens(
-            model,
-            torch.tensor([prompt], device=device),
-            options.max_new_tokens,
-            options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            stop_ids=(tokenizer.bos_id, *stop_ids),  # BOS begins another document
-            generator=torch.Generator(device).manual_seed(seed),
-        )
     one_thread_if_small(model)
-    ends = {tokenizer.bos_id, *stop_ids}
-    new = (token for token in map(int, tokens) if token not in ends)
-    stop = StopText(stop_texts)
+    tokens = stream_tokens(
+        model,
+        torch.tensor([prompt], device=device),
+        options.max_new_tokens,
+        options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        stop_ids=tuple(stop_ids),
+        generator=torch.Generator(device).manual_seed(seed),
+    )
+    new = (token for token in map(int, tokens) if token not in stop_ids)
     _write(options.prompt)
     for text in stream_text(tokenizer, new):
         _write(stop.feed(text))
@@ -126,20 +120,17 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"seed: {seed}", file=sys.stderr)
 
 
-def _stops(given: list[str], vocab_size: int) -> tuple[list[int], list[str]]:
-    """``--stop``: whole numbers are token ids; everything else is text, in which escapes are read."""
-    ids, texts = [], []
-    for one in given:
-        if not one:
-            raise ValueError("--stop '': no text stops nothing; give some, or leave --stop out")
-        if one.isdecimal():
-            if int(one) >= vocab_size:
-                last = vocab_size - 1
-                raise ValueError(f"--stop {one}: a number is a token id, and the model's are 0 to {last}")
-            ids.append(int(one))
-        else:
-            texts.append(one.replace("\\n", "\n").replace("\\t", "\t"))
-    return ids, texts
+def one_thread_if_small(model: FoXForCausalLM) -> None:
+    """Uses one thread for a small model; for commands that go token by token."""
+    import torch
+
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if on_cpu and model.config.num_parameters() < _FEWEST_WEIGHTS_FOR_THREADS:
+        torch.set_num_threads(1)
+
+
+def _unescape(text: str) -> str:
+    return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def _write(text: str) -> None:
@@ -156,7 +147,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--max-new-tokens", type=positive, default=200, metavar="N", help="default: %(default)s")
     add(
         "--temperature",
-        type=number(0),
+        type=bounded(NotNegative),
         default=0.8,
         metavar="X",
         help="0 takes the most probable token every time (default: %(default)s)",
@@ -164,39 +155,28 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--top-k", type=positive, metavar="N", help="draw from the N most probable tokens (default: all)")
     add(
         "--top-p",
-        type=number(0, 1),
+        type=bounded(Annotated[float, within("(0, 1]")]),
         metavar="X",
         help="draw from the fewest tokens that have this much probability together (default: all)",
     )
     add(
         "--stop",
         action="append",
+        type=_unescape,
         default=[],
         metavar="TOKEN|TEXT",
         help="end before this token id or text (\\n is a line end); repeatable",
     )
-    add("--seed", type=_seed, metavar="N", help="default: a new one each time, which is printed")
+    add("--seed", type=bounded(Seed), metavar="N", help="default: a new one each time, which is printed")
     add(
         "--dtype",
         choices=("float32", "bfloat16"),
         help="dtype of weights and cache (default: bfloat16 on a GPU, float32 on a CPU)",
     )
     options = parser.parse_args(arguments)
-    if options.top_p == 0:
-        parser.error("argument --top-p: must be above 0")
-    try:
-        if options.prompt == "-":
-            options.prompt = sys.stdin.read()
-        options.prompt.encode()  # bytes that are not text, which Python accepted, fail here
-    except UnicodeError as error:
-        parser.error(f"argument --prompt: the text is not UTF-8 ({error})")
+    if options.prompt == "-":
+        options.prompt = sys.stdin.read()
     return options
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**63:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2^63 - 1")
-    return int(text)
 
 
 if __name__ == "__main__":

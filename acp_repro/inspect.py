@@ -8,53 +8,53 @@ also writes a page that shows every head, and which tokens each token attends to
 from __future__ import annotations
 
 import argparse
-import contextlib
-import itertools
-import os
 from pathlib import Path
 
 from .common import files
-from .common.command import choose_device, command, output_file, positive, run_command
-from .pipeline.papers.acp.checkpoint_options import (
+from .common.command import (
     DEFAULT_CONTEXT_LENGTH,
     add_text_options,
+    bounded,
     checkpoint_parser,
-    log_epsilon,
+    choose_device,
+    command,
+    output_file,
+    positive,
+    run_command,
 )
+from .common.errors import UsageError
+from .explorer.checkpoint import Checkpoint
+from .model.config import LogEpsilon
 
 DEFAULT_TOKENS = 32_768
-BATCH_TOKENS = 8192
 
 
 @command(extra="inspect")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+    paths = [path for path in (options.checkpoint, options.compare) if path is not None]
+    for path in paths:  # before torch is imported
+        Checkpoint(path)
+    device = choose_device(options.device)
 
     from tqdm import tqdm
 
-    from .explorer.explorer import Explorer, Seen, check_comparable
-    from .explorer.heads import inspect_heads
+    from .explorer.explorer import Explorer, check_comparable
+    from .explorer.heads import inspect_heads, weigh_heads
     from .explorer.heads_table import print_heads
-    from .explorer.looking import look
-    from .pipeline.papers.acp.checkpoint_folder import Checkpoint, CheckpointNotUsable
+    from .pipeline.papers.acp.checkpoint_folder import BATCH_TOKENS, TextCheckpoint
 
-    device = choose_device(options.device)
-    checkpoint, *others = (Checkpoint.find(p) for p in (options.checkpoint, options.compare) if p)
+    checkpoint, *others = map(TextCheckpoint, paths)
     for other in others:  # before anything is computed
         check_comparable(checkpoint.name, checkpoint.config, other.name, other.config)
-        checkpoint.check_reads_like(other)
+        _check_reads_like(checkpoint, other)
     length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
-    tokens = options.tokens or max(DEFAULT_TOKENS, length)
-    if tokens < length:
-        raise CheckpointNotUsable(
-            f"--tokens {tokens} is less than one sequence of {length}; pass --tokens {length} or more, "
-            "or a smaller --length"
-        )
+    tokens = options.tokens or DEFAULT_TOKENS
     input_ids = checkpoint.input_ids(length, tokens, text=options.text, token_ids=options.token_ids)
 
-    def seen_by(measure, checkpoint):
+    def measure(function, checkpoint):
         batches = input_ids.split(max(1, BATCH_TOKENS // length))
-        return measure(
+        return function(
             checkpoint.load(device),
             (batch.to(device) for batch in tqdm(batches, unit="batch", leave=False, disable=None)),
             log_pruning_tolerance=options.log_pruning_tolerance,
@@ -66,14 +66,13 @@ def main(arguments: list[str] | None = None) -> int:
         # A reader of the page does not see the command line, and need not know the machine's folders.
         given = options.token_ids or options.text
         facts = [Path(given).name if given else source.partition(" (--")[0]]
-        seen = [Seen(c.name, seen_by(look, c), facts) for c in (checkpoint, *others)]
-        tokenizer = None
-        with contextlib.suppress(CheckpointNotUsable):  # tokens given as numbers are shown as numbers
-            tokenizer = checkpoint.tokenizer
-        page = Explorer(*seen, tokenizer=tokenizer)
-        heads = seen[0].heads.table.loc[:, :"log_pruning_tolerance"]  # what `inspect_heads` gives
+        models = [measure(weigh_heads, one) for one in (checkpoint, *others)]
+        for one, model in zip((checkpoint, *others), models, strict=True):
+            model.name, model.facts = one.name, facts
+        page = Explorer(*models, tokenizer=checkpoint.tokenizer)
+        heads = models[0].table.loc[:, :"log_pruning_tolerance"]  # what `inspect_heads` gives
     else:
-        heads = seen_by(inspect_heads, checkpoint)
+        heads = measure(inspect_heads, checkpoint)
     print(f"text: {source}")
     print_heads(str(checkpoint.folder), heads, options.sort)
     if options.csv:
@@ -83,6 +82,14 @@ def main(arguments: list[str] | None = None) -> int:
         path = page.save(options.html)
         print(f"html    {path.resolve()} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
+
+
+def _check_reads_like(one: Checkpoint, other: Checkpoint) -> None:
+    first, second = ((c.config.vocab_size, getattr(c.tokenizer, "json_text", None)) for c in (one, other))
+    if first != second:
+        raise UsageError(
+            f"{one.name} and {other.name} have different tokenizers; compare models that read the same tokens"
+        )
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -97,7 +104,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--log-pruning-tolerance",
-        type=log_epsilon,
+        type=bounded(LogEpsilon),
         metavar="X",
         help="log epsilon (default: the model's own, or -10 if it is exact)",
     )
@@ -111,14 +118,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--compare", metavar="OTHER", help="show a second model of the same shape on that page")
     options = parser.parse_args(arguments)
-    if options.compare and not options.html:
+    if options.compare is not None and not options.html:
         parser.error("--compare shows two models on one page; add --html PAGE")
-    named = {"--text": options.text, "--token-ids": options.token_ids, "--csv": options.csv}
-    for (one, path), (other, same) in itertools.combinations([*named.items(), ("--html", options.html)], 2):
-        if not (path and same) or os.path.realpath(path) != os.path.realpath(same):
-            continue
-        if Path(same).is_file() or not Path(same).exists():  # a terminal or a pipe takes both
-            parser.error(f"{one} and {other} are one file, {path}; write to another")
     return options
 
 

@@ -20,7 +20,7 @@ from .pipeline.suite import load_suite
 STOPPED = 130  # the exit code after Ctrl-C
 
 
-@command("the same command continues where it was")
+@command("the same command continues where it was", extra="figures")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     goals = " ".join(options.goals).split()  # Make hands them over as one word
@@ -102,7 +102,7 @@ def _clean(suite: Suite, options: argparse.Namespace) -> int:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = described_parser("make", __doc__, as_written=True)
+    parser = described_parser("make", __doc__)
     add = parser.add_argument
     add("goals", nargs="+", metavar="GOAL", help="what to make, such as figure2")
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")

@@ -19,7 +19,7 @@ from .pipeline.suite import load_suite
 from .pipeline.training.measuring import bring_up_to_date
 
 
-@command("the same command measures what is missing")
+@command("the same command measures what is missing", extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     suite = load_suite(options.suite)
@@ -34,11 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quantity]]:
-    """(run, quantity) pairs, those of a run together, so that its weights are read once.
-
-    Raises:
-        UnknownName, SuiteError: there is no such run or quantity, or the suite cannot have it.
-    """
+    """(run, quantity) pairs, those of a run together, so that its weights are read once."""
     asked = [suite.paper.quantity(name) for name in options.quantity]
     for quantity in asked:
         if quantity.command:
@@ -69,9 +65,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         f"  {name}: {' '.join(q.name for q in find_paper(name).quantities if not q.command)}"
         for name in paper_names()
     )
-    parser = described_parser(
-        "measure", __doc__, as_written=True, epilog=f"quantities, by paper:\n{quantities}"
-    )
+    parser = described_parser("measure", __doc__, epilog=f"quantities, by paper:\n{quantities}")
     add = parser.add_argument
     add("quantity", nargs="+", help="what to measure; the list is below")
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")

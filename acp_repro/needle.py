@@ -11,28 +11,42 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common.command import choose_device, command, number, output_file, positive, run_command
+from .common.bounds import Share
+from .common.command import (
+    DEFAULT_CONTEXT_LENGTH,
+    bounded,
+    checkpoint_parser,
+    choose_device,
+    command,
+    existing,
+    output_file,
+    positive,
+    run_command,
+)
 from .common.errors import UsageError
-from .pipeline.papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
+from .explorer.checkpoint import Checkpoint
 
 
-@command()
+@command(extra="chain,bpe")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    _check_new(options.csv)
+    Checkpoint(options.checkpoint)  # before torch is imported
+    if options.csv and options.csv.exists():
+        raise UsageError(f"--csv: {options.csv} exists already; give another name, or delete it")
     device = choose_device(options.device)
 
     import pandas as pd
 
     from .common.files import write_text
-    from .pipeline.papers.acp.checkpoint_folder import Checkpoint, one_thread_if_small
+    from .generate import one_thread_if_small
+    from .pipeline.papers.acp.checkpoint_folder import TextCheckpoint
     from .pipeline.papers.acp.evaluation.catalogue import check_tokenizer
     from .pipeline.papers.acp.needle import trial
     from .pipeline.papers.acp.needle.haystack import checkpoint_haystacks
     from .pipeline.papers.acp.needle.prompt import hide, tokenise_needles
 
-    checkpoint = Checkpoint.find(options.checkpoint)
-    tokenizer = checkpoint.own_tokenizer()
+    checkpoint = TextCheckpoint(options.checkpoint)
+    tokenizer = checkpoint.require_tokenizer()
     check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, str(checkpoint.folder))
     needles = tokenise_needles(tokenizer.encode, tokenizer.bos_id, options.mode)
     longest = checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
@@ -60,7 +74,6 @@ def main(arguments: list[str] | None = None) -> int:
     table = pd.DataFrame(rows)
     print(trial.needle_table(table))
     if options.csv:
-        _check_new(options.csv)  # another process may have created it first
         table = table.assign(
             checkpoint=str(checkpoint.folder.resolve()),
             method="exact" if model.config.log_pruning_tolerance is None else "acp",
@@ -70,12 +83,6 @@ def main(arguments: list[str] | None = None) -> int:
         write_text(options.csv, table.to_csv(index=False))
         print(f"csv: {options.csv.resolve()}")
     return 0
-
-
-def _check_new(path: Path | None) -> None:
-    """No result is overwritten."""
-    if path and path.exists():
-        raise UsageError(f"--csv: {path} exists already; give another name, or delete it")
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -90,7 +97,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--depths",
-        type=number(0, 1),
+        type=bounded(Share),
         nargs="+",
         metavar="X",
         help="where the needle is, 0 to 1 (default: 0 0.25 0.5 0.75 1)",
@@ -104,6 +111,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--haystack",
+        type=existing,
         metavar="FILE|FOLDER",
         help="text to hide it in (default: the run's held-out text, else a book that comes with the project)",
     )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-
-from .common.command import command, run_command
-from .common.docs import plain
+from .common.command import command, described_parser, run_command
 from .pipeline.suite import load_suite
 
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m acp_repro.suite", description=plain(__doc__))
+    parser = described_parser("suite", __doc__)
     parser.add_argument("suite", nargs="?", default="cpu", help="a name in experiments/ or a YAML file")
     parser.add_argument("--names", action="store_true", help="print only the names of the runs")
     options = parser.parse_args(arguments)

@@ -12,15 +12,22 @@ import argparse
 import math
 
 from .common import files
-from .common.command import aligned, choose_device, command, output_file, positive, run_command
-from .common.docs import plain
-from .pipeline.errors import SuiteError
-from .pipeline.papers.acp.checkpoint_options import (
+from .common.command import (
+    CHECKPOINT,
     DEFAULT_CONTEXT_LENGTH,
-    WHAT,
     add_text_options,
-    log_epsilon,
+    aligned,
+    bounded,
+    choose_device,
+    command,
+    described_parser,
+    output_file,
+    positive,
+    run_command,
 )
+from .explorer.checkpoint import Checkpoint
+from .model.config import LogEpsilon
+from .pipeline.errors import SuiteError
 from .pipeline.papers.acp.settings import MeasureConfig
 from .pipeline.papers.acp.suite import FoXSuite
 from .pipeline.provenance import made_on, origin
@@ -40,7 +47,7 @@ _HEADER = (
 )
 
 
-@command()
+@command(extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     print(table((_of_checkpoint if options.checkpoint else _of_suite)(options)))
@@ -67,12 +74,13 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
 
 
 def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
-    from .pipeline.papers.acp.checkpoint_folder import Checkpoint
-    from .pipeline.papers.acp.checkpoint_run import TrainedCheckpoint
+    Checkpoint(options.checkpoint)  # before torch is imported
+    device = choose_device(options.device)
+
+    from .pipeline.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
     from .pipeline.papers.acp.measure.pruned_ratio import measure_epsilon_sweep
 
-    device = choose_device(options.device)
-    checkpoint = Checkpoint.find(options.checkpoint)
+    checkpoint = TextCheckpoint(options.checkpoint)
     print(f"text: {checkpoint.source(options.text, options.token_ids)}")
     length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
     tokens = max(length, options.tokens or (GPU_TOKENS if device.type == "cuda" else CPU_TOKENS))
@@ -110,11 +118,11 @@ def table(rows: list[dict]) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m acp_repro.sweep_epsilon", description=plain(__doc__))
+    parser = described_parser("sweep_epsilon", __doc__)
     add = parser.add_argument
     add(
         "--log-pruning-tolerance",
-        type=log_epsilon,
+        type=bounded(LogEpsilon),
         nargs="+",
         metavar="X",
         help="log epsilon, one or more (default: the suite's, or -1 -5 -10 -20 -40)",
@@ -126,7 +134,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--again", action="store_true", help="measure again even if up to date")
     of_checkpoint = parser.add_argument_group("any checkpoint")
     add = of_checkpoint.add_argument
-    add("--checkpoint", metavar="FOLDER", help=WHAT)
+    add("--checkpoint", metavar="FOLDER", help=CHECKPOINT)
     add_text_options(of_checkpoint)
     add(
         "--tokens",

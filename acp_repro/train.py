@@ -24,7 +24,7 @@ from .pipeline.run import Run
 from .pipeline.suite import load_suite
 
 
-@command("the same command continues from the newest checkpoint, if there is one")
+@command("the same command continues from the newest checkpoint, if there is one", extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     suite = load_suite(options.suite)
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     if ranks == 1 and (device.type == "cpu" or options.jobs is not None):
         devices = _in_turn(device)
         for group in plan.training_groups(suite, runs):
-            train_side_by_side(suite, group, devices, options.jobs, options.watch_every, options.tensorboard)
+            train_side_by_side(suite, group, devices, options.jobs)
         return 0
     ordered = [run for group in plan.training_groups(suite, runs) for run in group]
     return _train_one_by_one(suite, ordered, options)
@@ -82,13 +82,12 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
     from .common.errors import UserError
     from .pipeline.training.distributed import process_group, rank
     from .pipeline.training.side_by_side import NoMemory, train_one
-    from .pipeline.training.stopping import Stopped
+    from .pipeline.training.trainer import Stopped
 
     with process_group(options.device) as device:
         try:
             for run in runs:
-                watch = {"watch_every": options.watch_every, "tensorboard": options.tensorboard}
-                train_one(suite, run, device=device, **watch)
+                train_one(suite, run, device=device)
         except UserError as error:
             # All ranks raise these, so all exit, and the process group is closed properly. A lack of memory
             # may be of one rank; its launcher ends the others.
@@ -113,7 +112,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = described_parser(
         "train",
         __doc__,
-        as_written=True,
         epilog="Run folders are runs/SUITE/NAME; `python -m acp_repro.suite SUITE` lists the names.\n"
         "Each holds run.json (settings), metrics.jsonl (one line a step) and, when done, model/.\n"
         "Three settings under training in the suite's file can change at any time: compile,\n"
@@ -130,17 +128,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="runs side by side (default: on a CPU one a core, else 1); sharing a GPU makes timings "
         "incomparable",
-    )
-    add(
-        "--watch-every",
-        type=positive,
-        metavar="STEPS",
-        help="steps between measurements of each layer's pruned ratio (default: 100, fewer in a short run)",
-    )
-    add(
-        "--tensorboard",
-        action="store_true",
-        help="also write the metrics to RUN/tensorboard (needs: pip install -e '.[tensorboard]')",
     )
     return parser
 

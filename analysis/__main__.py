@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from acp_repro.common.command import command, run_command
-from acp_repro.common.docs import plain
+from acp_repro.common.command import command, plain, run_command
 
 from .drawing import draw
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,6 @@ import torch
 from acp_repro import benchmark_attention, benchmark_training, inspect, measure, sweep_epsilon, train
 from acp_repro.common import files
 from acp_repro.common.command import command
-from acp_repro.common.docs import plain
-from acp_repro.common.errors import UserError
 from acp_repro.pipeline import state
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training.run_folder import lock
@@ -38,15 +35,6 @@ def work(tmp_path_factory):
         yield folder
 
 
-@pytest.mark.parametrize("main", [measure.main, train.main, sweep_epsilon.main, benchmark_attention.main])
-def test_help_is_text_for_a_terminal(main, capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    shown = capsys.readouterr().out
-    assert "usage: python -m acp_repro." in shown and "``" not in shown
-    assert plain("as :func:`~a.b` says, ``make all``") == "as a.b says, make all"
-
-
 def start(*arguments, **environment):
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
@@ -61,44 +49,30 @@ def start(*arguments, **environment):
 
 
 @pytest.mark.parametrize(
-    ("main", "arguments"),
-    [
-        (train.main, ["--suite", "mini"]),
-        (measure.main, ["loss", "--suite", "mini", "--again"]),
-        (inspect.main, [f"runs/mini/{RUN}"]),
-        (sweep_epsilon.main, ["--suite", "mini", "--again"]),
-        (benchmark_attention.main, []),
-    ],
+    "main", [train.main, inspect.main, benchmark_attention.main], ids=lambda m: m.__module__
 )
-@pytest.mark.parametrize(
-    ("device", "message"),
-    [
-        ("gpu", "--device gpu: no such device; use cpu, cuda or cuda:1"),
-        ("cuda", "--device cuda: PyTorch finds no GPU here"),
-    ],
-)
-def test_a_device_that_is_not_there(work, capsys, main, arguments, device, message):
-    import torch
-
-    if device == "cuda" and torch.cuda.is_available():
-        pytest.skip("asks for a GPU that is not there: set CUDA_VISIBLE_DEVICES= to hide this one")
-    assert main([*arguments, "--device", device]) == 2
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there(work, capsys, main, device):
+    path = [f"runs/mini/{RUN}"] if main is inspect.main else []
+    assert main([*path, "--device", device]) == 2
     error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    assert error.startswith(f"error: --device {device}: ") and error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("main", "arguments"),
-    [
-        (benchmark_attention.main, ["--lengths", "0"]),
-        (train.main, ["--jobs", "no"]),
-        (train.main, ["--nproc", "0"]),
-    ],
-)
-def test_a_count_that_is_none(capsys, main, arguments):
+def test_a_count_that_is_none(capsys):
     with pytest.raises(SystemExit) as left:
-        main(arguments)
-    assert left.value.code == 2 and "is not a whole number of at least 1" in capsys.readouterr().err
+        train.main(["--jobs", "0"])
+    assert left.value.code == 2 and "0 is not a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_missing_libraries_are_named_all_at_once(work, monkeypatch, capsys):
+    for name in ("rich", "rich.console", "tqdm"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name not in ("rich", "tqdm") or None)
+    assert inspect.main([f"runs/mini/{RUN}"]) == 2
+    assert capsys.readouterr().err == (
+        "error: not installed: tqdm, rich; run `make setup` or `pip install '.[inspect]'` in the clone\n"
+    )
 
 
 @pytest.mark.parametrize("main", [benchmark_training.main, sweep_epsilon.main])
@@ -122,14 +96,7 @@ def test_one_process_measures_at_a_time(work):
     assert second.returncode == 0 and f"results/mini/{RUN}/throughput.csv" in output, error
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("acp_repro.measure", "loss", "--suite", "mini", "--run", RUN, "--again"),
-        ("acp_repro.inspect", f"runs/mini/{RUN}"),
-    ],
-)
-def test_ctrl_c_is_one_line(work, arguments):
+def test_ctrl_c_is_one_line(work):
     # Held up where it would load the weights, so that the signal comes in time.
     (work / "hold").mkdir(exist_ok=True)
     (work / "hold" / "sitecustomize.py").write_text(
@@ -142,7 +109,7 @@ def test_ctrl_c_is_one_line(work, arguments):
         "    return real(name, *rest, **more)\n"
         "builtins.__import__ = slow\n"
     )
-    process = start(*arguments, PYTHONPATH=f"{work / 'hold'}{os.pathsep}{ROOT}")
+    process = start("acp_repro.inspect", f"runs/mini/{RUN}", PYTHONPATH=f"{work / 'hold'}{os.pathsep}{ROOT}")
     assert process.stdout.readline() == "held\n"
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
@@ -165,84 +132,22 @@ def test_a_full_disk_leaves_the_old_record_and_no_other_file(work, monkeypatch, 
     assert (folder / "loss.csv").read_bytes() == before and sorted(folder.iterdir()) == listed
 
 
-def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
-    link, real, pipe = tmp_path / "link", tmp_path / "real", tmp_path / "pipe"
+def test_a_link_stays_one_and_an_error_names_the_file(tmp_path):
+    link, real = tmp_path / "link", tmp_path / "real"
     link.symlink_to(real)
     files.write_text(link, "through")
     assert link.is_symlink() and real.read_text() == "through"
-    os.mkfifo(pipe)
-    with ThreadPoolExecutor() as other:
-        text = other.submit(pipe.read_text)
-        files.write_text(pipe, "into it")
-        assert text.result(60) == "into it" and pipe.is_fifo()
-    program = "from acp_repro.common.files import write_text; write_text('/dev/stdout', 'printed')"
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "printed"
     with pytest.raises(OSError, match="No space left on device: .*/link"), files.replacing(link):
         raise type("SafetensorError", (Exception,), {})("I/O error (os error 28)")
     with pytest.raises(FileNotFoundError, match="/no/input"), files.replacing(link):
         Path("/no/input").read_text()  # not the file that is written
-    assert real.read_text() == "through" and sorted(tmp_path.iterdir()) == [link, pipe, real]
-
-
-def test_what_is_no_mistake_of_the_user_keeps_its_traceback():
-    def broken(arguments):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        command()(broken)([])
-
-    def refused(arguments):
-        raise UserError("too late")
-
-    assert command()(refused)([]) == 1
+    assert real.read_text() == "through" and sorted(tmp_path.iterdir()) == [link, real]
 
 
 def test_a_pipe_that_closes_early_is_no_error():
     line = f"{sys.executable} -m acp_repro.suite paper | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.startswith("paper: ") and not done.stderr and done.returncode == 0
-    many = (  # 76 kB, of which a pipe holds 64
-        "import sys; sys.argv = ['plan', '--suite', 'paper']; sys.path.insert(0, '.'); "
-        "from acp_repro import plan; from acp_repro.common.command import run_command; "
-        "[plan.main([]) for _ in range(12)]; run_command(plan.main)"
-    )
-    done = subprocess.run(
-        ["bash", "-c", f'{sys.executable} -c "{many}" | head -1'], cwd=ROOT, capture_output=True, text=True
-    )
-    assert "Traceback" not in done.stderr
-
-
-def test_a_terminal_without_a_character_gets_its_escape():
-    code = "from acp_repro.common.command import run_command; run_command(lambda: print('λ'))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == (0, "\\u03bb\n"), done.stderr
-
-
-def test_more_ranks_than_the_machine_has(work, capsys):
-    import torch
-
-    gpus = torch.cuda.device_count()
-    assert train.main(["--suite", "mini", "--nproc", str(gpus + 2)]) == 2
-    error = capsys.readouterr().err
-    assert ("no GPU here" in error or f"this machine has {gpus} GPUs" in error) and error.count("\n") == 1
-
-
-def test_gpus_are_taken_in_turn_or_as_named(work, monkeypatch, capsys):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    named = [str(device) for device in train._in_turn(torch.device("cuda"))]
-    assert named == ["cuda:0", "cuda:1", "cuda:2"]
-    assert train._in_turn(torch.device("cuda:1")) == [torch.device("cuda:1")]
-    assert train._in_turn(torch.device("cpu")) == [torch.device("cpu")]
-    assert train.main(["--suite", "mini", "--nproc", "2", "--jobs", "2"]) == 2
-    assert "one of them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -258,50 +163,21 @@ def test_runs_of_a_file_elsewhere_train_side_by_side_as_alone_and_leave_nothing_
         assert weights[0].read_bytes() == weights[1].read_bytes()
     assert f"--suite {file}" in (work / "runs" / mine / RUN / "run.json").read_text()
     assert measure.main(["loss", "--suite", file, "--run", RUN]) == 0
-    small = ["--lengths", "64", "--rivals", "--repeats", "1", "--device", "cpu"]
-    assert benchmark_attention.main([*small, "--suite", file]) == 0
-    assert {path.name for path in (work / "results" / mine).iterdir()} == {RUN, "benchmark"}
     assert sorted(path.stem for path in tmp_path.iterdir()) == [mine]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])  # without --jobs a GPU goes another way
-def test_a_run_that_does_not_fit_in_memory_is_one_line(work, capsys, monkeypatch, device):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB")
-
-    write_suite(work, name="large")
-    monkeypatch.setattr("acp_repro.pipeline.training.side_by_side.train", full)
-    monkeypatch.setattr(train, "choose_device", lambda _: torch.device(device))
-    assert train.main(["--suite", "large", "--run", RUN, "--device", "cpu"]) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith(
-        f"error: {RUN} does not fit in the GPU's memory (it tried to allocate 2.00 GiB)."
-    )
-    assert "(--jobs)" in lines[0] and "micro_batch_... in experiments/large.yaml" in lines[0]
-
-
 @pytest.mark.parametrize(
-    ("error", "wanted"),
-    [
-        (
-            RuntimeError("can't allocate memory: you tried to allocate 51200000000 bytes."),
-            ": 47.7 GiB at once",
-        ),
-        (torch.OutOfMemoryError("Tried to allocate 2.50 GiB. GPU 0 has 79 GiB"), ": 2.50 GiB at once"),
-        (torch.OutOfMemoryError("the cache needs more: take fewer"), ": the cache needs more: take fewer"),
-        (RuntimeError("CUDA error: out of memory"), ": CUDA error: out of memory"),
-        (MemoryError(), ""),
-    ],
+    "error",
+    [RuntimeError("can't allocate memory: 9 bytes"), torch.OutOfMemoryError("9 GiB\nmore"), MemoryError()],
 )
-def test_memory_that_runs_out_is_one_line(capsys, error, wanted):
+def test_memory_that_runs_out_is_one_line(capsys, error):
     @command()
     def main(arguments):
         raise error
 
     assert main() == 1
-    line = f"error: there is not enough memory{wanted}; make what was asked for smaller\n"
-    assert capsys.readouterr().err == line
+    line = capsys.readouterr().err
+    assert line.startswith("error: there is not enough memory; make") and line.count("\n") == 1
 
 
 def test_what_trains_side_by_side_ends_with_its_command(work):
@@ -389,16 +265,6 @@ def wait_until(true, seconds):
     while not true():
         assert time.monotonic() < end
         time.sleep(0.1)
-
-
-@pytest.mark.slow
-def test_ranks_that_cannot_share_a_step_are_refused_in_one_line(work):
-    ranks = start("acp_repro.train", "--suite", "mini", "--run", EXACT, "--nproc", "3", "--device", "cpu")
-    _, error = ranks.communicate(timeout=120)
-    assert ranks.returncode == 1
-    lines = [line for line in error.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and "3 ranks cannot share the 2 micro-batches" in lines[0]
-    assert "Traceback" not in error and "ChildFailedError" not in error
 
 
 def test_ranks_of_one_machine_are_started_by_the_command(work):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 from acp_repro.attention import forgetting_attention
@@ -45,10 +42,3 @@ def test_own_model_learns_with_pruning_on():
         layer.log_pruning_tolerance = None
     with torch.no_grad():
         torch.testing.assert_close(model(batch), logits, atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_own_model_runs_as_a_script():
-    script = [sys.executable, str(EXAMPLES / "own_model.py")]
-    done = subprocess.run(script, capture_output=True, text=True, check=True)
-    assert "nats a token" in done.stdout and not done.stderr

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acp_repro.generate import DEFAULT_PROMPT, StopText, main, stream_text
-from acp_repro.pipeline.data import BPETokenizer, ByteTokenizer
-from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.model import BPETokenizer, ByteTokenizer
 
 ROOT = Path(__file__).parent.parent
 PRETRAINED = str(ROOT / "pretrained" / "pro-3m-4k-acp")
@@ -57,13 +56,6 @@ def test_characters_come_whole_by_byte_pairs(bpe):
         check_pieces(bpe, text)
 
     check()
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 255), max_size=24))
-def test_broken_bytes_pass_and_nothing_is_lost(ids):
-    pieces = list(stream_text(ByteTokenizer(), ids))
-    assert "".join(pieces) == bytes(ids).decode(errors="replace")
 
 
 @settings(deadline=None)
@@ -113,31 +105,15 @@ def test_it_stops_at_text_and_at_tokens(bpe, capsys):
     assert whole.startswith(shorter) and len(shorter) < len(whole)
 
 
-def test_a_prompt_past_the_context_of_training_is_noted(monkeypatch, capsys):
-    monkeypatch.setattr(Checkpoint, "context_length", 2)
-    assert main([PRETRAINED, "--prompt", "It was long ago", "--max-new-tokens", "1"]) == 0
-    assert "and the model was trained on 2" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "no such folder"),
+        (["nowhere"], "nowhere holds no config.json"),
         ([PRETRAINED, "--stop", "999999"], "a number is a token id, and the model's are 0 to 4095"),
-        ([PRETRAINED, "--stop", ""], "no text stops nothing"),
-        ([PRETRAINED, "--device", "gpu"], "gpu"),
-        (["no-tokenizer"], "has no tokenizer.json"),
-        pytest.param(
-            [PRETRAINED, "--device", "cuda"],
-            "PyTorch finds no GPU here",
-            marks=pytest.mark.skipif(
-                torch.cuda.is_available(), reason="set CUDA_VISIBLE_DEVICES= to hide the GPU"
-            ),
-        ),
+        (["no-tokenizer"], "has 4096 token ids and no tokenizer.json"),
     ],
 )
 def test_errors_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     monkeypatch.chdir(tmp_path)
     shutil.copytree(PRETRAINED, "no-tokenizer", ignore=shutil.ignore_patterns("tokenizer.json"))
     assert main(arguments) == 2
@@ -146,18 +122,9 @@ def test_errors_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--temperature", "-1"],
-        ["--top-p", "0"],
-        ["--top-p", "2"],
-        ["--top-k", "0"],
-        ["--seed", "-1"],
-        ["--seed", "9" * 20],
-        ["--prompt", "\udcff"],
-    ],
+    "option", ["--temperature=-1", "--top-p=0", "--top-p=2", "--top-k=0", "--seed=-1", f"--seed={10**20}"]
 )
-def test_impossible_options_are_refused(arguments, capsys):
+def test_impossible_options_are_refused(option, capsys):
     with pytest.raises(SystemExit) as raised:
-        main([PRETRAINED, *arguments])
-    assert raised.value.code == 2 and arguments[0] in capsys.readouterr().err
+        main([PRETRAINED, option])
+    assert raised.value.code == 2 and option.partition("=")[0] in capsys.readouterr().err

@@ -8,10 +8,10 @@ import torch
 
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.reference import attention_scores, decay_bias, kept_entries
-from acp_repro.explorer import explore
-from acp_repro.explorer.heads import inspect_heads
-from acp_repro.explorer.looking import NotToBeLookedAt, look
-from acp_repro.explorer.weights import cell_tokens, head_weights
+from acp_repro.common.errors import UsageError
+from acp_repro.explorer import explore, weights
+from acp_repro.explorer.heads import inspect_heads, weigh_heads
+from acp_repro.explorer.weights import head_weights
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.capture import attention_inputs
 
@@ -20,8 +20,8 @@ def small_model(architecture="pro", heads=2, **settings):
     """Two layers; the first head of each forgets fast, the last hardly at all."""
     torch.manual_seed(0)
     shape = {"vocab_size": 257, "hidden_size": 16 * heads, "num_hidden_layers": 2, "num_heads": heads}
-    settings = {"log_pruning_tolerance": -10.0} | settings
-    model = FoXForCausalLM(getattr(FoXConfig, architecture)(**shape, **settings))
+    settings = {"log_pruning_tolerance": -10.0} | shape | settings
+    model = FoXForCausalLM(getattr(FoXConfig, architecture)(**settings))
     with torch.no_grad():
         for block in model.model.layers:
             block.attn.fgate_proj.bias.copy_(torch.linspace(-3.0, 9.0, heads))
@@ -81,19 +81,20 @@ def test_every_sum_is_that_of_the_dense_matrix(length, cell, rows, gate, dtype):
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
 def test_heads_are_those_that_the_model_multiplies_and_kinds_those_of_inspect(architecture):
     model, ids = small_model(architecture), torch.randint(0, 257, (3, 300))
-    seen = look(model, ids.split(2))
+    found = weigh_heads(model, ids.split(2))
     expected = inspect_heads(model, ids.split(2))
-    pd.testing.assert_frame_equal(seen.table[expected.columns], expected)
-    assert [(h.layer, h.head) for h in seen.heads] == [*zip(expected["layer"], expected["head"], strict=True)]
-    assert torch.equal(seen.input_ids, ids[0]) and seen.length == 300 and seen.cell == 2
+    pd.testing.assert_frame_equal(found.table[expected.columns], expected)
+    order = [*zip(expected["layer"], expected["head"], strict=True)]
+    assert [(head.layer, head.head) for head in found.heads] == order
+    assert torch.equal(found.input_ids, ids[0]) and found.length == 300 and found.cell == 2
     inputs = attention_inputs(model, ids[:1])
-    for row, head in zip(seen.table.itertuples(), seen.heads, strict=True):
+    for row, head in zip(found.table.itertuples(), found.heads, strict=True):
         of_layer = inputs[head.layer]
         exact = dense(of_layer.q[0, head.head], of_layer.k[0, head.head], of_layer.log_fgate[0, head.head])
         sampled = torch.arange(0, 300, 7)
         weights, _ = exact[sampled].topk(8)
         torch.testing.assert_close(head.weights.weights[sampled].double(), weights, rtol=1e-4, atol=1e-7)
-        assert torch.equal(head.weights.boundary, of_layer.boundary(*seen.grid)[0, head.head])
+        assert torch.equal(head.weights.boundary, of_layer.boundary(*found.grid)[0, head.head])
         assert row.strongest_weight == pytest.approx(float(exact.amax(1).mean()), rel=1e-4)
         assert row.first_token_weight == pytest.approx(float(exact[:, 0].mean()), rel=1e-4)
         assert row.largest_pruned_mass <= math.exp(-10)
@@ -103,27 +104,8 @@ def test_heads_are_those_that_the_model_multiplies_and_kinds_those_of_inspect(ar
         assert abs(row.map_x) <= 1 and abs(row.map_y) <= 1
 
 
-def test_grouped_heads_read_the_keys_that_they_share():
-    from acp_repro.explorer.looking import _heads_of_layer
-    from acp_repro.model.capture import AttentionInputs
-
-    torch.manual_seed(2)
-    q, k = torch.randn(1, 4, 200, 16), torch.randn(1, 2, 200, 16)
-    gates = torch.nn.functional.logsigmoid(3 + torch.randn(1, 4, 200))
-    inputs = AttentionInputs(q, k, k, gates, torch.full((4,), -12.0))
-    for head in _heads_of_layer(0, inputs, 1):
-        exact = dense(q[0, head.head], k[0, head.head // 2], gates[0, head.head])
-        torch.testing.assert_close(head.weights.weights.double(), exact.topk(8)[0], rtol=1e-4, atol=1e-7)
-
-
-def test_squares_cut_any_length_into_256_or_fewer():
-    assert [cell_tokens(n) for n in (1, 256, 257, 4096, 16384, 16385, 65536)] == [1, 1, 2, 16, 64, 128, 256]
-
-
 @pytest.mark.parametrize("cell", [16, 1024])
 def test_memory_is_that_of_the_rows_and_not_of_the_square(monkeypatch, cell):
-    from acp_repro.explorer import weights
-
     largest, length = 0, 4096
     new_empty = torch.Tensor.new_empty
 
@@ -140,23 +122,12 @@ def test_memory_is_that_of_the_rows_and_not_of_the_square(monkeypatch, cell):
     assert 0 < largest <= weights.CHUNK_SCORES_CPU
 
 
-def test_what_cannot_be_looked_at_is_one_line(monkeypatch):
-    from acp_repro.explorer import looking
-
+def test_tokens_that_are_not_the_models_are_refused():
     model = small_model()
-    with pytest.raises(NotToBeLookedAt, match="127 tokens are fewer than two blocks of 64"):
-        look(model, [torch.zeros(1, 127, dtype=torch.long)])
-    with pytest.raises(ValueError, match="no batch"):
-        look(model, [])
     for tokens, message in (
         ([0, 257], "token id 257 is not from 0 to 256; take the tokenizer"),
         (torch.full((2, 200), -1), "token id -1 is not from 0 to 256"),
         *((tokens, "tokens must be ids, .*encode a text") for tokens in ("a text", [], [0.5], [[0], [1, 2]])),
     ):
-        with pytest.raises(NotToBeLookedAt, match=message):
+        with pytest.raises(UsageError, match=message):
             explore(model, tokens)
-    with pytest.raises(KeyError, match="no head 0 in layer 9: layers are 0 to 1, heads 0 to 1"):
-        look(model, [torch.zeros(1, 128, dtype=torch.long)]).head(9, 0)
-    monkeypatch.setattr(looking, "_free_bytes", lambda device: 10**6)
-    with pytest.raises(NotToBeLookedAt, match=r"200 tokens need about 0\.0 GB of memory on cpu, and 0\.0 GB"):
-        look(model, [torch.zeros(1, 200, dtype=torch.long)])

@@ -2,19 +2,10 @@
 
 import difflib
 import os
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from acp_repro import inspect as inspect_command
-from acp_repro import train as train_command
-from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
-from tests.suites import YAML, write_suite
 
 REASON = "nbclient and ipykernel run notebooks: pip install -e '.[notebooks]'"
 nbformat = pytest.importorskip("nbformat", reason=REASON)
@@ -25,10 +16,6 @@ from notebooks import refresh  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 NAMES = [path.stem for path in refresh.NOTEBOOKS]
-HEADS, MODEL = "04_exploring_heads", "pretrained/pro-3m-4k-acp"
-LAP, RETENTION = "06_learnable_attention_pruning", "05_adaptive_retention"
-PICTURES = {"01_forget_gates": 2, "02_pruning_threshold": 4, "03_boundary_search": 3, HEADS: 2}
-PICTURES |= {RETENTION: 5, LAP: 5}
 
 
 def by_cell(notebook) -> dict[str, list]:
@@ -45,9 +32,6 @@ def text(outputs) -> str:
     return "".join(output.get("text", "") for output in outputs)
 
 
-# ---- what is stored ------------------------------------------------------------------------
-
-
 def read(name: str):
     return nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
 
@@ -58,87 +42,9 @@ def test_what_is_stored_is_what_the_code_showed(name):
     assert refresh.is_stored(path), f"python notebooks/refresh.py {path}"
     notebook = read(name)
     nbformat.validate(notebook)
-    shown = [output for outputs in by_cell(notebook).values() for output in outputs]
-    assert kinds(shown).count("image/png") == PICTURES[name]
     ids = [cell.id for cell in notebook.cells]
     assert len(set(ids)) == len(ids) and all(i.startswith(name[:2]) for i in ids)
     assert path.read_text(encoding="utf-8") == nbformat.writes(refresh.tidy(notebook)) + "\n"
-
-
-def test_each_has_a_number_of_its_own_and_they_are_small():
-    numbers = [name[:2] for name in NAMES]
-    assert len(set(numbers)) == len(numbers) and all(map(str.isdecimal, numbers))
-    assert sum(path.stat().st_size for path in refresh.NOTEBOOKS) < refresh.MOST_BYTES
-
-
-def changed_code(cell):
-    cell.source += "\nprint()"
-
-
-def changed_output(cell):
-    cell.outputs = cell.outputs[:-1]
-
-
-@pytest.mark.parametrize("change", [changed_code, changed_output])
-def test_code_and_outputs_only_change_together(tmp_path, change):
-    notebook = read("02_pruning_threshold")
-    change(next(cell for cell in notebook.cells if cell.get("outputs")))
-    path = tmp_path / "changed.ipynb"
-    nbformat.write(notebook, path)
-    command = [sys.executable, ROOT / "notebooks" / "refresh.py", "--check"]
-    done = subprocess.run([*command, path], capture_output=True, text=True)
-    assert done.returncode == 1 and str(path) in done.stdout
-    done = subprocess.run([*command, *refresh.NOTEBOOKS], capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stdout
-
-
-def showing(*outputs, tags=()):
-    cell = nbformat.v4.new_code_cell("...", outputs=list(outputs), metadata={"tags": list(tags)})
-    return nbformat.v4.new_notebook(cells=[cell])
-
-
-def stream(text, name="stdout"):
-    return nbformat.v4.new_output("stream", name=name, text=text)
-
-
-def test_what_differs_from_run_to_run_is_not_stored():
-    def run(address, uuid, cut):
-        words = "It was a dark night\n"
-        return showing(
-            stream(words[:cut]),
-            stream(words[cut:]),
-            nbformat.v4.new_output(
-                "display_data",
-                {
-                    "text/plain": f"<Styler at 0x{address}>",
-                    "text/html": f"#T_{uuid}_row0 {{}} <p id='T_{uuid}'>",
-                },
-            ),
-            nbformat.v4.new_output(
-                "display_data", {refresh.WIDGET: {"model_id": uuid}, "text/plain": "HBox"}
-            ),
-        )
-
-    first, second = (refresh.tidy(run(*of)) for of in (("7f01", "a1b2c", 3), ("7f02", "0f0e1", 9)))
-    assert by_cell(first).popitem()[1] == by_cell(second).popitem()[1]
-    timed = refresh.tidy(showing(stream("3.1 ms"), tags=[refresh.TAG]))
-    assert not by_cell(timed).popitem()[1]
-
-
-@pytest.mark.parametrize(
-    "output",
-    [
-        stream(f"trained {ROOT / 'runs'}\n"),
-        stream("UserWarning\n", "stderr"),
-        nbformat.v4.new_output("error", ename="E", evalue="no", traceback=[]),
-    ],
-)
-def test_paths_warnings_and_errors_are_refused(output):
-    with pytest.raises(refresh.NotStorable):
-        refresh.tidy(showing(output))
-
-
-# ---- what runs -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -146,82 +52,16 @@ def project(tmp_path, monkeypatch):
     """What a notebook finds in a clone without runs, figures and weights."""
     for name in ("notebooks", "experiments"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    for name in ("acp_repro", "analysis", "pyproject.toml"):
+    for name in ("acp_repro", "analysis", "pretrained", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.setenv("ACP_REPRO_CACHE", os.environ.get("ACP_REPRO_CACHE", str(ROOT / "cache")))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     return tmp_path
 
 
-def execute(project: Path, name: str, start: str = "notebooks") -> dict[str, list]:
-    """The outputs of each cell; the kernel starts in ``start``."""
-    return by_cell(refresh.execute(project / "notebooks" / f"{name}.ipynb", project / start))
-
-
-def small_model(project: Path) -> None:
-    """Weights that nobody trained, whose tokens are bytes, in place of the model that comes along."""
-    torch.manual_seed(0)
-    config = FoXConfig.llama(
-        vocab_size=257, hidden_size=32, num_hidden_layers=1, num_heads=2, log_pruning_tolerance=None
-    )
-    save_pretrained(FoXForCausalLM(config), project / MODEL)
-
-
-def edit_cell(project: Path, cell: str, pattern: str, line: str) -> None:
-    """Another line for the one of the notebook of heads that a pattern matches."""
-    path = project / "notebooks" / f"{HEADS}.ipynb"
-    notebook = nbformat.read(path, as_version=4)
-    (found,) = (c for c in notebook.cells if c.id == cell)
-    found.source, count = re.subn(pattern, line, found.source, flags=re.M)
-    assert count == 1
-    nbformat.write(notebook, path)
-
-
-def test_heads_are_those_of_inspect(project, capsys):
-    """The model's own length, and as much text: at a quarter of the length other heads are local."""
-    small_model(project)
-    path = project / "notebooks" / f"{HEADS}.ipynb"
-    notebook = nbformat.read(path, as_version=4)
-    last = next(i for i, cell in enumerate(notebook.cells) if cell.id == "04-06")
-    notebook.cells = notebook.cells[: last + 1]
-    nbformat.write(notebook, path)
-    shown = text(execute(project, HEADS)["04-06"])
-    assert inspect_command.main([str(project / MODEL)]) == 0
-    said = capsys.readouterr().out
-    sequences, length, pruned, allowed = re.match(
-        r"(\d+) sequences of ([\d,]+) tokens; ([\d.]+%) .* allows ([\d.]+%)", shown
-    ).groups()
-    tokens = int(sequences) * int(length.replace(",", ""))
-    assert f"{tokens:,} tokens in sequences of {length}," in said
-    assert f"pruned  {pruned} of all blocks (the grid allows {allowed})" in said
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_square_of_the_length(project):
-    """Whole matrices of 16k tokens took 23 GB."""
-    small_model(project)
-    edit_cell(project, "04-06", r"^length = .*$", "length = 16_384")
-    path = project / "notebooks" / f"{HEADS}.ipynb"
-    notebook = nbformat.read(path, as_version=4)
-    peak = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # kB"
-    notebook.cells.append(nbformat.v4.new_code_cell(peak, id="04-peak"))
-    nbformat.write(notebook, path)
-    cells = execute(project, HEADS)
-    assert "2 sequences of 16,384 tokens" in text(cells["04-06"])
-    (shown,) = cells["04-08"]
-    assert shown["data"]["text/html"].startswith("<iframe")
-    assert kinds(cells["04-10"]).count("image/png") == kinds(cells["04-12"]).count("image/png") == 1
-    assert int(text(cells["04-peak"])) < 2_000_000
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_shows_what_is_stored(project, name):
-    needs = {LAP: ("transformers", "shap"), RETENTION: ("transformers",)}.get(name, ())
-    for library in needs:
-        pytest.importorskip(library, reason="pip install -e '.[lap,retention]'")
-    if name in (HEADS, LAP, RETENTION):
-        (project / "pretrained").symlink_to(ROOT / "pretrained")
     start = "." if name.startswith("02") else "notebooks"
     before = set(project.iterdir())
     new = by_cell(refresh.tidy(refresh.execute(project / "notebooks" / f"{name}.ipynb", project / start)))
@@ -240,16 +80,3 @@ def test_it_shows_what_is_stored(project, name):
     )
     assert difflib.SequenceMatcher(None, first, second, autojunk=False).ratio() > 0.7
     assert set(project.iterdir()) - before <= {project / "ipython"}
-
-
-@pytest.mark.slow
-def test_heads_of_a_run_of_the_suite(project, monkeypatch):
-    yaml = YAML.replace("[128]", "[256]").replace("micro_batch_tokens: 128", "micro_batch_tokens: 256")
-    monkeypatch.chdir(project)
-    monkeypatch.setenv("ACP_REPRO_CACHE", str(project / "cache"))
-    write_suite(project, yaml, "cpu")  # so that the run folder is runs/cpu/...
-    assert train_command.main(["--suite", "cpu", "--run", "pro-tiny-256-acp"]) == 0
-    edit_cell(project, "04-06", r"^folder = .*$", 'folder = "runs/cpu/pro-tiny-256-acp"')
-    cells = execute(project, HEADS)
-    assert "sequences of 256 tokens" in text(cells["04-06"])
-    assert kinds(cells["04-12"]).count("image/png") == 1

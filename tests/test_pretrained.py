@@ -12,7 +12,7 @@ from acp_repro import train as train_command
 from acp_repro.measure import main as measure
 from acp_repro.model import load_pretrained
 from acp_repro.pipeline.suite import load_suite
-from acp_repro.pipeline.training.run_folder import TrainingError, is_done
+from acp_repro.pipeline.training.run_folder import is_done
 from analysis import drawing
 from scripts import publish
 from tests.suites import YAML, write_suite
@@ -40,14 +40,6 @@ def published(tmp_path_factory):
         assert train_command.main(["--suite", "mini", "--run", RUN]) == 0
         assert measure(["loss", "pruned_ratio", "--suite", "mini", "--run", RUN]) == 0
         assert publish.main(["--suite", "mini", "--run", RUN]) == 0
-        # What is refused leaves the folder that was there as it was, and nothing beside it.
-        (there := Path("elsewhere") / RUN).mkdir(parents=True)
-        (there / "model.safetensors").write_text("before")
-        patch.setattr(publish, "LARGEST_BYTES", 1000)
-        with pytest.raises(TrainingError, match="bytes of weights, more than 1,000"):
-            publish.publish(load_suite("mini"), load_suite("mini").run(RUN), there)
-        assert (there / "model.safetensors").read_text() == "before"
-        assert [*there.parent.iterdir()] == [there] and len([*there.iterdir()]) == 1
         trained = load_pretrained(Path("runs/mini") / RUN / "model")
         shutil.rmtree("runs")
         yield trained

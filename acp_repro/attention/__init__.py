@@ -13,8 +13,9 @@ import math
 import torch
 from torch import Tensor
 
-from .backends import HAS_TRITON, NEEDS_TRITON, Backend, choose_implementation, kernels, named
+from .backends import HAS_TRITON, NEEDS_TRITON, Backend, choose_implementation, find_backend, kernels
 from .checks import (
+    AttentionCall,
     check_arguments,
     check_packing,
     check_scale,
@@ -24,7 +25,7 @@ from .checks import (
     threshold_tensor,
 )
 from .decay import MOST_BETWEEN_DOCUMENTS, cut_documents, documents_threshold
-from .decoding import check_decode_arguments, decode
+from .decoding import check_decode_arguments, decode_op, run_decode
 from .kvcache import PagedKVCache
 from .op import attend
 from .threshold import (
@@ -50,13 +51,7 @@ __all__ = [
 def why(
     q: Tensor, k: Tensor, v: Tensor, *, head_first: bool = False, window_size: int | None = None
 ) -> str | None:
-    """The reason why a call with these tensors does not run on the fastest kernels of this package.
-
-    The fastest kernels are the forward for any GPU and the backward for Hopper GPUs, which takes any
-    gradient.
-
-    Args:
-        q, k, v, head_first, window_size: as in :func:`forgetting_attention`, with the same shapes and dtypes.
+    """Why a call with these arguments of :func:`forgetting_attention` does not run on the fastest kernels.
 
     Returns:
         The reason in one line, or None if the call runs on the fastest kernels.
@@ -68,7 +63,7 @@ def why(
     if not head_first:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     grid = pruning_grid("triton", q.shape[-1], q.dtype)
-    return kernels().why_portable(q, k, v, *grid, window_size=_window_that_hides(window_size, k.shape[2]))
+    return kernels().why_portable(q, k, v, *grid, window_size=_effective_window(window_size, k.shape[2]))
 
 
 def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -87,7 +82,7 @@ def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tupl
         ValueError: ``implementation`` is another name. ``"auto"`` has no grid of its own, because it depends
             on the device: :func:`choose_implementation` gives the name that it stands for.
     """
-    return named(implementation).block_sizes(head_dim, dtype)
+    return find_backend(implementation).block_sizes(head_dim, dtype)
 
 
 def forgetting_attention(
@@ -149,15 +144,15 @@ def forgetting_attention(
             ``implementation="reference"`` has both. ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap``
             work with all.
     """
-    dtypes = (named(implementation, "auto") or Backend).dtypes
+    dtypes = (find_backend(implementation, "auto") or Backend).dtypes
     check_arguments(q, k, v, log_fgate, head_first=head_first, seq_start=seq_start, dtypes=dtypes)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
-    named(implementation).check(q.device)
+    find_backend(implementation).check(q.device)
     if not head_first:
         q, k, v, log_fgate = (x.transpose(1, 2) for x in (q, k, v, log_fgate))
     sm_scale = check_scale(sm_scale, q.shape[-1])
-    window_size = _window_that_hides(window_size, k.shape[2])
+    window_size = _effective_window(window_size, k.shape[2])
     if cu_seqlens is not None:
         check_packing(cu_seqlens, q, k, seq_start)
         if reads_values(q) and q.numel():
@@ -185,8 +180,9 @@ def forgetting_attention(
         out = q + (k.sum() + v.sum() + log_fgate.sum()).to(q.dtype) * 0
         start_index = torch.zeros((*q.shape[:2], 0), dtype=torch.int32, device=q.device)
     else:
-        arguments = (q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size)
-        out, start_index = attend(*arguments)
+        out, start_index = attend(
+            AttentionCall(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size)
+        )
     if seq_start is not None:
         out = out.masked_fill(padded_q, 0.0)  # it is 0; its gradient may be anything
     out = out if head_first else out.transpose(1, 2)
@@ -220,41 +216,45 @@ def forgetting_attention_with_kvcache(
         cache: keys, values and decays, see :class:`PagedKVCache`. A row may hold fewer than seqlen_q tokens,
             also none: its first queries then stand for no token and give 0.
         start_block: (batch, heads) int32, changed in place.
-        seq_start: (batch,) int64, the first real token of left-padded rows.
-        window_size: keys that each query sees at most, its own included, as in :func:`forgetting_attention`.
-            ``start_block`` moves past the blocks that are wholly before the window of the oldest query.
-        sm_scale: default ``1 / sqrt(head_dim)``.
+        seq_start, window_size, sm_scale, implementation: as in :func:`forgetting_attention`. ``start_block``
+            moves past the blocks that are wholly before the window of the oldest query.
         adaptive_threshold: delta, at most 0: a number or a tensor broadcastable to (batch, heads). None skips
             nothing more.
-        implementation: ``"auto"``, ``"reference"``, ``"blockwise"`` or ``"triton"``.
 
     Returns:
         out, shaped and typed like q; 0 for queries before ``seq_start``. No gradients.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; the message names it and what is right. Values are
-            checked as in :func:`forgetting_attention`.
+        TypeError, ValueError: as :func:`forgetting_attention` does.
     """
     q = (q if head_first else q.transpose(1, 2)).resolve_neg()
     check_decode_arguments(q, cache, start_block, seq_start, implementation)
     sm_scale, window_size = check_scale(sm_scale, q.shape[-1]), check_window(window_size)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
-    named(implementation).check(q.device)
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        arguments = (q, cache, start_block, adaptive_threshold, seq_start, sm_scale, implementation)
-        out = decode(*arguments, window_size)
+    find_backend(implementation).check(q.device)
+    if not q.numel():
+        out = torch.empty_like(q)
+    else:
+        threshold = None
+        if adaptive_threshold is not None:
+            threshold = threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
+        # Compiled code needs an operator, because the work depends on numbers that it cannot know.
+        run = decode_op if torch.compiler.is_compiling() else run_decode
+        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+            options = (threshold, seq_start, sm_scale, implementation, window_size)
+            out = run(q, *cache, start_block, *options)
     return out if head_first else out.transpose(1, 2)
 
 
 def _longest_document_gain(cu_seqlens: Tensor, length: int) -> Tensor:
-    """How much delta rises because no row has more keys than the longest document. The host does not wait for
-    the GPU. Rounded down, so that the proof's inequality holds."""
+    """How much delta rises because no row has more keys than the longest document."""
+    # Rounded down, so that the proof's inequality holds.
     longest = cu_seqlens.diff().amax().clamp(min=1).double()
     return ((length / longest).log() * (1 - 2**-20)).float()
 
 
-def _window_that_hides(window_size: int | None, seqlen_k: int) -> int | None:
+def _effective_window(window_size: int | None, seqlen_k: int) -> int | None:
     """``window_size``, or None if it holds every key."""
     window_size = check_window(window_size)
     return None if window_size is None or window_size >= seqlen_k else window_size
@@ -262,15 +262,8 @@ def _window_that_hides(window_size: int | None, seqlen_k: int) -> int | None:
 
 def _resolve_threshold(adaptive_threshold, q: Tensor, k: Tensor, sm_scale: float) -> Tensor | None:
     """`adaptive_threshold` as (B, H) float32, or None for exact attention. q, k are head-first."""
+    if isinstance(adaptive_threshold, str) and adaptive_threshold == "auto":
+        return threshold_from_norms(q, k, sm_scale) if q.numel() else None
     if adaptive_threshold is None:
         return None
-    if isinstance(adaptive_threshold, str):
-        if adaptive_threshold != "auto":
-            raise ValueError(
-                "adaptive_threshold must be None, a number <= 0, a tensor, or 'auto', "
-                f"got {adaptive_threshold!r}"
-            )
-        if q.numel() == 0:
-            return None
-        return threshold_from_norms(q, k, sm_scale)
     return threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)

@@ -1,10 +1,7 @@
 """The backends of forgetting attention in one table: where each runs, its grid, its two passes, its decoding.
 
 A new backend is a class here and an entry in :data:`BACKENDS`. Calls, the custom operator, decoding, caches
-and benchmarks read that table; error messages list its names.
-
-Shapes: q is (B, H, Tq, D), k and v are (B, Hkv, Tk, D), log_fgate is (B, H, Tk) float32. seq_start is (B,)
-int64 or None. threshold is (B, H) float32 or None.
+and benchmarks read that table; error messages list its names. :class:`.checks.AttentionCall` has the shapes.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from torch import Tensor
 
 from . import blockwise, reference
 from .boundary import find_boundary
+from .checks import AttentionCall
 from .decay import cumulative_log_fgate, log_fgate_grad
 from .kvcache import PagedKVCache
 
@@ -38,8 +36,7 @@ def kernels() -> ModuleType:
 
 
 class Backend:
-    """The parts of an implementation that a call uses. A backend without a kernel for a part inherits it from
-    here.
+    """The parts of an implementation; one without a kernel for a part inherits it from here.
 
     Attributes:
         dtypes: allowed dtypes of q, k and v.
@@ -66,7 +63,7 @@ class Backend:
         return q.shape[:3]
 
     def forward(
-        self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True
+        self, call: AttentionCall, for_backward: bool = True
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """Equation 3 at block level.
 
@@ -76,34 +73,23 @@ class Backend:
         """
         raise NotImplementedError
 
-    def backward(
-        self, dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, window_size
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def backward(self, dout, call: AttentionCall, out, saved, c, boundary) -> tuple[Tensor, ...]:
         """Gradients of out with respect to q, k, v and log_fgate, in the shapes and dtypes of these."""
         raise NotImplementedError
 
     def decode(self, q, cache: PagedKVCache, start_block, threshold, seq_start, sm_scale, window_size):
-        """Attention of the newest T tokens: out (B, H, T, D) like q. ``start_block`` is first moved forward,
-        in place."""
+        """Output (B, H, T, D) of the newest T tokens; ``start_block`` is first moved forward, in place."""
         cache.advance(start_block, threshold, q.shape[2], seq_start, window_size)
         return blockwise.decode(q, cache, start_block, seq_start, sm_scale, window_size)
 
-    def running_sum_and_boundary(
-        self,
-        log_fgate: Tensor,
-        threshold: Tensor | None,
-        seqlen_q: int,
-        block_q: int,
-        block_k: int,
-        seq_start: Tensor | None = None,
-        window_size: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def search(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
         """The first stage of a call: c (B, H, Tk) float64, and n_m (B, H, M) int32 of each query block."""
-        c = cumulative_log_fgate(log_fgate)
-        if threshold is None and seq_start is None and window_size is None:
-            blocks = -(-seqlen_q // block_q)
-            return c, c.new_zeros((*c.shape[:2], blocks), dtype=torch.int32)
-        return c, find_boundary(c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
+        c, seqlen_q = cumulative_log_fgate(call.log_fgate.detach()), call.q.shape[2]
+        block_q, block_k = self.block_sizes(call.q.shape[3], call.q.dtype)
+        if call.threshold is None and call.seq_start is None and call.window_size is None:
+            return c, c.new_zeros((*c.shape[:2], -(-seqlen_q // block_q)), dtype=torch.int32)
+        options = (call.seq_start, call.window_size)
+        return c, find_boundary(c, call.threshold, seqlen_q, block_q, block_k, *options)
 
 
 class Reference(Backend):
@@ -112,13 +98,12 @@ class Reference(Backend):
     dtypes = (*Backend.dtypes, torch.float64)
     by_autograd = True
 
-    def forward(self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True):
-        grid = self.block_sizes(q.shape[-1], q.dtype)
-        c, start_index = self.running_sum_and_boundary(
-            log_fgate.detach(), threshold, q.shape[2], *grid, seq_start, window_size
-        )
+    def forward(self, call, for_backward=True):
+        q, k, v, log_fgate, threshold, seq_start, sm_scale, _, window_size = call
+        c, start_index = self.search(call)
         kept = None
         if threshold is not None:
+            grid = self.block_sizes(q.shape[-1], q.dtype)
             kept = reference.kept_entries(start_index, q.shape[2], k.shape[2], *grid)
         out, lse = reference.forgetting_attention(
             q, k, v, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept, window_size=window_size
@@ -139,20 +124,16 @@ class Blockwise(Backend):
     def saved_shape(self, q):
         return (0,)
 
-    def forward(self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True):
-        grid = self.block_sizes(q.shape[-1], q.dtype)
-        c, start_index = self.running_sum_and_boundary(
-            log_fgate, threshold, q.shape[2], *grid, seq_start, window_size
-        )
-        out = blockwise.forward(q, k, v, c, start_index, seq_start, sm_scale, *grid, window_size)
+    def forward(self, call, for_backward=True):
+        c, start_index = self.search(call)
+        out = blockwise.forward(call, c, start_index, *self.block_sizes(call.q.shape[-1], call.q.dtype))
         # The backward pass computes its softmax again, which costs less here than keeping row sums.
         return out, c.new_empty(0, dtype=torch.float32), c, start_index
 
-    def backward(self, dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, window_size):
-        grid = self.block_sizes(q.shape[-1], q.dtype)
-        given = (dout, q, k, v, c, boundary, seq_start, sm_scale, *grid, window_size)
-        dq, dk, dv, dc = blockwise.backward(*given)
-        return dq, dk, dv, log_fgate_grad(dc, log_fgate)
+    def backward(self, dout, call, out, saved, c, boundary):
+        grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
+        *grads, dc = blockwise.backward(dout, call, c, boundary, *grid)
+        return *grads, log_fgate_grad(dc, call.log_fgate)
 
 
 class Triton(Backend):
@@ -171,28 +152,29 @@ class Triton(Backend):
             )
 
     def block_sizes(self, head_dim, dtype):
-        if not HAS_TRITON:
-            raise ImportError(NEEDS_TRITON)
         return kernels().block_sizes(head_dim, dtype)
 
-    def forward(self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True):
-        constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size, for_backward)
-        return kernels().forward_pass(q, k, v, log_fgate, threshold, seq_start, constants)
+    def forward(self, call, for_backward=True):
+        *tensors, sm_scale, _, window_size = call
+        grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
+        return kernels().forward_pass(*tensors, (sm_scale, grid, window_size, for_backward))
 
-    def backward(self, dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, window_size):
-        tensors = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start)
+    def backward(self, dout, call, out, saved, c, boundary):
+        q, k, v, log_fgate, _, seq_start, sm_scale, _, window_size = call
         constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size)
+        tensors = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start)
         return kernels().backward_pass(*tensors, constants)
 
     def decode(self, q, cache, start_block, threshold, seq_start, sm_scale, window_size):
         return kernels().decode(q, cache, start_block, threshold, seq_start, sm_scale, window_size)
 
-    def running_sum_and_boundary(
-        self, log_fgate, threshold, seqlen_q, block_q, block_k, seq_start=None, window_size=None
-    ):
-        c = kernels().cumulative_log_fgate(log_fgate)
-        given = (c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
-        return c, kernels().find_boundary(*given)
+    def search(self, call):
+        c, grid = (
+            kernels().cumulative_log_fgate(call.log_fgate),
+            self.block_sizes(call.q.shape[3], call.q.dtype),
+        )
+        options = (call.seq_start, call.window_size)
+        return c, kernels().find_boundary(c, call.threshold, call.q.shape[2], *grid, *options)
 
 
 # Keys are the names that ``implementation`` accepts. The last one that supports a device is its fastest.
@@ -201,10 +183,7 @@ BACKENDS: dict[str, Backend] = {"reference": Reference(), "blockwise": Blockwise
 
 def choose_implementation(device: torch.device) -> str:
     """The name that ``implementation="auto"`` stands for: triton on a GPU, blockwise elsewhere."""
-    chosen = "blockwise"
-    for name, backend in BACKENDS.items():
-        if backend.supports(device):
-            chosen = name
+    chosen = [name for name, backend in BACKENDS.items() if backend.supports(device)][-1]
     if device.type == "cuda" and chosen == "blockwise":
         warnings.warn(
             "triton is not installed, so forgetting_attention runs the slow blockwise path on the "
@@ -214,7 +193,7 @@ def choose_implementation(device: torch.device) -> str:
     return chosen
 
 
-def named(implementation: str, *others: str) -> Backend | None:
+def find_backend(implementation: str, *others: str) -> Backend | None:
     """The backend of that name; None for a name in ``others``, which the caller handles itself.
 
     Raises:

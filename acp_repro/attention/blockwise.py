@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .boundary import window_start
+from .checks import AttentionCall
 from .kvcache import PagedKVCache
 
 # Scores held at once, in elements: about as many float32 as the level-2 caches of two cores hold.
@@ -39,40 +40,32 @@ class _Chunk(NamedTuple):
     rows: Tensor  # (G, block_q) rows of the flat query tensor
     keys: Tensor  # (G, width) rows of the flat key tensor
     gates: Tensor  # (G, width) the same positions in the flat c, which has the heads of q
-    # (G, 1, width) -c_j relative to the task's first query, or (G, block_q, width) relative to each;
-    # -inf before seq_start
-    bias: Tensor
+    bias: Tensor  # (G, 1 or block_q, width) -c_j relative to the task's first query or each; -inf is padding
     dead: Tensor | None  # (G, block_q, 1) rows that lie before seq_start
 
 
 class _Problem:
     """Inputs flattened over batch and heads, padded to whole query blocks, and cut into chunks."""
 
-    def __init__(self, q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size):
-        self.shape_q, self.shape_k = q.shape, k.shape
-        batch, heads, self.seqlen_q, head_dim = q.shape
-        self.seqlen_k = k.shape[2]
+    def __init__(self, call: AttentionCall, c, boundary, block_q, block_k):
+        q, k, v, _, _, seq_start, self.sm_scale, _, self.window_size = call
+        heads, seqlen_q, seqlen_k = q.shape[1], q.shape[2], k.shape[2]
         self.shared = heads // k.shape[1]  # query heads to one head of keys and values
-        self.block_q, self.sm_scale, self.window_size = block_q, sm_scale, window_size
+        self.block_q = block_q
         self.compute_dtype = torch.promote_types(q.dtype, torch.float32)
         num_blocks = boundary.shape[-1]
-        self.padding = num_blocks * block_q - self.seqlen_q
+        self.padding = num_blocks * block_q - seqlen_q
         self.q, self.k, self.v = (self.flatten(x) for x in (q, k, v))
         self.c = torch.nn.functional.pad(c.flatten(0, 1), (0, self.padding), mode="replicate")
-        self.length_q = self.seqlen_q + self.padding
-        self.length_k = self.seqlen_k + self.padding
-        offset = self.seqlen_k - self.seqlen_q
-        self.first = torch.arange(num_blocks, device=q.device) * block_q + offset
-        start = boundary.flatten(0, 1).long() * block_k  # (BH, M)
-        self.width = self.first + block_q - start
-        self.start = start
+        self.length_q, self.length_k = seqlen_q + self.padding, seqlen_k + self.padding
+        self.first = torch.arange(num_blocks, device=q.device) * block_q + (seqlen_k - seqlen_q)
+        self.start = boundary.flatten(0, 1).long() * block_k  # (BH, M)
+        self.width = self.first + block_q - self.start
         last = (self.first + (block_q - 1)).clamp(max=self.c.shape[1] - 1)
         self.steep = self.c[:, self.first] - self.c[:, last] > _STEEP  # (BH, M)
-        self.offset = offset
         self.seq_start = None if seq_start is None else seq_start.repeat_interleave(heads)
-        self.mask = torch.full(
-            (block_q, block_q), float("-inf"), dtype=self.compute_dtype, device=q.device
-        ).triu_(1)
+        hidden = torch.full((block_q, block_q), float("-inf"), dtype=self.compute_dtype, device=q.device)
+        self.mask = hidden.triu_(1)
 
     def flatten(self, x: Tensor) -> Tensor:
         """(B, H, T, D) -> (B*H*(T + padding), D) contiguous in the compute dtype."""
@@ -84,8 +77,7 @@ class _Problem:
     def unflatten(self, flat: Tensor, like: Tensor) -> Tensor:
         """Back to the shape, dtype and memory layout of ``like``."""
         batch, heads, length, head_dim = like.shape
-        out = torch.empty_like(like)
-        return out.copy_(flat.view(batch, heads, -1, head_dim)[:, :, :length])
+        return torch.empty_like(like).copy_(flat.view(batch, heads, -1, head_dim)[:, :, :length])
 
     def chunks(self) -> Iterator[_Chunk]:
         """Tasks sorted by width, and cut so that one chunk's scores stay in the cache."""
@@ -132,11 +124,8 @@ class _Problem:
         return weights
 
     def before_window(self, width: int) -> Tensor | None:
-        """(block_q, n) bool: which of the first n keys of a task of ``width`` are before each query's window.
-
-        None if no key is. The result is the same for every task of that width, because its last key is its
-        last query.
-        """
+        """(block_q, n) bool: which of a task's first keys are before each query's window."""
+        # One result for every task of that width, because its last key is its last query.
         if self.window_size is None or width <= self.window_size:
             return None
         rows = torch.arange(width - self.block_q, width, device=self.mask.device)
@@ -144,50 +133,22 @@ class _Problem:
         return torch.arange(width - self.window_size, device=rows.device) < first[:, None]
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    c: Tensor,
-    boundary: Tensor,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    block_q: int,
-    block_k: int,
-    window_size: int | None = None,
-) -> Tensor:
-    """Equation 3 at block level.
+def forward(call: AttentionCall, c: Tensor, boundary: Tensor, block_q: int, block_k: int) -> Tensor:
+    """Equation 3 at block level: (B, H, Tq, D) like q.
 
     Args:
-        q: (B, H, Tq, D). k, v: (B, Hkv, Tk, D), H a multiple of Hkv. c: (B, H, Tk) float64.
-        boundary: (B, H, M) int32.
-        seq_start: (B,) int64 or None.
-        window_size: keys that a query sees, itself included; None is no window.
-
-    Returns:
-        (B, H, Tq, D) like q. The backward pass computes its softmax again: here that costs less than storing
-        and applying the row sums.
+        c: (B, H, Tk) float64. boundary: (B, H, M) int32.
     """
-    problem = _Problem(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size)
+    problem = _Problem(call, c, boundary, block_q, block_k)
     out = torch.empty_like(problem.q)
     for chunk in problem.chunks():
         weights = problem.weights(problem.q[chunk.rows], problem.k[chunk.keys], chunk)
         out[chunk.rows] = weights @ problem.v[chunk.keys]
-    return problem.unflatten(out, q)
+    return problem.unflatten(out, call.q)
 
 
 def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    c: Tensor,
-    boundary: Tensor,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    block_q: int,
-    block_k: int,
-    window_size: int | None = None,
+    dout: Tensor, call: AttentionCall, c: Tensor, boundary: Tensor, block_q: int, block_k: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of :func:`forward` with respect to q, k, v and c.
 
@@ -197,7 +158,7 @@ def backward(
     Returns:
         dq, dk, dv like q, k, v, and dc (B, H, Tk) in the compute dtype.
     """
-    problem = _Problem(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size)
+    problem = _Problem(call, c, boundary, block_q, block_k)
     dout = problem.flatten(dout)
     dq, dk, dv = (torch.zeros_like(x) for x in (problem.q, problem.k, problem.v))
     dc = torch.zeros(problem.c.numel(), dtype=dk.dtype, device=dk.device)
@@ -208,34 +169,18 @@ def backward(
         dweights = dout_rows @ problem.v[chunk.keys].mT
         dscores = torch.ops.aten._softmax_backward_data(dweights, weights, -1, weights.dtype)
         dv.index_add_(0, keys, (weights.mT @ dout_rows).flatten(0, 1))
-        dk.index_add_(0, keys, (dscores.mT @ q_rows).flatten(0, 1), alpha=sm_scale)
-        dq[chunk.rows] = (dscores @ k_rows).mul_(sm_scale)
+        dk.index_add_(0, keys, (dscores.mT @ q_rows).flatten(0, 1), alpha=call.sm_scale)
+        dq[chunk.rows] = (dscores @ k_rows).mul_(call.sm_scale)
         dc.index_add_(0, chunk.gates.flatten(), dscores.sum(1).flatten(), alpha=-1.0)
         dc.index_add_(0, chunk.gates[:, -block_q:].flatten(), dscores.sum(2).flatten())
     dc = dc.view(*c.shape[:2], -1)[..., : c.shape[-1]]
-    return (*(problem.unflatten(g, x) for g, x in ((dq, q), (dk, k), (dv, v))), dc)
+    return *map(problem.unflatten, (dq, dk, dv), call[:3]), dc
 
 
-def decode(
-    q: Tensor,
-    cache: PagedKVCache,
-    start_block: Tensor,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    window_size: int | None = None,
-) -> Tensor:
-    """One or a few query tokens of each head over its kept blocks (Appendix F).
+def decode(q: Tensor, cache: PagedKVCache, start_block, seq_start, sm_scale, window_size) -> Tensor:
+    """One or a few query tokens (B, H, T, D) of each head over its kept blocks (Appendix F): like q.
 
     Heads that keep the same number of blocks are computed together.
-
-    Args:
-        q: (B, H, T, D), the last T tokens of each row.
-        start_block: (B, H) int32, the first block that each head reads.
-        seq_start: (B,) int64 or None.
-        window_size: keys that a query sees, itself included; None is no window.
-
-    Returns:
-        (B, H, T, D), in the dtype of q.
     """
     batch, kv_heads, _ = cache.block_table.shape
     size, seqlen_q = cache.block_size, q.shape[2]

@@ -30,11 +30,8 @@ def _last_positions(seqlen_k: int, block_k: int, device=None) -> Tensor:
 
 
 def window_start(position, window_size):
-    """The first key that the query at ``position`` sees: it sees itself and the ``window_size - 1`` keys
-    before it.
-
-    Below 0 where the text is shorter. Works on numbers and tensors; the kernels compile this function.
-    """
+    """The first key that the query at ``position`` sees; below 0 where the text is shorter."""
+    # The kernels compile this function. It works on numbers and tensors.
     return position - (window_size - 1)
 
 
@@ -46,14 +43,7 @@ def window_end(position, window_size):
 def find_boundary_serial(c: Tensor, threshold: Tensor, seqlen_q: int, block_q: int, block_k: int) -> Tensor:
     """Algorithm 1 of the paper, with one correction: n_m is the block that passed the test, not the next.
 
-    It scans the blocks serially, one (batch, head) at a time. It is the oracle of :func:`find_boundary`.
-
-    Args:
-        c: (B, H, Tk) float64 running sum of the log forget gates.
-        threshold: (B, H) delta.
-
-    Returns:
-        (B, H, M) int32.
+    It scans the blocks serially: the oracle of :func:`find_boundary`, whose arguments and result it has.
     """
     batch, heads, seqlen_k = c.shape
     first = _first_positions(seqlen_q, seqlen_k, block_q).tolist()
@@ -140,45 +130,27 @@ def count_blocks(boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, b
 
     All skipped blocks count as pruned, also those before a window. All blocks under the diagonal count as
     causal, whatever the window. To get what the gates add to a window, subtract the count of the boundary
-    that the window has without a threshold.
-
-    Args:
-        boundary: (B, H, M) int32.
+    (B, H, M) that the window has without a threshold.
     """
-    return BlockCount(
-        boundary.sum(-1, dtype=torch.int64), causal_blocks(seqlen_q, seqlen_k, block_q, block_k)
-    )
+    causal = causal_blocks(seqlen_q, seqlen_k, block_q, block_k)
+    return BlockCount(boundary.sum(-1, dtype=torch.int64), causal)
 
 
 def token_level_pruned_ratio(c: Tensor, threshold: Tensor) -> Tensor:
-    """The share of entries (i, j <= i) with ``D_ij < delta``: what blocks of size 1 would save.
-
-    Args:
-        c: (B, H, T) float64. threshold: (B, H) float32.
-
-    Returns:
-        (B, H) float64.
-    """
+    """The share (B, H) of entries (i, j <= i) with ``D_ij < delta``: what blocks of size 1 would save."""
     boundary = find_boundary(c, threshold, c.shape[-1], 1, 1)
     return count_blocks(boundary, c.shape[-1], c.shape[-1], 1, 1).pruned_ratio
 
 
 def attention_flops(blocks: int | Tensor, block_q: int, block_k: int, head_dim: int, backward: bool):
-    """FLOPs of the matrix products in ``blocks`` blocks; one multiply-add is 2 FLOPs.
+    """FLOPs of the matrix products in ``blocks``, a number or a tensor; one multiply-add is 2 FLOPs.
 
     The forward pass has two products (QK^T, PV). The backward pass has five (QK^T again, dO V^T, P^T dO, dS
     K, dS^T Q), as FlashAttention counts them.
-
-    Args:
-        blocks: a number, or a tensor of any shape.
-
-    Returns:
-        As ``blocks``.
     """
     return blocks * (2 * block_q * block_k * head_dim) * (5 if backward else 2)
 
 
 def attention_bytes(blocks: int | Tensor, block_k: int, head_dim: int, itemsize: int):
-    """Bytes of K and V that the forward pass loads for ``blocks`` blocks: a number, or a tensor of any
-    shape."""
+    """Bytes of K and V that the forward pass loads for ``blocks``, a number or a tensor."""
     return blocks * (2 * block_k * head_dim * itemsize)

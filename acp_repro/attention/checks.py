@@ -1,33 +1,41 @@
-"""The checks of `forgetting_attention`. Each error is one sentence: the argument, and what is right."""
+"""A call and its checks. Each error is one sentence: the argument, and what is right."""
 
 from __future__ import annotations
 
 import math
 import numbers
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, dtypes) -> None:
-    """Checks shapes, dtypes and devices: everything that needs no value of a tensor.
+class AttentionCall(NamedTuple):
+    """The checked arguments, heads first, as operators and implementations take them.
 
-    Args:
-        dtypes: those that the implementation takes.
-
-    Raises:
-        TypeError: an argument is not a tensor, or has the wrong dtype.
-        ValueError: a shape or device is wrong.
+    q is (B, H, Tq, D), k and v are (B, Hkv, Tk, D) with H a multiple of Hkv, log_fgate is (B, H, Tk) float32,
+    threshold is (B, H) float32 or None, and seq_start is (B,) int64 or None.
     """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_fgate: Tensor
+    threshold: Tensor | None
+    seq_start: Tensor | None
+    sm_scale: float
+    implementation: str
+    window_size: int | None = None
+
+
+def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, dtypes) -> None:
+    """Checks what needs no value of a tensor: shapes, devices, and dtypes against those of the backend."""
     layout = "(batch, heads, time, head_dim)" if head_first else "(batch, time, heads, head_dim)"
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    for name, x in (("q", q), ("k", k), ("v", v), ("log_fgate", log_fgate)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-        if x.dim() != 4:
+        if name != "log_fgate" and x.dim() != 4:
             raise ValueError(f"{name} must have 4 dimensions {layout}, got shape {tuple(x.shape)}")
-    if not isinstance(log_fgate, Tensor):
-        raise TypeError(f"log_fgate must be a torch.Tensor, got {type(log_fgate).__name__}")
-
     if q.dtype not in dtypes:
         hint = "(float64: implementation='reference')"
         raise TypeError(f"q must be bfloat16, float16 or float32, got {q.dtype} {hint}")
@@ -72,11 +80,7 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, dtypes) -> Non
 
 
 def check_scale(sm_scale, head_dim: int) -> float:
-    """``sm_scale``, a number of any kind, as a float; by default ``1 / sqrt(head_dim)``.
-
-    Raises:
-        ValueError: it is no positive finite number.
-    """
+    """``sm_scale``, a number of any kind, as a float; by default ``1 / sqrt(head_dim)``."""
     if sm_scale is None:
         return 1.0 / math.sqrt(head_dim)
     if not (isinstance(sm_scale, numbers.Real) and math.isfinite(sm_scale) and sm_scale > 0):
@@ -85,12 +89,7 @@ def check_scale(sm_scale, head_dim: int) -> float:
 
 
 def check_seq_start(seq_start: Tensor | None, q: Tensor) -> None:
-    """Checks ``seq_start`` (B,), the first real token of each row of ``q``. :func:`check_values` checks its
-    values.
-
-    Raises:
-        TypeError, ValueError: shape, dtype or device is wrong.
-    """
+    """Checks shape, dtype and device of ``seq_start``, the first real token of each row of ``q``."""
     if seq_start is None:
         return
     if not isinstance(seq_start, Tensor) or seq_start.dtype not in (torch.int32, torch.int64):
@@ -102,11 +101,7 @@ def check_seq_start(seq_start: Tensor | None, q: Tensor) -> None:
 
 
 def check_window(window_size) -> int | None:
-    """``window_size``, a number of keys or None, as an int or None.
-
-    Raises:
-        TypeError, ValueError: it is neither.
-    """
+    """``window_size``, a number of keys or None, as an int or None."""
     if window_size is None:
         return None
     if isinstance(window_size, bool) or not isinstance(window_size, numbers.Integral):
@@ -122,11 +117,7 @@ def check_window(window_size) -> int | None:
 
 
 def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start) -> None:
-    """Checks the starts of packed documents against q (B, H, Tq, D) and k (B, Hkv, Tk, D).
-
-    Raises:
-        TypeError, ValueError: ``cu_seqlens`` is wrong, or does not fit another argument.
-    """
+    """Checks the starts of packed documents against q (B, H, Tq, D) and k (B, Hkv, Tk, D)."""
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError("cu_seqlens must be an int32 or int64 tensor of shape (documents + 1,)")
     if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
@@ -144,33 +135,14 @@ def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start) -> None:
     if reads_values(cu_seqlens) and (
         cu_seqlens[0] != 0 or cu_seqlens[-1] != length or bool((cu_seqlens.diff() < 0).any())
     ):
-        raise ValueError(
-            f"cu_seqlens must start with 0, end with the length {length} and never fall, "
-            f"got {_shortened(cu_seqlens)}"
-        )
-
-
-def _shortened(x: Tensor) -> str:
-    values = x.tolist()
-    return str(values) if len(values) <= 8 else f"[{values[0]}, {values[1]}, ..., {values[-1]}]"
+        raise ValueError(f"cu_seqlens must start with 0, end with the length {length} and never fall")
 
 
 def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tensor:
-    """``adaptive_threshold``, a number or a tensor, as a (batch, heads) float32 tensor on ``device``.
-
-    Raises:
-        TypeError: it is neither a number nor a floating-point tensor.
-        ValueError: a number is above 0 or NaN, or a tensor does not broadcast to (batch, heads).
-    """
-    rule = f"adaptive_threshold must be None, a number <= 0, 'auto', or a tensor broadcastable to \
-({batch}, {heads})"
+    """``adaptive_threshold``, a number or a tensor, as a (batch, heads) float32 tensor on ``device``."""
+    rule = "adaptive_threshold must be None, a number <= 0, 'auto', or a tensor broadcastable to "
+    rule += f"({batch}, {heads})"
     if isinstance(adaptive_threshold, Tensor):
-        if (
-            adaptive_threshold.dtype == torch.float32
-            and adaptive_threshold.shape == (batch, heads)
-            and adaptive_threshold.device == device
-        ):
-            return adaptive_threshold.detach().contiguous().resolve_neg()
         if not adaptive_threshold.is_floating_point():
             raise TypeError(f"{rule}; got dtype {adaptive_threshold.dtype}")
         try:
@@ -187,20 +159,13 @@ def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tens
 
 
 def reads_values(x: Tensor) -> bool:
-    """Whether values of ``x`` are checked.
-
-    On a GPU a read waits for the stream. So there they are checked only under
-    ``torch.autograd.set_detect_anomaly(True)``. Compiled code checks inside its operators alone.
-    """
+    """Whether values of ``x`` are checked: on a GPU, where a read waits for the stream, only on request."""
+    # Compiled code checks inside its operators alone.
     return not torch.compiler.is_compiling() and (x.device.type == "cpu" or torch.is_anomaly_enabled())
 
 
 def check_values(name: str, x: Tensor | None, low: float, high: float, hint: str = "") -> None:
-    """Checks that all of ``x`` lies in ``[low, high]``, where :func:`reads_values` allows it.
-
-    Raises:
-        ValueError: it does not, or it holds NaN.
-    """
+    """Raises ValueError unless all of ``x`` lies in ``[low, high]``, where :func:`reads_values` allows it."""
     if x is None or not reads_values(x):
         return
     while torch._C._functorch.is_functorch_wrapped_tensor(x):  # by torch.func: the whole batch under vmap

@@ -22,53 +22,31 @@ MOST_BETWEEN_DOCUMENTS = -LOG_FGATE_FLOOR / 2 - 100
 
 
 def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
-    """``c_i = sum_{l <= i} log f_l`` along the last dimension.
+    """``c_i = sum_{l <= i} log f_l`` (B, H, T) float64, non-increasing along T.
 
     Args:
         log_fgate: (B, H, T) log forget gates, at most 0; ``-inf`` counts as :data:`LOG_FGATE_FLOOR`.
-
-    Returns:
-        (B, H, T) float64, non-increasing along T.
     """
     return log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1)
 
 
 def document_starts(cu_seqlens: Tensor, length: int) -> Tensor:
-    """(T,) bool: the first token of each packed document.
-
-    Args:
-        cu_seqlens: (N + 1,) int32 or int64, the starts of the documents, and T. length: T.
-    """
+    """(T,) bool: the first token of each packed document; ``cu_seqlens`` (N + 1,) are the starts, and T."""
     # One place more than there are tokens, for T and for the start of an empty last document.
     starts = torch.zeros(length + 1, dtype=torch.bool, device=cu_seqlens.device)
     return starts.index_fill_(0, cu_seqlens.long(), True)[:-1]
 
 
 def cut_documents(log_fgate: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Sets the gate to 0 where a document starts, so that no token sees a token of an earlier document.
-
-    Args:
-        log_fgate: (B, H, T) float32.
-        cu_seqlens: (N + 1,) int32 or int64, the starts of the documents, and T.
-
-    Returns:
-        (B, H, T) float32; the replaced entries get a gradient of 0.
-    """
+    """``log_fgate`` (B, H, T) with gates of 0 where documents start, so that none sees an earlier one."""
     return log_fgate.masked_fill(document_starts(cu_seqlens, log_fgate.shape[-1]), float("-inf"))
 
 
 def documents_threshold(threshold: Tensor | None, log_fgate: Tensor) -> Tensor:
-    """A threshold under which blocks of other documents are skipped, even for exact attention.
+    """delta (B, H) under which blocks of other documents are skipped, even for exact attention (None).
 
     A decay beyond half the floor comes from a cut, or is as strong as one. Its weight is 0 in float32, so
     skipping it changes nothing. Without skipping, N documents would cost N times their work.
-
-    Args:
-        threshold: (B, H) float32 delta, or None for exact attention.
-        log_fgate: (B, H, T).
-
-    Returns:
-        (B, H) float32, at least ``LOG_FGATE_FLOOR / 2``.
     """
     if threshold is None:
         shape, device = log_fgate.shape[:2], log_fgate.device
@@ -77,17 +55,16 @@ def documents_threshold(threshold: Tensor | None, log_fgate: Tensor) -> Tensor:
 
 
 def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
-    """The adjoint of :func:`cumulative_log_fgate`: ``d log f_l = sum_{i >= l} dc_i``.
+    """The adjoint of :func:`cumulative_log_fgate`: ``d log f_l = sum_{i >= l} dc_i``, 0 under the floor.
 
     Args:
         dc: (B, H, T) gradient with respect to ``c``.
-        log_fgate: (B, H, T) the gates; those under the floor get no gradient.
+        log_fgate: (B, H, T), the gates.
 
     Returns:
-        (B, H, T) in the dtype of ``log_fgate``. The sum is in float64, because it adds thousands of residues
-        that nearly cancel.
+        (B, H, T) in the dtype of ``log_fgate``.
     """
-    dc = dc.double()
+    dc = dc.double()  # thousands of residues nearly cancel
     grad = dc.sum(-1, keepdim=True) - dc.cumsum(-1) + dc
     return grad.to(log_fgate.dtype).masked_fill_(log_fgate < LOG_FGATE_FLOOR, 0.0)
 

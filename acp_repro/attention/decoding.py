@@ -1,4 +1,4 @@
-"""Forgetting attention of one or a few query tokens over a cache (Appendix F): the call and its operator."""
+"""Attention of one or a few query tokens over a cache (Appendix F): its checks and its operator."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from .backends import named
-from .checks import check_seq_start, check_threshold, check_values, threshold_tensor
+from .backends import find_backend
+from .checks import check_seq_start, check_threshold, check_values
 from .kvcache import PagedKVCache
 
 # The most query rows that one program computes together: tokens times query heads that share keys.
@@ -18,82 +18,42 @@ MOST_ROWS = 64
 def check_decode_arguments(
     q: Tensor, cache: PagedKVCache, start_block: Tensor, seq_start: Tensor | None, implementation: str
 ) -> None:
-    """Checks shapes, dtypes and devices of a decoding call, q (B, H, T, D).
-
-    Raises:
-        TypeError, ValueError: an argument is wrong; the message names it and what is right.
-    """
-    named(implementation, "auto")
+    """Checks shapes, dtypes and devices of a decoding call, q (B, H, T, D)."""
+    find_backend(implementation, "auto")
     k, v, c, table, seqlens = cache
     batch, heads, seqlen_q, head_dim = q.shape
-    if k.dim() != 3 or v.shape != k.shape or k.shape[2] != head_dim:
-        raise ValueError(
-            f"k and v must have shape (num_blocks, block_size, {head_dim}), got {tuple(k.shape)} and "
-            f"{tuple(v.shape)}"
-        )
-    block = k.shape[1]
+    if k.dim() != 3 or table.dim() != 3:
+        raise ValueError(f"k and block_table must have 3 dimensions, got {k.dim()} and {table.dim()}")
+    (blocks, block), kv_heads = k.shape[:2], table.shape[1]
     if block < 16 or block & (block - 1):
         raise ValueError(f"block_size must be a power of two of at least 16, got {block}")
-    if k.dtype != q.dtype or v.dtype != q.dtype:
-        raise TypeError(f"k and v must have the dtype of q, {q.dtype}, got {k.dtype} and {v.dtype}")
-    if table.dim() != 3 or table.dtype != torch.int32 or table.shape[0] != batch:
-        raise ValueError(
-            f"block_table must be int32 of shape ({batch}, kv_heads, max_blocks), got {table.dtype} "
-            f"{tuple(table.shape)}"
-        )
-    if table.shape[1] == 0 or heads % table.shape[1]:
-        raise ValueError(f"q must have a multiple of the cache's {table.shape[1]} heads, got {heads}")
-    group = heads // table.shape[1]
-    if c.dtype != torch.float64 or c.shape != (k.shape[0], group, block):
-        raise ValueError(
-            f"c must be float64 of shape {(k.shape[0], group, block)}, got {c.dtype} {tuple(c.shape)}"
-        )
-    if seqlens.dtype != torch.int32 or seqlens.shape != (batch,):
-        raise ValueError(
-            f"seqlens must be int32 of shape ({batch},), got {seqlens.dtype} {tuple(seqlens.shape)}"
-        )
-    if start_block.dtype != torch.int32 or start_block.shape != (batch, heads):
-        raise ValueError(
-            f"start_block must be int32 of shape {(batch, heads)}, got {start_block.dtype} "
-            f"{tuple(start_block.shape)}"
-        )
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"q must have a multiple of the cache's {kv_heads} heads, got {heads}")
+    group = heads // kv_heads
     if not 1 <= seqlen_q * group <= MOST_ROWS:
         raise ValueError(
             f"query tokens times query heads of one key head must be 1 to {MOST_ROWS}, got "
             f"{seqlen_q} * {group}; use forgetting_attention for longer chunks"
         )
-    for name, x in (("k", k), ("v", v), ("c", c), ("block_table", table), ("start_block", start_block)):
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
-        if not x.is_contiguous():
+    for name, x, dtype, shape in (
+        ("k", k, q.dtype, (blocks, block, head_dim)),
+        ("v", v, q.dtype, (blocks, block, head_dim)),
+        ("c", c, torch.float64, (blocks, group, block)),
+        ("block_table", table, torch.int32, (batch, kv_heads, table.shape[2])),
+        ("start_block", start_block, torch.int32, (batch, heads)),
+        ("seqlens", seqlens, torch.int32, (batch,)),
+    ):
+        if (x.dtype, tuple(x.shape), x.device) != (dtype, shape, q.device):
+            raise ValueError(
+                f"{name} must be {dtype} of shape {shape} on {q.device}, as q, got {x.dtype} of "
+                f"{tuple(x.shape)} on {x.device}"
+            )
+        if name != "seqlens" and not x.is_contiguous():
             raise ValueError(f"{name} must be contiguous")
-    if seqlens.device != q.device:
-        raise ValueError(f"seqlens must be on the device of q, {q.device}, got {seqlens.device}")
     check_seq_start(seq_start, q)
 
 
-def decode(
-    q: Tensor,
-    cache: PagedKVCache,
-    start_block: Tensor,
-    adaptive_threshold: None | float | Tensor,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    implementation: str,
-    window_size: int | None = None,
-) -> Tensor:
-    """:func:`acp_repro.attention.forgetting_attention_with_kvcache` of q (B, H, T, D), with the
-    implementation chosen. Returns (B, H, T, D) in the dtype of q."""
-    if not q.numel():
-        return torch.empty_like(q)
-    threshold = None
-    if adaptive_threshold is not None:
-        threshold = threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
-    run = decode_op if torch.compiler.is_compiling() else _decode
-    return run(q, *cache, start_block, threshold, seq_start, sm_scale, implementation, window_size)
-
-
-def _decode(
+def run_decode(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -107,6 +67,7 @@ def _decode(
     implementation: str,
     window_size: int | None = None,
 ) -> Tensor:
+    """Output (B, H, T, D) in the dtype of q; ``start_block`` is moved forward."""
     columns = block_table.shape[2]
     check_threshold(threshold)
     check_values("seq_start", seq_start, 0, math.inf)
@@ -114,13 +75,12 @@ def _decode(
     check_values("seqlens", seqlens, 0, columns * k.shape[1])
     check_values("start_block", start_block, 0, columns)
     cache = PagedKVCache(k, v, c, block_table, seqlens)
-    given = (q, cache, start_block, threshold, seq_start, sm_scale, window_size)
-    return named(implementation).decode(*given)
+    options = (threshold, seq_start, sm_scale, window_size)
+    return find_backend(implementation).decode(q, cache, start_block, *options)
 
 
-# `decode` as one operator for compiled code, because the work depends on numbers that it cannot know.
 decode_op = torch.library.custom_op(
-    "acp_repro::forgetting_attention_with_kvcache", _decode, mutates_args=("start_block",)
+    "acp_repro::forgetting_attention_with_kvcache", run_decode, mutates_args=("start_block",)
 )
 
 

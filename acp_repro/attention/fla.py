@@ -15,8 +15,6 @@ from torch import Tensor
 
 from . import forgetting_attention
 
-_LAYER = "fla.layers.forgetting_attn"
-
 
 def parallel_forgetting_attn(
     q: Tensor,
@@ -62,33 +60,24 @@ def use(adaptive_threshold: None | float | str | Tensor = None) -> None:
     """Makes every ``ForgettingAttention`` layer of fla in this process call :func:`parallel_forgetting_attn`.
 
     Args:
-        adaptive_threshold: None, a number, ``"auto"`` or a tensor broadcastable to (batch, heads), for all
-            layers. ``"auto"`` bounds scores by the norms of each call's q and k. See
-            :func:`acp_repro.attention.forgetting_attention`.
+        adaptive_threshold: of :func:`acp_repro.attention.forgetting_attention`, for all layers. ``"auto"``
+            bounds scores by the norms of each call's q and k.
 
     Raises:
         ImportError: fla is not installed.
     """
-    layer = _layer()
     call = functools.partial(parallel_forgetting_attn, adaptive_threshold=adaptive_threshold)
-    layer.parallel_forgetting_attn = functools.wraps(parallel_forgetting_attn)(call)
+    _import_layer().parallel_forgetting_attn = functools.wraps(parallel_forgetting_attn)(call)
 
 
 def restore() -> None:
-    """Undoes :func:`use`.
-
-    Raises:
-        ImportError: fla is not installed.
-    """
-    from fla.ops.forgetting_attn import parallel_forgetting_attn as own
-
-    _layer().parallel_forgetting_attn = own
+    """Undoes :func:`use`."""
+    own = importlib.import_module("fla.ops.forgetting_attn").parallel_forgetting_attn
+    _import_layer().parallel_forgetting_attn = own
 
 
-def _layer():
+def _import_layer():
     try:
-        return importlib.import_module(_LAYER)
+        return importlib.import_module("fla.layers.forgetting_attn")
     except ImportError as error:
-        raise ImportError(
-            f"{_LAYER} cannot be imported ({error}); pip install flash-linear-attention"
-        ) from error
+        raise ImportError(f"fla cannot be imported ({error}); pip install flash-linear-attention") from error

@@ -42,8 +42,7 @@ class PagedKVCache(NamedTuple):
         return self.k.shape[1]
 
     def positions(self, seqlen_q: int) -> Tensor:
-        """(batch, seqlen_q) int64, the positions of the last ``seqlen_q`` tokens of each row; below 0 where a
-        row holds fewer."""
+        """(batch, seqlen_q) int64, where each row's last ``seqlen_q`` tokens are; below 0 if it has fewer."""
         return self.seqlens.long()[:, None] + torch.arange(-seqlen_q, 0, device=self.seqlens.device)
 
     def c_at(self, positions: Tensor) -> Tensor:
@@ -54,7 +53,7 @@ class PagedKVCache(NamedTuple):
         return c.transpose(2, 3).flatten(1, 2)
 
     def _blocks_at(self, positions: Tensor) -> Tensor:
-        """(batch, kv_heads, T) int64."""
+        """(batch, kv_heads, T) int64, the blocks that hold ``positions`` (batch, T)."""
         columns = positions.clamp(min=0) // self.block_size
         heads = self.block_table.shape[1]
         return self.block_table.long().gather(2, columns[:, None].expand(-1, heads, -1))
@@ -98,15 +97,13 @@ class PagedKVCache(NamedTuple):
 
         Block l is pruned if ``c[position of the oldest query] - c[last position of l] < threshold``. The
         block that holds that query is never pruned. Later queries prune no less, so each block is passed only
-        once.
+        once. Blocks wholly before ``seq_start`` or the window of the oldest query are passed too.
 
         Args:
             start_block: (batch, heads) int32.
             threshold: (batch, heads) float32, delta; None prunes nothing.
             seqlen_q: the number of query tokens, the last ones of each row.
-            seq_start: (batch,) int64; blocks wholly before it are passed first.
-            window_size: keys that a query sees. Blocks wholly before the window of the oldest query are
-                passed too.
+            seq_start: (batch,) int64. window_size: keys that a query sees.
         """
         first = self.positions(seqlen_q)[:, :1].clamp(min=0)
         diagonal = (first // self.block_size).unsqueeze(1)  # (B, 1, 1)

@@ -15,38 +15,33 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from .backends import kernels, named
-from .checks import check_gates, check_threshold, check_values
+from .backends import find_backend, kernels
+from .checks import AttentionCall, check_gates, check_threshold, check_values
 
 
-def _forward(
-    q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size=None, for_backward=True
+def _run_forward(
+    *arguments, for_backward: bool = True
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """q (B, H, Tq, D), k, v (B, H, Tk, D), log_fgate (B, H, Tk), threshold (B, H) or None.
-
-    Returns:
-        out like q; the implementation's saved row sums; c (B, H, Tk) float64; boundary (B, H, M) int32.
-        Without ``for_backward`` the second and third may be None.
-    """
-    check_gates(log_fgate)
-    check_threshold(threshold)
-    check_values("seq_start", seq_start, 0, k.shape[2] - 1)
-    given = (q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward)
-    with _as_given(q):
-        return named(implementation).forward(*given)
+    """The four results of :meth:`Backend.forward` for the fields of a call."""
+    call = AttentionCall(*arguments)
+    check_gates(call.log_fgate)
+    check_threshold(call.threshold)
+    check_values("seq_start", call.seq_start, 0, call.k.shape[2] - 1)
+    with _without_autocast(call.q):
+        return find_backend(call.implementation).forward(call, for_backward)
 
 
-def _gradients(
-    dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, implementation, window_size=None
+def _run_backward(
+    dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, implementation, window_size=None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of :func:`_forward` with respect to q, k, v and log_fgate."""
-    given = (dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, window_size)
-    with _as_given(q):
-        return named(implementation).backward(*given)
+    """Gradients of :func:`_run_forward` with respect to q, k, v and log_fgate."""
+    call = AttentionCall(q, k, v, log_fgate, None, seq_start, sm_scale, implementation, window_size)
+    with _without_autocast(q):
+        return find_backend(implementation).backward(dout, call, out, saved, c, boundary)
 
 
-def _as_given(q: Tensor) -> contextlib.AbstractContextManager:
-    """Turns autocast off inside: the products use the dtypes that the implementation chose."""
+def _without_autocast(q: Tensor) -> contextlib.AbstractContextManager:
+    """Products inside use the dtypes that the implementation chose."""
     if torch.is_autocast_enabled(q.device.type):
         return torch.autocast(q.device.type, enabled=False)
     return contextlib.nullcontext()
@@ -56,14 +51,14 @@ _OPTIONS = "float sm_scale, str implementation, SymInt? window_size=None"
 _RETURNS = "(Tensor, Tensor, Tensor, Tensor)"
 forgetting_attention_op = torch.library.custom_op(
     "acp_repro::forgetting_attention",
-    _forward,
+    _run_forward,
     mutates_args=(),
     schema="(Tensor q, Tensor k, Tensor v, Tensor log_fgate, Tensor? threshold, Tensor? seq_start, "
     f"{_OPTIONS}) -> {_RETURNS}",
 )
 forgetting_attention_backward_op = torch.library.custom_op(
     "acp_repro::forgetting_attention_backward",
-    _gradients,
+    _run_backward,
     mutates_args=(),
     schema="(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor log_fgate, Tensor out, Tensor lse, Tensor c, "
     f"Tensor boundary, Tensor? seq_start, {_OPTIONS}) -> {_RETURNS}",
@@ -72,7 +67,7 @@ forgetting_attention_backward_op = torch.library.custom_op(
 
 @forgetting_attention_op.register_fake
 def _(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size=None):
-    backend = named(implementation)
+    backend = find_backend(implementation)
     blocks = -(-q.shape[2] // backend.block_sizes(q.shape[-1], q.dtype)[0])
     return (
         torch.empty_like(q),
@@ -84,46 +79,29 @@ def _(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window
 
 @forgetting_attention_backward_op.register_fake
 def _(dout, q, k, v, log_fgate, *_):
-    return (
-        torch.empty_like(q),
-        torch.empty_like(k),
-        torch.empty_like(v),
-        log_fgate.new_empty(log_fgate.shape),
-    )
+    return *map(torch.empty_like, (q, k, v)), log_fgate.new_empty(log_fgate.shape)
 
 
-def attend(*arguments) -> tuple[Tensor, Tensor]:
-    """:func:`forgetting_attention_op` with its arguments, also under ``torch.func.grad``, ``vjp``,
-    ``jacrev``, ``vmap``.
+def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """out (B, H, Tq, D) like q and boundary (B, H, M) int32, also under the transforms of ``torch.func``.
 
-    A backend with ``by_autograd`` is called directly, without an operator.
-
-    Returns:
-        out (B, H, Tq, D) like q, and boundary (B, H, M) int32.
-
-    Raises:
-        NotImplementedError: for forward-mode derivatives (``torch.func.jvp``, ``jacfwd``); at the backward
-            pass for second derivatives. The operators have no formula for these, and torch would silently
-            give a tangent of zero.
+    Forward-mode and second derivatives raise NotImplementedError but of a backend with ``by_autograd``: the
+    operators have no formula for them, and torch would silently give a tangent of zero.
     """
-    if named(arguments[7]).by_autograd:
-        out, _, _, boundary = _forward(*arguments)
-    elif not _is_plain(arguments[:6]):
-        out, _, _, boundary = _call(forgetting_attention_op, _Attend, arguments)
-    elif _wants_gradients(arguments[:4]):
-        out, boundary = _AttendPlainly.apply(*arguments)
+    if find_backend(call.implementation).by_autograd:
+        out, _, _, boundary = _run_forward(*call)
+    elif not _needs_no_operator(call[:6]):
+        out, _, _, boundary = _call_operator(forgetting_attention_op, _Attend, call)
+    elif _wants_gradients(call[:4]):
+        out, boundary = _AttendPlainly.apply(*call)
     else:
-        out, _, _, boundary = _forward(*arguments, for_backward=False)
+        out, _, _, boundary = _run_forward(*call, for_backward=False)
     return out, boundary
 
 
-def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether PyTorch can do without an operator here, so that its inside can be called directly.
-
-    That is so if PyTorch runs eagerly, without transforms, and no mode watches operators. Such modes are
-    those of FakeTensor, ``make_fx`` and selective checkpoints. The tensors must be PyTorch's own, each of one
-    problem and with its values in memory.
-    """
+def _needs_no_operator(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether PyTorch runs eagerly, without transforms, and no mode watches operators."""
+    # Such modes are those of FakeTensor, `make_fx` and selective checkpoints.
     if torch.compiler.is_compiling():
         return False
     return not (
@@ -136,31 +114,26 @@ def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
             not isinstance(torch._C._get_function_stack_at(n), DeviceContext)
             for n in range(torch._C._len_torch_function_stack())
         )
-    ) and all(map(_is_own, tensors))
+    ) and all(map(_holds_its_values, tensors))
 
 
-def _is_own(x: Tensor | None) -> bool:
-    """Whether ``x`` is an ordinary tensor whose memory holds its values.
-
-    Two kinds are not. A gradient of ``is_grads_batched`` or ``vectorize`` looks like one tensor but is many,
-    without a transform; PyTorch calls the operator once for each. A tensor with the negative bit, such as
-    ``z.conj().imag``, has the other sign in memory; PyTorch resolves it before it calls the operator.
-    """
+def _holds_its_values(x: Tensor | None) -> bool:
+    """Whether ``x`` is an ordinary tensor whose memory holds its values."""
+    # A gradient of ``is_grads_batched`` or ``vectorize`` looks like one tensor but is many, without a
+    # transform: PyTorch calls the operator once for each. A tensor with the negative bit, such as
+    # ``z.conj().imag``, has the other sign in memory: PyTorch resolves it before it calls the operator.
     if x is None:
         return True
-    if type(x) not in _OWN_TENSORS or x.is_neg():
+    if type(x) not in (Tensor, torch.nn.Parameter) or x.is_neg():
         return False
     return not torch._C._functorch.is_legacy_batchedtensor(x)
-
-
-_OWN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 def _wants_gradients(tensors: tuple[Tensor, ...]) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def _call(operator, transformable: type[torch.autograd.Function], arguments: tuple):
+def _call_operator(operator, transformable: type[torch.autograd.Function], arguments: tuple):
     """Calls the operator, or the autograd.Function that stands for it while torch transforms functions."""
     forward_mode = forward_ad._current_level >= 0
     if torch.compiler.is_compiling():
@@ -180,18 +153,17 @@ _ONLY_REFERENCE = (
 
 
 def _setup_context(ctx, inputs, output):
-    q, k, v, log_fgate, _, seq_start, ctx.sm_scale, ctx.implementation, ctx.window_size = inputs
+    q, k, v, log_fgate, _, seq_start, *ctx.options = inputs
     ctx.save_for_backward(q, k, v, log_fgate, *output, seq_start)
 
 
 def _backward(ctx, dout, *_):
-    q, k, v, log_fgate, out, lse, c, boundary, seq_start = ctx.saved_tensors
-    tensors = (dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start)
-    arguments = (*tensors, ctx.sm_scale, ctx.implementation, ctx.window_size)
-    if _is_plain(tensors) and not _wants_gradients(tensors[:5]):
-        grads = _gradients(*arguments)
+    tensors = (dout, *ctx.saved_tensors)
+    arguments = (*tensors, *ctx.options)
+    if _needs_no_operator(tensors) and not _wants_gradients(tensors[:5]):
+        grads = _run_backward(*arguments)
     else:
-        grads = _call(forgetting_attention_backward_op, _AttendBackward, arguments)
+        grads = _call_operator(forgetting_attention_backward_op, _AttendBackward, arguments)
     return (*grads, None, None, None, None, None)
 
 
@@ -204,13 +176,12 @@ forgetting_attention_backward_op.register_autograd(_refuse_second_derivatives)
 
 
 class _AttendPlainly(torch.autograd.Function):
-    """The two passes without operators. If the backward pass is to be differentiated again, it calls the
-    backward operator, which refuses that."""
+    """The two passes without operators; a second derivative calls the backward operator, which refuses it."""
 
     # No `setup_context`: with one, PyTorch looks up the signature of `forward` at each call.
     @staticmethod
     def forward(ctx, *arguments):
-        outputs = _forward(*arguments)
+        outputs = _run_forward(*arguments)
         _setup_context(ctx, arguments, outputs)
         out, _, _, boundary = outputs
         ctx.mark_non_differentiable(boundary)
@@ -226,19 +197,13 @@ class _Attend(torch.autograd.Function):
     """The operator with its derivatives, in the form that torch.func can transform."""
 
     generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments):
-        return forgetting_attention_op(*arguments)
+    forward = staticmethod(lambda *arguments: forgetting_attention_op(*arguments))
+    backward = staticmethod(_backward)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.mark_non_differentiable(*output[1:])
         _setup_context(ctx, inputs, output)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return _backward(ctx, *grads)
 
     @staticmethod
     def jvp(ctx, *_):
@@ -249,22 +214,13 @@ class _AttendBackward(torch.autograd.Function):
     """The backward operator in the form that torch.func can transform."""
 
     generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments):
-        return forgetting_attention_backward_op(*arguments)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    backward = staticmethod(_refuse_second_derivatives)
-    jvp = staticmethod(_refuse_second_derivatives)
+    forward = staticmethod(lambda *arguments: forgetting_attention_backward_op(*arguments))
+    setup_context = staticmethod(lambda ctx, inputs, output: None)
+    backward = jvp = staticmethod(_refuse_second_derivatives)
 
 
 def _fold_into_batch(operator):
-    """Registers how ``torch.vmap`` maps an operator whose tensors all begin with the batch: it extends the
-    batch."""
+    """Registers how ``torch.vmap`` maps an operator whose tensors begin with the batch: in a larger batch."""
 
     def rule(info, in_dims, *arguments):
         size = info.batch_size
@@ -284,27 +240,9 @@ _fold_into_batch(forgetting_attention_op)
 _fold_into_batch(forgetting_attention_backward_op)
 
 
-@torch.library.custom_op("acp_repro::largest_norms", mutates_args=())
-def largest_norms_op(x: Tensor) -> Tensor:
-    """(B, H, T, D) on a GPU -> (B, H) float32, ``max_i ||x_i||``; no gradient."""
-    return kernels().largest_norms(x)
-
-
-@largest_norms_op.register_fake
-def _(x):
-    return x.new_empty(x.shape[:2], dtype=torch.float32)
-
-
-def largest_norms(x: Tensor) -> Tensor:
-    """The norm of each head's longest row: (B, H, T, D) -> (B, H) float32. Calls the operator only if it
-    must."""
-    return kernels().largest_norms(x) if _is_plain((x,)) else largest_norms_op(x)
-
-
 @torch.library.custom_op("acp_repro::threshold_from_norms", mutates_args=())
 def threshold_from_norms_op(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
-    """q (B, H, Tq, D), k (B, Hkv, Tk, D) on a GPU -> (B, H) float32, delta of
-    ``U = factor max_i ||q_i|| max_j ||k_j||`` and L = Tk; no gradient."""
+    """delta (B, H) of ``U = factor max_i ||q_i|| max_j ||k_j||`` and L = Tk, on a GPU; no gradient."""
     return kernels().threshold_from_norms(q, k, factor, log_pruning_tolerance)
 
 
@@ -314,7 +252,6 @@ def _(q, k, factor, log_pruning_tolerance):
 
 
 def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
-    """:func:`threshold_from_norms_op` of q (B, H, Tq, D) and k (B, Hkv, Tk, D): (B, H) float32. Calls the
-    operator only if it must."""
-    call = kernels().threshold_from_norms if _is_plain((q, k)) else threshold_from_norms_op
+    """:func:`threshold_from_norms_op`, which is called only if PyTorch must see an operator."""
+    call = kernels().threshold_from_norms if _needs_no_operator((q, k)) else threshold_from_norms_op
     return call(q, k, factor, log_pruning_tolerance)

@@ -14,14 +14,7 @@ from .kvcache import PagedKVCache
 
 
 def decay_bias(log_fgate: Tensor, seqlen_q: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """D of Equation 1: ``D_ij = c_i - c_j`` for the last ``seqlen_q`` rows, ``-inf`` above the diagonal.
-
-    Args:
-        log_fgate: (B, H, Tk).
-
-    Returns:
-        (B, H, Tq, Tk) in ``dtype``; the differences are computed in float64.
-    """
+    """D of Equation 1, (B, H, Tq, Tk): ``c_i - c_j`` for the last Tq rows, ``-inf`` above the diagonal."""
     c = cumulative_log_fgate(log_fgate)
     seqlen_k = c.shape[-1]
     bias = (c[..., seqlen_k - seqlen_q :, None] - c[..., None, :]).to(dtype)
@@ -37,8 +30,7 @@ def kept_entries(boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, b
 
 
 def shared_heads(x: Tensor, heads: int) -> Tensor:
-    """Keys or values (B, Hkv, T, D) repeated to (B, heads, T, D), same dtype: query head h reads head
-    ``h // (heads / Hkv)``."""
+    """Keys or values (B, Hkv, T, D) repeated to (B, heads, T, D): head h reads ``h // (heads / Hkv)``."""
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
@@ -52,16 +44,10 @@ def attention_scores(
     kept: Tensor | None = None,
     window_size: int | None = None,
 ) -> Tensor:
-    """``S = sm_scale Q K^T + D`` with every excluded entry at ``-inf``.
+    """``S = sm_scale Q K^T + D`` (B, H, Tq, Tk) with every excluded entry at ``-inf``, float32 or float64.
 
-    Args:
-        q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. log_fgate: (B, H, Tk).
-        seq_start: (B,) int64, the first real key of each row; None if there is no padding.
-        kept: broadcastable to (B, H, Tq, Tk) bool, entries that are not pruned (Equation 3).
-        window_size: keys that a query sees, itself included; None is no window.
-
-    Returns:
-        (B, H, Tq, Tk), float32 or float64 for float64 inputs.
+    ``kept``, broadcastable to (B, H, Tq, Tk), are entries that are not pruned (Equation 3); all else is that
+    of :class:`.checks.AttentionCall`.
     """
     bias = decay_bias(log_fgate, q.shape[-2], dtype=torch.promote_types(q.dtype, torch.float32))
     scores = (q @ shared_heads(k, q.shape[1]).mT * sm_scale).to(bias.dtype) + bias
@@ -90,17 +76,15 @@ def forgetting_attention(
 ) -> tuple[Tensor, Tensor]:
     """Forgetting attention, dense (Equation 2; with ``kept``, Equation 3 at block level).
 
-    Args:
-        q: (B, H, Tq, D). k, v: (B, Hkv, Tk, D), H a multiple of Hkv. log_fgate: (B, H, Tk). The softmax is in
-            float32, or in float64 for float64 inputs. The rest as in :func:`attention_scores`.
+    Arguments are those of :func:`attention_scores`, and v like k. The softmax is in float32, or in float64
+    for float64 inputs.
 
     Returns:
         out (B, H, Tq, D) in the dtype of q, and lse (B, H, Tq), the log of each row's sum. A row with
         no key left (before ``seq_start``) gives 0 and ``-inf``.
     """
-    scores = attention_scores(
-        q, k, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept, window_size=window_size
-    )
+    options = {"seq_start": seq_start, "sm_scale": sm_scale, "kept": kept, "window_size": window_size}
+    scores = attention_scores(q, k, log_fgate, **options)
     empty = (scores == float("-inf")).all(-1, keepdim=True)
     weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
     return weights.to(v.dtype) @ shared_heads(v, q.shape[1]), scores.detach().logsumexp(-1)
@@ -109,29 +93,17 @@ def forgetting_attention(
 def pruned_mass(
     q: Tensor, k: Tensor, log_fgate: Tensor, kept: Tensor, *, seq_start: Tensor | None = None, sm_scale: float
 ) -> Tensor:
-    """``sum_j 1{pruned} A_ij`` of every row under the exact weights A: the quantity that Appendix A bounds.
+    """``sum_j 1{pruned} A_ij`` (B, H, Tq) float64 under the exact weights A: what Appendix A bounds.
 
-    Args:
-        q: (B, H, Tq, D). k: (B, Hkv, Tk, D). log_fgate: (B, H, Tk).
-        kept: broadcastable to (B, H, Tq, Tk) bool, False where an entry is pruned.
-
-    Returns:
-        (B, H, Tq) in float64.
+    ``kept``, broadcastable to (B, H, Tq, Tk), is False where an entry is pruned; the rest as in
+    :func:`attention_scores`.
     """
     scores = attention_scores(q.double(), k.double(), log_fgate, seq_start=seq_start, sm_scale=sm_scale)
     return scores.softmax(-1).nan_to_num(0.0).masked_fill(kept, 0.0).sum(-1)
 
 
-def decode(
-    q: Tensor,
-    cache: PagedKVCache,
-    start_block: Tensor,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    window_size: int | None = None,
-) -> Tensor:
-    """Equation 3 over the keys from ``start_block`` on, one head after the other: (B, H, T, D) in the dtype
-    of q."""
+def decode(q: Tensor, cache: PagedKVCache, start_block, seq_start, sm_scale, window_size=None) -> Tensor:
+    """Equation 3 over the keys from ``start_block`` on, one head after the other: (B, H, T, D) like q."""
     out = torch.zeros_like(q)
     size, group = cache.block_size, q.shape[1] // cache.block_table.shape[1]
     for b, length in enumerate(cache.seqlens.tolist()):
@@ -147,13 +119,7 @@ def decode(
                 padding = torch.arange(k.shape[2], device=k.device) < start
                 k, v = (x.masked_fill(padding[:, None], 0.0) for x in (k, v))
                 c = c.masked_fill(padding, 0.0)
-            out[b, h, -tokens:] = forgetting_attention(
-                q[b : b + 1, h : h + 1, -tokens:],
-                k,
-                v,
-                c.diff(dim=-1, prepend=c[..., :1]),
-                seq_start=start,
-                sm_scale=sm_scale,
-                window_size=window_size,
-            )[0][0, 0]
+            one, gates = q[b : b + 1, h : h + 1, -tokens:], c.diff(dim=-1, prepend=c[..., :1])
+            options = {"seq_start": start, "sm_scale": sm_scale, "window_size": window_size}
+            out[b, h, -tokens:] = forgetting_attention(one, k, v, gates, **options)[0][0, 0]
     return out

@@ -16,7 +16,6 @@ from torch import Tensor
 from . import op
 from .backends import HAS_TRITON
 from .decay import threshold_offset
-from .op import largest_norms
 
 DEFAULT_LOG_PRUNING_TOLERANCE = -10.0
 
@@ -30,8 +29,7 @@ _UNIT_ROUNDOFF = {
 
 
 def _dot_margin(head_dim: int) -> float:
-    """A bound, with room, for how far a float32 sum of ``head_dim`` products can exceed its exact value, as a
-    factor."""
+    """A factor, with room, by which a float32 sum of ``head_dim`` products can exceed its exact value."""
     return 1.0 + (head_dim + 8) * 2.0**-23
 
 
@@ -74,8 +72,7 @@ def logit_bound_from_qk_norm(
     product.
 
     Args:
-        q_weight: (head_dim,) shared by the heads, or (num_heads * head_dim,).
-        k_weight: (head_dim,), or (num_kv_heads * head_dim,).
+        q_weight, k_weight: (head_dim,) shared by the heads, or (heads * head_dim,).
         sm_scale: score scale, default ``1 / sqrt(head_dim)``.
         dtype: the dtype in which q and k are multiplied.
         num_kv_heads: heads of k where query heads share them; default num_heads.
@@ -116,12 +113,12 @@ def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) 
     Returns:
         (B, H) float32.
     """
-    head_dim = q.shape[-1]
-    sm_scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
-    norms = [_largest_norms(x.detach()) for x in (q, k)]
-    if q.shape[1] != k.shape[1]:
-        norms[1] = norms[1].repeat_interleave(q.shape[1] // k.shape[1], 1)
-    return norms[0] * norms[1] * _norms_factor(head_dim, sm_scale)
+    norms = []
+    for x in (q.detach(), k.detach()):
+        accumulate = torch.promote_types(x.dtype, torch.float32)
+        longest = torch.linalg.vector_norm(x, dim=-1, dtype=accumulate).amax(-1).float()
+        norms.append(longest.repeat_interleave(q.shape[1] // x.shape[1], 1))
+    return norms[0] * norms[1] * _norms_factor(q.shape[-1], sm_scale)
 
 
 def threshold_from_norms(
@@ -130,39 +127,14 @@ def threshold_from_norms(
     sm_scale: float | None = None,
     log_pruning_tolerance: float = DEFAULT_LOG_PRUNING_TOLERANCE,
 ) -> Tensor:
-    """:func:`pruning_threshold` with U from :func:`logit_bound_from_norms` and L the number of keys in k.
+    """:func:`pruning_threshold` (B, H) with U from :func:`logit_bound_from_norms` and L the keys of k."""
+    if HAS_TRITON and all(x.is_cuda and x.dtype.itemsize <= 4 for x in (q, k)):
+        # Three kernels with the same number of roundings: torch's own reduction takes six times as long.
+        factor = _norms_factor(q.shape[-1], sm_scale)
+        return op.threshold_from_norms(q.detach(), k.detach(), factor, log_pruning_tolerance)
+    return pruning_threshold(logit_bound_from_norms(q, k, sm_scale), k.shape[2], log_pruning_tolerance)
 
-    On a GPU three kernels compute it, with the same number of roundings.
 
-    Args:
-        q, k, sm_scale: of :func:`logit_bound_from_norms`.
-        log_pruning_tolerance: of :func:`pruning_threshold`.
-
-    Returns:
-        (B, H) float32.
-
-    Raises:
-        ValueError: as :func:`pruning_threshold` does.
-    """
-    if not (_has_kernels(q) and _has_kernels(k)):
-        return pruning_threshold(logit_bound_from_norms(q, k, sm_scale), k.shape[2], log_pruning_tolerance)
-    head_dim = q.shape[-1]
+def _norms_factor(head_dim: int, sm_scale: float | None) -> float:
     sm_scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
-    factor = _norms_factor(head_dim, sm_scale)
-    return op.threshold_from_norms(q.detach(), k.detach(), factor, log_pruning_tolerance)
-
-
-def _norms_factor(head_dim: int, sm_scale: float) -> float:
     return abs(float(sm_scale)) * _dot_margin(head_dim) ** 3
-
-
-def _has_kernels(x: Tensor) -> bool:
-    return x.is_cuda and HAS_TRITON and x.dtype.itemsize <= 4
-
-
-def _largest_norms(x: Tensor) -> Tensor:
-    """(B, H, T, D) -> (B, H) float32, the norm of each head's longest row."""
-    if _has_kernels(x):
-        return largest_norms(x)  # torch's own reduction takes six times as long on a GPU
-    accumulate = torch.promote_types(x.dtype, torch.float32)
-    return torch.linalg.vector_norm(x, dim=-1, dtype=accumulate).amax(-1).float()

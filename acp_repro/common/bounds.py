@@ -21,8 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Must:
-    """A bound of a type: a value must be ``words``, and is if it ``holds``. ``known`` are words that it may
-    be."""
+    """A bound of a type: a value must be ``words``, and is if it ``holds``; ``known`` words are suggested."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -87,11 +86,7 @@ _FLAG = Must("true or false", lambda x: isinstance(x, bool))
 
 
 def check(settings: Any) -> None:
-    """Checks the bounds of each field of a dataclass.
-
-    Raises:
-        ValueError: one does not hold; the message begins with the field's name.
-    """
+    """Checks the bounds of each field of a dataclass: else ValueError, which begins with the field's name."""
     for name, optional, bounds in _bounds(type(settings)):
         value = getattr(settings, name)
         for must in () if optional and value is None else bounds:

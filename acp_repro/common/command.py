@@ -1,11 +1,11 @@
-"""How every command ends: with an exit code, and for a user's mistake with one line and no traceback."""
+"""How every command reads its options, and ends: for a user's mistake with one line and no traceback."""
 
 from __future__ import annotations
 
 import argparse
 import errno
 import functools
-import math
+import importlib.util
 import os
 import re
 import shlex
@@ -14,21 +14,25 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from .docs import plain
+from .bounds import Count
 from .errors import UsageError, UserError, is_out_of_memory
 
 Main = Callable[..., int | None]
-# The libraries of the extras of pyproject.toml, by the name that is imported.
+DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
+CHECKPOINT = "a checkpoint folder, or a run folder"
+# Libraries of the extras of pyproject.toml, by the name that is imported; the package needs the first two.
+_CHAIN = ("safetensors", "pandas", "pydantic", "scipy", "yaml", "tqdm", "fsspec")
 _EXTRAS = {
-    **dict.fromkeys(("numpy", "pandas", "pydantic", "scipy", "yaml", "tqdm", "fsspec"), "chain"),
-    **dict.fromkeys(("matplotlib", "seaborn", "PIL", "markdown_it"), "figures"),
-    "safetensors": "checkpoints",
-    "tokenizers": "bpe",
-    "rich": "inspect",
-    "lm_eval": "eval",
-    "transformers": "transformers",
+    "": ("torch", "numpy"),
+    "checkpoints": ("safetensors",),
+    "bpe": ("tokenizers",),
+    "chain": _CHAIN,
+    "figures": (*_CHAIN, "matplotlib", "seaborn", "PIL", "markdown_it"),
+    "inspect": (*_CHAIN, "tokenizers", "rich"),
+    "transformers": ("safetensors", "tokenizers", "transformers"),
+    "eval": ("safetensors", "tokenizers", "transformers", "lm_eval"),
 }
 # Threads that wait by spinning make small operators many times slower on a machine that is shared.
 _PASSIVE = {"OMP_WAIT_POLICY": "passive"}
@@ -42,8 +46,8 @@ _NOT_WRITABLE = (
 def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
     """Makes a ``main`` that returns an exit code and turns a user's mistakes into one line.
 
-    :class:`UserError` becomes ``error: ...``. The same holds for a full disk, for a path that cannot be
-    written to, and where memory runs out. Ctrl-C prints ``stopped`` and gives 130.
+    :class:`UserError` becomes ``error: ...``. The same holds for a missing library, a full disk, a path that
+    cannot be written to, and where memory runs out. Ctrl-C prints ``stopped`` and gives 130.
 
     Args:
         resume: what the same command does next time, printed after Ctrl-C. An interrupt's own message
@@ -58,11 +62,11 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
                 return main(arguments) or 0
             except UserError as error:
                 return fail(str(error), error.exit_code)
-            except ModuleNotFoundError as error:
-                usual = _EXTRAS.get((error.name or "").partition(".")[0])
-                if usual is None:
+            except ImportError as error:  # or raised from one, with a library's own words
+                name = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
+                if not any(name in names for names in _EXTRAS.values()):
                     raise
-                return fail(f"{error}; `pip install 'acp_repro[{extra or usual}]'` brings it", 2)
+                return fail(_about_missing(error, name, extra), 2)
             except KeyboardInterrupt as interrupt:
                 print("; ".join(filter(None, ["\nstopped", str(interrupt) or resume])), file=sys.stderr)
                 return 130
@@ -71,7 +75,8 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                return fail(_about_memory(error))
+                reason = next(iter(str(error).splitlines()), "")
+                return fail(f"there is not enough memory; make what was asked for smaller ({reason})")
             except OSError as error:
                 if error.errno not in _NOT_WRITABLE:
                     raise
@@ -82,14 +87,15 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
     return decorate
 
 
-def _about_memory(error: Exception) -> str:
-    """How much was asked for, where torch or NumPy say it as a number and a unit; else the error's words."""
-    words = next(iter(str(error).splitlines()), "")
-    if found := re.search(r"allocate ([0-9.]+) (\w+)", words):
-        number, unit = found.groups()
-        size = f"{int(number) / 2**30:,.1f} GiB" if unit == "bytes" else f"{number} {unit}"
-        words = f"{size} at once"
-    return f"there is not enough memory{words and f': {words}'}; make what was asked for smaller"
+def _about_missing(error: ImportError, name: str, extra: str) -> str:
+    extras = extra.split(",") if extra else []
+    if not any(name in _EXTRAS.get(one, ()) for one in ("", *extras)):
+        extras.append(next(one for one, names in _EXTRAS.items() if name in names))
+    wanted = [name, *(library for one in ("", *extras) for library in _EXTRAS.get(one, ()))]
+    missing = [one for one in dict.fromkeys(wanted) if not importlib.util.find_spec(one)]
+    said = f"not installed: {', '.join(missing)}" if missing else str(error)  # else it is too old
+    what = f"'.[{','.join(extras)}]'" if extras else "."
+    return f"{said}; run `make setup` or `pip install {what}` in the clone"
 
 
 def run_command(main: Main) -> None:
@@ -140,21 +146,54 @@ def fail(message: str, code: int = 1) -> int:
     return code
 
 
-def described_parser(
-    name: str, doc: str, *, as_written: bool = False, **more: Any
-) -> argparse.ArgumentParser:
+def plain(doc: str) -> str:
+    """``doc`` without what reStructuredText puts around names: double backticks and roles."""
+    return re.sub(r":\w+:`~?\.?([^`]+)`", r"\1", doc).replace("``", "")
+
+
+def described_parser(name: str, doc: str, **more: Any) -> argparse.ArgumentParser:
     """The parser of ``python -m acp_repro.NAME``, described by its module's docstring.
 
-    Args:
-        as_written: keep the docstring's lines; else join it into one paragraph, without the command in its
-            first line.
+    Lines stay as they are where there is an ``epilog``. Else the docstring becomes one paragraph, without the
+    command in its first line.
     """
-    if as_written:
+    if "epilog" in more:
         more["formatter_class"] = argparse.RawDescriptionHelpFormatter
     else:
-        summary, details = doc.split("\n\n", 1)
-        doc = summary.split(":")[0] + ". " + details
+        summary, _, details = doc.partition("\n\n")
+        doc = f"{summary.partition(':')[0]}. {details}"
     return argparse.ArgumentParser(prog=f"python -m acp_repro.{name}", description=plain(doc), **more)
+
+
+def checkpoint_parser(name: str, doc: str, metavar: str = "CHECKPOINT") -> argparse.ArgumentParser:
+    """The parser of a command that opens one checkpoint, ``options.checkpoint``."""
+    parser = described_parser(name, doc)
+    parser.add_argument("checkpoint", metavar=metavar, help=CHECKPOINT)
+    parser.add_argument("--device", help="cpu, cuda (default: a GPU if there is one)")
+    return parser
+
+
+def add_text_options(parser: argparse._ActionsContainer) -> None:
+    """Adds the options for the text that a checkpoint reads, and its length."""
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument(
+        "--text",
+        metavar="FILE",
+        type=existing,
+        help="a text file, .jsonl or folder (default: the run's held-out text, else the book that comes with "
+        "the project)",
+    )
+    text.add_argument(
+        "--token-ids", metavar="FILE.npy", type=existing, help="a file of token ids, instead of text"
+    )
+    parser.add_argument(
+        "--length",
+        "--context-length",
+        dest="context_length",
+        type=positive,
+        metavar="N",
+        help=f"tokens a sequence (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
+    )
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
@@ -173,78 +212,55 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[s
     ]
 
 
-def positive(text: str) -> int:
-    """The type of an option that counts something.
+def bounded(hint: Any) -> Callable[[str], Any]:
+    """The type of an option that is a number of :mod:`.bounds`, such as ``Count``."""
+    kind, must = get_args(hint)
 
-    Raises:
-        argparse.ArgumentTypeError: it is not a whole number of at least 1, or too large for a machine's word.
-    """
-    if not text.isdecimal() or not 1 <= int(text) <= sys.maxsize:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1, or is too large")
-    return int(text)
-
-
-def number(least: float, most: float = math.inf) -> Callable[[str], float]:
-    """The type of an option that is a finite number from ``least`` to ``most``.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not.
-    """
-
-    def parse(text: str) -> float:
+    def read(text: str) -> Any:
         try:
-            value = float(text)
+            value = kind(text)
         except ValueError:
-            value = math.nan
-        if not least <= value <= most or math.isinf(value):
-            wanted = f"from {least} to {most}" if most < math.inf else f"of at least {least}"
-            raise argparse.ArgumentTypeError(f"{text} is not a number {wanted}")
+            value = None
+        if not must.holds(value):
+            raise argparse.ArgumentTypeError(f"{text} is not {must.words}")
         return value
 
-    return parse
+    return read
+
+
+positive = bounded(Count)
+
+
+def existing(text: str) -> str:
+    """The type of an option that names a file or folder to read."""
+    if not text or not Path(text).exists():
+        raise argparse.ArgumentTypeError(f"{text or 'an empty name'} does not exist")
+    return text
 
 
 def output_file(text: str) -> Path:
-    """The type of an option that names a file to write.
-
-    Raises:
-        argparse.ArgumentTypeError: it is a folder, lies in what is none, or may not be written to.
-    """
-    if text == "-":
-        raise argparse.ArgumentTypeError("- names no file here; give one, or /dev/stdout")
+    """The type of an option that names a file to write."""
     path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder; give a file")
-    if path.exists() and not path.is_file():  # a device or a pipe
-        return path
     above = next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
-    if not above.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} cannot be written: {above} is a file and no folder")
-    if not os.access(above, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written: nothing may be written in {above}")
+    if path.is_dir() or not (path.exists() or (above.is_dir() and os.access(above, os.W_OK))):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: a folder, or in none that you may write")
     return path
 
 
-def choose_device(name: str | None):
-    """The ``torch.device`` of an option ``--device``; None is a GPU if there is one.
+def usable_cores() -> int:
+    """How many cores this process may use; in a container, fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    Raises:
-        UsageError: this machine does not have the device.
-    """
+
+def choose_device(name: str | None):
+    """The ``torch.device`` of an option ``--device``; None is a GPU if there is one."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name or "cuda"):
+        raise UsageError(f"--device {name}: no such device; use cpu, cuda or cuda:1")
+
     import torch
 
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"--device {name}: no such device; use cpu, cuda or cuda:1") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {name}: only cpu and cuda are supported; use one of them")
-    if device.type == "cuda":
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if not gpus:
-            raise UsageError(f"--device {name}: PyTorch finds no GPU here; leave --device out, or use cpu")
-        if device.index is not None and device.index >= gpus:
-            raise UsageError(f"--device {name}: there are {gpus} GPUs, cuda:0 to cuda:{gpus - 1}")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device(name or ("cuda" if gpus else "cpu"))
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise UsageError(f"--device {name}: PyTorch finds {gpus or 'no'} GPU here; leave --device out")
     return device

@@ -11,8 +11,6 @@ class UserError(Exception):
     """An error that the user can mend; the message is one line that says how.
 
     A command prints it as ``error: ...`` and ends with ``exit_code``. In Python it is an ordinary exception.
-    Subclasses also derive from ValueError or RuntimeError, so that code which catches only those catches
-    them.
     """
 
     exit_code = 1
@@ -26,10 +24,7 @@ class UsageError(UserError, ValueError):
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turns a library's error about a file or value that the user named into a :class:`UsageError`.
-
-    Also a decorator.
-    """
+    """Turns a library's error about a file or value that the user named into a :class:`UsageError`."""
     try:
         yield
     except UsageError:
@@ -47,11 +42,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """``; did you mean X?`` if a known name is like ``name``, else nothing; for the end of an error.
-
-    A name is like another if they differ in case, in the order of letters, or in a few letters. A beginning
-    stands for up to five names.
-    """
+    """``; did you mean X?`` if a known name is like ``name``, else nothing; for the end of an error."""
     text, known = str(name).lower(), list(known)
     near = (
         [one for one in known if one.lower() == text]

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,27 +26,16 @@ def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path beside ``target`` that gets its name on success and is deleted otherwise.
 
     The folder of ``target`` is created if it does not exist. No reader, full disk or crash leaves half a
-    file. A link stays one; a device or a pipe is written to.
-
-    Raises:
-        OSError: it cannot be written; ``filename`` is the target.
+    file. A link stays one. An OSError names the target.
     """
     given, target = Path(target), Path(os.path.realpath(target))
-    printed = str(given) in ("/dev/stdout", "/dev/stderr")  # these may be files, which hold what was printed
-    is_special = printed or (given.exists() and not (given.is_file() or given.is_dir()))
-    folder = Path(tempfile.gettempdir()) if is_special else target.parent
     path = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.", suffix=".tmp")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
         os.close(handle)
         path = Path(name)
         yield path
-        if is_special:
-            with path.open("rb") as content, given.open("ab") as special:
-                shutil.copyfileobj(content, special)
-            path.unlink()
-            return
         # mkstemp makes files that only their owner may read; set the usual permissions.
         mask = os.umask(0)
         os.umask(mask)
@@ -61,15 +49,11 @@ def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
         if number and type(error).__name__ == "SafetensorError":  # it wraps what the system said
             code = int(number[1])
             raise OSError(code, os.strerror(code), os.fspath(given)) from error
-        whose = getattr(error, "filename", None)
-        if getattr(error, "errno", None) and (whose is None or _is_temporary(whose, target)):
+        whose = Path(getattr(error, "filename", None) or path or target)
+        if getattr(error, "errno", None) and whose.name.startswith(f".{target.name}."):
             error.filename, error.filename2 = os.fspath(given), None
         raise
     sync(target.parent)
-
-
-def _is_temporary(name: Any, target: Path) -> bool:
-    return Path(str(name)).name.startswith(f".{target.name}.")
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
@@ -103,8 +87,7 @@ def write_csv(path: str | os.PathLike[str], names: Sequence[str], rows: Iterable
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """fsync of a file's content, or of a folder's entries. A system that cannot open folders does not need
-    it."""
+    """fsync of a file's content, or of a folder's entries, which not every system can open."""
     if os.name != "posix" and Path(path).is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -124,20 +107,12 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
 def lock(path: str | os.PathLike[str], *, refuse: str = "") -> Iterator[None]:
     """One process inside at a time. The lock is released when the process ends, for any reason.
 
-    On Windows, which has no such lock, nothing is locked.
-
     Args:
         path: a file that is created for it, and stays.
         refuse: raise :class:`Locked` with these words if another process is inside; empty waits for it.
-
-    Raises:
-        Locked: another process is inside, and ``refuse`` is given.
     """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
+    import fcntl  # not on Windows, where the library is enough
+
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

@@ -24,12 +24,10 @@ def largest_pruned_ratio(seqlen: int, block_q: int, block_k: int) -> float:
 
 
 def head_kind(pruned_ratio: float, largest: float) -> str | None:
-    """``local``, ``global`` or ``between`` (Section 4.3), by the outer bins of Figure 4; None if nothing can
-    be pruned.
+    """``local`` if at least 95 % of the blocks that can be pruned are, ``global`` under 5 %, else ``between``
+    (Section 4.3); None if none can be.
 
-    Only the blocks that can be pruned count. A head is local if it prunes at least 95 % of them, and global
-    under 5 %. At long contexts these are nearly all blocks. At short ones the diagonal and its neighbour
-    alone are more than 5 %, so without this rule no head could be local.
+    Of all blocks, the diagonal and its neighbour are more than 5 % at short contexts: no head could be local.
 
     Args:
         largest: from :func:`largest_pruned_ratio`.

@@ -1,12 +1,9 @@
 """The uncertainty of numbers: intervals, paired differences, equivalence, Holm's correction. For every paper.
 
-This module is not in ``analysis``, because ``python -m acp_repro.compare`` uses it too, and an installed
-package has no ``analysis``. It is the only one of this package that needs numpy and scipy (the extra
-``chain``), so no method may import it. scipy takes a second to import, so functions import it.
-
 The unit of evidence is what was drawn at random, and the caller chooses it. One number a training, or a pair
 of trainings, goes to :func:`over_draws`. One number a test item goes to :func:`over_items`. So it tells two
-*models* apart, and two seeds of one method are two models as well.
+*models* apart, and two seeds of one method are two models as well. scipy takes a second to import, so
+functions import it.
 """
 
 from __future__ import annotations
@@ -60,8 +57,6 @@ class Estimate(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The result of :func:`paired_difference`."""
-
     mean: float
     low: float
     high: float
@@ -69,51 +64,28 @@ class Difference(NamedTuple):
 
 
 class Equivalence(NamedTuple):
-    """The result of :func:`equivalence`.
-
-    Attributes:
-        low, high: the interval that is within the margin if the two tests agree.
-        p_value: the larger of the two; below :data:`LEVEL` the difference is smaller than the margin.
-        beyond_p_value: of the opposite test; below :data:`LEVEL` the difference is larger than the margin.
-    """
-
-    low: float
+    low: float  # the interval that is within the margin if the two tests agree
     high: float
-    p_value: float
-    beyond_p_value: float
+    p_value: float  # the larger of the two; below LEVEL the difference is smaller than the margin
+    beyond_p_value: float  # of the opposite test; below LEVEL the difference is larger than the margin
 
     @property
     def shown(self) -> bool | None:
-        """True if the difference is smaller than the margin, False if larger; None if neither test
-        decides."""
+        """Whether the difference is smaller than the margin; None if neither test decides."""
         return True if self.p_value < LEVEL else False if self.beyond_p_value < LEVEL else None
 
 
 class Homogeneity(NamedTuple):
-    """The result of :func:`homogeneity`.
-
-    Attributes:
-        p_value: of a test that shuffles items among the groups and compares chi-squared.
-        effect_high: the upper bound of Cohen's w, by the noncentral chi-squared distribution. w is the root
-            of chi-squared, as it would be without chance, over the number of items; 0.3 is a medium effect.
-    """
-
-    p_value: float
+    p_value: float  # of a test that shuffles items among the groups and compares chi-squared
+    # The upper bound of Cohen's w, by the noncentral chi-squared distribution. w is the root of chi-squared,
+    # as it would be without chance, over the number of items; 0.3 is a medium effect.
     effect_high: float
 
 
 def finite(
     values: Sequence[float], what: str = "the statistics", items: Sequence[object] | None = None
 ) -> np.ndarray:
-    """``values`` as float64, for a test or a verdict: with NaN every comparison is false, and none says so.
-
-    Args:
-        what: names the values in the error.
-        items: their names; by default their places from 0.
-
-    Raises:
-        UsageError: one is NaN or infinite; the message names it.
-    """
+    """``values`` as float64, for a test or a verdict: comparisons with NaN are false, and do not say so."""
     values = np.asarray(values, dtype=float)
     for place in np.flatnonzero(~np.isfinite(values)):
         item = place if items is None else items[place]
@@ -166,20 +138,11 @@ def paired_difference(apart: Sequence[float], weights: Sequence[float] | None = 
 
 
 def equivalence(estimate: Estimate, margin: float) -> Equivalence:
-    """Two one-sided tests that a difference is within ``margin`` on either side of 0.
+    """Two one-sided tests that a difference is within ``margin`` of 0, the smallest that would matter.
 
     To find no difference does not show that there is none: two items or two seeds never differ significantly.
     These tests need enough items to rule out a difference as large as the margin.
-
-    Args:
-        estimate: of the difference, over the right unit.
-        margin: the smallest difference that would matter, chosen before the data were seen.
-
-    Raises:
-        ValueError: the margin is not above 0.
     """
-    if not margin > 0:
-        raise ValueError(f"the margin must be above 0, got {margin:g}")
     below = estimate._replace(mean=-estimate.mean)
     _, low, high = estimate.interval(2 * LEVEL)  # each of its ends is one of the tests
     return Equivalence(
@@ -212,8 +175,7 @@ def homogeneity(counts: Sequence[Sequence[int]]) -> Homogeneity:
 
 
 def p_value(apart: np.ndarray) -> float:
-    """Two-sided p of a paired test that the differences ``apart`` (items,) float are equally likely up and
-    down.
+    """Two-sided p of a paired test that the differences ``apart`` (items,) are equally likely up and down.
 
     If they all have one size, as for right and wrong, it is McNemar's exact test. Otherwise signs are
     flipped: in all ways if there are at most 10,000, else in 10,000 random ones with a fixed seed. (scipy's
@@ -246,11 +208,7 @@ def _signs(count: int) -> Iterator[np.ndarray]:
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """p after Holm's correction, (n,) float64. Below a level, it holds at that level for all of them
-    together.
-
-    Implemented here, because scipy corrects only the rate of false discoveries.
-    """
+    """p after Holm's correction, (n,) float64; scipy corrects only the rate of false discoveries."""
     p_values = np.asarray(p_values, dtype=float)
     order = np.argsort(p_values)
     factors = np.arange(len(p_values), 0, -1)

@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING
 from ..common import lazy
 
 if TYPE_CHECKING:
+    from .checkpoint import Checkpoint
     from .explorer import Explorer, explore
-    from .looking import look
+    from .heads import inspect_heads, weigh_heads
 
-__all__ = ["Explorer", "explore", "look"]
+__all__ = ["Checkpoint", "Explorer", "explore", "inspect_heads", "weigh_heads"]
 
 __getattr__, __dir__ = lazy.names(
-    __name__, {"Explorer": "explorer", "explore": "explorer", "look": "looking"}
+    __name__,
+    {
+        "Checkpoint": "checkpoint",
+        "Explorer": "explorer",
+        "explore": "explorer",
+        "inspect_heads": "heads",
+        "weigh_heads": "heads",
+    },
 )

@@ -14,13 +14,10 @@ COLOURS = {"local": "blue", "global": "yellow"}
 
 
 def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
-    """Prints the frame of :func:`inspect_heads` with a summary of the layers.
+    """Prints the frame of :func:`inspect_heads` with a summary of the layers; sorted by what is pruned, or
+    by layer.
 
     A table drops columns from its right until it fits the terminal (80 columns in a pipe).
-
-    Args:
-        title: the model and the text.
-        sort: ``"pruned"``, the most local head first, or ``"layer"``.
     """
     console, facts = Console(highlight=False), heads.iloc[0]
     say = console.out  # as it stands: a pipe's reader wraps lines, or does not

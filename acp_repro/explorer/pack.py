@@ -1,21 +1,25 @@
-"""A model's heads as the page stores them: numbers rounded to bytes, deflated, in base64.
+"""The page's file: a model's heads as numbers rounded to bytes, deflated, in base64, and what draws them.
 
-``page/data.js`` is the reverse. Numbers of more than a byte are written a byte at a time, all the lowest
+``page/data.js`` reads the numbers. Numbers of more than a byte are written a byte at a time, all the lowest
 bytes first, because that deflates better.
 """
 
 from __future__ import annotations
 
 import base64
+import html
+import json
 import math
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .looking import Head, ModelHeads
+from .heads import Head, ModelHeads
 
 GATE_STEPS = 64  # of log(f / (1 - f)), a step: 0.4 % of f at most
 CELL_FLOOR, RECEIVED_FLOOR = 1e-5, 1e-3
@@ -26,6 +30,17 @@ BINS_PER_OCTAVE = 4
 # list.
 MOST_KEYS = 2_500_000
 LEAST_WEIGHTS = (0.01, 0.02, 0.05)
+D3 = "7.9.0"
+_SCRIPTS = (
+    f"d3.v{D3}.min.js",
+    "data.js",
+    "parts.js",
+    "model.js",
+    "head.js",
+    "text.js",
+    "compare.js",
+    "main.js",
+)
 
 
 class Listing(NamedTuple):
@@ -51,21 +66,14 @@ class Listing(NamedTuple):
         return listed
 
 
-def pack_model(
-    name: str, facts: Sequence[str], model: ModelHeads, listing: Listing
-) -> tuple[dict[str, Any], list[str]]:
-    """A model's part of the page: what it shows at first, and one text in base64 for each head.
-
-    Args:
-        name: what the page calls the model.
-        facts: lines about it.
-    """
+def pack_model(model: ModelHeads, facts: Sequence[str], listing: Listing) -> tuple[dict[str, Any], list[str]]:
+    """A model's part of the page: what it shows at first, and one text in base64 for each head."""
     edges, own = distance_bins(model.length), model.own_log_pruning_tolerance
     with ThreadPoolExecutor() as threads:  # zlib releases Python's lock
         packed = list(threads.map(lambda head: _pack_head(head, listing, edges, model.grid), model.heads))
     about = {
-        "name": name,
-        "facts": list(facts),
+        "name": model.name,
+        "facts": facts,
         "length": model.length,
         "cell": model.cell,
         "grid": model.grid,
@@ -91,8 +99,7 @@ def distance_bins(length: int) -> np.ndarray:
 
 
 def pack_text(pieces: Sequence[str]) -> tuple[list[str], str]:
-    """The distinct ones of ``pieces`` (T,), the text of each token; and in base64 which of them each token
-    is."""
+    """The distinct ones of ``pieces``, the text of each token; and in base64 which of them each token is."""
     places: dict[str, int] = {}
     which = [places.setdefault(piece, len(places)) for piece in pieces]
     return list(places), encode([np.array(which, "<u4")])
@@ -138,8 +145,7 @@ def _pack_head(
 
 
 def logarithmic(values: np.ndarray, least: float, most: float) -> np.ndarray:
-    """``values`` of any shape as uint8 on a logarithmic scale: 0 under ``least``, 1 there, 255 at
-    ``most``."""
+    """``values`` as uint8 on a logarithmic scale: 0 under ``least``, 1 there, 255 at ``most``."""
     share = np.log(np.maximum(values, least) / least) / math.log(most / least)
     return np.where(values < least, 0, 1 + np.round(254 * share.clip(0, 1))).astype("<u1")
 
@@ -151,3 +157,27 @@ def _plain(column) -> list:
         float(f"{v:.6g}") if isinstance(v, float) and math.isfinite(v) else None if v != v else v
         for v in values
     ]
+
+
+def render(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
+    """The whole page: what it shows at first, and texts in base64 by the names that the scripts look for."""
+    folder = resources.files(__package__) / "page"
+
+    def read(name: str) -> str:
+        return (folder / name).read_text(encoding="utf-8")
+
+    def script(content: str, attributes: str = "") -> str:
+        return f"<script{attributes}>{content}</script>"
+
+    told = json.dumps(about, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = [script(told, ' type="application/json" id="about"')]
+    data += [script(blob, f' type="text/plain" id="{name}"') for name, blob in blobs.items()]
+    scripts = [
+        f"<!-- D3, licence:\n{read('d3.LICENSE')}-->",
+        *(script(f"\n{read(name)}") for name in _SCRIPTS),
+    ]
+    parts = {"title": html.escape(title), "style": read("style.css"), "d3": D3}
+    parts |= {"data": "\n".join(data), "scripts": "\n".join(scripts)}
+    # The template is cut before it is filled, because the filling may hold braces.
+    pieces = re.split(r"\{\{(\w+)\}\}", read("page.html"))
+    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))

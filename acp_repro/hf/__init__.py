@@ -16,12 +16,11 @@ try:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as error:
     raise ImportError(
-        "acp_repro.hf needs transformers 5 or later: `pip install 'acp_repro[transformers]'`"
+        "acp_repro.hf needs transformers 5 or later: `pip install '.[transformers]'` in the clone"
     ) from error
 
-from .configuration import ForgettingTransformerConfig
+from .configuration import ForgettingTransformerCache, ForgettingTransformerConfig
 from .modeling import ForgettingTransformerForCausalLM, ForgettingTransformerModel
-from .past import ForgettingTransformerCache
 from .tokenization import FoXTokenizer, JSONGPT2Tokenizer
 
 AutoConfig.register(ForgettingTransformerConfig.model_type, ForgettingTransformerConfig, exist_ok=True)

@@ -1,12 +1,15 @@
-"""``FoXConfig`` as a config of transformers, with the keys of the authors' ``config.json``."""
+"""``FoXConfig`` and ``FoXCache`` as config and cache of transformers, for all that its ``generate`` needs."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache
 
-from acp_repro.model import FoXConfig
+from acp_repro.model import FoXCache, FoXConfig
 from acp_repro.model.pretrained import MODEL_TYPE, config_from_official, config_to_official
 
 # The authors' files have these ids. Their training never used them, and in GPT-2 they are "!" and '"'.
@@ -15,16 +18,13 @@ _GPT2_END_OF_TEXT = 50256
 
 
 class ForgettingTransformerConfig(PreTrainedConfig):
-    """The fields of ``FoXConfig``, and those of transformers.
+    """The fields of ``FoXConfig``, with its defaults and errors, and those of transformers.
 
     Args:
         use_cache: keep a cache unless the call sets it otherwise.
         bos_token_id, eos_token_id: the token between documents. The pair 0 and 1 of the authors' files is
             read as GPT-2's 50256, or as None if the vocabulary is smaller.
-        **kwargs: fields of ``FoXConfig``, with its defaults; keys of transformers.
-
-    Raises:
-        ValueError: ``FoXConfig`` does not allow a value, or FoX here does not have a feature.
+        **kwargs: fields of ``FoXConfig``, keys of transformers.
     """
 
     model_type = MODEL_TYPE
@@ -54,10 +54,95 @@ class ForgettingTransformerConfig(PreTrainedConfig):
         super().__init__(**kwargs)
 
     def to_fox(self) -> FoXConfig:
-        """The config of our own model.
-
-        Raises:
-            ValueError: ``FoXConfig`` does not allow it.
-        """
+        """The config of our own model."""
         names = config_to_official(FoXConfig())
         return config_from_official({name: getattr(self, name) for name in names}, "the config")
+
+
+class ForgettingTransformerCache(Cache):
+    """A cache to pass as ``past_key_values``. The model fills ``self.fox`` itself, so ``update`` is not used.
+
+    Args:
+        config: of the model that will fill it.
+        max_cache_len: the longest length allowed, in tokens; see ``FoXCache``.
+    """
+
+    is_compileable = False
+    is_croppable = True
+
+    def __init__(self, config: ForgettingTransformerConfig, max_cache_len: int | None = None):
+        super().__init__(layers=[])
+        self.fox = FoXCache(config.num_hidden_layers, max_cache_len)
+        self.right_padded = False  # whether the tokens held end with padding, so that nothing can follow
+        self._shape = (config.num_hidden_layers, config.num_heads, config.hidden_size // config.num_heads)
+
+    def check_model(self, config: ForgettingTransformerConfig) -> None:
+        """Raises ValueError unless the cache was made for models of this shape."""
+        if self._shape != (shape := ForgettingTransformerCache(config)._shape):
+            raise ValueError(
+                f"past_key_values is of another model: (layers, heads, head_dim) {self._shape}, this one has "
+                f"{shape}; make it with ForgettingTransformerCache(model.config)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.fox.layers)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens held, evicted ones included."""
+        return self.fox.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """The longest length allowed, in tokens; -1 for any."""
+        return -1 if self.fox.max_length is None else self.fox.max_length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """(length, offset) of the keys that ``query_length`` more tokens see."""
+        return self.fox.length + query_length, 0
+
+    @property
+    def batch_size(self) -> int:
+        """Rows held; -1 before the first token."""
+        return self.fox.batch_size
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether it holds tokens."""
+        return self.fox.length > 0
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        """Whether each layer has a sliding window; no layer has."""
+        return [False] * len(self)
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
+        """Not supported, because this signature has no forget gates."""
+        raise NotImplementedError("only its FoX model fills a ForgettingTransformerCache; do not call update")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes what row ``beam_idx[i]`` was; ``beam_idx`` is (B,) int64."""
+        kept = torch.equal(beam_idx.cpu(), torch.arange(max(self.batch_size, 0)))
+        if self.fox.length and not kept:
+            self.fox = self.fox.select_rows(beam_idx)
+
+    batch_select_indices = reorder_cache
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row becomes ``repeats`` rows that continue separately."""
+        if self.fox.length:
+            rows = torch.arange(self.batch_size).repeat_interleave(repeats)
+            self.fox = self.fox.select_rows(rows)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last ``-tokens_to_remove`` tokens (transformers counts them below 0)."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop needs the tokens to remove as a number below 0, got {tokens_to_remove}")
+        self.fox.crop(-tokens_to_remove)
+
+    def activate_past_recording(self) -> None:
+        """From the next token on, keeps what ``crop`` needs."""
+        self.fox.record_past()
+
+    def reset(self) -> None:
+        """Removes all tokens."""
+        self.fox = FoXCache(len(self), self.fox.max_length)
+        self.right_padded = False

@@ -24,11 +24,7 @@ _BYTES_VOCAB_SIZE = 257  # of models that read bytes: 256 of them, and BOS
 
 
 def to_official(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Writes the authors' format, which is ours.
-
-    Raises:
-        FileNotFoundError, ValueError: as ``load_pretrained``.
-    """
+    """Writes the authors' format, which is ours."""
     config, tensors = read_checkpoint(FoXForCausalLM, source)
     with torch.device("meta"):
         model = FoXForCausalLM(config)
@@ -44,12 +40,7 @@ def to_transformers(
 ) -> None:
     """Writes a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` read after ``import acp_repro.hf``.
 
-    Args:
-        longcrawl64: the model reads JSON-escaped text, and ``tokenizer.json`` is GPT-2's.
-
-    Raises:
-        FileNotFoundError, ValueError: as ``load_pretrained``; or the tokenizer has another vocabulary
-            than the model.
+    With ``longcrawl64``, the model reads JSON-escaped text, and ``tokenizer.json`` is GPT-2's.
     """
     config, tensors = read_checkpoint(FoXForCausalLM, source)
     target = Path(target)
@@ -107,10 +98,7 @@ def bytes_tokenizer() -> Tokenizer:
 
 
 def byte_characters() -> Mapping[int, str]:
-    """The printable character that byte-level BPE writes for each byte.
-
-    This is the byte's own character if it has one, else the next free one from U+0100 on.
-    """
+    """What byte-level BPE writes for each byte: its own character, or the next free one from U+0100 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}

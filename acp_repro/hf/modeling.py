@@ -16,11 +16,9 @@ from acp_repro.model import FoXModel
 from acp_repro.model.layers import Linear
 from acp_repro.model.pretrained import check_finite, check_sum
 
-from .configuration import MEANINGLESS_IDS, ForgettingTransformerConfig
+from .configuration import MEANINGLESS_IDS, ForgettingTransformerCache, ForgettingTransformerConfig
 from .packing import find_documents
-from .past import ForgettingTransformerCache
 
-_MOST_LISTED = 10
 # Keywords that tell FoX nothing: the longest packed document, and where new tokens go in a cache.
 _SAY_NOTHING = {"max_length_q", "max_length_k", "cache_position"}
 
@@ -41,8 +39,7 @@ class ForgettingTransformerModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
-        """As in transformers, but only safetensors are read, and tensors that do not fit raise an error
-        instead of being initialised at random.
+        """As in transformers, but only safetensors are read, and tensors that do not fit are an error.
 
         Raises:
             OSError: the folder has no safetensors.
@@ -64,9 +61,8 @@ class ForgettingTransformerModel(PreTrainedModel):
             ),
         ]
         if problems:
-            more = len(problems) - _MOST_LISTED
-            shown = problems[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else [])
-            raise ValueError(f"{pretrained_model_name_or_path} does not fit its config: {'; '.join(shown)}")
+            shown = "; ".join(problems[:10])
+            raise ValueError(f"{pretrained_model_name_or_path} does not fit its config: {shown}")
         check_finite(pretrained_model_name_or_path, model.state_dict())
         told = getattr(model, "generation_config", None)  # none without a head
         if told and (told.bos_token_id, told.eos_token_id) == MEANINGLESS_IDS:  # from config.json unchanged
@@ -114,9 +110,8 @@ class ForgettingTransformerModel(PreTrainedModel):
 
         Raises:
             TypeError: a keyword is not one of these.
-            ValueError: the cache is of another kind or model, or a row has padding inside or between cached
-                and new tokens. Also if ``position_ids`` are no count, and if attention weights are requested,
-                because no kernel here holds them.
+            ValueError: the cache is of another kind or model, or a row has padding inside or after cached
+                tokens. Also if ``position_ids`` are no count, and for attention weights, which no kernel has.
         """
         if self.config.output_attentions if output_attentions is None else output_attentions:
             raise ValueError("output_attentions is not supported: the kernels never hold the weights")
@@ -127,13 +122,15 @@ class ForgettingTransformerModel(PreTrainedModel):
         unused = [name for name, value in kwargs.items() if value is not None and name not in _SAY_NOTHING]
         if unused:
             raise TypeError(f"forward has no use for {', '.join(unused)}")
-        if past_key_values is None and self._wants_cache(use_cache, documents is not None):
+        if use_cache is None:
+            use_cache = self.config.use_cache and not torch.is_grad_enabled() and documents is None
+        if past_key_values is None and use_cache:
             past_key_values = ForgettingTransformerCache(self.config)
         seq_start = self._padding(attention_mask, tokens, past_key_values)
         states: list[Tensor] = []
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        with _watching(self.model.layers if output_hidden_states else (), states):
+        with _watch_inputs(self.model.layers if output_hidden_states else (), states):
             cache = None if past_key_values is None else past_key_values.fox
             hidden = self.model(tokens, cache, seq_start, documents)
         output = BaseModelOutputWithPast(
@@ -143,11 +140,6 @@ class ForgettingTransformerModel(PreTrainedModel):
         )
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()
-
-    def _wants_cache(self, use_cache: bool | None, packed: bool) -> bool:
-        if use_cache is not None:
-            return use_cache
-        return self.config.use_cache and not torch.is_grad_enabled() and not packed
 
     def _check_cache(self, cache: Any) -> None:
         if not isinstance(cache, ForgettingTransformerCache):
@@ -230,7 +222,8 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
                 transformers.
             logits_to_keep: give only this many last logits, or those at these indices; 0 gives all.
             num_items_in_batch: what the sum of losses is divided by; by default the number of labels.
-            others: as for ``ForgettingTransformerModel``, with its errors.
+
+        The rest and the errors are those of ``ForgettingTransformerModel``.
 
         Returns:
             logits (B, T, vocab) in the dtype of the head's product; loss, a scalar in nats.
@@ -284,7 +277,7 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
 
 
 @contextlib.contextmanager
-def _watching(layers, states: list[Tensor]) -> Iterator[None]:
+def _watch_inputs(layers, states: list[Tensor]) -> Iterator[None]:
     """While open, appends the inputs of each of ``layers`` to ``states``."""
     handles = [
         layer.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0])) for layer in layers

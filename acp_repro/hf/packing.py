@@ -10,33 +10,20 @@ from torch import Tensor
 
 from acp_repro.attention.decay import document_starts
 
-from .past import ForgettingTransformerCache
+from .configuration import ForgettingTransformerCache
 
 
 def find_documents(
     tokens: Tensor, mask: Tensor | None, cache: Any, position_ids: Tensor | None, keywords: dict[str, Any]
 ) -> Tensor | None:
-    """Where documents start.
+    """Where documents start, (documents + 1,) int64, or None if each row is one document.
 
-    Args:
-        tokens: ids (B, T), or embeddings (B, T, hidden).
-        mask: the ``attention_mask`` of cached and new tokens, or None.
-        cache: ``past_key_values``, or None.
-        position_ids: broadcastable to (B, T); they start with 0 again at each document.
-        keywords: ``cu_seq_lens_q``, ``cu_seq_lens_k`` and ``seq_idx`` are taken out.
-
-    Returns:
-        (documents + 1,) int64, or None if each row is one document.
-
-    Raises:
-        ValueError: the arguments contradict each other, positions are no count, or several rows are packed.
+    Arguments are those of ``forward``; of ``keywords``, those that name documents are taken out.
     """
     batch, length = tokens.shape[:2]
-    said = (
-        {}
-        if position_ids is None
-        else {"position_ids": _restarts(mask, cache, position_ids.expand(batch, length))}
-    )
+    said = {}
+    if position_ids is not None:
+        said["position_ids"] = _find_restarts(mask, cache, position_ids.expand(batch, length))
     if (index := keywords.pop("seq_idx", None)) is not None:
         said["seq_idx"] = F.pad(index[:, 1:] != index[:, :-1], (1, 0), value=True)
     for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
@@ -54,7 +41,7 @@ def find_documents(
     return F.pad(starts[0].nonzero()[:, 0], (0, 1), value=length)
 
 
-def _restarts(mask: Tensor | None, cache: Any, at: Tensor) -> Tensor:
+def _find_restarts(mask: Tensor | None, cache: Any, at: Tensor) -> Tensor:
     """(B, T) bool: the first token of the row, and each where positions ``at`` start with 0 again."""
     place = torch.arange(at.shape[1], device=at.device)
     held, padding = 0, 0

@@ -31,13 +31,7 @@ def unescape(text: str) -> str:
 
 
 class FoXTokenizer(PreTrainedTokenizerFast):
-    """The ``tokenizer.json`` beside a model's weights, unchanged.
-
-    BOS, EOS and padding are ``<|endoftext|>``, the token between documents.
-
-    Raises:
-        ValueError: there is no such file.
-    """
+    """The ``tokenizer.json`` beside a model's weights, unchanged; BOS, EOS and padding are END_OF_TEXT."""
 
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
@@ -47,7 +41,7 @@ class FoXTokenizer(PreTrainedTokenizerFast):
                 f"{kwargs.get('name_or_path') or 'the folder'} has no tokenizer.json; put the model's there, "
                 "or for a model of bytes: python -m acp_repro.convert FOLDER OUT --to transformers"
             )
-        super().__init__(*args, **_with_ends(kwargs))
+        super().__init__(*args, **_add_ends(kwargs))
 
     @classmethod
     def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
@@ -56,16 +50,10 @@ class FoXTokenizer(PreTrainedTokenizerFast):
 
 
 class JSONGPT2Tokenizer(GPT2Tokenizer):
-    """GPT-2's byte-level BPE over JSON-escaped text, as LongCrawl64 was tokenised.
-
-    BOS, EOS and padding are ``<|endoftext|>``, id 50256, the token between its documents.
-
-    Raises:
-        ValueError: the files hold another vocabulary than GPT-2's.
-    """
+    """GPT-2's byte-level BPE over JSON-escaped text, as LongCrawl64 was tokenised, with END_OF_TEXT 50256."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **_with_ends(kwargs))
+        super().__init__(*args, **_add_ends(kwargs))
         if len(self) != _GPT2_VOCAB_SIZE:
             raise ValueError(
                 f"this tokenizer has {len(self)} ids, and GPT-2's, which made LongCrawl64, "
@@ -73,17 +61,19 @@ class JSONGPT2Tokenizer(GPT2Tokenizer):
             )
 
     def _encode_plus(self, text, text_pair=None, **kwargs):
-        return super()._encode_plus(_each(text), None if text_pair is None else _each(text_pair), **kwargs)
+        return super()._encode_plus(
+            _escape_all(text), None if text_pair is None else _escape_all(text_pair), **kwargs
+        )
 
     def _decode(self, token_ids, **kwargs) -> str:
         return unescape(super()._decode(token_ids, **kwargs))
 
 
-def _with_ends(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _add_ends(kwargs: dict[str, Any]) -> dict[str, Any]:
     ends = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
     return {**ends, "add_bos_token": True, **kwargs}
 
 
-def _each(text):
+def _escape_all(text):
     """Escapes a text, or every text in lists of them."""
-    return escape(text) if isinstance(text, str) else [_each(one) for one in text]
+    return escape(text) if isinstance(text, str) else [_escape_all(one) for one in text]

@@ -17,6 +17,7 @@ from acp_repro.common import lazy
 
 if TYPE_CHECKING:
     from .autoencoder import FLAN_T5_SMALL, Losses, PruningAutoencoder
+    from .encoder import Memory
     from .gates import (
         compression_loss,
         draw_noise,
@@ -27,44 +28,17 @@ if TYPE_CHECKING:
         soft_lengths,
         straight_through,
     )
-    from .memory import Memory
     from .settings import PruningConfig, PruningError
     from .text import TextTokenizer
 
-_HOME = {
-    "FLAN_T5_SMALL": "autoencoder",
-    "Losses": "autoencoder",
-    "Memory": "memory",
-    "PruningAutoencoder": "autoencoder",
-    "PruningConfig": "settings",
-    "PruningError": "settings",
+__all__ = ["FLAN_T5_SMALL", "Losses", "Memory", "PruningAutoencoder", "PruningConfig", "PruningError"]
+__all__ += ["TextTokenizer", "compression_loss", "draw_noise", "expected_lengths", "log_gates"]
+__all__ += ["open_probability", "pair_mask", "soft_lengths", "straight_through"]
+
+_HOME = dict.fromkeys(__all__, "gates") | {
+    **dict.fromkeys(("FLAN_T5_SMALL", "Losses", "PruningAutoencoder"), "autoencoder"),
+    **dict.fromkeys(("PruningConfig", "PruningError"), "settings"),
+    "Memory": "encoder",
     "TextTokenizer": "text",
-    "compression_loss": "gates",
-    "expected_lengths": "gates",
-    "open_probability": "gates",
-    "draw_noise": "gates",
-    "log_gates": "gates",
-    "pair_mask": "gates",
-    "soft_lengths": "gates",
-    "straight_through": "gates",
 }
-
-__all__ = [
-    "FLAN_T5_SMALL",
-    "Losses",
-    "Memory",
-    "PruningAutoencoder",
-    "PruningConfig",
-    "PruningError",
-    "TextTokenizer",
-    "compression_loss",
-    "draw_noise",
-    "expected_lengths",
-    "log_gates",
-    "open_probability",
-    "pair_mask",
-    "soft_lengths",
-    "straight_through",
-]
-
 __getattr__, __dir__ = lazy.names(__name__, _HOME)

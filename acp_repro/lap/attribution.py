@@ -12,8 +12,7 @@ from torch import Tensor
 
 from .autoencoder import PruningAutoencoder, evaluating, pad
 from .decoder import decode_teacher
-from .memory import Memory
-from .settings import PruningError
+from .encoder import Memory
 
 BATCH = 64  # coalitions that are decoded together
 OUT = -1e9  # the mask of a vector outside the coalition
@@ -46,16 +45,10 @@ def shap_values(
         row: token ids of the text with EOS.
         evaluations: evaluations of the model, which limit the permutations of the estimate.
         seed: seed of the permutations.
-
-    Raises:
-        PruningError: the library shap is not installed.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import shap
-    except ImportError:
-        raise PruningError("attribution needs the library shap: pip install -e '.[lap]'") from None
+    with warnings.catch_warnings():  # of its own dependencies; here, because it loads for seconds
+        warnings.simplefilter("ignore")
+        import shap
     value, memory, written = game(model, row)
     players = int(memory.kept[0])
     explainer = shap.PermutationExplainer(value, np.zeros((1, players)), seed=seed)
@@ -95,7 +88,7 @@ def _log_probabilities(model: PruningAutoencoder, vectors: Tensor, mask: Tensor,
     The memory is then one vector of zeros."""
     count, empty = len(mask), (mask <= OUT).all(1)
     memory = torch.where(empty[:, None, None], torch.zeros_like(vectors), vectors.expand(count, -1, -1))
-    inputs = model.shifted(target).expand(count, -1)
+    inputs = model.shift_right(target).expand(count, -1)
     mask = mask.masked_fill(empty[:, None], 0.0)
     with evaluating(model):
         logits = decode_teacher(model.t5, memory, mask, inputs, model.pruning.decoder_window)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import checkpoint
+from .blocks import fuse_norms
 from .decoder import decode_teacher, write_greedily
-from .encoder import Encoded, encode_masked, encode_removed
-from .fused import fuse
+from .encoder import Encoded, Memory, encode_masked, encode_removed
 from .gates import compression_loss, expected_lengths, soft_lengths
-from .memory import Memory
 from .settings import PruningConfig, PruningError
 from .text import TextTokenizer
 
@@ -58,7 +58,7 @@ class PruningAutoencoder(nn.Module):
     tokens.
 
     Args:
-        t5: of transformers. Its norms and GELUs are replaced by PyTorch's own, in place (``fused.fuse``).
+        t5: of transformers. ``blocks.fuse_norms`` replaces its norms and GELUs, in place.
         pruning: the settings of pruning.
         tokenizer: None for a model that reads token ids only.
 
@@ -69,23 +69,20 @@ class PruningAutoencoder(nn.Module):
 
     def __init__(self, t5: nn.Module, pruning: PruningConfig, tokenizer: TextTokenizer | None = None):
         super().__init__()
-        fuse(t5)
+        fuse_norms(t5)
         self.t5, self.pruning, self.tokenizer = t5, pruning, tokenizer
         config = t5.config
         wanted = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
         if lacking := [name for name in wanted if getattr(config, name, None) is None]:
             raise PruningError(f"the T5's config.json must name {', '.join(lacking)}")
-        if tokenizer is None:
-            return
-        if tokenizer.vocab_size > config.vocab_size:
+        if tokenizer is not None and (
+            tokenizer.vocab_size > config.vocab_size
+            or (tokenizer.pad_id, tokenizer.eos_id) != (config.pad_token_id, config.eos_token_id)
+        ):
             raise PruningError(
-                f"the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size}; take the "
-                "tokenizer that the model was trained with"
-            )
-        if (tokenizer.pad_id, tokenizer.eos_id) != (config.pad_token_id, config.eos_token_id):
-            raise PruningError(
-                f"the tokenizer's <pad> and </s> are {tokenizer.pad_id} and {tokenizer.eos_id}, the model's "
-                f"{config.pad_token_id} and {config.eos_token_id}; take the tokenizer of its training"
+                f"the tokenizer has {tokenizer.vocab_size} ids, <pad> {tokenizer.pad_id} and </s> "
+                f"{tokenizer.eos_id}; the model {config.vocab_size}, {config.pad_token_id} and "
+                f"{config.eos_token_id}; take the tokenizer of its training"
             )
 
     # --- making, saving, loading ---
@@ -104,7 +101,6 @@ class PruningAutoencoder(nn.Module):
         Raises:
             PruningError: T5 has no such key.
         """
-        transformers = checkpoint.need_transformers()
         known = transformers.T5Config()
         if unknown := [name for name in shape if not hasattr(known, name)]:
             raise PruningError(f"T5Config has no {', '.join(unknown)}")
@@ -141,7 +137,7 @@ class PruningAutoencoder(nn.Module):
         """
         state = self.state_dict() if weights is None else weights
         state = {name.removeprefix("t5."): tensor for name, tensor in state.items()}
-        checkpoint.write(Path(folder), self.t5, state, self.pruning, self.tokenizer)
+        checkpoint.write_checkpoint(Path(folder), self.t5, state, self.pruning, self.tokenizer)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu") -> PruningAutoencoder:
@@ -150,7 +146,7 @@ class PruningAutoencoder(nn.Module):
         Raises:
             PruningError: there is no such folder, or it holds a checkpoint of another model.
         """
-        return cls(*checkpoint.read(Path(folder))).to(device).eval()
+        return cls(*checkpoint.read_checkpoint(Path(folder))).to(device).eval()
 
     # --- training ---
 
@@ -159,19 +155,8 @@ class PruningAutoencoder(nn.Module):
         """S, the gates of the encoder."""
         return len(self.pruning.gated_blocks(len(self.t5.encoder.block)))
 
-    @property
-    def _training_mask(self) -> str:
-        """The mask of training. Hard concrete gates are added as they are: those that are 0 remove tokens."""
-        kind = self.pruning.training_mask
-        return "soft" if kind == "hard_concrete" else kind
-
     def forward(
-        self,
-        input_ids: Tensor,
-        noise: Tensor | None = None,
-        mask: str | None = None,
-        window: bool = True,
-        blind: bool = False,
+        self, input_ids: Tensor, noise: Tensor | None = None, mask: str | None = None, blind: bool = False
     ) -> Losses:
         """Both losses of a batch, teacher forced.
 
@@ -179,18 +164,17 @@ class PruningAutoencoder(nn.Module):
             input_ids: (B, T) integer, each text with its EOS, then padding.
             noise: (S, B, T) float32 from ``gates.draw_noise``, for training.
             mask: see ``encoder.encode_masked``. Default: that of the settings in training, else ``removed``.
-            window: False lets the decoder see all earlier tokens.
             blind: gates drop tokens at random, as often as their bias and the noise imply.
         """
-        mask = mask or (self._training_mask if self.training else "removed")
+        if mask is None:
+            mask = self.pruning.training_mask if self.training else "removed"
+        if mask == "hard_concrete":
+            mask = "soft"  # its gates are added as they are: those that are 0 remove tokens
         real = input_ids != self.t5.config.pad_token_id
         encoded = self.encode_tokens(input_ids, mask, noise, blind)
+        decoder_inputs = self.shift_right(input_ids)
         logits = decode_teacher(
-            self.t5,
-            encoded.hidden,
-            encoded.memory_mask,
-            self.shifted(input_ids),
-            self.pruning.decoder_window if window else None,
+            self.t5, encoded.hidden, encoded.memory_mask, decoder_inputs, self.pruning.decoder_window
         )
         labels = input_ids.masked_fill(~real, IGNORED)
         cross_entropy = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED)
@@ -223,7 +207,7 @@ class PruningAutoencoder(nn.Module):
             blind=blind,
         )
 
-    def shifted(self, input_ids: Tensor) -> Tensor:
+    def shift_right(self, input_ids: Tensor) -> Tensor:
         """The decoder's inputs (B, T) integer: the start token, then all tokens except the last."""
         start = torch.full_like(input_ids[:, :1], self.t5.config.decoder_start_token_id)
         return torch.cat([start, input_ids[:, :-1]], 1)
@@ -241,11 +225,8 @@ class PruningAutoencoder(nn.Module):
         """
         if self.tokenizer is None:
             raise PruningError("this model has no tokenizer.json; give token ids to encode_ids")
-        if isinstance(texts, str):
-            raise PruningError("give a list of texts, not one text")
-        texts = list(texts)
-        if not texts:
-            raise PruningError("give at least one text")
+        if isinstance(texts, str) or not texts:
+            raise PruningError("give a list of at least one text")
         rows = self.tokenizer.encode_all(texts)
         most = self.pruning.max_length
         for index, row in enumerate(rows):
@@ -261,11 +242,7 @@ class PruningAutoencoder(nn.Module):
         return pad([[*row, eos] for row in rows], self.t5.config.pad_token_id).to(self.device)
 
     def encode(self, texts: Sequence[str]) -> Memory:
-        """The texts' kept vectors, with their positions and tokens.
-
-        Raises:
-            PruningError: see :meth:`token_ids`.
-        """
+        """The texts' kept vectors, with their positions and tokens."""
         return self.encode_ids(self.token_ids(texts))
 
     @torch.no_grad()
@@ -280,30 +257,21 @@ class PruningAutoencoder(nn.Module):
         if not eos.any(1).all():
             raise PruningError(f"a text has no EOS, id {config.eos_token_id}; end each text with it")
         with evaluating(self):
-            found = encode_removed(self.t5.encoder, input_ids, real, eos, self.pruning)
+            vectors, mask, positions, dropped_by = encode_removed(
+                self.t5.encoder, input_ids, real, eos, self.pruning
+            )
         tokens = []
         if self.tokenizer is not None:
-            for row, places in zip(input_ids.tolist(), found.positions.tolist(), strict=True):
+            for row, places in zip(input_ids.tolist(), positions.tolist(), strict=True):
                 tokens.append(self.tokenizer.tokens(row[place] for place in places if place >= 0))
-        return Memory(
-            found.hidden,
-            found.memory_mask,
-            found.positions,
-            input_ids,
-            real.sum(1),
-            found.dropped_by,
-            tokens,
-            self.num_gates,
-        )
+        lengths = real.sum(1)
+        return Memory(vectors, mask, positions, input_ids, lengths, dropped_by, tokens, self.num_gates)
 
     def decode(self, memory: Memory, max_length: int | None = None) -> list[str]:
         """The texts that the model writes from a memory, greedily from the start token.
 
         Args:
             max_length: the most tokens of a text; default: the model's maximum.
-
-        Raises:
-            PruningError: the model has no tokeniser.
         """
         if self.tokenizer is None:
             raise PruningError("this model has no tokenizer.json; use decode_ids")
@@ -330,8 +298,7 @@ class PruningAutoencoder(nn.Module):
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, ``model`` is in evaluation mode, without dropout. After it, each of its modules is as
-    before."""
+    """Inside, ``model`` is in evaluation mode. After it, each of its modules is in its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

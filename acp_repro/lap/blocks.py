@@ -1,4 +1,4 @@
-"""The blocks of transformers' T5, run on PyTorch's fused attention.
+"""The blocks of transformers' T5, run on PyTorch's fused attention, norm and activation.
 
 With transformers' own blocks, a training step of Flan-T5-small's shape is 5,000 operators of a few
 microseconds. The host cannot start them as fast as a GPU ends them. Weights and names stay transformers'.
@@ -6,6 +6,7 @@ microseconds. The host cannot start them as fast as a GPU ends them. Weights and
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -35,40 +36,60 @@ def attend(attention: nn.Module, hidden: Tensor, keys: Tensor, values: Tensor, b
     return attention.o(mixed.transpose(1, 2).flatten(2))
 
 
-def self_attention(layer: nn.Module, hidden: Tensor, bias: Tensor) -> Tensor:
-    """A ``T5LayerSelfAttention`` on whole texts: (B, T, D) -> the same shape and dtype."""
+def _self_attention(layer: nn.Module, hidden: Tensor, bias: Tensor) -> Tensor:
     attention, normed = layer.SelfAttention, layer.layer_norm(hidden)
     keys, values = heads(attention, attention.k(normed)), heads(attention, attention.v(normed))
     return hidden + layer.dropout(attend(attention, normed, keys, values, bias))
 
 
-def cross_attention(layer: nn.Module, hidden: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
-    """A ``T5LayerCrossAttention`` on whole texts: (B, T, D), and memory (B, M, D) -> (B, T, D), same
-    dtype."""
-    attention = layer.EncDecAttention
-    keys, values = heads(attention, attention.k(memory)), heads(attention, attention.v(memory))
-    return hidden + layer.dropout(attend(attention, layer.layer_norm(hidden), keys, values, bias))
-
-
 def encoder_block(block: nn.Module, hidden: Tensor, bias: Tensor) -> Tensor:
-    """A ``T5Block`` of an encoder: (B, T, D) -> (B, T, D).
-
-    Args:
-        hidden: (B, T, D), any floating dtype.
-        bias: see :func:`attend`.
-    """
-    return block.layer[1](self_attention(block.layer[0], hidden, bias))
+    """A ``T5Block`` of an encoder: (B, T, D), any floating dtype -> the same; ``bias`` of :func:`attend`."""
+    return block.layer[1](_self_attention(block.layer[0], hidden, bias))
 
 
 def decoder_block(
     block: nn.Module, hidden: Tensor, bias: Tensor, memory: Tensor, memory_bias: Tensor
 ) -> Tensor:
-    """A ``T5Block`` of a decoder on whole texts: (B, T, D) -> (B, T, D).
+    """A ``T5Block`` of a decoder on whole texts: (B, T, D), any floating dtype -> the same.
 
     Args:
-        hidden: (B, T, D), any floating dtype.
         memory: (B, M, D).
         bias, memory_bias: of both attentions; see :func:`attend`.
     """
-    hidden = self_attention(block.layer[0], hidden, bias)
-    return block.layer[2](cross_attention(block.layer[1], hidden, memory, memory_bias))
+    hidden = _self_attention(block.layer[0], hidden, bias)
+    layer, attention = block.layer[1], block.layer[1].EncDecAttention
+    keys, values = heads(attention, attention.k(memory)), heads(attention, attention.v(memory))
+    mixed = attend(attention, layer.layer_norm(hidden), keys, values, memory_bias)
+    return block.layer[2](hidden + layer.dropout(mixed))
+
+
+class FusedNorm(nn.Module):
+    """``T5LayerNorm``: x / sqrt(mean(x^2) + eps) * weight.
+
+    Computed in float32, returned in the dtype of the weight or of autocast.
+
+    Args:
+        norm: the norm whose weight it takes, under the same name.
+    """
+
+    def __init__(self, norm: nn.Module):
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.variance_epsilon
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(..., D), any floating dtype -> the same shape."""
+        weight, dtype = self.weight.float(), self.weight.dtype
+        if torch.is_autocast_enabled(hidden.device.type):  # cast once, not in each product that reads it
+            dtype = torch.get_autocast_dtype(hidden.device.type)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return F.rms_norm(hidden.float(), weight.shape, weight, self.eps).to(dtype)
+
+
+def fuse_norms(t5: nn.Module) -> None:
+    """Replaces the norms of ``t5``, in place, and its GELU if it is the tanh form. Names and weights stay."""
+    for module in list(t5.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__ == "T5LayerNorm":
+                setattr(module, name, FusedNorm(child))
+            elif type(child).__name__ == "NewGELUActivation":
+                setattr(module, name, nn.GELU(approximate="tanh"))

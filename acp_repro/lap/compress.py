@@ -7,21 +7,36 @@ them is dropped. Then it prints what each gate drops, and the text that the mode
 
 from __future__ import annotations
 
-import argparse
 import sys
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from acp_repro.common.command import choose_device, command, described_parser, positive, run_command
 from acp_repro.common.errors import UsageError
 
+if TYPE_CHECKING:
+    from .autoencoder import PruningAutoencoder
+    from .encoder import Memory
 
-@command()
+LEGEND = "[word]2: a token that gate 2 dropped; the others are kept; a word may be several tokens"
+TERMINAL_LEGEND = "\033[1mbold\033[0m: kept; \033[90mgrey\033[0m: dropped; a word may be several tokens"
+
+
+@command(extra="lap")
 def main(arguments: list[str] | None = None) -> int:
-    options = _parse(arguments)
-    lines = _lines(options.file) if options.file else {}  # before the model, which takes seconds to load
+    parser = described_parser("lap.compress", __doc__)
+    add = parser.add_argument
+    add("model", metavar="MODEL", type=Path, help="a model's folder, or a run folder")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--text", action="append", help="a text (repeatable)")
+    given.add_argument("--file", type=Path, metavar="FILE", help="a file with one text a line")
+    add("--max-length", type=positive, metavar="N", help="write no more than N tokens (default: the model's)")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    options = parser.parse_args(arguments)
+    lines = _read_lines(options.file) if options.file else {}  # before the model, which takes seconds to load
     device = choose_device(options.device)
     from .autoencoder import PruningAutoencoder
-    from .show import by_gate, legend, marked
 
     folder = options.model / "model" if (options.model / "model").is_dir() else options.model
     model = PruningAutoencoder.from_pretrained(folder, device)
@@ -31,45 +46,62 @@ def main(arguments: list[str] | None = None) -> int:
     memory = model.encode_ids(model.token_ids(texts, list(lines)))
     written = model.decode(memory, options.max_length)
     terminal = sys.stdout.isatty()
-    print(f"{legend(terminal)}\n")
+    print(f"{TERMINAL_LEGEND if terminal else LEGEND}\n")
     for row, text in enumerate(texts):
         kept, length = int(memory.kept[row]), int(memory.lengths[row])
-        print(f"{marked(model, memory, row, terminal)}")
+        print(f"{mark_tokens(model, memory, row, terminal)}")
         print(f"  keeps {kept} of {length} tokens ({kept / length:.0%}), EOS among them")
-        for name, tokens in by_gate(model, memory, row):
+        for name, tokens in group_by_gate(model, memory, row):
             print(f"  {name}: {' '.join(token.strip() or '␣' for token in tokens) or 'nothing'}")
         print(f"  written: {written[row]}")
         print(f"  {'the same text' if written[row] == text else 'not the same text'}\n")
     return 0
 
 
-def _lines(path: Path) -> dict[str, str]:
+def _read_lines(path: Path) -> dict[str, str]:
     """The lines of a file that are not blank, by file and line number."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # a text may hold other line breaks of Unicode
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{path}: cannot be read ({error.strerror}); give a file with one text a line"
+            f"{path}: cannot be read ({error}); give a file with one UTF-8 text a line"
         ) from None
-    except UnicodeDecodeError as error:
-        number, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
-        raise UsageError(f"{path}:{number}: byte 0x{byte:02x} is not UTF-8; convert it to UTF-8") from None
     found = {f"{path}:{number}": line for number, line in enumerate(lines, 1) if line.strip()}
     if not found:
         raise UsageError(f"{path}: holds no text; give one text a line")
     return found
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = described_parser("lap.compress", __doc__)
-    add = parser.add_argument
-    add("model", metavar="MODEL", type=Path, help="a model's folder, or a run folder")
-    given = parser.add_mutually_exclusive_group(required=True)
-    given.add_argument("--text", action="append", help="a text (repeatable)")
-    given.add_argument("--file", type=Path, metavar="FILE", help="a file with one text a line")
-    add("--max-length", type=positive, metavar="N", help="write no more than N tokens (default: the model's)")
-    add("--device", help="cpu, cuda (default: a GPU if there is one)")
-    return parser.parse_args(arguments)
+def mark_tokens(model: PruningAutoencoder, memory: Memory, row: int, colour: bool) -> str:
+    """The tokens of one text, kept ones plain and dropped ones marked.
+
+    Tokens that share a character are marked as one, by the first gate that dropped any of them.
+
+    Args:
+        colour: kept tokens bold and dropped ones grey. Otherwise a dropped token is ``[token]1``, with its
+            gate counted from 1.
+    """
+    length = int(memory.lengths[row]) - 1  # EOS is always kept
+    ids = memory.input_ids[row, :length].tolist()
+    parts = []
+    gates = iter(memory.dropped_by[row].tolist())
+    for token, count in model.tokenizer.characters(ids):
+        gate = min((gate for gate in islice(gates, count) if gate >= 0), default=-1)
+        space, word = (" ", token[1:]) if token.startswith(" ") else ("", token)
+        if colour:
+            parts.append(f"{space}\033[1m{word}\033[0m" if gate < 0 else f"{space}\033[90m{word}\033[0m")
+        else:
+            parts.append(f"{space}{word}" if gate < 0 else f"{space}[{word}]{gate + 1}")
+    return "".join(parts)
+
+
+def group_by_gate(model: PruningAutoencoder, memory: Memory, row: int) -> list[tuple[str, list[str]]]:
+    """(where, tokens): what each gate drops, then what is kept, EOS included; in the order of the text."""
+    length = int(memory.lengths[row])
+    tokens = model.tokenizer.tokens(memory.input_ids[row, :length].tolist())
+    gates = memory.dropped_by[row, :length].tolist()
+    named = [(f"gate {gate + 1} drops", gate) for gate in range(memory.gates)] + [("kept", -1)]
+    return [(name, [t for t, g in zip(tokens, gates, strict=True) if g == wanted]) for name, wanted in named]
 
 
 if __name__ == "__main__":

@@ -23,13 +23,6 @@ def logits_of(t5: nn.Module, hidden: Tensor) -> Tensor:
     return t5.lm_head(hidden)
 
 
-def window_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """(T, T) bool: True where a token sees another: itself and the ``window`` tokens before it."""
-    position = torch.arange(length, device=device)
-    distance = position[:, None] - position[None, :]
-    return (distance >= 0) & (distance <= (length if window is None else window))
-
-
 def decode_teacher(
     t5: nn.Module, memory: Tensor, memory_mask: Tensor, inputs: Tensor, window: int | None
 ) -> Tensor:
@@ -46,7 +39,8 @@ def decode_teacher(
     length = inputs.shape[1]
     position = torch.arange(length, device=inputs.device)
     bias = relative_bias(stack.block[0].layer[0].SelfAttention, position, position)[None]
-    seen = window_mask(length, window, inputs.device)
+    distance = position[:, None] - position  # a token sees itself and ``window`` tokens before it
+    seen = (distance >= 0) & (distance <= (length if window is None else window))
     scores = bias.masked_fill(~seen, -math.inf)
     cross = memory_mask[:, None, None, :].to(hidden.dtype)
     for block in stack.block:

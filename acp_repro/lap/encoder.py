@@ -37,20 +37,41 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Removed:
-    """The result of :func:`encode_removed`: at most M kept tokens a text.
+class Memory:
+    """The kept vectors of B texts, at most M each: all that the decoder reads.
 
     Attributes:
-        hidden: (B, M, D) float, padded.
-        memory_mask: (B, M) float, added to the scores of cross-attention; -inf for padding.
-        positions: (B, M) int64, each token's place in the text; -1 for padding.
-        dropped_by: (B, T) int64: the gate that dropped a token, counted from 0; -1 for kept ones and padding.
+        vectors: (B, M, D) float, padded.
+        mask: (B, M) float, added to the scores of cross-attention; -inf for padding.
+        positions: (B, M) int64, the place in its text of each vector's token; -1 for padding.
+        input_ids: (B, T) int64, the whole texts, EOS included, padded.
+        lengths: (B,) int64, tokens of the whole texts, EOS included.
+        dropped_by: (B, T) int64, the gate that dropped a token, counted from 0; -1 for kept ones.
+        tokens: for each text, the kept tokens as words; an empty list if the model has no tokeniser.
+        gates: the number of gates.
     """
 
-    hidden: Tensor
-    memory_mask: Tensor
+    vectors: Tensor
+    mask: Tensor
     positions: Tensor
+    input_ids: Tensor
+    lengths: Tensor
     dropped_by: Tensor
+    tokens: list[list[str]]
+    gates: int
+
+    @property
+    def kept(self) -> Tensor:
+        """(B,) int64: vectors of each text, EOS's included."""
+        return (self.positions >= 0).sum(1)
+
+    @property
+    def kept_ratio(self) -> Tensor:
+        """(B,) float: kept tokens over tokens."""
+        return self.kept / self.lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
 
 def relative_bias(attention: nn.Module, query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -119,7 +140,7 @@ def encode_masked(
         hidden = clear_signal(hidden)
         inside = alive & (gate > config.log_threshold)
         if mask != "none":
-            added = _mask(mask, gate, alive, inside, config, credit_limit)
+            added = _added_mask(mask, gate, alive, inside, config, credit_limit)
             scores = scores + pair_mask(added)
             memory_mask = memory_mask + added
             alive = inside
@@ -130,7 +151,7 @@ def encode_masked(
     return Encoded(hidden, memory_mask, torch.stack(log_gate), torch.stack(kept), opened)
 
 
-def _mask(
+def _added_mask(
     kind: str, gate: Tensor, alive: Tensor, inside: Tensor, config: PruningConfig, credit_limit: Tensor | None
 ) -> Tensor:
     """(B, T): the mask that one gate adds to the scores."""
@@ -140,23 +161,23 @@ def _mask(
     if kind == "straight_through":
         limit = gate.new_tensor(math.inf) if credit_limit is None else credit_limit
         return torch.where(alive, straight_through(gate, inside, limit), 0.0)
-    return torch.where(inside, _left(gate, config), -math.inf)
+    return torch.where(inside, _kept_mask(gate, config), -math.inf)
 
 
-def _left(gate: Tensor, config: PruningConfig) -> Tensor:
+def _kept_mask(gate: Tensor, config: PruningConfig) -> Tensor:
     """The mask of a kept token at evaluation: the same as in training."""
     return torch.zeros_like(gate) if config.training_mask == "straight_through" else gate
 
 
 def encode_removed(
     stack: nn.Module, input_ids: Tensor, real: Tensor, eos: Tensor, config: PruningConfig
-) -> Removed:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The encoder with dropped tokens removed after each gate; the arguments of :func:`encode_masked`.
 
     After each gate a batch is as long as its longest text.
 
-    Args:
-        input_ids: (B, T) integer. real, eos: (B, T) bool.
+    Returns:
+        ``vectors``, ``mask``, ``positions`` and ``dropped_by`` of :class:`Memory`.
     """
     gated = config.gated_blocks(len(stack.block))
     hidden = stack.dropout(stack.embed_tokens(input_ids))
@@ -176,13 +197,14 @@ def encode_removed(
         gate = log_gates(hidden[..., 0], config).masked_fill(eos | ~inside, 0.0)
         hidden = clear_signal(hidden)
         kept = inside & (gate > config.log_threshold)
-        mask = mask + _left(gate, config)
+        mask = mask + _kept_mask(gate, config)
         if not torch.equal(kept, inside):
-            _note(dropped_by, positions, inside & ~kept, gated.index(index))
-            hidden, mask, positions, eos = _take(kept, hidden, mask, positions, eos)
+            rows, columns = (inside & ~kept).nonzero(as_tuple=True)
+            dropped_by[rows, positions[rows, columns]] = gated.index(index)
+            hidden, mask, positions, eos = _take_kept(kept, hidden, mask, positions, eos)
         if index + 1 < len(stack.block):
             scores = _scores(bias, positions, mask)
-    return Removed(stack.final_layer_norm(hidden), mask, positions, dropped_by)
+    return stack.final_layer_norm(hidden), mask, positions, dropped_by
 
 
 def _scores(bias: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
@@ -199,12 +221,7 @@ def _scores(bias: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
     return left.add_(gates)  # in place: this is the largest tensor of the encoder
 
 
-def _note(dropped_by: Tensor, positions: Tensor, dropped: Tensor, gate: int) -> None:
-    rows, columns = dropped.nonzero(as_tuple=True)
-    dropped_by[rows, positions[rows, columns]] = gate
-
-
-def _take(
+def _take_kept(
     kept: Tensor, hidden: Tensor, mask: Tensor, positions: Tensor, eos: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Kept tokens alone, in order, in tensors as long as the longest text."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from acp_repro.common.bounds import Count, CountFrom0, Finite, PositiveOrInf, check, number
 from acp_repro.common.errors import UsageError
@@ -82,17 +81,3 @@ class PruningConfig:
     def gated_blocks(self, num_blocks: int) -> tuple[int, ...]:
         """The encoder blocks that end in a gate, counted from 0."""
         return tuple(range(0, num_blocks, self.gate_every))
-
-    @classmethod
-    def from_dict(cls, settings: dict[str, Any]) -> PruningConfig:
-        """The settings from the result of :func:`dataclasses.asdict`.
-
-        Raises:
-            PruningError: a key of another version, or a value that is not allowed.
-        """
-        if not isinstance(settings, dict):
-            raise PruningError(f"pruning settings of another version: {settings!r}")
-        unknown = set(settings) - {field.name for field in dataclasses.fields(cls)}
-        if unknown:
-            raise PruningError(f"pruning settings of another version: unknown {', '.join(sorted(unknown))}")
-        return cls(**settings)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Self
+
+import tokenizers
 
 from ..common import files
-from ..common.characters import whole_characters
+from ..model.tokenizer import whole_characters
 from .settings import PruningError
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -26,10 +29,6 @@ class TextTokenizer:
 
     def __init__(self, json_text: str, where: str = TOKENIZER_FILE):
         try:
-            import tokenizers
-        except ImportError:
-            raise PruningError("text needs the library `tokenizers`: pip install -e '.[lap]'") from None
-        try:
             self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
         except Exception as error:  # the library raises nothing narrower
             raise PruningError(f"{where}: not a file of the library `tokenizers` ({error})") from error
@@ -45,16 +44,26 @@ class TextTokenizer:
         self.vocab_size = self._tokenizer.get_vocab_size()
 
     @classmethod
-    def with_special_tokens(cls, json_text: str) -> TextTokenizer:
-        """Adds ``<pad>`` and ``</s>``, as the last two ids, to a tokeniser that has neither."""
-        import tokenizers
+    def read(cls, path: Path) -> Self:
+        """The tokeniser in a ``tokenizer.json``.
 
+        Raises:
+            PruningError: it cannot be read, is not a tokeniser, or lacks one of the tokens.
+        """
+        try:
+            return cls(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise PruningError(f"{path}: cannot be read ({error})") from error
+
+    @classmethod
+    def with_special_tokens(cls, json_text: str) -> Self:
+        """Adds ``<pad>`` and ``</s>``, as the last two ids, to a tokeniser that has neither."""
         tokenizer = tokenizers.Tokenizer.from_str(json_text)
         tokenizer.add_special_tokens([PAD, EOS])
         return cls(tokenizer.to_str())
 
     def encode(self, text: str) -> list[int]:
-        """Ids without EOS; see :meth:`encode_all`."""
+        """Ids without EOS."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
@@ -63,12 +72,18 @@ class TextTokenizer:
         Raises:
             PruningError: one of them is not text.
         """
-        texts = list(texts)
-        try:
-            found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        except TypeError:
-            raise PruningError(_why_no_text(texts)) from None
-        return [text.ids for text in found]
+        for number, text in enumerate(texts, 1):
+            if not isinstance(text, str):
+                raise PruningError(
+                    f"text {number} of {len(texts)} must be a string, got {type(text).__name__}"
+                )
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise PruningError(
+                    f"text {number} of {len(texts)} has a stray byte at place {error.start + 1}"
+                ) from None
+        return [text.ids for text in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens."""
@@ -76,37 +91,23 @@ class TextTokenizer:
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Each id as a readable word: a space where the token begins with one."""
-        return [self._shown(i) for i in ids]
+        return [self._show_tokens(i) for i in ids]
 
     def characters(self, ids: Sequence[int]) -> Iterator[tuple[str, int]]:
         """(word, number of tokens): as :meth:`tokens`, but those that share a character are one word."""
-        return whole_characters(ids, self._shown)
+        return whole_characters(ids, self._show_tokens)
 
-    def _shown(self, token_id: int, *more: int) -> str:
+    def _show_tokens(self, token_id: int, *more: int) -> str:
         if more:
             return self._tokenizer.decode([token_id, *more])
-        token = self._tokenizer.id_to_token(int(token_id))
+        token = self._tokenizer.id_to_token(token_id)
         if token is None:
-            return f"<{int(token_id)}>"
+            return f"<{token_id}>"
         if token.startswith("▁"):
             return " " + token[1:]
         if token in (PAD, EOS):
             return token
-        return self._tokenizer.decode([int(token_id)]) or token
+        return self._tokenizer.decode([token_id]) or token
 
     def save(self, folder: Path) -> None:
         files.write_text(folder / TOKENIZER_FILE, self.json_text)
-
-
-def _why_no_text(texts: list) -> str:
-    """Which of the texts the tokeniser cannot take, in words."""
-    for number, text in enumerate(texts, 1):
-        if not isinstance(text, str):
-            return f"text {number} of {len(texts)} must be a string, got {type(text).__name__}"
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            return (
-                f"text {number} of {len(texts)} has no character at place {error.start + 1}, but a stray byte"
-            )
-    return "texts must be strings"

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from .layers import ForgettingAttentionCore, ForgettingAttentionLayer
     from .loss import linear_cross_entropy
     from .pretrained import load_config, save_pretrained
+    from .tokenizer import BPETokenizer, ByteTokenizer
 
 _HOME = {
+    "BPETokenizer": "tokenizer",
+    "ByteTokenizer": "tokenizer",
     "FoXCache": "cache",
     "FoXConfig": "config",
     "FoXForCausalLM": "fox",
@@ -35,6 +38,8 @@ _HOME = {
 }
 
 __all__ = [
+    "BPETokenizer",
+    "ByteTokenizer",
     "FoXCache",
     "FoXConfig",
     "FoXForCausalLM",

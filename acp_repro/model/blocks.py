@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from acp_repro.attention import PagedKVCache, choose_implementation
+from acp_repro.attention.backends import kernels
 from acp_repro.attention.decay import LOG_FGATE_FLOOR
 
 # The key blocks of the pruning grid, which the forward of training keeps or skips as a whole.
@@ -19,22 +20,14 @@ class BlockPool:
     """Keys, values and decays of (batch, heads), in blocks of ``BLOCK_SIZE`` tokens.
 
     Physical block 0 belongs to no head. Table entries without a block point there. So writes for tokens that
-    no query will read need no branch and do no harm.
-
-    Args:
-        k: (B, H, T, D), an example of the shapes and dtype to come.
-
-    Attributes:
-        table: (B, H, N) int32, the physical block of each column.
-        columns: columns of the table in use; the same for all heads.
-        free: (n,) int64, physical blocks that no head holds.
-        version: raised when storage moves, so that a CUDA graph is captured again.
+    no query will read need no branch and do no harm. ``k`` (B, H, T, D) shows the shapes and dtype to come.
     """
 
     def __init__(self, k: Tensor):
         self.batch, self.heads, _, self.head_dim = k.shape
-        self.columns = 0
-        self.version = 0
+        self.columns = 0  # of the table in use; the same for all heads
+        self.version = 0  # raised when storage moves, so that a CUDA graph is captured again
+        # (B, H, N), the physical block of each column, and (n,), the physical blocks that no head holds.
         self.table = torch.zeros((self.batch, self.heads, 1), dtype=torch.int32, device=k.device)
         self.free = torch.empty(0, dtype=torch.int64, device=k.device)
         self.k, self.v = (k.new_zeros((1, BLOCK_SIZE, self.head_dim)) for _ in range(2))
@@ -66,31 +59,19 @@ class BlockPool:
     def write(
         self, seqlens: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, c: Tensor | None = None
     ) -> None:
-        """Writes the newest tokens, which ``seqlens`` (B,) int32 already counts; see ``PagedKVCache.write``.
-
-        Args:
-            k, v: (B, H, T, D) in the dtype of the pool. log_fgate: (B, H, T) float32.
-            c: (B, H, T) float64, their :func:`running_sum`; None computes it.
-        """
-        if _has_kernels(k):
-            from acp_repro.attention import triton as kernels
-
-            if c is None:
-                kernels.write_kvcache(self.paged(seqlens), k, v, log_fgate)
-            else:
-                kernels.write_blocks(self.paged(seqlens), k, v, c)
+        """``PagedKVCache.write`` by the fastest way; ``c`` (B, H, T) is the :func:`running_sum`, if known."""
+        paged = self.paged(seqlens)
+        if not _has_kernels(k):
+            paged.write(k, v, log_fgate)
+        elif c is None:
+            kernels().write_kvcache(paged, k, v, log_fgate)
         else:
-            self.paged(seqlens).write(k, v, log_fgate)
+            kernels().write_blocks(paged, k, v, c)
 
     def take(self, columns: int, start: Tensor) -> bool:
-        """Gives every head blocks up to column ``columns``, except before its ``start`` (B, H) int32. Waits
-        for the device once.
+        """Gives every head blocks up to column ``columns``, except before its ``start`` (B, H) int32.
 
-        Returns:
-            Whether a head has a new column without a block.
-
-        Raises:
-            torch.OutOfMemoryError: names how much was needed; what is held stays as it was.
+        Waits for the device once. Returns whether a head has a new column without a block.
         """
         if columns <= self.columns:
             return False
@@ -131,8 +112,7 @@ class BlockPool:
         self.columns = min(self.columns, columns)
 
     def rebuild(self, rows: Tensor) -> None:
-        """Moves ``rows`` (B',) of the batch, int64, to new storage that holds nothing else. Other memory is
-        freed."""
+        """Moves ``rows`` (B',) int64 of the batch to new storage that holds nothing else."""
         table = self.table.index_select(0, rows)
         held = table != 0
         blocks = torch.cat((table.new_zeros(1), table[held])).long()
@@ -150,11 +130,7 @@ class BlockPool:
         return copy
 
     def end_decays(self, c_new: Tensor, length: int, columns: int) -> Tensor:
-        """(B, H, columns) float64: c at each column's last token. The last column may be short.
-
-        Args:
-            c_new: (B, H, T) float64, c of the tokens from ``length`` on, which are not written yet.
-        """
+        """(B, H, columns): c at each column's last token; ``c_new`` (B, H, T) is not written yet."""
         old = self.c[self.table[:, :, : self.columns].long(), 0, -1]
         # The column that holds token `length - 1` ends among the new tokens, unless it was full.
         first_new = length // BLOCK_SIZE
@@ -163,13 +139,9 @@ class BlockPool:
         return torch.cat((old[..., :first_new], new), -1)
 
     def gather(self, start: Tensor, length: int, rows: slice) -> tuple[Tensor, Tensor, Tensor, int]:
-        """What ``rows`` hold from their ``start`` (rows, H) on, as dense tensors.
+        """k, v (rows, H, n, D), log_fgate (rows, H, n) from ``start`` (rows, H) on, and the first position.
 
         A head that holds less than the others has zeros in front. A gate of 0 hides them.
-
-        Returns:
-            k, v (rows, H, n, D) in the dtype of the pool, log_fgate (rows, H, n) float32, and the position of
-            the first token.
         """
         low = int(start.min()) if self.columns else 0
         blocks = self.table[rows, :, low : self.columns].long()
@@ -228,9 +200,7 @@ def join_pools(parts: list[BlockPool]) -> BlockPool:
 def running_sum(log_fgate: Tensor, before: Tensor) -> Tensor:
     """(B, H, T) float64: c of new tokens; ``before`` (B, H, 1) is c of the token before them."""
     if _has_kernels(log_fgate):
-        from acp_repro.attention.triton import cumulative_log_fgate
-
-        return before + cumulative_log_fgate(log_fgate)
+        return before + kernels().cumulative_log_fgate(log_fgate)
     return before + log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1)
 
 

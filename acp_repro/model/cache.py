@@ -18,18 +18,11 @@ from .layer_cache import DECODE_TOKENS, LayerCache
 
 
 class MemoryUse(NamedTuple):
-    """Bytes of a cache: keys, values and decays.
+    """Bytes of a cache: keys, values and decays."""
 
-    Attributes:
-        per_head: (layers, batch, heads) int64, what each head holds: the ideal.
-        per_layer: (layers, batch) int64, what one block table for all heads of a layer would hold. Each head
-            would hold as much as the head that holds most.
-        allocated: bytes of the pools and tables, free blocks included.
-    """
-
-    per_head: Tensor
-    per_layer: Tensor
-    allocated: int
+    per_head: Tensor  # (layers, batch, heads) int64, what each head holds: the ideal
+    per_layer: Tensor  # (layers, batch) int64, if each head of a layer held as much as its fullest
+    allocated: int  # bytes of the pools and tables, free blocks included
 
 
 class FoXCache:
@@ -92,16 +85,12 @@ class FoXCache:
         return tuple(layer.pool.version for layer in self.layers if layer.pool is not None)
 
     def begin(self, input_ids: Tensor, seq_start: Tensor | None, model: object = None) -> Tensor | None:
-        """Makes room for the tokens of a call, and counts them.
+        """Makes room for the tokens of a call, and counts them; returns the remembered ``seq_start``.
 
         Args:
             model: the calling model. Only the model that began a cache can continue it.
             input_ids: (B, T) integer, or embeddings (B, T, hidden).
-            seq_start: (B,) int64, the first real token of left-padded rows. It is given with a cache's first
-                tokens and remembered.
-
-        Returns:
-            (B,) int64, seq_start of all calls; None if no row is padded.
+            seq_start: (B,) int64, the first real token of left-padded rows, given with the first tokens.
 
         Raises:
             ValueError: more tokens than ``max_length``, another batch or model, or ``seq_start`` given again.
@@ -159,12 +148,7 @@ class FoXCache:
         self._in_call = self.touched = False
 
     def reserve(self, tokens: int) -> None:
-        """Makes room for ``tokens`` more in every layer. It waits for the device once in ``BLOCK_SIZE``
-        tokens.
-
-        Raises:
-            ValueError: that would be more than ``max_length``.
-        """
+        """Makes room for ``tokens`` more; waits for the device once in ``BLOCK_SIZE`` tokens."""
         self._check_length(tokens)
         columns = -(-(self.tokens_in_table + tokens) // BLOCK_SIZE)
         if all(columns <= layer.pool.columns for layer in self.layers):
@@ -196,8 +180,7 @@ class FoXCache:
             self.device_start.sub_(count * BLOCK_SIZE).clamp_(min=0)
 
     def record_past(self) -> None:
-        """From the next token on, keeps what :meth:`crop` needs: inputs of the token shift, and all
-        blocks."""
+        """From the next token on, keeps what :meth:`crop` needs: the token shift's inputs, all blocks."""
         self.recording = True
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -217,7 +200,7 @@ class FoXCache:
                 f"keys were evicted at length {self.evicted_at}, so the cache cannot go back to {left}: call "
                 "record_past() before the tokens that may be removed"
             )
-        if not all(layer.can_forget(tokens_to_remove) for layer in self.layers):
+        if not all(layer.can_remove(tokens_to_remove) for layer in self.layers):
             raise ValueError(
                 f"the token shift's inputs of {tokens_to_remove} tokens ago are not held: call record_past() "
                 "before the tokens that may be removed"
@@ -225,14 +208,10 @@ class FoXCache:
         self.length = left
         self.seqlens.sub_(tokens_to_remove)
         for layer in self.layers:
-            layer.forget(tokens_to_remove, -(-self.tokens_in_table // BLOCK_SIZE))
+            layer.remove_tokens(tokens_to_remove, -(-self.tokens_in_table // BLOCK_SIZE))
 
     def select_rows(self, rows: Tensor) -> FoXCache:
-        """A copy whose row i is row ``rows[i]`` of this one: several continuations of one context.
-
-        Args:
-            rows: (B',) int64 indices into the batch; they may repeat.
-        """
+        """A copy whose row i is row ``rows[i]`` (B',) int64 of this one; several may continue one context."""
         copy = FoXCache(0, self.max_length)
         copy._in_call, copy.touched = self._in_call, self.touched
         for name in ("length", "evicted_at", "recording", "dropped_columns", "latest_start", "_model"):
@@ -245,15 +224,15 @@ class FoXCache:
         copy.layers = [layer.select_rows(rows, copy) for layer in self.layers]
         return copy
 
-    def like(self) -> FoXCache:
+    def make_empty(self) -> FoXCache:
         """An empty cache for the same model and lengths, of any rows; see :meth:`join`."""
         other = FoXCache(len(self.layers), self.max_length)
         other.recording = self.recording
         return other
 
     def join(self, parts: list[FoXCache]) -> None:
-        """Hold the rows of ``parts``, one after the other: caches of as many tokens each, filled in the same
-        calls. This one is empty before, and they are unusable after it: their memory goes layer by layer."""
+        """Takes the rows of ``parts``, caches filled in the same calls, which are unusable after it."""
+        # Their memory goes layer by layer.
         self._model, self.length = parts[0]._model, parts[0].length
         self.evicted_at = max(part.evicted_at for part in parts)
         self.latest_start = max(part.latest_start for part in parts)

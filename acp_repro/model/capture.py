@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from acp_repro.attention import choose_implementation, pruning_grid
-from acp_repro.attention.backends import named
+from acp_repro.attention.backends import find_backend
 from acp_repro.attention.boundary import BlockCount, count_blocks, find_boundary
+from acp_repro.attention.checks import AttentionCall
 from acp_repro.attention.decay import cumulative_log_fgate, cut_documents, documents_threshold
 
 from .fox import FoXForCausalLM
@@ -20,15 +21,9 @@ from .layers import ForgettingAttentionCore
 
 @dataclass
 class AttentionInputs:
-    """The arguments of one call.
+    """The arguments of one call of :class:`ForgettingAttentionCore`.
 
-    Attributes:
-        q, k, v: (B, H, T, D).
-        log_fgate: (B, H, T) float32.
-        threshold: delta, broadcastable to (B, H), or None.
-        seq_start: (B,) int64, the first real token of left-padded rows, or None.
-        cu_seqlens: (documents + 1,) integer, the starts of packed documents, or None. With it, log_fgate and
-            threshold are those that the attention makes of them.
+    With ``cu_seqlens``, log_fgate and threshold are those that the attention makes of them.
     """
 
     q: Tensor
@@ -57,19 +52,16 @@ class AttentionInputs:
         return find_boundary(c, threshold, self.q.shape[2], block_q, block_k, self.seq_start)
 
     def count(self, *grid: int) -> BlockCount:
-        """Blocks that the call prunes, on a grid of ``(block_q, block_k)``; by default the grid of its
-        device."""
+        """Blocks that the call prunes, on a grid of (block_q, block_k), by default that of its device."""
         grid, length = grid or self.grid(), self.q.shape[2]
         return count_blocks(self.boundary(*grid), length, length, *grid)
 
     def search(self) -> Tensor:
-        """The running sum and boundary search, just as a call runs them here before its kernel: n_m (B, H, M)
-        int32."""
+        """n_m (B, H, M) int32 by the running sum and search that a call runs here before its kernel."""
         name = choose_implementation(self.q.device)
         threshold = self.threshold.expand(self.q.shape[:2]).contiguous()
-        return named(name).running_sum_and_boundary(
-            self.log_fgate, threshold, self.q.shape[2], *self.grid(), self.seq_start
-        )[1]
+        tensors = (self.q, self.k, self.v, self.log_fgate, threshold, self.seq_start)
+        return find_backend(name).search(AttentionCall(*tensors, 1.0, name))[1]
 
 
 @contextlib.contextmanager

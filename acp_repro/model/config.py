@@ -1,4 +1,4 @@
-"""The shape of a FoX model, validated once, with the numbers that follow from it.
+"""The shape of a FoX model, validated once, with the numbers that follow from it; and the speed of GPUs.
 
 Argument names are the official ones, so that a published ``config.json`` and our YAML use the same words.
 This file imports no torch, so that planning a suite starts fast.
@@ -7,6 +7,7 @@ This file imports no torch, so that planning a suite starts fast.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -86,18 +87,12 @@ class FoXConfig:
 
     @classmethod
     def pro(cls, **arguments: Any) -> Self:
-        """FoX (Pro), Section 4.1: token shift, QK-norm, output gate and norm, hidden_ratio 3.5.
-
-        Arguments given here override the preset.
-        """
+        """FoX (Pro), Section 4.1: token shift, QK-norm, output gate and norm; ``arguments`` override it."""
         return cls(**{**_PRO, **arguments})
 
     @classmethod
     def llama(cls, **arguments: Any) -> Self:
-        """FoX (LLaMA), Appendix C.2: none of the Pro components, hidden_ratio 4.
-
-        Arguments given here override the preset.
-        """
+        """FoX (LLaMA), Appendix C.2: none of the Pro components; ``arguments`` override it."""
         return cls(**{**_LLAMA, **arguments})
 
     def __post_init__(self) -> None:
@@ -180,3 +175,32 @@ class FoXConfig:
         square = 4 + self.use_output_gate  # q, k, v, o, and the output gate
         per_head = 1 + self.use_k_shift + self.use_v_shift  # forget gate, token shifts
         return square * hidden**2 + per_head * heads * hidden + 3 * hidden * self.mlp_width
+
+
+# Dense tensor-core FLOP/s with 16-bit inputs and float32 sums, without sparsity. The name is what
+# torch.cuda.get_device_name gives, or a short form of it. The first pattern that matches counts.
+_PEAK_FLOPS_16_BIT: tuple[tuple[str, float], ...] = (
+    (r"\bA100\b", 312e12),  # NVIDIA A100 datasheet, PCIe and SXM alike
+    (r"\bH100 PCIe\b", 756e12),  # NVIDIA H100 datasheet (2022), 1,513 with sparsity
+    (r"\bH100 NVL\b", 835e12),  # NVIDIA H100 datasheet, 1,671 with sparsity
+    (r"\bH100\b", 989e12),  # NVIDIA H100 datasheet, SXM, 1,979 with sparsity
+    (r"\bH200 NVL\b", 835e12),  # NVIDIA H200 datasheet, 1,671 with sparsity
+    (r"\bH200\b", 989e12),  # NVIDIA H200 datasheet, SXM, 1,979 with sparsity
+    (r"\bL40S\b", 362e12),  # NVIDIA L40S datasheet, 733 with sparsity
+    (r"\bB200\b", 2250e12),  # NVIDIA DGX B200 datasheet: 36 PFLOP/s with sparsity, 8 GPUs
+    # NVIDIA Ada GPU architecture whitepaper, Table 2. The laptop and D models are other chips.
+    (r"\b(RTX )?4090\b(?! (Laptop|D\b))", 165e12),
+)
+
+
+def peak_flops(device_name: str, dtype: object = "bfloat16") -> float | None:
+    """Dense FLOP/s that the maker states for a GPU; None for a GPU or dtype that this table does not have.
+
+    Args:
+        device_name: as ``torch.cuda.get_device_name`` gives it, or short: ``h100``, ``a100``.
+        dtype: ``bfloat16`` or ``float16``, as text or as torch's.
+    """
+    if str(dtype).removeprefix("torch.") not in ("bfloat16", "float16"):
+        return None
+    rows = (flops for name, flops in _PEAK_FLOPS_16_BIT if re.search(name, device_name, re.IGNORECASE))
+    return next(rows, None)

@@ -23,16 +23,11 @@ CAPTURING = threading.Lock()
 
 
 class DecodeStep:
-    """Feeds tokens to a model that continues from a cache.
+    """Feeds tokens to a model that continues from a cache, which holds the prompt.
 
-    Args:
-        model: a ``generation.LanguageModel``.
-        cache: holds the prompt, and has a ``max_length``. Without one, delta changes with every token, and
-            steps run without a graph. They also run without one while the cache records its past, which grows
-            with every token, and if a module has hooks, which a graph would not call.
-
-    Attributes:
-        captures: how often a graph was captured.
+    Steps run without a graph if the cache has no ``max_length`` (delta changes with every token), while it
+    records its past (which grows), and if a module has hooks (which a graph would not call). ``captures``
+    counts the graphs.
     """
 
     def __init__(self, model, cache: FoXCache):
@@ -46,7 +41,8 @@ class DecodeStep:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Logits (B, vocab) float32 after ``tokens`` (B,) int64. The next call may overwrite them."""
-        if not self._can_capture(tokens):
+        changes = self._watched or self.cache.max_length is None or self.cache.recording
+        if changes or choose_implementation(tokens.device) != "triton":
             return self._run(tokens)
         if self._tokens is None:
             # The first step runs without a graph: it compiles kernels and allocates workspaces.
@@ -60,11 +56,6 @@ class DecodeStep:
             self._graph.replay()
         self.cache.count(1)
         return self._logits
-
-    def _can_capture(self, tokens: Tensor) -> bool:
-        if self._watched or self.cache.max_length is None or self.cache.recording:
-            return False
-        return choose_implementation(tokens.device) == "triton"
 
     def _run(self, tokens: Tensor) -> Tensor:
         hidden = self.model(tokens[:, None], cache=self.cache, return_hidden=True)

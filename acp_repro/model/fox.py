@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from .generation import generate
 from .layer_cache import LayerCache
 from .layers import ForgettingAttentionLayer, Linear, RMSNorm
 from .loss import head_cross_entropy
-from .pretrained import Pretrained
+from .pretrained import read_checkpoint, save_pretrained
 from .swiglu import SwiGLU
 
 
@@ -87,8 +87,7 @@ class FoXModel(nn.Module):
                 and their end; see ``forgetting_attention``. Each gives what it gives alone.
 
         Raises:
-            ValueError: the cache was made for another number of layers, or cannot take these tokens (see
-                ``FoXCache.begin``), or there are packed documents, which no cache holds.
+            ValueError: the cache cannot take these tokens (see ``FoXCache.begin``).
         """
         if cache is not None and cu_seqlens is not None:
             raise ValueError("a cache cannot hold packed documents: call without one (use_cache=False)")
@@ -120,7 +119,7 @@ class FoXModel(nn.Module):
         return self.norm(x)
 
 
-class FoXForCausalLM(Pretrained, nn.Module):
+class FoXForCausalLM(nn.Module):
     """FoX with its language-model head; ``from_pretrained`` and ``save_pretrained`` read and write folders.
 
     Weights are float32, initialised as in Appendix B, and the same for the same ``torch.manual_seed``. Run it
@@ -146,16 +145,6 @@ class FoXForCausalLM(Pretrained, nn.Module):
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, value: bool) -> None:
         self.model.gradient_checkpointing = value
-
-    def init_weights(self) -> None:
-        """Initialises all weights again, in the order of the modules.
-
-        Use it for a model that was made on ``meta`` and got its memory by ``to_empty``. A model made directly
-        is already initialised.
-        """
-        for module in self.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
 
     def set_log_pruning_tolerance(self, value: float | None) -> None:
         """Changes log epsilon of every layer (None: exact), as if the config had it.
@@ -183,8 +172,8 @@ class FoXForCausalLM(Pretrained, nn.Module):
             input_ids: (B, T) integer.
             cache: continue after what it holds, and extend it in place; needs torch.no_grad().
             return_hidden: return (B, T, hidden), the input of the head.
-            labels: (B, T) integer; return the loss of each token, see ``loss_per_token``. It is an argument
-                of ``forward`` so that wrappers that hook forward (FSDP, DDP) see it.
+            labels: (B, T) integer; return the loss of each token, see ``loss_per_token``. Wrappers that hook
+                ``forward`` (FSDP, DDP) see it.
             seq_start: (B,) int64, the first real token of left-padded rows; see ``FoXModel``.
             cu_seqlens: the starts of packed documents; see ``FoXModel``. Labels at the last token of each are
                 -100.
@@ -221,11 +210,44 @@ class FoXForCausalLM(Pretrained, nn.Module):
         return self(input_ids, labels=labels)
 
     generate = generate
+    save_pretrained = save_pretrained
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        **overrides: Any,
+    ) -> Self:
+        """Loads the model that a folder in the authors' format holds.
+
+        Args:
+            folder: with ``config.json`` and ``model.safetensors`` or its shards; or a run folder of this
+                project, ``runs/SUITE/RUN``, whose weights are in ``model/``.
+            device: where the weights go.
+            dtype: dtype of the weights, independent of the file's.
+            **overrides: fields of ``FoXConfig`` that replace the file's, such as
+                ``log_pruning_tolerance=None`` for exact attention.
+
+        Raises:
+            FileNotFoundError: the folder or one of its files is missing, or the run is not finished; the
+                message names it.
+            ValueError: a damaged file, weights that are not finite or not those that ``done.json`` names, an
+                unsupported feature, a config field that is missing or wrong, or tensors that do not fit the
+                config; the message names the file, and what is right.
+            ImportError: safetensors is not installed.
+        """
+        config, tensors = read_checkpoint(cls, folder, device, dtype, **overrides)
+        with torch.device("meta"):
+            model = cls(config)
+        model.load_state_dict(tensors, assign=True)
+        return model
 
     @staticmethod
     def check_input_ids(input_ids: Tensor) -> None:
-        """Raises ValueError unless ``input_ids`` is (B, T), of an integer dtype, with at least one token a
-        row."""
+        """Raises ValueError unless ``input_ids`` (B, T) are integers, at least one a row."""
         integer = not (input_ids.is_floating_point() or input_ids.dtype == torch.bool)
         if input_ids.dim() != 2 or input_ids.numel() == 0 or not integer:
             raise ValueError(
@@ -234,12 +256,6 @@ class FoXForCausalLM(Pretrained, nn.Module):
             )
 
 
-def load_pretrained(
-    folder: str | os.PathLike[str],
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    **overrides: Any,
-) -> FoXForCausalLM:
-    """:meth:`FoXForCausalLM.from_pretrained` as a function, with the same arguments and errors."""
-    return FoXForCausalLM.from_pretrained(folder, device=device, dtype=dtype, **overrides)
+def load_pretrained(folder: str | os.PathLike[str], **options: Any) -> FoXForCausalLM:
+    """:meth:`FoXForCausalLM.from_pretrained` as a function, with the same options and errors."""
+    return FoXForCausalLM.from_pretrained(folder, **options)

@@ -1,53 +1,23 @@
-"""Generates text one token at a time: a prefill of the prompt, then one forward pass per token from the
-cache.
-
-The model is any module that takes a ``FoXCache`` as ``FoXForCausalLM`` does.
-"""
+"""Generates text one token at a time: a prefill, then one forward pass per token from the cache."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .cache import FoXCache
-from .config import FoXConfig
 from .decode_step import CAPTURING, DecodeStep
+
+if TYPE_CHECKING:
+    from .fox import FoXForCausalLM
 
 # Tokens of all rows in one part of a prefill: half a GiB of the 125M model's activations in bfloat16. Whole
 # blocks of the pruning grid, so that the first row of a chunk prunes as it would without chunks.
 PREFILL_TOKENS = 2**16
-
-
-class LanguageModel(Protocol):
-    """What generation needs of a model; see ``FoXForCausalLM``."""
-
-    config: FoXConfig
-
-    def check_input_ids(self, input_ids: Tensor) -> None: ...
-
-    def lm_head(self, hidden: Tensor) -> Tensor: ...
-
-    def __call__(
-        self, input_ids: Tensor, cache: FoXCache, *, return_hidden: bool, seq_start: Tensor | None = None
-    ) -> Tensor: ...
-
-
-def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Checks how tokens are to be chosen.
-
-    Raises:
-        ValueError: an argument is out of range; the message names it.
-    """
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature must be 0 (greedy) or above and finite, got {temperature}")
-    if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
-        raise ValueError(f"top_k must be a whole number of at least 1, or None for all tokens, got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, or None for all tokens, got {top_p}")
 
 
 def filter_logits(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
@@ -87,16 +57,7 @@ def choose_tokens(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """One token for each row of logits.
-
-    Args:
-        logits: (B, vocab) float32.
-        temperature: 0 takes the most probable token; above 0 draws from softmax(logits / temperature).
-        top_k, top_p: which tokens may be drawn, see :func:`filter_logits`.
-        generator: source of randomness, on the device of the logits; None uses torch's default.
-
-    Returns:
-        (B,) int64.
+    """One token (B,) int64 for each row of logits (B, vocab) float32; the rest as :func:`stream_tokens`.
 
     Raises:
         ValueError: the logits hold NaN or infinity. On a GPU a device-side assertion fails, because the host
@@ -118,7 +79,7 @@ def choose_tokens(
 
 
 def stream_tokens(
-    model: LanguageModel,
+    model: FoXForCausalLM,
     input_ids: Tensor,
     max_new_tokens: int,
     temperature: float = 0.0,
@@ -134,7 +95,9 @@ def stream_tokens(
     Args:
         input_ids: (B, T) integer, all rows of one length.
         max_new_tokens: end after this many.
-        temperature, top_k, top_p, generator: see :func:`choose_tokens`.
+        temperature: 0 takes the most probable token; above 0 draws from softmax(logits / temperature).
+        top_k, top_p: which tokens may be drawn, see :func:`filter_logits`.
+        generator: source of randomness, on the device of the logits; None uses torch's default.
         stop_ids: end when every row has had one of these; a row that had one repeats it until then.
         seq_start: (B,) int64, the first real token of rows that are padded on the left to one length.
 
@@ -147,7 +110,12 @@ def stream_tokens(
     """
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be 0 or more, got {max_new_tokens}")
-    check_sampling(temperature, top_k, top_p)
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be 0 (greedy) or above and finite, got {temperature}")
+    if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
+        raise ValueError(f"top_k must be a whole number of at least 1, or None for all tokens, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, or None for all tokens, got {top_p}")
     model.check_input_ids(input_ids)
     if seq_start is not None:
         if seq_start.shape != input_ids.shape[:1] or bool((seq_start < 0).any()):
@@ -159,14 +127,11 @@ def stream_tokens(
 
 
 def prefill(
-    model: LanguageModel, input_ids: Tensor, cache: FoXCache, seq_start: Tensor | None = None
+    model: FoXForCausalLM, input_ids: Tensor, cache: FoXCache, seq_start: Tensor | None = None
 ) -> Tensor:
-    """Fills an empty cache with a prompt; returns the logits (B, vocab) float32 of the next token.
-
-    Many tokens are fed in parts, so that one layer's activations take less memory than the cache: some rows
-    after others, since chunks of a row would each read again what is held of it. Only a single row that is
-    longer than a part is fed in chunks.
-    """
+    """Fills an empty cache with a prompt; returns the logits (B, vocab) float32 of the next token."""
+    # In parts, so that one layer's activations take less memory than the cache: some rows after others, since
+    # chunks of a row would each read again what is held of it. Only a row longer than a part goes in chunks.
     batch, length = input_ids.shape
     rows = max(PREFILL_TOKENS // length, 1)
     if rows >= batch:
@@ -174,7 +139,7 @@ def prefill(
     parts, logits = [], []
     for first in range(0, batch, rows):
         these = slice(first, first + rows)
-        parts.append(cache.like())
+        parts.append(cache.make_empty())
         start = None if seq_start is None else seq_start[these]
         logits.append(_prefill_rows(model, input_ids[these], parts[-1], start))
     cache.join(parts)
@@ -207,7 +172,7 @@ def _stream(model, input_ids, max_new_tokens, stop_ids, choose, seq_start) -> It
 
 
 def generate(
-    model: LanguageModel,
+    model: FoXForCausalLM,
     input_ids: Tensor,
     max_new_tokens: int,
     temperature: float = 0.0,
@@ -218,23 +183,11 @@ def generate(
     stop_ids: tuple[int, ...] = (),
     seq_start: Tensor | None = None,
 ) -> Tensor:
-    """The prompt and the tokens that :func:`stream_tokens` adds to it, with the same arguments.
+    """The prompt and the tokens that :func:`stream_tokens` adds to it, with its arguments and errors.
 
     Returns:
         (B, T + new) int64, the prompt first; new is max_new_tokens, or less if ``stop_ids`` ended it.
-
-    Raises:
-        ValueError: as :func:`stream_tokens`.
     """
-    new = stream_tokens(
-        model,
-        input_ids,
-        max_new_tokens,
-        temperature,
-        top_k=top_k,
-        top_p=top_p,
-        stop_ids=stop_ids,
-        generator=generator,
-        seq_start=seq_start,
-    )
+    options = {"top_k": top_k, "top_p": top_p, "stop_ids": stop_ids, "generator": generator}
+    new = stream_tokens(model, input_ids, max_new_tokens, temperature, seq_start=seq_start, **options)
     return torch.cat((input_ids.long(), *(tokens[:, None] for tokens in new)), dim=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,29 +12,16 @@ from acp_repro.attention import choose_implementation, forgetting_attention_with
 
 from .blocks import BLOCK_SIZE, BlockPool, join_pools, running_sum
 
+if TYPE_CHECKING:
+    from .cache import FoXCache
+
 # Up to this many tokens are computed as a decoding step. Longer chunks are computed as a prefill over what is
 # held.
 DECODE_TOKENS = 8
 # Bytes of past keys and values that a prefill holds densely at once.
 _PAST_BYTES = 2**29
 # What a layer holds of each row, beside its blocks and the token shift's inputs.
-_OF_ROWS = ("threshold", "start", "held", "_longest_key")
-
-
-class WholeCache(Protocol):
-    """What a layer needs of the cache that it is part of; see ``FoXCache``."""
-
-    length: int
-    max_length: int | None
-    evicted_at: int
-    touched: bool
-    latest_start: int
-    recording: bool
-    seqlens: Tensor | None
-    device_start: Tensor | None
-
-    @property
-    def tokens_in_table(self) -> int: ...
+_ROW_STATE = ("threshold", "start", "held", "_longest_key")
 
 
 class LayerCache:
@@ -46,7 +33,7 @@ class LayerCache:
         refusal: why nothing is evicted; empty if blocks are evicted.
     """
 
-    def __init__(self, parent: WholeCache):
+    def __init__(self, parent: FoXCache):
         # Weak: a reference cycle would hold gigabytes until the garbage collector runs.
         self._parent = weakref.ref(parent)
         self.logit_bound: Tensor | None = None
@@ -59,19 +46,9 @@ class LayerCache:
         self._longest_key: Tensor | None = None
 
     @property
-    def parent(self) -> WholeCache:
+    def parent(self) -> FoXCache:
         """The cache that this layer's cache is part of."""
         return self._parent()
-
-    @property
-    def length(self) -> int:
-        """Tokens held before the current call, evicted ones included."""
-        return self.parent.length
-
-    @property
-    def max_length(self) -> int | None:
-        """The longest length allowed, in tokens, or None."""
-        return self.parent.max_length
 
     @property
     def evicts(self) -> bool:
@@ -80,27 +57,20 @@ class LayerCache:
 
     @property
     def fuses(self) -> bool:
-        """Whether a layer may use the kernels of ``step_kernels``.
-
-        It may on a GPU, after the padding, and while only the last input of the token shift is kept. Compiled
-        code has its own kernels.
-        """
+        """Whether a layer may use the kernels of ``step_kernels``: on a GPU, after the padding."""
+        # And while only the last input of the token shift is kept. Compiled code has its own kernels.
         parent = self.parent
-        if self.length < parent.latest_start or parent.recording or torch.compiler.is_compiling():
+        if self.parent.length < parent.latest_start or parent.recording or torch.compiler.is_compiling():
             return False
         return choose_implementation(parent.seqlens.device) == "triton"
 
     def shift_state(self, name: str) -> Tensor | None:
-        """(B, 1, H, D), the token shift's last input of ``name``, in its dtype; None before the first
-        token."""
+        """(B, 1, H, D), the token shift's last input of ``name``; None before the first token."""
         held = self._shift.get(name)
         return None if held is None else held[:, -1:]
 
     def keep_shift_state(self, name: str, z: Tensor) -> None:
-        """Keeps the inputs z (B, T, H, D), any dtype, of the added tokens.
-
-        Only the last one is kept; while the past is recorded, all since then, which ``crop`` needs.
-        """
+        """Keeps the last of the inputs z (B, T, H, D); while the past is recorded, all, for ``crop``."""
         held = self._shift.get(name)
         if self.parent.recording:
             self._shift[name] = z if held is None else torch.cat((held, z), dim=1)
@@ -110,8 +80,7 @@ class LayerCache:
             self._shift[name] = z[:, -1:].clone(memory_format=torch.contiguous_format)
 
     def longest_key(self, k: Tensor) -> Tensor:
-        """(B, H, 1, D), per head the longest key so far, in the dtype of k. k (B, H, T, D) are the newest
-        keys."""
+        """(B, H, 1, D), the longest key of each head so far; ``k`` (B, H, T, D) are the newest."""
         candidates = k if self._longest_key is None else torch.cat((self._longest_key, k), dim=2)
         norms = torch.linalg.vector_norm(candidates, dim=-1, keepdim=True, dtype=torch.float32)
         index = norms.argmax(dim=2, keepdim=True).expand(-1, -1, 1, k.shape[-1])
@@ -121,15 +90,12 @@ class LayerCache:
         return self._longest_key.copy_(longest)  # in place, as above
 
     def attend(self, core, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, threshold: Tensor | None):
-        """Adds T tokens and attends from them to all that is held.
+        """Adds T tokens and attends from them to all that is held: (B, H, T, D) in the dtype of q.
 
         Args:
             core: computes a prefill, see ``ForgettingAttentionCore``.
             q, k, v: (B, H, T, D). log_fgate: (B, H, T) float32.
             threshold: delta of this call, broadcastable to (B, H), or None.
-
-        Returns:
-            (B, H, T, D) in the dtype of q.
 
         Raises:
             RuntimeError: gradients are recorded; a cache holds values, no graph.
@@ -139,7 +105,7 @@ class LayerCache:
             raise RuntimeError("a FoXCache holds no gradients: call the model under torch.no_grad()")
         self._check(k)
         self.parent.touched = True
-        if self.length and k.shape[2] <= DECODE_TOKENS:
+        if self.parent.length and k.shape[2] <= DECODE_TOKENS:
             return self._decode(core, q, k, v, log_fgate, threshold)
         return self._prefill(core, q, k, v, log_fgate, threshold)
 
@@ -190,22 +156,21 @@ class LayerCache:
             pruned = c[..., -1:] - pool.end_decays(c, held, columns) < self.threshold.double()[..., None]
             pruned = pruned & (torch.arange(columns, device=c.device) >= start[..., None])
             start = torch.minimum(start + pruned.sum(-1), torch.full_like(start, columns - 1))
-            start = self._not_before(start, columns - 1)
+            if parent.device_start is not None:  # past blocks that are padding alone
+                padding = (parent.device_start // BLOCK_SIZE).clamp(max=columns - 1)
+                start = torch.maximum(start, padding[:, None])
             if held:
-                self._evict(start, self.length + tokens)
+                self._evict(start, self.parent.length + tokens)
             else:
-                self._begin_at(start)
+                self._move_start(start)
         if pool.take(columns, start) and not held:
-            parent.evicted_at = self.length + tokens  # what never had a block
+            parent.evicted_at = self.parent.length + tokens  # what never had a block
         pool.write(parent.seqlens, k, v, log_fgate, c)
         return out
 
     def _attend_past(self, core, q, k, v, log_fgate, threshold):
-        """Attention to what is held and to the new tokens, for some rows at a time.
-
-        What is held is made dense for it. For all rows at once that would take as much memory as the layer's
-        whole past without ACP.
-        """
+        """Attention to what is held and to the new tokens, for some rows at a time."""
+        # What is held is made dense. For all rows that would take as much memory as the past without ACP.
         held, out = self.parent.tokens_in_table, torch.empty_like(q)
         if threshold is not None:
             threshold = threshold.expand(q.shape[:2])
@@ -223,21 +188,14 @@ class LayerCache:
             out[rows] = core(q[rows], keys, values, gates, delta, seq_start)
         return out
 
-    def _not_before(self, start: Tensor, last: int) -> Tensor:
-        """``start`` (B, H), moved past blocks that are padding alone."""
-        if self.parent.device_start is None:
-            return start
-        padding = self.parent.device_start // BLOCK_SIZE
-        return torch.maximum(start, padding.clamp(max=last)[:, None])
-
     def _evict(self, start: Tensor, length: int) -> None:
         """Returns blocks before ``start`` (B, H) to the pool: no query from ``length`` on needs them."""
         if bool((start > self.held).any()):
             self.pool.give_back(start)
             self.parent.evicted_at = length
-        self._begin_at(start)
+        self._move_start(start)
 
-    def _begin_at(self, start: Tensor) -> None:
+    def _move_start(self, start: Tensor) -> None:
         self.held.copy_(start)
         self.start.copy_(torch.maximum(self.start, self.held))
 
@@ -248,10 +206,10 @@ class LayerCache:
         if self.evicts:
             paged = self.pool.paged(self.parent.seqlens)
             paged.advance(self.start, self.threshold, 1, self.parent.device_start)
-            self._evict(self.start.long(), self.length)
+            self._evict(self.start.long(), self.parent.length)
         self.pool.take(columns, self.held.long())
 
-    def forget(self, tokens: int, columns: int) -> None:
+    def remove_tokens(self, tokens: int, columns: int) -> None:
         """Removes the last ``tokens`` tokens; ``columns`` columns are left."""
         for name, z in self._shift.items():
             left = z.shape[1] - tokens
@@ -260,26 +218,26 @@ class LayerCache:
             self.pool.truncate(columns)
             self.start.copy_(self.held)
 
-    def can_forget(self, tokens: int) -> bool:
+    def can_remove(self, tokens: int) -> bool:
         """Whether inputs of the token shift are held for ``tokens`` tokens ago."""
         return all(z.shape[1] > tokens for z in self._shift.values())
 
     def join(self, parts: list[LayerCache]) -> None:
-        """See ``FoXCache.join``."""
+        """Takes the rows of ``parts``."""
         first = parts[0]
         self.logit_bound, self.refusal = first.logit_bound, first.refusal
         self._shift = {name: torch.cat([part._shift[name] for part in parts]) for name in first._shift}
-        for name in _OF_ROWS:
+        for name in _ROW_STATE:
             held = [getattr(part, name) for part in parts]
             setattr(self, name, None if held[0] is None else torch.cat(held))
         self.pool = join_pools([part.pool for part in parts])
 
-    def select_rows(self, rows: Tensor, parent: WholeCache) -> LayerCache:
+    def select_rows(self, rows: Tensor, parent: FoXCache) -> LayerCache:
         """A copy for ``parent`` whose row i is row ``rows[i]`` of this one; ``rows`` is (B',) int64."""
         copy = LayerCache(parent)
         copy.logit_bound, copy.refusal = self.logit_bound, self.refusal
         copy._shift = {name: z.index_select(0, rows) for name, z in self._shift.items()}
-        for name in _OF_ROWS:
+        for name in _ROW_STATE:
             held = getattr(self, name)
             setattr(copy, name, None if held is None else held.index_select(0, rows))
         copy.pool = None if self.pool is None else self.pool.select_rows(rows)

@@ -44,18 +44,10 @@ class Linear(nn.Linear):
 
 
 def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
-    """``[p(x) for p in projections]``, computed as one product.
+    """``[p(x) for p in projections]`` as views of one product; the projections must be plain (``is_plain``).
 
     Projections to a few numbers each would use kernels for matrices whose rows are not whole 16 bytes. Those
     take several times as long as kernels for aligned rows. Together, with rows of zeros, they are aligned.
-    The projections are not called: they must be plain (``is_plain``).
-
-    Args:
-        x: (..., in), any floating dtype.
-
-    Returns:
-        One tensor (..., out) for each projection, views of one tensor. In compiled code, one with a bias is
-        in the bias's dtype.
     """
     sizes = [p.out_features for p in projections]
     weights, biases = [p.weight for p in projections], None
@@ -78,15 +70,7 @@ def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
-
-    Computed in float32 and returned in the dtype of x. Under autocast the residual stream stays float32, and
-    so does the result.
-
-    Args:
-        dim: size of the last dimension.
-        eps: added to the mean square.
-    """
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32; returned in the dtype of x."""
 
     def __init__(self, dim: int, eps: float):
         super().__init__()
@@ -108,10 +92,7 @@ class RMSNorm(nn.Module):
 class HeadRMSNorm(nn.Module):
     """RMSNorm of each head separately: QK-norm, and the output norm of FoX (Pro).
 
-    Args:
-        num_heads, head_dim: the last two dimensions of the input.
-        eps: added to the mean square.
-        share_across_heads: one weight of (head_dim,) for all heads; else (num_heads * head_dim,).
+    With ``share_across_heads``, one weight of (head_dim,) serves all heads; else it is (heads * head_dim,).
     """
 
     def __init__(self, num_heads: int, head_dim: int, eps: float, share_across_heads: bool = False):
@@ -126,12 +107,7 @@ class HeadRMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        """(B, T, H, D) -> the same shape and dtype.
-
-        Args:
-            gate: (B, T, H, D), the output gate of FoX (Pro). The result is multiplied by sigmoid(gate) before
-                the only rounding to the dtype of x.
-        """
+        """(B, T, H, D) -> the same; times sigmoid(gate), the output gate, before the only rounding."""
         y = F.rms_norm(x.float(), (self.head_dim,), eps=self.eps)
         y = y * self.weight.float().view(-1, self.head_dim)
         if gate is not None:
@@ -140,8 +116,8 @@ class HeadRMSNorm(nn.Module):
 
 
 def fuse_training(model: nn.Module) -> None:
-    """Lets the layers of ``model`` multiply by weights of plain projections without calling them, as our own
-    training step does: all products of one input at once, and SwiGLU's product not kept."""
+    """Lets layers multiply by weights of plain projections without calling them, as our training does."""
+    # All products of one input at once, and SwiGLU's product not kept.
     for module in model.modules():
         if hasattr(module, "fuses_training"):
             module.fuses_training = True
@@ -150,18 +126,15 @@ def fuse_training(model: nn.Module) -> None:
 def token_shift(
     z: Tensor, shift_logit: Tensor, previous: Tensor | None = None, starts: Tensor | None = None
 ) -> Tensor:
-    """Data-dependent token shift: y_t = a_t z_{t-1} + (1 - a_t) z_t with a = sigmoid(shift_logit).
-
-    Computed in float32, returned in the dtype of z.
+    """Data-dependent token shift: y_t = a_t z_{t-1} + (1 - a_t) z_t with a = sigmoid(shift_logit), float32.
 
     Args:
-        z: (B, T, H, D).
-        shift_logit: (B, T, H), one mixing weight per head and token.
+        z: (B, T, H, D). shift_logit: (B, T, H).
         previous: (B, 1, H, D), z just before the first token; None is zero, the sequence's start.
         starts: (T,) bool, tokens before which z counts as zero, the starts of packed documents, or None.
 
     Returns:
-        (B, T, H, D).
+        (B, T, H, D) in the dtype of z.
     """
     a = torch.sigmoid(shift_logit.float()).unsqueeze(-1)
     wide = z.float()
@@ -197,13 +170,10 @@ class ShiftedLinear(nn.Module):
         z: Tensor | None = None,
         shift_logit: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Projects x and shifts.
+        """Projects x (B, T, hidden) and shifts, see :func:`token_shift`.
 
         Args:
-            x: (B, T, hidden).
-            previous: (B, 1, H, D), z of the token before, or None at the start.
             padding: (B, T) bool, tokens that count as z = 0, or None.
-            starts: (T,) bool, the first tokens of packed documents, or None.
             z, shift_logit: (B, T, hidden) and (B, T, H), the two products of x, if they are computed already.
 
         Returns:
@@ -238,28 +208,10 @@ class ForgettingAttentionCore(nn.Module):
         seq_start: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Equation 2, or Equation 3 if there is a threshold.
-
-        Args:
-            q: (B, H, Tq, D). k, v: (B, H, Tk, D), Tk >= Tq while decoding.
-            log_fgate: (B, H, Tk) float32.
-            adaptive_threshold: delta, broadcastable to (B, H); None is exact.
-            seq_start: (B,) int64, the first real token of left-padded rows; None: no padding.
-            cu_seqlens: (documents + 1,) integer, the starts of packed documents, or None.
-
-        Returns:
-            (B, H, Tq, D) in the dtype of q.
-        """
+        """``forgetting_attention`` (B, H, Tq, D), heads first; the threshold is (H,), (B, H) or None."""
+        options = {"seq_start": seq_start, "cu_seqlens": cu_seqlens, "implementation": self.implementation}
         return forgetting_attention(
-            q,
-            k,
-            v,
-            log_fgate,
-            head_first=True,
-            seq_start=seq_start,
-            cu_seqlens=cu_seqlens,
-            adaptive_threshold=adaptive_threshold,
-            implementation=self.implementation,
+            q, k, v, log_fgate, head_first=True, adaptive_threshold=adaptive_threshold, **options
         )
 
 
@@ -308,12 +260,11 @@ class ForgettingAttentionLayer(nn.Module):
         Args:
             cache: x holds the tokens after the cached ones, and the cache is extended in place.
             seq_start: (B,) int64, the first real token of each row, counted from the cache's first.
-            cu_seqlens: (documents + 1,) integer, the starts of documents packed into one row, without a
-                cache; see ``forgetting_attention``.
+            cu_seqlens: (documents + 1,) integer, the starts of documents packed into one row.
         """
-        fused = cache is not None and cache.fuses and self._kernels_do_all()
+        fused = cache is not None and cache.fuses and self._can_fuse()
         joint = fused or (self.fuses_training and torch.is_grad_enabled())
-        products = self._joint_products(x) if joint else {}
+        products = self._multiply_jointly(x) if joint else {}
 
         def product(name: str, projection: nn.Module) -> Tensor:
             return products[name] if name in products else projection(x)
@@ -322,22 +273,24 @@ class ForgettingAttentionLayer(nn.Module):
         log_fgate = F.logsigmoid(product("fgate", self.fgate_proj).float()).transpose(1, 2)
         if fused:
             mixes = [product(f"{name}_shift", p.shift_proj) for name, p in self._keys_and_values()]
-            return self._fused(x, mixes, log_fgate, cache)
+            return self._run_fused(x, mixes, log_fgate, cache)
         padding = None
         if seq_start is not None:
-            position = torch.arange(x.shape[1], device=x.device) + (0 if cache is None else cache.length)
+            position = torch.arange(x.shape[1], device=x.device) + (
+                0 if cache is None else cache.parent.length
+            )
             padding = position < seq_start[:, None]
         starts = None if cu_seqlens is None else document_starts(cu_seqlens, x.shape[1])
-        q = self._heads(product("q", self.q_proj))
+        q = self._split_heads(product("q", self.q_proj))
         k, v = (
-            self._shifted(name, projection, x, products, cache, padding, starts)
+            self._shift(name, projection, x, products, cache, padding, starts)
             for name, projection in self._keys_and_values()
         )
-        gate = None if self.ogate_proj is None else self._heads(product("ogate", self.ogate_proj))
+        gate = None if self.ogate_proj is None else self._split_heads(product("ogate", self.ogate_proj))
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        threshold = self._threshold(q, k, cache)
+        threshold = self._find_threshold(q, k, cache)
         if cache is None:
             out = self.core(q, k, v, log_fgate, threshold, seq_start, cu_seqlens)
         else:
@@ -353,13 +306,10 @@ class ForgettingAttentionLayer(nn.Module):
     def _keys_and_values(self) -> tuple[tuple[str, nn.Module], ...]:
         return ("k", self.k_proj), ("v", self.v_proj)
 
-    def _joint_products(self, x: Tensor) -> dict[str, Tensor]:
-        """Products of x by name, computed as one; none if somebody watches their projections.
-
-        In eager mode they are the narrow ones, to one number a head. Compiled blocks, which train, compute
-        all. So x has one gradient, not five and their sum. The copy that joins the weights also converts them
-        to the product's dtype.
-        """
+    def _multiply_jointly(self, x: Tensor) -> dict[str, Tensor]:
+        """Products of x by name, computed as one; none if somebody watches their projections."""
+        # In eager mode the narrow ones, to one number a head. Compiled blocks compute all: x has
+        # one gradient, not five and their sum, and the copy that joins the weights also converts them.
         wide, narrow = {"q": self.q_proj}, {}
         for name, projection in self._keys_and_values():
             if isinstance(projection, ShiftedLinear):
@@ -374,43 +324,32 @@ class ForgettingAttentionLayer(nn.Module):
             return {}
         return dict(zip(joint, joint_products(x, *joint.values()), strict=True))
 
-    def _kernels_do_all(self) -> bool:
+    def _can_fuse(self) -> bool:
         """Whether this layer has all of FoX (Pro), and nobody watches what :meth:`_fused` does not call."""
         own = (self.k_proj, self.v_proj, self.q_norm, self.k_norm, self.output_norm)
         shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
         return shifts and None not in (*own, self.ogate_proj) and is_plain(*own)
 
-    def _fused(self, x: Tensor, mixes: list[Tensor], log_fgate: Tensor, cache: LayerCache) -> Tensor:
-        """:meth:`forward` on a GPU without gradients: two kernels do its small operations.
-
-        Args:
-            x: (B, T, hidden). mixes: of keys and values, (B, T, H). log_fgate: (B, H, T) float32.
-        """
+    def _run_fused(self, x: Tensor, mixes: list[Tensor], log_fgate: Tensor, cache: LayerCache) -> Tensor:
+        """:meth:`forward` on a GPU without gradients: two kernels do its small operations."""
         from .step_kernels import norm_and_gate, shift_and_norm
 
         names = ("k_shift", "v_shift")
         z = [proj.linear(x) for proj in (self.k_proj, self.v_proj)]
         states = [cache.shift_state(name) for name in names]
-        q, k, v = shift_and_norm(
-            self.q_proj(x),
-            z,
-            mixes,
-            states,
-            (self.q_norm.weight, self.k_norm.weight),
-            self.num_heads,
-            QK_NORM_EPS,
-        )
+        weights = (self.q_norm.weight, self.k_norm.weight)
+        q, k, v = shift_and_norm(self.q_proj(x), z, mixes, states, weights, self.num_heads, QK_NORM_EPS)
         if x.shape[1] > 1 or states[0] is None:  # a step has written them itself
             for name, last in zip(names, z, strict=True):
-                cache.keep_shift_state(name, self._heads(last[:, -1:]))
-        out = cache.attend(self.core, q, k, v, log_fgate, self._threshold(q, k, cache))
+                cache.keep_shift_state(name, self._split_heads(last[:, -1:]))
+        out = cache.attend(self.core, q, k, v, log_fgate, self._find_threshold(q, k, cache))
         norm = self.output_norm
         return self.o_proj(norm_and_gate(out, self.ogate_proj(x), norm.weight, norm.eps))
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def _shifted(
+    def _shift(
         self,
         name: str,
         projection: nn.Module,
@@ -423,7 +362,7 @@ class ForgettingAttentionLayer(nn.Module):
         """Keys or values (B, T, H, D) of x; ``products`` may hold their products."""
         z, state = products.get(name), f"{name}_shift"
         if not self.shifts[name]:
-            return self._heads(projection(x) if z is None else z)
+            return self._split_heads(projection(x) if z is None else z)
         previous = None if cache is None else cache.shift_state(state)
         y, z = projection(x, previous, padding, starts, z, products.get(state))
         if cache is not None:
@@ -431,17 +370,18 @@ class ForgettingAttentionLayer(nn.Module):
         return y
 
     @torch.no_grad()
-    def _threshold(self, q: Tensor, k: Tensor, cache: LayerCache | None) -> Tensor | None:
-        """delta of Section 3 for this call: (H,), (B, H) or None. L is the number of keys, or the longest
-        length that the cache allows. U comes from the weights of QK-norm; without one, or if somebody changes
-        what it gives, from measured norms."""
+    def _find_threshold(self, q: Tensor, k: Tensor, cache: LayerCache | None) -> Tensor | None:
+        """delta of Section 3, (H,), (B, H) or None; L is the number of keys, or a cache's most."""
+        # U comes from the weights of QK-norm; without one, or if somebody changes what it gives, from norms.
         if self.log_pruning_tolerance is None:
             if cache is not None:
                 cache.refusal = "attention is exact (log_pruning_tolerance is None), so no key is pruned"
             return None
         if cache is not None and cache.threshold is not None:
             return cache.threshold
-        length = k.shape[-2] if cache is None else cache.max_length or cache.length + k.shape[-2]
+        length = (
+            k.shape[-2] if cache is None else cache.parent.max_length or cache.parent.length + k.shape[-2]
+        )
         if self.q_norm is None or not is_plain(self.q_norm, self.k_norm):
             if cache is None:
                 return threshold_from_norms(q, k, log_pruning_tolerance=self.log_pruning_tolerance)
@@ -461,7 +401,7 @@ class ForgettingAttentionLayer(nn.Module):
         threshold = pruning_threshold(bound, length, self.log_pruning_tolerance)
         if cache is not None:
             cache.logit_bound = bound
-            if cache.max_length is None:
+            if cache.parent.max_length is None:
                 cache.refusal = "delta falls as the text grows, unless FoXCache is given a max_length"
             else:
                 cache.threshold = threshold.expand(q.shape[:2]).contiguous()

@@ -36,14 +36,7 @@ _LINE_GPU = 64
 
 
 def head_cross_entropy(hidden: Tensor, head: nn.Module, labels: Tensor) -> Tensor:
-    """:func:`linear_cross_entropy` of a plain linear ``head``, else of the logits that ``head`` gives.
-
-    Args:
-        hidden: (B, T, hidden). labels: (B, T) integer; -100 gives loss 0 and no gradient.
-
-    Returns:
-        (B, T) float32.
-    """
+    """:func:`linear_cross_entropy` of a plain linear ``head``, else of the logits that ``head`` gives."""
     if is_plain(head) and head.bias is None:
         return linear_cross_entropy(hidden, head.weight, labels)
     logits = head(hidden).float().transpose(1, 2)
@@ -84,7 +77,7 @@ def linear_cross_entropy(
     return loss.view(labels.shape)
 
 
-def _for_products(weight: Tensor, dtype: torch.dtype) -> Tensor:
+def _pad_rows(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """(vocab, hidden) in ``dtype``; on a GPU rows of zeros fill it up to a whole line of words."""
     missing = -weight.shape[0] % _LINE.get(weight.device.type, _LINE_GPU)
     if not missing:
@@ -100,7 +93,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, labels, chunk_tokens, dtype, kept_chunks):
         tokens, vocab = hidden.shape[0], weight.shape[0]
-        rows_of_words = _for_products(weight, dtype)
+        rows_of_words = _pad_rows(weight, dtype)
         loss, lse = hidden.new_empty((2, tokens), dtype=torch.float32)
         kept = []
         for start in range(0, tokens, chunk_tokens):
@@ -119,7 +112,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden, weight, labels, lse, *kept = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         vocab = weight.shape[0]
-        rows_of_words = _for_products(weight, ctx.dtype)
+        rows_of_words = _pad_rows(weight, ctx.dtype)
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_rows = torch.zeros_like(rows_of_words, dtype=torch.float32) if needs_weight else None
         for index, start in enumerate(range(0, hidden.shape[0], ctx.chunk_tokens)):
@@ -136,10 +129,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _loss_and_lse(logits: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
-    """(N, V), (N,) -> the loss of each token and the log of its softmax's denominator, float32.
-
-    Columns from ``vocab`` on stand for no word.
-    """
+    """(N, V), (N,) -> the loss of each token and the log of its softmax's denominator, float32."""
+    # Columns from `vocab` on stand for no word.
     if _has_kernels(logits):
         from .training_kernels import cross_entropy
 
@@ -152,10 +143,7 @@ def _loss_and_lse(logits: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, T
 
 
 def _grad_of_logits(logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tensor, vocab: int) -> Tensor:
-    """(softmax - one at the label), times the incoming gradient of the token, in the dtype of the logits.
-
-    Columns from ``vocab`` on get 0.
-    """
+    """(softmax - one at the label) times the token's gradient, like the logits; 0 from ``vocab`` on."""
     if _has_kernels(logits):
         from .training_kernels import logits_grad
 

@@ -10,10 +10,9 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,52 +44,6 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 # Config fields that a file may leave out, because only the default makes sense.
 _OPTIONAL = ("intermediate_size", "max_position_embeddings", "initializer_range")
 _FLOATING = ("F64", "F32", "F16", "BF16")
-_MOST_LISTED = 40
-
-
-class Pretrained:
-    """Gives a model class, beside ``nn.Module``, methods to write it to a folder and to read it from one.
-
-    Its constructor takes a ``FoXConfig``, which it keeps as ``config``.
-    """
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder: str | os.PathLike[str],
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        **overrides: Any,
-    ) -> Self:
-        """Loads the model that a folder in the authors' format holds; also as the function
-        ``load_pretrained``.
-
-        Args:
-            folder: with ``config.json`` and ``model.safetensors`` or its shards; or a run folder of this
-                project, ``runs/SUITE/RUN``, whose weights are in ``model/``.
-            device: where the weights go.
-            dtype: dtype of the weights, independent of the file's.
-            **overrides: fields of ``FoXConfig`` that replace the file's, such as
-                ``log_pruning_tolerance=None`` for exact attention.
-
-        Raises:
-            FileNotFoundError: the folder or one of its files is missing, or the run is not finished; the
-                message names it.
-            ValueError: a damaged file, weights that are not finite or not those that ``done.json`` names, an
-                unsupported feature, a config field that is missing or wrong, or tensors that do not fit the
-                config; the message names the file, and what is right.
-            ImportError: safetensors is not installed.
-        """
-        config, tensors = read_checkpoint(cls, folder, device, dtype, **overrides)
-        with torch.device("meta"):
-            model = cls(config)
-        model.load_state_dict(tensors, assign=True)
-        return model
-
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the model to ``folder``; see :func:`save_pretrained`."""
-        save_pretrained(self, folder)
 
 
 def read_checkpoint(
@@ -100,13 +53,12 @@ def read_checkpoint(
     dtype: torch.dtype | None = None,
     **overrides: Any,
 ) -> tuple[FoXConfig, dict[str, Tensor]]:
-    """Config and tensors by name of a folder; arguments and errors are those of
-    ``Pretrained.from_pretrained``, and a dtype of None keeps the files'."""
+    """Config and tensors by name, as ``from_pretrained`` reads them; a dtype of None keeps the files'."""
     folder = find_folder(folder)
-    config = _replace(_read_config(folder / CONFIG_FILE), overrides)
+    config = _override(_read_config(folder / CONFIG_FILE), overrides)
     paths = weight_files(folder)
     check_sum(folder)
-    safetensors = _safetensors()
+    safetensors = _import_safetensors()
     with contextlib.ExitStack() as stack:
         files = {}
         for path in paths:
@@ -132,27 +84,19 @@ def read_checkpoint(
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """``model.safetensors``, or the shards that its index names.
-
-    Raises:
-        FileNotFoundError, ValueError: a file is missing, or the index is damaged.
-    """
+    """``model.safetensors``, or the shards that its index names."""
     index = folder / INDEX_FILE
     if (folder / WEIGHTS_FILE).is_file() or not index.is_file():
-        return [_existing(folder / WEIGHTS_FILE)]
+        return [_require_file(folder / WEIGHTS_FILE)]
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return [_existing(folder / name) for name in sorted(Path(name).name for name in names)]
+        return [_require_file(folder / name) for name in sorted(Path(name).name for name in names)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is damaged ({error!r}); copy or download it again") from error
 
 
 def check_sum(folder: Path) -> None:
-    """Checks the weights against the checksum in our own ``done.json``, if there is one.
-
-    Raises:
-        ValueError: they differ.
-    """
+    """Raises ValueError if the weights are not those of our own ``done.json``, where there is one."""
     real = folder.resolve()
     of_run = real.name == RUN_MODEL_FOLDER and (real.parent / RUN_FILE).is_file()
     done = (real.parent if of_run else real) / "done.json"
@@ -168,8 +112,7 @@ def check_sum(folder: Path) -> None:
 
 
 def check_finite(source: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError, which names the first, if tensors hold NaN or infinity; those on ``meta`` are left
-    out."""
+    """Raises ValueError if tensors hold NaN or infinity; those on ``meta`` are left out."""
     bad = [name for name, x in tensors.items() if not (x.is_meta or bool(x.float().isfinite().all()))]
     if bad:
         raise ValueError(f"{source}: {bad[0]} ({len(bad)} in all) holds NaN or infinity; copy it again")
@@ -202,7 +145,7 @@ def save_pretrained(
         [name for name, t in tensors.items() if not t.is_floating_point()],
     )
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    save_file = _safetensors().torch.save_file
+    save_file = _import_safetensors().torch.save_file
     text = json.dumps(config_to_official(model.config), indent=2, sort_keys=True) + "\n"
     with replacing(Path(folder) / WEIGHTS_FILE) as weights, replacing(Path(folder) / CONFIG_FILE) as config:
         save_file(tensors, weights, metadata={"format": "pt"})
@@ -210,11 +153,7 @@ def save_pretrained(
 
 
 def find_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder that holds ``config.json``: ``folder`` itself, or the ``model/`` of a run folder.
-
-    Raises:
-        FileNotFoundError: there is none; the message says what to do.
-    """
+    """The folder that holds ``config.json``: ``folder`` itself, or the ``model/`` of a run folder."""
     path = Path(folder)
     if (path / CONFIG_FILE).is_file():
         return path
@@ -222,37 +161,21 @@ def find_folder(folder: str | os.PathLike[str]) -> Path:
     if (inside / CONFIG_FILE).is_file():
         return inside
     if (path / RUN_FILE).is_file():
-        raise FileNotFoundError(
-            f"{path} is a run that is not finished: it holds no weights in {RUN_MODEL_FOLDER}/ yet"
-            + _how_to_finish(path / RUN_FILE)
-        )
-    # If its first part is a folder here, it is a misspelt path.
-    if not path.parent.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", os.fspath(folder)):
-        raise FileNotFoundError(
-            f"{folder} is not a folder, and names on the Hugging Face Hub are not supported; download "
-            f"the files first: `hf download {folder} --local-dir FOLDER`, then load FOLDER"
-        )
+        raise FileNotFoundError(f"{path} is a run that is not finished: finish its training first")
     return path  # load_config names the file that is missing
-
-
-def _how_to_finish(run_file: Path) -> str:
-    try:
-        return f"; continue with `{json.loads(run_file.read_text(encoding='utf-8'))['command']}`"
-    except (ValueError, KeyError, TypeError):
-        return "; finish its training first"
 
 
 def load_config(folder: str | os.PathLike[str]) -> FoXConfig:
     """The config of a checkpoint folder or a run folder.
 
     Raises:
-        FileNotFoundError, ValueError: as ``Pretrained.from_pretrained`` does.
+        FileNotFoundError, ValueError: as ``FoXForCausalLM.from_pretrained`` does.
     """
     return _read_config(find_folder(folder) / CONFIG_FILE)
 
 
 def _read_config(path: Path) -> FoXConfig:
-    _existing(path)
+    _require_file(path)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both ValueErrors
@@ -263,11 +186,7 @@ def _read_config(path: Path) -> FoXConfig:
 
 
 def config_from_official(values: Mapping[str, Any], path: str | os.PathLike[str]) -> FoXConfig:
-    """The config that the keys of an official ``config.json`` describe; other keys are ignored.
-
-    Raises:
-        ValueError: an unsupported feature, or a field that is missing or wrong; the message names ``path``.
-    """
+    """The config that the keys of an official ``config.json`` describe; other keys are ignored."""
     _check_supported(path, values)
     names = [field.name for field in dataclasses.fields(FoXConfig)]
     missing = [name for name in names if name not in values and name not in _OPTIONAL]
@@ -280,8 +199,7 @@ def config_from_official(values: Mapping[str, Any], path: str | os.PathLike[str]
 
 
 def config_to_official(config: FoXConfig) -> dict[str, Any]:
-    """The contents of the official ``config.json``: the fields, and values that are the same for every FoX
-    here."""
+    """The contents of the official ``config.json``: the fields, and what is the same for every FoX here."""
     fixed = {key: supported[0] for key, supported in _SUPPORTED.items()}
     return {"model_type": MODEL_TYPE, **fixed, **dataclasses.asdict(config)}
 
@@ -302,7 +220,7 @@ def _check_supported(path: str | os.PathLike[str], values: Mapping[str, Any]) ->
             raise ValueError(f"{path}: {key} {json.dumps(value)} is not supported, only {listed}{also} is")
 
 
-def _replace(config: FoXConfig, overrides: dict[str, Any]) -> FoXConfig:
+def _override(config: FoXConfig, overrides: dict[str, Any]) -> FoXConfig:
     names = [field.name for field in dataclasses.fields(FoXConfig)]
     unknown = [name for name in overrides if name not in names]
     if unknown:
@@ -319,11 +237,7 @@ def check_tensors(
     shapes: Mapping[str, tuple[int, ...]],
     not_floating: list[str],
 ) -> None:
-    """Checks names, shapes and dtypes before anything is allocated.
-
-    Raises:
-        ValueError: something does not fit; one message lists it all.
-    """
+    """Raises one ValueError of all names, shapes and dtypes that do not fit, before anything is allocated."""
     # Checked first: a config with absurdly many layers would take long to build.
     layers = config.num_hidden_layers
     if layers > len(shapes):
@@ -339,21 +253,19 @@ def check_tensors(
     ]
     problems += [f"{n} does not hold floating-point numbers" for n in not_floating]
     if problems:
-        more = len(problems) - _MOST_LISTED
-        shown = problems[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else [])
-        raise ValueError(f"{source} does not fit its config: " + "; ".join(shown))
+        raise ValueError(f"{source} does not fit its config: " + "; ".join(problems[:40]))
 
 
-def _existing(path: Path) -> Path:
+def _require_file(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is missing: a checkpoint folder holds {CONFIG_FILE} and {WEIGHTS_FILE} or its shards "
-            "(files that have to be unpickled are not read)"
+            f"{path} is missing: a checkpoint folder on this machine holds {CONFIG_FILE} and {WEIGHTS_FILE} "
+            "or its shards (files that have to be unpickled are not read)"
         )
     return path
 
 
-def _safetensors():
+def _import_safetensors():
     try:
         import safetensors.torch
     except ImportError as error:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from acp_repro.attention.triton.tiles import on_device_of
+from acp_repro.attention.triton.tiles import enter_device
 
 # Tokens of a head that one program computes.
 _MOST_ROWS = 16
@@ -175,7 +175,7 @@ def shift_and_norm(
         mix = [x.contiguous() for x in mix]
     out = [x.new_empty((batch, num_heads, tokens, head_dim)) for x in (q, *z)]
     tiles = _tiles(tokens)
-    with on_device_of(q):
+    with enter_device(q):
         _shift_norm_kernel[(batch * num_heads * triton.cdiv(tokens, tiles["ROWS"]),)](
             q,
             *z,
@@ -196,19 +196,12 @@ def shift_and_norm(
 
 
 def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``HeadRMSNorm`` with its gate.
-
-    Args:
-        x: (B, H, T, D). gate: (B, T, H * D). weight: (H * D,).
-
-    Returns:
-        (B, T, H * D) in the dtype of x.
-    """
+    """``HeadRMSNorm`` of x (B, H, T, D) with its gate (B, T, H * D): (B, T, H * D) in the dtype of x."""
     batch, heads, tokens, head_dim = x.shape
     x, gate = x if x.stride(-1) == 1 else x.contiguous(), gate.contiguous()
     out = torch.empty((batch, tokens, heads * head_dim), dtype=x.dtype, device=x.device)
     tiles = _tiles(tokens)
-    with on_device_of(x):
+    with enter_device(x):
         _norm_gate_kernel[(batch * heads * triton.cdiv(tokens, tiles["ROWS"]),)](
             x,
             gate,
@@ -232,7 +225,7 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
     out = gate_up.new_empty((*gate_up.shape[:-1], width))
     rows, block = out.numel() // width, min(triton.next_power_of_2(width), 1024)
     if rows:
-        with on_device_of(out):
+        with enter_device(out):
             _silu_kernel[(rows * triton.cdiv(width, block),)](
                 gate_up, out, rows, width, BLOCK=block, num_warps=4
             )

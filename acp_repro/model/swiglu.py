@@ -38,11 +38,10 @@ class SwiGLU(nn.Module):
 
 
 class _Down(torch.autograd.Function):
-    """``silu(gate) * up`` and the projection after it, in compiled blocks, which train.
+    """``silu(gate) * up`` and the projection after it, in compiled blocks, which train."""
 
-    Kept, the product would be a tenth of what a block keeps for its backward pass. That pass reads both
-    factors anyway, so it computes the product again.
-    """
+    # Kept, the product would be a tenth of what a block keeps for its backward pass. That pass reads both
+    # factors anyway, so it computes the product again.
 
     @staticmethod
     def forward(gate_up: Tensor, weight: Tensor) -> Tensor:
@@ -63,7 +62,7 @@ class _Down(torch.autograd.Function):
 
 
 def _backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """See ``training_kernels.swiglu_backward``."""
+    """Gradients of both factors (..., 2 W), and their product (..., W) once more."""
     if gate_up.is_cuda and HAS_TRITON and gate_up.dtype != torch.float64:
         return swiglu_backward_op(gate_up, grad)
     accumulate = torch.promote_types(gate_up.dtype, torch.float32)
@@ -76,8 +75,7 @@ def _backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("acp_repro::swiglu_backward", mutates_args=())
 def swiglu_backward_op(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """``training_kernels.swiglu_backward``, as an operator for compiled code; (..., 2 W) and (..., W) of one
-    dtype."""
+    """``training_kernels.swiglu_backward``, as an operator for compiled code."""
     from .training_kernels import swiglu_backward
 
     return swiglu_backward(gate_up, grad)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from acp_repro.attention.triton.tiles import LOG2E, on_device_of
+from acp_repro.attention.triton.tiles import LOG2E, enter_device
 
 _ROWS, _COLUMNS = 8, 256  # of a tile of SwiGLU's tensors
 _WORDS = 8192  # of a row of logits, at a time
@@ -40,21 +40,13 @@ def _swiglu_backward_kernel(
 
 
 def swiglu_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of the two factors of silu(gate) * up, and the product itself once more.
-
-    Args:
-        gate_up: (..., 2 W), gate before up.
-        grad: (..., W), gradient of the product, in the same dtype.
-
-    Returns:
-        (..., 2 W) and (..., W), of that dtype; float32 inside.
-    """
+    """Gradients of silu(gate) * up with respect to ``gate_up`` (..., 2 W), and the product (..., W) again."""
     gate_up, grad = gate_up.contiguous(), grad.contiguous()
     grad_gate_up, product = torch.empty_like(gate_up), torch.empty_like(grad)
     width = grad.shape[-1]
     rows = grad.numel() // width
     grid = (triton.cdiv(rows, _ROWS), triton.cdiv(width, _COLUMNS))
-    with on_device_of(grad):
+    with enter_device(grad):
         _swiglu_backward_kernel[grid](
             gate_up, grad, grad_gate_up, product, rows, width, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=8
         )
@@ -106,17 +98,9 @@ def _logits_grad_kernel(
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, words: int, ignored: int) -> tuple[Tensor, Tensor]:
-    """The loss of each token in nats, and the log of its softmax's denominator.
-
-    Args:
-        logits: (N, V), rows contiguous; the first ``words`` columns count.
-        labels: (N,) int64; ``ignored`` has loss 0.
-
-    Returns:
-        (N,) and (N,), float32.
-    """
+    """Loss in nats and log of the softmax's denominator (N,) of ``logits`` (N, V), of ``words`` columns."""
     loss, lse = torch.empty((2, len(labels)), dtype=torch.float32, device=logits.device)
-    with on_device_of(logits):
+    with enter_device(logits):
         _cross_entropy_kernel[(len(labels),)](
             logits,
             labels,
@@ -135,16 +119,11 @@ def cross_entropy(logits: Tensor, labels: Tensor, words: int, ignored: int) -> t
 def logits_grad(
     logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tensor, words: int, ignored: int
 ) -> Tensor:
-    """The gradient of the logits of :func:`cross_entropy`; ``grad_loss`` (N,) float32 is the incoming
-    gradient.
-
-    Returns:
-        (N, V), as the logits; 0 past ``words``.
-    """
+    """The gradient (N, V) of the logits of :func:`cross_entropy`; 0 past ``words``."""
     grad = torch.empty_like(logits)
     grad_loss = grad_loss.contiguous()  # a mean's is one number, expanded
     rows, columns = logits.shape
-    with on_device_of(logits):
+    with enter_device(logits):
         _logits_grad_kernel[(rows, triton.cdiv(columns, _WORDS))](
             logits,
             labels,

@@ -31,7 +31,7 @@ def token_budgets(config: RetentionConfig, lengths: Length, gates: int) -> list[
         gates: the number of gates.
     """
     if config.schedule == "profile":
-        return [floor_share(lengths, share) for share in config.shares_of_profile]
+        return [floor_share(lengths, share) for share in config.profile_shares]
     budgets = [floor_share(lengths, config.budget)]
     for _ in range(gates - 1):
         last = budgets[-1]
@@ -47,7 +47,7 @@ def active_gates(config: RetentionConfig, places: Sequence[int]) -> tuple[int, .
         return tuple(places[:1])
     if config.schedule == "geometric":
         return tuple(places)
-    shares = config.shares_of_profile
+    shares = config.profile_shares
     return tuple(p for i, p in enumerate(places) if shares[i] < (shares[i - 1] if i else 1.0))
 
 
@@ -66,7 +66,7 @@ def keep_top(scores: Tensor, candidates: Tensor, protected: Tensor, budget: Tens
     Returns:
         (B, T) bool: the kept tokens, at most ``budget`` of each example's candidates.
     """
-    order = _best_first(scores, candidates, protected)
+    order = _sort_best_first(scores, candidates, protected)
     best = torch.arange(order.shape[1], device=order.device) < budget[:, None]
     return torch.zeros_like(candidates).scatter(1, order, best) & candidates
 
@@ -86,7 +86,7 @@ def top_indices(
         (B, width) integer indices in order, and (B, width) bool: False for filling; None if there is no
         filling.
     """
-    best = _best_first(scores, candidates, protected)[:, :width]
+    best = _sort_best_first(scores, candidates, protected)[:, :width]
     if budget is None:
         return best.sort(dim=1).values, None
     length = scores.shape[1]
@@ -95,7 +95,7 @@ def top_indices(
     return places.clamp(max=length - 1), places < length
 
 
-def _best_first(scores: Tensor, candidates: Tensor | None, protected: Tensor) -> Tensor:
+def _sort_best_first(scores: Tensor, candidates: Tensor | None, protected: Tensor) -> Tensor:
     """(B, T) integer: each example's places, protected candidates first and other than candidates last."""
     limit = torch.finfo(torch.float32).max
     key = scores.detach().float().clamp(-limit, limit)
@@ -103,20 +103,6 @@ def _best_first(scores: Tensor, candidates: Tensor | None, protected: Tensor) ->
     if candidates is not None:
         key = key.masked_fill(~candidates, -torch.inf)
     return key.sort(dim=1, descending=True, stable=True).indices
-
-
-def check_protected(needed: Sequence[int], budgets: Sequence[int]) -> None:
-    """Checks that no example protects more tokens than its budget.
-
-    Raises:
-        ValueError: one does.
-    """
-    for row, (tokens, budget) in enumerate(zip(needed, budgets, strict=True)):
-        if tokens > budget:
-            raise ValueError(
-                f"example {row}: {tokens} protected tokens are more than its budget of {budget}; raise "
-                "budget, protect fewer, or set over_budget='keep'"
-            )
 
 
 def compact(mask: Tensor, width: int) -> tuple[Tensor, Tensor]:

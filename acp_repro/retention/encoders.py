@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import functools
-import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
+from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutput
+
+from acp_repro.common.errors import did_you_mean
 
 from .settings import LIKE_BERT
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Encoder:
     """Where an encoder of transformers keeps the modules that retention needs.
 
@@ -25,9 +27,9 @@ class Encoder:
         query, key: paths from a block to its projections, for the attention that tokens receive.
         windowed: whether attention is local. Cost and window then follow the tokens that are left, so kept
             tokens are moved together even if the others are only masked.
-        call: runs a block: ``call(block, hidden, mask, **kwargs)``. None means
-            ``block(hidden, mask, **kwargs)``, whose result may be a tuple.
-        output: the class of transformers that the stack's forward returns, as ``MODULE:CLASS``.
+        call: runs a block: ``call(block, hidden, mask, **kwargs)``, whose result may be a tuple. None means
+            ``block(hidden, mask, **kwargs)``.
+        output: the class of transformers that the stack's forward returns.
     """
 
     stack: str
@@ -36,24 +38,27 @@ class Encoder:
     layers: str = "layer"
     windowed: bool = False
     call: Callable[..., Tensor] | None = None
-    output: str = "transformers.modeling_outputs:BaseModelOutputWithPastAndCrossAttentions"
+    output: type = BaseModelOutputWithPastAndCrossAttentions
 
-    def stack_of(self, model: nn.Module) -> nn.Module:
-        return functools.reduce(getattr, self.stack.split("."), _base(model))
+    def find_stack(self, model: nn.Module) -> nn.Module:
+        """The module whose forward runs the blocks, in a model with or without a head."""
+        base = getattr(model, getattr(model, "base_model_prefix", "") or "", model)
+        return get_module(base, self.stack)
 
-    def layers_of(self, stack: nn.Module) -> nn.ModuleList:
-        return functools.reduce(getattr, self.layers.split("."), stack)
+    def find_layers(self, stack: nn.Module) -> nn.ModuleList:
+        """The blocks."""
+        return get_module(stack, self.layers)
 
     def run(self, block: nn.Module, hidden: Tensor, mask: Any, kwargs: dict[str, Any]) -> Tensor:
         """One block's output, (B, T, D) in the dtype of ``hidden`` (B, T, D)."""
-        out = (self.call or _call)(block, hidden, mask, **kwargs)
+        call = self.call or (lambda block, *given, **kwargs: block(*given, **kwargs))
+        out = call(block, hidden, mask, **kwargs)
         return out[0] if isinstance(out, tuple) else out
 
-    @property
-    def output_class(self) -> type:
-        """The class that the stack's forward returns."""
-        module, _, name = self.output.partition(":")
-        return getattr(importlib.import_module(module), name)
+
+def get_module(module: nn.Module, path: str) -> nn.Module:
+    """The submodule at a dotted path."""
+    return functools.reduce(getattr, path.split("."), module)
 
 
 _KNOWN: dict[str, Encoder] = {}
@@ -74,39 +79,20 @@ def find_encoder(model: nn.Module) -> Encoder:
         ValueError: its model type is not known, or its blocks are not where they should be.
     """
     model_type = getattr(getattr(model, "config", None), "model_type", None)
-    if model_type is None:
-        raise ValueError(
-            f"{type(model).__name__} is not an encoder of transformers: it has no config.model_type"
-        )
     if model_type not in _KNOWN:
-        near = difflib.get_close_matches(model_type, _KNOWN, 1)
         raise ValueError(
-            f"no layer list is known for model type {model_type!r}; known are {', '.join(sorted(_KNOWN))}. "
-            "Name its blocks with register_encoder("
-            f"{model_type!r}, Encoder(stack=..., query=..., key=...))"
-            + (f", as for {near[0]}: {_KNOWN[near[0]]}" if near else "")
+            f"no layer list is known for model type {model_type!r}{did_you_mean(model_type, _KNOWN)}; "
+            f"register_encoder names its blocks, as those of {', '.join(sorted(_KNOWN))}"
         )
     encoder = _KNOWN[model_type]
     try:
-        layers = encoder.layers_of(encoder.stack_of(model))
-        for path in (encoder.query, encoder.key):
-            functools.reduce(getattr, path.split("."), layers[0])
+        block = encoder.find_layers(encoder.find_stack(model))[0]
+        get_module(block, encoder.query), get_module(block, encoder.key)
     except AttributeError as error:
-        raise ValueError(
-            f"{type(model).__name__} has no {encoder.stack}.{encoder.layers} with {encoder.query} and "
-            f"{encoder.key} ({error}); correct its register_encoder"
-        ) from None
+        raise ValueError(f"{type(model).__name__}: {error}; correct its register_encoder") from None
     if getattr(model.config, "is_decoder", False):
         raise ValueError("this model is a decoder; retention works with encoders only")
     return encoder
-
-
-def _base(model: nn.Module) -> nn.Module:
-    return getattr(model, getattr(model, "base_model_prefix", "") or "", model)
-
-
-def _call(block: nn.Module, hidden: Tensor, mask: Any, **kwargs: Any) -> Any:
-    return block(hidden, mask, **kwargs)
 
 
 # ---- attention received -----------------------------------------------------------------------
@@ -133,13 +119,12 @@ def attention_received(
         heads: attention heads of the block.
         global_: (B, T) bool, for a windowed encoder: tokens with global attention.
     """
-    query = functools.reduce(getattr, encoder.query.split("."), block)
-    key = functools.reduce(getattr, encoder.key.split("."), block)
+    query, key = get_module(block, encoder.query), get_module(block, encoder.key)
     received = hidden.new_zeros(valid.shape, dtype=torch.float32)
     if encoder.windowed:
         _add_windowed(received, block, query, key, hidden, valid, heads, global_)
         return received
-    q, k = (f(hidden).unflatten(-1, (heads, -1)).transpose(1, 2) for f in (query, key))
+    q, k = _split_heads(query, key, hidden, heads)
     bias = torch.zeros(valid.shape, device=hidden.device).masked_fill(~valid, -torch.inf)[:, None, None]
     attends = valid.float()[:, None, None]
     step = max(1, _MOST_WEIGHTS // (q.shape[0] * heads * q.shape[2]))
@@ -151,9 +136,9 @@ def attention_received(
     return received
 
 
-def _heads(query: nn.Module, key: nn.Module, hidden: Tensor, heads: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _split_heads(query: nn.Module, key: nn.Module, hidden: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     q, k = (f(hidden).unflatten(-1, (heads, -1)).transpose(1, 2) for f in (query, key))
-    return zip(q.unbind(1), k.unbind(1), strict=True)
+    return q, k
 
 
 def _add_windowed(received, block, query, key, hidden, valid, heads, global_) -> None:
@@ -164,13 +149,15 @@ def _add_windowed(received, block, query, key, hidden, valid, heads, global_) ->
     near = (at[:, None] - at).abs() <= reach
     seen = (near | global_[:, None]) & valid[:, None]
     local = valid & ~global_
-    for q, k in _heads(query, key, hidden, heads):
+    # One head at a time: here a matrix of T x T weights is held.
+    for q, k in zip(*(x.unbind(1) for x in _split_heads(query, key, hidden, heads)), strict=True):
         logits = (q @ k.mT).float() * q.shape[-1] ** -0.5
         weights = torch.softmax(logits.masked_fill(~seen, torch.finfo(torch.float32).min), -1)
         received += (weights * local[:, :, None]).sum(1)
     if bool(global_.any()):
         bias = torch.zeros(valid.shape, device=hidden.device).masked_fill(~valid, -torch.inf)[:, None]
-        for q, k in _heads(attention.query_global, attention.key_global, hidden, heads):
+        both = _split_heads(attention.query_global, attention.key_global, hidden, heads)
+        for q, k in zip(*(x.unbind(1) for x in both), strict=True):
             weights = torch.softmax((q @ k.mT).float() * q.shape[-1] ** -0.5 + bias, -1)
             received += (weights * (global_ & valid)[:, :, None]).sum(1)
 
@@ -179,36 +166,24 @@ def _add_windowed(received, block, query, key, hidden, valid, heads, global_) ->
 
 
 def _call_longformer(block: nn.Module, hidden: Tensor, mask: Tensor, **kwargs: Any) -> Any:
-    """Calls a block of Longformer, whose mask is 0 for local attention, positive for global, negative for
-    none."""
+    """Longformer's mask is 0 for local attention, positive for global, negative for none."""
+    is_global = mask > 0
     return block(
         hidden,
         attention_mask=mask,
         is_index_masked=mask < 0,
-        is_index_global_attn=mask > 0,
-        is_global_attn=bool((mask > 0).any()),
+        is_index_global_attn=is_global,
+        is_global_attn=bool(is_global.any()),
     )
 
 
-register_encoder(
-    "distilbert",
-    Encoder(
-        "transformer",
-        "attention.q_lin",
-        "attention.k_lin",
-        output="transformers.modeling_outputs:BaseModelOutput",
-    ),
-)
+_BERT = Encoder("encoder", "attention.self.query", "attention.self.key")
 for _name in LIKE_BERT:
-    register_encoder(_name, Encoder("encoder", "attention.self.query", "attention.self.key"))
+    register_encoder(_name, _BERT)
+register_encoder(
+    "distilbert", Encoder("transformer", "attention.q_lin", "attention.k_lin", output=BaseModelOutput)
+)
 register_encoder(
     "longformer",
-    Encoder(
-        "encoder",
-        "attention.self.query",
-        "attention.self.key",
-        windowed=True,
-        call=_call_longformer,
-        output="transformers.models.longformer.modeling_longformer:LongformerBaseModelOutput",
-    ),
+    dataclasses.replace(_BERT, windowed=True, call=_call_longformer, output=LongformerBaseModelOutput),
 )

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import gates as _gates
 from . import key_bias, removal
-from .budget import check_protected, keep_top
+from .budget import keep_top
 from .encoders import attention_received
-from .methods import Seen
-from .removal import Call, GateRecord, State, with_held
+from .gates import Gate, GateInputs, counted_share
+from .removal import Call, GateRecord, State, spread_states
+from .retention import Retention
 
 # Before the first gate no token is dropped, so a block's inner states would set the peak of memory. At
 # inference examples go through it in groups of this many tokens, which still fill a GPU, and in at most this
@@ -26,7 +26,7 @@ GROUP_TOKENS, MOST_GROUPS = 8192, 8
 
 
 def run(
-    retention: nn.Module, layers: nn.ModuleList, hidden: Tensor, mask: Any, kwargs: dict[str, Any]
+    retention: Retention, layers: nn.ModuleList, hidden: Tensor, mask: Any, kwargs: dict[str, Any]
 ) -> Tensor:
     """All blocks with the gates of ``retention`` between them.
 
@@ -50,31 +50,24 @@ def run(
         if index is not None:
             pass_gate(state, index, block, *before)
             size = 0
-    settle(state)
-    return with_held(state)
+    set_penalty(state)
+    return spread_states(state)
 
 
-def begin(retention: nn.Module, hidden: Tensor, mask: Any) -> State:
-    """The state before the first block.
-
-    Args:
-        hidden: (B, T, D) embeddings, any floating dtype.
-
-    Raises:
-        RuntimeError: the encoder was called by itself.
-        ValueError: see :func:`host_budgets`.
-    """
+def begin(retention: Retention, hidden: Tensor, mask: Any) -> State:
+    """The state before the first block, of embeddings (B, T, D) in any floating dtype."""
     call, windowed = retention._call, retention.encoder.windowed
     if call is None:
         raise RuntimeError("call the model that retain returned, not its encoder by itself")
     batch, length = hidden.shape[:2]
     extra = length - call.valid.shape[1]  # Longformer pads to its window
-    filled = (lambda x: nn.functional.pad(x, (0, extra))) if extra else (lambda x: x)
-    valid, protected = filled(call.valid), filled(call.protected)
+    valid, protected, ids = (
+        nn.functional.pad(x, (0, extra)) if extra and x is not None else x
+        for x in (call.valid, call.protected, call.ids)
+    )
     global_ = mask > 0 if windowed else None
     if windowed:
         protected = (protected | global_) & valid
-    ids = None if call.ids is None else filled(call.ids)
     call = Call(valid, protected, ids, call.is_full and not extra, call.protects_more or windowed)
     budgets, is_full = host_budgets(retention, call)
     positions = torch.arange(length, device=hidden.device).expand(batch, length)
@@ -84,12 +77,8 @@ def begin(retention: nn.Module, hidden: Tensor, mask: Any) -> State:
     )
 
 
-def host_budgets(retention: nn.Module, call: Call) -> tuple[list[list[int]] | None, bool]:
-    """(M of each example for each gate, whether all tokens are valid), as far as the host may read them.
-
-    Raises:
-        ValueError: an example is all padding, or protects more than its budget.
-    """
+def host_budgets(retention: Retention, call: Call) -> tuple[list[list[int]] | None, bool]:
+    """(M of each example for each gate, whether all tokens are valid), as far as the host may read them."""
     (batch, length), cuda = call.valid.shape, call.valid.is_cuda
     if call.protects_first:
         lengths, needs = [length] * batch, [min(1, length)] * batch
@@ -101,13 +90,17 @@ def host_budgets(retention: nn.Module, call: Call) -> tuple[list[list[int]] | No
         return None, call.is_full
     if 0 in lengths:
         raise ValueError(f"example {lengths.index(0)} is all padding; leave it out")
-    of_length = {n: retention.budgets(n) for n in set(lengths)}
-    of_gates = [[of_length[n][gate] for n in lengths] for gate in range(len(retention.places))]
+    by_length = {n: retention.budgets(n) for n in set(lengths)}
+    by_gate = [[by_length[n][gate] for n in lengths] for gate in range(len(retention.places))]
     if retention.config.over_budget == "error":
-        for budgets in of_gates:
-            check_protected(needs, budgets)
-    of_gates = [[max(m, n) for m, n in zip(each, needs, strict=True)] for each in of_gates]
-    return of_gates, min(lengths) == length
+        for row, (need, most) in enumerate(zip(needs, by_gate[-1], strict=True)):  # it never rises
+            if need > most:
+                raise ValueError(
+                    f"example {row}: {need} protected tokens are more than its budget of {most}; raise "
+                    "budget, protect fewer, or set over_budget='keep'"
+                )
+    by_gate = [[max(m, n) for m, n in zip(each, needs, strict=True)] for each in by_gate]
+    return by_gate, min(lengths) == length
 
 
 # ---- blocks ------------------------------------------------------------------------------------
@@ -117,14 +110,14 @@ def run_block(state: State, block: nn.Module, kwargs: dict, size: int) -> None:
     """A block, ``size`` examples at a time (0: all at once)."""
     retention = state.retention
     if size:
-        state.hidden = in_groups(state, block, kwargs, size)
+        state.hidden = run_groups(state, block, kwargs, size)
     else:
         # By their own attention, unless ``mask`` is a bias on the keys.
         biased = state.biased and retention.model_config._attn_implementation == "sdpa"
-        with key_bias.used_by(retention.model_config) if biased else contextlib.nullcontext():
+        with key_bias.use_key_bias(retention.model_config) if biased else contextlib.nullcontext():
             state.hidden = retention.encoder.run(block, state.hidden, state.mask, kwargs)
     if state.c is not None:
-        state.hidden = _times(state.hidden, state.c)
+        state.hidden = _scale_states(state.hidden, state.c)
 
 
 def group_size(state: State, kwargs: dict) -> int:
@@ -136,9 +129,8 @@ def group_size(state: State, kwargs: dict) -> int:
     return size if plain and _gathers(retention) and not tensors and size < batch else 0
 
 
-def in_groups(state: State, block: nn.Module, kwargs: dict, size: int) -> Tensor:
-    """The block's output (B, T, D), computed for ``size`` examples at a time: inner states exist for one
-    group only."""
+def run_groups(state: State, block: nn.Module, kwargs: dict, size: int) -> Tensor:
+    """The block's output (B, T, D), ``size`` examples at a time: inner states exist for one group only."""
     out, mask = None, state.mask
     sliced = isinstance(mask, Tensor) and mask.shape[0] > 1
     for first in range(0, state.shape[0], size):
@@ -149,12 +141,11 @@ def in_groups(state: State, block: nn.Module, kwargs: dict, size: int) -> Tensor
     return out
 
 
-def _gathers(retention: nn.Module) -> bool:
+def _gathers(retention: Retention) -> bool:
     return retention.config.removal == "gather" and not retention.encoder.windowed
 
 
-def _times(hidden: Tensor, z: Tensor) -> Tensor:
-    """Each token's state, (B, T, D), times its entry of ``z``, (B, T)."""
+def _scale_states(hidden: Tensor, z: Tensor) -> Tensor:
     return hidden * z[..., None].to(hidden.dtype)
 
 
@@ -180,71 +171,66 @@ def pass_gate(state: State, index: int, block: nn.Module, before: Tensor, valid_
             received = attention_received(
                 retention.encoder, block, before, valid_before, heads, state.global_
             )
-    seen = Seen(state.hidden, state.valid, received, state.ids, state.positions, state.is_full)
-    scores = gate(seen)
+    inputs = GateInputs(state.hidden, state.valid, received, state.ids, state.positions, state.is_full)
+    scores = gate(inputs)
     by_threshold = config.selection == "threshold" and config.is_learned
     # Whether the kept tokens are known as indices of a known number, without a mask between.
     by_index = phase == "hard" and _gathers(retention) and not by_threshold
-    ranking = None if by_threshold else gate.ranking(scores, seen)
+    ranking = None if by_threshold else gate.rank_values(scores, inputs)
     if not by_index or not removal.selects_in_kernel(ranking) or ranking is not scores:
         note_nan(state, index, scores)  # else the kernel finds them itself
     free = state.valid & ~state.protected
     counted = None
     if config.is_learned and (retention.training or retention._records is not None):
-        counted = torch.where(free, _gates.counted(config, scores), state.valid.to(scores.dtype))
+        counted = torch.where(free, counted_share(config, scores), state.valid.to(scores.dtype))
     if config.is_learned and retention.training:
         extra = gate.extra_loss(scores, free)
-        count(state, index, counted)
+        add_violation(state, index, counted)
         state.terms += [] if extra is None else [extra]
     kept = z = None
     if by_index:
-        places = removal.best(state, index, ranking)
+        places = removal.find_places(state, index, ranking)
         if retention._records is not None:
             kept = places.kept(state.valid)
             z = kept.float()
     else:
-        kept = chosen(state, index, scores, ranking)
-        z = kept.float() if phase == "hard" else soft(state, gate, scores, kept)
+        if by_threshold:  # the ablation
+            kept = state.valid & ((torch.sigmoid(scores) > config.threshold) | state.protected)
+        else:
+            kept = keep_top(ranking, state.valid, state.protected, state.budget(index))
+        z = kept.float() if phase == "hard" else sample_z(state, gate, scores, kept)
     if retention._records is not None:
-        record(state, index, scores, kept, z, counted)
+        record_gate(state, index, scores, kept, z, counted)
     if config.dropped == "last":
-        state.held = with_held(state)
+        state.held = spread_states(state)
     if by_index:
         removal.gather_best(state, places)
     elif phase in ("soft", "open"):
         state.c = z if state.c is None else state.c * z
-        state.hidden = _times(state.hidden, z)
+        state.hidden = _scale_states(state.hidden, z)
         if config.gate_keys:
             state.mask, state.biased = removal.biased_mask(state, torch.log(state.c.clamp(min=1e-6))), True
     elif phase == "straight" or (config.removal == "mask" and not retention.encoder.windowed):
         state.valid, state.is_full = state.valid & kept, False
         state.c = z if state.c is None else state.c * z
-        state.hidden = _times(state.hidden, z)
+        state.hidden = _scale_states(state.hidden, z)
         state.mask = removal.block_mask(state)
     else:
         removal.gather_kept(state, kept)
 
 
 def note_nan(state: State, index: int, scores: Tensor) -> None:
-    """Notes NaN in ``scores`` (B, T). On a CPU it raises at once; on a GPU ``Retention.during`` checks after
-    all is launched."""
+    """Notes NaN in ``scores`` (B, T). A CPU raises at once; a GPU after all is launched (``hold_call``)."""
     retention = state.retention
     if torch.compiler.is_compiling() or (retention.training and scores.is_cuda):
         return
     found = torch.isnan(scores) if state.is_full else torch.isnan(scores) & state.valid
-    retention._suspects.append((retention.places[index], found.any()))
+    retention._nan_checks.append((retention.places[index], found.any()))
     if not scores.is_cuda:
-        retention.raise_suspects()
+        retention.raise_if_nan()
 
 
-def chosen(state: State, index: int, scores: Tensor, ranking: Tensor | None) -> Tensor:
-    """(B, T) bool: the tokens that inference keeps (Eq. 7, or the ablation's threshold without a ranking)."""
-    if ranking is None:
-        return state.valid & ((torch.sigmoid(scores) > state.retention.config.threshold) | state.protected)
-    return keep_top(ranking, state.valid, state.protected, state.budget(index))
-
-
-def soft(state: State, gate: nn.Module, scores: Tensor, kept: Tensor) -> Tensor:
+def sample_z(state: State, gate: Gate, scores: Tensor, kept: Tensor) -> Tensor:
     """(B, T) float32: the factor of each token in training; 1 for protected ones."""
     phase = state.retention.phase
     if phase == "open":  # gives the scorer a gradient of zero at every step, so that it is never unused
@@ -257,7 +243,9 @@ def soft(state: State, gate: nn.Module, scores: Tensor, kept: Tensor) -> Tensor:
     return torch.where(state.valid & ~state.protected, z, torch.where(state.valid, 1.0, closed))
 
 
-def record(state: State, index: int, scores: Tensor, kept: Tensor, z: Tensor, counted: Tensor | None) -> None:
+def record_gate(
+    state: State, index: int, scores: Tensor, kept: Tensor, z: Tensor, counted: Tensor | None
+) -> None:
     """Adds the gate's scores (B, T) float32 and choices, at the original places, to the list of
     ``recorded``."""
     retention, (batch, length) = state.retention, state.shape[:2]
@@ -282,7 +270,7 @@ def record(state: State, index: int, scores: Tensor, kept: Tensor, z: Tensor, co
 # ---- the penalty -------------------------------------------------------------------------------
 
 
-def count(state: State, index: int, counted: Tensor) -> None:
+def add_violation(state: State, index: int, counted: Tensor) -> None:
     """The constraint of a gate, sum p - M, as the mean of an example; ``counted`` is (B, T) float."""
     state.expected = counted if state.expected is None else state.expected * counted
     violation = state.expected.sum(1) - state.budget(index)
@@ -291,7 +279,7 @@ def count(state: State, index: int, counted: Tensor) -> None:
     state.violations.append(violation.mean())
 
 
-def settle(state: State) -> None:
+def set_penalty(state: State) -> None:
     """Computes the penalty of Eq. 5, and the violations for the ascent."""
     retention, config = state.retention, state.retention.config
     if not state.violations:

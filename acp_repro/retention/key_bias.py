@@ -9,12 +9,12 @@ matrix either, padding needs no mask, and dropout applies to the weights as usua
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .scorer import has_kernels
 
@@ -63,9 +63,8 @@ def attention(
 
 
 @contextlib.contextmanager
-def used_by(config: Any) -> Iterator[None]:
+def use_key_bias(config: Any) -> Iterator[None]:
     """Inside, blocks of a model with this config use :func:`attention`."""
-    _register()
     before = config._attn_implementation
     config._attn_implementation = NAME
     try:
@@ -74,8 +73,4 @@ def used_by(config: Any) -> Iterator[None]:
         config._attn_implementation = before
 
 
-@functools.cache
-def _register() -> None:
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
+ALL_ATTENTION_FUNCTIONS.register(NAME, attention)

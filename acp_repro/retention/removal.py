@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.masking_utils import create_bidirectional_mask
 
 from . import key_bias
 from .budget import compact, flat_rows, take, top_indices
@@ -71,44 +72,27 @@ class GateRecord:
 
 @dataclass
 class State:
-    """One call between two blocks: the tokens that are left, and what the gates did with them.
-
-    Attributes:
-        retention: the ``Retention`` whose gates are between the blocks.
-        call: of the whole sequence, with the encoder's own padding.
-        budgets: for each gate, M of each example; None if the host may not read them.
-        shape: of the whole sequence, (B, T, D).
-        hidden: (B, T', D) of the T' tokens that are left.
-        valid: (B, T') bool, False for filling; is_full: whether all are known to be valid.
-        protected, ids: (B, T'), of those in ``call``.
-        global_: (B, T') bool, tokens that attend to all others in a windowed encoder.
-        positions: (B, T') integer, their places in the original T.
-        mask: the attention mask of the blocks; biased: whether it is a bias on the keys.
-        moved: whether tokens have left their places; slots: (B, T), where they went, if they moved once.
-        held: (B, T, D), states of dropped tokens, for ``dropped="last"``.
-        c: (B, T), product of the z so far, if tokens stay in place; expected: the same of p.
-        violations, terms: the sums of the penalty, for each gate so far.
-    """
+    """One call between two blocks: the T' tokens that are left, and what the gates did with them."""
 
     retention: nn.Module
-    call: Call
-    budgets: list[list[int]] | None
-    shape: torch.Size
-    hidden: Tensor
-    valid: Tensor
-    is_full: bool
-    protected: Tensor
-    ids: Tensor | None
-    global_: Tensor | None
-    positions: Tensor
-    mask: Any
-    biased: bool = False
-    moved: bool = False
-    slots: Tensor | None = None
-    held: Tensor | None = None
-    c: Tensor | None = None
-    expected: Tensor | None = None
-    violations: list[Tensor] = field(default_factory=list)
+    call: Call  # of the whole sequence, with the encoder's own padding
+    budgets: list[list[int]] | None  # for each gate, M of each example; None if the host may not read them
+    shape: torch.Size  # (B, T, D) of the whole sequence
+    hidden: Tensor  # (B, T', D)
+    valid: Tensor  # (B, T') bool, False for filling
+    is_full: bool  # whether all are known to be valid
+    protected: Tensor  # (B, T') bool
+    ids: Tensor | None  # (B, T') integer
+    global_: Tensor | None  # (B, T') bool, tokens that attend to all others in a windowed encoder
+    positions: Tensor  # (B, T') integer, their places in the original T
+    mask: Any  # of the blocks' attention
+    biased: bool = False  # whether ``mask`` is a bias on the keys
+    moved: bool = False  # whether tokens have left their places
+    slots: Tensor | None = None  # (B, T), where they went, if they moved once
+    held: Tensor | None = None  # (B, T, D), states of dropped tokens, for ``dropped="last"``
+    c: Tensor | None = None  # (B, T), product of the z so far, if tokens stay in place
+    expected: Tensor | None = None  # the same of p
+    violations: list[Tensor] = field(default_factory=list)  # of the penalty, for each gate so far
     terms: list[Tensor] = field(default_factory=list)
 
     def budget(self, gate: int) -> Tensor:
@@ -117,17 +101,12 @@ class State:
 
 
 class Places(NamedTuple):
-    """The tokens that stay.
+    """The tokens that stay."""
 
-    Attributes:
-        indices: (B, M); valid: (B, M) bool, False for filling; None means no filling.
-        rows, slots: if known, the same as rows of all examples together, and where tokens go.
-    """
-
-    indices: Tensor
-    valid: Tensor | None
-    rows: Tensor | None = None
-    slots: Tensor | None = None
+    indices: Tensor  # (B, M)
+    valid: Tensor | None  # (B, M) bool, False for filling; None means no filling
+    rows: Tensor | None = None  # if known, ``indices`` as rows of all examples together
+    slots: Tensor | None = None  # if known, where tokens go
 
     def kept(self, like: Tensor) -> Tensor:
         """(B, T) bool, as ``like``: the tokens that stay."""
@@ -138,14 +117,12 @@ class Places(NamedTuple):
 
 
 def selects_in_kernel(ranking: Tensor) -> bool:
-    """Whether one Triton kernel chooses the tokens by ``ranking`` (B, T) float32; it holds a whole row of
-    scores."""
+    """Whether a Triton kernel chooses the tokens by ``ranking`` (B, T) float32; it holds a whole row."""
     return has_kernels(ranking.detach()) and ranking.shape[1] <= LONGEST
 
 
-def best(state: State, gate: int, ranking: Tensor) -> Places:
-    """The tokens with the best ``ranking`` (B, T) float32; their number is the largest budget of the
-    batch."""
+def find_places(state: State, gate: int, ranking: Tensor) -> Places:
+    """The tokens with the best ``ranking`` (B, T) float32, as many as the largest budget of the batch."""
     retention, length = state.retention, state.valid.shape[1]
     if state.budgets is None:  # no length is read; every example counts as long as the batch
         width, same = retention.budgets(state.shape[1])[gate], False
@@ -161,12 +138,12 @@ def best(state: State, gate: int, ranking: Tensor) -> Places:
     protected = None if state.call.protects_first else state.protected
     chosen = select(ranking.detach(), candidates, protected, budget, width)
     valid = None if same else torch.arange(width, device=ranking.device) < budget[:, None]
-    retention._suspects.append((retention.places[gate], chosen.is_nan.any()))
+    retention._nan_checks.append((retention.places[gate], chosen.is_nan.any()))
     return Places(chosen.indices, valid, chosen.rows, chosen.slots)
 
 
 def gather_best(state: State, places: Places) -> None:
-    """Keeps the tokens that :func:`best` chose, unless these are all."""
+    """Keeps the tokens that :func:`find_places` chose, unless these are all."""
     if places.indices.shape[1] < state.valid.shape[1] or places.valid is not None:
         # With ``valid``, one example may keep all its tokens while others do not.
         state.slots = None if state.moved else places.slots
@@ -180,11 +157,9 @@ def gather_kept(state: State, kept: Tensor) -> None:
     if width == state.valid.shape[1] and bool((kept == state.valid).all()):
         return
     if retention.encoder.windowed:
-        window = max(retention.model_config.attention_window)
-        width = -(-width // window) * window
-        if retention.config.removal == "mask":
-            width = kept.shape[1]
-        width = min(width, kept.shape[1])
+        window, longest = max(retention.model_config.attention_window), kept.shape[1]
+        whole = retention.config.removal == "mask"
+        width = longest if whole else min(-(-width // window) * window, longest)
     gather(state, Places(*compact(kept, width)))
 
 
@@ -217,21 +192,13 @@ def block_mask(state: State) -> Any:
         return mask.masked_fill(state.global_, limits.max).masked_fill(~valid, limits.min)
     if state.is_full:
         return None
-    from transformers.masking_utils import create_bidirectional_mask
-
     return create_bidirectional_mask(
         config=state.retention.model_config, inputs_embeds=hidden, attention_mask=valid.long()
     )
 
 
 def biased_mask(state: State, bias: Tensor) -> Tensor:
-    """The same mask with ``bias``, (B, T) float, added to the attention that a token receives.
-
-    Raises:
-        ValueError: this attention supports no bias.
-    """
-    if state.retention.encoder.windowed:
-        raise ValueError("gate_keys: windowed attention supports no bias; set it to False")
+    """The same mask with ``bias``, (B, T) float, added to the attention that a token receives."""
     implementation = state.retention.model_config._attn_implementation
     if implementation not in ("sdpa", "eager"):
         raise ValueError(f"gate_keys: needs attn_implementation sdpa or eager, not {implementation}")
@@ -243,17 +210,12 @@ def biased_mask(state: State, bias: Tensor) -> Tensor:
     return bias[:, None, None].expand(-1, 1, length, length)
 
 
-def with_held(state: State) -> Tensor:
+def spread_states(state: State) -> Tensor:
     """(B, T, D): the states of all tokens in their places; dropped ones have their held state, or 0."""
-    if state.moved:
-        return spread(state)
-    if state.c is None or state.held is None:
-        return state.hidden
-    return state.hidden + (1 - state.c[..., None]).to(state.hidden.dtype) * state.held
-
-
-def spread(state: State) -> Tensor:
-    """As :func:`with_held`, after tokens have left their places."""
+    if not state.moved:
+        if state.c is None or state.held is None:
+            return state.hidden
+        return state.hidden + (1 - state.c[..., None]).to(state.hidden.dtype) * state.held
     batch, length, width = state.shape
     if state.held is None and state.slots is not None and has_kernels(state.hidden):
         from .select_kernel import place

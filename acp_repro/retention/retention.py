@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .budget import Length, active_gates, token_budgets
 from .encoders import Encoder
-from .methods import GATES
+from .gates import GATES
 from .removal import Call, GateRecord
 from .settings import RetentionConfig
 
@@ -32,7 +32,6 @@ class Retention(nn.Module):
     def __init__(self, config: RetentionConfig, encoder: Encoder, model_config: Any, num_layers: int):
         super().__init__()
         self.config, self.encoder, self.model_config = config, encoder, model_config
-        self.output_class = encoder.output_class
         self.num_layers = num_layers
         self.all_places = config.places(num_layers)
         self.places = active_gates(config, self.all_places)
@@ -49,7 +48,7 @@ class Retention(nn.Module):
         self._violations: list[Tensor] = []
         self._call: Call | None = None
         self._records: list[GateRecord] | None = None
-        self._suspects: list[tuple[int, Tensor]] = []  # places, and whether their scores held a NaN
+        self._nan_checks: list[tuple[int, Tensor]] = []  # places, and whether their scores hold a NaN
 
     def configure(self, **changes: Any) -> None:
         """Changes settings that need no other weights, such as ``budget``, ``selection`` or ``removal``.
@@ -78,19 +77,8 @@ class Retention(nn.Module):
         late = config.hard_from_step is not None and self.step >= config.hard_from_step
         return "straight" if late else "soft"
 
-    @torch.no_grad()
-    def ascend(self) -> Tensor:
-        """Projected ascent on the multiplier, lambda = max(0, lambda + eta (sum p - M)), after a step (Eq.
-        4).
-
-        Returns:
-            (gates,) float32, the mean violation since the last call; see :meth:`take_violation`.
-        """
-        return self.ascend_by(self.take_violation())
-
     def take_violation(self) -> Tensor:
-        """(gates,) float32: sum p - M in the config's unit, the mean of the training passes since the last
-        call."""
+        """(gates,) float32: sum p - M in the config's unit, the mean of the passes since the last call."""
         violation = torch.zeros_like(self.multiplier)
         if self._violations:
             violation = torch.stack(self._violations).mean(0).to(self.multiplier)
@@ -98,9 +86,16 @@ class Retention(nn.Module):
         return violation.detach()
 
     @torch.no_grad()
-    def ascend_by(self, violation: Tensor) -> Tensor:
-        """:meth:`ascend` by a given violation (gates,) float32, such as the mean over ranks."""
-        config = self.config
+    def ascend(self, violation: Tensor | None = None) -> Tensor:
+        """Projected ascent after a step (Eq. 4): lambda = max(0, lambda + eta (sum p - M)).
+
+        Args:
+            violation: (gates,) float32, such as the mean over ranks; default: :meth:`take_violation`.
+
+        Returns:
+            The violation.
+        """
+        config, violation = self.config, self.take_violation() if violation is None else violation
         if config.is_learned and self.phase != "open":
             if config.multiplier == "ascent":
                 self.multiplier += config.multiplier_step * violation
@@ -109,13 +104,12 @@ class Retention(nn.Module):
         return violation
 
     def budgets(self, lengths: Length) -> list[Length]:
-        """M of each gate that can drop something, for an example of so many tokens, an int or (B,)
-        integer."""
-        of_all = token_budgets(self.config, lengths, len(self.all_places))
-        return [of_all[self.all_places.index(place)] for place in self.places]
+        """M of each gate that can drop something, for examples of so many tokens, an int or (B,) integer."""
+        budgets = token_budgets(self.config, lengths, len(self.all_places))
+        return [budgets[self.all_places.index(place)] for place in self.places]
 
     @contextlib.contextmanager
-    def off(self) -> Iterator[None]:
+    def disabled(self) -> Iterator[None]:
         """Inside, the model is dense."""
         places, self.places = self.places, ()
         try:
@@ -124,38 +118,30 @@ class Retention(nn.Module):
             self.places = places
 
     @contextlib.contextmanager
-    def during(self, call: Call) -> Iterator[None]:
-        """Sets the tokens of one call of the model.
+    def hold_call(self, call: Call) -> Iterator[None]:
+        """Inside, the gates know the tokens of one call of the model.
 
         Raises:
-            ValueError: scores of a gate were NaN. It is raised after the call, because only then a GPU is
-                waited for.
+            ValueError: scores of a gate were NaN. A GPU is waited for after the call alone.
         """
         self._call, self.penalty = call, None
-        self._suspects.clear()
+        self._nan_checks.clear()
         try:
             yield
         finally:
             self._call = None
-        if self._suspects:
-            on_gpu = self._suspects[0][1].is_cuda
-            if not (on_gpu and torch.cuda.is_current_stream_capturing()):
-                self.raise_suspects()
+        if not (call.valid.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self.raise_if_nan()
 
-    def raise_suspects(self) -> None:
-        """Checks for NaN.
-
-        Raises:
-            ValueError: the scores of a gate were NaN in this call.
-        """
-        suspects, self._suspects = self._suspects, []
-        if suspects:
-            found = torch.stack([value for _, value in suspects]).tolist()
-            for (place, _), is_nan in zip(suspects, found, strict=True):
-                if is_nan:
-                    raise ValueError(
-                        f"the scores of the gate at place {place} are NaN: its input or weights hold NaN"
-                    )
+    def raise_if_nan(self) -> None:
+        """Raises ValueError if the scores of a gate were NaN in this call."""
+        checks, self._nan_checks = self._nan_checks, []
+        found = torch.stack([is_nan for _, is_nan in checks]).tolist() if checks else []
+        if True in found:
+            place = checks[found.index(True)][0]
+            raise ValueError(
+                f"the scores of the gate at place {place} are NaN: its input or weights hold NaN"
+            )
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[list[GateRecord]]:

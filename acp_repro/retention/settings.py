@@ -140,45 +140,27 @@ class RetentionConfig:
         check(self)
         if self.constraint == "at_most" and self.initial_multiplier < 0:
             raise ValueError("initial_multiplier: must not be negative where constraint is at_most")
-        self._check_gates()
-        self._check_profile()
-
-    def _check_gates(self) -> None:
         gates = self.gates
         if isinstance(gates, str):
-            if gates not in ("after_blocks", "input", "output"):
-                raise ValueError(
-                    f"gates: must be after_blocks, input, output or a list of places, got {gates!r}"
-                )
-        elif (
-            not isinstance(gates, tuple)
-            or not gates
-            or any(isinstance(g, bool) or not isinstance(g, int) or g < 0 for g in gates)
-            or list(gates) != sorted(set(gates))
-        ):
-            raise ValueError(f"gates: places are whole numbers that rise (0 is the input), got {gates!r}")
-
-    def _check_profile(self) -> None:
-        if self.schedule != "profile":
-            if self.profile is not None:
-                raise ValueError(f"profile: is for schedule: profile, not for {self.schedule}; remove it")
-            return
+            possible = gates in ("after_blocks", "input", "output")
+        else:
+            possible = isinstance(gates, tuple) and bool(gates) and all(type(g) is int for g in gates)
+            possible = possible and gates[0] >= 0 and list(gates) == sorted(set(gates))
+        if not possible:
+            raise ValueError(f"gates: must be after_blocks, input, output or rising places, got {gates!r}")
+        if (self.schedule == "profile") != (self.profile is not None):
+            raise ValueError(f"profile: is for schedule: profile, got {self.profile!r} and {self.schedule}")
         if isinstance(self.profile, str) and self.profile not in PROFILES:
             raise ValueError(f"profile: must be one of {', '.join(PROFILES)} or shares, got {self.profile!r}")
-        shares = self.shares_of_profile
-        known = isinstance(shares, tuple) and all(isinstance(x, int | float) for x in shares)
-        if not shares or not known or not all(0 < share <= 1 for share in shares):
-            raise ValueError(f"profile: shares are in (0, 1], got {self.profile!r}")
-        if any(later > before for before, later in itertools.pairwise(shares)):
-            raise ValueError(
-                f"profile: dropped tokens stay dropped, so no share may rise; got {self.profile!r}"
-            )
+        shares = self.profile_shares
+        numbers = isinstance(shares, tuple) and all(isinstance(x, int | float) for x in shares)
+        if not numbers or not all(0 < b <= a for a, b in itertools.pairwise((1, *shares))):
+            raise ValueError(f"profile: shares are in (0, 1] and do not rise, got {self.profile!r}")
 
     @property
-    def shares_of_profile(self) -> tuple[float, ...]:
-        if self.profile is None:
-            return ()
-        return PROFILES[self.profile] if isinstance(self.profile, str) else self.profile
+    def profile_shares(self) -> tuple[float, ...]:
+        """The shares of ``profile``, one a gate."""
+        return PROFILES[self.profile] if isinstance(self.profile, str) else self.profile or ()
 
     @property
     def is_learned(self) -> bool:
@@ -202,9 +184,9 @@ class RetentionConfig:
         places = named[self.gates] if isinstance(self.gates, str) else self.gates
         if places[-1] > num_layers:
             raise ValueError(f"gates: the encoder has {num_layers} blocks, so no place {places[-1]}")
-        if self.schedule == "profile" and len(self.shares_of_profile) != len(places):
+        if self.schedule == "profile" and len(self.profile_shares) != len(places):
             raise ValueError(
-                f"profile: has {len(self.shares_of_profile)} shares for {len(places)} gates; give one a gate"
+                f"profile: has {len(self.profile_shares)} shares for {len(places)} gates; give one a gate"
             )
         return places
 
@@ -223,10 +205,6 @@ class RetentionConfig:
             ValueError: an unknown setting.
         """
         known = [field.name for field in dataclasses.fields(cls)]
-        values = dict(values)
-        if values.pop("straight_through", False):  # of an older version
-            values["hard_from_step"] = 0
-        for name in values:
-            if name not in known:
-                raise ValueError(f"{name}: no such setting{did_you_mean(name, known)}")
+        for name in set(values) - set(known):
+            raise ValueError(f"{name}: no such setting{did_you_mean(name, known)}")
         return cls(**values)

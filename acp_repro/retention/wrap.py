@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from .encoders import find_encoder
@@ -60,8 +61,6 @@ def from_pretrained(folder: str | Path, **options: Any) -> nn.Module:
     Raises:
         ValueError: there is no such folder, or no retained model in it.
     """
-    import transformers
-
     if Path(folder).is_absolute() and not Path(folder).is_dir():
         raise ValueError(
             f"{folder}: no such folder; give one that save_pretrained wrote, or a name on the Hub"
@@ -70,9 +69,7 @@ def from_pretrained(folder: str | Path, **options: Any) -> nn.Module:
     name = (config.architectures or [""])[0]
     if getattr(config, "retention", None) is None or not name.startswith(_PREFIX):
         raise ValueError(f"{folder}: no model with gates; load it with transformers and call retain")
-    base = getattr(transformers, name.removeprefix(_PREFIX), None)
-    if base is None:
-        raise ValueError(f"{folder}: transformers has no class {name.removeprefix(_PREFIX)}")
+    base = getattr(transformers, name.removeprefix(_PREFIX))
     return retained_class(base).from_pretrained(folder, **{**options, "use_safetensors": True})
 
 
@@ -81,7 +78,8 @@ class RetainedModel:
 
     @property
     def retention(self) -> Retention:
-        return find_encoder(self).stack_of(self).retention
+        """The gates."""
+        return find_encoder(self).find_stack(self).retention
 
     def set_teacher(self, teacher: nn.Module | None) -> None:
         """Sets the dense model from which method ``top`` is distilled.
@@ -93,9 +91,7 @@ class RetainedModel:
         object.__setattr__(self, "_teacher", teacher)  # not a submodule, because its weights are not ours
         self._move_teacher()
 
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``to``, ``cuda`` and the like do to a module; they reach only submodules, so the teacher is
-        added."""
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:  # by ``to``, ``cuda`` and the like
         moved = super()._apply(*args, **kwargs)
         self._move_teacher()
         return moved
@@ -121,11 +117,11 @@ def retained_class(base: type) -> type:
         if not retention.places:
             return base.forward(self, *args, **kwargs)
         given = dict(zip(names, args, strict=False)) | kwargs
-        _check_asked(self, given)
-        with retention.during(_describe(self, given, protected_mask)):
+        _refuse_states_of_blocks(self, given)
+        with retention.hold_call(_find_tokens(self, given, protected_mask)):
             output = base.forward(self, *args, **kwargs)
         if self.training and retention.penalty is not None:
-            output = _with_penalty(self, output, given)
+            output = _add_penalty(self, output, given)
         return output
 
     made = type(
@@ -136,8 +132,8 @@ def retained_class(base: type) -> type:
 
 def _attach(model: nn.Module, config: RetentionConfig) -> None:
     encoder = find_encoder(model)
-    stack = encoder.stack_of(model)
-    layers = encoder.layers_of(stack)
+    stack = encoder.find_stack(model)
+    layers = encoder.find_layers(stack)
     retention = Retention(config, encoder, model.config, len(layers))
     weight = next(model.parameters())
     stack.retention = retention.to(device=weight.device) if weight.device.type != "meta" else retention
@@ -154,81 +150,61 @@ def _retained_stack(base: type) -> type:
         as_tuple = kwargs.pop("return_dict", True) is False
         for name in ("output_attentions", "output_hidden_states"):
             kwargs.pop(name, None)  # hooks of transformers collect them
-        layers = retention.encoder.layers_of(self)
+        layers = retention.encoder.find_layers(self)
         hidden = run(retention, layers, hidden_states, attention_mask, kwargs)
         hidden = hidden[:, : hidden.shape[1] - padding]
-        return (hidden,) if as_tuple else retention.output_class(last_hidden_state=hidden)
+        return (hidden,) if as_tuple else retention.encoder.output(last_hidden_state=hidden)
 
     return type(f"{_PREFIX}{base.__name__}", (base,), {"forward": forward})
 
 
-def _check_asked(model: nn.Module, given: dict[str, Any]) -> None:
-    """Checks that states or attentions of all blocks are not requested while tokens are dropped.
-
-    Raises:
-        ValueError: they are, by argument or by the model's config. Longformer's encoder collects them itself,
-            so not in training either.
-    """
+def _refuse_states_of_blocks(model: nn.Module, given: dict[str, Any]) -> None:
+    """Raises ValueError if argument or config ask for states or attentions while tokens are dropped."""
     retention = model.retention
+    gathers = retention.phase == "hard" and retention.config.removal == "gather"
+    if not (gathers or retention.encoder.windowed):  # Longformer's encoder collects them itself
+        return
     for name in ("output_hidden_states", "output_attentions"):
-        asked = given.get(name)
-        if not (getattr(model.config, name, False) if asked is None else asked):
-            continue
-        if retention.encoder.windowed or (retention.phase == "hard" and retention.config.removal == "gather"):
+        value = given.get(name)
+        if getattr(model.config, name, False) if value is None else value:
             raise ValueError(
                 f"{name}: a pruned encoder has no attentions or hidden states of one shape; use "
                 "retention.recorded()"
             )
 
 
-def _describe(model: nn.Module, given: dict[str, Any], protected_mask: Tensor | None) -> Call:
-    """Which tokens there are, and which are never dropped.
-
-    Raises:
-        ValueError: there is no text or no token, the mask does not fit the tokens, or the question's end is
-            unknown.
-    """
+def _find_tokens(model: nn.Module, given: dict[str, Any], protected_mask: Tensor | None) -> Call:
+    """Which tokens there are, and which are never dropped."""
     ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
     if (ids is None) == (embeds is None):
         raise ValueError("give either input_ids or inputs_embeds")
-    shape = (ids if ids is not None else embeds).shape[:2]
-    device = (ids if ids is not None else embeds).device
+    tokens = embeds if ids is None else ids
+    shape, device = tokens.shape[:2], tokens.device
     if 0 in shape:
         raise ValueError(f"a batch of {shape[0]} texts of {shape[1]} tokens is empty; leave it out")
     mask = given.get("attention_mask")
+    for name, one in (("attention_mask", mask), ("protected_mask", protected_mask)):
+        if one is not None and one.shape != shape:
+            raise ValueError(f"{name}: must be {tuple(shape)}, one entry a token, got {tuple(one.shape)}")
     if mask is None:
         valid = torch.ones(shape, dtype=torch.bool, device=device)
         protected = torch.zeros_like(valid)
         protected[:, 0] = True
-    elif mask.dim() != 2 or mask.shape != shape:
-        raise ValueError(
-            f"attention_mask: must be {tuple(shape)}, one entry a token, got {tuple(mask.shape)}"
-        )
     else:
         valid = mask.to(device) > 0
         # The first token that is not padding is [CLS], on whichever side the padding is.
         protected = valid & (valid.cumsum(1) == 1)
     config = model.retention.config
-    asks = _protects_question(model, config)
+    answers = type(model).__name__.endswith("ForQuestionAnswering")
+    asks = config.protect == "question" or (config.protect == "auto" and answers)
     if asks:
-        protected = protected | _question(model, config, ids, valid)
+        protected = protected | _find_question(model, config, ids, valid)
     if protected_mask is not None:
-        if protected_mask.shape != shape:
-            raise ValueError(
-                f"protected_mask: must be {tuple(shape)}, one entry a token, "
-                f"got {tuple(protected_mask.shape)}"
-            )
         protected = protected | (protected_mask.to(device).bool() & valid)
     return Call(valid, protected, ids, mask is None, asks or protected_mask is not None)
 
 
-def _protects_question(model: nn.Module, config: RetentionConfig) -> bool:
-    if config.protect == "auto":
-        return type(model).__name__.endswith("ForQuestionAnswering")
-    return config.protect == "question"
-
-
-def _question(model: nn.Module, config: RetentionConfig, ids: Tensor | None, valid: Tensor) -> Tensor:
+def _find_question(model: nn.Module, config: RetentionConfig, ids: Tensor | None, valid: Tensor) -> Tensor:
     """(B, T) bool: all up to the first separator."""
     separator = config.sep_token_id
     if separator is None:
@@ -241,7 +217,7 @@ def _question(model: nn.Module, config: RetentionConfig, ids: Tensor | None, val
     return valid & (is_end.cumsum(1) - is_end.long() == 0) & is_end.any(1, keepdim=True)
 
 
-def _with_penalty(model: nn.Module, output: Any, given: dict[str, Any]) -> Any:
+def _add_penalty(model: nn.Module, output: Any, given: dict[str, Any]) -> Any:
     """The output with the penalty, and ToP's distillation, added to its loss; unchanged if it has no loss."""
     as_tuple = isinstance(output, tuple)
     loss = output[0] if as_tuple else getattr(output, "loss", None)
@@ -251,14 +227,14 @@ def _with_penalty(model: nn.Module, output: Any, given: dict[str, Any]) -> Any:
     teacher = getattr(model, "_teacher", None)
     config = model.retention.config
     if teacher is not None and config.method == "top" and config.distillation_weight:
-        loss = loss + config.distillation_weight * _distillation(output, teacher, given)
+        loss = loss + config.distillation_weight * _distil(output, teacher, given)
     if as_tuple:
         return (loss, *output[1:])
     output["loss"] = loss
     return output
 
 
-def _distillation(output: Any, teacher: nn.Module, given: dict[str, Any]) -> Tensor:
+def _distil(output: Any, teacher: nn.Module, given: dict[str, Any]) -> Tensor:
     """KL(teacher || model), a scalar: the mean of an example, over all logits that the head gives."""
     labels = ("labels", "start_positions", "end_positions")
     with torch.no_grad():

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from acp_repro.common.command import choose_device, command, run_command, run_words
-from acp_repro.common.docs import plain
+from acp_repro.common.command import choose_device, command, plain, run_command, run_words
 from acp_repro.pipeline import plan
 from acp_repro.pipeline.errors import SuiteError, UnknownName
 from acp_repro.pipeline.registry import find_paper

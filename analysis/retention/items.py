@@ -33,7 +33,7 @@ ITEMS = tuple(
             table1.make,
             "Results at 50 % of the tokens",
             ("score", "bag_of_words"),
-            lambda suite: suite.of_table(0.5),
+            lambda suite: suite.table_runs(0.5),
             NEEDS,
         ),
         Item(
@@ -41,7 +41,7 @@ ITEMS = tuple(
             table1.make,
             "Results at 30 % of the tokens",
             ("score", "bag_of_words"),
-            lambda suite: suite.of_table(0.3),
+            lambda suite: suite.table_runs(0.3),
             NEEDS,
         ),
         Item(

@@ -1,12 +1,11 @@
 """What the papers declare: items, their quantities and claims agree with each other."""
 
 import pytest
-from analysis.reproduction.gather import numbered
 
 from acp_repro.pipeline.registry import find_paper, paper_names
 from analysis import __main__ as analysis
 from analysis import drawing
-from analysis.report.gather import paper_words
+from analysis.ledger import numbered, paper_words
 from tests.analysis import synthetic
 
 PAPERS = [find_paper(name) for name in paper_names()]

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
-from acp_repro.attention import reference
-from acp_repro.attention.decay import LOG_FGATE_FLOOR, cumulative_log_fgate
+from acp_repro.attention import forgetting_attention, reference
+from acp_repro.attention.backends import HAS_TRITON
+from acp_repro.attention.decay import LOG_FGATE_FLOOR, cumulative_log_fgate, cut_documents
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="pip install triton")
+on_cpu = pytest.mark.skipif(DEVICE == "cuda", reason="a CPU path; run make test where no GPU is")
+IMPLEMENTATIONS = [
+    pytest.param("reference"),
+    pytest.param("blockwise", marks=on_cpu),
+    pytest.param("triton", marks=needs_triton),
+]
 NAMES = ("out", "dq", "dk", "dv", "dlog_fgate")
 EPS = 2.0**-24  # the unit roundoff of float32, in which everything between two products is held
 SIGMAS = 6.0  # of a sum of roundings; each is uniform, so its deviation is its bound over sqrt(3)
@@ -123,3 +133,41 @@ def require(true, message: str) -> None:
     """``assert`` without pytest's picture of the tensors."""
     if not true:
         raise AssertionError(message)
+
+
+def make_inputs(seqlen_q, seqlen_k, heads=2, kv_heads=1, head_dim=16, batch=1, dtype=torch.float32):
+    """(q, k, v, log_fgate, dout), head first; even heads are local, odd ones global."""
+    generator = torch.Generator().manual_seed(seqlen_q)
+
+    def draw(heads, length):
+        return torch.randn(batch, heads, length, head_dim, generator=generator).to(dtype)
+
+    mean = torch.where(torch.arange(heads) % 2 == 0, 0.3, 1e-3)[:, None]
+    log_fgate = -torch.rand(batch, heads, seqlen_k, generator=generator) * 2 * mean
+    rows = [draw(heads, seqlen_q), *(draw(kv_heads, seqlen_k) for _ in "kv")]
+    return [x.to(DEVICE) for x in (*rows, log_fgate, draw(heads, seqlen_q))]
+
+
+def right(inputs, window, start, grid, documents=None, seq_start=None):
+    """{name: (value, budget)} where row i sees keys i - window + 1 to i, of its blocks and its document."""
+    q, k, v, log_fgate, dout = (x.double() for x in inputs)
+    keys = torch.arange(k.shape[2], device=q.device)
+    rows = keys[k.shape[2] - q.shape[2] :, None]
+    visible = (rows - keys < window) & reference.kept_entries(start, q.shape[2], k.shape[2], *grid)
+    if documents is not None:
+        number = torch.bucketize(keys, documents, right=True)
+        visible, log_fgate = visible & (number == number[rows]), cut_documents(log_fgate, documents)
+    if seq_start is not None:
+        visible = visible & (keys >= seq_start[:, None, None, None])
+    fall = 128.0 if DEVICE == "cpu" else 0.0
+    return expected(q, k, v, log_fgate, visible, q.shape[3] ** -0.5, inputs[0].dtype, dout, fall)
+
+
+def run(inputs, implementation, **options):
+    """Output and gradients, and the start index."""
+    leaves = [x.detach().requires_grad_() for x in inputs[:4]]
+    out, start = forgetting_attention(
+        *leaves, head_first=True, implementation=implementation, return_start_index=True, **options
+    )
+    results = (out.detach(), *torch.autograd.grad(out, leaves, inputs[4]))
+    return dict(zip(NAMES, results, strict=True)), start

@@ -17,14 +17,12 @@ from triton.backends.compiler import GPUTarget
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from acp_repro.attention import PagedKVCache
-from acp_repro.attention.triton import backward, decode, forward, hopper, tiles, write_blocks, write_kvcache
+from acp_repro.attention.triton import decode, hopper, tiles, write_blocks, write_kvcache
 from acp_repro.attention.triton.differences import decay_terms
 from acp_repro.attention.triton.norms import threshold_from_norms
 from acp_repro.model import step_kernels, training_kernels
 from acp_repro.retention import key_bias_kernel
 
-# The package gives the functions of these names, and the launches stand in the modules.
-backward, forward = (sys.modules[f.__module__] for f in (backward, forward))
 BATCH, HEADS, LENGTH, HEAD_DIM = 4, 12, 4096, 64
 
 
@@ -53,17 +51,20 @@ def collect_launches() -> list[tuple[str, object]]:
     return compiled
 
 
-def compile_all(portable: bool = False, head_dim: int = HEAD_DIM) -> Iterator[tuple[str, object]]:
-    """(name, kernel) of the kernels for Hopper, or of the portable ones, forward and backward:
-    exact, pruned, and pruned with padding and shared heads of keys."""
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def compile_all(head_dim: int) -> Iterator[tuple[str, object]]:
+    """(name, kernel) of the kernels for Hopper, forward and backward: exact, pruned, and pruned with padding
+    and shared heads of keys."""
     compiled = collect_launches()
     for pruned, padded, shared in ((False, False, 1), (True, False, 1), (True, True, 4)):
         block_q, block_k = tiles.block_sizes(head_dim, torch.bfloat16)
 
         def rows(heads: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             """(B, H, T, D) as the model makes it, with time before heads."""
-            shape = (BATCH, LENGTH, heads, head_dim)
-            return torch.empty(shape, dtype=dtype, device="meta").transpose(1, 2)
+            return empty(BATCH, LENGTH, heads, head_dim, dtype=dtype).transpose(1, 2)
 
         q, k, v = rows(HEADS), rows(HEADS // shared), rows(HEADS // shared)
         lse = torch.empty(q.shape[:3], device="meta")
@@ -74,21 +75,16 @@ def compile_all(portable: bool = False, head_dim: int = HEAD_DIM) -> Iterator[tu
         # Shares of gradients for shared keys are summed in float32.
         grads = [rows(HEADS, torch.bfloat16 if shared == 1 else torch.float32) for _ in "kv"]
         grads = (rows(HEADS), *grads, torch.empty_like(lse))
-        one = tiles.tiles_for(q, block_q, block_k)
-        if portable:
-            forward.launch_forward(q, k, v, rows(HEADS), lse, *given, one.forward, True)
-            backward.launch_backward(rows(HEADS), q, k, v, rows(HEADS), lse, *given, *grads, one, True)
-        else:
-            if head_dim == 128:
-                terms = decay_terms(c, seq_start, hopper.ROWS, LENGTH)
-                redo = torch.empty((BATCH, HEADS, LENGTH // 128, 2), dtype=torch.int32, device="meta")
-                hopper.launch_forward(q, k, v, rows(HEADS), lse, *given, terms, redo)
-            hopper.launch_backward(rows(HEADS), q, k, v, rows(HEADS), lse, *given, *grads)
+        if head_dim == 128:
+            terms = decay_terms(c, seq_start, hopper.ROWS, LENGTH)
+            redo = empty(BATCH, HEADS, LENGTH // 128, 2, dtype=torch.int32)
+            hopper.launch_forward(q, k, v, rows(HEADS), lse, *given, terms, redo)
+        hopper.launch_backward(rows(HEADS), q, k, v, rows(HEADS), lse, *given, *grads)
         yield from compiled
         compiled.clear()
 
 
-def small_operations(empty, tokens: int, head_dim: int) -> None:
+def small_operations(tokens: int, head_dim: int) -> None:
     """Those around the attention: at the start of a text, and after it."""
     rows, mix = empty(BATCH, tokens, HEADS * head_dim), empty(BATCH, tokens, HEADS)
     weight = empty(HEADS * head_dim)
@@ -110,10 +106,6 @@ def compile_decoding() -> Iterator[tuple[str, object]]:
         (80, 1, 1, True, True),
         (256, 8, 1, True, False),
     ):
-
-        def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device="meta")
-
         kv_heads = HEADS // group
         cache = PagedKVCache(
             *(empty(100, 64, head_dim) for _ in "kv"),
@@ -128,7 +120,7 @@ def compile_decoding() -> Iterator[tuple[str, object]]:
         new = [empty(BATCH, kv_heads, tokens, head_dim) for _ in "kv"]
         write_kvcache(cache, *new, gates)
         write_blocks(cache, *new, gates.double())
-        small_operations(empty, tokens, head_dim)
+        small_operations(tokens, head_dim)
         q = empty(BATCH, HEADS, tokens, head_dim)
         decode(q, cache, start, threshold, seq_start, head_dim**-0.5)
         yield from compiled
@@ -138,9 +130,6 @@ def compile_decoding() -> Iterator[tuple[str, object]]:
 def compile_training() -> list[tuple[str, object]]:
     """(name, kernel) of what stands around the attention in a training step, at 125M."""
     compiled = collect_launches()
-
-    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
 
     training_kernels.swiglu_backward(empty(BATCH, LENGTH, 3584), empty(BATCH, LENGTH, 1792))
     logits, labels = empty(LENGTH, 50_304), empty(LENGTH, dtype=torch.int64)
@@ -166,7 +155,6 @@ if __name__ == "__main__":
     ptxas = triton.knobs.nvidia.ptxas.path  # the one that Triton takes on this machine
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
-        width = 128 if "--wide" in sys.argv else HEAD_DIM
         if "--decode" in sys.argv:
             kernels = compile_decoding()
         elif "--training" in sys.argv:
@@ -174,7 +162,7 @@ if __name__ == "__main__":
         elif "--retention" in sys.argv:
             kernels = compile_retention()
         else:
-            kernels = compile_all("--portable" in sys.argv, width)
+            kernels = compile_all(128 if "--wide" in sys.argv else HEAD_DIM)
         for name, kernel in kernels:
             source = Path(folder) / "kernel.ptx"
             source.write_text(kernel.asm["ptx"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from acp_repro.attention import PagedKVCache, forgetting_attention_with_kvcache
+from acp_repro.attention.backends import HAS_TRITON
 from acp_repro.attention.decay import cumulative_log_fgate
 
 from .budgets import expected, judge, require
@@ -92,7 +93,7 @@ def draw_steps(seed: int) -> Steps:
     return Steps(words, family, lengths, count, starts, q, k, v, log_fgate, delta, alignment, rng)
 
 
-def check_steps(case: Steps) -> float:
+def check_steps(case: Steps, implementation: str = IMPLEMENTATION) -> float:
     """Blocks lie in no order. Entries of blocks that nobody reads name any block, and what nobody may read
     is NaN, or one of NASTY."""
     rng, (tokens, kv_heads, group, head_dim, dtype, block, columns) = case.rng, case.family
@@ -147,7 +148,7 @@ def check_steps(case: Steps) -> float:
                 head_first=head_first,
                 seq_start=seq_start,
                 adaptive_threshold=delta,
-                implementation=IMPLEMENTATION,
+                implementation=implementation,
             )
         memory.require_unchanged()
         for name, x, y in zip(cache._fields, cache, before, strict=False):
@@ -194,6 +195,12 @@ def first_kept(case, sums, lengths, starts, start):
                 n += 1
         start[b, h] = min(n, first // block)
     return start
+
+
+@pytest.mark.skipif(DEVICE == "cuda" or not HAS_TRITON, reason="the GPU runs the kernels in the test below")
+@pytest.mark.parametrize("seed", [3, 10, 4])
+def test_kernels_in_the_interpreter(seed):
+    check_steps(draw_steps(seed), "triton")
 
 
 def test_random_decoding():

@@ -1,6 +1,7 @@
 """Random calls: shapes, layouts, gates, thresholds and surroundings that nobody thought of, against float64.
 
-`make test-gpu` tries as many as fit into its time; without a GPU a few run on the CPU's path. A failure
+`make test-gpu` tries as many as fit into its time; without a GPU a few run on the CPU's path, and fewer in
+Triton's interpreter. A failure
 prints its seed and the line that repeats it. To hunt for hours::
 
     ACP_FUZZ_SEED=1000 ACP_FUZZ_SECONDS=7200 python -m pytest tests/attention -k random_calls
@@ -23,6 +24,7 @@ import torch
 from torch import func
 
 from acp_repro.attention import forgetting_attention
+from acp_repro.attention.backends import HAS_TRITON
 
 from .budgets import NAMES, expected, judge, require
 from .random_calls import BRAIN, DEVICE, IMPLEMENTATION, SINGLE, Call, Memory, draw_call, surroundings
@@ -206,19 +208,20 @@ def test_extremes(fixed):
         check_call(draw_call(SEED + 4, family=family, length=length, packed=False, **fixed), plainly)
 
 
-def test_one_compiled_function_for_many_lengths():
-    """The length is a symbol: one graph, and the bits of the eager call."""
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    torch._dynamo.reset()
-    attend = function_of({"adaptive_threshold": "auto"})
-    backend = CompileCounterWithBackend("inductor" if DEVICE == "cuda" else "aot_eager")
-    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=backend)
-    for length in (130, 67, 200, 99, 257):
-        *given, dout = torch.randn(4, 2, length, 3, 64, device=DEVICE).to(BRAIN)
-        given += [-torch.rand(2, length, 3, device=DEVICE), dout]
-        require_same([plainly(given, {}, x) for x in (compiled, attend)], f"at length {length}")
-    assert backend.frame_count <= 2  # lengths within one query block have a graph of their own
+@pytest.mark.skipif(DEVICE == "cuda" or not HAS_TRITON, reason="the GPU runs the kernels in the tests above")
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"family": 3, "length": 65, "gates": "some closed", "norm": "one key above all"},
+        {"family": 7, "length": 63, "gates": "steep", "threshold": "number"},
+        {"family": 10, "dtype": SINGLE, "length": 129},
+    ],
+    ids=str,
+)
+def test_kernels_in_the_interpreter(fixed, monkeypatch):
+    monkeypatch.setattr("tests.attention.fuzz_on_gpu.IMPLEMENTATION", "triton")
+    monkeypatch.setattr("tests.attention.random_calls.IMPLEMENTATION", "triton")
+    check_call(draw_call(SEED + 2, around=["poison"], **fixed), batched)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="run make test-gpu where a GPU is")

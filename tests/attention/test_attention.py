@@ -2,13 +2,13 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from acp_repro.attention import blockwise, forgetting_attention, pruning_grid
-from acp_repro.attention.boundary import attention_flops, count_blocks, find_boundary, find_boundary_serial
+from acp_repro.attention import blockwise, forgetting_attention
+from acp_repro.attention.boundary import attention_flops, count_blocks, find_boundary
+from acp_repro.attention.checks import AttentionCall
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.op import forgetting_attention_op
 
@@ -45,11 +45,11 @@ def relative_error(actual, expected):
     return ((actual - expected).norm() / expected.norm().clamp(min=1e-6)).item()
 
 
-@pytest.mark.parametrize(
-    ("seqlen_q", "seqlen_k"), [(1, 1), (63, 63), (65, 65), (129, 129), (1000, 1000), (65, 129), (7, 300)]
-)
-@pytest.mark.parametrize("threshold", [None, -20.0, "auto"])
-@pytest.mark.parametrize("padded", [False, True])
+SIZES = [(1, 1), (63, 63), (65, 65), (129, 129), (1000, 1000), (65, 129), (7, 300)]
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), SIZES)
+@pytest.mark.parametrize(("threshold", "padded"), [(None, False), (-20.0, True), ("auto", False)])
 def test_blockwise_against_reference(seqlen_q, seqlen_k, threshold, padded):
     inputs = make_inputs(seqlen_q, seqlen_k)
     options = {
@@ -64,8 +64,7 @@ def test_blockwise_against_reference(seqlen_q, seqlen_k, threshold, padded):
         assert relative_error(a, e) <= budget, name
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [16, 80, 256])
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 80), (torch.float16, 256)])
 def test_blockwise_low_precision_is_no_worse_than_eager(dtype, head_dim):
     inputs = make_inputs(130, 130, head_dim, dtype=dtype)
     expected = run(inputs, "reference", torch.float64, adaptive_threshold=-40.0)
@@ -73,14 +72,6 @@ def test_blockwise_low_precision_is_no_worse_than_eager(dtype, head_dim):
     eager = run(inputs, "reference", adaptive_threshold=-40.0)
     for name, a, e, g in zip(NAMES, actual, expected, eager, strict=True):
         assert relative_error(a, e) <= 1.05 * relative_error(g, e) + 1e-6, name
-
-
-def test_every_output_element_is_written(poisoned):
-    """`run` refuses any NaN that is left."""
-    inputs = make_inputs(129, 193)
-    expected = run(inputs, "reference", torch.float64, adaptive_threshold=-20.0)
-    actual = run(inputs, "blockwise", adaptive_threshold=-20.0)
-    assert all(relative_error(a, e) < 1e-5 for a, e in zip(actual, expected, strict=True))
 
 
 def test_pruning_changes_the_output_by_no_more_than_appendix_a_proves():
@@ -103,8 +94,9 @@ def test_pruned_blocks_cost_no_work():
     for threshold in (torch.full((2, 2), -30.0), None):
         boundary = find_boundary(c, threshold, 1024, 64, 64)
         with FlopCounterMode(display=False) as counter:
-            blockwise.forward(q, k, v, c, boundary, None, 0.25, 64, 64)
-            blockwise.backward(q, q, k, v, c, boundary, None, 0.25, 64, 64)
+            call = AttentionCall(q, k, v, log_fgate, threshold, None, 0.25, "blockwise")
+            blockwise.forward(call, c, boundary, 64, 64)
+            blockwise.backward(q, call, c, boundary, 64, 64)
         flops.append(counter.get_total_flops())
         count = count_blocks(boundary, 1024, 1024, 64, 64)
         kept = 4 * count.causal - int(count.pruned.sum())
@@ -133,48 +125,6 @@ def test_64k_tokens_with_strong_gates():
         assert relative_error(a, e) < 640 * 2**-24, name
 
 
-def test_gates_at_zero_cut_the_sequence():
-    """A gate of exactly 0 (log -inf) is a document boundary, with finite gradients."""
-    q, k, v, log_fgate = (x.detach() for x in make_inputs(100, 100))
-    log_fgate[:, 40] = -torch.inf
-    inputs = [x.requires_grad_() for x in (q, k, v, log_fgate)]
-    out = forgetting_attention(*inputs, adaptive_threshold=-50.0)
-    tail = forgetting_attention(*(x[:, 40:] for x in (q, k, v, log_fgate)), implementation="reference")
-    torch.testing.assert_close(out[:, 40:], tail, rtol=1e-3, atol=1e-3)
-    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), inputs))
-
-
-@pytest.mark.parametrize("implementation", ["blockwise", "reference"])
-def test_layouts_and_start_index(implementation):
-    inputs = make_inputs(130, 200)
-    out, start = forgetting_attention(
-        *inputs, adaptive_threshold=-20.0, return_start_index=True, implementation=implementation
-    )
-    heads_first = [x.transpose(1, 2) for x in inputs]
-    other, same = forgetting_attention(
-        *heads_first,
-        adaptive_threshold=torch.tensor([-20.0]),
-        head_first=True,
-        return_start_index=True,
-        implementation=implementation,
-    )
-    assert torch.equal(out, other.transpose(1, 2)) and torch.equal(start, same)
-    block_q, block_k = pruning_grid(implementation, 32, torch.float32)
-    c = cumulative_log_fgate(heads_first[3].detach())
-    expected = find_boundary_serial(c, torch.full((2, 2), -20.0), 130, block_q, block_k)
-    assert torch.equal(start, expected) and start.dtype == torch.int32
-
-
-@pytest.mark.parametrize(
-    "threshold",
-    [torch.tensor(-20.0), torch.full((2,), -20.0), torch.full((2, 2), -20.0, dtype=torch.float64), -20],
-)
-def test_thresholds_broadcast(threshold):
-    inputs = make_inputs(130, 130)
-    expected = forgetting_attention(*inputs, adaptive_threshold=-20.0)
-    assert torch.equal(forgetting_attention(*inputs, adaptive_threshold=threshold), expected)
-
-
 def test_operator_is_registered_soundly_and_compiles_without_breaks():
     inputs = [x.detach().transpose(1, 2).clone().requires_grad_() for x in make_inputs(65, 65)]
     for threshold in (None, torch.full((2, 2), -20.0)):
@@ -191,12 +141,8 @@ def test_operator_is_registered_soundly_and_compiles_without_breaks():
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"adaptive_threshold": "auto"},
-        {"adaptive_threshold": -20.0},
-        {"adaptive_threshold": "auto", "cu_seqlens": torch.tensor([0, 30, 66])},
-    ],
-    ids=["auto", "number", "packed"],
+    [{"adaptive_threshold": -20.0}, {"adaptive_threshold": "auto", "cu_seqlens": torch.tensor([0, 30, 66])}],
+    ids=["number", "auto and packed"],
 )
 def test_one_graph_serves_every_length(options):
     """More lengths than PyTorch keeps graphs for one function, which is eight."""
@@ -215,16 +161,6 @@ def test_one_graph_serves_every_length(options):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("implementation", ["blockwise", "reference"])
-def test_autocast_changes_nothing_inside(implementation):
-    inputs = make_inputs(65, 65)
-    expected = run(inputs, implementation, adaptive_threshold=-20.0)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = run(inputs, implementation, adaptive_threshold=-20.0)
-    for a, e in zip(actual[:1] if implementation == "reference" else actual, expected, strict=False):
-        assert torch.equal(a, e)
-
-
 @pytest.mark.parametrize("implementation", ["auto", "reference"])
 def test_empty_inputs_give_empty_outputs(implementation):
     for batch, seqlen_q, seqlen_k in ((0, 5, 5), (2, 0, 0), (2, 0, 7)):
@@ -240,20 +176,6 @@ def test_empty_inputs_give_empty_outputs(implementation):
         assert all(not x.grad.any() for x in (q, k, v, log_fgate))
 
 
-def test_numbers_of_numpy_are_numbers():
-    inputs = make_inputs(70, 70)
-    plain = {"window_size": 40, "sm_scale": 0.25, "adaptive_threshold": -5.0}
-    kinds = {"window_size": np.int64, "sm_scale": np.float32, "adaptive_threshold": np.float32}
-    expected = forgetting_attention(*inputs, **plain)
-    assert torch.equal(forgetting_attention(*inputs, **{n: kinds[n](x) for n, x in plain.items()}), expected)
-
-
-def _wrong(**changes):
-    q, k, v, log_fgate = make_inputs(6, 8, 16)
-    arguments = {"q": q, "k": k, "v": v, "log_fgate": log_fgate}
-    return {**{n: x.detach() for n, x in arguments.items()}, **changes}
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -262,33 +184,25 @@ def _wrong(**changes):
         ({"q": torch.randn(2, 6, 2, 16).double()}, TypeError, "q must be bfloat16, float16 or float32"),
         ({"k": torch.randn(2, 8, 2, 16).half()}, TypeError, "k must have the dtype of q"),
         ({"k": torch.randn(2, 8, 3, 16), "v": torch.randn(2, 8, 3, 16)}, ValueError, "number of heads"),
-        ({"v": torch.randn(2, 9, 2, 16)}, ValueError, "v must have the shape of k"),
         ({"q": torch.randn(2, 9, 2, 16)}, ValueError, "seqlen_q must be at most seqlen_k"),
         ({"k": torch.randn(2, 8, 2, 16, device="meta")}, ValueError, "k must be on the device of q"),
         ({"log_fgate": -torch.rand(2, 2, 8)}, ValueError, r"log_fgate must have shape \(2, 8, 2\)"),
-        ({"log_fgate": -torch.rand(2, 8, 2).bfloat16()}, TypeError, "log_fgate must be float32"),
         ({"log_fgate": torch.rand(2, 8, 2)}, ValueError, "log_fgate must lie in"),
         ({"log_fgate": torch.full((2, 8, 2), torch.nan)}, ValueError, "got nan"),
         ({"adaptive_threshold": 3.0}, ValueError, "adaptive_threshold must be None, a number <= 0"),
-        ({"adaptive_threshold": torch.tensor([1.0])}, ValueError, "adaptive_threshold must lie in"),
         ({"adaptive_threshold": torch.zeros(3)}, ValueError, r"broadcastable to \(2, 2\).*\(3,\)"),
-        ({"adaptive_threshold": "always"}, ValueError, "'auto', got 'always'"),
-        ({"adaptive_threshold": float("nan")}, ValueError, "a number <= 0"),
+        ({"adaptive_threshold": "always"}, TypeError, "got 'always'"),
         ({"seq_start": torch.tensor([0, 8])}, ValueError, r"seq_start must lie in \[0, 7\]"),
-        ({"seq_start": torch.tensor([0])}, ValueError, r"seq_start must have shape \(2,\)"),
         ({"seq_start": torch.tensor([0.0, 1.0])}, TypeError, "seq_start must be an int64"),
         ({"sm_scale": -1.0}, ValueError, "sm_scale must be a positive"),
-        ({"implementation": "cuda"}, ValueError, "implementation must be one of"),
-        (
-            {"implementation": "reference", "log_fgate": torch.rand(2, 8, 2)},
-            ValueError,
-            "log_fgate must lie in",
-        ),
     ],
 )
 def test_wrong_arguments_are_named(changes, error, message):
-    with pytest.raises(error, match=message):
-        forgetting_attention(**_wrong(**changes))
+    names = ("q", "k", "v", "log_fgate")
+    arguments = dict(zip(names, (x.detach() for x in make_inputs(6, 8, 16)), strict=True))
+    for implementation in ("auto", "reference") if "float32" not in message else ("auto",):
+        with pytest.raises(error, match=message):
+            forgetting_attention(**{**arguments, **changes}, implementation=implementation)
 
 
 def test_the_official_example_runs_with_only_the_import_changed():
@@ -300,3 +214,21 @@ def test_the_official_example_runs_with_only_the_import_changed():
     threshold = -(2 * bound + math.log(seqlen)) - 10
     out = forgetting_attention(q, k, v, log_fgate, adaptive_threshold=threshold)
     assert out.shape == (batch, seqlen, heads, head_dim) and out.dtype == torch.bfloat16
+
+
+def test_alibi_is_a_constant_gate():
+    """BLOOM's slopes under "auto": within what Appendix A allows of ALiBi in float64, and pruned."""
+    heads, length = 16, 500
+    slopes = 2.0 ** (-8 * torch.arange(1, heads + 1) / heads)
+    q, k, v = (torch.randn(1, heads, length, 16, generator=torch.manual_seed(n)) for n in range(3))
+    out, start = forgetting_attention(
+        *(q, k, v, -slopes[:, None].expand(1, heads, length)),
+        head_first=True,
+        adaptive_threshold="auto",
+        return_start_index=True,
+    )
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    scores = q.double() @ k.double().mT / 4 - slopes[:, None, None].double() * distance
+    right = scores.masked_fill(distance < 0, -math.inf).softmax(-1) @ v.double()
+    assert (out - right).abs().max() <= 2 * math.exp(-10) * v.abs().max() + 1e-5
+    assert start[:, 0].max() > 0

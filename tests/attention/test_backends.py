@@ -12,11 +12,7 @@ from acp_repro.attention import (
     forgetting_attention_with_kvcache,
     pruning_grid,
 )
-from acp_repro.attention.backends import BACKENDS, Backend, Blockwise, named
-from acp_repro.attention.decoding import decode_op
-from acp_repro.attention.op import forgetting_attention_op
-
-NAMES = ("reference", "blockwise", "triton")
+from acp_repro.attention.backends import BACKENDS, Blockwise
 
 
 class Mine(Blockwise):
@@ -74,48 +70,12 @@ def test_a_backend_is_one_entry(monkeypatch):
     torch.testing.assert_close(*found)
 
 
-def test_a_backend_needs_a_forward_alone(monkeypatch):
-    """Where PyTorch can differentiate it; grid, boundary and decoding are those of the base."""
-
-    class Equations(Backend):
-        by_autograd = True
-
-        def forward(self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True):
-            grid = self.block_sizes(q.shape[-1], q.dtype)
-            c, start = self.running_sum_and_boundary(log_fgate.detach(), threshold, q.shape[2], *grid)
-            decay = log_fgate.cumsum(-1)
-            scores = q @ k.mT * sm_scale + decay[..., None] - decay[..., None, :]
-            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-            return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v, None, c, start
-
-    monkeypatch.setitem(BACKENDS, "equations", Equations())
-    tensors, arguments, results = given(), step(), {}
-    for name in ("equations", "reference"):
-        out = forgetting_attention(*tensors, head_first=True, implementation=name)
-        decoded = forgetting_attention_with_kvcache(*arguments, head_first=True, implementation=name)
-        results[name] = out, decoded, *torch.autograd.grad(out.square().sum(), tensors)
-    for a, b in zip(*results.values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-
-
 def test_a_name_that_is_not_there_is_an_error_that_lists_the_names():
-    q, cache, start = step()
-    operators = {
-        "decoding": lambda name: decode_op(q, *cache, start, None, None, 0.25, name),
-        "the pass": lambda name: forgetting_attention_op(*given(), None, None, 0.25, name),
-        "the grid": lambda name: pruning_grid(name, 16, torch.float32),
-        "the table": named,
-    }
-    for what, call in operators.items():
-        for name in ("blokwise", "auto"):
-            with pytest.raises(ValueError, match="implementation must be one of") as raised:
-                call(name)
-            message = str(raised.value)
-            assert str(list(NAMES)) in message and repr(name) in message and "\n" not in message, what
-    message = r"implementation must be one of \['auto', 'reference', 'blockwise', 'triton'\], got 'blokwise'"
-    with pytest.raises(ValueError, match=message):
-        forgetting_attention(*given(), head_first=True, implementation="blokwise")
-    with pytest.raises(ValueError, match=message):
-        forgetting_attention_with_kvcache(q, cache, start, head_first=True, implementation="blokwise")
-    with pytest.raises(TypeError, match=r"float64 .float64: implementation='reference'"):
-        forgetting_attention(*(x.double() for x in given()), head_first=True)
+    names = r"implementation must be one of \['auto', 'reference', 'blockwise', 'triton'\], got 'blokwise'"
+    options = {"head_first": True, "implementation": "blokwise"}
+    with pytest.raises(ValueError, match=names):
+        forgetting_attention(*given(), **options)
+    with pytest.raises(ValueError, match=names):
+        forgetting_attention_with_kvcache(*step(), **options)
+    with pytest.raises(ValueError, match="choose_implementation.device. tells what .auto. takes there"):
+        pruning_grid("auto", 16, torch.float32)

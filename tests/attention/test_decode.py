@@ -1,17 +1,8 @@
-"""Decoding against the equations in float64, with the same blocks kept.
-
-Without a GPU the kernels run in Triton's interpreter. The error budget is eager PyTorch's error in the
-same dtype (the reference in that dtype), a half more, and 1e-6; in the interpreter, which cuts off where a
-GPU rounds, bfloat16 has twice that. Everything that a call may not read is NaN.
-"""
+"""Decoding beside what :mod:`.fuzz_decoding_on_gpu` draws; without a GPU in Triton's interpreter."""
 
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +10,6 @@ import torch
 from acp_repro.attention import PagedKVCache, forgetting_attention, forgetting_attention_with_kvcache
 from acp_repro.attention.backends import HAS_TRITON
 from acp_repro.attention.decoding import decode_op
-from acp_repro.attention.reference import decode as decode_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
@@ -29,50 +19,24 @@ IMPLEMENTATIONS = [
 ]
 
 
-def make_problem(
-    lengths, tokens, kv_heads, group, head_dim, dtype, block=64, delta=-12.0, seq_start=None, seed=0
-):
-    """q, a cache whose unread parts are NaN and whose blocks lie in no order, start, threshold, and the
-    gates (batch, heads, longest). Even query heads are local, odd ones global."""
-    generator = torch.Generator().manual_seed(seed)
-    batch, heads, longest = len(lengths), kv_heads * group, max(lengths)
-    columns = -(-longest // block) + 1
-    order = torch.randperm(batch * kv_heads * columns, generator=generator)
-    table = order.view(batch, kv_heads, columns).int()
-    # Every block of the table, and some that nobody owns.
-    k, v = (torch.full((len(order) + 3, block, head_dim), math.nan) for _ in range(2))
-    c = torch.full((len(order) + 3, group, block), math.nan, dtype=torch.float64)
-    q = torch.randn(batch, heads, tokens, head_dim, generator=generator)
+def make_cache(lengths, tokens=1, group=1, head_dim=16, block=16):
+    """q, a cache of two key heads whose blocks lie in no order, NaN where nothing is written, and its start.
+
+    Even query heads are local, odd ones global.
+    """
+    generator = torch.Generator().manual_seed(0)
+    batch, heads, columns = len(lengths), 2 * group, -(-max(lengths) // block) + 1
+    order = torch.randperm(batch * 2 * columns, generator=generator)
+    k, v = (torch.full((len(order), block, head_dim), math.nan) for _ in range(2))
+    c = torch.full((len(order), group, block), math.nan, dtype=torch.float64)
+    table, seqlens = order.view(batch, 2, columns).int(), torch.tensor(lengths, dtype=torch.int32)
+    cache = PagedKVCache(k, v, c, table, seqlens)
     mean = torch.where(torch.arange(heads) % 2 == 0, 0.3, 1e-4)
-    gates = -torch.empty(batch, heads, longest).exponential_(generator=generator) * mean[:, None]
-    cache = PagedKVCache(k, v, c, table, torch.zeros(batch, dtype=torch.int32))
-    for b, length in enumerate(lengths):
-        row = PagedKVCache(k, v, c, table[b : b + 1], torch.tensor([length], dtype=torch.int32))
-        keys = torch.randn(2, 1, kv_heads, length, head_dim, generator=generator)
-        row.write(keys[0], keys[1], gates[b : b + 1, :, :length])
-        cache.seqlens[b] = length
-    threshold = torch.full((batch, heads), delta)
-    start = torch.zeros(batch, heads, dtype=torch.int32)
-    right = start.clone()
-    cache.advance(right, threshold, tokens, seq_start)
-    for b in range(batch):
-        for h in range(kv_heads):
-            first = int(right[b, h * group : (h + 1) * group].min())
-            # c of skipped blocks says that they are skipped; their keys say nothing.
-            skipped = table[b, h, :first].long()
-            k[skipped] = v[skipped] = math.nan
-            if seq_start is not None:
-                padding = torch.arange(columns * block) < seq_start[b]
-                pages = table[b, h].long()
-                for x in (k, v):
-                    x[pages] = x[pages].masked_fill(padding.view(columns, block, 1), math.nan)
-    moved = [x.to(DEVICE) for x in (k.to(dtype), v.to(dtype), c, table, cache.seqlens)]
-    rest = [x.to(DEVICE) for x in (q.to(dtype), start, threshold, right)]
-    return rest[0], PagedKVCache(*moved), *rest[1:]
-
-
-def wide(cache):
-    return cache._replace(k=cache.k.double(), v=cache.v.double())
+    gates = -torch.empty(batch, heads, max(lengths)).exponential_(generator=generator) * mean[:, None]
+    cache.write(*torch.randn(2, batch, 2, max(lengths), head_dim, generator=generator), gates)
+    q = torch.randn(batch, heads, tokens, head_dim, generator=generator).to(DEVICE)
+    start = torch.zeros(batch, heads, dtype=torch.int32, device=DEVICE)
+    return q, PagedKVCache(*(x.to(DEVICE) for x in cache)), start
 
 
 def relative(x, right):
@@ -81,69 +45,12 @@ def relative(x, right):
     return ((x - right).norm() / right.norm().clamp(min=1e-30)).item()
 
 
-CASES = [
-    # lengths, tokens, kv_heads, group, head_dim, dtype, block
-    ([1], 1, 1, 1, 16, torch.float32, 16),
-    ([64, 65, 1], 1, 2, 1, 64, torch.float32, 64),
-    ([333, 129, 63], 1, 2, 1, 64, torch.bfloat16, 64),
-    ([1000], 1, 2, 1, 48, torch.float16, 64),
-    ([200, 131], 5, 2, 1, 32, torch.float32, 32),
-    ([150, 66], 1, 2, 3, 20, torch.float32, 32),
-    ([129, 97], 8, 1, 2, 64, torch.bfloat16, 32),
-]
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("padded", [False, True])
-def test_decoding_is_the_equation_over_the_kept_blocks(case, padded, implementation, poisoned):
-    lengths, tokens, kv_heads, group, head_dim, dtype, block = case
-    seq_start = torch.tensor([min(37, n - 1) for n in lengths]) if padded else None
-    q, cache, start, threshold, right = make_problem(*case, seq_start=seq_start)
-    seq_start = None if seq_start is None else seq_start.to(DEVICE)
-    scale = 1.3 / math.sqrt(head_dim)
-    truth = decode_reference(q.double(), wide(cache), right, seq_start, scale)
-    eager = decode_reference(q, cache, right, seq_start, scale)
-    out = forgetting_attention_with_kvcache(
-        q,
-        cache,
-        start,
-        head_first=True,
-        seq_start=seq_start,
-        sm_scale=scale,
-        adaptive_threshold=threshold,
-        implementation=implementation,
-    )
-    assert torch.equal(start, right)
-    if max(lengths) > 300:
-        assert start.max() > 0
-    loose = 2.0 if DEVICE == "cpu" and dtype == torch.bfloat16 else 1.0
-    assert out.dtype == dtype and out.shape == q.shape
-    assert relative(out, truth) <= loose * 1.5 * relative(eager, truth) + 1e-6
-    if seq_start is not None:
-        position = cache.positions(tokens)
-        assert (out.transpose(1, 2)[position < seq_start[:, None]] == 0).all()
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_exact_and_head_last(implementation):
-    q, cache, start, _, _ = make_problem([77, 130], 2, 2, 1, 32, torch.float32)
-    cache.k.nan_to_num_(0.5), cache.v.nan_to_num_(0.5)
-    start.zero_()
-    truth = decode_reference(q.double(), wide(cache), start, None, 32**-0.5)
-    out = forgetting_attention_with_kvcache(q.transpose(1, 2), cache, start, implementation=implementation)
-    assert (start == 0).all()
-    assert relative(out.transpose(1, 2), truth) < 1e-6
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_boundary_moves_on_with_the_stream(implementation):
     """Token by token the boundary is what a search from the beginning finds, and never falls."""
-    length, block = 300, 16
-    q, cache, start, threshold, _ = make_problem([length], 1, 2, 1, 16, torch.float32, block, delta=-6.0)
-    cache.k.nan_to_num_(0.5), cache.v.nan_to_num_(0.5)
-    start.zero_()
-    for n in range(250, length + 1, 1 if DEVICE == "cuda" else 7):
+    q, cache, start = make_cache([300])
+    threshold = torch.full(start.shape, -6.0, device=DEVICE)
+    for n in range(250, 301, 1 if DEVICE == "cuda" else 17):
         cache.seqlens.fill_(n)
         before, fresh = start.clone(), torch.zeros_like(start)
         forgetting_attention_with_kvcache(
@@ -152,36 +59,6 @@ def test_the_boundary_moves_on_with_the_stream(implementation):
         cache.advance(fresh, threshold, 1)
         assert torch.equal(start, fresh) and (start >= before).all()
     assert start[0, 0] > 10 and start[0, 1] == 0
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize(
-    "strange", [*(pytest.param(x, marks=pytest.mark.slow) for x in (1e9, -1e9, math.nan)), "mixed"]
-)
-def test_the_table_may_hold_any_number_where_there_is_only_padding(strange, implementation):
-    """Wherever the search begins, as it does in programs that come after another has stored its end."""
-    lengths, seq_start, block = [900, 300], torch.tensor([130, 95]), 16
-    given = make_problem(lengths, 1, 2, 1, 16, torch.float32, block, delta=-3.0, seq_start=seq_start)
-    q, cache, start, threshold, right = given
-    seq_start, padding = seq_start.to(DEVICE), seq_start // block
-    assert (right[:, 0].cpu() > padding).all() and (right[:, 1].cpu() == padding).all()
-    nobodys = len(cache.k) - 3  # `make_problem` leaves three blocks to nobody
-    for n, c in enumerate((1e9, -1e9, math.nan) if strange == "mixed" else (strange,) * 3):
-        cache.c[nobodys + n] = c
-    for b, blocks in enumerate(padding.tolist()):
-        cache.block_table[b, :, :blocks] = nobodys + torch.arange(blocks, dtype=torch.int32) % 3
-    for first in (0, 2, 5, right):
-        start.zero_().add_(first)
-        out = forgetting_attention_with_kvcache(
-            q,
-            cache,
-            start,
-            head_first=True,
-            seq_start=seq_start,
-            adaptive_threshold=threshold,
-            implementation=implementation,
-        )
-        assert torch.equal(start, right) and out.isfinite().all()
 
 
 @pytest.mark.parametrize("implementation", ["reference", *IMPLEMENTATIONS])
@@ -235,64 +112,26 @@ def test_rows_that_hold_fewer_tokens_than_queries(implementation, tokens):
         table[0] = own
         cache.seqlens.add_(torch.tensor([1, tokens, tokens, tokens], device=DEVICE))
 
-    empty = cache._replace(block_table=table[:0], seqlens=cache.seqlens[:0])
-    empty.write(*(x[:0, :, :tokens] for x in (k, v, gates)))
-    assert forgetting_attention_with_kvcache(q[:0, :, :tokens], empty, start[:0], **options).shape[0] == 0
-
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="values are checked on a CPU; run make test where no GPU is")
 def test_values_that_attention_refuses_are_refused_while_decoding():
-    q, cache, start, _, _ = make_problem([70], 1, 2, 1, 16, torch.float32, 16)
-    for delta in (torch.tensor(5.0), torch.tensor([-1.0, math.nan])):
-        with pytest.raises(ValueError, match="adaptive_threshold"):
-            forgetting_attention_with_kvcache(q, cache, start, head_first=True, adaptive_threshold=delta)
-    for gate in (0.5, math.nan):
-        with pytest.raises(ValueError, match="log_fgate"):
-            cache.write(*torch.zeros(2, 1, 2, 1, 16), torch.full((1, 2, 1), gate))
-    for name, value in (("block_table", -1), ("block_table", 10**6), ("seqlens", -1), ("seqlens", 10**6)):
+    q, cache, start = make_cache([70])
+    delta = torch.tensor([-1.0, math.nan])
+    with pytest.raises(ValueError, match="adaptive_threshold"):
+        forgetting_attention_with_kvcache(q, cache, start, head_first=True, adaptive_threshold=delta)
+    with pytest.raises(ValueError, match="log_fgate"):
+        cache.write(*torch.zeros(2, 1, 2, 1, 16), torch.full((1, 2, 1), 0.5))
+    for name, value in (("block_table", -1), ("block_table", 10**6), ("seqlens", 10**6)):
         wrong = cache._replace(**{name: torch.full_like(getattr(cache, name), value)})
         with pytest.raises(ValueError, match=name):
             forgetting_attention_with_kvcache(q, wrong, start, head_first=True)
-    with pytest.raises(ValueError, match="sm_scale"):
-        forgetting_attention_with_kvcache(q, cache, start, head_first=True, sm_scale=math.nan)
-
-
-def views(x):
-    """The same numbers with others in between, and where they are all the same, in the place of one."""
-    yield torch.stack((x, torch.full_like(x, 1)), 1)[:, 0]
-    if (x == x[0]).all():
-        yield torch.cat((x[:1], torch.full_like(x, 1)))[:1].expand_as(x)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("lengths", [[130, 77, 100], [99, 99, 99]])
-def test_strides_of_lengths_and_starts_are_read_as_they_are(lengths, implementation):
-    seq_start = torch.tensor([20, 40, 10]) if lengths[0] > lengths[1] else torch.tensor([33, 33, 33])
-    given = make_problem(lengths, 1, 1, 2, 16, torch.float32, 16, delta=-3.0, seq_start=seq_start)
-    q, cache, start, threshold, right = given
-    seq_start = seq_start.to(DEVICE)
-    truth = decode_reference(q, cache, right, seq_start, 0.25)
-    for seqlens, first in zip(views(cache.seqlens), views(seq_start), strict=True):
-        start.zero_()
-        out = forgetting_attention_with_kvcache(
-            q,
-            cache._replace(seqlens=seqlens),
-            start,
-            head_first=True,
-            seq_start=first,
-            adaptive_threshold=threshold,
-            implementation=implementation,
-        )
-        assert torch.equal(start, right)
-        torch.testing.assert_close(out, truth)
 
 
 def test_writing_is_the_same_on_both_sides():
     kernels = pytest.importorskip("acp_repro.attention.triton", reason="pip install triton")
-    _, cache, *_ = make_problem([70, 31], 1, 2, 2, 24, torch.float32, 32)
+    _, cache, _ = make_cache([70, 31], 1, 2, 24, 32)
     generator = torch.Generator().manual_seed(3)
-    cache = cache._replace(seqlens=next(views(cache.seqlens)))
-    for tokens in (1, 3, 8, 40):
+    for tokens in (1, 8, 40):
         cache.seqlens.add_(tokens)
         k, v = (
             torch.randn(2, tokens, 2, 24, generator=generator).to(DEVICE).transpose(1, 2) for _ in range(2)
@@ -310,34 +149,11 @@ def test_writing_is_the_same_on_both_sides():
             assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
 
 
-def test_a_sign_that_pytorch_only_noted_is_read():
-    """Numbers of the other sign, which PyTorch turns when it reads them: of what is written, and of q and
-    delta."""
-    kernels = pytest.importorskip("acp_repro.attention.triton", reason="pip install triton")
-    q, cache, *_ = make_problem([70], 1, 1, 1, 16, torch.float32, 16)
-    generator = torch.Generator().manual_seed(3)
-    k, v = (torch.randn(1, 1, 1, 16, generator=generator).to(DEVICE) for _ in range(2))
-    gates = -torch.rand(1, 1, 1, generator=generator).to(DEVICE) * 4
-    delta = torch.full((1, 1), -5.0, device=DEVICE)
-    cache.seqlens.add_(1)
-    results = []
-    for turn in (lambda x: x, lambda x: torch._neg_view(-x)):
-        twin = PagedKVCache(*(x.clone() for x in cache))
-        kernels.write_kvcache(twin, turn(k), turn(v), turn(gates))
-        start = torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)
-        out = forgetting_attention_with_kvcache(
-            turn(q), twin, start, head_first=True, adaptive_threshold=turn(delta), implementation="triton"
-        )
-        results.append([x.nan_to_num(7.0) for x in (*twin, start, out)])
-    assert results[0][-2] > 0
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
 def test_decay_stays_exact_over_a_million_tokens():
     """Strong gates: c passes -5e6, where float32 steps by 0.5. Decays over the last 500 tokens, against
     sums of the gates themselves."""
     torch.manual_seed(0)
-    tokens, block, chunk = 2**20, 64, 2**12
+    tokens, block, chunk = 2**20, 64, 2**15
     table = torch.arange(tokens // block, dtype=torch.int32)[None, None]
     empty = torch.zeros(tokens // block, block, 0)
     c = torch.full((tokens // block, 1, block), math.nan, dtype=torch.float64)
@@ -354,28 +170,23 @@ def test_decay_stays_exact_over_a_million_tokens():
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("implementation", ["auto", "reference"])
-@pytest.mark.parametrize("head_first", [True, False])
+@pytest.mark.parametrize(("implementation", "head_first"), [("auto", True), ("reference", False)])
 def test_a_compiled_step_is_the_step(implementation, head_first, backend):
     """As one graph: what is written, what moves on, and the answers."""
     torch.compiler.reset()
-    q, cache, start, threshold, _ = make_problem([333, 129, 63], 1, 2, 1, 64, torch.float32)
+    q, cache, start = make_cache([333, 129, 63])
+    threshold = torch.full(start.shape, -12.0, device=DEVICE)
     generator = torch.Generator().manual_seed(3)
-    k, v = torch.randn(2, 3, 2, 1, 64, generator=generator).to(DEVICE)
+    k, v = torch.randn(2, 3, 2, 1, 16, generator=generator).to(DEVICE)
     gates = -torch.rand(3, 2, 1, generator=generator).to(DEVICE)
     q = q if head_first else q.transpose(1, 2)
+
+    options = {"adaptive_threshold": threshold, "implementation": implementation}
 
     def step(cache, start):
         cache.seqlens.add_(1)
         cache.write(k, v, gates)
-        return forgetting_attention_with_kvcache(
-            q,
-            cache,
-            start,
-            head_first=head_first,
-            adaptive_threshold=threshold,
-            implementation=implementation,
-        )
+        return forgetting_attention_with_kvcache(q, cache, start, head_first=head_first, **options)
 
     results = []
     for call in (step, torch.compile(step, fullgraph=True, backend=backend)):
@@ -387,9 +198,13 @@ def test_a_compiled_step_is_the_step(implementation, head_first, backend):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("implementation", ["reference", *IMPLEMENTATIONS])
+@pytest.mark.parametrize(
+    "implementation",
+    ["blockwise", pytest.param("triton", marks=[*IMPLEMENTATIONS[1].marks, pytest.mark.slow])],
+)
 def test_the_operator_is_registered_soundly(implementation):
-    q, cache, start, threshold, _ = make_problem([70], 2, 2, 1, 16, torch.float32, 16)
+    q, cache, start = make_cache([70], 2)
+    threshold = torch.full(start.shape, -12.0, device=DEVICE)
     # What nothing reads is NaN, which is equal to nothing.
     cache = PagedKVCache(*(x.nan_to_num(7.0) for x in cache))
     for first, second in ((1, 2), (1, 3)):  # time before heads, and heads last of all
@@ -401,47 +216,26 @@ def test_the_operator_is_registered_soundly(implementation):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"k": (5, 24, 16)}, ValueError, "block_size must be a power of two"),
-        ({"c": (5, 2, 16)}, ValueError, "c must be float64"),
-        ({"table": torch.int64}, ValueError, "block_table must be int32"),
-        ({"q": (1, 3, 1, 16)}, ValueError, "multiple of the cache's 2 heads"),
-        ({"q": (1, 2, 65, 16)}, ValueError, "use forgetting_attention for longer chunks"),
-        ({"q": (1, 2, 1, 32)}, ValueError, "k and v must have shape"),
-        ({"dtype": torch.float16}, TypeError, "must have the dtype of q"),
-        ({"seqlens": torch.ones(2, dtype=torch.int32)}, ValueError, "seqlens must be int32 of shape .1,."),
+        ({"k": torch.zeros(5, 24, 16), "v": torch.zeros(5, 24, 16)}, ValueError, "must be a power of two"),
+        ({"c": torch.zeros(5, 2, 16)}, ValueError, "c must be torch.float64 of shape"),
+        ({"block_table": torch.zeros(1, 2, 2)}, ValueError, "block_table must be torch.int32"),
+        ({"q": torch.zeros(1, 3, 1, 16)}, ValueError, "multiple of the cache's 2 heads"),
+        ({"q": torch.zeros(1, 2, 65, 16)}, ValueError, "use forgetting_attention for longer chunks"),
+        ({"q": torch.zeros(1, 2, 1, 16).half()}, ValueError, "k must be torch.float16"),
+        (
+            {"seqlens": torch.ones(2, dtype=torch.int32)},
+            ValueError,
+            "seqlens must be torch.int32 of shape .1,.",
+        ),
         ({"seq_start": torch.ones(1)}, TypeError, "seq_start must be an int64 tensor"),
-        ({"seq_start": [0]}, TypeError, "seq_start must be an int64 tensor"),
-        ({"seq_start": torch.zeros(1, 1, dtype=torch.int64)}, ValueError, "seq_start must have shape .1,."),
-        ({"seq_start": torch.zeros(1, dtype=int, device="meta")}, ValueError, "seq_start must be on the dev"),
-        ({"seqlens": torch.ones(1, dtype=torch.int32, device="meta")}, ValueError, "seqlens must be on the"),
+        ({"seqlens": torch.ones(1, dtype=torch.int32, device="meta")}, ValueError, "on cpu, as q, got"),
     ],
 )
 def test_wrong_arguments_are_named(change, error, message):
-    shape = change.get("k", (5, 16, 16))
-    k = torch.zeros(shape)
-    c = torch.zeros(change.get("c", (shape[0], 1, shape[1])), dtype=torch.float64)
-    table = torch.zeros(1, 2, 2, dtype=change.get("table", torch.int32))
-    seqlens = change.get("seqlens", torch.ones(1, dtype=torch.int32))
-    cache = PagedKVCache(k, k, c, table, seqlens)
-    q = torch.zeros(change.get("q", (1, 2, 1, 16)), dtype=change.get("dtype", torch.float32))
+    k, c = torch.zeros(5, 16, 16), torch.zeros(5, 1, 16, dtype=torch.float64)
+    cache = PagedKVCache(k, k, c, torch.zeros(1, 2, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32))
+    cache = cache._replace(**{name: x for name, x in change.items() if name in cache._fields})
+    q = change.get("q", torch.zeros(1, 2, 1, 16))
     start = torch.zeros(q.shape[:2], dtype=torch.int32)
     with pytest.raises(error, match=message):
         forgetting_attention_with_kvcache(q, cache, start, head_first=True, seq_start=change.get("seq_start"))
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux" or not HAS_TRITON, reason="run on Linux, which Triton's compiler is for"
-)
-@pytest.mark.slow
-def test_the_kernels_compile_for_hopper_without_spills():
-    """The interpreter takes what the compiler refuses, so the compiler is asked too."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    script = Path(__file__).with_name("compile_for_hopper.py")
-    done = subprocess.run(
-        [sys.executable, str(script), "--decode"], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
-    assert len(lines) == 5 * (2 + 2 + 4) and all("0 bytes spill stores" in line for line in lines), (
-        done.stdout
-    )

@@ -17,7 +17,8 @@ pytest.importorskip("triton", reason="pip install triton")
 from torch.utils._python_dispatch import _disable_current_modes
 
 from acp_repro.attention import forgetting_attention
-from acp_repro.attention.triton import launch, norms, passes
+from acp_repro.attention import triton as kernels
+from acp_repro.attention.triton import launch, norms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 gpu = pytest.mark.gpu
@@ -44,7 +45,7 @@ def repeated(monkeypatch):
     """Nothing is ready at first; a list that grows by one with each pass that is repeated."""
     count, run = [], launch.Plan.__call__
     monkeypatch.setattr(launch.Plan, "__call__", lambda *given: (count.append(1), run(*given))[1])
-    for call in (passes.forward_pass, passes._backward, norms._find_threshold):
+    for call in (kernels.forward_pass, kernels._backward, norms._find_threshold):
         call.plans.clear()
     if DEVICE == "cpu":
         from triton.runtime.interpreter import InterpretedFunction
@@ -56,9 +57,9 @@ def repeated(monkeypatch):
                 return interpret(self, *arguments, **options)
 
         monkeypatch.setattr(InterpretedFunction, "run", unseen)
-        monkeypatch.setattr(launch, "arguments_of", run_interpreted)
+        monkeypatch.setattr(launch, "bind_arguments", run_interpreted)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
-        monkeypatch.setattr(launch, "can_be_ready", lambda x: not torch._C._len_torch_dispatch_stack())
+        monkeypatch.setattr(launch, "can_repeat", lambda x: not torch._C._len_torch_dispatch_stack())
     return count
 
 
@@ -85,7 +86,7 @@ def both(given, **options):
 
 def by_triton(call):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "can_be_ready", lambda x: False)
+        patch.setattr(launch, "can_repeat", lambda x: False)
         return call()
 
 
@@ -115,10 +116,19 @@ def test_a_repeated_pass_gives_the_bits_of_tritons_own_launches(repeated, shape,
 def test_what_is_more_than_launches_is_never_repeated(repeated, caplog):
     caplog.set_level(logging.DEBUG, launch.__name__)
     for function in (lambda x, _: (torch.empty_like(x).zero_(),), lambda x, _: (x + 1,), lambda x, _: (x,)):
-        call = launch.ready(function)
+        call = launch.repeat_launches(function)
         for _ in range(3):
             call(torch.zeros(4, device=DEVICE), ())
     assert not repeated and caplog.text.count("is not repeated") == 3
+
+
+def test_a_machine_without_a_c_compiler_is_told_so(monkeypatch):
+    def fail(self, grid):
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+    monkeypatch.setattr(type(norms._square_kernel), "__getitem__", fail)
+    with pytest.raises(RuntimeError, match="finds no C compiler: install gcc, or take 'blockwise'"):
+        both(inputs(length=5, heads=1))
 
 
 @gpu

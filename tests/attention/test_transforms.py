@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import func
 
-from acp_repro.attention import choose_implementation, forgetting_attention, pruning_grid
+from acp_repro.attention import forgetting_attention
 from acp_repro.attention.backends import HAS_TRITON
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -44,36 +44,14 @@ def gradients(implementation, one):
     return torch.autograd.grad(loss(implementation)(*leaves), leaves)
 
 
-def test_the_threshold_prunes(inputs):
-    _, start = forgetting_attention(
-        *(x[0] for x in inputs), adaptive_threshold=THRESHOLD, return_start_index=True
-    )
-    assert start[:, 0].max() > 0 and start[:, 1].max() == 0
-
-
 @pytest.mark.parametrize("implementation", ALL)
 def test_gradients_by_torch_func_are_those_of_backward(inputs, implementation):
     one = [x[0] for x in inputs]
     expected = gradients(implementation, one)
     out, pull = func.vjp(calls(implementation), *one)
-    for name, actual in {
-        "grad": func.grad(loss(implementation), argnums=(0, 1, 2, 3))(*one),
-        "vjp": pull(2 * out),
-    }.items():
+    for actual in (func.grad(loss(implementation), argnums=(0, 1, 2, 3))(*one), pull(2 * out)):
         for a, b in zip(actual, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, msg=name)
-
-
-@pytest.mark.parametrize("implementation", ALL)
-def test_jacrev(inputs, implementation):
-    q, k, v, log_fgate = (x[0, :, :70] for x in inputs)
-
-    def few_outputs(q):
-        return calls(implementation)(q, k, v, log_fgate)[0, -2:, 0, 0]
-
-    jacobian = func.jacrev(few_outputs)(q)
-    for row, index in zip(jacobian, (0, 1), strict=True):
-        torch.testing.assert_close(row, func.grad(lambda q, i=index: few_outputs(q)[i])(q))
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", ALL)
@@ -94,8 +72,12 @@ def test_gradients_of_a_batch_at_once_are_those_of_each(inputs, implementation):
     def few_outputs(q):
         return calls(implementation)(q, *rest)[0, -2:, 0, 0]
 
-    both = [torch.autograd.functional.jacobian(few_outputs, q, vectorize=x) for x in (True, False)]
-    torch.testing.assert_close(*both, rtol=1e-6, atol=1e-6)
+    right = torch.autograd.functional.jacobian(few_outputs, q, vectorize=False)
+    for found in (
+        torch.autograd.functional.jacobian(few_outputs, q, vectorize=True),
+        func.jacrev(few_outputs)(q),
+    ):
+        torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", ALL)
@@ -153,16 +135,6 @@ def test_one_start_serves_all_that_is_mapped(inputs):
             assert torch.equal(a, torch.stack(b))
 
 
-@pytest.mark.parametrize("threshold", [None, THRESHOLD, "auto"])
-def test_values_are_checked_inside_transforms(inputs, threshold):
-    q, k, v, log_fgate = (x.cpu() for x in inputs)  # on a GPU a check would wait for the stream
-    for implementation in ("reference", "blockwise"):
-        with pytest.raises(ValueError, match="log_fgate must lie in"):
-            func.vmap(calls(implementation, threshold))(q, k, v, -log_fgate)
-        with pytest.raises(ValueError, match="log_fgate must lie in"):
-            func.grad(loss(implementation, threshold))(q[0], k[0], v[0], -log_fgate[0])
-
-
 def test_forward_mode_of_the_reference_is_right(inputs):
     one = [x[0].double() for x in inputs]
     tangents = [torch.randn_like(x) for x in one]
@@ -174,7 +146,7 @@ def test_forward_mode_of_the_reference_is_right(inputs):
 
 
 @pytest.mark.parametrize("implementation", FAST)
-@pytest.mark.parametrize("argument", range(4))
+@pytest.mark.parametrize("argument", [0, 3])
 def test_forward_mode_is_refused_and_never_zero(inputs, implementation, argument):
     """Without an error the tangent was zero."""
     one = [x[0] for x in inputs]
@@ -186,21 +158,11 @@ def test_forward_mode_is_refused_and_never_zero(inputs, implementation, argument
     message = "forward-mode derivatives with implementation='reference' only"
     with pytest.raises(NotImplementedError, match=message):
         func.jvp(of_one, (x,), (torch.ones_like(x),))
-    with pytest.raises(NotImplementedError, match=message):
-        func.jacfwd(lambda scale: of_one(x * scale))(torch.tensor(1.0, device=DEVICE))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
         with pytest.raises(NotImplementedError, match=message):
             of_one(dual)
         of_one(x)  # nothing of it has a tangent
-
-
-@pytest.mark.slow
-def test_forward_mode_is_refused_in_compiled_functions_too(inputs):
-    one = tuple(x[0] for x in inputs)
-    compiled = torch.compile(lambda *x: func.jvp(calls("blockwise"), x, x)[1])
-    with pytest.raises(NotImplementedError, match="forward-mode derivatives"):
-        compiled(*one)
 
 
 @pytest.mark.parametrize("implementation", FAST)
@@ -215,17 +177,6 @@ def test_second_derivatives_are_refused(inputs, implementation):
         func.grad(lambda *x: func.grad(loss(implementation))(*x).sum())(*one)
     with pytest.raises(NotImplementedError, match="implementation='reference' only"):
         func.hessian(lambda s: loss(implementation)(one[0] * s, *one[1:]))(torch.tensor(1.0, device=DEVICE))
-
-
-def test_the_grid_of_auto_is_that_of_what_it_takes():
-    with pytest.raises(ValueError) as raised:
-        pruning_grid("auto", 64, torch.float32)
-    message = str(raised.value)
-    assert "['reference', 'blockwise', 'triton']" in message and "choose_implementation" in message
-    with pytest.raises(ValueError, match="must be one of .* got 'cuda'"):
-        pruning_grid("cuda", 64, torch.float32)
-    name = choose_implementation(torch.device("cpu"))
-    assert pruning_grid(name, 64, torch.float32) == pruning_grid("reference", 64, torch.float32)
 
 
 def test_those_who_look_at_operators_see_this_one(inputs):
@@ -243,15 +194,9 @@ def test_those_who_look_at_operators_see_this_one(inputs):
             return function(*args, **(kwargs or {}))
 
     one = [x[0] for x in inputs]
-    call = calls("blockwise")
-    expected = gradients("blockwise", one)
     with Names() as names:
-        actual = gradients("blockwise", one)
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+        gradients("blockwise", one)
     for name in ("forgetting_attention", "forgetting_attention_backward"):
         assert f"acp_repro.{name}.default" in names.seen
-    assert any(
-        "acp_repro.forgetting_attention" in str(node.target) for node in make_fx(call)(*one).graph.nodes
-    )
-    with torch.utils._device.DeviceContext(torch.device(DEVICE)):
-        assert torch.equal(call(*one), call(*one))
+    nodes = make_fx(calls("blockwise"))(*one).graph.nodes
+    assert any("acp_repro.forgetting_attention" in str(node.target) for node in nodes)

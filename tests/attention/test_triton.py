@@ -14,17 +14,16 @@ import math
 import pytest
 import torch
 
-from acp_repro.attention import forgetting_attention
 from acp_repro.attention.boundary import find_boundary, find_boundary_serial
 
 pytest.importorskip("triton", reason="pip install triton")
 
 from acp_repro.attention import triton as kernels
 from acp_repro.attention.triton import tiles
-from acp_repro.attention.triton.differences import decay_terms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+SMALLER = DEVICE == "cpu"  # the interpreter takes seconds for a tile
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="run make test-gpu where a GPU is")
 NAMES = ("out", "dq", "dk", "dv", "dc")
 
@@ -150,16 +149,16 @@ def slow(*values):
     [
         (1, 1, 16, torch.float32),
         slow(63, 63, 48, torch.float32),
-        (65, 65, 64, torch.bfloat16),
+        slow(65, 65, 64, torch.bfloat16),
         slow(129, 129, 64, torch.float16),
         slow(129, 129, 128, torch.bfloat16),
-        (65, 200, 16, torch.bfloat16),
+        (65, 130, 16, torch.bfloat16),
         (1, 129, 64, torch.float32),
         slow(130, 333, 20, torch.float32),
         slow(64, 64, 256, torch.bfloat16),
     ],
 )
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [slow(False), True])
 def test_every_output_and_gradient(seqlen_q, seqlen_k, head_dim, dtype, padded):
     inputs = make_inputs(seqlen_q, seqlen_k, head_dim, dtype)
     grid = kernels.block_sizes(head_dim, dtype)
@@ -170,10 +169,10 @@ def test_every_output_and_gradient(seqlen_q, seqlen_k, head_dim, dtype, padded):
     check(inputs, boundary, seq_start, head_dim**-0.5, *grid)
 
 
-@pytest.mark.parametrize("queries", [1, 16, 256, 4096] if DEVICE == "cuda" else [1, slow(16), 70])
+@pytest.mark.parametrize("queries", [1, 16, 256, 4096] if DEVICE == "cuda" else [1, 70])
 def test_the_gates_gradient_is_that_of_float32(queries):
     """Rounded weights and outputs leave no trace; with delta from the output alone it is off by 3e-3."""
-    keys = 4096 if DEVICE == "cuda" else 150
+    keys = 4096 if DEVICE == "cuda" else 130
     inputs = make_inputs(queries, keys, 64, torch.bfloat16)
     grid = kernels.block_sizes(64, torch.bfloat16)
     boundary = boundary_for(inputs[4], queries, *grid)
@@ -182,43 +181,20 @@ def test_the_gates_gradient_is_that_of_float32(queries):
         assert error(gate_gradient(actual[:, head]), gate_gradient(truth[:, head])) < 3e-4
 
 
-@pytest.mark.parametrize("grid", [slow(g) for g in ((16, 16), (32, 64), (64, 16), (128, 128))] + [(48, 80)])
+@pytest.mark.parametrize("grid", [slow((16, 16)), slow((64, 16)), slow((128, 128)), (48, 80)])
 def test_the_grid_is_whatever_is_asked(grid):
-    inputs = make_inputs(150, 190, 32, torch.float32, batch=1)
-    boundary = boundary_for(inputs[4], 150, *grid, delta=-1.0)
+    length = 100 if SMALLER else 150
+    inputs = make_inputs(length, length + 40, 16 if SMALLER else 32, torch.float32, batch=1)
+    boundary = boundary_for(inputs[4], length, *grid, delta=-1.0)
     assert boundary.max() > 0
     check(inputs, boundary, None, 0.2, *grid)
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_rows_of_decay_terms_may_stand_apart(padded):
-    c = make_inputs(1, 131, 16, torch.float32)[4]
-    seq_start = torch.tensor([0, 70], device=DEVICE) if padded else None
-    close, apart = (decay_terms(c, seq_start, 64, row) for row in (None, 132))
-    assert torch.equal(apart.pairs[..., :131], close.pairs)
-    numbers = apart.tail[: 4 * 132].view(2, 2, 132)[..., :131]
-    assert torch.equal(numbers, close.tail[: 4 * 131].view(2, 2, 131))
-
-
 def test_no_boundary_is_a_boundary_of_zeros():
-    inputs = make_inputs(100, 150, 32, torch.float32, batch=1)
+    inputs = make_inputs(70, 100, 16, torch.float32, batch=1)
     zeros = torch.zeros(1, 2, 2, dtype=torch.int32, device=DEVICE)
     for a, b in zip(run(inputs, None, None, 0.2, 64, 64), run(inputs, zeros, None, 0.2, 64, 64), strict=True):
         assert torch.equal(a, b)
-
-
-def test_a_row_before_its_sequence_gives_nothing():
-    inputs = make_inputs(150, 150, 16, torch.float32)
-    seq_start = torch.tensor([70, 149], device=DEVICE)
-    grid = (64, 64)
-    boundary = boundary_for(inputs[4], 150, *grid, seq_start)
-    out, dq, dk, dv, dc, lse = actual = run(inputs, boundary, seq_start, 0.25, *grid)
-    check(inputs, boundary, seq_start, 0.25, *grid, actual=actual)
-    for b, start in enumerate(seq_start.tolist()):
-        assert (lse[b, :, :start] == -math.inf).all()
-        for x in (out, dq, dk, dv):
-            assert (x[b, :, :start] == 0).all()
-        assert (dc[b, :, :start] == 0).all()
 
 
 def lone_keys(length, head_dim, dtype):
@@ -242,39 +218,7 @@ def test_a_weight_of_1_is_1_in_both_passes(dtype):
     assert torch.equal(out, inputs[3]) and torch.equal(dv, inputs[0])
 
 
-def layouts(x):
-    """The same values in other strides."""
-    batch, heads, length, head_dim = x.shape
-    yield x.contiguous()
-    wide = x.new_zeros(batch, heads, length, head_dim + 8)
-    wide[..., :head_dim] = x
-    yield wide[..., :head_dim]
-    yield x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
-
-
-@pytest.mark.slow
-def test_strides_do_not_matter():
-    inputs = make_inputs(70, 100, 16, torch.float32)
-    expected = run(inputs, None, None, 0.25, 64, 64)
-    for views in zip(*(layouts(x) for x in inputs[:4]), strict=True):
-        actual = run([*views, inputs[4]], None, None, 0.25, 64, 64)
-        for x, like in zip(actual[:4], (*views[1:2], *views[1:]), strict=True):
-            assert x.stride() == torch.empty_like(like).stride()
-        for a, b in zip(actual, expected, strict=True):
-            assert torch.equal(a, b)
-    summed = [inputs[0].sum((2, 3), keepdim=True).expand_as(inputs[0]), *inputs[1:]]
-    dense = [summed[0].contiguous(), *inputs[1:]]
-    for a, b in zip(run(summed, None, None, 0.25, 64, 64), run(dense, None, None, 0.25, 64, 64), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_what_a_tile_reads_and_writes_lies_within_2_to_the_31_elements():
-    far = torch.empty(128, 2**18, 1, 64, device="meta").permute(1, 2, 0, 3)  # tokens 2**24 elements apart
-    for x in (tiles.addressable(far), tiles.empty_rows_like(torch.empty_like(far))):
-        assert x.shape == far.shape and x.stride(3) == 1 and 256 * x.stride(2) <= 2**31
-
-
-@pytest.mark.parametrize("heads", [2, 1])
+@pytest.mark.parametrize("heads", [1] if DEVICE == "cpu" else [2, 1])
 def test_results_too_far_apart_are_copied_to_their_place(monkeypatch, heads):
     dout, q, k, v, c = make_inputs(70, 70, 16, torch.float32, batch=1)
     inputs = [dout, q, k[:, :heads], v[:, :heads], c]
@@ -284,70 +228,7 @@ def test_results_too_far_apart_are_copied_to_their_place(monkeypatch, heads):
         assert torch.equal(a, b) and a.stride() == b.stride()
 
 
-def test_a_strided_seq_start_is_read_as_it_is():
-    dout, q, k, v, c = make_inputs(70, 70, 16, torch.float32)
-    log_fgate = c.diff(dim=-1, prepend=torch.zeros_like(c[..., :1])).float()
-    bounds = torch.tensor([[0, 7], [20, 7]], device=DEVICE)
-    results = []
-    for seq_start in (bounds[:, 0], bounds[:, 0].contiguous()):
-        leaves = [x.clone().requires_grad_() for x in (q, k, v, log_fgate)]
-        out = forgetting_attention(*leaves, head_first=True, seq_start=seq_start, implementation="triton")
-        results.append([out, *torch.autograd.grad(out, leaves, dout)])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def negated(x):
-    """x, held by PyTorch as numbers of the other sign and a note to turn them when they are read."""
-    y = torch.complex(torch.zeros_like(x), -x).conj().imag
-    assert y.is_neg() and torch.equal(y, x)
-    return y
-
-
-@pytest.mark.parametrize("threshold", [pytest.param(-1.5, marks=pytest.mark.slow), "auto"])
-def test_a_sign_that_pytorch_only_noted_is_read(threshold):
-    """Of each argument and of the gradient that arrives, one after the other."""
-    tokens = 70 if DEVICE == "cpu" else 300  # three blocks or more, where blocks are larger on a GPU
-    dout, q, k, v, c = make_inputs(tokens, tokens, 16, torch.float32, batch=1, heads=1, strength=9.0)
-    log_fgate = c.diff(dim=-1, prepend=torch.zeros_like(c[..., :1])).float()
-    given = [q, k, v, log_fgate, dout]
-    if threshold != "auto":
-        given.append(torch.full((1, 1), threshold, device=DEVICE))
-
-    def both(q, k, v, log_fgate, dout, threshold="auto"):
-        leaves = [x.detach().requires_grad_() for x in (q, k, v, log_fgate)]
-        out, start = forgetting_attention(
-            *leaves,
-            head_first=True,
-            adaptive_threshold=threshold,
-            implementation="triton",
-            return_start_index=True,
-        )
-        return [out, *torch.autograd.grad(out, leaves, dout), start]
-
-    expected = both(*given)
-    assert threshold == "auto" or expected[-1].max() > 0
-    for n in range(len(given)):
-        changed = [negated(x) if n == m else x for m, x in enumerate(given)]
-        changed += [torch._neg_view(-x) if n == m else x for m, x in enumerate(given)]  # contiguous too
-        for one in (changed[: len(given)], changed[len(given) :]):
-            assert all(torch.equal(a, b) for a, b in zip(both(*one), expected, strict=True)), n
-
-
-def test_poisoned_memory_and_bits_that_repeat(poisoned):
-    """Every element of every output and buffer is written before it is read."""
-    inputs = make_inputs(129, 200, 48, torch.float16, batch=2)
-    seq_start = torch.tensor([0, 90], device=DEVICE)
-    boundary = boundary_for(inputs[4], 129, 64, 64, seq_start)
-    expected = run(inputs, boundary, seq_start, 0.15, 64, 64)
-    again = boundary_for(inputs[4], 129, 64, 64, seq_start)
-    actual = run(inputs, again, seq_start, 0.15, 64, 64)
-    assert torch.equal(again, boundary)
-    for a, b in zip(actual, expected, strict=True):
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("offset", [0.0, slow(-1.3e5), -1.3e9])
-@pytest.mark.parametrize("strength", [3.0, slow(1e3), slow(1e6)])
+@pytest.mark.parametrize(("offset", "strength"), [slow(0.0, 3.0), slow(-1.3e5, 1e6), (-1.3e9, 3.0)])
 def test_small_differences_of_a_large_sum(offset, strength):
     """c as at the end of 128k tokens with gates of mean -1, and at the floor of -1e4 each."""
     inputs = make_inputs(100, 171, 16, torch.float32, batch=1, strength=strength)
@@ -363,29 +244,13 @@ def test_small_differences_of_a_large_sum(offset, strength):
     assert (actual[5] - expected[5]).abs().max() < 10 * close
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("large", [slow(6.0), 40.0])
-def test_a_far_score_above_all_of_the_diagonal(dtype, large):
-    """The forward kernel takes its level from the diagonal; a far score may lie far above it."""
-    inputs = make_inputs(256, 256, 16, dtype, batch=1, strength=1e-3)
-    dout, q, k, v, c = inputs
-    q[:, :, 200:] = large
-    k[:, :, 3] = large
-    k[:, :, 100] = -large
-    grid = (torch.zeros(1, 2, 4, dtype=torch.int32, device=DEVICE), None, 0.25, 64, 64)
-    truth = attend(inputs, *grid)
-    out, lse = kernels.forward(q, k, v, c, *grid)
-    assert error(out, truth[0]) < 1.1 * error(attend(inputs, *grid, dtype=dtype)[0], truth[0]) + (
-        4e-3 if dtype == torch.bfloat16 else 1e-6
-    )
-    torch.testing.assert_close(lse.double() * math.log(2), truth[5], atol=2e-4, rtol=1e-6)
-
-
-@pytest.mark.parametrize("grid", [(64, 64), (128, 64), (32, 80), (16, 128)])
+@pytest.mark.parametrize("grid", [(64, 64), (32, 80), (16, 128)])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 700), (513, 513), (300, 1111)])
 def test_boundary_is_the_serial_scan(grid, seqlen_q, seqlen_k):
-    c = make_inputs(1, seqlen_k, 16, torch.float32, batch=2, heads=3)[4]
-    threshold = torch.tensor([[-0.0, -3.0, -40.0], [-1e9, -10.0, -1e-3]], device=DEVICE)
+    """Also at ties, where c[first] - c[last] == delta is kept, and NaN, which prunes nothing."""
+    c = make_inputs(1, seqlen_k, 16, torch.float32, batch=2, heads=4)[4]
+    c[:, 3] = -torch.arange(seqlen_k, dtype=torch.float64, device=DEVICE)
+    threshold = torch.tensor([[-0.0, -3.0, -40.0, -65.0], [-1e9, math.nan, -1e-3, -64.99]], device=DEVICE)
     actual = kernels.find_boundary(c, threshold, seqlen_q, *grid)
     assert actual.dtype == torch.int32
     assert torch.equal(actual, find_boundary_serial(c, threshold, seqlen_q, *grid))
@@ -396,24 +261,6 @@ def test_boundary_is_the_serial_scan(grid, seqlen_q, seqlen_k):
             kernels.find_boundary(c, delta, seqlen_q, *grid, seq_start),
             find_boundary(c, delta, seqlen_q, *grid, seq_start),
         )
-
-
-def test_boundary_at_ties_and_without_a_number():
-    """c[first] - c[last] == delta is kept; a threshold that is NaN prunes nothing."""
-    c = -torch.arange(512, dtype=torch.float64, device=DEVICE).expand(1, 3, -1).contiguous()
-    threshold = torch.tensor([[-65.0, -64.99, math.nan]], device=DEVICE)
-    actual = kernels.find_boundary(c, threshold, 512, 64, 64)
-    assert torch.equal(actual, find_boundary_serial(c, threshold, 512, 64, 64))
-    assert (actual[0, 0] != actual[0, 1]).any()
-    assert (actual[0, 2] == 0).all()
-
-
-def test_bad_sizes_are_refused():
-    with pytest.raises(ValueError, match="head_dim"):
-        kernels.block_sizes(8, torch.float32)
-    inputs = make_inputs(8, 8, 16, torch.float32)
-    with pytest.raises(ValueError, match="multiples of 16"):
-        kernels.forward(*inputs[1:], None, None, 0.25, 24, 64)
 
 
 @pytest.mark.gpu
@@ -440,11 +287,11 @@ def test_long_sequences(seqlen, head_dim, dtype):
     check(inputs, boundary, None, head_dim**-0.5, *grid)
 
 
-@pytest.mark.parametrize("group", [1, 2, 5, 24])
+@pytest.mark.parametrize("group", [2] if DEVICE == "cpu" else [1, 2, 5, 24])
 def test_the_order_of_launches_changes_no_bit(monkeypatch, group):
     """How many heads are launched together is a matter of speed, also where the last group is not whole."""
-    inputs = make_inputs(130, 130, 64, torch.bfloat16, heads=3)
-    grid = (boundary_for(inputs[4], 130, 64, 64), None, 0.125, 64, 64)
+    inputs = make_inputs(70 if SMALLER else 130, 70 if SMALLER else 130, 64, torch.bfloat16, batch=1, heads=3)
+    grid = (boundary_for(inputs[4], inputs[0].shape[2], 64, 64), None, 0.125, 64, 64)
     expected = run(inputs, *grid)
     for name in ("forward", "backward", "hopper"):
         monkeypatch.setattr(importlib.import_module(f"acp_repro.attention.triton.{name}"), "GROUP", group)

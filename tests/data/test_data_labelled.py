@@ -1,5 +1,7 @@
 """Labelled sets: each reader on small files of its set's layout."""
 
+import csv
+import gzip
 import itertools
 import json
 import lzma
@@ -7,9 +9,10 @@ import tarfile
 
 import pytest
 
-from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.data.files import DataError, read_records
 from acp_repro.pipeline.data.labelled import SPLITS, read_labelled
-from acp_repro.pipeline.data.registry import CORPORA
+from acp_repro.pipeline.data.registry import CORPORA, corpus, find_corpus
+from acp_repro.pipeline.data.sources import Row
 
 
 def write_lines(path, records):
@@ -145,67 +148,55 @@ def test_stdlib_hides_the_packages_own_name():
             assert found.classes[e.number] not in e.text.replace("_", " ").split()
 
 
-def test_sets_of_hugging_face_by_name_or_folder(tmp_path, monkeypatch):
-    pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
-    monkeypatch.setenv("ACP_REPRO_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "set").mkdir()
-    for split in ("train", "test"):
-        rows = [{"sentence": f"{split} text {i}", "label": i % 2} for i in range(60)]
-        write_lines(tmp_path / "set" / f"{split}.jsonl", rows)
-    found = read_labelled("hf", str(tmp_path / "set"), text_field="sentence", test="test")
-    assert found.classes == ("0", "1") and len(found.splits["test"]) == 60
-    assert len(found.splits["train"]) + len(found.splits["dev"]) == 60 and found.splits["dev"]
-    with pytest.raises(DataError, match="text_field: 'text' holds NoneType .*are: sentence, label"):
-        read_labelled("hf", str(tmp_path / "set"))
-    with pytest.raises(DataError, match="label_field: 'stars' holds NoneType .*are: sentence, label"):
-        read_labelled("hf", str(tmp_path / "set"), text_field="sentence", label_field="stars")
-    (tmp_path / "qa").mkdir()
-    for split in ("train", "validation"):
-        rows = [
-            {
-                "context": f"It is {i} now.",
-                "question": "What?",
-                "answers": {"text": [str(i)], "answer_start": [6]},
-            }
-            for i in range(30)
-        ]
-        write_lines(tmp_path / "qa" / f"{split}.jsonl", rows)
-    fields = {"text_field": "context", "question_field": "question", "answers_field": "answers"}
-    options = {**fields, "test": "validation"}
-    found = read_labelled("hf", str(tmp_path / "qa"), **options)
-    example = found.splits["test"][3]
-    assert found.is_extractive and example.text[slice(*example.answer)] == example.answers[0] == "3"
+def test_csv_has_labels_too_and_line_breaks_in_its_fields(tmp_path):
+    """In the layout of Kaggle's Yelp reviews."""
+    row = '9yK,{},"My wife took me, on my birthday.\n\nIt was the best ""toast"" I\'ve had, {}.",review\n'
+    path = tmp_path / "yelp.csv.gz"
+    data = "business_id,stars,text,type\n" + "".join(row.format(i % 2 + 4, i) for i in range(40))
+    path.write_bytes(gzip.compress(data.encode()))
+    found = read_labelled("file", str(path), label_field="stars")
+    assert found.classes == ("4", "5") and found.classes_are == "values of stars"
+    text = found.splits["train"][0].text
+    assert text.startswith('My wife took me, on my birthday.\n\nIt was the best "toast" I\'ve had')
+    long = tmp_path / "long.csv"
+    with long.open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], ["x" * 300_000]])
+    assert [len(row["text"]) for _, row in read_records(long)] == [300_000]
 
 
-def test_errors_say_what_is_wrong(tmp_path):
-    with pytest.raises(DataError, match="corpus: 'nope' is not known; use stdlib, text, .* or qasper$"):
-        read_labelled("nope")
-    with pytest.raises(
-        DataError, match="path: None, but `corpus: sst2` needs the path of its folder or .tar"
-    ):
-        read_labelled("sst2")
-    with pytest.raises(DataError, match="is no file; relative paths start at"):
-        read_labelled("imdb", str(tmp_path / "no.jsonl"))
-    with pytest.raises(DataError, match="options.lest: unknown; the options of `corpus: cuad` are least"):
-        read_labelled("cuad", str(tmp_path), lest=3)
-    (tmp_path / "bad.jsonl").write_text('{"file": 1}\n')
-    with pytest.raises(DataError, match="bad.jsonl:1: no field 'type'; this line has: file"):
-        read_labelled("cuad", str(tmp_path / "bad.jsonl"))
-    (tmp_path / "bad.jsonl").write_text("{\n")
-    with pytest.raises(DataError, match="bad.jsonl:1: not JSON"):
-        read_labelled("cuad", str(tmp_path / "bad.jsonl"))
-    (tmp_path / "cut.tar.xz").write_bytes(lzma.compress(b"no tar"))
-    with pytest.raises(DataError, match="is no archive, or a damaged one .*copy it again"):
-        read_labelled("csabstruct", str(tmp_path / "cut.tar.xz"))
-    one = [{"file": str(i), "type": "a", "text": "t"} for i in range(20)]
-    with pytest.raises(DataError, match="one.jsonl has one class, a; add texts of another"):
-        read_labelled("cuad", str(write_lines(tmp_path / "one.jsonl", one)))
-    empty = str(write_lines(tmp_path / "empty.jsonl", []))
-    with pytest.raises(DataError, match="path: .*empty.jsonl gives no text; name one that does$"):
-        read_labelled("imdb", empty)
-    with pytest.raises(DataError, match="empty.jsonl gives no text; .* does, or set options.least$"):
-        read_labelled("cuad", empty)
-    blank = str(write_lines(tmp_path / "blank.jsonl", [{"text": "t", "label": ""}]))
-    with pytest.raises(DataError, match="blank.jsonl gives no text with a label .*, or set options.label_fi"):
-        read_labelled("file", blank)
-    assert set(CORPORA) >= {"sst2", "imdb", "cuad", "csabstruct", "books", "facts", "qasper", "hf", "file"}
+@pytest.mark.parametrize(
+    ("corpus", "name", "content", "message"),
+    [
+        ("file", "a.csv", b"text,label\nshort\n", "a.csv:2: not valid CSV .*without the columns text, label"),
+        ("file", "a.csv", b'text,label\nfine,1\n"open,2\nx,3\n', "a.csv:.*: not valid CSV"),
+        ("file", "a.csv", "text,label\ncafé,5\n".encode("latin-1"), "a.csv:.*: not valid CSV in UTF-8"),
+        ("cuad", "a.jsonl", b'{"file": 1}\n', "a.jsonl:1: no field 'type'; this line has: file"),
+        ("cuad", "a.jsonl", b"{\n", "a.jsonl:1: not JSON"),
+        ("csabstruct", "a.tar.xz", lzma.compress(b"no tar"), "a.tar.xz: cannot be read"),
+        ("sst2", "no.tar", None, "path: .*no.tar is no folder and no .tar"),
+        ("imdb", "no.jsonl", None, "path: .*no.jsonl is no file"),
+        ("imdb", "empty.jsonl", b"", "path: .*empty.jsonl has texts of 0 classes; two are needed"),
+        ("file", "one.csv", b"text,label\na,1\nb,1\n", "path: .*one.csv has texts of 1 classes"),
+    ],
+)
+def test_a_damaged_or_missing_set_is_one_line(tmp_path, corpus, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        read_labelled(corpus, str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_of_a_notebook_is_a_corpus():
+    @corpus()
+    def rhymes(verse: str = "a"):
+        """Two lines."""
+        return [Row(f"{verse} cat", group="a"), Row(f"{verse} hat", group="b")]
+
+    try:
+        source = find_corpus("rhymes").open(options={"verse": "the"})
+        assert [row.text for row in source.rows()] == ["the cat", "the hat"]
+        assert [document.data for document in source.documents()] == [b"the cat", b"the hat"]
+        assert source.identity != find_corpus("rhymes").open().identity
+    finally:
+        del CORPORA["rhymes"]

@@ -1,12 +1,10 @@
 """LongCrawl64 on small arrays of the same layout: the paper's order, its shift, and every damage."""
 
-import logging
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from acp_repro.pipeline.data.__main__ import main
 
 from acp_repro.pipeline.data import DataError, prepare
 from acp_repro.pipeline.data import longcrawl64 as module
@@ -95,34 +93,14 @@ def test_a_chunk_is_decoded_once_for_the_slices_that_follow_each_other(tmp_path,
     assert sum(chunk.nbytes for chunk in array._recent.values()) == array._bytes <= 5 * LENGTH * 2
 
 
-def test_description_and_command(tmp_path, capsys):
+def test_description(tmp_path):
     data = write(tmp_path)
     facts = prepare(data).describe(24)
     assert facts["tokenizer"] == "gpt2" and facts["vocab_size"] == 50257
-    assert facts["splits"]["train"] == {
-        "documents": 13,
-        "tokens": 832,
-        "longest": 64,
-        "sequences": 26,
-        "share_used": 0.75,
-    }
+    train = {"documents": 13, "tokens": 832, "longest": 64, "sequences": 26, "share_used": 0.75}
+    assert facts["splits"]["train"] == train
     other = write(tmp_path / "b", heldout=ids(HELDOUT, 2))
     assert prepare(other).describe()["hash"] != facts["hash"] == prepare(data).describe()["hash"]
-    arguments = ["--corpus", "longcrawl64", "--path", str(tmp_path), "--context-length", "16"]
-    assert main(arguments) == 0
-    out = capsys.readouterr().out
-    assert "sequences of 16" in out and "bytes" not in out  # unknown, so not said
-
-
-def test_without_gpt2s_file_a_model_is_saved_all_the_same(tmp_path, caplog, monkeypatch):
-    def offline():
-        raise DataError("tokenizer: gpt2 cannot be fetched")
-
-    monkeypatch.setattr(module, "gpt2_json", offline)
-    corpus = prepare(write(tmp_path))
-    with caplog.at_level(logging.WARNING):
-        assert corpus.save_tokenizer(tmp_path) is None
-    assert "has no tokenizer.json: tokenizer: gpt2 cannot" in caplog.text
 
 
 def test_damage_is_seen_and_named(tmp_path):
@@ -133,8 +111,8 @@ def test_damage_is_seen_and_named(tmp_path):
 
     write(tmp_path)
     for name, damage, message in [
-        ("gone", lambda file: file.unlink(), r"train\.zarr: chunk 3\.0 is missing .*copy the array"),
-        ("cut", lambda file: file.write_bytes(file.read_bytes()[:20]), "documents 0 to 8 cannot be"),
+        ("gone", lambda file: file.unlink(), r"train\.zarr: chunk 3\.0 is missing"),
+        ("cut", lambda file: file.write_bytes(file.read_bytes()[:20]), "cannot be decoded"),
     ]:
         copy = tmp_path / name
         for split in ("train", "heldout"):
@@ -143,27 +121,14 @@ def test_damage_is_seen_and_named(tmp_path):
         with pytest.raises(DataError, match=message):
             labels(copy).batch(0, 9)
     write(tmp_path / "large", train=ids(3) + np.uint16(15000))
-    with pytest.raises(DataError, match="token id outside of GPT-2's 0 to 50256 near document 0"):
+    with pytest.raises(DataError, match="token id outside of GPT-2's near document 0"):
         labels(tmp_path / "large").batch(0, 3)
 
 
-def test_errors(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match=r"train\.zarr does not exist; .*gsutil"):
+def test_errors(tmp_path):
+    with pytest.raises(DataError, match=r"train\.zarr cannot be read .*gsutil"):
         prepare({"corpus": "longcrawl64", "path": str(tmp_path)})
-    (tmp_path / "c" / "train.zarr").mkdir(parents=True)
-    (tmp_path / "c" / "train.zarr" / ".zarray").write_text("{")
-    with pytest.raises(DataError, match="is no zarr array .*copy it again"):
-        prepare({"corpus": "longcrawl64", "path": str(tmp_path / "c")})
-    floats = write(tmp_path / "f", train=ids(3).astype("f4"))
-    with pytest.raises(DataError, match="holds float32 .*must hold integers"):
-        prepare(floats)
-    corpus = prepare(write(tmp_path / "a"))
-    with pytest.raises(DataError, match="context_length = 65 tokens: .*use a context_length of at m"):
-        corpus.sequences("train", 65)
-    with pytest.raises(DataError, match="split: 'test' is not known"):
-        corpus.sequences("test", 16)
-    with pytest.raises(DataError, match="not fit in one vector of heldout tokens"):
-        corpus.tokens("heldout")
-    monkeypatch.setitem(__import__("sys").modules, "zarr", None)
-    with pytest.raises(DataError, match=r"pip install -e '\.\[longcrawl64\]'"):
-        prepare({"corpus": "longcrawl64", "path": str(tmp_path / "a")})
+    with pytest.raises(DataError, match="holds float32"):
+        prepare(write(tmp_path / "f", train=ids(3).astype("f4")))
+    with pytest.raises(DataError, match="no document holds 65 tokens; the longest has 64"):
+        prepare(write(tmp_path / "a")).sequences("train", 65)

@@ -16,9 +16,7 @@ def make(lengths, context_length, seed=0, split="train"):
     """Token value = its global position, so a batch shows where it was cut."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     tokens = np.arange(offsets[-1], dtype=np.uint16)
-    return TokenSequences(
-        tokens, offsets, context_length, split, seed, bos_id=BOS, name_of=lambda d: f"doc{d}"
-    )
+    return TokenSequences(tokens, offsets, context_length, split, seed, bos_id=BOS)
 
 
 lengths_and_context = st.tuples(
@@ -30,7 +28,7 @@ def expected(lengths, context):
     return {(d, s) for d, n in enumerate(lengths) for s in range(n // context)}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(lengths_and_context, st.integers(0, 2**40), st.integers(0, 3))
 def test_an_epoch_has_each_slice_once_column_by_column(case, seed, epoch):
     lengths, context = case
@@ -49,7 +47,7 @@ def test_an_epoch_has_each_slice_once_column_by_column(case, seed, epoch):
     assert sequences.tokens_used == used and sequences.share_used == used / sum(lengths)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(lengths_and_context, st.integers(1, 50), st.integers(0, 20))
 def test_a_batch_is_shifted_slices_of_the_endless_order(case, batch_size, step):
     lengths, context = case
@@ -68,36 +66,22 @@ def test_a_batch_is_shifted_slices_of_the_endless_order(case, batch_size, step):
         assert first + context <= starts[d + 1]
 
 
-def test_resume_sees_the_same_batches():
-    lengths = np.random.default_rng(0).integers(0, 300, 50)
-    through = make(lengths, 16, seed=5)
-    batches = [through.batch(step, 7) for step in range(200)]
-    assert 2 * len(through) < 200 * 7  # more than two epochs
-    for step in (150, 3, 151, 0):
-        inputs, labels = make(lengths, 16, seed=5).batch(step, 7)
-        assert torch.equal(inputs, batches[step][0]) and torch.equal(labels, batches[step][1])
-        assert torch.equal(through.batch(step, 7)[1], labels)
-
-
-def test_seed_and_epoch_change_the_permutation():
-    orders = [make([8] * 50, 8, seed).epoch_order(epoch).tolist() for seed in (0, 1) for epoch in (0, 1)]
-    assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
-
-
 def test_the_order_never_changes():
     """Runs are compared across versions of numpy and of this package: these numbers stay."""
     sequences = make([4, 9, 0, 8, 5], 4, seed=1)
     assert sequences.epoch_order(0).tolist() == [[0, 0], [1, 0], [4, 0], [3, 0], [1, 1], [3, 1]]
+    orders = [make([8] * 50, 8, seed).epoch_order(epoch).tolist() for seed in (0, 1) for epoch in (0, 1)]
+    assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(lengths_and_context, st.integers(1, 7), st.integers(0, 400))
 def test_heldout_covers_its_budget_once_in_a_fixed_order(case, batch_size, max_tokens):
     lengths, context = case
     sequences = make(lengths, context, seed=1, split="heldout")
     rows = min(len(sequences), max_tokens // context)
     if not rows:
-        with pytest.raises(DataError, match="raise max_tokens"):
+        with pytest.raises(DataError, match="hold not one sequence"):
             next(iter(sequences.iter_batches(batch_size, max_tokens)))
         return
     batches = list(sequences.iter_batches(batch_size, max_tokens))
@@ -108,12 +92,6 @@ def test_heldout_covers_its_budget_once_in_a_fixed_order(case, batch_size, max_t
     assert torch.equal(labels, other)  # neither seed nor batch size matters
 
 
-def test_heldout_without_a_budget_is_everything():
-    sequences = make([10, 3, 8], 4)
-    got = torch.cat([y for _, y in sequences.iter_batches(2)])[:, 0].tolist()
-    assert got == [0, 4, 13, 17]
-
-
 def test_heldout_goes_over_documents_in_wide_columns(monkeypatch):
     monkeypatch.setattr(module, "HELDOUT_COLUMN", 8)
     order = make([20, 9, 16], 4).heldout_order().tolist()
@@ -121,7 +99,7 @@ def test_heldout_goes_over_documents_in_wide_columns(monkeypatch):
     assert make([40], 12).heldout_order().tolist() == [[0, 0], [0, 1], [0, 2]]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(0, 60), min_size=1, max_size=20), st.integers(1, 20), st.sampled_from([4, 16, 65536])
 )
@@ -139,11 +117,6 @@ def test_every_context_length_sees_the_same_text(lengths, budget, column):
     assert all(torch.equal(seen[0], other) for other in seen)
 
 
-def test_same_text_as_must_be_a_multiple():
-    with pytest.raises(DataError, match="same_text_as: 6 is not a multiple of the context_length"):
-        make([10], 4).heldout_order(same_text_as=6)
-
-
 def test_ids_above_16_bits_survive():
     tokens = np.array([2**16, 2**32 - 1, 7], np.uint32)
     sequences = TokenSequences(tokens, np.array([0, 3]), 3, "train", bos_id=70_000)
@@ -152,22 +125,8 @@ def test_ids_above_16_bits_survive():
     assert inputs.tolist() == [[70_000, 2**16, 2**32 - 1]]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: make([3, 9, 5], 10),
-            r"no train document holds context_length = 10 tokens: the "
-            r"longest of 3, 'doc1', has 9; use a context_length of at most 9, or a corpus",
-        ),
-        (lambda: make([], 10, split="heldout"), "the heldout split has no document; see `heldout`"),
-        (lambda: make([9], 0), "context_length: 0 is no length; use 1 or more"),
-        (lambda: make([9], 3, seed=-1), "seed: -1 is negative; use 0 or more"),
-        (lambda: make([9], 3).batch(-1, 2), "step -1 and batch_size 2 must be at least 0 and 1"),
-        (lambda: make([9], 3).batch(0, 0), "step 0 and batch_size 0 must be at least 0 and 1"),
-        (lambda: next(iter(make([9], 3).iter_batches(0))), "batch_size: 0 must be at least 1"),
-    ],
-)
-def test_errors(call, message):
-    with pytest.raises(DataError, match=message):
-        call()
+def test_a_context_that_no_document_holds_is_one_line():
+    with pytest.raises(DataError, match="no train document holds context_length = 10 .* longest of 3 has 9"):
+        make([3, 9, 5], 10)
+    with pytest.raises(DataError, match="no heldout document .* longest of 0 has 0"):
+        make([], 10, split="heldout")

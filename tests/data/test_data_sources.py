@@ -2,28 +2,21 @@
 
 import bz2
 import gzip
-import io
 import json
 import lzma
-import subprocess
-import sys
-import tarfile
-from pathlib import Path
 
 import pytest
 from fsspec.compression import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acp_repro.pipeline.data import sources as module
-from acp_repro.pipeline.data.config import DataConfig
 from acp_repro.pipeline.data.files import DataError
-from acp_repro.pipeline.data.reader import Reader, tail_of
 from acp_repro.pipeline.data.sources import (
     Document,
     SampleSource,
     StdlibSource,
     TextSource,
+    cut_tail,
     is_heldout,
     sample_text,
 )
@@ -47,50 +40,6 @@ def as_jsonl(field="text"):
 
 
 # ---- the standard library ------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def stdlib():
-    return StdlibSource()
-
-
-def test_stdlib_is_library_text_and_help(stdlib):
-    documents = list(stdlib.documents())
-    names = [document.name for document in documents]
-    assert {"argparse.py", "json/decoder.py", "asyncio/base_events.py"} <= set(names)
-    assert len(names) == len(set(names)) > 300
-    assert sum(len(d.data) for d in documents) == stdlib.size > 5_000_000
-    for name in names:
-        parts = set(name.split("/"))
-        assert not parts & {"site-packages", "test", "tests", "idle_test", "encodings", "numpy"}
-        assert not name.startswith(("_sysconfigdata", "sitecustomize", "config-"))
-    assert all(d.data.strip() and b"\r" not in d.data for d in documents)
-    # the help topics come from one module; where a distribution ships it, they are documents
-    pytest.importorskip("pydoc_data.topics", reason="run with a Python that has pydoc_data")
-    assert "help/assert" in names
-
-
-def test_stdlib_identity_survives_processes_and_hash_seeds(stdlib):
-    code = (
-        "from acp_repro.pipeline.data.sources import StdlibSource as S; import sys\n"
-        "print(S().identity, any(m in sys.modules for m in ('torch', 'numpy')))"
-    )
-    identity, heavy = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            # the sources by themselves, so that what they import is seen
-            "import sys, types; p = types.ModuleType('acp_repro.pipeline.data');"
-            f"p.__path__ = [{str(Path(sys.modules[StdlibSource.__module__].__file__).parent)!r}];"
-            f"sys.modules[p.__name__] = p\n{code}",
-        ],
-        env={"PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert identity == stdlib.identity
-    assert heavy == "False"
 
 
 def library(root, **files):
@@ -131,62 +80,19 @@ def test_stdlib_leaves_out_tests_tables_and_strangers(tmp_path):
     assert StdlibSource(unix, {"FOR": "The for statement"}).identity != source.identity
 
 
-def test_stdlib_follows_coding_lines(tmp_path):
-    root = library(tmp_path, jsonDOTpy=b"# coding: latin-1\n# \xe9\n")
-    assert texts(StdlibSource(root, {})) == ["# coding: latin-1\n# é\n"]
-    library(tmp_path, jsonDOTpy=b"# \xe9\n")
-    with pytest.raises(DataError, match=r"json\.py: cannot be read as Python.*reinstall Python"):
-        StdlibSource(root, {})
-
-
-def test_stdlib_without_sources(tmp_path):
-    with pytest.raises(DataError, match="no module of the standard library.*corpus: text"):
-        StdlibSource(tmp_path, {})
-
-
 # ---- files ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", PACK)
-def test_plain_text_round_trip(tmp_path, suffix):
+def test_round_trip(tmp_path, suffix):
     for i, text in enumerate(TEXTS):
         (tmp_path / f"{i}.txt{suffix}").write_bytes(PACK[suffix](text.encode()))
     assert texts(TextSource([tmp_path])) == TEXTS
-    assert texts(TextSource([tmp_path / f"2.txt{suffix}"])) == TEXTS[2:3]
-
-
-@pytest.mark.parametrize("suffix", PACK)
-def test_jsonl_round_trip(tmp_path, suffix):
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(PACK[suffix](as_jsonl("body")))
     source = TextSource([path], "body")
     assert texts(source) == TEXTS
     assert [d.name for d in source.documents()] == [f"{path.name}:{i}" for i in (1, 2, 3, 4)]
-    advanced = []
-    list(source.documents(advanced.append))
-    assert sum(advanced) == source.size == path.stat().st_size
-
-
-def test_an_archive_is_a_document_a_file(tmp_path):
-    texts = {
-        "set/b.txt": b"two",
-        "set/a.txt": b"\xef\xbb\xbfone",
-        "set/.hidden": b"no",
-        "set/p.png": b"\x89\0\0",
-    }
-    for suffix in (".tar", ".tar.gz", ".tar.xz"):
-        path = tmp_path / f"essays{suffix}"
-        with tarfile.open(path, f"w:{suffix[5:]}") as archive:
-            for name, data in texts.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-        found = [(d.name, d.data) for d in TextSource([path]).documents()]
-        assert found == [(f"{path.name}:set/b.txt", b"two"), (f"{path.name}:set/a.txt", b"one")]
-    assert TextSource([tmp_path]).skipped == []
-    path.write_bytes(lzma.compress(b"no archive"))
-    with pytest.raises(DataError, match=r"essays.tar.xz: is no archive, or a damaged one"):
-        list(TextSource([path]).documents())
 
 
 def test_several_zstd_and_xz_frames_are_one_file(tmp_path):
@@ -215,20 +121,6 @@ def test_folder_is_recursive_ordered_and_skips_hidden_and_blank(tmp_path):
     assert texts(left) == ["A"]
 
 
-def test_a_list_of_paths_is_read_one_after_the_other(tmp_path):
-    (tmp_path / "books").mkdir()
-    (tmp_path / "books" / "b.txt").write_text("of a folder")
-    (tmp_path / "a.txt").write_text("of a file")
-    (tmp_path / "last.txt").write_text("held out")
-    config = DataConfig(
-        "text",
-        [str(tmp_path / name) for name in ("books", "a.txt", "last.txt")],
-        heldout=str(tmp_path / "last.txt"),
-    )
-    found = [(split, document.data) for split, document in Reader(config).documents("reading")]
-    assert found == [("train", b"of a folder"), ("train", b"of a file"), ("heldout", b"held out")]
-
-
 def test_blank_lines_of_jsonl_are_no_documents(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('\ufeff{"text": "one"}\n\n{"text": " "}\n{"text": "two"}', encoding="utf-8")
@@ -249,59 +141,28 @@ def test_identity_follows_the_text(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a\.jsonl:2: not JSON .*one JSON object a"),
-        ("a.jsonl", b'{"text": "x"}\n\n[1]\n', r"a\.jsonl:3: a JSON list, not an object"),
-        ("a.jsonl", b'{"body": "x"}', r"a\.jsonl:1: no field 'text'; set text_field .*has: body"),
-        ("a.jsonl", b'{"text": 3}', r"a\.jsonl:1: the field 'text' holds int, not text; set text_"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', r"a\.jsonl:2: byte 0xff is not UTF-8; con"),
-        ("a.jsonl", rb'{"text": "\ud800"}', r"a\.jsonl:1: surrogates not allowed.*repair or drop"),
-        ("a.txt", b"fine\nfine\ncaf\xe9\n", r"a\.txt:3: byte 0xe9 is not UTF-8; convert the file"),
-        ("a.txt", b"fine\n" * 9999 + b"\0\n", r"a\.txt:10000: a zero byte, so this is not text; .*keep it"),
-        ("a.txt", "caf\u00e9".encode("utf-16"), r"a\.txt:1: byte 0xff is not UTF-8; convert the file"),
-        ("a.png", b"\x89PNG\0\0", r"path: no file under .* is text \(there are: a\.png\); put text"),
-        ("a.txt.xz", b"no xz", r"a\.txt\.xz: cannot be read .*copy it again"),
-        ("a.txt.gz", b"no gz", r"a\.txt\.gz: cannot be read .*copy it again"),
-        ("a.txt.zst", b"no zstd at all", r"a\.txt\.zst: cannot be read .*copy it again"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a\.jsonl:2: not JSON"),
+        ("a.jsonl", b'{"text": "x"}\n\n[1]\n', r"a\.jsonl:3: not an object"),
+        ("a.jsonl", b'{"body": "x"}', r"a\.jsonl:1: no field 'text'; .*has: body"),
+        ("a.jsonl", b'{"text": 3}', r"a\.jsonl:1: the field 'text' holds int, not text"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', r"a\.jsonl:2: not JSON in UTF-8"),
+        ("a.txt", b"fine\nfine\ncaf\xe9\n", r"a\.txt:3: the byte 0xe9 is not text in UTF-8"),
+        ("a.png", b"fine\n" * 9999 + b"\0\n", r"a\.png:10000: the byte 0x00 is not text .*out of the folder"),
         ("a.txt.xz", PACK[".xz"](as_jsonl())[:-30], r"a\.txt\.xz: cannot be read .*cut short"),
-        ("a.txt.gz", PACK[".gz"](as_jsonl())[:-30], r"a\.txt\.gz: cannot be read .*cut short"),
+        ("a.txt.gz", b"no gz", r"a\.txt\.gz: cannot be read .*copy it again"),
         ("a.jsonl.zst", PACK[".zst"](as_jsonl())[:-9], r"a\.jsonl\.zst: cannot be read .*cut short"),
     ],
 )
-def test_bad_files(tmp_path, name, content, message):
+def test_a_damaged_file_is_one_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message) as caught:
         list(TextSource([tmp_path]).documents())
-
-
-def test_what_is_no_text_is_skipped_in_a_folder_and_refused_by_name(tmp_path):
-    (tmp_path / "a.npy").write_bytes(b"fine\n\0\0\n")
-    (tmp_path / "b.dat").write_bytes(bytes(range(1, 256)))  # no zero byte, but much that no text has
-    (tmp_path / "c.txt").write_text("text\n\x0c\tmore \x1b[1mtext\x1b[0m")
-    source = TextSource([tmp_path])
-    assert source.skipped == ["a.npy", "b.dat"] and len(texts(source)) == 1
-    with pytest.raises(DataError, match=r"a\.npy:2: a zero byte"):
-        texts(TextSource([tmp_path / "a.npy"]))
-
-
-def test_bad_paths(tmp_path):
-    with pytest.raises(DataError, match=r"path: .*missing does not exist; relative paths start"):
-        TextSource([tmp_path / "missing"])
-    with pytest.raises(DataError, match=r"heldout: .* is a folder without files; put text"):
-        TextSource([tmp_path], key="heldout")
-    (tmp_path / "a").write_text("A")
-    with pytest.raises(DataError, match="every file under .* is held out; leave at least one"):
-        TextSource([tmp_path], exclude=[tmp_path / "a"])
-
-
-# ---- the sample ----------------------------------------------------------------------------
+    assert "\n" not in str(caught.value)
 
 
 def test_the_sample_is_a_book():
-    source = SampleSource()
-    (document,) = source.documents()
-    assert document.data.decode() == sample_text() and source.size == len(document.data) > 600_000
-    folder = Path(module.__file__).parent / "sample"
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000
+    (document,) = SampleSource().documents()
+    assert document.data.decode() == sample_text() and len(document.data) > 600_000
 
 
 # ---- the split -----------------------------------------------------------------------------
@@ -335,7 +196,7 @@ def test_added_renamed_and_resharded_documents_move_none(tmp_path):
 
 @given(st.text(st.sampled_from("ab \n\u00e9\u65e5"), max_size=80), st.floats(0.01, 0.99))
 def test_a_tail_and_the_rest_are_the_document(text, share):
-    parts = tail_of(Document("a", text.encode(), b""), share)
+    parts = cut_tail(Document("a", text.encode(), b""), share)
     if parts is not None:
         head, tail = (part.data.decode() for part in parts)
         assert head + tail == text and head.strip() and tail.strip()
@@ -353,5 +214,5 @@ def test_a_tail_and_the_rest_are_the_document(text, share):
     ],
 )
 def test_a_tail_starts_where_a_reader_would_start(text, tail):
-    parts = tail_of(Document("a", text.encode(), b""), 0.6)
+    parts = cut_tail(Document("a", text.encode(), b""), 0.6)
     assert (parts and parts[1].data.decode()) == tail

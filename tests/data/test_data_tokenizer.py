@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acp_repro.model import BPETokenizer, ByteTokenizer
+from acp_repro.model import tokenizer as model_tokenizer
 from acp_repro.pipeline.data import tokenizer as module
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.sources import Document
-from acp_repro.pipeline.data.tokenizer import BPETokenizer, ByteTokenizer, train_bpe
+from acp_repro.pipeline.data.tokenizer import train_bpe
 
 TEXT = "the cat and the hat sat on the mat\n  and\n\n\tthe rat <|endoftext|> naïve 日本\n" * 200
 
@@ -76,12 +78,12 @@ def test_bpe_training_sample_is_bounded_and_independent_of_order(monkeypatch):
 
 def test_long_texts_go_in_pieces(bpe, monkeypatch):
     whole = bpe.encode(TEXT)
-    monkeypatch.setattr(module, "_PIECE_BYTES", 100)
-    assert len(list(module._pieces(TEXT.encode()))) > 50
+    monkeypatch.setattr(model_tokenizer, "_PIECE_BYTES", 100)
+    assert len(list(model_tokenizer.split_lines(TEXT.encode()))) > 50
     pieces = bpe.encode(TEXT)
     assert bpe.decode(pieces) == TEXT
     assert abs(len(pieces) - len(whole)) < len(whole) / 20
-    assert list(module._pieces(b"no line end" * 99)) == [b"no line end" * 99]
+    assert list(model_tokenizer.split_lines(b"no line end" * 99)) == ["no line end" * 99]
 
 
 def test_too_little_text_for_the_vocabulary():
@@ -92,8 +94,8 @@ def test_too_little_text_for_the_vocabulary():
 
 def test_missing_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DataError, match=r"pip install -e '\.\[bpe\]', or set tokenizer: bytes"):
-        train_bpe(documents(TEXT), 300)
+    with pytest.raises(ImportError, match="needs the library tokenizers: `pip install tokenizers`"):
+        BPETokenizer("{}")
 
 
 # ---- GPT-2's, and files ---------------------------------------------------------------------
@@ -112,14 +114,12 @@ def like_gpt2(size=50257):
     bpe = library.Tokenizer(library.models.BPE({t: i for i, t in enumerate(tokens)}, merges))
     bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = library.decoders.ByteLevel()
-    bpe.add_special_tokens([module.GPT2_BOS])
+    bpe.add_special_tokens([model_tokenizer.GPT2_BOS])
     return bpe
 
 
 def test_gpt2_is_fetched_once_and_checked(monkeypatch):
     library = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
-
-    wrong = like_gpt2(50000)
 
     class Hub:
         answer = like_gpt2()
@@ -144,15 +144,12 @@ def test_gpt2_is_fetched_once_and_checked(monkeypatch):
     with pytest.raises(DataError, match=r"cannot be fetched \(no route to host\); .*file: PATH") as e:
         module.gpt2_json()
     assert "\n" not in str(e.value)
-    Hub.answer = wrong
-    with pytest.raises(DataError, match="is not GPT-2's; empty the Hub's cache"):
-        module.gpt2_json()
 
 
 def test_files_that_are_no_tokenizer(bpe, tmp_path):
     path = tmp_path / "tokenizer.json"
     for content, message in [
-        (None, r"cannot be read .*relative paths start at .*export-tokenizer"),
+        (None, r"cannot be read .*relative paths start at"),
         (b"\xff", "cannot be read"),
         (bpe.json_text[:-20].encode(), "not a file of the library .*copy it again"),
     ]:

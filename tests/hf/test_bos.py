@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -15,8 +13,9 @@ from transformers import AutoTokenizer
 import acp_repro.hf
 import acp_repro.model
 from acp_repro import convert, generate, load_pretrained
-from acp_repro.pipeline.data import BPETokenizer, TokenSequences
-from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.model import BPETokenizer
+from acp_repro.pipeline.data import TokenSequences
+from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
 from tests.conftest import REPO_ROOT
 
 FOLDER = REPO_ROOT / "pretrained" / "pro-3m-4k-acp"
@@ -38,30 +37,13 @@ def by_the_command(monkeypatch) -> list[int]:
     return prompts[0][0].tolist()
 
 
-def by_a_page(page: str, model, monkeypatch) -> list[int]:
-    """The Python blocks that have the sentence; all say the same."""
-    blocks = re.findall(r"^```python\n(.*?)^```", (REPO_ROOT / page).read_text(), re.S | re.M)
-    prompts = []
-    for kind in (acp_repro.model.FoXForCausalLM, acp_repro.hf.ForgettingTransformerForCausalLM):
-        monkeypatch.setattr(
-            kind, "generate", lambda self, input_ids, **k: prompts.append(input_ids) or input_ids
-        )
-    monkeypatch.chdir(REPO_ROOT)
-    for block in blocks:
-        if SENTENCE in block:
-            exec(block, {"torch": torch, "model": model})
-    first, *others = (prompt[0].tolist() for prompt in prompts)
-    assert all(other == first for other in others)
-    return first
-
-
 def by_transformers(folder) -> list[int]:
     return AutoTokenizer.from_pretrained(folder)(SENTENCE)["input_ids"]
 
 
 def by_inspect(tmp_path, length: int) -> list[int]:
     (tmp_path / "text.txt").write_text(f"{SENTENCE} and the rain fell")
-    ids = Checkpoint.find(FOLDER).input_ids(length, length, text=tmp_path / "text.txt")
+    ids = TextCheckpoint(FOLDER).input_ids(length, length, text=tmp_path / "text.txt")
     return ids[0].tolist()
 
 
@@ -80,8 +62,6 @@ def test_a_sentence_has_one_perplexity(tmp_path, monkeypatch):
         "converted folder": by_transformers(tmp_path / "there"),
         "inspect": by_inspect(tmp_path, len(expected)),
         "generate": by_the_command(monkeypatch),
-        "README": by_a_page("README.md", model, monkeypatch),
-        "docs/model.md": by_a_page("docs/model.md", model, monkeypatch),
     }
     words = len(expected) - 2  # all but BOS and the first, which nothing predicts without BOS
     right = nats(model, expected, words)

@@ -17,8 +17,7 @@ import acp_repro.hf
 from acp_repro.convert import main
 from acp_repro.hf.conversion import byte_characters
 from acp_repro.hf.tokenization import escape, unescape
-from acp_repro.model import load_pretrained
-from acp_repro.pipeline.data import BPETokenizer, ByteTokenizer
+from acp_repro.model import BPETokenizer, ByteTokenizer, load_pretrained
 from tests.conftest import REPO_ROOT
 
 from .tiny import saved
@@ -52,24 +51,8 @@ def test_there_and_back(tmp_path):
     again = BPETokenizer((back / "tokenizer.json").read_text())
     assert (again.bos_id, again.vocab_size) == (ours.bos_id, ours.vocab_size)
     assert again.encode(TEXT).tolist() == ours.encode(TEXT).tolist()
-
-
-def test_every_folder_has_a_tokenizer(tmp_path):
-    """The shipped one, what convert writes in both directions, and what transformers writes of it."""
-    shipped = REPO_ROOT / "pretrained" / "pro-3m-4k-acp"
-    there, back, again = tmp_path / "there", tmp_path / "back", tmp_path / "again"
-    assert main([str(shipped), str(there), "--to", "transformers"]) == 0
-    assert main([str(there), str(back), "--to", "official"]) == 0
-    AutoTokenizer.from_pretrained(shipped).save_pretrained(again)
-    expected = BPETokenizer((shipped / "tokenizer.json").read_text()).prompt(TEXT)
-    for folder in (shipped, there, back, again):
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        assert isinstance(tokenizer, acp_repro.hf.FoXTokenizer) and len(tokenizer) == 4096
-        assert tokenizer(TEXT)["input_ids"] == expected
-    model = AutoModelForCausalLM.from_pretrained(shipped)
-    prompt = tokenizer("It was a dark and stormy night", return_tensors="pt")
-    text = tokenizer.decode(model.generate(**prompt, max_new_tokens=5)[0], skip_special_tokens=True)
-    assert text.startswith("It was a dark and stormy night") and len(text) > 35
+    for folder in (source, back):
+        assert AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"] == ours.prompt(TEXT)
     (back / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"back has no tokenizer\.json; put the model's there"):
         AutoTokenizer.from_pretrained(back)
@@ -137,44 +120,6 @@ def test_a_folder_of_another_layout_says_what_is_missing(tmp_path, capsys, remov
     error = capsys.readouterr().err
     assert remove in error and "\n" not in error.strip()
     assert not (tmp_path / "out" / "model.safetensors").exists()
-    assert main([str(tmp_path), str(tmp_path), "--to", "official"]) == 2
     before = sorted(tmp_path.rglob("*"))
     assert main([str(tmp_path / "source"), str(tmp_path), "--to", "official"]) == 2
     assert "exists and is not empty" in capsys.readouterr().err and sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-def test_a_cut_file_is_named_in_one_line(tmp_path, capsys, file):
-    saved(tmp_path / "source")
-    path = tmp_path / "source" / file
-    path.write_bytes(path.read_bytes()[:-9] if path.exists() else b'{"version": "1.')
-    assert main([str(tmp_path / "source"), str(tmp_path / "out"), "--to", "transformers"]) == 2
-    error = capsys.readouterr().err
-    assert f"{path} is no" in error and "copy or download it again" in error and error.count("\n") == 1
-
-
-def test_an_unknown_model_type_is_refused(tmp_path, capsys):
-    saved(tmp_path / "source")
-    config = json.loads((tmp_path / "source" / "config.json").read_text())
-    (tmp_path / "source" / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
-    assert main([str(tmp_path / "source"), str(tmp_path / "out"), "--to", "transformers"]) == 2
-    assert "model_type 'llama' is not supported" in capsys.readouterr().err
-
-
-def test_lm_eval_scores_the_shipped_folder(caplog):
-    huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="pip install 'acp_repro[eval]'")
-    instance = pytest.importorskip("lm_eval.api.instance", reason="pip install -e '.[eval]'").Instance
-    folder = str(REPO_ROOT / "pretrained" / "pro-3m-4k-acp")
-    lm = huggingface.HFLM(pretrained=folder, dtype="float32", device="cpu", batch_size=2)
-    assert lm.max_length == 4096 and "CausalLM" not in caplog.text
-    model, tokenizer = lm.model, lm.tokenizer
-    pairs = [("It was a dark and", " stormy night"), ("The rain", " fell"), ("He", " said that he would go")]
-    scores = lm.loglikelihood(
-        [instance("loglikelihood", {}, pair, n) for n, pair in enumerate(pairs)], disable_tqdm=True
-    )
-    for (context, continuation), (score, _) in zip(pairs, scores, strict=True):
-        ids = torch.tensor([tokenizer(context + continuation)["input_ids"]])
-        new = ids.shape[1] - len(tokenizer(context)["input_ids"])
-        with torch.no_grad():
-            logp = model(ids).logits.log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None])
-        assert score == pytest.approx(logp[-new:].sum().item(), abs=1e-3)

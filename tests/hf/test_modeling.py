@@ -18,10 +18,10 @@ from acp_repro.model import FoXCache, FoXConfig, load_pretrained
 
 from .tiny import SMALL, saved
 
-SHAPES = [("pro", {}), ("pro", {"qk_norm_share_param_across_head": True}), ("llama", {})]
+SHAPES = [("pro", {"qk_norm_share_param_across_head": True}), ("llama", {})]
 
 
-@pytest.fixture(params=SHAPES, ids=["per-head QK-norm", "shared QK-norm", "llama"])
+@pytest.fixture(params=SHAPES, ids=["pro", "llama"])
 def both(request, tmp_path):
     architecture, fields = request.param
     ours = saved(tmp_path, architecture, **fields)
@@ -120,18 +120,21 @@ def test_left_padding_changes_nothing(both, ids):
     assert torch.equal(out[1], ours.generate(batch[1:], 10)[0])
 
 
+@torch.no_grad()
 def test_right_padding_is_for_scoring_alone(both, ids):
     ours, theirs = both
     mask = torch.ones_like(ids)
     mask[0, 60:] = 0
-    with torch.no_grad():
-        output = theirs(ids, attention_mask=mask)
-        torch.testing.assert_close(output.logits[0, :60], ours(ids[:1, :60])[0], atol=5e-4, rtol=1e-4)
-        with pytest.raises(ValueError, match="pad on the left"):
-            theirs(ids[:, :1], past_key_values=output.past_key_values)
-        mask[1, 5] = 0
-        with pytest.raises(ValueError, match="zeros between ones"):
-            theirs(ids, attention_mask=mask)
+    output = theirs(ids, attention_mask=mask)
+    torch.testing.assert_close(output.logits[0, :60], ours(ids[:1, :60])[0], atol=5e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match="pad on the left"):
+        theirs(ids[:, :1], past_key_values=output.past_key_values)
+    past = theirs(ids[:, :20]).past_key_values
+    with pytest.raises(ValueError, match="zeros after the cached tokens"):
+        theirs(ids[:, 20:21], attention_mask=1 - torch.eye(21)[19:].long(), past_key_values=past)
+    mask[1, 5] = 0
+    with pytest.raises(ValueError, match="zeros between ones"):
+        theirs(ids, attention_mask=mask)
 
 
 def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(both, ids):
@@ -147,8 +150,7 @@ def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(both, ids):
         cache.crop(4)
 
 
-@pytest.mark.parametrize("first_in", [torch.inference_mode, torch.no_grad])
-@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize(("first_in", "beams"), [(torch.inference_mode, 1), (torch.no_grad, 2)])
 def test_a_second_turn_goes_on_from_the_first(both, ids, first_in, beams):
     ours, theirs = both
     with first_in():
@@ -177,37 +179,6 @@ def test_embeddings_stand_for_their_ids(both, ids):
         theirs(ids, inputs_embeds=embeddings)
 
 
-def test_prompt_tuning(both, ids):
-    peft = pytest.importorskip("peft", reason="pip install peft")
-    _, theirs = both
-    tuned = peft.get_peft_model(theirs, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5))
-    mask = torch.ones_like(ids)
-    tuned(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
-    assert tuned.prompt_encoder.default.embedding.weight.grad.norm() > 0
-    out = tuned.generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
-    prompt = torch.cat((tuned.get_prompt(2), theirs.get_input_embeddings()(ids)), 1)
-    assert torch.equal(out[:, 90:], theirs.generate(inputs_embeds=prompt, max_new_tokens=4, do_sample=False))
-
-
-def test_auto_model_gives_hidden_states(both, ids, tmp_path):
-    ours, _ = both
-    with torch.no_grad():
-        output = AutoModel.from_pretrained(tmp_path)(ids)
-    assert torch.equal(output.last_hidden_state, output[0])
-    assert torch.equal(output[0], ours(ids, return_hidden=True))
-
-
-def test_label_smoothing_shifts_the_labels(both, ids, tmp_path):
-    pytest.importorskip("accelerate", reason="pip install accelerate")
-    from transformers import Trainer, TrainingArguments
-
-    ours, theirs = both
-    arguments = TrainingArguments(tmp_path, use_cpu=True, report_to=[], label_smoothing_factor=1e-9)
-    loss = Trainer(theirs, arguments).compute_loss(theirs, {"input_ids": ids, "labels": ids})
-    right = ours.loss_per_token(ids[:, :-1], ids[:, 1:]).mean()
-    torch.testing.assert_close(loss, right)
-
-
 def test_assisted_generation_is_greedy(both, ids):
     _, theirs = both
     plain = theirs.generate(ids[:1], max_new_tokens=12, do_sample=False)
@@ -232,16 +203,15 @@ def test_wrong_caches_are_refused(both, ids, tmp_path):
         theirs.generate(ids, max_new_tokens=2, cache_implementation="static")
     with pytest.raises(ValueError, match="got FoXCache"):
         theirs.generate(ids, max_new_tokens=2, past_key_values=FoXCache(2))
-    with pytest.raises(ValueError, match="never hold the weights"):
-        theirs(ids, output_attentions=True)
     theirs.config.output_attentions = True
     with pytest.raises(ValueError, match="never hold the weights"):
         theirs(ids)
 
 
-def test_hidden_states_and_the_last_logits(both, ids):
+def test_hidden_states_and_the_last_logits(both, ids, tmp_path):
     ours, theirs = both
     with torch.no_grad():
+        assert torch.equal(AutoModel.from_pretrained(tmp_path)(ids)[0], ours(ids, return_hidden=True))
         output = theirs(ids, output_hidden_states=True, logits_to_keep=1)
         torch.testing.assert_close(output.logits, ours(ids)[:, -1:], rtol=1e-5, atol=1e-5)
         assert len(output.hidden_states) == SMALL["num_hidden_layers"] + 1
@@ -307,14 +277,6 @@ def test_the_authors_checkpoint(official_pro):
     scale = (noisy - logits).norm() / logits.norm()
     right = expected["logits"].float()
     assert (logits[:, ::8] - right).norm() / right.norm() <= 1.5 * scale + 2.0**-11
-    loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids.roll(-1, 1), reduction="none")
-    wrong = loss - expected["loss_per_token"]
-    assert wrong.mean().abs() <= 4 * wrong.std() / math.sqrt(wrong.numel())
-    torch.nn.functional.cross_entropy(theirs(ids).logits.flatten(0, 1), ids.roll(-1, 1).flatten()).backward()
-    ours.loss_per_token(ids, ids.roll(-1, 1)).mean().backward()
-    ours_named = dict(ours.named_parameters())
-    for name, parameter in theirs.named_parameters():
-        torch.testing.assert_close(parameter.grad, ours_named[name].grad, rtol=1e-3, atol=1e-6)
     greedy = theirs.generate(ids[:, :64], max_new_tokens=32, do_sample=False)
     assert torch.equal(greedy, ours.generate(ids[:, :64], 32))
 
@@ -328,13 +290,3 @@ def test_ids_that_mean_nothing_end_no_text(tmp_path):
     told = model.generation_config
     assert (told.bos_token_id, told.eos_token_id) == (model.config.bos_token_id, model.config.eos_token_id)
     assert told.eos_token_id != 1
-
-
-@torch.no_grad()
-def test_padding_after_cached_tokens_is_refused(both, ids):
-    _, model = both
-    past = model(ids[:, :20]).past_key_values
-    mask = torch.ones(2, 21, dtype=torch.long)
-    mask[0, -1] = 0
-    with pytest.raises(ValueError, match="zeros after the cached tokens"):
-        model(ids[:, 20:21], attention_mask=mask, past_key_values=past)

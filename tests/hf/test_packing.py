@@ -28,19 +28,20 @@ def documents():
     return [torch.randint(2, SMALL["vocab_size"], (n,), generator=generator) for n in LENGTHS]
 
 
-COLLATORS = {
-    "position_ids": {},
-    "all": {"return_flash_attn_kwargs": True, "return_seq_idx": True},
-    "cu_seq_lens": {"return_flash_attn_kwargs": True, "return_position_ids": False},
-    "seq_idx": {"return_seq_idx": True, "return_position_ids": False},
-}
-
-
-@pytest.mark.parametrize(("collator", "compiled"), [*((name, False) for name in COLLATORS), ("all", True)])
-def test_the_collator_packs_documents_that_stay_apart(model, documents, collator, compiled):
-    batch = DataCollatorWithFlattening(return_tensors="pt", **COLLATORS[collator])(
-        [{"input_ids": d.tolist()} for d in documents]
-    )
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"return_flash_attn_kwargs": True, "return_seq_idx": True},
+        {"return_flash_attn_kwargs": True, "return_position_ids": False},
+        {"return_seq_idx": True, "return_position_ids": False},
+    ],
+    ids=str,
+)
+def test_the_collator_packs_documents_that_stay_apart(model, documents, options):
+    collator = DataCollatorWithFlattening(return_tensors="pt", **options)
+    batch = collator([{"input_ids": d.tolist()} for d in documents])
+    compiled = len(options) == 2 and "return_position_ids" not in options
     parts = [model(d[None], labels=d[None]) for d in documents if len(d) > 1]
     weights = [len(d) - 1 for d in documents if len(d) > 1]
     loss = sum(w * part.loss for w, part in zip(weights, parts, strict=True)) / sum(weights)
@@ -83,9 +84,8 @@ def test_positions_that_count_the_row_change_nothing(model, documents):
 @torch.no_grad()
 def test_what_forward_does_not_use_is_an_error(model, documents):
     ids, count = documents[0][None], torch.arange(63)[None]
-    for wrong in (count + 1, count * 2, count.flip(1)):
-        with pytest.raises(ValueError, match="position_ids must count"):
-            model(ids, position_ids=wrong)
+    with pytest.raises(ValueError, match="position_ids must count"):
+        model(ids, position_ids=count * 2)
     packed = torch.cat((count[:, :30], count[:, :33]), 1)
     with pytest.raises(ValueError, match="position_ids and cu_seq_lens_q do not say the same documents"):
         model(ids, position_ids=packed, cu_seq_lens_q=torch.tensor([0, 31, 63]))
@@ -96,13 +96,6 @@ def test_what_forward_does_not_use_is_an_error(model, documents):
     with pytest.raises(TypeError, match="no use for is_causal, token_type_ids"):
         model(ids, is_causal=False, token_type_ids=count)
     right = model(ids, labels=ids).loss
-    usual = {
-        "use_cache": False,
-        "output_attentions": False,
-        "output_hidden_states": False,
-        "return_dict": True,
-    }
-    found = model(
-        ids, labels=ids, num_items_in_batch=31, cache_position=count[0], inputs_embeds=None, **usual
-    )
+    usual = {"use_cache": False, "output_attentions": False, "cache_position": count[0]}
+    found = model(ids, labels=ids, num_items_in_batch=31, inputs_embeds=None, **usual)
     torch.testing.assert_close(found.loss, right * 2)

@@ -10,7 +10,7 @@ import numpy as np
 
 from acp_repro.lap.attribution import game, shap_values
 from acp_repro.lap.autoencoder import pad
-from acp_repro.pipeline.papers.lap.measure.attribution import chosen, told
+from acp_repro.pipeline.papers.lap.measure.attribution import choose_texts, select_pairs
 from tests.lap.tiny import TEXTS, model
 
 
@@ -24,15 +24,6 @@ def test_values_add_up_to_what_the_whole_memory_is_worth():
     assert found.positions == memory.positions[0].tolist()
     ends = value(np.stack([np.zeros(players), np.ones(players)]))
     np.testing.assert_allclose(found.values.sum(0), ends[1] - ends[0], atol=1e-4)
-
-
-def test_a_text_of_which_nothing_is_written_again(monkeypatch):
-    built = model(max_length=24)
-    monkeypatch.setattr(built, "decode_ids", lambda *arguments: [[]])
-    row = built.token_ids([TEXTS[0]])[0].tolist()
-    found = shap_values(built, row, 40)
-    assert found.written == [built.t5.config.eos_token_id]
-    assert found.values.shape == (len(found.positions), 1)
 
 
 def test_a_vector_that_nobody_can_see_is_worth_nothing():
@@ -52,7 +43,7 @@ def test_a_vector_that_nobody_can_see_is_worth_nothing():
 
 def test_pairs_worth_nothing_have_no_record_but_every_token_has_one():
     values = np.array([[0.0, 0.3, 0.0], [0.0, 0.0, 0.0], [-0.2, 0.0, 0.0]])
-    np.testing.assert_array_equal(told(values), [[1, 1, 1], [1, 0, 0], [1, 0, 0]])
+    np.testing.assert_array_equal(select_pairs(values), [[1, 1, 1], [1, 0, 0], [1, 0, 0]])
 
 
 def test_long_texts_are_explained_where_they_come_back():
@@ -72,8 +63,8 @@ def test_long_texts_are_explained_where_they_come_back():
         model=SimpleNamespace(encode_ids=encode, decode_ids=echo),
     )
     short, long = [1, 4], [2, 5, 7]  # 40 tokens and EOS are neither
-    assert chosen(trained) == [rows[i] for i in [*short, *long]]
+    assert choose_texts(trained) == [rows[i] for i in [*short, *long]]
     trained.measure_settings.shap_texts = 2
-    assert chosen(trained) == [rows[i] for i in [*short, *long[:2]]]
+    assert choose_texts(trained) == [rows[i] for i in [*short, *long[:2]]]
     trained.measure_settings.shap_shortest = 12  # a text is explained once
-    assert chosen(trained) == [rows[i] for i in [*short, *long[:2]]]
+    assert choose_texts(trained) == [rows[i] for i in [*short, *long[:2]]]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from acp_repro.lap import PruningAutoencoder, PruningConfig
+from acp_repro.lap.blocks import fuse_norms
 from acp_repro.lap.decoder import Decoding, decode_teacher
-from acp_repro.lap.fused import fuse
 from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer, transformers, with_settings, without_element_0
 
 
@@ -18,12 +18,14 @@ def test_all_gates_open_is_plain_t5():
     real = ids != built.t5.config.pad_token_id
     with torch.no_grad():
         plain = built.t5(
-            input_ids=ids, attention_mask=real.long(), decoder_input_ids=built.shifted(ids)
+            input_ids=ids, attention_mask=real.long(), decoder_input_ids=built.shift_right(ids)
         ).logits
         for mask in ("soft", "removed", "straight_through", "none"):
             encoded = built.encode_tokens(ids, mask)
             assert encoded.kept.sum() == built.num_gates * real.sum()
-            found = decode_teacher(built.t5, encoded.hidden, encoded.memory_mask, built.shifted(ids), None)
+            found = decode_teacher(
+                built.t5, encoded.hidden, encoded.memory_mask, built.shift_right(ids), None
+            )
             torch.testing.assert_close(found[real], plain[real], rtol=1e-5, atol=1e-5)
 
 
@@ -37,7 +39,7 @@ def test_fused_operations_are_those_of_t5():
     for weight in plain.parameters():
         torch.nn.init.normal_(weight, std=0.3)
     fused = copy.deepcopy(plain)
-    fuse(fused)
+    fuse_norms(fused)
     assert [type(x).__name__ for x in fused.modules()].count("FusedNorm") > 4
     assert list(fused.state_dict()) == list(plain.state_dict())
     ids = torch.randint(2, 50, (2, 9))
@@ -114,7 +116,7 @@ def test_removing_equals_masking(training_mask, seed):
             assert torch.equal(memory.positions[row, :count], kept[row].nonzero()[:, 0])
             for found, wanted in ((memory.vectors, masked.hidden), (memory.mask, masked.memory_mask)):
                 torch.testing.assert_close(found[row, :count], wanted[row, kept[row]], rtol=1e-5, atol=1e-5)
-        inputs = built.shifted(ids)
+        inputs = built.shift_right(ids)
         long = decode_teacher(built.t5, masked.hidden, masked.memory_mask, inputs, 5)
         short = decode_teacher(built.t5, memory.vectors, memory.mask, inputs, 5)
         torch.testing.assert_close(short, long, rtol=1e-4, atol=1e-5)
@@ -136,7 +138,7 @@ def test_the_decoder_weighs_a_token_by_its_gates(training_mask):
     if training_mask != "straight_through":
         assert found.memory_mask[kept].min() < -0.1
     # Weights: a vector that is there twice by a half each is there once.
-    memory, inputs = found.hidden[:, :4], built.shifted(ids)
+    memory, inputs = found.hidden[:, :4], built.shift_right(ids)
     halves = torch.zeros(len(ids), 8) - torch.log(torch.tensor(2.0))
     with torch.no_grad():
         once = decode_teacher(built.t5, memory, torch.zeros(len(ids), 4), inputs, 5)
@@ -186,7 +188,7 @@ def test_a_batch_gives_what_each_text_gives():
 def test_token_by_token_gives_the_logits_of_teacher_forcing(window):
     built = model(decoder_window=window)
     ids = built.token_ids([TEXTS[2], TEXTS[2][::-1]])
-    memory, inputs = built.encode_ids(ids), built.shifted(ids)
+    memory, inputs = built.encode_ids(ids), built.shift_right(ids)
     with torch.no_grad():
         wanted = decode_teacher(built.t5, memory.vectors, memory.mask, inputs, window)
         state = Decoding(built.t5, memory.vectors, memory.mask, window)
@@ -197,7 +199,7 @@ def test_token_by_token_gives_the_logits_of_teacher_forcing(window):
 def test_the_decoder_does_not_see_past_its_window():
     built = model(decoder_window=2)
     ids = built.token_ids([TEXTS[2]])
-    memory, inputs = built.encode_ids(ids), built.shifted(ids)
+    memory, inputs = built.encode_ids(ids), built.shift_right(ids)
     layers = len(built.t5.decoder.block)
     other = inputs.clone()
     other[0, 0] = (other[0, 0] + 1) % 200

@@ -120,34 +120,20 @@ def test_the_credit_of_a_token_is_bounded():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (
-            {"tau": 0.0},
-            "tau: must be a finite number above 0, because it divides \\(.*straight_through\\), got 0.0",
-        ),
-        ({"tau": -1.0}, "tau:"),
+        ({"tau": 0.0}, r"tau: must be a finite number above 0, because it divides \(.*straight_through\)"),
         ({"tau": math.nan}, "tau:"),
         ({"gate": "hard"}, "gate: must be published or article, got 'hard'"),
         ({"gate": "article"}, "noise: the article's gate has none"),
         ({"threshold": 0.0}, "threshold: must be a number below 0, as log gates are"),
         ({"gate_every": 0}, "gate_every: must be a whole number of at least 1, got 0"),
-        ({"decoder_window": -1}, "decoder_window: must be a whole number of at least 0, or None, got -1"),
-        ({"training_mask": "soft "}, "training_mask: must be"),
         ({"training_mask": "hard_concrete"}, "training_mask: hard_concrete needs gate: published"),
-        ({"credit_nats": 0.0}, "credit_nats: must be a number above 0"),
-        ({"beta": math.inf}, "beta: must be a finite number, got inf"),
-        ({"tau": "0.1"}, "tau: must be a finite number above 0.*, got '0.1'"),
-        ({"gate_every": 1.5}, "gate_every: must be a whole number of at least 1, got 1.5"),
-        ({"max_length": None}, "max_length: must be a whole number of at least 1, got None"),
+        ({"signal_limit": 6.0}, "signal_limit: only for"),
         ({"beta": True}, "beta: must be a finite number, got True"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, words):
     with pytest.raises(PruningError, match=words):
         PruningConfig(**settings)
-
-
-def test_the_published_gates_stand_after_blocks_0_2_4_6():
-    assert PruningConfig().gated_blocks(8) == (0, 2, 4, 6)
 
 
 def test_a_limited_signal_keeps_a_slope():
@@ -159,7 +145,3 @@ def test_a_limited_signal_keeps_a_slope():
     assert probability[2] == free[1] and 0 < probability[0] < 0.1 and 0.999 < probability[4] < 1
     assert (probability.diff() > 0).all() and (signal.grad > 1e-10).all()
     assert log_gates(signal, config)[0] == -math.inf and log_gates(signal, config)[4] > -0.01
-    with pytest.raises(PruningError, match="signal_limit: only for"):
-        PruningConfig(signal_limit=6.0)
-    with pytest.raises(PruningError, match="signal_limit: must be a number above 0, or None, got 0.0"):
-        dataclasses.replace(config, signal_limit=0.0)

@@ -2,14 +2,11 @@
 
 import dataclasses
 
-import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
-
-from acp_repro.lap import PruningAutoencoder, PruningConfig, TextTokenizer  # noqa: E402
-from acp_repro.pipeline.data.sources import Document  # noqa: E402
-from acp_repro.pipeline.data.tokenizer import train_bpe  # noqa: E402
+from acp_repro.lap import PruningAutoencoder, PruningConfig, TextTokenizer
+from acp_repro.pipeline.data.sources import Document
+from acp_repro.pipeline.data.tokenizer import train_bpe
 
 TEXTS = ["the green cat sat on the mat", "a cat", "green mats are for green cats, said the cat on the mat"]
 SHAPE = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 4, "num_decoder_layers": 2, "num_heads": 3}

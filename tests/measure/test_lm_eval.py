@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from acp_repro.common.errors import UserError
-from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.pipeline.data import ByteTokenizer
+from acp_repro.model import ByteTokenizer, FoXConfig, FoXForCausalLM
 from acp_repro.pipeline.errors import UnknownName
 from acp_repro.pipeline.papers.acp.evaluation import book
 from acp_repro.pipeline.papers.acp.evaluation.catalogue import PAPER_TASKS

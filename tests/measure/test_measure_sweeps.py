@@ -16,8 +16,7 @@ from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.model.capture import AttentionInputs, attention_inputs
 from acp_repro.pipeline.paper import load_object
-from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
-from acp_repro.pipeline.papers.acp.checkpoint_run import TrainedCheckpoint
+from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
 from acp_repro.pipeline.papers.acp.measure import pruned_mass
 from acp_repro.pipeline.papers.acp.measure.pruned_ratio import measure_block_size, measure_epsilon_sweep
 from acp_repro.pipeline.papers.acp.paper import PAPER
@@ -276,7 +275,7 @@ def test_command_on_a_checkpoint_prints_and_writes_what_it_measured(checkpoint, 
 
 
 def test_measures_of_runs_serve_a_checkpoint(checkpoint):
-    found = Checkpoint.find(checkpoint / "fox")
+    found = TextCheckpoint(checkpoint / "fox")
     ids = found.input_ids(256, 700, text=checkpoint / "text.txt")
     device, settings = torch.device("cpu"), MeasureConfig(sweep_tokens=512, loss_tokens=512)
     trained = TrainedCheckpoint(found, ids, device, settings)

@@ -6,9 +6,8 @@ import shutil
 import pytest
 import torch
 
-from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
+from acp_repro.model import ByteTokenizer, FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.needle import main as command
-from acp_repro.pipeline.data import ByteTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def test_command(checkpoint, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "no such folder"),
+        (["nowhere"], "nowhere holds no config.json"),
         (["{}/fox", "--lengths", "100"], "use a length of at least"),
         (
             ["{}/fox", "--lengths", "5000", "--haystack", "{}/text.txt"],
@@ -82,8 +81,8 @@ def test_bad_input_is_one_line(checkpoint, capsys, arguments, message):
 
 @pytest.mark.parametrize(("folder", "ids"), [("small", 200), ("large", 1000)])
 def test_a_tokeniser_of_another_model_is_refused(checkpoint, capsys, monkeypatch, folder, ids):
-    from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
+    from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
 
-    monkeypatch.setattr(Checkpoint, "tokenizer", ByteTokenizer())
+    monkeypatch.setattr(TextCheckpoint, "tokenizer", ByteTokenizer())
     assert command([str(checkpoint / folder)]) == 1
     assert f"the model has {ids} token ids and the tokenizer 257, so it is not" in capsys.readouterr().err

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from acp_repro.common.errors import UsageError
-from acp_repro.pipeline.data import ByteTokenizer, prepare
+from acp_repro.model import ByteTokenizer
+from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.data.sources import Document
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.papers.acp.needle import documents, haystack, trial

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -33,8 +32,7 @@ def edit_config(folder, **changes):
     path.write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
 
 
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("preset", ["pro", "llama"])
+@pytest.mark.parametrize(("preset", "share"), [("pro", True), ("llama", False)])
 def test_round_trip(tmp_path, preset, share, small_ids):
     config = getattr(FoXConfig, preset)(
         **SMALL, qk_norm_share_param_across_head=share, log_pruning_tolerance=-7.5, norm_eps=1e-5
@@ -57,14 +55,6 @@ def test_round_trip(tmp_path, preset, share, small_ids):
     ]
 
 
-def test_a_loaded_model_trains_and_the_file_stays(saved, small_ids):
-    before = (saved / "model.safetensors").read_bytes()
-    model = load_pretrained(saved)
-    model.loss_per_token(small_ids, small_ids).mean().backward()
-    torch.optim.SGD(model.parameters(), lr=1.0).step()
-    assert (saved / "model.safetensors").read_bytes() == before
-
-
 def test_overrides_win(saved):
     model = load_pretrained(saved, log_pruning_tolerance=None)
     assert model.config.log_pruning_tolerance is None
@@ -73,15 +63,6 @@ def test_overrides_win(saved):
         load_pretrained(saved, log_prunning_tolerance=None)
     with pytest.raises(ValueError, match="log_pruning_tolerance: must be a finite number below 0"):
         load_pretrained(saved, log_pruning_tolerance=3)
-
-
-def test_dtypes(saved):
-    assert load_pretrained(saved, dtype=torch.bfloat16).lm_head.weight.dtype == torch.bfloat16
-    halves = {n: t.bfloat16() for n, t in read_tensors(saved).items()}
-    save_file(halves, saved / "model.safetensors")
-    weight = load_pretrained(saved).lm_head.weight
-    assert weight.dtype == torch.float32
-    assert torch.equal(weight, halves["lm_head.weight"].float())
 
 
 def test_the_written_config_is_the_authors(saved, official_pro):
@@ -95,55 +76,28 @@ def test_the_written_config_is_the_authors(saved, official_pro):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "supported"),
+    ("changes", "message"),
     [
-        ("use_rope", True, "only false is"),
-        ("use_rope", 0, "only false is"),
-        ("window_size", 1024, "only null is"),
-        ("tie_word_embeddings", True, "only false is"),
-        ("num_kv_heads", 2, "only null or the same as num_heads is"),
-        ("model_type", "llama", "only 'forgetting_transformer-project_fox' is"),
-        ("model_type", ..., "only 'forgetting_transformer-project_fox' is"),
-        ("fgate_type", "data_independent", 'only "full" is'),
-        ("attention_bias", True, "only false is"),
-        ("elementwise_affine", False, "only true is"),
-        ("hidden_act", "gelu", 'only "swish" or "silu" is'),
-        ("ogate_act", "silu", 'only "sigmoid" is'),
+        ({"use_rope": 0}, "config.json: use_rope 0 is not supported, only false is"),
+        ({"num_kv_heads": 2}, "num_kv_heads 2 is not supported, only null or the same as num_heads is"),
+        ({"model_type": ...}, "only 'forgetting_transformer-project_fox' is"),
+        ({"hidden_act": "gelu"}, 'only "swish" or "silu" is'),
+        ({"hidden_size": ..., "qk_norm": ...}, "config.json lacks hidden_size, qk_norm"),
+        ({"hidden_size": "64"}, "config.json: hidden_size: must be a whole number"),
+        ({"num_hidden_layers": 10**9}, "too few for num_hidden_layers=1000000000"),
+        ({"vocab_size": 10**12}, r"lm_head.weight has shape \(97, 64\), should be"),
+        (b'{"vocab_size": 9', "config.json is not valid JSON"),
+        (b"\xff\xfe", "config.json is not valid JSON"),
+        (b"[1]", "config.json must hold a JSON object"),
     ],
+    ids=str,
 )
-def test_unsupported_features_are_named(saved, key, value, supported):
-    edit_config(saved, **{key: value})
-    with pytest.raises(ValueError, match=f"config.json: {key} .* is not supported, {supported}"):
-        load_pretrained(saved)
-
-
-def test_keys_that_change_nothing_are_accepted(saved):
-    edit_config(saved, num_kv_heads=4, hidden_act="silu", use_cache=True, window_size=...)
-    assert load_config(saved) == FoXConfig.pro(**SMALL)
-
-
-def test_missing_and_wrong_fields_are_named(saved):
-    edit_config(saved, hidden_size=..., qk_norm=...)
-    with pytest.raises(ValueError, match=r"config\.json lacks hidden_size, qk_norm"):
-        load_config(saved)
-    edit_config(saved, hidden_size="64", qk_norm=True)
-    with pytest.raises(ValueError, match=r"config\.json: hidden_size: must be a whole number"):
-        load_config(saved)
-
-
-@pytest.mark.parametrize("text", ["", '{"vocab_size": 9', "\x00"])
-def test_broken_json(saved, text):
-    (saved / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
-        load_pretrained(saved)
-
-
-def test_json_that_is_no_object_or_no_text(saved):
-    (saved / "config.json").write_text("[1, 2]")
-    with pytest.raises(ValueError, match=r"config\.json must hold a JSON object, got list"):
-        load_pretrained(saved)
-    (saved / "config.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+def test_a_wrong_config_is_named_and_costs_nothing(saved, changes, message):
+    if isinstance(changes, bytes):
+        (saved / "config.json").write_bytes(changes)
+    else:
+        edit_config(saved, **changes)
+    with pytest.raises(ValueError, match=message):
         load_pretrained(saved)
 
 
@@ -157,18 +111,14 @@ def test_missing_files(saved, name):
         load_pretrained(saved)
 
 
-@pytest.mark.parametrize("keep", [0, 5, 100, 0.5, 0.999])
-def test_truncated_weights(saved, keep):
+@pytest.mark.parametrize("keep", [0, 100, 0.999, "pickle"])
+def test_weights_that_are_cut_or_pickled_are_not_opened(saved, keep):
     path = saved / "model.safetensors"
     data = path.read_bytes()
-    path.write_bytes(data[: keep if isinstance(keep, int) else int(keep * len(data))])
-    with pytest.raises(ValueError, match="is not a complete safetensors file"):
-        load_pretrained(saved)
-
-
-def test_a_pickle_is_not_opened(saved):
-    path = saved / "model.safetensors"
-    torch.save(read_tensors(saved), path)
+    if keep == "pickle":
+        torch.save(read_tensors(saved), path)
+    else:
+        path.write_bytes(data[: int(keep * len(data)) if keep < 1 else keep])
     with pytest.raises(ValueError, match="is not a complete safetensors file"):
         load_pretrained(saved)
 
@@ -206,20 +156,6 @@ def test_tensors_that_do_not_fit_are_listed_together(saved):
     assert "model.layers.0.attn_norm.weight does not hold floating-point numbers" in message
 
 
-def test_a_shared_norm_does_not_load_as_an_unshared_one(saved):
-    with pytest.raises(ValueError, match=r"q_norm.weight has shape \(64,\), should be \(16,\)"):
-        load_pretrained(saved, qk_norm_share_param_across_head=True)
-
-
-def test_absurd_sizes_cost_nothing(saved):
-    edit_config(saved, num_hidden_layers=10**9)
-    with pytest.raises(ValueError, match="too few for num_hidden_layers=1000000000"):
-        load_pretrained(saved)
-    edit_config(saved, num_hidden_layers=2, vocab_size=10**12)
-    with pytest.raises(ValueError, match=r"lm_head.weight has shape \(97, 64\), should be"):
-        load_pretrained(saved)
-
-
 def test_a_failed_save_leaves_the_old_checkpoint(saved, monkeypatch):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
 
@@ -234,18 +170,6 @@ def test_a_failed_save_leaves_the_old_checkpoint(saved, monkeypatch):
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
 
 
-def test_saving_over_an_old_checkpoint(saved):
-    torch.manual_seed(9)
-    new = FoXForCausalLM(FoXConfig.pro(**SMALL))
-    old = load_pretrained(saved)
-    save_pretrained(new, saved)
-    assert torch.equal(load_pretrained(saved).lm_head.weight, new.lm_head.weight)
-    assert not torch.equal(old.lm_head.weight, new.lm_head.weight)
-    assert (saved / "model.safetensors").stat().st_mode & 0o444 == (
-        (saved / "config.json").stat().st_mode & 0o444
-    )
-
-
 def test_saving_given_tensors_and_compiled_models(tmp_path):
     model = FoXForCausalLM(FoXConfig.pro(**SMALL))
     state = {name: torch.full_like(t, 0.5) for name, t in model.state_dict().items()}
@@ -256,17 +180,14 @@ def test_saving_given_tensors_and_compiled_models(tmp_path):
         save_pretrained(model, tmp_path, state_dict=state)
 
 
-def test_load_config_alone_reads_the_fields(saved):
-    edit_config(saved, hidden_ratio=4, max_position_embeddings=..., intermediate_size=...)
-    config = load_config(saved)
-    assert config == dataclasses.replace(FoXConfig.pro(**SMALL), hidden_ratio=4)
-
-
 def test_the_class_reads_and_writes_folders(saved, tmp_path, small_ids):
     model = FoXForCausalLM.from_pretrained(saved, dtype=torch.float64, log_pruning_tolerance=None)
     assert isinstance(model, FoXForCausalLM) and model.lm_head.weight.dtype == torch.float64
     assert model.config.log_pruning_tolerance is None
-    load_pretrained(saved).save_pretrained(tmp_path / "again")
+    model = load_pretrained(saved)
+    model.save_pretrained(tmp_path / "again")
+    model.loss_per_token(small_ids, small_ids).mean().backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()  # the file stays
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (saved / name).read_bytes()
 
@@ -276,23 +197,9 @@ def test_a_run_folder_stands_for_its_weights(saved, tmp_path):
     run.mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
         load_pretrained(run)
-    (run / "run.json").write_text(json.dumps({"command": "python -m acp_repro.train --suite cpu"}))
-    with pytest.raises(FileNotFoundError, match="not finished.*`python -m acp_repro.train --suite cpu`"):
-        load_pretrained(run)
-    (run / "run.json").write_text("{")
+    (run / "run.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match="not finished.*finish its training first"):
         load_pretrained(run)
     shutil.copytree(saved, run / "model")
     assert load_config(run) == load_config(saved)
     assert torch.equal(load_pretrained(run).lm_head.weight, load_pretrained(saved).lm_head.weight)
-
-
-def test_a_name_of_the_hub_is_told_from_a_slip_in_a_path(saved, monkeypatch):
-    monkeypatch.chdir(saved.parent)
-    with pytest.raises(FileNotFoundError) as raised:
-        load_pretrained("zhixuan-lin/fox-pro-760m")
-    assert "`hf download zhixuan-lin/fox-pro-760m --local-dir FOLDER`" in str(raised.value)
-    assert "\n" not in str(raised.value)
-    for path in ("ck/modle", "nowhere", "/no/where", "../a/b", "./zhixuan-lin/fox"):
-        with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
-            load_pretrained(path)

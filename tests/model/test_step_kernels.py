@@ -16,10 +16,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [(3, 16), (2, 20), (4, 64)])
-@pytest.mark.parametrize(("tokens", "held"), [(1, True), (1, False), (5, True), (40, False)])
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "share", "dtype"),
+    [(3, 16, True, torch.float32), (2, 20, False, torch.bfloat16), (4, 64, False, torch.float32)],
+)
+@pytest.mark.parametrize(("tokens", "held"), [(1, True), (1, False), (5, True), (17, False)])
 @torch.no_grad()
 def test_the_kernels_are_the_modules(heads, head_dim, tokens, held, share, dtype):
     torch.manual_seed(0)
@@ -56,8 +57,7 @@ def test_the_kernels_are_the_modules(heads, head_dim, tokens, held, share, dtype
     assert relative_error(gated, output_norm(split(x), split(gate)).flatten(2)) < budget
 
 
-@pytest.mark.parametrize("width", [24, 1500])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "dtype"), [(24, torch.float32), (1500, torch.bfloat16)])
 def test_the_product_of_swiglu_is_its_modules(width, dtype):
     torch.manual_seed(0)
     gate, up = torch.randn(2, 3, 2 * width, device=DEVICE, dtype=dtype).chunk(2, -1)
@@ -68,26 +68,25 @@ def test_the_product_of_swiglu_is_its_modules(width, dtype):
     assert relative_error(found, torch.nn.functional.silu(gate) * up) < budget
 
 
-@pytest.mark.parametrize("share", [False, True])
 @torch.no_grad()
-def test_a_model_that_takes_them_gives_the_same_logits(share, monkeypatch):
+def test_a_model_that_takes_them_gives_the_same_logits(monkeypatch):
     torch.manual_seed(0)
-    config = FoXConfig.pro(**{**SMALL, "log_pruning_tolerance": -30.0}, qk_norm_share_param_across_head=share)
+    config = FoXConfig.pro(**{**SMALL, "log_pruning_tolerance": -30.0})
     model = with_strong_gates(FoXForCausalLM(config)).to(DEVICE)
-    ids = torch.randint(0, SMALL["vocab_size"], (2, 90), device=DEVICE)
+    ids = torch.randint(0, SMALL["vocab_size"], (2, 84), device=DEVICE)
     seq_start = torch.tensor([0, 30], device=DEVICE)
     calls, shift_and_norm = [], kernels.shift_and_norm
     monkeypatch.setattr(kernels, "shift_and_norm", lambda *a: calls.append(1) or shift_and_norm(*a))
     # Where no GPU is, the kernels run in the interpreter, and the attention beside them as it does.
     monkeypatch.setattr(
-        LayerCache, "fuses", property(lambda self: 0 < self.length >= self.parent.latest_start)
+        LayerCache, "fuses", property(lambda self: 0 < self.parent.length >= self.parent.latest_start)
     )
     cache = FoXCache(2, max_length=100)
     model(ids[:, :80], cache=cache, seq_start=seq_start)
-    found = torch.cat([model(ids[:, t : t + 1], cache=cache) for t in range(80, 90)], 1)
-    assert len(calls) == 2 * 10  # and the padded prompt goes without
+    found = torch.cat([model(ids[:, t : t + 1], cache=cache) for t in range(80, 84)], 1)
+    assert len(calls) == 2 * 4  # and the padded prompt goes without
     assert relative_error(found, model(ids, seq_start=seq_start)[:, 80:]) < 2e-5
     watched = []
     model.model.layers[0].attn.q_norm.register_forward_hook(lambda *_: watched.append(1))
     model(ids[:, :1], cache=cache)
-    assert len(watched) == 1 and len(calls) == 2 * 10 + 1  # the first layer calls its modules
+    assert len(watched) == 1 and len(calls) == 2 * 4 + 1  # the first layer calls its modules

@@ -1,5 +1,9 @@
 """One thread: these models are too little work to share, and threads that spin would cost minutes."""
 
+import importlib.util
+
 import torch
 
 torch.set_num_threads(1)
+if importlib.util.find_spec("transformers") is None:  # pip install -e '.[retention,lap]'
+    collect_ignore_glob = ["*.py"]

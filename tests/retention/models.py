@@ -2,12 +2,10 @@
 
 import copy
 
-import pytest
 import torch
+import transformers
 
 from acp_repro.retention import RetentionConfig, retain
-
-transformers = pytest.importorskip("transformers", reason="pip install -e '.[retention]'")
 
 SMALL = {"vocab_size": 60, "max_position_embeddings": 80, "num_labels": 3, "pad_token_id": 0}
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 48}

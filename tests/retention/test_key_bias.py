@@ -94,25 +94,6 @@ def test_tokens_may_stand_2_to_the_31_elements_apart():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_weights_that_stay_look_random():
-    """As many as asked for in every row and column, and neighbours, heads and seeds agree by chance alone."""
-    kept = stays(12345, 2, 4, 512, 0.1).float()
-    for dim in (-1, -2):
-        deviation = (kept.mean(dim) - 0.9) / (0.09 / 512) ** 0.5
-        assert 0.9 < deviation.std() < 1.1 and deviation.abs().max() < 6
-    centred = kept - 0.9
-    other = stays(12346, 2, 4, 512, 0.1).float() - 0.9
-    agreed = [
-        centred[..., 1:] * centred[..., :-1],
-        centred[..., 1:, :] * centred[..., :-1, :],
-        centred[:, 1:] * centred[:, :-1],
-        centred * other,
-        centred * centred.transpose(-1, -2) * (1 - torch.eye(512)),
-    ]
-    for product in agreed:
-        assert abs(product.mean()) < 5 * 0.09 * product.numel() ** -0.5 * 2**0.5
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="run on Linux, which Triton's compiler is for")
 def test_they_compile_for_hopper():
@@ -125,14 +106,3 @@ def test_they_compile_for_hopper():
     assert done.returncode == 0, done.stderr[-3000:]
     spilled = [int(number) for number in re.findall(r"(\d+) bytes spill stores", done.stdout)]
     assert len(spilled) == 6 and max(spilled) <= 64, done.stdout  # the backward pass is at its limit
-
-
-def test_what_it_takes():
-    q = torch.zeros(1, 1, 4, 64, dtype=torch.float16)
-    assert kernels.takes(q, q, q)
-    assert not kernels.takes(q.float(), q.float(), q.float())
-    assert not kernels.takes(q[..., :48], q[..., :48], q[..., :48])
-    assert not kernels.takes(q[:0], q[:0], q[:0])
-    assert not kernels.takes(q, q[:, :, :3], q[:, :, :3])
-    long = q.new_empty(1, 1, 4096, 64)
-    assert not kernels.takes(long, long, long)

@@ -1,5 +1,6 @@
 """The parts of Adaptive Retention that need torch alone: settings, budget, gates, scorer, cost."""
 
+import json
 import re
 
 import pytest
@@ -8,22 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acp_repro.retention import PROFILES, RetentionConfig, RetentionScorer, keep_top, running_summary
-from acp_repro.retention.budget import (
-    active_gates,
-    check_protected,
-    compact,
-    floor_share,
-    take,
-    token_budgets,
-    top_indices,
-)
+from acp_repro.retention.budget import active_gates, compact, floor_share, take, token_budgets, top_indices
 from acp_repro.retention.cost import encoder_cost
-from acp_repro.retention.gates import counted, hard_concrete, open_logits
+from acp_repro.retention.gates import counted_share, hard_concrete, open_logits
 from acp_repro.retention.scorer import running_summary_loop
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 128, 129, 1000])
-@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("length", [1, 63, 129, 1000])
+@pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
 def test_summary_is_the_recurrence(length, decay):
     x = torch.randn(2, length, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(length))
     exact = running_summary_loop(x, decay)
@@ -82,45 +75,25 @@ def test_hard_concrete_is_open_as_often_as_its_formula_says():
 
 def test_penalty_counts_what_its_setting_says():
     s = torch.tensor([0.4])
-    assert counted(RetentionConfig(0.5), s) == torch.sigmoid(s)
+    assert counted_share(RetentionConfig(0.5), s) == torch.sigmoid(s)
     expected = torch.sigmoid(s - 0.66 * torch.log(torch.tensor(0.1 / 1.1)))
-    torch.testing.assert_close(counted(RetentionConfig(0.5, penalty="expected_l0"), s), expected)
+    torch.testing.assert_close(counted_share(RetentionConfig(0.5, penalty="expected_l0"), s), expected)
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"budget": 0}, "budget: must be a number in (0, 1], got 0"),
-        ({"budget": 1.5}, "budget: must be a number"),
-        ({"budget": float("nan")}, "budget: must be a number"),
-        ({"budget": "half"}, "budget: must be a number"),
+        ({"budget": float("nan")}, "budget: must be a number in (0, 1]"),
         ({"method": "adaptiv"}, "did you mean adaptive?"),
-        ({"gates": "everywhere"}, "gates: must be after_blocks, input, output"),
-        ({"gates": (3, 1)}, "gates: places are whole numbers that rise"),
-        ({"gates": ()}, "gates: places are whole numbers that rise"),
+        ({"gates": (3, 1)}, "gates: must be after_blocks, input, output or rising places"),
+        ({"gates": None}, "gates: must be"),
         ({"stretch": (0.1, 1.1)}, "stretch: must be"),
-        ({"stretch": (0.1,)}, "stretch: must be"),
-        ({"stretch": None}, "stretch: must be"),
-        ({"stretch": ("a", "b")}, "stretch: must be"),
         ({"stretch": (-0.1, float("inf"))}, "stretch: must be"),
-        ({"gates": None}, "gates: places are whole numbers that rise"),
-        ({"gates": ("a", 1)}, "gates: places are whole numbers that rise"),
-        ({"schedule": "profile", "profile": 0.3}, "profile: shares are in (0, 1]"),
-        ({"seed": "a"}, "seed: must be a whole number"),
-        ({"seed": None}, "seed: must be a whole number"),
-        ({"open_steps": float("inf")}, "open_steps: must be a whole number"),
-        ({"sep_token_id": "[SEP]"}, "sep_token_id: must be a token's number, or None"),
-        ({"gate_keys": "yes"}, "gate_keys: must be true or false, got 'yes'"),
         ({"gate_keys": 1}, "gate_keys: must be true or false, got 1"),
-        ({"temperature": 0}, "temperature: must be a finite number above 0"),
-        ({"schedule": "profile"}, "profile: shares are in (0, 1]"),
+        ({"schedule": "profile"}, "profile: is for schedule: profile"),
         ({"schedule": "profile", "profile": "table7"}, "profile: must be one of table5_30"),
-        ({"schedule": "profile", "profile": (0.3, 0.4)}, "no share may rise"),
-        ({"profile": (0.3,)}, "profile: is for schedule: profile"),
-        ({"hard_from_step": -1}, "hard_from_step: must be a whole number"),
+        ({"schedule": "profile", "profile": (0.3, 0.4)}, "profile: shares are in (0, 1] and do not rise"),
         ({"initial_multiplier": -1.0}, "initial_multiplier: must not be negative"),
-        ({"scorer_width": 0}, "scorer_width: must be a whole number"),
-        ({"summary_decay": 1.1}, "summary_decay: must be a number in [0, 1]"),
     ],
 )
 def test_impossible_settings_are_refused_where_they_are_made(settings, words):
@@ -129,8 +102,6 @@ def test_impossible_settings_are_refused_where_they_are_made(settings, words):
 
 
 def test_settings_survive_json():
-    import json
-
     config = RetentionConfig(0.3, gates=(0, 2), stretch=(-0.2, 1.3), schedule="profile", profile=(0.5, 0.4))
     assert RetentionConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
     with pytest.raises(ValueError, match="budgt: no such setting; did you mean budget"):
@@ -138,9 +109,8 @@ def test_settings_survive_json():
 
 
 def test_places_of_gates():
-    assert RetentionConfig(0.5).places(3) == (1, 2, 3)
-    assert RetentionConfig(0.5, gates="input").places(3) == (0,)
-    assert RetentionConfig(0.5, gates="output").places(3) == (3,)
+    for gates, places in (("after_blocks", (1, 2, 3)), ("input", (0,)), ("output", (3,))):
+        assert RetentionConfig(0.5, gates=gates).places(3) == places
     assert RetentionConfig(1.0).places(3) == () == RetentionConfig(0.5, method="dense").places(3)
     with pytest.raises(ValueError, match="gates: the encoder has 3 blocks"):
         RetentionConfig(0.5, gates=(1, 4)).places(3)
@@ -196,12 +166,6 @@ def test_top_m_keeps_the_best_and_never_more_than_the_budget(data):
         assert none is None and torch.equal(same, indices)
     if valid.all():
         assert torch.equal(top_indices(scores, None, protected, budget, length)[0], direct)
-
-
-def test_more_protected_tokens_than_the_budget():
-    check_protected([1, 2], [1, 2])
-    with pytest.raises(ValueError, match="example 1: 2 protected tokens are more than its budget of 1"):
-        check_protected([1, 2], [1, 1])
 
 
 def test_cost_follows_the_tokens_left():

@@ -4,13 +4,12 @@ import copy
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
-from acp_repro.retention import RetentionConfig, RetentionScorer, encoders, forward, removal, retain, scorer
+from acp_repro.retention import RetentionScorer, encoders, forward, removal, scorer
 from acp_repro.retention.budget import top_indices
 from acp_repro.retention.scorer import running_summary_loop
 
-from .models import CONFIGS, answers, batch, build
+from .models import CONFIGS, answers, batch, build, retained
 
 KINDS = ("DistilBert", "Bert")
 
@@ -19,13 +18,8 @@ def _slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-# The last length is of more chunks than a scan goes through at once; the interpreter takes seconds for it.
-SCANS = [(length, decay) for length in (1, 33, 100) for decay in (0.0, 0.9, 1.0)]
-SCANS += [(1100, 0.9), _slow(1100, 0.0), _slow(1100, 1.0)]
-
-
-def retained(model, budget=0.4, **settings):
-    return retain(copy.deepcopy(model), RetentionConfig(budget, over_budget="keep", **settings)).eval()
+# The last length is of more chunks than a scan goes through at once; the interpreter takes half a minute.
+SCANS = [(1, 0.9), (33, 0.0), (100, 0.9), (100, 1.0), _slow(1100, 0.9)]
 
 
 @pytest.mark.parametrize(("length", "decay"), SCANS)
@@ -79,7 +73,7 @@ def on_a_device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize("length", [1, 2, _slow(15), 64, 129, _slow(300)])
+@pytest.mark.parametrize("length", [1, 129, _slow(64), _slow(300)])
 def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
     device = on_a_device()
     from acp_repro.retention.select_kernel import place, select
@@ -98,7 +92,7 @@ def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
     for candidates, protected in ((None, None), (some, first), (some, more)):
         most = torch.full((5,), length) if candidates is None else some.sum(1).cpu()
         needed = torch.ones(5) if protected is None else protected.sum(1).cpu()
-        for share in (0.0, 0.3, 1.0):
+        for share in (0.0, 0.3):
             budget = torch.maximum((most * share).long(), needed.long()).to(device)
             for width, given in ((int(budget.max()), budget), (int(budget.min()), None)):
                 found = select(scores, candidates, protected, given, width)
@@ -182,81 +176,41 @@ def test_on_a_gpu_removal_is_as_masking_and_as_on_a_cpu():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "settings",
+    [{"gates": (1, 2), "schedule": "geometric", "dropped": "last"}, {"method": "h2o"}, {"budget": 0.99}],
+)
 @torch.no_grad()
-def test_groups_of_examples_change_nothing(kind, monkeypatch):
-    model, inputs = build(kind), batch(rows=5)
-    seen = []
-    for settings in (
-        {"gates": (2,)},
-        {"gates": (1, 2), "schedule": "geometric", "dropped": "last"},
-        {"method": "h2o"},
-        {"method": "random"},
-        {"budget": 0.99},
-    ):
-        short = retained(model, **{"budget": 0.4, **settings})
-        for given in (inputs, {"input_ids": inputs["input_ids"]}):
-            found = []
-            for tokens in (10**6, 48):
-                monkeypatch.setattr(forward, "GROUP_TOKENS", tokens)
-                encoder = encoders.find_encoder(short)
-                block = encoder.layers_of(encoder.stack_of(short))[0]
-                with short.retention.recorded() as records:
-                    hook = block.register_forward_pre_hook(lambda _, a: seen.append(len(a[0])))
-                    found.append((answers(short(**given)), records))
-                    hook.remove()
-            (whole, ours), (parts, theirs) = found
-            torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
-            for one, other in zip(ours, theirs, strict=True):
-                assert torch.equal(one.kept, other.kept) and torch.equal(one.budget, other.budget)
-                torch.testing.assert_close(one.scores, other.scores, equal_nan=True, rtol=1e-5, atol=1e-6)
-    assert seen == [5, 2, 2, 1] * 10
-
-
-@torch.no_grad()
-def test_attention_received_is_summed_a_few_queries_at_a_time(monkeypatch):
-    model, inputs = build(), batch()
-    hidden, valid = torch.randn(4, 24, 32), inputs["attention_mask"] > 0
-    block = model.distilbert.transformer.layer[0]
-    whole = encoders.attention_received(encoders.find_encoder(model), block, hidden, valid, 4)
-    monkeypatch.setattr(encoders, "_MOST_WEIGHTS", 5 * 4 * 4 * 24)  # five queries
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
-        found = encoders.attention_received(encoders.find_encoder(model), block, hidden, valid, 4)
-    torch.testing.assert_close(found, whole)
-    shapes = [e.input_shapes[0] for e in profiled.events() if e.name == "aten::_softmax"]
-    assert shapes == [[4, 4, 5, 24]] * 4 + [[4, 4, 4, 24]]
-
-
-@pytest.mark.parametrize("gates", [_slow("input"), "after_blocks"])
-@torch.no_grad()
-def test_the_whole_pass_is_one_graph(gates):
-    """So no value is read by the host: every size follows from the arguments' shapes."""
-    model, inputs = build(), batch()
-    for settings in ({}, {"schedule": "geometric"}, {"method": "h2o"}):
-        short = retained(model, gates=gates, **settings)
-        for given in (inputs, {"input_ids": inputs["input_ids"]}):
-            torch.compiler.reset()
-            compiled = torch.compile(short, backend="eager", fullgraph=True)
-            torch.testing.assert_close(compiled(**given).logits, short(**given).logits)
+def test_groups_of_examples_change_nothing(kind, settings, monkeypatch):
+    short, inputs = retained(build(kind), **{"budget": 0.4, **settings}), batch(rows=5)
+    encoder, sizes = encoders.find_encoder(short), []
+    block = encoder.find_layers(encoder.find_stack(short))[0]
+    block.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    for given in (inputs, {"input_ids": inputs["input_ids"]}):
+        whole = answers(short(**given))
+        with monkeypatch.context() as patch:
+            patch.setattr(forward, "GROUP_TOKENS", 48)
+            torch.testing.assert_close(answers(short(**given)), whole, rtol=1e-5, atol=1e-6)
+    assert sizes == [5, 2, 2, 1] * 2
 
 
 @pytest.mark.parametrize("head", ["TokenClassification", _slow("QuestionAnswering")])
 @pytest.mark.parametrize("gates", ["input", _slow("after_blocks")])
 @torch.no_grad()
-def test_compiled_passes_drop_what_eager_ones_drop(head, gates):
-    """The host does not know how many tokens are protected there, so no budget either."""
+def test_a_whole_pass_is_one_graph_that_drops_what_eager_ones_drop(head, gates):
+    """No value is read by the host, which so does not know how many tokens are protected."""
     model, inputs = build(head=head), batch()
     further = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
     further[:, 3] = True
-    for settings in ({}, {"schedule": "geometric"}, {"dropped": "last"}):
-        short = retained(model, gates=gates, sep_token_id=2, **settings)
-        for given in (inputs, {"input_ids": inputs["input_ids"]}):
-            given = given | ({} if head == "QuestionAnswering" else {"protected_mask": further})
-            torch.compiler.reset()
-            compiled = torch.compile(short, backend="eager", fullgraph=True)
-            expected = answers(short(**given))
-            torch.testing.assert_close(answers(compiled(**given)), expected)
-            dense = {name: x for name, x in given.items() if name != "protected_mask"}
-            assert (expected - answers(model(**dense))).abs().max() > 1e-3
+    for settings, masked in (({}, False), ({"schedule": "geometric"}, True), ({"dropped": "last"}, True)):
+        short = retained(model, gates=gates, **settings)
+        given = inputs if masked else {"input_ids": inputs["input_ids"]}
+        more = {} if head == "QuestionAnswering" else {"protected_mask": further}
+        torch.compiler.reset()
+        compiled = torch.compile(short, backend="eager", fullgraph=True)
+        expected = answers(short(**given, **more))
+        torch.testing.assert_close(answers(compiled(**given, **more)), expected)
+        assert (expected - answers(model(**given))).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -279,17 +233,6 @@ def test_an_example_that_keeps_all_its_tokens_leaves_the_others_pruned(kind, set
     dense = model(**inputs).logits
     torch.testing.assert_close(found[0], dense[0], rtol=1e-4, atol=1e-5)
     assert (found - dense)[there].abs().max() > 1e-3
-
-
-@torch.no_grad()
-def test_without_a_mask_nothing_is_read_but_the_check_for_nan():
-    short = retained(build(), gates="input")
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        short(input_ids=batch()["input_ids"])
-    reads = [
-        e.name for e in profiled.events() if e.name in ("aten::item", "aten::nonzero", "aten::is_nonzero")
-    ]
-    assert not reads
 
 
 def test_augmentation_is_half_its_weight_times_the_square():

@@ -130,29 +130,13 @@ def test_phases_of_training():
     torch.testing.assert_close(gated.eval()(**inputs).logits, trained)
 
 
-def test_only_equality_opens_gates_that_closed_unasked():
-    model, inputs = build(), batch()
-    inputs |= labels_for("SequenceClassification", inputs)
-    found = {}
-    for constraint, start in (("at_most", 2.0), ("at_most", -4.0), ("equal", -4.0)):
-        torch.manual_seed(0)
-        gated = retained(
-            model, gates="input", constraint=constraint, multiplier_step=0.1, initial_logit=start
-        ).train()
-        optimizer = torch.optim.SGD([p for n, p in gated.named_parameters() if "retention" in n], 0.05)
-        history = []
-        for _ in range(200):
-            optimizer.zero_grad()
-            gated(**inputs).loss.backward()
-            optimizer.step()
-            history.append((gated.retention.ascend().item(), gated.retention.multiplier.item()))
-        found[constraint, start] = history
-    violations, multipliers = zip(*found["at_most", 2.0], strict=True)
-    assert violations[0] > 0.4 and min(violations) <= 0 < max(multipliers) and min(multipliers) >= 0
-    violations, multipliers = zip(*found["at_most", -4.0], strict=True)
-    assert max(violations) < -0.2 and set(multipliers) == {0.0}
-    violations, multipliers = zip(*found["equal", -4.0], strict=True)
-    assert min(multipliers) < 0 < max(violations)
+@pytest.mark.parametrize(("constraint", "least"), [("at_most", 0.0), ("equal", -0.5)])
+def test_only_equality_lets_lambda_fall_below_0(constraint, least):
+    """So that gates that closed below the budget open again."""
+    gated = retained(build(), constraint=constraint, multiplier_step=0.1).train()
+    for violation, found in ((1.0, 0.1), (-6.0, least)):
+        gated.retention.ascend(torch.tensor([violation]))
+        assert gated.retention.multiplier.item() == pytest.approx(found)
 
 
 def test_ablations():
@@ -191,21 +175,6 @@ def test_top_is_distilled_from_its_teacher():
     gated.retention.configure(distillation_weight=0.0)
     torch.manual_seed(0)
     assert with_teacher > gated(**inputs, **labels).loss
-
-
-def test_the_teacher_goes_where_its_model_goes():
-    model, teacher, seen = build(), build(), []
-    teacher.to = seen.append
-    gated = retain(model, RetentionConfig(0.4, method="top"), teacher=teacher)
-    cpu = torch.device("cpu")
-    assert seen == [cpu]  # the model may be elsewhere already
-    gated.to("cpu")
-    gated.half()
-    assert seen == 3 * [cpu]
-    gated.to("meta")
-    assert seen == 3 * [cpu]  # its weights would be lost there
-    gated.to_empty(device="cpu")
-    assert seen == 4 * [cpu]
 
 
 @pytest.mark.gpu

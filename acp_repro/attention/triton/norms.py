@@ -1,4 +1,4 @@
-"""The largest norm of each head's rows, and a threshold from those of q and k (Section 3)."""
+"""A threshold from the largest norms of each head's rows of q and k (Section 3)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..decay import threshold_offset
-from .launch import launch, ready
-from .tiles import addressable, load_rows, padded_head_dim
+from .launch import launch, repeat_launches
+from .tiles import load_rows, make_addressable, padded_head_dim
 
 _ROWS = 128
 _SIZES = ["heads", "tiles", "count"]
@@ -74,33 +74,13 @@ def _squares(x: Tensor) -> Tensor:
     return squares
 
 
-def largest_norms(x: Tensor) -> Tensor:
-    """``max_i ||x_i||`` of each head, in float32.
-
-    Args:
-        x: (B, H, T, D), bfloat16, float16 or float32, any strides.
-
-    Returns:
-        (B, H) float32.
-    """
-    x = addressable(x)
-    return _squares(x).amax(-1).view(torch.float32).sqrt()
-
-
 def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
-    """:func:`acp_repro.attention.pruning_threshold` of ``U = factor max_i ||q_i|| max_j ||k_j||`` and L = Tk.
-
-    Args:
-        q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. Types as for :func:`largest_norms`.
-
-    Returns:
-        (B, H) float32.
-    """
+    """delta (B, H) float32 of ``U = factor max_i ||q_i|| max_j ||k_j||`` and L = Tk, of 16 or 32 bits."""
     offset = threshold_offset(k.shape[2], log_pruning_tolerance)
-    return _find_threshold(addressable(q), addressable(k), (factor, offset))[0]
+    return _find_threshold(make_addressable(q), make_addressable(k), (factor, offset))[0]
 
 
-@ready
+@repeat_launches
 def _find_threshold(q: Tensor, k: Tensor, constants: tuple[float, float]) -> tuple[Tensor]:
     delta = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     q_squares, k_squares = _squares(q), _squares(k)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..decay import LOG_FGATE_FLOOR
 from ..kvcache import PagedKVCache
 from .launch import launch
-from .tiles import addressable, padded_head_dim
+from .tiles import make_addressable, padded_head_dim
 
 _FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
 
@@ -71,11 +71,10 @@ def _write_kernel(
 
 
 def write_kvcache(cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
-    """:meth:`PagedKVCache.write` in one kernel, for some tokens: k, v (B, Hkv, T, D) in the cache's dtype,
-    log_fgate (B, H, T) float32."""
+    """:meth:`PagedKVCache.write` in one kernel, for some tokens; k and v are in the cache's dtype."""
     # A kernel reads memory as it stands, so signs that PyTorch has only noted are turned first.
     k, v, log_fgate = (x.resolve_neg() for x in (k, v, log_fgate))
-    k, v = (addressable(x) for x in (k, v))
+    k, v = (make_addressable(x) for x in (k, v))
     batch, kv_heads, tokens, head_dim = k.shape
     launch(
         _write_kernel,
@@ -151,12 +150,8 @@ def _write_blocks_kernel(
 
 
 def write_blocks(cache: PagedKVCache, k: Tensor, v: Tensor, c: Tensor) -> None:
-    """:meth:`PagedKVCache.write` of many tokens, whose running sums are known.
-
-    Args:
-        k, v: (B, Hkv, T, D) in the cache's dtype. c: (B, H, T) float64, from the base of the cache's.
-    """
-    k, v = (addressable(x) for x in (k, v))
+    """:meth:`PagedKVCache.write` of many tokens, whose running sums ``c`` (B, H, T) float64 are known."""
+    k, v = (make_addressable(x) for x in (k, v))
     batch, kv_heads, tokens, head_dim = k.shape
     columns = triton.cdiv(tokens, cache.block_size) + 1  # the first new token may stand in a block's middle
     launch(

@@ -63,15 +63,9 @@ def _search_kernel(
 
 
 def find_boundary(
-    c: Tensor,
-    threshold: Tensor | None,
-    seqlen_q: int,
-    block_q: int,
-    block_k: int,
-    seq_start: Tensor | None = None,
-    window_size: int | None = None,
+    c: Tensor, threshold: Tensor | None, seqlen_q, block_q, block_k, seq_start=None, window_size=None
 ) -> Tensor:
-    """:func:`acp_repro.attention.boundary.find_boundary`, which has these arguments; the host never waits."""
+    """:func:`..boundary.find_boundary`, which has these arguments; the host never waits."""
     batch, heads, seqlen_k = c.shape
     blocks = triton.cdiv(seqlen_q, block_q)
     boundary = torch.empty((batch, heads, blocks), dtype=torch.int32, device=c.device)
@@ -79,7 +73,7 @@ def find_boundary(
         return boundary
     c = c.contiguous()
     if threshold is not None:
-        if threshold.shape != (batch, heads):
+        if threshold.shape != (batch, heads):  # a view of an argument would keep a pass from repeating
             threshold = threshold.expand(batch, heads)
         threshold = threshold.contiguous()
     grid = (batch * heads * triton.cdiv(blocks, _ROWS),)

@@ -79,12 +79,7 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """The pruning grid ``(block_q, block_k)``, the same on every device.
-
-    Args:
-        head_dim: 16 to 256.
-        dtype: of q, k and v.
-    """
+    """The pruning grid ``(block_q, block_k)``, the same on every device."""
     if not 16 <= head_dim <= 256:
         raise ValueError(f"head_dim must be from 16 to 256, got {head_dim}")
     return (128, 64) if dtype.itemsize == 2 else (64, 64)
@@ -129,22 +124,22 @@ def can_stream(*tensors: Tensor) -> bool:
 
 def is_streamable(x: Tensor) -> bool:
     """Whether rows of 16-bit numbers stand apart and start at multiples of 16 bytes."""
-    return x.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in strides_of(x))
+    return x.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in outer_strides(x))
 
 
-def strides_of(x: Tensor) -> list[int]:
+def outer_strides(x: Tensor) -> list[int]:
     """The strides of all but the last dimension; that of a dimension of size 1 has no meaning."""
     return [8 if n == 1 else s for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
 
 
-def streamed(x: Tensor, rows: int, descriptors: bool):
+def describe_stream(x: Tensor, rows: int, descriptors: bool):
     """What a kernel takes for a matrix that it reads tile after tile of ``rows``."""
     if not descriptors:
         return x
-    return TensorDescriptor(x, list(x.shape), [*strides_of(x), 1], [1, 1, rows, x.shape[-1]])
+    return TensorDescriptor(x, list(x.shape), [*outer_strides(x), 1], [1, 1, rows, x.shape[-1]])
 
 
-def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
+def enter_device(x: Tensor) -> contextlib.AbstractContextManager:
     """Triton launches on the current device, which need not be that of the inputs."""
     if x.device.type != "cuda" or torch.cuda.current_device() == x.device.index:
         return _STAY  # at less cost
@@ -154,14 +149,13 @@ def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
 _STAY = contextlib.nullcontext()
 
 
-def addressable(x: Tensor) -> Tensor:
-    """``x`` (B, H, T, D) as the kernels read it: any strides but the last, which is 1, and offsets inside a
-    tile that fit int32."""
+def make_addressable(x: Tensor) -> Tensor:
+    """``x`` (B, H, T, D) as the kernels read it: last stride 1, and offsets inside a tile that fit int32."""
     return x if _is_addressable(x) else x.contiguous()
 
 
-def empty_rows_like(x: Tensor) -> Tensor:
-    """What a kernel may write in place of ``x`` (B, H, T, D): ``x``, if it is :func:`addressable`."""
+def allocate_rows(x: Tensor) -> Tensor:
+    """What a kernel may write in place of ``x`` (B, H, T, D): ``x``, if it is :func:`make_addressable`."""
     return x if _is_addressable(x) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 

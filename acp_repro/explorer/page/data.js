@@ -44,6 +44,15 @@ class Head {
     return x > 0 ? -Math.log1p(Math.exp(-x)) : x - Math.log1p(Math.exp(x));
   }
 
+  // Log odds of two gates: of the median token, where a head forgets 0.1 % or more, and of the 1 % that forget most.
+  usual() {
+    if (!this.odds) {
+      const odds = Float64Array.from(this.gates, (_, i) => this.logit(i)).sort(), least = Math.min(d3.quantileSorted(odds, 0.5), Math.log(999));
+      this.odds = [least, Math.min(d3.quantileSorted(odds, 0.01), least - 1)];
+    }
+    return this.odds;
+  }
+
   // Exact where it is written; between, the gates' own sum, stretched to meet it.
   #runningSum() {
     const n = this.gates.length, step = this.model.cTokens, c = new Float64Array(n);

@@ -62,16 +62,13 @@ function draw(before) {
     Promise.resolve(view.draw(section, before)).then(() => {
       if (view.id !== state.view) return;
       if (focus) putFocus(focus, section);
+      if (document.body.dataset.drawn !== view.id) scrollTo(0, 0);
       document.body.dataset.drawn = view.id;
     });
   }
 }
 
-// The button at its end has the focus, so a small screen would open it there.
-function explain() {
-  $("#glossary").showModal();
-  $("#glossary").scrollTop = 0;
-}
+const explain = () => $("#glossary").showModal();
 
 document.addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName) || $("#glossary").open) return;

@@ -50,7 +50,9 @@ const COLUMNS = {
 const SORTS = Object.keys(COLUMNS);
 
 // ---- state, kept in the address so that a reload or a link comes back to it ----
-const state = { view: "model", model: 0, row: 0, token: null, shade: "kind", kinds: new Set(["local", "between", "global", "–"]) };
+// It begins with the head that shows most: the one between local and global that prunes nearest to four fifths of what it can.
+const usual = d3.least(models[0].rows.filter(r => r.kind === "between"), r => Math.abs(r.pruned_ratio - 0.8 * r.largest_pruned_ratio))?.index ?? 0;
+const state = { view: "model", model: 0, row: usual, token: null, shade: "kind", kinds: new Set(["local", "between", "global", "–"]) };
 const listeners = [];
 const onChange = listener => listeners.push(listener);
 function readAddress() {

@@ -4,10 +4,12 @@
 const textView = { id: "text", name: "Text", draw: drawTextView };
 const PAGE = 512; // tokens that are shown at once
 const reading = { first: 0, laid: null, shade: "forgets", query: "", hits: [] };
+const clamp = t => Math.max(0, Math.min(1, t));
+// For each its shade of a token, from 0 to 1, and what the ends of the scale are.
 const TEXT_SHADES = {
-  forgets: { name: "how much the head forgets here (1 − f)", of: (head, i) => 1 - head.gate(i), scale: v => Math.max(0, 1 + Math.log10(Math.max(v, 1e-3)) / 3), ends: ["0.1 %", "all"] },
-  received: { name: "how much weight the token gets from later ones", of: (head, i) => head.received(i), scale: v => Math.max(0, Math.min(1, Math.log10(Math.max(v, 0.1) * 10) / 3)), ends: ["0.1 queries", "100 queries"] },
-  none: { name: "nothing", of: () => 0, scale: () => 0, ends: null },
+  forgets: { name: "what the head forgets here (1 − f), if more than usual", of: (head, i) => { const [least, most] = head.usual(); return clamp((least - head.logit(i)) / (least - most)); }, ends: head => head.usual().map(logit => percent(1 / (1 + Math.exp(logit)))) },
+  received: { name: "how much weight the token gets from later ones", of: (head, i) => clamp(Math.log10(Math.max(head.received(i), 0.1) * 10) / 3), ends: () => ["0.1 queries", "100 queries"] },
+  none: { name: "nothing", of: () => 0, ends: () => null },
 };
 // A token has no text where it only ends the character before it.
 const readable = piece => piece.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +| +$/g, spaces => "␣".repeat(spaces.length)) || "·";
@@ -42,12 +44,12 @@ function turnTo(first, head, lookFor = null) {
 
 function layText(section, head) {
   const search = node("input", { type: "search", id: "search", placeholder: "find in the text", "aria-label": "Find in the text", value: reading.query, onkeydown: e => { if (e.key === "Enter") { e.preventDefault(); find(e.target.value, e.shiftKey ? -1 : 1); } } });
-  const shade = TEXT_SHADES[reading.shade], stops = d3.range(0, 1.01, 0.2).map(tint);
+  const shade = TEXT_SHADES[reading.shade], ends = shade.ends(head), stops = d3.range(0, 1.01, 0.2).map(tint);
   section.replaceChildren(
     node("div", { class: "controls" },
       node("label", {}, "shade ", node("select", { id: "text-shade", onchange: e => { reading.shade = e.target.value; change({}); } },
         ...Object.entries(TEXT_SHADES).map(([key, s]) => node("option", { value: key, selected: key === reading.shade }, s.name)))),
-      shade.ends ? node("span", { class: "legend" }, shade.ends[0], node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), shade.ends[1]) : null,
+      ends ? node("span", { class: "legend" }, ends[0], node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), ends[1]) : null,
       node("span", { class: "search" }, search, node("button", { type: "button", "aria-label": "Previous hit", onclick: () => find(search.value, -1) }, "‹"), node("button", { type: "button", "aria-label": "Next hit", onclick: () => find(search.value, 1) }, "›"), node("span", { id: "hits", "aria-live": "polite", class: "quiet" }))),
     node("div", { id: "overview", role: "slider", tabindex: 0, "aria-label": "Place in the text", "aria-valuemin": 0, "aria-valuemax": text.length - 1 }),
     node("div", { class: "columns wide-left" },
@@ -63,7 +65,7 @@ const tint = t => { const c = d3.color(style("--shade")); c.opacity = style("--m
 function drawPage(head) {
   const { first } = reading, last = Math.min(text.length, first + PAGE), shade = TEXT_SHADES[reading.shade], spans = [];
   for (let i = first; i < last; i++) {
-    const piece = text.piece(i), t = shade.scale(shade.of(head, i));
+    const piece = text.piece(i), t = shade.of(head, i);
     spans.push(node("span", { class: piece ? "token" : "token rest", "data-i": i, style: t > 0.01 ? `--t: ${t.toFixed(3)}` : null }, piece.replaceAll("\n", "↵\n") || "·"));
   }
   $("#tokens").replaceChildren(...spans);
@@ -147,7 +149,7 @@ function drawOverview(head) {
   const x = i => i / text.length * width;
   for (let p = 0; p < columns; p++) {
     const tokens = d3.range(Math.floor(p * text.length / columns), Math.floor((p + 1) * text.length / columns));
-    context.fillStyle = tint(d3.mean(tokens, i => shade.scale(shade.of(head, i))));
+    context.fillStyle = tint(d3.mean(tokens, i => shade.of(head, i)));
     context.fillRect(p * width / columns, 0, width / columns + 0.5, height);
   }
   context.fillStyle = style("--accent");

@@ -8,19 +8,17 @@ tokens.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from acp_repro.common.errors import UserError
 from acp_repro.common.files import lock, sha256_of, sync, write_text
-from acp_repro.pipeline.data.files import DataError
 
 _log = logging.getLogger(__name__)
 
@@ -34,63 +32,26 @@ def default_cache() -> Path:
     return project / "cache"
 
 
-class CorruptEntry(UserError):
-    """A cache entry that must be built again; the message says what is wrong with it."""
-
-
-class EntryWriter:
-    """Writes the files of a build: they are appended to, hashed on the way, and synced at the end."""
+class EntryWriter(contextlib.ExitStack):
+    """Appends to the files of an entry that is being built."""
 
     def __init__(self, folder: Path):
+        super().__init__()
         self._folder = folder
-        self._open: dict[str, tuple] = {}
-        self._closing = contextlib.ExitStack()
+        self._open: dict[str, BinaryIO] = {}
 
     def append(self, name: str, data: bytes | np.ndarray) -> None:
-        """Appends to the file ``name``: bytes, or the elements of an array of any shape and dtype in memory
-        order."""
+        """Appends bytes, or the elements of an array in memory order, to the file ``name``."""
         if name not in self._open:
-            path = self._folder / name
-            file = self._closing.enter_context(open(path, "wb"))  # noqa: SIM115  see close()
-            self._open[name] = (file, hashlib.sha256())
-        file, digest = self._open[name]
-        data = data.tobytes() if isinstance(data, np.ndarray) else data
-        file.write(data)
-        digest.update(data)
-
-    def finish(self) -> dict[str, dict]:
-        """Syncs and closes every file; gives {name: {sha256}}."""
-        record = {}
-        for name, (file, digest) in self._open.items():
-            file.flush()
-            os.fsync(file.fileno())
-            record[name] = {"sha256": digest.hexdigest()}
-        self.close()
-        return record
-
-    def close(self) -> None:
-        self._closing.close()
+            self._open[name] = self.enter_context((self._folder / name).open("wb"))
+        self._open[name].write(data if isinstance(data, bytes) else data.tobytes())
 
 
 class Entry:
-    """An entry that has been checked. ``facts`` is what its builder returned.
+    """An entry that has been checked. ``facts`` is what its builder returned."""
 
-    Raises:
-        CorruptEntry: it is incomplete, changed, or of another key.
-    """
-
-    def __init__(self, folder: Path, key: str):
-        self.folder = folder
-        try:
-            meta = json.loads((folder / "meta.json").read_bytes())
-            if meta["key"] != key:
-                raise CorruptEntry(f"it was made for the key {meta['key']}, not {key}")
-            self.key, self.facts, self.files = key, meta["facts"], meta["files"]
-            for name, record in self.files.items():
-                if sha256_of(folder / name) != record["sha256"]:
-                    raise CorruptEntry(f"the content of {name} has changed")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CorruptEntry(f"a file is missing or damaged ({error})") from error
+    def __init__(self, folder: Path, meta: dict):
+        self.folder, self.key, self.facts, self.files = folder, meta["key"], meta["facts"], meta["files"]
 
     def array(self, name: str, dtype: str) -> np.ndarray:
         """The file ``name`` as a read-only, memory-mapped vector (n,) of ``dtype``."""
@@ -101,56 +62,43 @@ class Entry:
 
 
 def open_or_build(folder: Path, key: str, build: Callable[[EntryWriter], dict]) -> Entry:
-    """The entry at ``folder``, built now if it is missing or damaged.
+    """The entry at ``folder``, built now if it is missing or damaged; of several processes one builds it.
 
-    ``build`` writes the files and returns the entry's facts (of JSON's types). If several processes call at
-    once, one builds and the others wait for it.
-
-    Raises:
-        DataError: the parent of ``folder`` cannot be used.
+    ``build`` writes the files and returns the entry's facts (of JSON's types).
     """
-    try:
-        return _open_or_build(folder, key, build)
-    except OSError as error:
-        raise DataError(
-            f"the cache folder {folder.parent} cannot be used ({error}); point cache_dir or "
-            "ACP_REPRO_CACHE to a folder with room that you may write to"
-        ) from error
-
-
-def _open_or_build(folder: Path, key: str, build: Callable[[EntryWriter], dict]) -> Entry:
-    with contextlib.suppress(CorruptEntry, FileNotFoundError):
-        return _open_existing(folder, key)
+    if entry := _open(folder, key):
+        return entry
     with lock(folder.with_name(folder.name + ".lock")):
-        try:
-            return _open_existing(folder, key)  # another process may just have made it
-        except FileNotFoundError:
-            pass
-        except CorruptEntry as error:
-            _log.warning("the cache entry %s is corrupt: %s; building it again", folder, error)
+        if entry := _open(folder, key):  # another process may just have made it
+            return entry
+        if folder.exists():
+            _log.warning("the cache entry %s is corrupt; building it again", folder)
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)  # what a killed build left
         partial.mkdir(parents=True)
-        writer = EntryWriter(partial)
         try:
-            facts = build(writer)
-            _write_meta(partial, key, facts, writer.finish())
+            with EntryWriter(partial) as writer:
+                facts = build(writer)
+            files = {path.name: {"sha256": sha256_of(path)} for path in sorted(partial.iterdir())}
+            for name in files:
+                sync(partial / name)
+            meta = {"key": key, "facts": facts, "files": files}
+            write_text(partial / "meta.json", json.dumps(meta, indent=1))
             if folder.exists():
                 shutil.rmtree(folder)
             partial.rename(folder)
             sync(folder.parent)
         except BaseException:
-            writer.close()
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    return Entry(folder, key)
+    return Entry(folder, meta)
 
 
-def _open_existing(folder: Path, key: str) -> Entry:
-    if not folder.exists():
-        raise FileNotFoundError(folder)
-    return Entry(folder, key)
-
-
-def _write_meta(folder: Path, key: str, facts: dict, files: dict) -> None:
-    write_text(folder / "meta.json", json.dumps({"key": key, "facts": facts, "files": files}, indent=1))
+def _open(folder: Path, key: str) -> Entry | None:
+    """The entry if it is whole, as it was written, and of this key."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        meta = json.loads((folder / "meta.json").read_bytes())
+        entry = Entry(folder, meta)
+        whole = all(sha256_of(folder / name) == record["sha256"] for name, record in entry.files.items())
+        return entry if whole and entry.key == key else None
+    return None

@@ -1,11 +1,12 @@
 """Our corpora, one function each, for every paper. A labelled set is a corpus whose texts have labels.
 
 To add one, write a function here that gives a `Row` for each text; see CONTRIBUTING.md. The first line of a
-docstring is shown by ``python -m acp_repro.data --help``.
+docstring is shown by ``python -m acp_repro.data --help``. An error names the file and the line.
 """
 
 from __future__ import annotations
 
+import ast
 import csv
 import hashlib
 import re
@@ -13,11 +14,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from acp_repro.pipeline.data.files import DataError, field_of, is_tar, json_lines, text_of
+from acp_repro.pipeline.data.files import (
+    DataError,
+    field_of,
+    is_jsonl,
+    json_lines,
+    read_members,
+    read_records,
+    text_of,
+)
 from acp_repro.pipeline.data.registry import corpus
-from acp_repro.pipeline.data.rows import members, read_records
-from acp_repro.pipeline.data.sentences import clauses, sentences
-from acp_repro.pipeline.data.sources import Row, Source, StdlibSource, TextSource
+from acp_repro.pipeline.data.sources import Row, Source, StdlibSource, TextSource, sample_text
 
 _SET = "the path of its file"
 _SENTIMENTS = {"labels": "sentiments", "sides": "whether a review is positive or negative"}
@@ -29,7 +36,7 @@ def stdlib() -> Source:
     return StdlibSource()
 
 
-@corpus(path="the path of a file or a folder", several=True)
+@corpus(path="the path of a file or a folder")
 def text(path: str | Sequence[str], text_field: str = "text", exclude: Sequence[str] = ()) -> Source:
     """Files at `path`: plain text or .jsonl, each also .xz, .zst, .gz, .bz2."""
     return TextSource([path] if isinstance(path, str) else path, text_field, exclude)
@@ -39,7 +46,7 @@ def text(path: str | Sequence[str], text_field: str = "text", exclude: Sequence[
 def file(path: str, text_field: str = "text", label_field: str | None = None) -> Iterator[Row]:
     """Records of the file `path`: .csv or JSON lines, each also .xz, .zst, .gz, .bz2."""
     for where, record in read_records(path):
-        label = None if label_field is None else str(field_of(record, label_field, where, "label_field"))
+        label = None if label_field is None else str(field_of(record, label_field, where))
         yield Row(text_of(record, text_field, where), label)
 
 
@@ -56,28 +63,21 @@ def hf(
     test: str | None = None,
     text_field: str = "text",
     label_field: str | None = None,
-    question_field: str | None = None,
-    answers_field: str | None = None,
     max_documents: int | None = None,
     cache: Path | None = None,
 ) -> Source:
     """A Hugging Face dataset, `path: owner/name`, its first `max_documents` documents."""
-    from acp_repro.pipeline.data.hf import HubSource
+    from acp_repro.pipeline.data.hf import HubSource  # needs numpy, and loading a suite's file does not
 
     others = {"dev": dev, "test": test} if dev or test else {}
     splits = {"train" if others else None: split} | {here: name for here, name in others.items() if name}
-    named = {"text": text_field, "label": label_field, "question": question_field, "answers": answers_field}
-    fields = {name: field for name, field in named.items() if field}
+    fields = {"text": text_field} | ({"label": label_field} if label_field else {})
     return HubSource(path, config, splits, fields, max_documents, cache)
 
 
 @corpus(path="the path of the folder with train.zarr and heldout.zarr")
 def longcrawl64(path: str) -> Source:
-    """The ACP paper's corpus: a folder `path` with train.zarr and heldout.zarr.
-
-    Raises:
-        DataError: always, because it holds ids, not text; ACP reads it in another way.
-    """
+    """The ACP paper's corpus: a folder `path` with train.zarr and heldout.zarr."""
     raise DataError("corpus: longcrawl64 holds GPT-2 ids, not text; use it for ACP, and another corpus here")
 
 
@@ -92,7 +92,7 @@ def stdlib_sentences(shortest: int = 20, longest: int = 160) -> Iterator[Row]:
     Args:
         shortest, longest: the length of a sentence, in characters.
     """
-    for sentence, of_function in sentences(shortest, longest).items():
+    for sentence, of_function in docstring_sentences(shortest, longest).items():
         label = "function or method" if of_function else "class or module"
         yield Row(sentence, label, number=int(of_function))
 
@@ -105,8 +105,60 @@ def short_sentences(shortest: int = 20, longest: int = 160) -> Iterator[Row]:
         shortest, longest: the length of a sentence, in characters. A longer one of the novel is cut into
             clauses.
     """
-    for sentence in sentences(shortest, longest) | clauses(shortest, longest):
+    for sentence in docstring_sentences(shortest, longest) | novel_clauses(shortest, longest):
         yield Row(sentence)
+
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
+_CLAUSE_END = re.compile(r"(?<=[,;:])\s+")
+_PROSE = re.compile(r"[A-Za-z][\w'\-]*")
+
+
+def docstring_sentences(shortest: int, longest: int) -> dict[str, bool]:
+    """Sentences of docstrings, and whether each documents a function or method; else a class or module.
+
+    Of a sentence that stands in both the first one counts.
+    """
+    found: dict[str, bool] = {}
+    for document in StdlibSource().documents():
+        if not document.name.endswith(".py"):
+            continue
+        for docstring, of_function in _docstrings(document.data.decode()):
+            for sentence in _sentences(docstring):
+                if shortest <= len(sentence) <= longest:
+                    found.setdefault(sentence, of_function)
+    return found
+
+
+def novel_clauses(shortest: int, longest: int) -> dict[str, None]:
+    """Sentences of the sample novel, in its order. A sentence that is too long is cut into its clauses."""
+    found: dict[str, None] = {}
+    for sentence in _sentences(sample_text()):
+        pieces = [sentence] if len(sentence) <= longest else _CLAUSE_END.split(sentence)
+        found |= dict.fromkeys(piece for piece in pieces if shortest <= len(piece) <= longest)
+    return found
+
+
+def _docstrings(source: str) -> Iterator[tuple[str, bool]]:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a template, such as those of lib2to3
+        return
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, *functions)) and (text := ast.get_docstring(node)):
+            yield text, isinstance(node, functions)
+
+
+def _sentences(prose: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n", prose):
+        lines = paragraph.splitlines()
+        # Indented lines and prompts are examples, not prose.
+        if any(line.startswith((" ", ">>>", "-", "*", "+", ".")) for line in lines):
+            continue
+        for sentence in _SENTENCE_END.split(" ".join(" ".join(lines).split())):
+            if len(_PROSE.findall(sentence)) >= 3:
+                yield sentence
 
 
 @corpus(labels="packages of the Python standard library")
@@ -142,13 +194,9 @@ def stdlib_packages(
 
 @corpus(path="the path of its folder or .tar", **_SENTIMENTS)
 def sst2(path: str) -> Iterator[Row]:
-    """SST-2: train.tsv, dev.tsv and test.tsv with the columns `sentence` and `label`.
-
-    Raises:
-        DataError: a file or a column is missing.
-    """
+    """SST-2: train.tsv, dev.tsv and test.tsv with the columns `sentence` and `label`."""
     splits = ("train", "dev", "test")
-    for split, data in zip(splits, members(path, *(f"/{split}.tsv" for split in splits)), strict=True):
+    for split, data in zip(splits, read_members(path, *(f"/{split}.tsv" for split in splits)), strict=True):
         lines = csv.DictReader(data.decode().split("\n"), delimiter="\t", quoting=csv.QUOTE_NONE)
         if not {"sentence", "label"} <= set(lines.fieldnames or ()):
             raise DataError(f"path: {path}, {split}.tsv: needs the columns sentence and label")
@@ -160,7 +208,7 @@ def sst2(path: str) -> Iterator[Row]:
 def imdb(path: str) -> Iterator[Row]:
     """IMDb's reviews: JSON lines with `split` (train, test; else no label), `label` and `text`."""
     for where, record in read_records(path):
-        review = text_of(record, "text", where, "").replace("<br />", " ")
+        review = text_of(record, "text", where).replace("<br />", " ")
         if (split := field_of(record, "split", where)) in ("train", "test"):
             yield Row(review, str(field_of(record, "label", where)), split=split)
         else:
@@ -177,7 +225,7 @@ def cuad(path: str, least: int = 10) -> Iterator[Row]:
     rows = []
     for where, record in read_records(path):
         group, label = (field_of(record, name, where) for name in ("file", "type"))
-        rows.append(Row(text_of(record, "text", where, ""), label, group=group))
+        rows.append(Row(text_of(record, "text", where), label, group=group))
     counts = Counter(row.label for row in rows if row.text.strip())
     yield from (row for row in rows if counts[row.label] >= least)
 
@@ -186,17 +234,16 @@ def cuad(path: str, least: int = 10) -> Iterator[Row]:
 def csabstruct(path: str) -> Iterator[Row]:
     """CSAbstruct: abstracts with a question about each sentence; the label is the sentence's role."""
     splits = ("train", "dev", "test")
-    for split, data in zip(splits, members(path, *(f"/{split}.jsonl" for split in splits)), strict=True):
+    for split, data in zip(splits, read_members(path, *(f"/{split}.jsonl" for split in splits)), strict=True):
         for where, record in json_lines(data.split(b"\n"), f"{path}, {split}.jsonl"):
             asked, labels = (field_of(record, name, where) for name in ("sentences", "labels"))
             for sentence, label in zip(asked, labels, strict=True):
                 yield Row(" ".join(asked), label, sentence, split=split)
 
 
-@corpus(path="the path of its JSON lines, a file or a folder of them", labels="{label}s")
+@corpus(path="the path of its JSON lines, a file or a folder of them", labels="authors")
 def books(
     path: str,
-    label: str = "author",
     characters: int = 16_000,
     most_each: int = 8,
     least: int = 3,
@@ -207,25 +254,19 @@ def books(
     All excerpts of a book are in one split.
 
     Args:
-        label: the field of the label; by default the author's.
         characters: the length of an excerpt.
         most_each: excerpts of one book, spread evenly.
         least: an author needs at least this many books.
         files: names in the folder; None reads all files.
-
-    Raises:
-        DataError: the folder holds no JSON lines.
     """
     place = Path(path).expanduser()
     shards = sorted(place.glob("*.jsonl*")) if place.is_dir() else [place]
     if files is not None:
         shards = [place / name for name in files]
-    if not shards:
-        raise DataError(f"path: {path} holds no JSON lines (.jsonl); name the folder that does")
     found: dict[str, list[tuple[str, list[str]]]] = {}
     for where, record in (one for shard in shards for one in read_records(shard)):
-        book, author = (str(field_of(record, name, where)) for name in ("id", label))
-        words = text_of(record, "text", where, "")
+        book, author = (str(field_of(record, name, where)) for name in ("id", "author"))
+        words = text_of(record, "text", where)
         step = max(characters, len(words) // most_each)
         pieces = [words[at : at + characters] for at in range(0, len(words) - characters + 1, step)]
         found.setdefault(author, []).append((book, pieces[:most_each]))
@@ -262,9 +303,6 @@ def facts(
         classes: how many codes there are.
         short: this many further examples, of `short_characters`, are for training alone. Where texts are
             long, an encoder learns from them what the question means. Dev and test have long texts.
-
-    Raises:
-        DataError: facts, classes or the text are too few or too many.
     """
     names, codes = _NAMES.split(), _CODES.split()[:classes]
     if not 1 <= facts <= len(names) or not 2 <= classes <= len(codes):
@@ -315,10 +353,10 @@ def qasper(path: str) -> Iterator[Row]:
     JSON lines with ``input``, ``instructions`` and ``outputs``. The sample is too small to measure anything;
     it shows that questions run.
     """
-    packed = is_tar(Path(path))
-    lines = json_lines(members(path, ".jsonl")[0].split(b"\n"), path) if packed else read_records(path)
+    packed = not is_jsonl(Path(path))
+    lines = json_lines(read_members(path, ".jsonl")[0].split(b"\n"), path) if packed else read_records(path)
     for where, record in lines:
-        paper = text_of(record, "input", where, "")
+        paper = text_of(record, "input", where)
         asked, answers = (field_of(record, name, where) for name in ("instructions", "outputs"))
         for question, answer in zip(asked, answers, strict=True):
             at = paper.find(answer)

@@ -16,8 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from acp_repro.pipeline.data.cache import EntryWriter, default_cache, open_or_build
-from acp_repro.pipeline.data.files import DataError
-from acp_repro.pipeline.data.rows import read_records
+from acp_repro.pipeline.data.files import DataError, read_records
 from acp_repro.pipeline.data.sources import Row, TextSource
 
 _FRAME_BYTES = 4 << 20  # of text, compressed together
@@ -31,12 +30,8 @@ class HubSource(TextSource):
         path, config: of ``datasets.load_dataset``; ``path`` may be a folder.
         splits: the names of the dataset's splits, by their names here: ``train``, ``dev``, ``test``, or None
             for text without a split.
-        fields: the names of the fields that hold ``text`` and, if there are any, ``label``, ``question`` and
-            ``answers`` (SQuAD's ``{text, answer_start}``).
+        fields: the names of the fields that hold ``text`` and, if there is one, ``label``.
         most: documents to fetch of each split; None fetches all.
-
-    Raises:
-        DataError: the library is missing, or the dataset, its configuration, a split or a field.
     """
 
     def __init__(
@@ -48,8 +43,8 @@ class HubSource(TextSource):
         most: int | None = None,
         cache: Path | None = None,
     ):
-        cache = default_cache() if cache is None else cache
-        self._splits = {s: _fetched(path, config, name, fields, most, cache) for s, name in splits.items()}
+        cache = cache or default_cache()
+        self._splits = {s: _fetch(path, config, name, fields, most, cache) for s, name in splits.items()}
         super().__init__(self._splits.values())
 
     def rows(self) -> Iterator[Row]:
@@ -58,25 +53,23 @@ class HubSource(TextSource):
                 yield Row(**record)._replace(split=split)
 
 
-def _fetched(
+def _fetch(
     path: str, config: str | None, split: str, fields: Mapping[str, str], most: int | None, cache: Path
 ) -> Path:
-    """The file of JSON lines with the fields of `Row`s."""
-    from fsspec.compression import zstd
+    """The file of JSON lines with the fields of `Row`s; it is fetched again if a local folder changes."""
+    from fsspec.compression import zstd  # slow to import
 
     others = {name: field for name, field in fields.items() if name != "text"}
-    what = [path, config, split, fields["text"], most, *([others] if others else []), *_state(path)]
+    folder = Path(path)
+    local = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
+    state = [[str(p.relative_to(folder)), p.stat().st_size, p.stat().st_mtime_ns] for p in local]
+    what = [path, config, split, fields["text"], most, *([others] if others else []), *state]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
     def build(writer: EntryWriter) -> dict:
         lines, documents = bytearray(), 0
-        for record in tqdm(
-            islice(_records(path, config, split, fields, most), most),
-            desc=f"fetching {path}",
-            unit=" documents",
-            leave=False,
-            disable=None,
-        ):
+        records = islice(_records(path, config, split, fields, most), most)
+        for record in tqdm(records, f"fetching {path}", unit=" documents", leave=False, disable=None):
             lines += json.dumps(record).encode() + b"\n"
             documents += 1
             if len(lines) >= _FRAME_BYTES:
@@ -90,41 +83,28 @@ def _fetched(
     return open_or_build(cache / f"hf-fetched-{key[:16]}", key, build).folder / _FILE
 
 
-def _state(path: str) -> list[Any]:
-    """A list that changes when a folder of this machine does; empty for a dataset of the Hub."""
-    folder = Path(path)
-    files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
-    return [[str(p.relative_to(folder)), p.stat().st_size, p.stat().st_mtime_ns] for p in files]
-
-
 def _records(
     path: str, config: str | None, split: str, fields: Mapping[str, str], most: int | None
 ) -> Iterator[dict[str, Any]]:
     try:
         import datasets
-    except ImportError as error:
-        raise DataError("corpus: hf needs the library `datasets`; pip install -e '.[hf]'") from error
-    try:
+
         loaded = datasets.load_dataset(path, config, split=split, streaming=most is not None)
         feature = (getattr(loaded, "features", None) or {}).get(fields.get("label"))
-        for number, record in enumerate(loaded):
-            for name, field in fields.items():
-                value = record.get(field)
-                if value is None or (name == "text" and not isinstance(value, str)):
-                    raise DataError(
-                        f"{name}_field: {field!r} holds {type(value).__name__} in document "
-                        f"{number} of {path}; set {name}_field to a field of {name} (there are: "
-                        f"{', '.join(record)})"
-                    )
+        names = getattr(feature, "names", None)
+        for record in loaded:
+            for field in fields.values():
+                if record.get(field) is None:
+                    raise DataError(f"path: {path} has no field {field!r}; it has: {', '.join(record)}")
             if record[fields["text"]].strip():
-                yield _row(record, fields, getattr(feature, "names", None))
+                yield _row(record, fields, names)
     except DataError:
         raise
-    except Exception as error:  # of the network, of the Hub's client, of a file's format
+    except Exception as error:  # of the import, the network, the Hub's client, a file's format
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            f"path: the dataset {path} cannot be read ({reason[:300]}); check path, config and "
-            "split, and the network, which is needed once"
+            f"path: the dataset {path} cannot be read ({reason[:300]}); check path, config and split, the "
+            "network, which is needed once, and pip install '.[hf]'"
         ) from error
 
 
@@ -132,13 +112,8 @@ def _row(record: dict[str, Any], fields: Mapping[str, str], names: list[str] | N
     """The fields of a `Row` that the record has."""
     # Half of a surrogate pair is not a character, and no file of UTF-8 can hold it.
     row = {"text": record[fields["text"]].encode(errors="replace").decode()}
-    if "question" in fields:
-        row["question"] = record[fields["question"]]
-    if "label" in fields and names and record[fields["label"]] >= 0:  # a test split may hide its labels: -1
-        row |= {"label": names[record[fields["label"]]], "number": record[fields["label"]]}
-    elif "label" in fields and not names:
+    if "label" in fields and not names:
         row["label"] = str(record[fields["label"]])
-    if "answers" in fields and (words := record[fields["answers"]]["text"]):
-        start = record[fields["answers"]]["answer_start"][0]
-        row |= {"answers": words, "answer": (start, start + len(words[0]))}
+    elif "label" in fields and record[fields["label"]] >= 0:  # a test split may hide its labels: -1
+        row |= {"label": names[record[fields["label"]]], "number": record[fields["label"]]}
     return row

@@ -53,26 +53,18 @@ class LabelledSet:
 
 
 def read_labelled(corpus: str, path: str | None = None, **options: Any) -> LabelledSet:
-    """A corpus as a labelled set. Texts without a label or an answer, and blank ones, are left out.
-
-    Args:
-        corpus, path, options: see `acp_repro.pipeline.data.corpora`; ``label_field`` is ``label`` by default.
-
-    Raises:
-        DataError: there is no such corpus, path or option, or there are no labels.
-    """
+    """A corpus as a labelled set. Texts without a label or an answer, and blank ones, are left out."""
     function = find_corpus(corpus)
-    if "label_field" in function.options and not options.get("answers_field"):
+    if "label_field" in function.options:
         options = {"label_field": "label", **options}
-    texts = [row for row in function.open(path, options).rows() if row.text.strip()]
-    rows = [row for row in texts if row.answer or (row.label or "").strip()]
+    rows = [
+        row
+        for row in function.open(path, options).rows()
+        if row.text.strip() and (row.answer or (row.label or "").strip())
+    ]
     classes = tuple(sorted({row.label for row in rows if not row.answer}))
-    if not rows:
-        what, key = ("text with a label or an answer", "label_field") if texts else ("text", "least")
-        advice = f", or set options.{key}" if key in function.options else ""
-        raise DataError(f"{function.place(path)} gives no {what}; name one that does{advice}")
-    if len(classes) == 1:
-        raise DataError(f"{function.place(path)} has one class, {classes[0]}; add texts of another")
+    if not rows or len(classes) == 1:
+        raise DataError(f"{function.place(path)} has texts of {len(classes)} classes; two are needed")
     has_dev = any(row.split == "dev" for row in rows)
     splits: dict[str, list[Row]] = {split: [] for split in SPLITS}
     for row in rows:

@@ -24,21 +24,18 @@ from typing import Any
 
 import numpy as np
 
+from acp_repro.model import BPETokenizer
 from acp_repro.pipeline.data.config import GPT2_VOCAB_SIZE, DataConfig
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.sequences import Sequences
-from acp_repro.pipeline.data.tokenizer import BPETokenizer, gpt2_json, read_json, save_json
+from acp_repro.pipeline.data.tokenizer import gpt2_json, read_json, save_json
 
 _log = logging.getLogger(__name__)
 _REMEMBERED_BYTES = 256 << 20  # of decoded chunks, for each array
 
 
 class LongCrawl64:
-    """The corpus at ``config.path``. The members are those of `Corpus`, except a vector of all tokens.
-
-    Raises:
-        DataError: the library `zarr` or an array is missing, or an array is no array of token ids.
-    """
+    """The corpus at ``config.path``. The members are those of `Corpus`, except a vector of all tokens."""
 
     vocab_size, bos_id = GPT2_VOCAB_SIZE, GPT2_VOCAB_SIZE - 1
 
@@ -48,7 +45,7 @@ class LongCrawl64:
 
     @functools.cached_property
     def tokenizer(self) -> BPETokenizer:
-        """GPT-2's, to read ids and to write prompts; `DataError` where it cannot be had."""
+        """GPT-2's, to read ids and to write prompts."""
         file = self.config.tokenizer_file
         tokenizer = BPETokenizer(read_json(file) if file else gpt2_json())
         if tokenizer.name != "gpt2":
@@ -63,25 +60,14 @@ class LongCrawl64:
             _log.warning("%s has no tokenizer.json: %s", folder, error)
             return None
 
-    def tokens(self, split: str) -> np.ndarray:
-        """Not supported: no vector (tokens,) of uint16 here can hold them.
-
-        Raises:
-            DataError: always.
-        """
-        raise DataError(
-            f"corpus: longcrawl64 does not fit in one vector of {split} tokens; read it through "
-            "sequences(split, context_length)"
-        )
-
     def offsets(self, split: str) -> np.ndarray:
         """Where documents would start in one vector, and its end: (documents + 1,) int64."""
-        documents, length = self._array(split).shape
+        documents, length = self._arrays[split].shape
         return np.arange(documents + 1, dtype=np.int64) * length
 
     def sequences(self, split: str, context_length: int, seed: int = 0) -> ColumnSequences:
         """The split's sequences of ``context_length`` tokens, a divisor of 65,536 or any other."""
-        return ColumnSequences(self._array(split), context_length, split, seed)
+        return ColumnSequences(self._arrays[split], context_length, split, seed)
 
     def describe(self, context_length: int | None = None) -> dict[str, Any]:
         """As `Corpus.describe`; ``hash`` stands for the shapes and each array's first and last row.
@@ -119,34 +105,20 @@ class LongCrawl64:
             digest.update(array.read(ends, array.shape[1]).astype("<i8").tobytes())
         return digest.hexdigest()
 
-    def verify(self) -> None:
-        """Nothing to hash: each chunk that is read is checked then."""
-
-    def _array(self, split: str) -> ChunkedTokens:
-        if split not in self._arrays:
-            raise DataError(f"split: {split!r} is not known; use train or heldout")
-        return self._arrays[split]
-
 
 class ColumnSequences(Sequences):
     """Sequences of an array whose rows are documents of one length, column by column.
 
     An order of six million documents times their slices is computed, never stored.
-
-    Raises:
-        DataError: ``context_length`` is longer than a document.
     """
 
     def __init__(self, tokens: ChunkedTokens, context_length: int, split: str, seed: int = 0):
         super().__init__(context_length, split, seed, LongCrawl64.bos_id)
         self._tokens = tokens
         documents, length = tokens.shape
-        if not documents:
-            raise DataError(f"{tokens.path} has no document; copy it again")
-        if context_length > length:
+        if not documents or context_length > length:
             raise DataError(
-                f"no {split} document holds context_length = {context_length} tokens: those of "
-                f"{tokens.path} have {length}; use a context_length of at most {length}"
+                f"{tokens.path}: no document holds {context_length} tokens; the longest has {length}"
             )
         self.tokens_used = documents * (length // context_length * context_length)
         self.share_used = self.tokens_used / (documents * length)
@@ -171,36 +143,22 @@ class ColumnSequences(Sequences):
 
 
 class ChunkedTokens:
-    """A zarr array of (documents, length) token ids, read a chunk at a time and at most once in a while.
-
-    Attributes:
-        shape: (documents, length).
-
-    Raises:
-        DataError: it is missing or no such array, or, while reading, a chunk is damaged or missing.
-    """
+    """A zarr array of (documents, length) token ids, read a chunk at a time and at most once in a while."""
 
     def __init__(self, path: Path):
-        try:
-            import zarr
-        except ImportError as error:
-            raise DataError(
-                "corpus: longcrawl64 needs the library `zarr`; pip install -e '.[longcrawl64]'"
-            ) from error
         self.path = path
         try:
+            import zarr
+
             self._array = zarr.open_array(str(path), mode="r")
-        except FileNotFoundError as error:
+        except Exception as error:  # of the import, of zarr, of its codecs, of JSON
             raise DataError(
-                f"path: {path} does not exist; the folder must hold train.zarr and heldout.zarr: "
-                "gsutil -m cp -r 'gs://longcrawl64/*.zarr' FOLDER"
+                f"path: {path} cannot be read ({error}); the folder must hold train.zarr and heldout.zarr, "
+                "gsutil -m cp -r 'gs://longcrawl64/*.zarr' FOLDER, and pip install '.[longcrawl64]'"
             ) from error
-        except Exception as error:  # of zarr, of its codecs, of JSON
-            raise DataError(f"path: {path} is no zarr array ({error}); copy it again") from error
         if self._array.ndim != 2 or self._array.dtype.kind not in "iu":
             raise DataError(
-                f"path: {path} holds {self._array.dtype} {self._array.shape}; it must hold integers, "
-                "(documents, tokens)"
+                f"path: {path} holds {self._array.dtype} {self._array.shape}, no documents of ids"
             )
         self.shape: tuple[int, int] = self._array.shape
         self._recent: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
@@ -208,14 +166,7 @@ class ChunkedTokens:
         self._lock = threading.Lock()
 
     def read(self, order: np.ndarray, length: int) -> np.ndarray:
-        """(sequences, length) int64: slice ``order[i, 1]`` of document ``order[i, 0]``.
-
-        Args:
-            order: (sequences, 2) int64.
-
-        Raises:
-            DataError: a chunk is damaged or missing, or holds ids outside of GPT-2's.
-        """
+        """(sequences, length) int64: for each row (document, slice) of ``order``."""
         rows, width = self._array.chunks
         starts = order[:, 1] * length
         wanted = {
@@ -235,8 +186,7 @@ class ChunkedTokens:
                 done += len(piece)
         if labels.size and not 0 <= labels.min() <= labels.max() < GPT2_VOCAB_SIZE:
             raise DataError(
-                f"{self.path}: a token id outside of GPT-2's 0 to {GPT2_VOCAB_SIZE - 1} near document "
-                f"{order[0, 0]}; copy the array again"
+                f"{self.path}: a token id outside of GPT-2's near document {order[0, 0]}; copy it again"
             )
         return labels
 
@@ -264,15 +214,12 @@ class ChunkedTokens:
             block = self._array[first * rows : (last + 1) * rows, column * width : (column + 1) * width]
         except Exception as error:  # each codec has its own
             raise DataError(
-                f"{self.path}: the documents {first * rows} to {(last + 1) * rows - 1} cannot be "
-                f"decoded ({error}); copy the array again"
+                f"{self.path}: a chunk of {run} cannot be decoded ({error}); copy it again"
             ) from error
         # Copies: a view would keep the whole block in memory for as long as one chunk is remembered.
         chunks = [block[i * rows : (i + 1) * rows].copy() for i in range(len(run))]
         for (row, _), chunk in zip(run, chunks, strict=True):
             if not chunk[:, :16].any() and not chunk.any():
-                raise DataError(  # zarr reads a file that is not there as zeros
-                    f"{self.path}: chunk {row}.{column} is missing (a download that was cut short?); "
-                    "copy the array again"
-                )
+                # zarr reads a file that is not there as zeros
+                raise DataError(f"{self.path}: chunk {row}.{column} is missing; copy the array again")
         return chunks

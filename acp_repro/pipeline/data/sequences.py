@@ -9,7 +9,7 @@ Held-out text comes in a fixed order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,11 +43,7 @@ class Sequences(ABC):
     share_used: float
 
     def __init__(self, context_length: int, split: str, seed: int, bos_id: int):
-        if context_length < 1:
-            raise DataError(f"context_length: {context_length} is no length; use 1 or more")
-        if seed < 0:
-            raise DataError(f"seed: {seed} is negative; use 0 or more")
-        self.context_length, self.split, self.seed, self.bos_id = (context_length, split, seed, bos_id)
+        self.context_length, self.split, self.seed, self.bos_id = context_length, split, seed, bos_id
 
     def __len__(self) -> int:
         """Sequences in an epoch."""
@@ -58,12 +54,7 @@ class Sequences(ABC):
 
         Both are int64 of shape (batch_size, L). The result depends on the seed, the step and the batch size
         alone. So a run that resumes at a step sees the same batches.
-
-        Raises:
-            DataError: ``step`` is below 0 or ``batch_size`` below 1.
         """
-        if step < 0 or batch_size < 1:
-            raise DataError(f"batch: step {step} and batch_size {batch_size} must be at least 0 and 1")
         return self._tensors(self._training_rows(step * batch_size, batch_size))
 
     def iter_batches(
@@ -81,18 +72,11 @@ class Sequences(ABC):
             same_text_as: the longest context length of a comparison. The documents' ends are then dropped
                 alike. If it divides the budget, every context length that divides it sees exactly the same
                 tokens.
-
-        Raises:
-            DataError: an argument is out of range, or no sequence fits in the budget.
         """
-        if batch_size < 1:
-            raise DataError(f"batch_size: {batch_size} must be at least 1")
         order = self.heldout_order(max_tokens, same_text_as)
         if not len(order):
             raise DataError(
-                f"max_tokens = {max_tokens}, same_text_as = {same_text_as}: not one "
-                f"{self.split} sequence of {self.context_length} tokens; raise "
-                "max_tokens, or lower same_text_as"
+                f"{max_tokens} {self.split} tokens hold not one sequence of {self.context_length}"
             )
         return Batches(self, order, batch_size)
 
@@ -110,11 +94,7 @@ class Sequences(ABC):
 
     def _grid(self, same_text_as: int | None) -> int:
         grid = same_text_as or self.context_length
-        if grid % self.context_length:
-            raise DataError(
-                f"same_text_as: {grid} is not a multiple of the context_length "
-                f"{self.context_length}; give the longest context_length of the comparison"
-            )
+        assert grid % self.context_length == 0, "same_text_as is a multiple of every context length"
         return grid
 
     def _tensors(self, order: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,11 +136,6 @@ class TokenSequences(Sequences):
         tokens: (tokens,) of any unsigned integers, memory-mapped or not: the documents' ids, one
             document after another, without BOS.
         offsets: (documents + 1,) int64: document d is ``tokens[offsets[d]:offsets[d + 1]]``.
-        context_length, split, seed, bos_id: see `Sequences`.
-        name_of: gives document d's name, for messages.
-
-    Raises:
-        DataError: no document is as long as ``context_length``.
     """
 
     def __init__(
@@ -172,7 +147,6 @@ class TokenSequences(Sequences):
         seed: int = 0,
         *,
         bos_id: int,
-        name_of: Callable[[int], str] = str,
     ):
         super().__init__(context_length, split, seed, bos_id)
         self._tokens, self._offsets = tokens, np.asarray(offsets, dtype=np.int64)
@@ -180,20 +154,13 @@ class TokenSequences(Sequences):
         self._slices = self._lengths // context_length
         self.tokens_used = int(self._slices.sum()) * context_length
         if not self.tokens_used:
-            raise DataError(self._nothing_fits(name_of))
+            raise DataError(
+                f"no {split} document holds context_length = {context_length} tokens: the longest of "
+                f"{len(self._lengths)} has {self._lengths.max(initial=0)}; use a shorter context_length, or "
+                "longer documents"
+            )
         self.share_used = self.tokens_used / len(tokens)
         self._epochs: dict[int, np.ndarray] = {}
-
-    def _nothing_fits(self, name_of: Callable[[int], str]) -> str:
-        if not len(self._lengths):
-            return f"the {self.split} split has no document; see `heldout` in the data settings"
-        longest = int(self._lengths.argmax())
-        size = int(self._lengths[longest])
-        return (
-            f"no {self.split} document holds context_length = {self.context_length} tokens: "
-            f"the longest of {len(self._lengths)}, {name_of(longest)!r}, has {size}; use a "
-            f"context_length of at most {size}, or a corpus with longer documents"
-        )
 
     def epoch_order(self, epoch: int) -> np.ndarray:
         """The training order of an epoch: (sequences, 2) int64 of (document, slice).

@@ -39,17 +39,10 @@ class CheckpointError(UserError, RuntimeError):
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The tensors from which a run continues. All except the last share memory with the model and the
-    optimiser.
+    """The tensors from which a run continues: the model's, AdamW's two moments, and the number of updates.
 
-    Args:
-        model: not wrapped; its weights may be sharded (DTensor).
-        optimizer: AdamW of the model's weights. State that it does not have yet is created here, as zeros.
-
-    Returns:
-        ``model.NAME``, ``optimizer.exp_avg.NAME`` and ``optimizer.exp_avg_sq.NAME`` for each weight, in its
-        shape and dtype; ``model.NAME`` for each buffer of the state dict. ``optimizer.step`` (1,) float32 is
-        the number of updates, the same for all weights.
+    All except the last share memory with the model and the optimiser. Weights may be sharded (DTensor). State
+    that the optimiser does not have yet is created here, as zeros.
     """
     # A tied weight appears once, under the first of its names.
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -67,11 +60,7 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-    """Writes one checkpoint and deletes all but the newest :data:`KEEP`. All ranks must call.
-
-    Raises:
-        CheckpointError: the disk refused; the message names the last good checkpoint.
-    """
+    """Writes one checkpoint and deletes all but the newest :data:`KEEP`. All ranks must call."""
     path = folder / f"step-{step:08d}"
     temporary = folder / f".{path.name}"
     try:
@@ -83,45 +72,35 @@ def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
         on_rank_zero(lambda: _publish(temporary, path, sums))
     except (OSError, CheckpointException) as error:
         on_rank_zero(lambda: shutil.rmtree(temporary, ignore_errors=True))
-        cause = _cause(error)
-        last = latest_checkpoint(folder)
-        left = "there is no checkpoint yet" if last is None else f"{last.name} is intact"
+        if isinstance(error, CheckpointException):  # the first rank's own error
+            error = next(cause for cause, _ in error.failures.values())
+        if not isinstance(error, Exception):  # no fault of the disk, such as Ctrl-C
+            raise error
         raise CheckpointError(
-            f"could not write {path}: {getattr(cause, 'strerror', None) or cause}; {left}. Free some "
-            "space and run the same command again to continue from there"
-        ) from cause
+            f"could not write {path}: {getattr(error, 'strerror', None) or error}; the last good one is "
+            f"{latest_checkpoint(folder)}. Free some space, and the same command continues from there"
+        ) from error
     return path
 
 
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, report: Callable[[str], None]
 ) -> int | None:
-    """Fills weights and optimiser from the newest checkpoint whose hashes match.
+    """Fills weights and optimiser from the newest checkpoint whose hashes match; gives its steps, if any.
 
-    All ranks must call. The number of ranks that wrote the checkpoint makes no difference.
-
-    Args:
-        report: called with one line for every checkpoint that is skipped.
-
-    Returns:
-        The steps done, or None if the folder holds no checkpoint.
-
-    Raises:
-        CheckpointError: there are checkpoints but none is good, or they are of another model.
+    All ranks must call. The number of ranks that wrote the checkpoint makes no difference. ``report`` is
+    called with one line for every checkpoint that is skipped.
     """
     paths = on_rank_zero(lambda: sorted(_checkpoints(folder), reverse=True))
     for path in paths:
-        problem = _problem(path)
-        if problem is None:
+        if _is_intact(path):
             _read(path, model, optimizer)
             # Otherwise the skipped one would count as one of those that are kept.
             on_rank_zero(lambda good=path: _drop_newer(folder, good))
             return int(_NAME.fullmatch(path.name).group(1))
-        report(f"{path}: {problem}; using an older checkpoint")
+        report(f"{path}: does not match its {_SUMS}; using an older checkpoint")
     if paths:
-        raise CheckpointError(
-            f"{folder}: none of {len(paths)} checkpoints is intact; delete the folder to start again"
-        )
+        raise CheckpointError(f"{folder}: no checkpoint is intact; delete the folder to start again")
     return None
 
 
@@ -136,11 +115,7 @@ def _read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
     stored = {name: tuple(x.size) for name, x in reader.read_metadata().state_dict_metadata.items()}
     wanted = {name: tuple(x.shape) for name, x in state.items()}
     if stored != wanted:
-        wrong = sorted(n for n in stored | wanted if stored.get(n) != wanted.get(n))
-        raise CheckpointError(
-            f"{path} is of another model; tensors differ: {', '.join(wrong[:5])}. Delete "
-            f"{path.parent} to start again"
-        )
+        raise CheckpointError(f"{path} is of another model; delete {path.parent} to start again")
     with _alone_is_fine():
         dcp.load(state, storage_reader=reader)  # in place
     for of_parameter in optimizer.state.values():
@@ -168,21 +143,10 @@ def _hashes(path: Path, names: list[str]) -> dict[str, str | None]:
     return {name: digest for share in shares for name, digest in share.items()}
 
 
-def _problem(path: Path) -> str | None:
-    """Why a checkpoint cannot be used, or None if it is good."""
+def _is_intact(path: Path) -> bool:
+    """Whether the folder holds the files of its ``SHA256SUMS``, as they were written."""
     sums, names = on_rank_zero(lambda: (_read_sums(path), _names(path)))
-    if not sums:
-        return f"not written by this run (no {_SUMS})"
-    for name in sums:
-        if name not in names:
-            return f"incomplete ({name} is missing)"
-    for name in names:
-        if name not in sums:
-            return f"holds {name}, which is not in {_SUMS}"
-    for name, digest in _hashes(path, names).items():
-        if digest != sums[name]:
-            return f"corrupt (the hash of {name} differs from {_SUMS})"
-    return None
+    return bool(sums) and _hashes(path, names) == sums
 
 
 def _make_empty(temporary: Path) -> None:
@@ -229,13 +193,3 @@ def _alone_is_fine() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
-
-
-def _cause(error: BaseException) -> Exception:
-    """The first rank's own error. An exception that is no fault of the disk, such as Ctrl-C, is raised
-    again."""
-    if isinstance(error, CheckpointException):
-        error = next(cause for cause, _ in error.failures.values())
-    if not isinstance(error, Exception):
-        raise error
-    return error

@@ -40,30 +40,17 @@ def world_size() -> int:
 
 @contextlib.contextmanager
 def process_group(device: str | None = None) -> Iterator[torch.device]:
-    """Joins the ranks if torchrun started this process, and gives the process its device.
-
-    Args:
-        device: as for ``torch.device``; None is a GPU if there is one. Under torchrun ``cuda`` means that
-            each rank uses the GPU of its local number.
-
-    Raises:
-        DistributedError: the ranks cannot share the device.
-    """
+    """Joins the ranks if torchrun started this process, and gives it its device, a GPU for each rank."""
     chosen = choose_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield chosen
         return
     if chosen.type == "cuda":
         local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        if chosen.index is not None:
+        if chosen.index is not None or local >= gpus:
             raise DistributedError(
-                f"--device {device}: under torchrun each rank takes a GPU of its own; "
-                "use --device cuda, and choose GPUs with CUDA_VISIBLE_DEVICES"
-            )
-        if local >= gpus:
-            raise DistributedError(
-                f"{os.environ['LOCAL_WORLD_SIZE']} ranks on a machine with {gpus} GPUs; "
-                f"use --nproc-per-node {gpus} (make: NPROC={gpus}), or --device cpu"
+                f"{os.environ['LOCAL_WORLD_SIZE']} ranks on {device}: each takes one of {gpus} GPUs; "
+                f"use --device cuda with --nproc-per-node {gpus} (make: NPROC={gpus}), or --device cpu"
             )
         chosen = torch.device("cuda", local)
         torch.cuda.set_device(chosen)
@@ -77,29 +64,21 @@ def process_group(device: str | None = None) -> Iterator[torch.device]:
 
 
 def check_ranks(run: Run, micro_batches: int) -> None:
-    """Checks that each rank gets the same number of the ``micro_batches`` of a step.
-
-    Raises:
-        DistributedError: it does not; the message names the numbers of ranks that work.
-    """
+    """Checks that each rank gets the same number of the ``micro_batches`` of a step."""
     ranks = world_size()
     if micro_batches % ranks:
         possible = [str(n) for n in range(1, micro_batches + 1) if micro_batches % n == 0]
         raise DistributedError(
             f"{run.name}: {ranks} ranks cannot share the {micro_batches} micro-batches of a step equally; "
-            f"use NPROC={' or '.join(possible[-4:])}, or begin with smaller micro-batches, of which a step "
-            f"holds a multiple of {ranks}"
+            f"use NPROC={' or '.join(possible[-4:])}"
         )
 
 
 def launch_ranks(ranks: int, module: str, arguments: list[str]) -> int:
     """Runs ``python -m module arguments`` as ``ranks`` processes of this machine, and waits for them.
 
-    Returns:
-        0, or 1 if one of them failed. Rank 0 has then printed what is wrong.
-
-    Raises:
-        KeyboardInterrupt: a signal ended them. Rank 0 has printed what was saved.
+    Gives 0, or 1 if one of them failed. Rank 0 has then printed what is wrong; or, after a signal
+    (KeyboardInterrupt), what was saved.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

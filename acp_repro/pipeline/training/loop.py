@@ -41,8 +41,7 @@ from .run_folder import (
     write_done,
 )
 from .step import compile_blocks
-from .stopping import GOES_ON, Stopped, StopSignals
-from .trainer import Trainer
+from .trainer import GOES_ON, Stopped, StopSignals, Trainer
 
 
 def train(
@@ -53,7 +52,6 @@ def train(
     report: Callable[[str], None] = print,
     stop_after: int | None = None,
     watch_every: int | None = None,
-    tensorboard: bool = False,
     position: int | None = None,
 ) -> Path:
     """Trains ``run``, from its newest good checkpoint if there is one, and returns its folder.
@@ -66,20 +64,11 @@ def train(
         stop_after: stop after this many steps in all, with a checkpoint (for tests).
         watch_every: steps between the task's looks at the model, such as the pruned ratio of each layer.
             Default: 100, or fewer in a short run, so that it has 25 looks.
-        tensorboard: write the metrics for TensorBoard too.
         position: the line of the progress bar, if several runs show theirs.
-
-    Raises:
-        TrainingError: settings changed since the folder was begun, or the loss is no longer finite.
-        Locked: another process trains the same run.
-        DistributedError: the ranks cannot share a step equally.
-        CheckpointError: a checkpoint could not be written, or none is intact.
-        Stopped: Ctrl-C or SIGTERM stopped the training; the run continues from a checkpoint that was saved
-            then.
     """
     folder = run.folder
     if rank():
-        report = _silent
+        report = str  # which prints nothing
     if on_rank_zero(lambda: is_done(run)):
         report(f"{run.name}: already done")
         if run.weights is None:
@@ -117,7 +106,7 @@ def train(
         looks = watch_every or max(1, min(100, task.steps // 25))
         trainer = Trainer(task, model, wrapped, optimizer, device, looks, position)
         signals = stack.enter_context(StopSignals(speak=rank() == 0))
-        done = trainer.run_from(first_step, stop_after, tensorboard, signals)
+        done = trainer.run_from(first_step, stop_after, signals)
         if done:
             weights = _full_weights(model)
 
@@ -142,7 +131,3 @@ def _full_weights(model: nn.Module) -> dict[str, Tensor] | None:
     if not isinstance(next(model.parameters()), DTensor):
         return None
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-
-
-def _silent(_: str) -> None:
-    pass

@@ -1,5 +1,4 @@
-"""Measures trained runs into records, for the measure command and for the sweep that prints what it
-measures."""
+"""Measures trained runs into records."""
 
 from __future__ import annotations
 
@@ -38,12 +37,6 @@ def bring_up_to_date(
             record does not say how it was made.
         path: another file to write, without a proof.
         options: for the ``measure`` of every quantity.
-
-    Raises:
-        TrainingError: a run is not trained; the message names the command that trains it.
-        UserError: a record cannot be measured, for lack of a library or of memory, say. Others are measured
-            first: weights may live on a machine that is soon gone. An error that nobody foresaw
-            comes with its traceback.
     """
     again = again or path is not None or bool(options)
     with state.exclusive("measuring", "measures here"):
@@ -64,7 +57,12 @@ def _measure(
     for (run, untrained), pairs in itertools.groupby(
         stale, key=lambda pair: (pair[0], pair[1].untrained(pair[0]))
     ):
-        trained = _trained(suite, run, untrained, device)
+        if untrained:
+            from .task import Trained  # imports torch, which takes seconds
+
+            trained = Trained(suite, run, None, None, device, trained_tokens=0)
+        else:
+            trained = suite.paper.load_task()(run).trained(suite, device)
         for _, quantity in pairs:
             begun = time.perf_counter()
             try:
@@ -94,11 +92,3 @@ def _measure(
         trained.written()
     if failed:
         raise UserError(f"{failed} of {len(stale)} records could not be measured; the reasons are above")
-
-
-def _trained(suite: Suite, run: Run, untrained: bool, device: Any) -> Any:
-    if not untrained:
-        return suite.paper.load_task()(run).trained(suite, device)
-    from .task import Trained
-
-    return Trained(suite, run, None, None, device, trained_tokens=0)

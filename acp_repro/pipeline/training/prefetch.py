@@ -18,26 +18,15 @@ class Prefetcher:
     """An iterator over ``load(index)`` for each index, in order, on ``device``.
 
     On a GPU a batch is copied from pinned memory on a separate stream, so a copy hides behind the step before
-    it. The batches are the same as if ``load`` were called in a loop.
-
-    Args:
-        load: gives a batch of tensors on the CPU. It is called in another thread, one call at a time.
-        indices: the arguments for ``load``.
-        device: the device of the batches.
-        depth: the most batches held ready.
+    it. ``load`` gives tensors on the CPU and is called in another thread; its error rises at its place.
 
     Attributes:
         waited_seconds: how long ``next`` has waited for batches in all.
-
-    Raises:
-        ValueError: depth is below 1. An error of ``load`` is raised by ``next``, at its place.
     """
 
     def __init__(
         self, load: Callable[[int], Batch], indices: Iterable[int], device: torch.device | str, depth: int = 4
     ):
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1, got {depth}")
         self.device = torch.device(device)
         self.waited_seconds = 0.0
         self._load = load
@@ -99,12 +88,8 @@ class Prefetcher:
                 batch, copied = tuple(self._load(index)), None
                 if stream is not None:
                     batch, copied = self._copy(batch, stream)
-                elif self.device.type != "cpu":
-                    batch = tuple(x.to(self.device) for x in batch)
                 self._ready.put((batch, copied, None))
-        except (
-            BaseException
-        ) as caught:  # any error must reach the reader, which would otherwise wait for ever
+        except BaseException as caught:  # the reader would otherwise wait for ever
             error = caught
         self._ready.put((None, None, error))
 

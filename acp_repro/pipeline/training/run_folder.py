@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +25,12 @@ class TrainingError(UserError, RuntimeError):
 
 
 def is_done(run: Run) -> bool:
-    """Whether the folder holds the complete weights of exactly these settings.
-
-    Ready weights come without settings. They only need to match their ``done.json``.
-    """
+    """Whether the folder holds the complete weights of exactly these settings; ready ones have none."""
     return has_weights(run) and sha256_of(run.weights_file) == done(run).get("sha256")
 
 
 def check_done(run: Run) -> None:
-    """Checks that the folder holds finished weights of these settings.
-
-    Raises:
-        TrainingError: it does not; the message names the command that trains them.
-    """
+    """Checks that the folder holds finished weights of these settings."""
     if not is_done(run):
         raise TrainingError(
             f"{run.folder} holds no finished weights of these settings; train them with `{run.command}`"
@@ -42,13 +38,7 @@ def check_done(run: Run) -> None:
 
 
 def check_unchanged(run: Run) -> None:
-    """Refuses to continue or overwrite a run that was begun with other or unknown settings.
-
-    It also refuses to overwrite whole weights that do not match ``done.json`` (see `is_done`).
-
-    Raises:
-        TrainingError: with the differences and what to do.
-    """
+    """Refuses to overwrite a run of other or unknown settings, or weights unlike ``done.json``."""
     begun = latest_checkpoint(run.folder / "checkpoints") is not None
     finished = run.weights_file.is_file() and not begun
     before = read_json(run.folder / "run.json").get("settings")
@@ -77,14 +67,7 @@ def text_hash(run: Run) -> str | None:
 
 
 def check_same_text(run: Run, data: dict[str, Any]) -> None:
-    """Refuses to continue with other text, or with a tokeniser that was trained on other text.
-
-    Args:
-        data: facts about the present corpus; see `Task.describe`.
-
-    Raises:
-        TrainingError: its hash is not the one with which the run was begun.
-    """
+    """Refuses to continue with other text, or with a tokeniser that was trained on other text."""
     if text_hash(run) not in (None, data.get("hash")):
         raise TrainingError(
             f"{run.folder} was begun with other text than corpus {data.get('corpus', 'of it')} holds "
@@ -94,11 +77,7 @@ def check_same_text(run: Run, data: dict[str, Any]) -> None:
 
 
 def write_description(run: Run, device: torch.device, facts: dict[str, Any]) -> None:
-    """Writes ``run.json``: the settings, the software and the machine of the run.
-
-    Args:
-        facts: from `Task.describe`.
-    """
+    """Writes ``run.json``: settings, software, machine, and the facts of `Task.describe`."""
     ranks = world_size()
     launcher = f"torchrun --standalone --nproc-per-node {ranks} -m --"
     description = {
@@ -140,9 +119,39 @@ def compiles(run: Run, device: torch.device) -> bool:
 
 
 def lock(folder: Path):
-    """A context that one process a run may be in. It is released when the process ends, for any reason.
-
-    Raises:
-        Locked: another process is in it.
-    """
+    """A context that one process a run may be in; it is released when the process ends, for any reason."""
     return files.lock(folder / ".lock", refuse=f"{folder}: another process is training this run")
+
+
+class RunLog(contextlib.AbstractContextManager):
+    """``FOLDER/metrics.jsonl``, one JSON object a step.
+
+    Lines of steps from ``first_step`` on are dropped first, because they will be written again. A last
+    line that a kill cut short is dropped too.
+    """
+
+    def __init__(self, folder: Path, first_step: int):
+        path, kept = folder / "metrics.jsonl", []
+        for line in path.read_text().split("\n") if path.exists() else ():
+            with contextlib.suppress(ValueError):
+                if json.loads(line)["step"] < first_step:
+                    kept.append(line + "\n")
+        files.write_text(path, "".join(kept))
+        self._file = path.open("a")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Writes one step: numbers, lists or mappings."""
+        self._file.write(json.dumps(_finite_or_null(record), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def __exit__(self, *_) -> None:
+        self._file.close()
+
+
+def _finite_or_null(value: Any) -> Any:
+    """JSON has no NaN, so a number that is not finite is written as null."""
+    if isinstance(value, dict):
+        return {key: _finite_or_null(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite_or_null(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -20,24 +20,17 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ...common.cores import usable_cores
+from ...common.command import usable_cores
 from ...common.errors import UserError
 from ..paper import Suite
 from ..run import Run
 from ..suite import load_suite
 from .loop import train
-from .stopping import GOES_ON, Stopped, say_that_it_stops
+from .trainer import GOES_ON, Stopped, announce_stop
 
 
-def train_side_by_side(
-    suite: Suite,
-    runs: list[Run],
-    devices: list[torch.device],
-    jobs: int | None,
-    watch_every: int | None,
-    tensorboard: bool,
-) -> int:
-    """Trains ``runs``, ``jobs`` at a time; returns the exit code.
+def train_side_by_side(suite: Suite, runs: list[Run], devices: list[torch.device], jobs: int | None) -> None:
+    """Trains ``runs``, ``jobs`` at a time. After an error or a signal the running ones save a checkpoint.
 
     A process trains several runs one after the other, so data that a paper keeps in memory are read once per
     process. On a CPU each run has one thread whatever ``jobs`` is, so other runs do not change its bits.
@@ -45,10 +38,6 @@ def train_side_by_side(
     Args:
         devices: the CPU, or GPUs that the processes use in turn.
         jobs: default: one a core, or one a GPU.
-
-    Raises:
-        UserError: the first error of any run, after the running ones have saved a checkpoint or ended.
-        Stopped: Ctrl-C or SIGTERM, after the running ones have stopped; each has printed what it saved.
     """
     on_cpu = devices[0].type == "cpu"
     jobs = min(jobs or (usable_cores() if on_cpu else len(devices)), len(runs))
@@ -56,8 +45,8 @@ def train_side_by_side(
         if on_cpu:
             torch.set_num_threads(1)
         for run in runs:
-            train_one(suite, run, device=devices[0], watch_every=watch_every, tensorboard=tensorboard)
-        return 0
+            train_one(suite, run, device=devices[0])
+        return
     context = multiprocessing.get_context("spawn")
     places, lock = context.SimpleQueue(), context.RLock()
     for line in range(jobs):
@@ -65,12 +54,12 @@ def train_side_by_side(
     pool = ProcessPoolExecutor(jobs, context, _begin, (places, lock))
     before = signal.signal(signal.SIGTERM, _stop)
     try:
-        tasks = [pool.submit(_train, str(suite.path), run.name, watch_every, tensorboard) for run in runs]
+        tasks = [pool.submit(_train, str(suite.path), run.name) for run in runs]
         done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
         for task in done:
             task.result()
     except KeyboardInterrupt:
-        say_that_it_stops()
+        announce_stop()
         if _end(list(pool._processes.values())):
             raise Stopped(GOES_ON) from None
         raise
@@ -80,7 +69,6 @@ def train_side_by_side(
     finally:
         pool.shutdown(cancel_futures=True)
         signal.signal(signal.SIGTERM, before)
-    return 0
 
 
 def _stop(number: int, _) -> None:
@@ -94,11 +82,7 @@ class NoMemory(UserError, RuntimeError):
 
 
 def train_one(suite: Suite, run: Run, **how: Any) -> None:
-    """Trains a run; ``how`` is of :func:`~acp_repro.pipeline.training.loop.train`, and so are other errors.
-
-    Raises:
-        NoMemory: the run needs more of the GPU's memory than is free.
-    """
+    """Trains a run; ``how`` are arguments of `train`."""
     try:
         train(suite.paper, run, **how)
     except torch.OutOfMemoryError as error:
@@ -112,11 +96,7 @@ def train_one(suite: Suite, run: Run, **how: Any) -> None:
 
 
 def _end(processes: list) -> bool:
-    """Waits until each process has ended, after saving a checkpoint if it trains. Returns whether one saved
-    some.
-
-    A Ctrl-C in the meantime ends all at once.
-    """
+    """Ends all processes; whether one saved a checkpoint first. A Ctrl-C in the meantime ends all at once."""
     try:
         for process in processes:
             process.terminate()
@@ -154,19 +134,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _train(suite_file: str, run_name: str, watch_every: int | None, tensorboard: bool) -> None:
+def _train(suite_file: str, run_name: str) -> None:
     suite = load_suite(suite_file)
-    run = suite.run(run_name)
     try:
-        train_one(
-            suite,
-            run,
-            device=_device,
-            report=tqdm.write,
-            watch_every=watch_every,
-            tensorboard=tensorboard,
-            position=_line,
-        )
+        train_one(suite, suite.run(run_name), device=_device, report=tqdm.write, position=_line)
     except Stopped as stop:
         with contextlib.suppress(OSError):  # its reader may have ended
             tqdm.write(f"{run_name}: {stop}")

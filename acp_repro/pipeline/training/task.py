@@ -61,10 +61,10 @@ class Task(ABC):
         return {}
 
     def before_step(self, model: nn.Module, step: int) -> None:
-        """Called on every rank before the step that follows ``step`` others.
+        """Called on every rank before the step that follows ``step`` others, with the model as it was built.
 
         A task whose model draws random numbers seeds them here, from the run's seed and the step. Then a
-        resume gives the same bits. ``model`` is the one that was built, without wrappers.
+        resume gives the same bits.
         """
         return None
 
@@ -119,22 +119,16 @@ class Task(ABC):
         return model.to(device)
 
     def trained(self, suite: Suite, device: torch.device) -> Trained:
-        """The finished run, loaded for measuring.
-
-        Raises:
-            TrainingError: it is not trained, or with other settings, or a file beside its weights is damaged;
-                the message names the command.
-        """
+        """The finished run, loaded for measuring."""
         run = self.run
         check_done(run)
         tokens = json.loads((run.folder / "done.json").read_text())["tokens"]
         try:
             model = self.load(run.model_folder, device)
         except (OSError, ValueError) as error:
-            mend = f"delete the run, rm -r {run.folder}, and train again with `{run.command}`"
             raise TrainingError(
-                f"{run.model_folder} cannot be loaded ({error}). Copy the damaged file back"
-                + (f"; where there is no copy, {mend}" if run.weights is None else "")
+                f"{run.model_folder} cannot be loaded ({error}); copy the damaged file back, or delete "
+                f"{run.folder} and train again with `{run.command}`"
             ) from error
         return Trained(suite, run, self, model, device, tokens)
 
@@ -169,11 +163,7 @@ class Trained:
         return self._once[name]
 
     def when_written(self, delete: Callable[[], object]) -> None:
-        """Calls ``delete`` when all records of the run are written.
-
-        A long measure keeps its partial results until then, so that they are not lost if a record cannot be
-        written.
-        """
+        """Calls ``delete``, of a long measure's partial results, when all records of the run are written."""
         self._kept.append(delete)
 
     def written(self) -> None:

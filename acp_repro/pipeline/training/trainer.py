@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +18,57 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .checkpoint import latest_checkpoint, save_checkpoint
-from .distributed import any_rank, on_rank_zero, rank, world_size
+from .distributed import any_rank, rank, world_size
 from .optimizer import set_learning_rate
 from .prefetch import Prefetcher
-from .run_folder import TrainingError
+from .run_folder import RunLog, TrainingError
 from .step import eager, train_step
-from .stopping import GOES_ON, Stopped, StopSignals
 from .task import Task
-from .watch import RunLog
+
+GOES_ON = "the same command continues from there"
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal stopped the run, and a checkpoint to continue from is saved; the message says which."""
+
+
+class StopSignals:
+    """A context in which a signal to stop is noted. The training loop reads ``asked`` after each step.
+
+    A second Ctrl-C, or any signal after a first Ctrl-C, stops at once. SIGTERM may arrive twice, because
+    launchers send it too. Signals that the process ignores stay ignored, such as Ctrl-C in a shell's
+    background jobs. Only the main thread gets signals; in other threads nothing is noted.
+
+    Args:
+        speak: after a Ctrl-C, print what happens now.
+    """
+
+    def __init__(self, speak: bool):
+        self.asked: signal.Signals | None = None
+        self._speak, self._before = speak, {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _) -> None:
+        if self.asked is not None and signal.SIGINT in (number, self.asked):
+            raise KeyboardInterrupt
+        if self._speak and number == signal.SIGINT and self.asked is None:
+            announce_stop()
+        self.asked = signal.Signals(number)
+
+
+def announce_stop() -> None:
+    """Prints what a first Ctrl-C does; not by print, because a signal may interrupt a write to the stream."""
+    os.write(2, b"\nstopping: a checkpoint is saved after this step; Ctrl-C again stops at once\n")
 
 
 class Trainer:
@@ -51,25 +97,12 @@ class Trainer:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)  # drops those of earlier runs
 
-    def run_from(self, first: int, stop_after: int | None, tensorboard: bool, signals: StopSignals) -> bool:
-        """Steps from ``first`` to the end; False if ``stop_after`` came first.
-
-        Raises:
-            Stopped: a signal came to one of the ranks; all steps until then are in a checkpoint.
-        """
+    def run_from(self, first: int, stop_after: int | None, signals: StopSignals) -> bool:
+        """Steps from ``first`` to the end, or to a signal on any rank; False if ``stop_after`` came first."""
         steps = self.task.steps
         last = steps if stop_after is None else min(steps, stop_after)
-        self.log: RunLog | None = None
         with contextlib.ExitStack() as stack:
-
-            def open_log() -> None:
-                try:
-                    log = RunLog(self.run.folder, first, tensorboard=tensorboard)
-                except RuntimeError as error:
-                    raise TrainingError(str(error)) from None
-                self.log = stack.enter_context(log)
-
-            on_rank_zero(open_log)
+            self.log = stack.enter_context(RunLog(self.run.folder, first)) if rank() == 0 else None
             indices = (i for step in range(first, last) for i in self._micro_batches_of(step))
             self.data = stack.enter_context(Prefetcher(self.task.batch, indices, self.device))
             self.progress = stack.enter_context(
@@ -110,22 +143,17 @@ class Trainer:
         learning_rate = self.task.learning_rate(step)
         set_learning_rate(self.optimizer, learning_rate)
         self.task.before_step(self.model, step)
-        try:
-            batches = self._watched(self.data) if watch else self.data
-            waited = self.data.waited_seconds
-            loss, norm = train_step(
-                self.wrapped,
-                self.optimizer,
-                self.task.loss,
-                batches,
-                self.task.micro_batches // world_size(),
-                max_grad_norm=self.config.max_grad_norm,
-                dtype=self.config.dtype,
-            )
-        except ValueError as error:  # a CPU's attention refuses gates that are NaN
-            if world_size() > 1:  # the others do not know, so torchrun ends them
-                raise RuntimeError(f"rank {rank()}: step {step} failed: {error}") from error
-            raise self._failed(step, f"failed ({error})") from error
+        batches = self._watched(self.data) if watch else self.data
+        waited = self.data.waited_seconds
+        loss, norm = train_step(
+            self.wrapped,
+            self.optimizer,
+            self.task.loss,
+            batches,
+            self.task.micro_batches // world_size(),
+            max_grad_norm=self.config.max_grad_norm,
+            dtype=self.config.dtype,
+        )
         self.task.after_step(self.model, step)
         record = {
             "step": step,
@@ -144,7 +172,8 @@ class Trainer:
         self._read(0)
         batch = next(batches)
         with eager(self.device, self.config.dtype), torch.no_grad():
-            self.watched = self.task.watch(self._callable(), *batch)
+            # Without DDP, because gradients are not needed here.
+            self.watched = self.task.watch(getattr(self.wrapped, "module", self.wrapped), *batch)
         self._restart_clock()
         return itertools.chain([batch], batches)
 
@@ -155,19 +184,20 @@ class Trainer:
             ready.wait()
             loss, norm = numbers.tolist()
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise self._failed(record["step"], f"gave loss {loss} and gradient norm {norm}")
+                last = latest_checkpoint(self.run.folder / "checkpoints")
+                raise TrainingError(
+                    f"{self.run.name}: step {record['step']} gave loss {loss} and gradient norm {norm}; "
+                    f"the last good checkpoint is {last}"
+                )
             seconds = ready.seconds_since(self.before)
             self.before = ready
             wait = min(record.pop("data_wait_seconds") / seconds, 1.0)
             record |= {"loss_nats": loss, "grad_norm": norm, "data_wait_share": wait}
-            self._write(record | self._speed(seconds))
-
-    def _speed(self, seconds: float) -> dict[str, float]:
-        rate = self.task.step_tokens / seconds
-        speed = {"throughput_tokens_per_s": rate}
-        if self.device.type == "cuda":
-            speed["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
-        return speed | self.task.speed(rate, self.device, world_size(), self.watched)
+            rate = self.task.step_tokens / seconds
+            record["throughput_tokens_per_s"] = rate
+            if self.device.type == "cuda":
+                record["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
+            self._write(record | self.task.speed(rate, self.device, world_size(), self.watched))
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.log is None:
@@ -190,15 +220,6 @@ class Trainer:
     def _restart_clock(self) -> None:
         """Restarts the clock, so that time outside of training counts for no step."""
         self.before = _Moment(self.device)
-
-    def _callable(self) -> nn.Module:
-        """The model for a look at it: without DDP, because gradients are not needed then."""
-        return getattr(self.wrapped, "module", self.wrapped)
-
-    def _failed(self, step: int, what: str) -> TrainingError:
-        last = latest_checkpoint(self.run.folder / "checkpoints")
-        left = f"the last good checkpoint is {last}" if last else "there is no checkpoint before it"
-        return TrainingError(f"{self.run.name}: step {step} {what}; {left}")
 
 
 class _Moment:

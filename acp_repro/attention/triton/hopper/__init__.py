@@ -15,9 +15,9 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ..differences import decay_terms
+from ..differences import DecayTerms, decay_terms
 from ..launch import launch
-from ..tiles import GROUP, LOG2E, strides_of
+from ..tiles import GROUP, LOG2E, outer_strides
 from .forward import forward_kernel
 from .key_side import key_side_kernel
 from .query_side import query_side_kernel
@@ -31,7 +31,7 @@ _STAGES = {64: (4, 4), 128: (3, 2)}
 _FORWARD_STAGES = 5  # one program has them all
 
 
-def why_not(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
+def find_obstacle(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
     """Why these kernels cannot run on inputs that the bulk copy engine can read; None if they can."""
     if torch.cuda.get_device_capability(q.device)[0] != 9:
         return "the GPU is not a Hopper"
@@ -45,28 +45,32 @@ def why_not(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
     return None
 
 
+def _describe_rows(*tensors: Tensor) -> list[TensorDescriptor]:
+    """Matrices (B, H, T, D) of one dtype and width, as the copy engine reads tiles of them."""
+    box = [1, 1, ROWS, tensors[0].shape[3]]
+    element = gl.bfloat16 if tensors[0].dtype == torch.bfloat16 else gl.float16
+    layout = gl.NVMMASharedLayout.get_default_for(box, element)
+    return [TensorDescriptor(x, list(x.shape), [*outer_strides(x), 1], box, layout) for x in tensors]
+
+
+def _describe_tail(terms: DecayTerms) -> TensorDescriptor:
+    return TensorDescriptor(terms.tail, [terms.tail.numel()], [1], [ROWS], gl.NVMMASharedLayout(0, 32, 1))
+
+
 def launch_forward(
     q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, terms, redo
 ) -> None:
-    """:func:`..forward.launch_forward` for inputs that :func:`why_not` has nothing against.
+    """:func:`..forward.launch_forward` for inputs that `find_obstacle` has nothing against.
 
-    Args:
-        terms: of c, for tiles of 64 keys; rows of multiples of four numbers.
-        redo: (B, H, tiles of 128 queries, 2) int32, not 0 where the portable kernel must do a tile again.
+    ``terms`` are of c, for tiles of 64 keys; rows of multiples of four numbers. ``redo`` (B, H, tiles of 128
+    queries, 2) int32 is not 0 where the portable kernel must do a tile again.
     """
     batch, heads, seqlen, head_dim = q.shape
-    element = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
-    matrix = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, head_dim], element)
-    described = [
-        TensorDescriptor(x, list(x.shape), [*strides_of(x), 1], [1, 1, ROWS, head_dim], matrix)
-        for x in (q, k, v)
-    ]
-    tail = TensorDescriptor(terms.tail, [terms.tail.numel()], [1], [ROWS], gl.NVMMASharedLayout(0, 32, 1))
     launch(
         forward_kernel,
         (redo.numel() // 2,),
-        *described,
-        tail,
+        *_describe_rows(q, k, v),
+        _describe_tail(terms),
         out,
         lse,
         redo,
@@ -97,21 +101,14 @@ def launch_forward(
 def launch_backward(
     dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, dq, dk, dv, dc
 ) -> None:
-    """:func:`..backward.launch_backward` for inputs that :func:`why_not` has nothing against."""
+    """:func:`..backward.launch_backward` for inputs that `find_obstacle` has nothing against."""
     batch, heads, seqlen, head_dim = q.shape
     # Numbers from one head's to the next's where the copy engine reads them: its rows start at multiples of
     # 16 bytes, which are four numbers. What stands past a head's last position is never read.
     padded = triton.cdiv(seqlen, 4) * 4
     levels, queries = torch.empty((2, batch, heads, padded), dtype=torch.int64, device=q.device)
     terms = decay_terms(c, seq_start, ROWS, padded)
-    element = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
-    matrix = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, head_dim], element)
-
-    def rows_of(x):
-        return TensorDescriptor(x, list(x.shape), [*strides_of(x), 1], [1, 1, ROWS, head_dim], matrix)
-
-    described = [rows_of(x) for x in (q, k, v, dout)]
-    tail = TensorDescriptor(terms.tail, [terms.tail.numel()], [1], [ROWS], gl.NVMMASharedLayout(0, 32, 1))
+    described, tail = _describe_rows(q, k, v, dout), _describe_tail(terms)
 
     def numbers_of(x):
         x = x.view(torch.int32).view(batch * heads, 2 * padded)

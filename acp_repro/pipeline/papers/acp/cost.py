@@ -6,8 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from acp_repro.model.config import FoXConfig
-from acp_repro.model.flops import peak_flops
+from acp_repro.model.config import FoXConfig, peak_flops
 
 from .settings import SizeConfig
 from .suite import FoXRun

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from acp_repro.common.bounds import Axis, Count, CountFrom0, Must, Positive, Seed, Share
+from acp_repro.common.bounds import Axis, Count, CountFrom0, Must, Positive, Seed, Share, whole
 from acp_repro.model.config import LogEpsilon
-from acp_repro.pipeline.data.config import DataConfig
+from acp_repro.pipeline.data.config import SMALLEST_BPE, DataConfig
 from acp_repro.pipeline.errors import UnknownName
 from acp_repro.pipeline.run import Strict, TrainerConfig
 from acp_repro.pipeline.suite import SuiteFile
@@ -34,7 +34,7 @@ class SizeConfig(Strict):
     # QK-norm weights. The second: the vocabulary, a byte-pair encoding of this many ids (null uses
     # data.tokenizer).
     qk_norm_share_param_across_head: bool = False
-    vocab_size: Count | None = None
+    vocab_size: Annotated[int, whole(SMALLEST_BPE)] | None = None
 
     def __post_init__(self):
         if self.hidden_size % self.head_dim:

@@ -9,7 +9,6 @@ from typing import Any
 
 from acp_repro.model.config import FoXConfig
 from acp_repro.pipeline.data.config import DataConfig
-from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.paper import Suite, first_seeds
 from acp_repro.pipeline.run import Run
@@ -121,10 +120,7 @@ def make_run(file: File, suite: str, where: str, *, size: str, context_length: i
         )
     data = file.data
     if shape.vocab_size is not None:
-        try:
-            data = dataclasses.replace(data, tokenizer={"bpe": shape.vocab_size})
-        except DataError as error:
-            raise ValueError(f"sizes.{size}.vocab_size: {error}") from None
+        data = dataclasses.replace(data, tokenizer={"bpe": shape.vocab_size})
     if training.warmup_tokens > shape.tokens:
         raise ValueError(
             f"training.warmup_tokens: {training.warmup_tokens} are more than the {shape.tokens} tokens of "

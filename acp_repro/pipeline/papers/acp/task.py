@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from acp_repro.model import FoXForCausalLM, load_pretrained, save_pretrained
 from acp_repro.model.capture import AttentionInputs, watch_attention
-from acp_repro.model.flops import peak_flops
+from acp_repro.model.config import peak_flops
 from acp_repro.model.layers import fuse_training
 from acp_repro.pipeline.data import DataError, prepare
 from acp_repro.pipeline.paper import Suite

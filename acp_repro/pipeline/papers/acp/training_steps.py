@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from acp_repro.attention import choose_implementation
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.model.flops import peak_flops
+from acp_repro.model.config import peak_flops
 from acp_repro.model.layers import fuse_training
 from acp_repro.pipeline.benchmark.attention import mean_gates
 from acp_repro.pipeline.benchmark.timing import ORDER, interleaved, peak_memory

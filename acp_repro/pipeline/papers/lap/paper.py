@@ -6,7 +6,7 @@ from acp_repro.pipeline.paper import Paper
 
 from .quantities import QUANTITIES
 from .settings import File
-from .suite import PruningSuite, make_run
+from .suite import RUN_COLUMNS, PruningSuite, make_run
 
 PAPER = Paper(
     name="lap",
@@ -15,7 +15,7 @@ PAPER = Paper(
     file=File,
     suite=PruningSuite,
     make_run=make_run,
-    run_columns=("compression", "gate", "training_mask", "seed"),
+    run_columns=RUN_COLUMNS,
     quantities=QUANTITIES,
     task=f"{__package__}.task:PruningTask",
     analysis="analysis.lap",

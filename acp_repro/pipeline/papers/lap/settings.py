@@ -30,34 +30,21 @@ SHORTEST_CUT = 16
 
 @dataclass(frozen=True)
 class TextsConfig(CorpusConfig):
-    """Which texts, and which of them are held out.
-
-    Attributes:
-        corpus, path: see ``CorpusConfig``.
-        more_path: a ``file`` with more texts, for training only: none of them is held out or has a label.
-        text_field, label_field: fields of ``file`` and ``hf``; without labels there is no probing.
-        positive_from, negative_to: a label of at least the first is positive, of at most the second negative.
-            Texts between them are left out of probing.
-        shortest, longest: characters of a text, for ``stdlib_sentences``.
-        vocabulary: ids of a byte-pair encoding trained on the training texts; null uses the tokeniser of
-            ``model.weights``.
-        heldout: the share of texts held out, by the text's own hash.
-        options: other options of the corpus's function.
-    """
+    """Which texts, and which of them are held out."""
 
     NAMED = ("text_field", "label_field", "shortest", "longest")
 
     corpus: str = "stdlib_sentences"
-    more_path: str | None = None
-    text_field: str = "text"
-    label_field: str | None = None
-    positive_from: float = 1.0
+    more_path: str | None = None  # a ``file`` of more texts to train on: none is held out or has a label
+    text_field: str = "text"  # of ``file`` and ``hf``
+    label_field: str | None = None  # null: no probing
+    positive_from: float = 1.0  # labels between this and ``negative_to`` are left out of probing
     negative_to: float = 0.0
-    shortest: Count = 20
+    shortest: Count = 20  # characters of a text, for ``stdlib_sentences``
     longest: Count = 160
-    vocabulary: Annotated[int, whole(300)] | None = None
-    heldout: Annotated[float, within("(0, 1)")] = 0.05
-    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    vocabulary: Annotated[int, whole(300)] | None = None  # of a BPE; null: the tokeniser of ``model.weights``
+    heldout: Annotated[float, within("(0, 1)")] = 0.05  # share of texts, by the text's own hash
+    options: dict[str, Any] = field(default_factory=dict, hash=False)  # others of the corpus's function
 
     def __post_init__(self):
         super().__post_init__()
@@ -68,8 +55,7 @@ class TextsConfig(CorpusConfig):
 
     @property
     def sides(self) -> str:
-        """The question that the two sides of labels answer, "whether ..."; empty if there is nothing to
-        probe."""
+        """The question that labels answer, "whether ..."; empty if there is nothing to probe."""
         return "whether a review is positive or negative" if self.label_field else self.function.sides
 
 
@@ -130,38 +116,27 @@ class PruningSettings(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainerConfig):
-    """One pass of Adam, as in the published code; lambda starts once the model copies its text.
-
-    Attributes:
-        steps, batch_texts: optimiser steps, and texts of each.
-        warmup_steps: the learning rate rises over these, then stays, then falls to a tenth over the last
-            ``decay_share`` of all steps.
-        lambda_from_step: lambda is 0 before this step.
-        lambda_below_nats: instead, if not null, lambda is 0 until the running mean of the cross-entropy has
-            been below this. Until then gates do not act either.
-        blind_steps: once gates act, they drop tokens at random for this many steps, as often as beta implies,
-            and cost nothing. The decoder learns to do without any one token. Before that each token seems
-            worth more than it is, and all gates open wide.
-        lambda_ramp_steps: lambda rises from 0 over this many steps.
-        lambda_zero_at_nats: lambda falls linearly with the running mean of the cross-entropy, and is 0 from
-            this many nats on; null: it does not fall. A large lambda then closes as many gates as this
-            quality allows, while a constant one closes none or all.
-    """
+    """One pass of Adam, as in the published code; lambda starts once the model copies its text."""
 
     steps: Count
     batch_texts: Count = 20
     learning_rate: Positive = 1e-4
     warmup_steps: CountFrom0 = 0
-    decay_share: Share = 0.0
+    decay_share: Share = 0.0  # over this last share of the steps the rate falls to a tenth
     lambda_from_step: CountFrom0 = 500
+    # Instead: lambda is 0, and gates do not act, until the running mean of the cross-entropy is below this.
     lambda_below_nats: float | None = None
+    # Then gates drop at random for so many steps, as often as beta implies, and cost nothing: the decoder
+    # learns to do without any one token. Before that each seems worth too much, and all gates open wide.
     blind_steps: CountFrom0 = 0
     lambda_ramp_steps: CountFrom0 = 0
+    # Lambda falls linearly with that mean, and is 0 from so many nats on. So a large lambda closes as many
+    # gates as this quality allows, while a constant one closes none or all.
     lambda_zero_at_nats: Positive | None = None
     weight_decay: NotNegative = 0.0
     beta2: ShareBelow1 = 0.999
-    length_warmup_steps: CountFrom0 = 0
-    rates_by_size: bool = False
+    length_warmup_steps: CountFrom0 = 0  # texts are cut, less and less
+    rates_by_size: bool = False  # each weight's rate is a multiple of its root mean square
     compile: Annotated[bool, Must("false, because texts differ in length", lambda x: not x)] = False
 
     def __post_init__(self):
@@ -172,11 +147,7 @@ class TrainingConfig(TrainerConfig):
 
 @dataclass(frozen=True)
 class StartConfig(Strict):
-    """Training of the run without gates, if the others start from its weights.
-
-    The article's runs start from Flan-T5-small's weights in the same way. A missing key is as in
-    ``training``.
-    """
+    """Training of the run without gates, from whose weights the others start; else as in ``training``."""
 
     steps: Count
     batch_texts: Count | None = None

@@ -13,6 +13,7 @@ from acp_repro.pipeline.run import Run
 from .settings import File, ModelConfig, PruningSettings, TextsConfig, TrainingConfig
 
 ALWAYS_OPEN = 1e6  # a bias with which every gate is open, for any token
+RUN_COLUMNS = ("compression", "gate", "training_mask", "seed")
 SHORT = {"soft": "soft", "straight_through": "straight", "hard_concrete": "exact"}
 
 
@@ -41,20 +42,12 @@ class PruningRun(Run):
 
     @property
     def setting(self) -> tuple:
-        """See ``Run.setting``."""
         return self.compression, self.gate, self.training_mask
 
     def columns(self) -> dict[str, Any]:
-        """See ``Run.columns``."""
-        return {
-            "compression": self.compression,
-            "gate": self.gate,
-            "training_mask": self.training_mask,
-            "seed": self.seed,
-        }
+        return {name: getattr(self, name) for name in RUN_COLUMNS}
 
     def as_dict(self) -> dict[str, Any]:
-        """See ``Run.as_dict``."""
         return super().as_dict() | {"start": None if self.start is None else self.start.as_dict()}
 
     def pruning_config(self) -> PruningConfig:
@@ -69,11 +62,8 @@ def make_run(
 ) -> PruningRun:
     """A point of the grid as a run."""
     start, training = None, file.training
-    if compression is None:
-        gate, training_mask = (
-            "published",
-            "soft",
-        )  # without gates there is one run, however the grid writes it
+    if compression is None:  # one run, however the grid writes it
+        gate, training_mask = "published", "soft"
         training = training if file.start is None else file.start.training(training)
     elif file.start is not None:
         start = make_run(file, suite, where, compression=None, gate="", training_mask="", seed=seed)
@@ -98,7 +88,6 @@ class PruningSuite(Suite):
     runs: tuple[PruningRun, ...]
 
     def check(self) -> None:
-        """See ``Suite.check``."""
         try:
             _ = self.main_run
         except SuiteError as error:
@@ -108,7 +97,6 @@ class PruningSuite(Suite):
                 raise ValueError(f"start: the grid has no run {run.start.name}; add {{compression: [null]}}")
 
     def prerequisites(self, run: Run) -> list[Run]:
-        """See ``Suite.prerequisites``: the run whose weights this one starts from."""
         return [] if run.start is None else [self.run(run.start.name)]
 
     @property
@@ -120,7 +108,6 @@ class PruningSuite(Suite):
 
     @property
     def gated(self) -> list[PruningRun]:
-        """Runs with gates."""
         return [run for run in self.runs if run.compression is not None]
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from acp_repro.pipeline.training.task import Task, Trained
 from .settings import SHORTEST_CUT, TrainingConfig
 from .suite import PruningRun
 from .texts import Batches, encode, load_texts, make_tokenizer
-from .trained import TrainedPruning
 
 RUNNING_MEAN = 0.95  # of the cross-entropy, a step
 SMALLEST_SIZE = 1e-3  # of a weight, for its learning rate
+WATCHED_TEXTS = 200
 
 
 class Trainee(nn.Module):
@@ -45,41 +45,31 @@ class Trainee(nn.Module):
         self.register_buffer("steps_with_lambda", torch.tensor(0.0, dtype=torch.float64))
 
     def state_dict(self, *arguments, **options) -> dict[str, Tensor]:
-        """Each weight once: embeddings and head may be one tensor, which a checkpoint may hold only once."""
+        """Each weight once, as a checkpoint wants it: embeddings and head may be one tensor."""
         whole = super().state_dict(*arguments, **options)
         prefix = options.get("prefix", "")
         once = {prefix + name for name, _ in itertools.chain(self.named_parameters(), self.named_buffers())}
         return {name: tensor for name, tensor in whole.items() if name in once}
 
     def forward(self, input_ids: Tensor, noise: Tensor) -> Tensor:
-        """The loss, a float32 scalar, of token ids (B, T) and noise (S, B, T); one call in training counts as
-        a step."""
-        loss, cross_entropy = self._stage()(input_ids, noise, self._price())
+        """The loss, a float32 scalar, of ids (B, T) and noise (S, B, T); counts steps in training."""
+        found = self.model(input_ids, noise if noise.numel() else None, **self._options())
+        loss = found.cross_entropy + self._price() * found.compression
         if self.training and torch.is_grad_enabled():
-            self._count(cross_entropy.detach())
+            self._count(found.cross_entropy.detach())
         return loss
 
-    def _stage(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """The function from token ids, noise and price to the loss and the cross-entropy alone."""
-        if self.compression is None:
-            return self._ungated
+    def _options(self) -> dict[str, Any]:
+        """Whether gates act in this step, and whether on their tokens."""
         config = self._config
+        if self.compression is None:
+            return {"mask": "none"}
         if config.lambda_below_nats is None and not config.blind_steps:
-            return self._gated
+            return {}
         steps = int(self.steps_with_lambda)
         if not steps and config.lambda_below_nats is not None:
-            return self._ungated
-        return self._blind if steps <= config.blind_steps and config.blind_steps else self._gated
-
-    def _gated(self, input_ids: Tensor, noise: Tensor, price: Tensor, **options) -> tuple[Tensor, Tensor]:
-        found = self.model(input_ids, noise if noise.numel() else None, **options)
-        return found.cross_entropy + price * found.compression, found.cross_entropy
-
-    def _ungated(self, input_ids: Tensor, noise: Tensor, price: Tensor) -> tuple[Tensor, Tensor]:
-        return self._gated(input_ids, noise, price, mask="none")
-
-    def _blind(self, input_ids: Tensor, noise: Tensor, price: Tensor) -> tuple[Tensor, Tensor]:
-        return self._gated(input_ids, noise, price, blind=True)
+            return {"mask": "none"}
+        return {"blind": True} if config.blind_steps > 0 and steps <= config.blind_steps else {}
 
     def _price(self) -> Tensor:
         """The present value of lambda, a scalar."""
@@ -144,16 +134,13 @@ class PruningTask(Task):
         texts += self.texts.more if split == "train" else ()
         rows = encode(self.tokenizer, texts, self.run.pruning.max_length)
         if not rows:
-            data = self.run.data
             raise DataError(
                 f"{file_of(self.run.suite)}: pruning.max_length: no text of {split} has at most "
-                f"{self.run.pruning.max_length} tokens ({data.function.place(data.path)}); raise it, or add "
-                "shorter texts"
+                f"{self.run.pruning.max_length} tokens; raise it, or add shorter texts"
             )
         return rows if most is None else rows[:most]
 
     def build(self) -> Trainee:
-        """See ``Task.build``."""
         config, start = self.run.pruning_config(), self.run.start
         if start is not None:
             check_done(start)
@@ -170,24 +157,19 @@ class PruningTask(Task):
         """Token ids (B, T) int64, and noise (S, B, T) float32 of the gates, or an empty tensor."""
         input_ids = self._batches(index, self._most_tokens(index))
         config = self.run.pruning_config()
-        gates = len(config.gated_blocks(self._num_blocks))
+        shape = self.run.model if self._start is None else self._start.t5.config
+        gates = len(config.gated_blocks(shape.num_layers))
         generator = torch.Generator().manual_seed(self.run.seed * 1_000_003 + index)
         noise = draw_noise((gates, *input_ids.shape), config, generator)
         return input_ids, torch.empty(0) if noise is None else noise
 
     def _most_tokens(self, index: int) -> int | None:
-        """The length to which the texts of a batch are cut."""
         steps, most = self.run.training.length_warmup_steps, self.run.pruning.max_length
         if index >= steps:
             return None
         return SHORTEST_CUT + (most - SHORTEST_CUT) * index // steps
 
-    @property
-    def _num_blocks(self) -> int:
-        return self.run.model.num_layers if self._start is None else self._start.t5.config.num_layers
-
     def loss(self, model: nn.Module, input_ids: Tensor, noise: Tensor) -> Tensor:
-        """See ``Task.loss``. ``input_ids`` is (B, T) int64; ``noise`` is (S, B, T) float32, or empty."""
         return model(input_ids, noise)
 
     def learning_rate(self, step: int) -> float:
@@ -199,56 +181,52 @@ class PruningTask(Task):
         return rate * (1 - 0.9 * done)
 
     def rates(self, model: nn.Module) -> dict[Tensor, float]:
-        """See ``TrainingConfig.rates_by_size``."""
         if not self.run.training.rates_by_size:
             return {}
         sizes = {p: float(p.detach().float().square().mean().sqrt()) for p in model.parameters()}
         return {p: float(f"{max(size, SMALLEST_SIZE):.1e}") for p, size in sizes.items()}
 
     def watch(self, model: nn.Module, input_ids: Tensor, noise: Tensor) -> dict[str, Any]:
-        """Accuracy and ratios on held-out text, with tokens removed and with the soft mask."""
-        rows = self.rows("heldout", WATCHED_TEXTS)
-        device = input_ids.device
+        """Means over held-out texts, with tokens removed and (``soft_``) with the mask and price of training.
+
+        ``soft_ratio`` is the article's L(s) / L(0), or for hard concrete gates the share that is likely open.
+        """
+        rows, size = self.rows("heldout", WATCHED_TEXTS), self.run.training.batch_texts
+        sums: dict[str, Any] = {}
         model.eval()
         try:
-            sums: dict[str, Tensor] = {}
-            for start in range(0, len(rows), self.run.training.batch_texts):
-                part = rows[start : start + self.run.training.batch_texts]
-                found = watched(model.model, pad(part, self.tokenizer.pad_id).to(device))
-                for name, value in found.items():
+            for start in range(0, len(rows), size):
+                part = rows[start : start + size]
+                ids = pad(part, self.tokenizer.pad_id).to(input_ids.device)
+                removed, soft = model.model(ids, mask="removed"), model.model(ids, mask="soft")
+                means = {
+                    "accuracy": removed.correct.mean(),
+                    "kept_ratio": (removed.kept[1:] / removed.kept[0]).mean(1),
+                    "soft_accuracy": soft.correct.mean(),
+                    "soft_ratio": (soft.lengths[1:] / soft.lengths[0]).mean(1),
+                }
+                for name, value in means.items():
                     sums[name] = sums.get(name, 0) + value * len(part)
         finally:
             model.train()
         return {name: (value / len(rows)).tolist() for name, value in sums.items()}
 
     def shown(self, watched: dict[str, Any]) -> str:
-        """See ``Task.shown``: the accuracy and the share that the last gate keeps."""
         return f"accuracy {watched['accuracy']:.2f}, kept {watched['kept_ratio'][-1]:.0%}" if watched else ""
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
-        """See ``Task.describe``."""
-        return {
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "data": {
-                "hash": self.texts.hash,
-                "train_texts": len(self._rows),
-                "heldout_texts": len(self.rows("heldout")),
-            },
-        }
+        counts = {"train_texts": len(self._rows), "heldout_texts": len(self.rows("heldout"))}
+        return super().describe(model) | {"data": {"hash": self.texts.hash, **counts}}
 
     def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """See ``Task.save``. The model is written without the trainee around it."""
-        inner = None
-        if weights is not None:
-            inner = {n.removeprefix("model."): t for n, t in weights.items() if n.startswith("model.")}
-        model.model.save_pretrained(folder, inner)
+        if weights is not None:  # without the trainee around the model
+            weights = {n.removeprefix("model."): t for n, t in weights.items() if n.startswith("model.")}
+        model.model.save_pretrained(folder, weights)
 
     def load(self, folder: Path, device: torch.device) -> PruningAutoencoder:
-        """See ``Task.load``."""
         return PruningAutoencoder.from_pretrained(folder, device)
 
     def trained(self, suite: Suite, device: torch.device) -> Trained:
-        """See ``Task.trained``."""
         found = super().trained(suite, device)
         if text_hash(self.run) not in (None, self.texts.hash):
             raise TrainingError(
@@ -258,20 +236,18 @@ class PruningTask(Task):
         return TrainedPruning(suite, self.run, self, found.model, device, found.trained_tokens)
 
 
-WATCHED_TEXTS = 200
+class TrainedPruning(Trained):
+    """A trained pruning autoencoder, in evaluation mode, with the held-out text that it is measured on."""
 
+    run: PruningRun
+    model: PruningAutoencoder
 
-def watched(model: PruningAutoencoder, input_ids: Tensor) -> dict[str, Tensor]:
-    """Means over the texts (B, T) of a batch, float tensors.
+    def heldout_rows(self, most: int) -> list[list[int]]:
+        """Token ids, with EOS, of the first held-out texts."""
+        return self.task.rows("heldout", most)
 
-    ``accuracy`` and ``kept_ratio`` (S) are with tokens removed. ``soft_accuracy`` and ``soft_ratio`` (S) are
-    with the mask and price of training. That ratio is the article's L(s) / L(0), or for hard concrete gates
-    the share of gates that are likely open.
-    """
-    removed, soft = model(input_ids, mask="removed"), model(input_ids, mask="soft")
-    return {
-        "accuracy": removed.correct.mean(),
-        "kept_ratio": (removed.kept[1:] / removed.kept[0]).mean(1),
-        "soft_accuracy": soft.correct.mean(),
-        "soft_ratio": (soft.lengths[1:] / soft.lengths[0]).mean(1),
-    }
+    def batches(self, rows: list[list[int]]) -> Iterator[Tensor]:
+        """(B, T) int64 on the model's device, in order."""
+        size = self.measure_settings.batch_texts
+        for start in range(0, len(rows), size):
+            yield pad(rows[start : start + size], self.task.tokenizer.pad_id).to(self.device)

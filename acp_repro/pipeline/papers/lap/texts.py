@@ -47,12 +47,8 @@ class Texts:
 
 @functools.lru_cache(maxsize=2)
 def load_texts(config: TextsConfig) -> Texts:
-    """The texts of a config, each once, in the order of their source.
-
-    Raises:
-        DataError: a file, a field or a library is missing, a label is not a number, or a split is empty.
-    """
-    texts = dict.fromkeys(_read(config))
+    """The texts of a config, each once, in the order of their source."""
+    texts = dict.fromkeys(Labelled(text, _side(row, config)) for row, text in _clean(config.source()))
     sides: tuple[dict[str, Labelled], dict[str, Labelled]] = ({}, {})
     digest = hashlib.sha256()
     for text in texts:
@@ -67,28 +63,17 @@ def load_texts(config: TextsConfig) -> Texts:
     if not train or not heldout:
         words = f"{len(texts)} in all leave one split empty; add texts or change heldout"
         raise DataError(f"{place} gives too few texts: {words}")
-    more = tuple(dict.fromkeys(text for text in _more(config) if text not in train and text not in heldout))
+    more: tuple[str, ...] = ()
+    if config.more_path is not None:
+        source = find_corpus("file").open(config.more_path, {"text_field": config.text_field})
+        found = dict.fromkeys(text for _, text in _clean(source))
+        more = tuple(text for text in found if text not in train and text not in heldout)
     for text in more:
         digest.update(text.encode())
     return Texts(tuple(train.values()), tuple(heldout.values()), more, digest.hexdigest())
 
 
-def _read(config: TextsConfig) -> Iterator[Labelled]:
-    for row, text in _texts(config.source()):
-        yield Labelled(text, _side(row, config))
-
-
-def _more(config: TextsConfig) -> Iterator[str]:
-    if config.more_path is None:
-        return
-    try:
-        file = find_corpus("file").open(config.more_path, {"text_field": config.text_field})
-        yield from (text for _, text in _texts(file))
-    except DataError as error:
-        raise DataError(f"more_{error}" if str(error).startswith("path: ") else str(error)) from error
-
-
-def _texts(source: Source) -> Iterator[tuple[Row, str]]:
+def _clean(source: Source) -> Iterator[tuple[Row, str]]:
     """Rows, and their texts without line breaks; empty ones are left out."""
     for row in source.rows():
         text = " ".join(row.text.replace("<br />", " ").split())  # IMDb's line breaks are those of HTML

@@ -6,7 +6,7 @@ from acp_repro.pipeline.paper import Paper
 
 from .quantities import QUANTITIES
 from .settings import File
-from .suite import RetentionSuite, make_run
+from .suite import RUN_COLUMNS, RetentionSuite, make_run
 
 PAPER = Paper(
     name="retention",
@@ -16,17 +16,7 @@ PAPER = Paper(
     file=File,
     suite=RetentionSuite,
     make_run=make_run,
-    run_columns=(
-        "dataset",
-        "backbone",
-        "method",
-        "budget",
-        "gates",
-        "temperature",
-        "stretch_low",
-        "stretch_high",
-        "seed",
-    ),
+    run_columns=RUN_COLUMNS,
     quantities=QUANTITIES,
     task=f"{__package__}.task:task_of",
     analysis="analysis.retention",

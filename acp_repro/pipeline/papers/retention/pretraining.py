@@ -2,30 +2,60 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForMaskedLM
+from transformers.utils import logging
 
 from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.run import file_of
+from acp_repro.pipeline.training.distributed import rank
 from acp_repro.pipeline.training.run_folder import TrainingError
 from acp_repro.pipeline.training.task import Task
-from acp_repro.retention.encoders import find_encoder
+from acp_repro.retention.encoders import find_encoder, get_module
 
 from .backbones import fresh, vocabulary
-from .neighbours import look_at_neighbours
-from .steps import linear, save_pretrained, seed_step
-from .suite import PretrainingRun
-from .texts import bert_tokenizer
+from .suite import PretrainingRun, RetentionRun
+from .texts import make_bert_tokenizer
 
+_AMPLITUDE = 2.0  # of the waves, in standard deviations of the embeddings
+_PEAK = 8.0  # a score at its head's neighbour; elsewhere it is about 0
 _IGNORED = -100  # a label that transformers' loss leaves out
 
 
-class PretrainingTask(Task):
+class EncoderTask(Task):
+    """What fine-tuning and pre-training share; ``tokenizer`` is saved with the model."""
+
+    run: PretrainingRun | RetentionRun
+    tokenizer: Any
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then linear to 0."""
+        config = self.run.training
+        warmup = round(config.warmup_share * self.steps)
+        if step < warmup:
+            return config.learning_rate * (step + 1) / warmup
+        return config.learning_rate * (self.steps - step) / max(1, self.steps - warmup)
+
+    def before_step(self, model: nn.Module, step: int) -> None:
+        """Seeds torch's generator, so that dropout and gates depend on seed, step and rank alone."""
+        torch.manual_seed(((self.run.seed * 1_000_003 + step) * 1_000_003 + rank()) % 2**63)
+
+    def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        logging.disable_progress_bar()
+        state = None if weights is None else dict(weights)
+        model.save_pretrained(folder, state_dict=state, max_shard_size="100GB")
+        self.tokenizer.save_pretrained(folder)
+
+
+class PretrainingTask(EncoderTask):
     """Cross entropy of the masked tokens."""
 
     run: PretrainingRun
@@ -35,7 +65,7 @@ class PretrainingTask(Task):
         settings = run.pretraining
         with settings.data.errors_at(f"{file_of(run.suite)}: pretraining.{run.dataset_name}.data"):
             self.corpus = prepare(settings.data)
-        self.tokenizer = bert_tokenizer(self.corpus.tokenizer)
+        self.tokenizer = make_bert_tokenizer(tokenizers.Tokenizer.from_str(self.corpus.tokenizer.json_text))
         self._rows = settings.micro_batch_sequences or settings.batch_sequences
         self.micro_batches = settings.batch_sequences // self._rows
         self.steps = settings.steps
@@ -44,13 +74,10 @@ class PretrainingTask(Task):
             raise TrainingError(f"{run.name}: the text has fewer than {settings.max_tokens} tokens; add text")
 
     def sequences(self, split: str) -> int:
-        """Sequences of a split: texts follow each other, and the stream is cut into pieces of equal
-        length."""
+        """Pieces of equal length into which the stream of a split's texts is cut."""
         return len(self.corpus.tokens(split)) // (self.run.pretraining.max_tokens - 2)
 
     def build(self) -> nn.Module:
-        from transformers import AutoModelForMaskedLM
-
         settings = self.run.pretraining
         model = fresh(
             AutoModelForMaskedLM, self.run.backbone, vocabulary(self.tokenizer), settings.max_tokens
@@ -113,25 +140,50 @@ class PretrainingTask(Task):
         finally:
             hook.remove()
 
-    def learning_rate(self, step: int) -> float:
-        return linear(self.run.training, step, self.steps)
-
-    def before_step(self, model: nn.Module, step: int) -> None:
-        seed_step(self.run.seed, step)
-
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         encoder = find_encoder(model)
-        return list(encoder.layers_of(encoder.stack_of(model)))
+        return list(encoder.find_layers(encoder.find_stack(model)))
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
-        data = self.corpus.describe()
-        return {"parameters": sum(p.numel() for p in model.parameters()), "data": data}
-
-    def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        save_pretrained(model, folder, weights)
-        self.tokenizer.save_pretrained(folder)
+        return super().describe(model) | {"data": self.corpus.describe()}
 
     def load(self, folder: Path, device: torch.device) -> nn.Module:
-        from transformers import AutoModelForMaskedLM
-
         return AutoModelForMaskedLM.from_pretrained(folder, use_safetensors=True).to(device)
+
+
+@torch.no_grad()
+def look_at_neighbours(model: nn.Module) -> None:
+    """Changes fresh weights: heads 0, 1, 2 ... of the first block attend -1, 1, -2 ... places away.
+
+    With random weights an encoder learns how frequent words are, and then nothing for thousands of steps,
+    until attention happens to find the tokens beside a mask (docs/lab-notebook.md).
+
+    Let d be the size of a head. The first d dimensions of the embeddings hold only the position t, as sin(w
+    t) and cos(w t) for d / 2 frequencies w. Queries read them unchanged, and keys rotated back by the
+    neighbour's distance. So a score is a sum of cos(w (distance - neighbour)).
+    """
+    encoder, config = find_encoder(model), model.config
+    base = getattr(model, model.base_model_prefix, model)
+    embedding, size = base.embeddings.position_embeddings, config.hidden_size // config.num_attention_heads
+    assert embedding.weight.shape[1] == config.hidden_size and size % 2 == 0
+    block = encoder.find_layers(encoder.find_stack(model))[0]
+    query, key = get_module(block, encoder.query), get_module(block, encoder.key)
+    # Random, but the same for every run: evenly spaced ones agree again at some larger distance.
+    frequency = math.pi * torch.rand(size // 2, generator=torch.Generator().manual_seed(0))
+    std = config.initializer_range
+    angle = torch.arange(len(embedding.weight))[:, None] * frequency
+    for each in base.embeddings.children():
+        if isinstance(each, nn.Embedding):
+            each.weight[:, :size] = 0
+    embedding.weight[:, :size] = _AMPLITUDE * std * torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
+    # The norm after the embeddings divides by the deviation of words and positions, each with ``std``.
+    amplitude = _AMPLITUDE / math.sqrt(2)
+    gain = math.sqrt(_PEAK * math.sqrt(size) / (size / 2 * amplitude**2))
+    for head in range(config.num_attention_heads):
+        rows = slice(head * size, (head + 1) * size)
+        query.weight[rows, :size] += gain * torch.eye(size)
+        distance = (1 if head % 2 else -1) * (1 + head // 2)
+        turn = frequency * distance
+        key.weight[rows, :size] += gain * torch.block_diag(
+            *(torch.tensor([[c, -s], [s, c]]) for c, s in zip(turn.cos(), turn.sin(), strict=True))
+        )

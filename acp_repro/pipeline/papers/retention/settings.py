@@ -45,24 +45,15 @@ Scores = Axis[Literal["accuracy", "micro_f1", "macro_f1", "exact_match", "f1"]]
 
 @dataclass(frozen=True)
 class DatasetConfig(CorpusConfig):
-    """A labelled set, and how long the training on it is.
-
-    Attributes:
-        corpus, path, options: of ``acp_repro.pipeline.data.labelled.read_labelled``.
-        max_tokens: longer examples are cut; [CLS] and [SEP] are two of them.
-        epochs: over the training split.
-        batch_examples: of an optimiser step.
-        micro_batch_examples: of one pass, or None for the whole batch.
-        max_examples: of each split, the first by a hash; None: all.
-        scores: those of its table; the first one is compared. ``exact_match`` and ``f1`` are for questions.
-    """
+    """A labelled set, and how long the training on it is; corpus, path, options: of ``read_labelled``."""
 
     options: dict[str, Any] = field(default_factory=dict, hash=False)
-    max_tokens: Annotated[int, whole(3)] = 512
+    max_tokens: Annotated[int, whole(3)] = 512  # longer examples are cut; [CLS] and [SEP] are two of them
     epochs: Count = 3
-    batch_examples: Count = 32
-    micro_batch_examples: Count | None = None
-    max_examples: Count | None = None
+    batch_examples: Count = 32  # of an optimiser step
+    micro_batch_examples: Count | None = None  # of one pass; null: the whole batch
+    max_examples: Count | None = None  # of each split, the first by a hash; null: all
+    # The first one is compared; ``exact_match`` and ``f1`` are for questions.
     scores: Scores = field(default_factory=lambda: ["accuracy"], hash=False)
 
     def __post_init__(self):
@@ -81,26 +72,17 @@ class DatasetConfig(CorpusConfig):
 
 @dataclass(frozen=True)
 class BackboneConfig(Strict):
-    """An encoder: weights of transformers by name or folder, or fresh ones of a shape.
+    """An encoder: weights of transformers by name or folder, or fresh ones of a shape."""
 
-    Attributes:
-        pretrained: name or folder for ``from_pretrained``; its tokeniser is used too.
-        pretrained_on: a name under ``pretraining``. Weights and tokeniser come from the suite's own run of
-            that masked language modelling.
-        model_type: for fresh weights, one that ``acp_repro.retention`` knows.
-        vocab_size: of the byte-pair tokeniser that is then trained on the training split, with special
-            tokens.
-    """
-
-    pretrained: str | None = None
-    pretrained_on: str | None = None
+    pretrained: str | None = None  # for ``from_pretrained``; its tokeniser is used too
+    pretrained_on: str | None = None  # a name under ``pretraining``: the run that gives weights and tokeniser
     model_type: Literal[MODEL_TYPES] = "distilbert"
     num_hidden_layers: Count = 6
     hidden_size: Count = 768
     num_attention_heads: Count = 12
     intermediate_size: Count = 3072
     dropout: ShareBelow1 = 0.1
-    vocab_size: Annotated[int, whole(SMALLEST_VOCABULARY)] = 2048
+    vocab_size: Annotated[int, whole(SMALLEST_VOCABULARY)] = 2048  # of the training split's own tokeniser
 
     def __post_init__(self):
         if self.pretrained and self.pretrained_on:
@@ -114,29 +96,17 @@ class BackboneConfig(Strict):
 
 @dataclass(frozen=True)
 class PretrainingConfig(Strict):
-    """Masked language modelling (Devlin et al. 2019) with new masks each time (Liu et al. 2019).
+    """Masked language modelling (Devlin et al. 2019) with new masks each time (Liu et al. 2019)."""
 
-    Attributes:
-        data: of ``pipeline.data``. Its ``tokenizer: {bpe: SIZE}`` becomes the encoder's, with BERT's special
-            tokens after its own ids.
-        max_tokens: of a sequence, [CLS] and [SEP] included. Texts follow each other without padding.
-        batch_sequences: of an optimiser step; micro_batch_sequences: of one pass, None for all of them.
-        steps: optimiser steps.
-        learning_rate, warmup_share: as under ``training``.
-        masked_share: the share of tokens to predict; 80 % of them become [MASK], 10 % another token.
-        neighbour_heads: whether the heads of the first block start with attention to neighbouring tokens.
-            This saves the thousands of steps that it takes to find them; see ``look_at_neighbours``.
-    """
-
-    data: DataConfig
-    max_tokens: Annotated[int, whole(4)] = 512
-    batch_sequences: Count = 256
-    micro_batch_sequences: Count | None = None
+    data: DataConfig  # its ``tokenizer: {bpe: SIZE}`` becomes the encoder's, with BERT's special tokens
+    max_tokens: Annotated[int, whole(4)] = 512  # of a sequence; texts follow each other without padding
+    batch_sequences: Count = 256  # of an optimiser step
+    micro_batch_sequences: Count | None = None  # of one pass; null: all of them
     steps: Count = 10_000
     learning_rate: Positive = 5e-4
     warmup_share: ShareBelow1 = 0.06
-    masked_share: ShareBelow1 = 0.15
-    neighbour_heads: bool = False
+    masked_share: ShareBelow1 = 0.15  # of tokens to predict; 80 % become [MASK], 10 % another token
+    neighbour_heads: bool = False  # heads of the first block start at neighbours; see ``look_at_neighbours``
 
     def __post_init__(self):
         if not self.masked_tokens:
@@ -151,30 +121,21 @@ class PretrainingConfig(Strict):
 
     @property
     def masked_tokens(self) -> int:
-        """Masked tokens of each sequence."""
         return round(self.masked_share * (self.max_tokens - 2))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainerConfig):
-    """Section 4.2: AdamW, 3e-5, weight decay 0.01; betas as AdamW has them.
-
-    Attributes:
-        warmup_share: share of the steps with a rising learning rate; then it falls linearly to 0. Not
-            printed.
-        open_share: first share of the steps in which gates are open, so that the model is trained densely. It
-            replaces the paper's published weights if an encoder starts from scratch.
-        hard_share: last share of the steps, in which gates choose as at inference.
-        group_by_length: examples of similar length share a batch, so that less of it is padding.
-    """
+    """Section 4.2: AdamW, 3e-5, weight decay 0.01; betas as AdamW has them."""
 
     learning_rate: Positive = 3e-5
     weight_decay: NotNegative = 0.01
     beta2: ShareBelow1 = 0.999
-    warmup_share: Share = 0.0
+    warmup_share: Share = 0.0  # of the steps; then the rate falls linearly to 0; not printed
+    # First share of the steps, in which gates are open: it replaces the paper's published weights.
     open_share: Share = 0.0
-    hard_share: Share = 0.0
-    group_by_length: bool = False
+    hard_share: Share = 0.0  # last share of the steps, in which gates choose as at inference
+    group_by_length: bool = False  # examples of similar length share a batch: less padding
 
     def __post_init__(self):
         if self.open_share + self.hard_share > 1:
@@ -183,33 +144,20 @@ class TrainingConfig(TrainerConfig):
 
 @dataclass(frozen=True)
 class MeasureConfig(Strict):
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        examples: of the test split, for times and for the state of the budget; scores use all of it.
-        budgets: at which dense models are pruned at inference only.
-        speed_lengths_tokens: lengths of full batches for the times.
-        speed_batch_examples: their examples; Table 4 has 32.
-        speed_batch_tokens: instead, as many examples as hold this many tokens. A GPU that is not full would
-            measure its host.
-        timing_repeats: of each time; the median counts.
-    """
-
-    examples: Count = 512
+    examples: Count = 512  # of the test split, for times and the state of the budget; scores use all of it
+    # Of dense models that are pruned at inference only.
     budgets: list[Annotated[float, within("(0, 1)")]] = field(default_factory=lambda: [0.5, 0.3])
     speed_lengths_tokens: list[Count] = field(default_factory=lambda: [512])
-    speed_batch_examples: Count = 32
-    speed_batch_tokens: Count | None = None
-    timing_repeats: Count = 5
+    speed_batch_examples: Count = 32  # as in Table 4
+    speed_batch_tokens: Count | None = None  # instead: a GPU that is not full would measure its host
+    timing_repeats: Count = 5  # of each time; the median counts
 
 
 @dataclass(frozen=True)
 class GridConfig(Strict):
-    """Lists whose product makes the runs.
-
-    ``dense`` has budget 1 and no gates, whatever the lists say. The same holds for ``mlm``. Its
-    ``dataset`` is a name under ``pretraining``.
-    """
+    """Lists whose product makes the runs; ``dense`` and ``mlm`` have budget 1 and no gates."""
 
     dataset: Axis[str]
     backbone: Axis[str]
@@ -232,19 +180,13 @@ class GridConfig(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class File(SuiteFile):
-    """The keys at the top of a suite file of Adaptive Retention.
-
-    Attributes:
-        retention: settings of ``RetentionConfig`` for all runs, except those in the grid.
-        timed: tasks whose models are timed, or runs by name; None: all. The speed of a model depends little
-            on its task.
-    """
+    """The keys at the top of a suite file of Adaptive Retention."""
 
     datasets: dict[str, DatasetConfig]
     backbones: dict[str, BackboneConfig]
     grid: list[GridConfig]
     pretraining: dict[str, PretrainingConfig] = field(default_factory=dict)
-    retention: dict[str, Any] = field(default_factory=dict)
-    timed: list[str] | None = None
+    retention: dict[str, Any] = field(default_factory=dict)  # of ``RetentionConfig``, for all runs
+    timed: list[str] | None = None  # tasks, or runs by name, whose models are timed; null: all
     training: TrainingConfig = field(default_factory=TrainingConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)

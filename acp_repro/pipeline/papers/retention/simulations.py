@@ -6,7 +6,6 @@ Writes ``results/SUITE/benchmark/estimator.csv``, ``variance.csv`` and ``complex
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Iterator
@@ -15,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acp_repro.common.command import command, run_command
-from acp_repro.common.docs import plain
+from acp_repro.common.command import command, described_parser, run_command
 from acp_repro.pipeline.provenance import processor_name
 from acp_repro.pipeline.records import write_suite_records
 from acp_repro.pipeline.suite import load_suite
@@ -28,29 +26,29 @@ TOKENS, PROBLEMS, SAMPLES = 8, 5, 200_000
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def problem(seed: int) -> tuple[Tensor, Tensor]:
+def draw_problem(seed: int) -> tuple[Tensor, Tensor]:
     """(weights, scores), (T,) float64 each, of the loss softplus(-sum_t weight_t z_t)."""
     generator = torch.Generator().manual_seed(seed)
     weights = 2 * torch.randn(TOKENS, generator=generator, dtype=torch.float64)
     return weights, torch.randn(TOKENS, generator=generator, dtype=torch.float64)
 
 
-def loss(weights: Tensor, z: Tensor) -> Tensor:
+def compute_loss(weights: Tensor, z: Tensor) -> Tensor:
     """softplus(-sum_t weight_t z_t): smooth, not linear in z; (...,) float64 for z (..., T)."""
     return torch.nn.functional.softplus(-(weights * z).sum(-1))
 
 
-def exact_gradient(weights: Tensor, scores: Tensor) -> Tensor:
+def compute_exact_gradient(weights: Tensor, scores: Tensor) -> Tensor:
     """(T,) float64: the gradient in s of E over z ~ Bernoulli(sigmoid(s)), over all 2^T masks."""
     scores = scores.clone().requires_grad_()
     masks = torch.tensor(list(itertools.product((0.0, 1.0), repeat=len(scores))), dtype=scores.dtype)
     p = torch.sigmoid(scores)
     probability = torch.where(masks > 0, p, 1 - p).prod(-1)
-    (gradient,) = torch.autograd.grad((probability * loss(weights, masks)).sum(), scores)
+    (gradient,) = torch.autograd.grad((probability * compute_loss(weights, masks)).sum(), scores)
     return gradient
 
 
-def sampled_gradients(
+def sample_gradients(
     weights: Tensor, scores: Tensor, temperature: float, stretch: tuple[float, float] | None, u: Tensor
 ) -> Tensor:
     """(samples, T) float64: the gradient in s through the relaxed z of each row of noise ``u``.
@@ -63,24 +61,24 @@ def sampled_gradients(
         z = torch.sigmoid((each + torch.log(u) - torch.log1p(-u)) / temperature)
     else:
         z = hard_concrete(each, u, temperature, stretch)
-    (gradient,) = torch.autograd.grad(loss(weights, z).sum(), each)
+    (gradient,) = torch.autograd.grad(compute_loss(weights, z).sum(), each)
     return gradient
 
 
-def noise(samples: int, tokens: int, seed: int) -> Tensor:
+def draw_noise(samples: int, tokens: int, seed: int) -> Tensor:
     """Uniform noise (samples, T) float64 in (0, 1)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(samples, tokens, generator=generator, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
 
 
-def estimator() -> Iterator[dict[str, Any]]:
+def simulate_estimator() -> Iterator[dict[str, Any]]:
     """Appendix D: bias of the relaxed gradient against the exact one, by temperature."""
     for seed in range(PROBLEMS):
-        weights, scores = problem(seed)
-        exact, u = exact_gradient(weights, scores), noise(SAMPLES, TOKENS, seed)
+        weights, scores = draw_problem(seed)
+        exact, u = compute_exact_gradient(weights, scores), draw_noise(SAMPLES, TOKENS, seed)
         for temperature in TEMPERATURES:
             for name, stretch in (("hard_concrete", STRETCH), ("concrete", None)):
-                found = sampled_gradients(weights, scores, temperature, stretch, u)
+                found = sample_gradients(weights, scores, temperature, stretch, u)
                 bias = found.mean(0) - exact
                 error = found.var(0) / SAMPLES
                 yield {
@@ -95,17 +93,17 @@ def estimator() -> Iterator[dict[str, Any]]:
                 }
 
 
-def variance() -> Iterator[dict[str, Any]]:
+def simulate_variance() -> Iterator[dict[str, Any]]:
     """Appendix E: the variance of the mean of B samples, by B."""
-    weights, scores = problem(0)
+    weights, scores = draw_problem(0)
     repeats = 4000
     for batch in BATCHES:
-        u = noise(repeats * batch, TOKENS, batch)
-        found = sampled_gradients(weights, scores, 0.66, STRETCH, u).view(repeats, batch, TOKENS).mean(1)
+        u = draw_noise(repeats * batch, TOKENS, batch)
+        found = sample_gradients(weights, scores, 0.66, STRETCH, u).view(repeats, batch, TOKENS).mean(1)
         yield {"batch_samples": batch, "repeats": repeats, "gradient_variance": float(found.var(0).sum())}
 
 
-def complexity() -> Iterator[dict[str, Any]]:
+def simulate_complexity() -> Iterator[dict[str, Any]]:
     """Appendix H: empirical Rademacher complexity of {x -> w.x, |w| <= 1} with M of T tokens kept at random.
 
     For this class it is E |sum_i sigma_i (x_i * z_i)| / n in closed form, so only the signs are drawn.
@@ -134,28 +132,24 @@ def complexity() -> Iterator[dict[str, Any]]:
         }
 
 
-SIMULATIONS = {"estimator": estimator, "variance": variance, "complexity": complexity}
+SIMULATIONS = {
+    "estimator": simulate_estimator,
+    "variance": simulate_variance,
+    "complexity": simulate_complexity,
+}
 
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.pipeline.papers.retention.simulations",
-        description=plain(__doc__.split("\n\n")[0]),
-    )
+    parser = described_parser("pipeline.papers.retention.simulations", __doc__)
     parser.add_argument(
         "--suite", default="retention", help="a name in experiments/ or a YAML file (default: retention)"
     )
     suite = load_suite(parser.parse_args(arguments).suite)
-    for name, simulate in SIMULATIONS.items():
-        path = write_suite_records(
-            suite.name,
-            suite.paper,
-            suite.paper.quantity(name),
-            simulate(),
-            device=processor_name(),
-            dtype="float64",
-        )
+    for simulate in (simulate_estimator, simulate_variance, simulate_complexity):
+        name = simulate.__name__.removeprefix("simulate_")
+        quantity, about = suite.paper.quantity(name), {"device": processor_name(), "dtype": "float64"}
+        path = write_suite_records(suite.name, suite.paper, quantity, simulate(), **about)
         print(path)
 
 

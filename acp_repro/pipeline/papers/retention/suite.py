@@ -23,18 +23,35 @@ from .settings import (
 )
 
 PAPER_RELAXATION = (0.66, -0.1, 1.1)  # beta, gamma, zeta of Section 4.2
+RUN_COLUMNS = (
+    *("dataset", "backbone", "method", "budget", "gates"),
+    *("temperature", "stretch_low", "stretch_high", "seed"),
+)
 _GRID_KEYS = ("budget", "method", "gates", "temperature", "stretch", "open_steps", "hard_from_step")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PretrainingRun(Run):
-    """One encoder pre-trained by masked language modelling, for other runs to start from."""
+class EncoderRun(Run):
+    """What both kinds of runs have."""
 
     dataset_name: str
-    pretraining: PretrainingConfig
     backbone_name: str
     backbone: BackboneConfig
     training: TrainingConfig
+
+    def columns(self) -> dict[str, Any]:
+        own = {name: getattr(self, name, None) for name in RUN_COLUMNS}
+        return own | {"dataset": self.dataset_name, "backbone": self.backbone_name}
+
+    def _suffix(self) -> str:
+        return f"-seed{self.seed}" if self.seed else ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PretrainingRun(EncoderRun):
+    """One encoder pre-trained by masked language modelling, for other runs to start from."""
+
+    pretraining: PretrainingConfig
     method = MLM
     budget = 1.0
     gates = "none"
@@ -43,42 +60,19 @@ class PretrainingRun(Run):
     @property
     def name(self) -> str:
         """For example ``books-base-mlm``."""
-        words = f"{self.dataset_name}-{self.backbone_name}-{MLM}".lower()
-        return words + (f"-seed{self.seed}" if self.seed else "")
+        return f"{self.dataset_name}-{self.backbone_name}-{MLM}".lower() + self._suffix()
 
     @property
     def setting(self) -> tuple:
-        """See ``Run.setting``."""
         return (self.dataset_name, self.backbone_name, MLM)
-
-    def columns(self) -> dict[str, Any]:
-        """See ``Run.columns``."""
-        return {
-            "dataset": self.dataset_name,
-            "backbone": self.backbone_name,
-            "method": MLM,
-            "budget": self.budget,
-            "gates": self.gates,
-            "temperature": None,
-            "stretch_low": None,
-            "stretch_high": None,
-            "seed": self.seed,
-        }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RetentionRun(Run):
-    """One encoder fine-tuned on one task with one method at one budget.
+class RetentionRun(EncoderRun):
+    """One encoder fine-tuned on one task with one method at one budget."""
 
-    Attributes:
-        start: the run that gives its weights and tokeniser, if the suite has one.
-    """
-
-    dataset_name: str
     dataset: DatasetConfig
-    backbone_name: str
-    backbone: BackboneConfig
-    start: PretrainingRun | None
+    start: PretrainingRun | None  # gives its weights and tokeniser
     method: str
     budget: float
     gates: str
@@ -86,28 +80,24 @@ class RetentionRun(Run):
     stretch_low: float
     stretch_high: float
     retention: dict[str, Any]
-    training: TrainingConfig
 
     @property
     def name(self) -> str:
-        """For example ``sst2-distilbert-ar-30-input``; more words follow if the relaxation is not the
-        paper's."""
+        """For example ``sst2-distilbert-ar-30-input``, or ``...-input-t0.4`` by a value of Eq. 6."""
         words = [self.dataset_name, self.backbone_name, self.method.replace("_", "")]
         if not self.is_dense:
             words += [f"{100 * self.budget:g}", self.gates.replace("_", "")]
             for letter, value, usual in zip("tgz", self.relaxation, PAPER_RELAXATION, strict=True):
                 words += [f"{letter}{value:g}"] if value != usual else []
-        return "-".join(words).lower() + (f"-seed{self.seed}" if self.seed else "")
+        return "-".join(words).lower() + self._suffix()
 
     @property
     def is_dense(self) -> bool:
-        """Whether the run has no gates."""
         return self.method == "dense"
 
     @property
     def is_timed_untrained(self) -> bool:
-        """Whether fresh weights have the same time and memory; a threshold keeps what it was trained to
-        keep."""
+        """Whether fresh weights are as fast; a threshold keeps what it was trained to keep."""
         return self.retention_config().selection != "threshold"
 
     @property
@@ -116,23 +106,13 @@ class RetentionRun(Run):
         return self.temperature, self.stretch_low, self.stretch_high
 
     @property
-    def setting(self) -> tuple:
-        """See ``Run.setting``."""
-        return (self.dataset_name, self.backbone_name, self.method, self.budget, self.gates, self.relaxation)
+    def place(self) -> tuple:
+        """Task, encoder, budget and gates."""
+        return self.dataset_name, self.backbone_name, self.budget, self.gates
 
-    def columns(self) -> dict[str, Any]:
-        """See ``Run.columns``."""
-        return {
-            "dataset": self.dataset_name,
-            "backbone": self.backbone_name,
-            "method": self.method,
-            "budget": self.budget,
-            "gates": self.gates,
-            "temperature": self.temperature,
-            "stretch_low": self.stretch_low,
-            "stretch_high": self.stretch_high,
-            "seed": self.seed,
-        }
+    @property
+    def setting(self) -> tuple:
+        return (self.dataset_name, self.backbone_name, self.method, self.budget, self.gates, self.relaxation)
 
     def as_dict(self) -> dict[str, Any]:
         """Includes its start: a run that starts from other weights is another run."""
@@ -141,11 +121,7 @@ class RetentionRun(Run):
         return resolved | {"start": None if self.start is None else self.start.as_dict()}
 
     def retention_config(self, **changes: Any) -> RetentionConfig:
-        """The settings of the gates.
-
-        Raises:
-            ValueError: they are not allowed.
-        """
+        """The settings of the gates."""
         values = {
             **self.retention,
             "budget": self.budget,
@@ -160,15 +136,10 @@ class RetentionRun(Run):
 def make_run(
     file: File, suite: str, where: str, *, dataset: str, backbone: str, method: str, **point: Any
 ) -> RetentionRun | PretrainingRun:
-    """A point of the grid as a run.
-
-    Raises:
-        ValueError: the point is not allowed; the message begins with the key.
-    """
-    of_text = ("dataset", dataset, file.pretraining, "pretraining")
-    of_task = ("dataset", dataset, file.datasets, "datasets")
-    of_backbone = ("backbone", backbone, file.backbones, "backbones")
-    for key, name, known, place in (of_text if method == MLM else of_task, of_backbone):
+    """A point of the grid as a run; raises ValueError that begins with the key."""
+    source = "pretraining" if method == MLM else "datasets"
+    for key, name, place in (("dataset", dataset, source), ("backbone", backbone, "backbones")):
+        known = getattr(file, place)
         if name not in known:
             raise ValueError(f"{where}.{key}: no {name!r} under {place}, which has {', '.join(known)}")
     if method == MLM:
@@ -226,30 +197,25 @@ def _pretraining_run(file: File, suite: str, text: str, backbone: str, seed: int
 
 
 class RetentionSuite(Suite):
-    """A suite of encoders with gates."""
-
     runs: tuple[RetentionRun | PretrainingRun, ...]
 
     @property
     def tuned(self) -> list[RetentionRun]:
-        """All runs except pre-training."""
         return [run for run in self.runs if isinstance(run, RetentionRun)]
 
     @property
     def pretrained(self) -> list[PretrainingRun]:
-        """Runs that pre-train an encoder."""
         return [run for run in self.runs if isinstance(run, PretrainingRun)]
 
     def check(self) -> None:
-        """See ``Suite.check``."""
         for run in self.tuned:
-            if run.start is not None and run.start not in self.runs:
-                entry = (
-                    f"dataset: [{run.start.dataset_name}], backbone: [{run.backbone_name}], method: [{MLM}]"
-                )
+            if run.method == "top" and not any(r.is_dense for r in self.prerequisites(run)):
+                raise ValueError(f"grid: {run.name} is distilled from a dense run of its seed; add one")
+            start, backbone = run.start, run.backbone_name
+            if start is not None and start not in self.runs:
                 raise ValueError(
-                    f"backbones.{run.backbone_name}.pretrained_on: the grid has no run {run.start.name}; "
-                    f"add {{{entry}}}"
+                    f"backbones.{backbone}.pretrained_on: the grid has no run {start.name}; add {{dataset: "
+                    f"[{start.dataset_name}], backbone: [{backbone}], method: [{MLM}]}}"
                 )
         known = {*self.file.datasets, *(run.name for run in self.runs)}
         for name in self.file.timed or ():
@@ -260,16 +226,11 @@ class RetentionSuite(Suite):
         """Its start; for ToP also the dense model of the same task and seed from which it is distilled."""
         if not isinstance(run, RetentionRun):
             return []
-        like = (run.dataset_name, run.backbone_name, run.seed)
-        teachers = [r for r in self.dense if (r.dataset_name, r.backbone_name, r.seed) == like]
+        teachers = [r for r in self.dense if (r.place[:2], r.seed) == (run.place[:2], run.seed)]
         return ([run.start] if run.start else []) + (teachers[:1] if run.method == "top" else [])
 
     def select(self, *methods: str, budget: float | None = None, usual: bool = True) -> list[RetentionRun]:
-        """Runs of these methods, at one budget or at any.
-
-        Args:
-            usual: only those whose relaxation is the paper's.
-        """
+        """Runs of these methods, at one budget or at any; ``usual``: with the paper's relaxation alone."""
         return [
             run
             for run in self.runs
@@ -278,17 +239,16 @@ class RetentionSuite(Suite):
             and (not usual or run.relaxation == PAPER_RELAXATION)
         ]
 
-    def of_table(self, budget: float) -> list[RetentionRun]:
+    def table_runs(self, budget: float) -> list[RetentionRun]:
         """Tables 1 and 2: every method at this budget and the dense models of the same tasks, all seeds."""
         methods = [name for name in METHODS if name not in ABLATIONS]
         runs = self.select(*methods, budget=budget)
-        pruned = {(run.dataset_name, run.backbone_name) for run in runs if not run.is_dense}
-        runs = [run for run in runs if (run.dataset_name, run.backbone_name) in pruned]
+        pruned = {run.place[:2] for run in runs if not run.is_dense}
+        runs = [run for run in runs if run.place[:2] in pruned]
         return runs if any(run.is_dense for run in runs) else []
 
     @property
     def dense(self) -> list[RetentionRun]:
-        """Runs without gates."""
         return self.select("dense")
 
     @property
@@ -298,29 +258,16 @@ class RetentionSuite(Suite):
 
     def ablations(self) -> list[RetentionRun]:
         """Table 3: the ablations, and the full method at the same places and budgets."""
-        ablations = self.select(*ABLATIONS)
-        like = {(r.dataset_name, r.backbone_name, r.budget, r.gates) for r in ablations}
-        return [
-            run
-            for run in self.select("ar", *ABLATIONS)
-            if (run.dataset_name, run.backbone_name, run.budget, run.gates) in like
-        ]
+        places = {run.place for run in self.select(*ABLATIONS)}
+        return [run for run in self.select("ar", *ABLATIONS) if run.place in places]
 
     def sweeps(self) -> list[RetentionRun]:
-        """Figure 2: the method with several values of temperature or stretch, otherwise equal.
-
-        All seeds, because those of the default tell how much trainings differ.
-        """
+        """Figure 2: the method with several values of temperature or stretch, otherwise equal; all seeds."""
         runs = self.select("ar", usual=False)
-        moved = {self._place(run) for run in runs if run.relaxation != PAPER_RELAXATION}
-        return [run for run in runs if self._place(run) in moved]
-
-    @staticmethod
-    def _place(run: RetentionRun) -> tuple:
-        return run.dataset_name, run.backbone_name, run.budget, run.gates
+        places = {run.place for run in runs if run.relaxation != PAPER_RELAXATION}
+        return [run for run in runs if run.place in places]
 
     def timed(self) -> list[RetentionRun]:
-        """One seed of every method, without the sweeps, of the tasks or runs that the file names under
-        timed."""
+        """One seed of every method, without the sweeps, of what the file names under timed."""
         runs, chosen = first_seeds(self.select(*METHODS)), self.file.timed
         return [run for run in runs if chosen is None or {run.name, run.dataset_name} & set(chosen)]

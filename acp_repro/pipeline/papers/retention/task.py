@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,21 +9,24 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
+from transformers.utils import logging
 
 from acp_repro.common import files
 from acp_repro.common.errors import usage_errors
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.run import file_of
+from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training.distributed import mean_over_ranks
-from acp_repro.pipeline.training.run_folder import TrainingError, check_done
+from acp_repro.pipeline.training.run_folder import check_done
 from acp_repro.pipeline.training.task import Task
 from acp_repro.retention import from_pretrained, retain
 
 from .backbones import fresh, published, start_from, vocabulary
-from .steps import linear, quiet, save_pretrained, seed_step
+from .pretraining import EncoderTask, PretrainingTask
 from .suite import PretrainingRun, RetentionRun
-from .texts import Texts, inputs_of, texts_of, tuning_steps
+from .texts import load_texts, name_inputs
 from .trained import TrainedRetention
 
 _SORTED_BATCHES = 50  # batches whose examples are sorted together by length, as in transformers' Trainer
@@ -32,39 +34,30 @@ _SORTED_BATCHES = 50  # batches whose examples are sorted together by length, as
 
 def task_of(run: RetentionRun | PretrainingRun) -> Task:
     """The task of a run: fine-tuning, or the pre-training that it starts from."""
-    if isinstance(run, PretrainingRun):
-        from .pretraining import PretrainingTask
-
-        return PretrainingTask(run)
-    return RetentionTask(run)
+    return PretrainingTask(run) if isinstance(run, PretrainingRun) else RetentionTask(run)
 
 
-class RetentionTask(Task):
+class RetentionTask(EncoderTask):
     """Cross entropy of the task, and the budget's penalty."""
 
     run: RetentionRun
 
     def __init__(self, run: RetentionRun):
         super().__init__(run)
-        for library in ("transformers", "sklearn"):
-            if importlib.util.find_spec(library) is None:
-                raise TrainingError(f"{library} is not installed; pip install -e '.[retention]'")
         if run.start is not None:
             check_done(run.start)
-        self.texts: Texts = texts_of(run)
+        self.texts = load_texts(run)
+        self.tokenizer = self.texts.tokenizer
         self._train = self.texts.encoded("train")
         batch = run.dataset.batch_examples
         self._rows = run.dataset.micro_batch_examples or batch
         self.micro_batches = batch // self._rows
-        self.steps = tuning_steps(run.dataset, len(self._train))
+        self.steps = max(1, run.dataset.epochs * len(self._train) // batch)
         self.step_tokens = round(batch * float(np.mean([len(row.ids) for row in self._train])))
 
     def build(self) -> nn.Module:
-        """See ``Task.build``."""
         model = self._dense()
-        model.config.classes_are = (
-            self.texts.labelled.classes_are
-        )  # for programs that show the model's answers
+        model.config.classes_are = self.texts.labelled.classes_are  # for programs that show its answers
         if self.run.is_dense:
             return model
         teacher = self._teacher() if self.run.method == "top" else None
@@ -78,8 +71,6 @@ class RetentionTask(Task):
         return self.run.retention_config(**extra, **self.texts.gate_settings())
 
     def _dense(self) -> nn.Module:
-        import transformers
-
         run, texts = self.run, self.texts
         extractive = texts.labelled.is_extractive
         kind = "QuestionAnswering" if extractive else "SequenceClassification"
@@ -93,26 +84,14 @@ class RetentionTask(Task):
         return start_from(model, run.start.model_folder, run.start.pretraining.max_tokens)
 
     def _teacher(self) -> nn.Module:
-        """The dense model of the same task and seed from which ToP is distilled.
-
-        Raises:
-            TrainingError: the suite has none, or it is not trained.
-        """
-        from acp_repro.pipeline.suite import load_suite
-
-        dense = [
-            run for run in load_suite(str(file_of(self.run.suite))).prerequisites(self.run) if run.is_dense
-        ]
-        if not dense:
-            raise TrainingError(
-                f"{self.run.name} is distilled from a dense run of its seed; add one to the suite"
-            )
-        check_done(dense[0])
-        return load_model(dense[0].model_folder)
+        """The dense model of the same task and seed from which ToP is distilled."""
+        suite = load_suite(str(file_of(self.run.suite)))
+        (dense,) = (run for run in suite.prerequisites(self.run) if run.is_dense)
+        check_done(dense)
+        return load_model(dense.model_folder)
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
-        """(input_ids, attention_mask, labels), int64 tensors: every example once an epoch, in an order of the
-        run's seed."""
+        """(input_ids, attention_mask, labels), int64: every example once an epoch, in the seed's order."""
         size, chosen = len(self._train), []
         for place in range(index * self._rows, (index + 1) * self._rows):
             epoch, within = divmod(place, size)
@@ -148,25 +127,16 @@ class RetentionTask(Task):
         return np.concatenate([order[:first], *batches, order[stop:]])
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
-        """See ``Task.loss``. ``batch`` is what :meth:`batch` gives, int64 on any device."""
-        return model(**inputs_of(batch, batch[0].device)).loss
-
-    def learning_rate(self, step: int) -> float:
-        """See ``Task.learning_rate``: linear warm-up, then linear to 0."""
-        return linear(self.run.training, step, self.steps)
+        return model(**name_inputs(batch, batch[0].device)).loss
 
     def before_step(self, model: nn.Module, step: int) -> None:
-        """See ``Task.before_step``: seeds random numbers and gives the gates the step."""
-        seed_step(self.run.seed, step)
+        super().before_step(model, step)
         if not self.run.is_dense:
             model.retention.step = step
 
     def after_step(self, model: nn.Module, step: int) -> None:
-        """See ``Task.after_step``: the ascent of the multipliers."""
-        if self.run.is_dense:
-            return
-        retention = model.retention
-        retention.ascend_by(mean_over_ranks(retention.take_violation()))
+        if not self.run.is_dense:
+            model.retention.ascend(mean_over_ranks(model.retention.take_violation()))
 
     def watch(self, model: nn.Module, *batch: Tensor) -> dict[str, Any]:
         """For each gate its multiplier, and the shares of tokens that p and the open gates stand for."""
@@ -176,7 +146,7 @@ class RetentionTask(Task):
         model.eval()  # and draws no random numbers, so that the look changes no bit
         try:
             with model.retention.recorded() as records:
-                model(**inputs_of(batch[:2], batch[0].device))
+                model(**name_inputs(batch[:2], batch[0].device))
         finally:
             model.train(training)
         tokens = batch[1].sum()
@@ -186,27 +156,20 @@ class RetentionTask(Task):
         }
 
     def shown(self, watched: dict[str, Any]) -> str:
-        """See ``Task.shown``: the share that the last gate counts as kept."""
-        shares = watched.get("counted_share")
-        return f"p {shares[-1]:.0%}" if shares else ""
+        return f"p {watched['counted_share'][-1]:.0%}" if watched else ""
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
-        """See ``Task.describe``."""
-        return {"parameters": sum(p.numel() for p in model.parameters()), "data": self.texts.describe()}
+        return super().describe(model) | {"data": self.texts.describe()}
 
     def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """See ``Task.save``. The tokeniser and the names of the classes come with the model."""
-        save_pretrained(model, folder, weights)
-        self.texts.tokenizer.save_pretrained(folder)
-        names = json.dumps(list(self.texts.labelled.classes))
-        files.write_text(folder / "classes.json", names + "\n")
+        """Writes the names of the classes beside the model."""
+        super().save(model, folder, weights)
+        files.write_text(folder / "classes.json", json.dumps(list(self.texts.labelled.classes)) + "\n")
 
     def load(self, folder: Path, device: torch.device) -> nn.Module:
-        """See ``Task.load``."""
         return load_model(folder).to(device)
 
     def trained(self, suite: Suite, device: torch.device) -> TrainedRetention:
-        """See ``Task.trained``."""
         found = super().trained(suite, device)
         return TrainedRetention(
             suite, self.run, self, found.model.eval(), device, found.trained_tokens, texts=self.texts
@@ -215,9 +178,7 @@ class RetentionTask(Task):
 
 def load_model(folder: Path) -> nn.Module:
     """A model with gates, or a dense one, as :meth:`RetentionTask.save` wrote it; in evaluation mode."""
-    import transformers
-
-    quiet()
+    logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(folder)
     if getattr(config, "retention", None) is not None:
         return from_pretrained(folder).eval()

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers as t
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from acp_repro.pipeline.data import BPETokenizer
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.labelled import LabelledSet, read_labelled
 from acp_repro.pipeline.data.sources import Row
@@ -25,33 +26,22 @@ from .suite import RetentionRun
 
 @dataclass(frozen=True)
 class Encoded:
-    """One example as ids, [CLS] question [SEP] text [SEP], cut to the dataset's length.
-
-    Attributes:
-        offsets: for extractive questions, (start, end) characters of each token in the text; (0, 0) outside
-            of the text.
-        span: first and last token of the answer; (0, 0) if it was cut off; None for classes.
-    """
+    """One example as ids, [CLS] question [SEP] text [SEP], cut to the dataset's length."""
 
     ids: list[int]
     example: Row
-    offsets: list[tuple[int, int]]
-    span: tuple[int, int] | None
+    offsets: list[tuple[int, int]]  # of extractive answers: characters of each token; (0, 0) outside the text
+    span: tuple[int, int] | None  # first and last token of the answer; (0, 0) if it was cut off
 
 
 class Texts:
-    """The splits of a dataset, encoded for a backbone.
-
-    Attributes:
-        labelled: the set itself, at most ``max_examples`` of each split.
-        tokenizer: a fast tokeniser of transformers.
-    """
+    """The splits of a dataset, encoded for a backbone."""
 
     def __init__(
         self, dataset: DatasetConfig, backbone: BackboneConfig, tokenizer_folder: Path | None = None
     ):
         self.dataset = dataset
-        self.labelled = labelled_of(dataset)
+        self.labelled = load_labelled(dataset)
         for split, examples in self.labelled.splits.items():
             if not examples:
                 place = dataset.function.place(dataset.path)
@@ -99,20 +89,9 @@ class Texts:
                 both = zip(out["offset_mapping"][row], inside, strict=True)
                 offsets = [tuple(offset) if i else (0, 0) for offset, i in both]
                 span = _span(example.answer, offsets)
-                self._check_separators(out["input_ids"][row], example)
+                if self._separators == 2 and not asks:
+                    raise DataError(f"{self.dataset.corpus}: Longformer answers only texts with a question")
             yield Encoded(out["input_ids"][row], example, offsets, span)
-
-    def _check_separators(self, ids: list[int], example: Row) -> None:
-        """Checks the separators for Longformer.
-
-        Raises:
-            DataError: Longformer's head would not find the question's end, since there is no question.
-        """
-        if self._separators == 2 and ids.count(self.tokenizer.sep_token_id) != 3:
-            raise DataError(
-                f"{self.dataset.corpus}: Longformer finds an answer only if there is a question; the text "
-                f"{example.text[:40]!r} comes without one"
-            )
 
     def _truncations(self, examples: Sequence[Row]) -> list[str | bool]:
         """Cuts the text alone, unless the question takes more than half of the length."""
@@ -152,24 +131,18 @@ class Texts:
 
     def describe(self) -> dict[str, Any]:
         sizes = {split: len(examples) for split, examples in self.labelled.splits.items()}
-        return {
-            "corpus": self.dataset.corpus,
-            "hash": self._identity,
-            "examples": sizes,
-            "classes": list(self.labelled.classes),
-        }
+        known = {"corpus": self.dataset.corpus, "hash": self._identity}
+        return known | {"examples": sizes, "classes": list(self.labelled.classes)}
 
 
-def inputs_of(tensors: tuple[Tensor, ...], device: torch.device) -> dict[str, Tensor]:
+def name_inputs(tensors: tuple[Tensor, ...], device: torch.device) -> dict[str, Tensor]:
     """The arguments of a model of transformers, labels included."""
-    names = ("input_ids", "attention_mask", *_LABELS[len(tensors) - 2])
-    return {name: x.to(device) for name, x in zip(names, tensors, strict=True)}
+    labels = ("labels",) if len(tensors) == 3 else ("start_positions", "end_positions")
+    names = ("input_ids", "attention_mask", *labels)
+    return {name: x.to(device) for name, x in zip(names, tensors, strict=False)}
 
 
-_LABELS = {0: (), 1: ("labels",), 2: ("start_positions", "end_positions")}
-
-
-def texts_of(run: RetentionRun) -> Texts:
+def load_texts(run: RetentionRun) -> Texts:
     """The texts of a run; runs of one dataset and tokeniser share them in a process."""
     of = run.backbone
     kind = BackboneConfig(pretrained=of.pretrained, model_type=of.model_type, vocab_size=of.vocab_size)
@@ -180,29 +153,19 @@ def texts_of(run: RetentionRun) -> Texts:
 _texts = functools.lru_cache(maxsize=8)(Texts)
 
 
-def tuning_steps(dataset: DatasetConfig, examples: int) -> int:
-    """Optimiser steps of fine-tuning on this many examples."""
-    return max(1, dataset.epochs * examples // dataset.batch_examples)
-
-
-def labelled_of(dataset: DatasetConfig) -> LabelledSet:
-    """The set of a task, at most ``max_examples`` of each split."""
-    return _cut(_labelled(dataset), dataset.max_examples)
-
-
-def _labelled(dataset: DatasetConfig) -> LabelledSet:
-    return read_labelled(dataset.corpus, dataset.path, **dataset.options)
-
-
-def _cut(labelled: LabelledSet, limit: int | None) -> LabelledSet:
-    """At most ``limit`` examples of each split, the first by a hash."""
-    if limit is None:
+def load_labelled(dataset: DatasetConfig) -> LabelledSet:
+    """The set of a task, at most ``max_examples`` of each split: the first by a hash."""
+    labelled = read_labelled(dataset.corpus, dataset.path, **dataset.options)
+    if dataset.max_examples is None:
         return labelled
 
-    def by_hash(example: Row) -> bytes:
+    def hash_example(example: Row) -> bytes:
         return hashlib.sha256(f"{example.question}\n{example.text}".encode()).digest()
 
-    splits = {split: sorted(found, key=by_hash)[:limit] for split, found in labelled.splits.items()}
+    splits = {
+        split: sorted(found, key=hash_example)[: dataset.max_examples]
+        for split, found in labelled.splits.items()
+    }
     return LabelledSet(splits, labelled.classes, labelled.classes_are)
 
 
@@ -214,8 +177,6 @@ def _span(answer: tuple[int, int], offsets: Sequence[tuple[int, int]]) -> tuple[
 
 def train_tokenizer(labelled: LabelledSet, vocab_size: int):
     """A byte-level BPE learnt from the training split, with BERT's special tokens."""
-    import tokenizers as t
-
     bpe = t.Tokenizer(t.models.BPE(unk_token=UNK))
     bpe.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = t.decoders.ByteLevel()
@@ -227,23 +188,11 @@ def train_tokenizer(labelled: LabelledSet, vocab_size: int):
     )
     pieces = sorted(f"{e.question}\n{e.text}" for e in labelled.splits["train"])
     bpe.train_from_iterator(pieces, trainer)
-    return as_berts(bpe)
+    return make_bert_tokenizer(bpe)
 
 
-def bert_tokenizer(tokenizer: BPETokenizer):
-    """A corpus's tokeniser as one of transformers: its ids stay, BERT's special tokens come after them."""
-    import tokenizers as t
-
-    return as_berts(t.Tokenizer.from_str(tokenizer.json_text))
-
-
-def as_berts(bpe):
-    """A byte-pair tokeniser of the library `tokenizers` as one of transformers.
-
-    BERT's special tokens are added if it has none.
-    """
-    from transformers import PreTrainedTokenizerFast
-
+def make_bert_tokenizer(bpe: t.Tokenizer) -> PreTrainedTokenizerFast:
+    """A byte-pair tokeniser as one of transformers: its ids stay, BERT's special tokens come after them."""
     bpe.add_special_tokens([token for token in SPECIAL if bpe.token_to_id(token) is None])
     bpe.post_processor = _template(bpe)
     return PreTrainedTokenizerFast(
@@ -251,11 +200,8 @@ def as_berts(bpe):
     )
 
 
-def _template(bpe, separators: int = 1):
-    """The special tokens around a text, and around a question and its text, with ``separators`` between
-    them."""
-    import tokenizers as t
-
+def _template(bpe: t.Tokenizer, separators: int = 1) -> t.processors.TemplateProcessing:
+    """The special tokens around a text, and around and between a question and its text."""
     return t.processors.TemplateProcessing(
         single=f"{CLS} $A {SEP}",
         pair=f"{CLS} $A {' '.join([SEP] * separators)} $B {SEP}",
@@ -264,13 +210,7 @@ def _template(bpe, separators: int = 1):
 
 
 def load_tokenizer(source: str | Path):
-    """A fast tokeniser, by name or from the folder of a model.
-
-    Raises:
-        TrainingError: there is none.
-    """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
+    """A fast tokeniser, by name or from the folder of a model."""
     try:
         if Path(source).is_dir() and (Path(source) / "tokenizer.json").is_file():
             return PreTrainedTokenizerFast.from_pretrained(source)

@@ -7,11 +7,12 @@ import operator
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, nn
 
 from acp_repro.pipeline.training.step import autocast
@@ -19,28 +20,20 @@ from acp_repro.pipeline.training.task import Trained
 from acp_repro.retention import retain
 
 from .suite import RetentionRun
-from .texts import Encoded, Texts, inputs_of
+from .texts import Encoded, Texts, name_inputs
 
 _ROWS = 64
 
 
 @dataclass
 class Evaluation:
-    """The results of a model on a split.
+    """The results of a model on a split."""
 
-    Attributes:
-        scores: percent, by name.
-        loss_nats: mean of an example, without the penalty.
-        examples: their number.
-        kept_share: tokens left after the last gate, over all tokens.
-        right: by name of a score that is the share of right answers, whether each is right.
-    """
-
-    scores: dict[str, float]
-    loss_nats: float
+    scores: dict[str, float]  # percent
+    loss_nats: float  # mean of an example, without the penalty
     examples: int
-    kept_share: float
-    right: dict[str, list[bool]]
+    kept_share: float  # tokens left after the last gate, over all tokens
+    right: dict[str, list[bool]]  # of scores that are the share of right answers, whether each is right
 
 
 @dataclass
@@ -61,7 +54,7 @@ class TrainedRetention(Trained):
         predicted, truth, loss, examples, kept, tokens = [], [], 0.0, 0, 0, 0
         gates = getattr(model, "retention", None)
         for rows in self.texts.batches(split, _ROWS, limit):
-            inputs = inputs_of(self.texts.tensors(rows), self.device)
+            inputs = name_inputs(self.texts.tensors(rows), self.device)
             with autocast(self.device, self.run.training.dtype):
                 if gates is None or not gates.places:
                     output, left = model(**inputs), inputs["attention_mask"].sum()
@@ -89,12 +82,8 @@ class TrainedRetention(Trained):
     def _answers(self, output: Any, rows: Sequence[Encoded]) -> list[Any]:
         if not self.texts.labelled.is_extractive:
             return output.logits.argmax(-1).tolist()
-        return [
-            _best_span(start, end, row)
-            for start, end, row in zip(
-                output.start_logits.float().cpu(), output.end_logits.float().cpu(), rows, strict=True
-            )
-        ]
+        starts, ends = output.start_logits.float().cpu(), output.end_logits.float().cpu()
+        return [_best_span(*one) for one in zip(starts, ends, rows, strict=True)]
 
 
 def _best_span(start: Tensor, end: Tensor, row: Encoded, longest: int = 64) -> str:
@@ -111,21 +100,6 @@ def _best_span(start: Tensor, end: Tensor, row: Encoded, longest: int = 64) -> s
 # ---- scores, in percent -----------------------------------------------------------------------
 
 
-def _accuracy(truth: Sequence[int], predicted: Sequence[int]) -> float:
-    from sklearn.metrics import accuracy_score
-
-    return 100 * accuracy_score(truth, predicted)
-
-
-def _f1(average: str):
-    def score(truth: Sequence[int], predicted: Sequence[int]) -> float:
-        from sklearn.metrics import f1_score
-
-        return 100 * f1_score(truth, predicted, average=average, zero_division=0)
-
-    return score
-
-
 def normalized(answer: str) -> list[str]:
     """The words of an answer as SQuAD's evaluation compares them."""
     text = "".join(c for c in answer.lower() if c not in string.punctuation)
@@ -136,27 +110,27 @@ def _matches(answers: Sequence[str], guess: str) -> bool:
     return any(normalized(answer) == normalized(guess) for answer in answers)
 
 
-def _exact_match(truth: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
-    hits = [_matches(t, p) for t, p in zip(truth, predicted, strict=True)]
-    return 100 * sum(hits) / len(hits)
-
-
-def _word_f1(truth: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
-    def one(answer: str, guess: str) -> float:
-        a, g = normalized(answer), normalized(guess)
+def _word_f1(answers: Sequence[str], guess: str) -> float:
+    def overlap(a: list[str], g: list[str]) -> float:
         same = sum((Counter(a) & Counter(g)).values())
         return float(a == g) if not a or not g else 2 * same / (len(a) + len(g))
 
-    best = [max(one(a, p) for a in t) for t, p in zip(truth, predicted, strict=True)]
-    return 100 * sum(best) / len(best)
+    return max(overlap(normalized(answer), normalized(guess)) for answer in answers)
+
+
+def _mean_percent(score: Callable[..., float]) -> Callable[..., float]:
+    def mean(truth: Sequence[Any], predicted: Sequence[Any]) -> float:
+        return 100 * sum(score(t, p) for t, p in zip(truth, predicted, strict=True)) / len(truth)
+
+    return mean
 
 
 SCORES = {
-    "accuracy": _accuracy,
-    "micro_f1": _f1("micro"),
-    "macro_f1": _f1("macro"),
-    "exact_match": _exact_match,
-    "f1": _word_f1,
+    "accuracy": lambda truth, predicted: 100 * accuracy_score(truth, predicted),
+    "micro_f1": lambda t, p: 100 * f1_score(t, p, average="micro", zero_division=0),
+    "macro_f1": lambda t, p: 100 * f1_score(t, p, average="macro", zero_division=0),
+    "exact_match": _mean_percent(_matches),
+    "f1": _mean_percent(_word_f1),
 }
 # Scores that are a share of right answers; with one class each, micro F1 is accuracy.
 HITS = {"accuracy": operator.eq, "micro_f1": operator.eq, "exact_match": _matches}

@@ -27,7 +27,7 @@ from acp_repro.hf import ForgettingTransformerConfig, ForgettingTransformerForCa
 from acp_repro.hf.conversion import bytes_tokenizer
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.pretrained import config_to_official
-from acp_repro.pipeline.data.tokenizer import BPETokenizer, Tokenizer
+from acp_repro.model.tokenizer import BPETokenizer, Tokenizer
 
 from .tasks import LoadedTask
 

@@ -17,8 +17,8 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from acp_repro.model.tokenizer import Tokenizer
     from acp_repro.pipeline.data import Sequences
-    from acp_repro.pipeline.data.tokenizer import Tokenizer
 
 
 def _words(text: str) -> list[str]:

@@ -11,7 +11,7 @@ from acp_repro.pipeline.data import Corpus, LongCrawl64
 from acp_repro.pipeline.data.sequences import HELDOUT_COLUMN
 from acp_repro.pipeline.data.sources import Document, SampleSource, TextSource
 
-from ..checkpoint_folder import Checkpoint
+from ..checkpoint_folder import TextCheckpoint
 
 
 def heldout_haystacks(
@@ -76,7 +76,7 @@ def file_haystacks(
 
 
 def checkpoint_haystacks(
-    checkpoint: Checkpoint, path: str | None, length: int, samples: int
+    checkpoint: TextCheckpoint, path: str | None, length: int, samples: int
 ) -> list[np.ndarray]:
     """Haystacks in a checkpoint's tokens: from ``path``, else its run's held-out text, else a book."""
     if path is not None:

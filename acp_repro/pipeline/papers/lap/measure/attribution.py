@@ -11,7 +11,7 @@ from acp_repro.common.gradients import without_gradients
 from acp_repro.lap.attribution import shap_values
 
 from ..quantities import SHOWN_TEXTS
-from ..trained import TrainedPruning
+from ..task import TrainedPruning
 
 SHORT = range(12, 41)  # tokens of these
 SAME = 0.9  # share of a long text's tokens that must be written again, or places would mean nothing
@@ -19,14 +19,16 @@ DECIMALS = 2  # of a value in nats
 
 
 def measure_attribution(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """One record per text (:func:`chosen`), kept vector and written token (:func:`told`)."""
+    """One record per text (:func:`choose_texts`), kept vector and written token (:func:`select_pairs`)."""
     tokenizer = trained.task.tokenizer
     records = []
-    for number, row in enumerate(tqdm(chosen(trained), desc=f"{trained.run.name}: attribution", leave=False)):
+    for number, row in enumerate(
+        tqdm(choose_texts(trained), desc=f"{trained.run.name}: attribution", leave=False)
+    ):
         found = shap_values(trained.model, row, trained.measure_settings.shap_evaluations, trained.run.seed)
         words, kept = tokenizer.tokens(found.written), tokenizer.tokens(row[i] for i in found.positions)
         values = found.values.round(DECIMALS) + 0.0  # without negative zeros
-        pairs = np.ones_like(values, dtype=bool) if number < SHOWN_TEXTS else told(values)
+        pairs = np.ones_like(values, dtype=bool) if number < SHOWN_TEXTS else select_pairs(values)
         for vector, position in enumerate(found.positions):
             records += [
                 {
@@ -45,7 +47,7 @@ def measure_attribution(trained: TrainedPruning) -> list[dict[str, Any]]:
     return records
 
 
-def told(values: np.ndarray) -> np.ndarray:
+def select_pairs(values: np.ndarray) -> np.ndarray:
     """Which pairs of a long text have a record: (vectors, written tokens) bool, of SHAP values so shaped.
 
     Most pairs lie far apart and are worth nothing. Left out, a record is a seventh of its size. Every vector
@@ -57,7 +59,7 @@ def told(values: np.ndarray) -> np.ndarray:
 
 
 @without_gradients
-def chosen(trained: TrainedPruning) -> list[list[int]]:
+def choose_texts(trained: TrainedPruning) -> list[list[int]]:
     """Short texts and long texts of the held-out ones, as token ids.
 
     First ``SHOWN_TEXTS`` texts of 12 to 40 tokens, or simply the first texts if there are none. Then the

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..trained import TrainedPruning
+from ..task import TrainedPruning
 
 FREQUENCY_BANDS = 5
 PLACES = 10

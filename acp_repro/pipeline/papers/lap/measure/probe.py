@@ -20,8 +20,8 @@ from acp_repro.common.gradients import without_gradients
 from acp_repro.lap.autoencoder import pad
 from acp_repro.pipeline.errors import RecordError
 
+from ..task import TrainedPruning
 from ..texts import encode
-from ..trained import TrainedPruning
 
 HIDDEN = 64  # of the MLP; the article does not give it
 LEARNING_RATE = 2e-3

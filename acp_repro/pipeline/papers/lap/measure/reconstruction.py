@@ -15,7 +15,7 @@ from acp_repro.common.files import read_json_lines
 from acp_repro.common.gradients import without_gradients
 from acp_repro.lap.decoder import decode_teacher
 
-from ..trained import TrainedPruning
+from ..task import TrainedPruning
 
 
 @without_gradients
@@ -36,7 +36,7 @@ def measure_reconstruction(trained: TrainedPruning) -> list[dict[str, Any]]:
     model = trained.model
     for input_ids in tqdm(trained.batches(rows), desc=f"{trained.run.name}: reconstruction", leave=False):
         memory = model.encode_ids(input_ids)
-        inputs = model.shifted(input_ids)
+        inputs = model.shift_right(input_ids)
         soft = model(input_ids, mask="soft")
         encoded = model.encode_tokens(input_ids, "soft")
         for name, vectors, mask in (
@@ -68,7 +68,10 @@ def measure_reconstruction(trained: TrainedPruning) -> list[dict[str, Any]]:
 def _scores(trained: TrainedPruning, rows: list[list[int]], found: list[list[int]]) -> dict[str, float]:
     """Accuracy of tokens (0 to 1, mean over tokens), BLEU and ROUGE-L (0 to 1), exact matches, edits."""
     right = sum(a == b for one, two in zip(rows, found, strict=True) for a, b in zip(one, two, strict=False))
-    texts, ours = [trained.text(row) for row in rows], [trained.text(row) for row in found]
+    texts, ours = (
+        [trained.task.tokenizer.decode(row) for row in rows],
+        [trained.task.tokenizer.decode(row) for row in found],
+    )
     rouge = RougeScorer(["rougeL"])
     edits = [Levenshtein.distance(one, two) for one, two in zip(rows, found, strict=True)]
     return {

@@ -17,7 +17,7 @@ from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
 from acp_repro.pipeline.benchmark.timing import ORDER, interleaved, peak_memory, wall_ms
 
-from ..trained import TrainedPruning
+from ..task import TrainedPruning
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
 DECODED_TOKENS = 16
@@ -40,7 +40,7 @@ def measure_removal_time(trained: TrainedPruning) -> list[dict[str, Any]]:
     for length in trained.measure_settings.timed_lengths:
         input_ids, seen = _texts(trained, length), set()
         for share in SHARES:
-            model = _with_share(trained.model, input_ids, share)
+            model = _rebias(trained.model, input_ids, share)
             if (kept := _kept(model, input_ids)) not in seen:
                 rows += _compare(trained, model, input_ids)
             seen.add(kept)
@@ -57,7 +57,7 @@ def _texts(trained: TrainedPruning, length: int) -> Tensor:
     return pad([[*row, tokenizer.eos_id] for row in rows], tokenizer.pad_id).to(trained.device)
 
 
-def _with_share(model: PruningAutoencoder, input_ids: Tensor, share: float) -> PruningAutoencoder:
+def _rebias(model: PruningAutoencoder, input_ids: Tensor, share: float) -> PruningAutoencoder:
     """The same weights with the bias at which they keep about this share of these texts."""
 
     def biased(beta: float) -> PruningAutoencoder:

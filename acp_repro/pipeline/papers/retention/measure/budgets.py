@@ -11,7 +11,7 @@ from acp_repro.pipeline.training.step import autocast
 from acp_repro.retention import PROFILES, token_budgets
 from acp_repro.retention.gates import open_logits
 
-from ..texts import inputs_of
+from ..texts import name_inputs
 from ..trained import TrainedRetention
 
 _ROWS = 32
@@ -64,7 +64,7 @@ def measure_slackness(trained: TrainedRetention) -> list[dict[str, Any]]:
     loss, examples = 0.0, 0
     torch.manual_seed(0)
     for rows in trained.texts.batches("train", _ROWS, limit):
-        inputs = inputs_of(trained.texts.tensors(rows), trained.device)
+        inputs = name_inputs(trained.texts.tensors(rows), trained.device)
         retention.train()  # the gates alone: soft z, without dropout
         with autocast(trained.device, trained.run.training.dtype), retention.recorded() as records:
             output = model(**inputs)
@@ -73,7 +73,7 @@ def measure_slackness(trained: TrainedRetention) -> list[dict[str, Any]]:
         examples += len(rows)
         for index, record in enumerate(records):
             valid = ~torch.isnan(record.scores)
-            free = valid & (record.z.new_ones(()) > 0)
+            free = valid.clone()
             free[:, 0] = False  # [CLS] counts whole
             p = torch.sigmoid(record.scores)
             opened = torch.sigmoid(open_logits(record.scores, config.temperature, config.stretch))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from acp_repro.pipeline.training.task import Trained
 
 from ..quantities import RIGHT, WRONG
 from ..settings import GATES
-from ..texts import labelled_of
-from ..trained import SCORES, TrainedRetention
+from ..texts import load_labelled
+from ..trained import SCORES, Evaluation, TrainedRetention
 
 PRUNINGS = ("random", "h2o")
 _ROWS = 32
@@ -32,62 +31,38 @@ def measure_score(trained: TrainedRetention) -> list[dict[str, Any]]:
     If a score is the share of right answers, ``items_right`` has one character an example, in the set's
     order. ``items_hash`` is the hash of the set, because runs are compared example by example.
     """
-    records, known = [], trained.texts.labelled.identity[:12]
+    known, records = {"items_hash": trained.texts.labelled.identity[:12]}, []
     for split in ("dev", "test"):
         found = trained.evaluate(trained.model, split)
-        records += [
-            {
-                "split": split,
-                "metric": name,
-                "score_percent": value,
-                "loss_nats": found.loss_nats,
-                "measured_examples": found.examples,
-                "kept_share": found.kept_share,
-                "items_hash": known,
-                "items_right": _signs(found.right.get(name)),
-            }
-            for name, value in found.scores.items()
-        ]
+        for record in _list_scores(found, split=split):
+            right = found.right.get(record["metric"])
+            signs = None if right is None else "".join(RIGHT if each else WRONG for each in right)
+            records.append(record | known | {"items_right": signs})
     return records
 
 
-def _signs(right: Sequence[bool] | None) -> str | None:
-    return None if right is None else "".join(RIGHT if each else WRONG for each in right)
-
-
 def measure_pruned_dense(trained: TrainedRetention) -> list[dict[str, Any]]:
-    """One record a pruning, place of the gate, budget and score, on the test split; ``none`` is the dense
-    model."""
+    """One record a pruning, its place, budget and score, on the test split; ``none`` is the dense model."""
     plain = trained.evaluate(trained.model, "test")
-    records = _records("none", "none", 1.0, plain)
+    records = _list_scores(plain, pruning="none", pruning_gates="none", pruning_budget=1.0)
     for gates in GATES:
         for pruning in PRUNINGS:
             for budget in trained.measure_settings.budgets:
                 model = trained.pruned(method=pruning, gates=gates, budget=budget)
-                records += _records(pruning, gates, budget, trained.evaluate(model, "test"))
+                columns = {"pruning": pruning, "pruning_gates": gates, "pruning_budget": budget}
+                records += _list_scores(trained.evaluate(model, "test"), **columns)
     return records
 
 
-def _records(pruning: str, gates: str, budget: float, found) -> list[dict[str, Any]]:
-    return [
-        {
-            "pruning": pruning,
-            "pruning_gates": gates,
-            "pruning_budget": budget,
-            "metric": name,
-            "score_percent": value,
-            "loss_nats": found.loss_nats,
-            "measured_examples": found.examples,
-            "kept_share": found.kept_share,
-        }
-        for name, value in found.scores.items()
-    ]
+def _list_scores(found: Evaluation, **columns: Any) -> list[dict[str, Any]]:
+    columns |= {"loss_nats": found.loss_nats, "measured_examples": found.examples}
+    columns |= {"kept_share": found.kept_share}
+    return [{**columns, "metric": name, "score_percent": value} for name, value in found.scores.items()]
 
 
 @without_gradients
 def measure_masked_loss(trained: Trained) -> list[dict[str, Any]]:
-    """One record: the mean loss of a masked token, and the share predicted right; always with the same
-    masks."""
+    """One record, always with the same masks: the mean loss of a masked token, and the share right."""
     task, model, draw = trained.task, trained.model.eval(), np.random.default_rng(0)
     pieces = range(min(task.sequences("heldout"), trained.measure_settings.examples))
     loss, right, tokens = 0.0, 0, 0
@@ -96,24 +71,18 @@ def measure_masked_loss(trained: Trained) -> list[dict[str, Any]]:
         input_ids, labels = (x.to(trained.device) for x in given)
         with autocast(trained.device, trained.run.training.dtype):
             output = model(input_ids=input_ids, labels=labels)
-        told = labels >= 0
-        loss += float(output.loss) * int(told.sum())
-        right += int((output.logits.argmax(-1) == labels)[told].sum())
-        tokens += int(told.sum())
-    return [
-        {
-            "masked_loss_nats": loss / tokens,
-            "masked_accuracy_percent": 100 * right / tokens,
-            "measured_tokens": tokens,
-        }
-    ]
+        masked = labels >= 0
+        loss += float(output.loss) * int(masked.sum())
+        right += int((output.logits.argmax(-1) == labels)[masked].sum())
+        tokens += int(masked.sum())
+    found = {"masked_loss_nats": loss / tokens, "masked_accuracy_percent": 100 * right / tokens}
+    return [found | {"measured_tokens": tokens}]
 
 
 def measure_bag_of_words(trained: Trained) -> list[dict[str, Any]]:
-    """One record a setting and score, of the test split (earlier records have dev, too). Settings are single
-    words or pairs as well, and a regularization; none is chosen here."""
+    """One record a score, length of word sequences and regularization, on the test split."""
     dataset = trained.run.dataset
-    whole = labelled_of(dataset).splits
+    whole = load_labelled(dataset).splits
     splits = {split: whole[split] for split in ("train", "test")}
     classes = {split: [row.number for row in rows] for split, rows in splits.items()}
     records = []
@@ -140,15 +109,15 @@ def measure_bag_of_words(trained: Trained) -> list[dict[str, Any]]:
 def _bags(splits: dict[str, list], words: int, longest: int) -> dict[str, Any]:
     """Of each split a sparse matrix, a row an example; words are weighed as the training split has them."""
 
-    def of(split: str) -> list[list[str]]:
+    def list_columns(split: str) -> list[list[str]]:
         rows = splits[split]
         texts = [" ".join(row.text.split()[:longest]) for row in rows]
         return [texts, [row.question for row in rows]] if rows[0].question else [texts]
 
-    readers = [TfidfVectorizer(ngram_range=(1, words), sublinear_tf=True) for _ in of("train")]
-    for reader, column in zip(readers, of("train"), strict=True):
+    readers = [TfidfVectorizer(ngram_range=(1, words), sublinear_tf=True) for _ in list_columns("train")]
+    for reader, column in zip(readers, list_columns("train"), strict=True):
         reader.fit(column)
     return {
-        split: hstack([r.transform(c) for r, c in zip(readers, of(split), strict=True)], "csr")
+        split: hstack([r.transform(c) for r, c in zip(readers, list_columns(split), strict=True)], "csr")
         for split in splits
     }

@@ -30,13 +30,9 @@ _BUSY = 8192  # rows and columns of a matrix whose product takes a GPU a millise
 def measure_speed(trained: Trained) -> list[dict[str, Any]]:
     """One record a length: full batches of random tokens, the median of some repeats.
 
-    Without a given model, one is made with fresh weights and a head for classes, because the weights do not
-    matter. Inference has its weights in the run's dtype, as in deployment. ``scorer_ms`` is the device's time
-    from the start to the end of the gates' scoring, without waits for the host.
-
-    Training is a forward and a backward pass with soft gates, under autocast over float32 weights, as in
-    runs. It is missing if its memory does not suffice. Memory is the peak of the pass without weights and
-    gradients, and missing on a CPU. FLOPs are those of ``encoder_cost``, for one example.
+    Inference has its weights in the run's dtype. Training is a forward and a backward pass with soft gates,
+    under autocast; missing if its memory does not suffice. Memory is a pass's peak without weights and
+    gradients; missing on a CPU.
     """
     if trained.model is None:
         trained = dataclasses.replace(trained, model=untrained(trained.run).to(trained.device))
@@ -136,7 +132,7 @@ def _without(gates: nn.Module | None, run: Step) -> Step:
     """``run`` with the gates off, which is the dense model."""
 
     def dense() -> None:
-        with gates.off() if gates is not None else contextlib.nullcontext():
+        with gates.disabled() if gates is not None else contextlib.nullcontext():
             run()
 
     return dense

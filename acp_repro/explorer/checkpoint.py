@@ -1,0 +1,89 @@
+"""A checkpoint folder: its config, weights and tokenizer. Opening one imports no torch."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from acp_repro import model
+from acp_repro.common.errors import UsageError, usage_errors
+
+if TYPE_CHECKING:
+    import torch
+
+    from acp_repro.model import FoXConfig, FoXForCausalLM
+    from acp_repro.model.tokenizer import Tokenizer
+
+# Names, in other projects' tokenizers, of the token in front of a document; GPT-2's comes first.
+_BOS_NAMES = ("<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
+
+
+class Checkpoint:
+    """A folder in the authors' format, or a run folder ``runs/SUITE/RUN``, whose weights are in ``model/``.
+
+    Attributes:
+        folder: holds ``config.json`` and ``model.safetensors``.
+
+    Raises:
+        UsageError: there are no such files. It is a ValueError, and so are the errors of the attributes.
+    """
+
+    def __init__(self, path: str | Path):
+        path = Path(path)
+        folders = [folder for folder in (path, path / "model") if (folder / "config.json").is_file()]
+        if not folders:
+            if (path / "run.json").is_file():
+                raise UsageError(f"{path} holds no weights yet: its training is not finished")
+            run = min((file.parent for file in path.glob("*/run.json")), default="runs/cpu/NAME")
+            raise UsageError(
+                f"{path} holds no config.json; give a folder with config.json and model.safetensors, or a "
+                f"run folder such as {run}"
+            )
+        self.folder = folders[0]
+
+    @property
+    def name(self) -> str:
+        """The name of the run, or of the folder."""
+        folder = self.folder.resolve()
+        return folder.parent.name if folder.name == "model" else folder.name
+
+    @functools.cached_property
+    @usage_errors()
+    def config(self) -> FoXConfig:
+        """The shape of the model; :class:`UsageError` if it is no FoX."""
+        return model.load_config(self.folder)
+
+    @usage_errors()
+    def load(self, device: torch.device | str = "cpu", **options: Any) -> FoXForCausalLM:
+        """The model; options and errors are those of :func:`acp_repro.load_pretrained`."""
+        return model.load_pretrained(self.folder, device=device, **options)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """That of ``tokenizer.json`` beside the weights, or bytes if the model has their 257 ids; else None.
+
+        Raises:
+            UsageError: the file is damaged.
+            ImportError: the library `tokenizers` is not installed.
+        """
+        path = self.folder / "tokenizer.json"
+        if not path.is_file():
+            return model.ByteTokenizer() if self.config.vocab_size == model.ByteTokenizer.vocab_size else None
+        try:
+            text = path.read_text(encoding="utf-8")
+            own = model.BPETokenizer(text)
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}") from error
+        if own.vocab_size == self.config.vocab_size:
+            return own
+        return model.BPETokenizer(text, *[name for name in _BOS_NAMES if name in own][:1])
+
+    def require_tokenizer(self) -> Tokenizer:
+        """:attr:`tokenizer`; :class:`UsageError` if there is none."""
+        if self.tokenizer is None:
+            raise UsageError(
+                f"{self.folder} has {self.config.vocab_size} token ids and no tokenizer.json; put the "
+                "model's there"
+            )
+        return self.tokenizer
