@@ -5,20 +5,9 @@ import itertools
 import pandas as pd
 import pytest
 
-from acp_repro.pipeline.papers.acp.paper import PAPER
-from acp_repro.pipeline.records import read_records
-from acp_repro.pipeline.suite import load_suite
-from analysis.acp import figure3_right, needle_facts, tableA1
+from analysis.acp import needle_facts, tableA1
 from analysis.tables import UnfitRecords
 from analysis.verdict import Word
-from tests.analysis import synthetic
-
-GRID = """grid:
-  - {size: [tiny], context_length: [512], log_pruning_tolerance: [-10, null], needle_share: [0.1]}
-  - {size: [tiny], context_length: [512], log_pruning_tolerance: [null], needle_share: [0.1], nudged: [true]}
-"""
-ACP, EXACT = (f"pro-tiny-512-{method}-needles10" for method in ("acp", "exact"))
-NUDGED = f"{EXACT}-nudged"
 
 
 def asked(nats: float, recall: float, method: str, fact: int = 0, depth: float = 0.0) -> dict:
@@ -109,44 +98,3 @@ def test_step_at_which_losses_part():
     assert tableA1.parts_at(losses, "a", "b") == "2"
     assert tableA1.parts_at(losses, "a", "c") == "no difference seen"
     assert tableA1.parts_at(losses, "a", "d") == tableA1.parts_at(None, "a", "b") == "not recorded"
-
-
-@pytest.fixture
-def suite(tmp_path, monkeypatch):
-    """A pair and its null; the exact run of the pair was measured before there were many facts."""
-    monkeypatch.chdir(tmp_path)
-    synthetic.two_lengths(tmp_path)
-    path = tmp_path / "experiments" / "mini.yaml"
-    text = path.read_text()
-    path.write_text(text[: text.index("grid:")] + GRID + text[text.index("training:") :])
-    for run, nats in ((ACP, 2.0), (EXACT, 1.0), (NUDGED, 1.5)):
-        method = "acp" if run == ACP else "exact"
-        synthetic.write(run, "needle", asked(nats, 0.998, method))
-        steps = [{"step": n, "loss_nats": 3 + (run == NUDGED) * (n > 0)} for n in range(3)]
-        synthetic.write(run, "step_losses", *steps)
-        if run != EXACT:
-            synthetic.write(run, "needle_facts", asked(nats + 1, 0.5, method))
-    return load_suite("mini")
-
-
-def test_table_a1_shows_the_null_and_the_facts_that_were_asked(suite):
-    assert "The null is no pair" in synthetic.draw("tableA1")
-    pair, null = PAPER.item("tableA1").path("mini").read_text().splitlines()[-2:]
-    ends = ["+1.0 | 50 / – | 3.00 / – | no difference seen |", "+0.5 | 50 / – | 2.50 / – | 1 |"]
-    assert pair.startswith("| suite mini, seed 0 |") and pair.endswith(ends[0])
-    assert null.startswith("| suite mini, seed 0, the null |") and null.endswith(ends[1])
-    table = tableA1.pairs(read_records(suite, "needle", suite.needle_trainings), [NUDGED])
-    assert "of 8 pairs the likelihoods" in tableA1.in_words(table)  # the null does not count
-
-
-def test_figure_a6_is_judged_and_drawn_with_the_facts_that_there_are(suite):
-    caption = synthetic.draw("figureA6")
-    assert "With ACP the model finds 99.8 % of the hidden words, without 99.8 %" in caption
-    assert "Many facts: no pair of trainings was asked" in caption
-    assert f"Asked for 1 facts, {ACP} finds 50 % of the words and is 3.00 nats from certain" in caption
-    needle, facts = (read_records(suite, name, [suite.run(ACP)]) for name in ("needle", "needle_facts"))
-    needle = pd.concat([needle, read_records(suite, "needle", [suite.run(EXACT)])])
-    verdict = figure3_right.retrieval_kept(needle, facts)
-    assert verdict.word == Word.UNTOLD and "no pair of trainings was asked" in verdict.ours
-    assert "One fact, without older pairs (Table A1): Trained at 512" in verdict.ours
-    assert "one pair of trainings" in figure3_right.retrieval_kept(needle).ours
