@@ -18,7 +18,7 @@ def one_each(table: pd.DataFrame, key: Sequence[str], what: str) -> pd.DataFrame
     key = list(key)
     twice = table[table.duplicated(key)][key].drop_duplicates()
     if len(twice):
-        named = ", ".join(f"{column} = {value}" for column, value in twice.iloc[0].items())
+        named = ", ".join(f"{column} = {value}" for column, value in twice.to_dict("records")[0].items())
         raise UnfitRecords(f"{what}: more than one record for {named}")
     return table
 
