@@ -12,9 +12,17 @@ from ..common import lazy
 if TYPE_CHECKING:
     from .explorer import Explorer, explore
     from .looking import look
+    from .read import DecoderHeads, read_heads
 
-__all__ = ["Explorer", "explore", "look"]
+__all__ = ["DecoderHeads", "Explorer", "explore", "look", "read_heads"]
 
 __getattr__, __dir__ = lazy.names(
-    __name__, {"Explorer": "explorer", "explore": "explorer", "look": "looking"}
+    __name__,
+    {
+        "DecoderHeads": "read",
+        "Explorer": "explorer",
+        "explore": "explorer",
+        "look": "looking",
+        "read_heads": "read",
+    },
 )
