@@ -1,4 +1,4 @@
-"""What the heads of any decoder keep: transformers' own weights are the reference, and no row loses epsilon."""
+"""What the heads of any decoder keep: the reference is transformers itself, and no row loses epsilon."""
 
 import math
 
