@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,16 @@ CHUNK_SCORES_CPU, CHUNK_SCORES_GPU = 2**20, 2**26
 # Rows that share one base for their decays: see `_scores`.
 ROWS_OF_BASE = 64
 _GROUP = 32  # columns of a group: see `_largest`
+
+
+class RowSums(Protocol):
+    """What gathers more sums in the pass of :func:`head_weights`, chunk by chunk."""
+
+    def add_scores(self, first: int, block: Tensor) -> None:
+        """``block`` (R, W): logits in base 2 of the queries from ``first`` on; -inf where masked."""
+
+    def add_weights(self, first: int, block: Tensor, total: Tensor) -> None:
+        """The same queries' weights, before their division by ``total`` (R,)."""
 
 
 @dataclass
@@ -55,32 +66,41 @@ def cell_tokens(length: int, cells: int = 256) -> int:
 def head_weights(
     q: Tensor,
     k: Tensor,
-    c: Tensor,
-    threshold: Tensor,
+    c: Tensor | None,
+    threshold: Tensor | None,
     *,
     grid: tuple[int, int],
     cell: int,
     strongest: int = 8,
     chunk_scores: int | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    window_size: int | None = None,
+    sums: RowSums | None = None,
 ) -> HeadWeights:
     """Every sum over one head's A in one pass over it.
 
     Args:
         q, k: (T, D), float32 or float64; sums are in the same dtype.
-        c: (T,) float64, the running sum of the log forget gates.
-        threshold: delta, one number.
+        c: (T,) float64, the running sum of the log forget gates; None without decay.
+        threshold: delta, one number; None prunes nothing.
         grid: tokens of a query block and of a key block.
         cell: tokens of a square of ``cells``, from :func:`cell_tokens`.
         strongest: K.
         chunk_scores: scores that are held at a time, at least 64 rows.
+        scaling, softcap, window_size: as in :class:`LayerInputs`; default ``1 / sqrt(D)`` and none.
+        sums: more to gather in the same pass.
     """
     length, device = len(q), q.device
     if chunk_scores is None:
         chunk_scores = CHUNK_SCORES_CPU if device.type == "cpu" else CHUNK_SCORES_GPU
     rows = ROWS_OF_BASE * max(1, chunk_scores // (ROWS_OF_BASE * length))
     block_q, block_k = grid
+    decay = q.new_zeros(length, dtype=torch.float64) if c is None else c
+    delta = None if threshold is None else threshold.view(1, 1)
     boundary, first_kept = (
-        find_boundary(c[None, None], threshold.view(1, 1), length, *blocks)[0, 0] for blocks in (grid, (1, 1))
+        find_boundary(decay[None, None], delta, length, *blocks, window_size=window_size)[0, 0]
+        for blocks in (grid, (1, 1))
     )
     starts = (boundary.long() * block_k).tolist()
     squares = -(-length // cell)
@@ -91,12 +111,20 @@ def head_weights(
     scores = q.new_empty(min(rows, length), length)
     future = torch.ones(len(scores), len(scores), dtype=torch.bool, device=device).triu_(1)
     # Powers of 2, because exp on a CPU is many times slower where its result is almost 0, as most are here.
-    q, c = q * (q.shape[1] ** -0.5 / math.log(2)), c / math.log(2)
+    scaling = q.shape[1] ** -0.5 if scaling is None else scaling
+    q, decay = q * (scaling / (softcap or math.log(2))), decay / math.log(2)
     for first in range(0, length, rows):
         last = min(length, first + rows)
         here, block = slice(first, last), scores.flatten()[: (last - first) * last].view(-1, last)
-        _scores(q, k, c, first, block)
+        if softcap is None:
+            _scores(q, k, decay, first, block)
+        else:
+            torch.mm(q[here], k[:last].T, out=block).tanh_().mul_(softcap / math.log(2))
         block[:, first:].masked_fill_(future[: last - first, : last - first], float("-inf"))
+        if window_size is not None and last > window_size:
+            _leave_window(block, first, window_size)
+        if sums is not None:
+            sums.add_scores(first, block)
         values, index = _largest(block, min(strongest, last))
         peak = values[:, :1]
         block.sub_(peak).exp2_()
@@ -106,6 +134,8 @@ def head_weights(
             if (end := starts[start // block_q]) > 0:
                 pruned_mass[own] = block[own.start - first : own.stop - first, :end].sum(-1)
         pruned_mass[here] /= total
+        if sums is not None:
+            sums.add_weights(first, block, total)
         found = values > float("-inf")
         keys[here, : index.shape[1]] = index.int().masked_fill(~found, -1)
         weights[here, : index.shape[1]] = (values - peak).exp2_() / total[:, None]
@@ -134,6 +164,14 @@ def _scores(q: Tensor, k: Tensor, c: Tensor, first: int, out: Tensor) -> None:
         decay = (c[first + row] - c[:last]).to(q.dtype)
         own = out[row : row + ROWS_OF_BASE]
         torch.addmm(decay[None], q[first + row : first + row + len(own)], keys, out=own)
+
+
+def _leave_window(block: Tensor, first: int, window_size: int) -> None:
+    """Masks the keys at a distance of ``window_size`` or more; row r of ``block`` is query ``first + r``."""
+    rows, width = block.shape
+    oldest = first + torch.arange(rows, device=block.device)[:, None] - window_size
+    keys = torch.arange(min(width, max(0, first + rows - window_size)), device=block.device)
+    block[:, : len(keys)].masked_fill_(keys <= oldest, float("-inf"))
 
 
 def _largest(block: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,238 @@
+"""Reads q and k of every attention layer, of a FoX model or of any causal decoder of transformers.
+
+A function registered with transformers' ``AttentionInterface`` hands q and k on, and sdpa computes the
+output. BLOOM and MPT have no such interface: hooks call their projections. No T x T weights are formed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.common.errors import UsageError
+from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.model.layers import ForgettingAttentionCore
+
+NAME = "acp_repro"  # of the attention function in transformers
+
+
+class NotReadable(UsageError):
+    """The model's attention cannot be read; the message says why in one line."""
+
+
+@dataclass
+class LayerInputs:
+    """What one layer's attention computes its scores from.
+
+    Attributes:
+        q: (B, H, T, D). k: (B, Hkv, T, D), rotated already where the model rotates.
+        scaling: factor of ``q.k``.
+        softcap: s becomes ``softcap * tanh(s / softcap)``; None for none.
+        window_size: keys that a query sees, its own included; None for all.
+        slopes: (H,) ALiBi's slopes: a score falls by the slope for each token of distance; None for none.
+        fox: the call of a Forgetting Transformer, with gates and threshold; None for another model.
+        module, hidden_states, values: what a scorer of keys is given. None for FoX.
+    """
+
+    q: Tensor
+    k: Tensor
+    scaling: float
+    softcap: float | None = None
+    window_size: int | None = None
+    slopes: Tensor | None = None
+    fox: AttentionInputs | None = None
+    module: nn.Module | None = None
+    hidden_states: Tensor | None = None
+    values: Tensor | None = None
+
+    def running_sum(self, row: int) -> Tensor | None:
+        """(H, T) float64: c of sequence ``row``, from gates or from slopes; None if nothing decays."""
+        if self.fox is not None:
+            return cumulative_log_fgate(self.fox.log_fgate[row : row + 1])[0]
+        if self.slopes is None:
+            return None
+        return -self.slopes.double()[:, None] * torch.arange(self.q.shape[2], device=self.q.device)
+
+
+@dataclass
+class Reading:
+    """What ``read_layers`` saw.
+
+    Attributes:
+        layers: numbers of the layers that were read.
+        skipped: one line for each layer that was not, with the reason.
+    """
+
+    layers: list[int] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerInputs], None]) -> Reading:
+    """Runs ``model`` on ``input_ids`` (B, T) int64 and calls ``see(layer, inputs)`` for each attention layer.
+
+    Raises:
+        NotReadable: no attention layer of the model can be read.
+    """
+    reading = Reading()
+
+    def see_layer(layer: int, inputs: LayerInputs) -> None:
+        reading.layers.append(layer)
+        see(layer, inputs)
+
+    if any(isinstance(module, ForgettingAttentionCore) for module in model.modules()):
+
+        def see_fox(layer: int, inputs: AttentionInputs) -> None:
+            see_layer(layer, LayerInputs(inputs.q, inputs.k, inputs.q.shape[-1] ** -0.5, fox=inputs))
+
+        watch, body = watch_attention(model, see_fox), getattr(model, "model", model)
+    else:
+        watch, body = _watch(model, see_layer, reading.skipped), getattr(model, "base_model", model)
+    with watch, torch.no_grad():
+        if hasattr(model, "config") and hasattr(model.config, "use_cache"):
+            body(input_ids, use_cache=False)
+        else:
+            body(input_ids)
+    if not reading.layers:
+        why = reading.skipped[0] if reading.skipped else "it calls no attention that transformers knows"
+        raise NotReadable(f"{type(model).__name__} cannot be read: {why}")
+    if (count := getattr(getattr(model, "config", None), "num_hidden_layers", None)) is not None:
+        known = {*reading.layers, *(int(line.split()[1].rstrip(":")) for line in reading.skipped)}
+        reading.skipped += [
+            f"layer {n}: no softmax attention over tokens" for n in range(count) if n not in known
+        ]
+    return reading
+
+
+_watcher: ContextVar[Callable[..., None]] = ContextVar("watcher")
+
+
+def _attend(module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs):
+    """The function that transformers calls for each layer: tells the watcher, then computes the output."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    _watcher.get()(module, query, key, value, attention_mask, scaling, softcap, kwargs)
+    if softcap is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **{**kwargs, "dropout": 0.0}
+        )
+    return _attend_with_softcap(query, key, value, attention_mask, scaling, softcap), None
+
+
+def _attend_with_softcap(query, key, value, mask, scaling, softcap, rows: int = 256) -> Tensor:
+    """(B, T, H, D): sdpa has no soft cap. A few rows at a time."""
+    group, length = query.shape[1] // key.shape[1], query.shape[2]
+    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu_(1)
+    out = torch.empty_like(query)
+    for first in range(0, length, rows):
+        own = slice(first, first + rows)
+        scores = query[:, :, own] @ key.mT * scaling
+        scores = softcap * (scores / softcap).tanh()
+        scores = scores.masked_fill(future[own] if mask is None else ~mask[:, :, own], -math.inf)
+        out[:, :, own] = scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value
+    return out.transpose(1, 2)
+
+
+@contextlib.contextmanager
+def _watch(model: nn.Module, see: Callable[[int, LayerInputs], None], skipped: list[str]) -> Iterator[None]:
+    """While open, calls ``see`` for each layer of a decoder of transformers."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    hidden: dict[nn.Module, Tensor] = {}
+
+    def handle(module, query, key, value, mask, scaling, softcap, kwargs) -> None:
+        layer = getattr(module, "layer_idx", None)
+        layer = len(hidden) if layer is None else layer
+        if why := _why_not(module, query, key, mask, kwargs):
+            skipped.append(f"layer {layer}: {why}")
+            return
+        see(
+            layer,
+            LayerInputs(
+                query,
+                key,
+                query.shape[-1] ** -0.5 if scaling is None else scaling,
+                softcap,
+                kwargs.get("sliding_window"),
+                module=module,
+                hidden_states=hidden.get(module),
+                values=value,
+            ),
+        )
+
+    def keep_hidden_states(module, args, kwargs):
+        hidden[module] = args[0] if args else kwargs.get("hidden_states")
+
+    def see_alibi(module, args, kwargs):
+        see(*_alibi_inputs(module, inspect.signature(module.forward).bind(*args, **kwargs).arguments))
+
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            if type(module).__name__ in _ALIBI:
+                hook = module.register_forward_pre_hook(see_alibi, with_kwargs=True)
+            elif hasattr(module, "layer_idx"):
+                hook = module.register_forward_pre_hook(keep_hidden_states, with_kwargs=True)
+            else:
+                continue
+            stack.callback(hook.remove)
+        if model._can_set_attn_implementation():
+            stack.callback(model.set_attn_implementation, model.config._attn_implementation)
+            model.set_attn_implementation(NAME)
+        token = _watcher.set(handle)
+        stack.callback(_watcher.reset, token)
+        yield
+
+
+def _why_not(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> str:
+    """Why a call is not causal attention of tokens on themselves; empty if it is."""
+    if q.shape[2] != k.shape[2]:
+        return "attends to another sequence (cross-attention)"
+    if not getattr(module, "is_causal", True):
+        return "sees later tokens (an encoder)"
+    for name, what in (("s_aux", "sinks beside the keys"), ("position_bias", "a learned bias of positions")):
+        if kwargs.get(name) is not None:
+            return f"has {what}"
+    if mask is None:
+        return ""
+    length, window = q.shape[2], kwargs.get("sliding_window") or q.shape[2]
+    distance = torch.arange(length, device=q.device)[:, None] - torch.arange(length, device=q.device)
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    return "" if (seen == ((distance >= 0) & (distance < window))).all() else "has a mask that is not causal"
+
+
+def _bloom_qk(module: nn.Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, float]:
+    q, k, _ = module._reshape(module.query_key_value(hidden_states))
+    return q, k, module.inv_norm_factor
+
+
+def _mpt_qk(module: nn.Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, float]:
+    qkv = module.Wqkv(hidden_states)
+    if module.clip_qkv:
+        qkv = qkv.clamp(min=-module.clip_qkv, max=module.clip_qkv)
+    q, k, _ = (x.unflatten(-1, (module.n_heads, -1)).transpose(1, 2) for x in qkv.chunk(3, -1))
+    return q, k, module.softmax_scale
+
+
+_ALIBI = {"BloomAttention": ("alibi", _bloom_qk), "MptAttention": ("position_bias", _mpt_qk)}
+
+
+def _alibi_inputs(module: nn.Module, arguments: dict[str, Any]) -> tuple[int, LayerInputs]:
+    name, project = _ALIBI[type(module).__name__]
+    hidden_states, bias = arguments["hidden_states"], arguments[name]
+    q, k, scaling = project(module, hidden_states)
+    # Linear in the key's position: (B * H, 1, T) in BLOOM, (H, 1, longest) in MPT.
+    slopes = (bias[:, 0, -1] - bias[:, 0, 0])[: q.shape[1]].double() / (bias.shape[-1] - 1)
+    inputs = LayerInputs(q, k, scaling, slopes=slopes, module=module, hidden_states=hidden_states)
+    return module.layer_idx, inputs

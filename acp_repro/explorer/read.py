@@ -1,0 +1,216 @@
+"""What each head of a decoder keeps and could leave out: ``read_heads(model, tokens)`` gives the table."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from acp_repro.attention import threshold_from_norms
+from acp_repro.attention.boundary import find_boundary
+from acp_repro.attention.threshold import DEFAULT_LOG_PRUNING_TOLERANCE
+from acp_repro.model import ForgettingAttentionLayer
+
+from .blocks import BLOCK, HeadSums
+from .decoders import LayerInputs, NotReadable, read_layers
+from .heads import STRONGEST, check_ids
+from .weights import cell_tokens, head_weights
+
+LATE = 8  # the last eighth of the queries tells which of the keys before it were needed
+SINKS = 4
+
+
+class Scorer(Protocol):
+    """A method that says which keys of a cache to keep, in the convention of kvpress."""
+
+    def score(
+        self,
+        module: nn.Module,
+        hidden_states: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attentions: Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        """(B, Hkv, T): a larger score is kept longer; attentions is None, because no weights are formed."""
+
+
+@dataclass
+class DecoderHeads:
+    """What :func:`read_heads` found.
+
+    Attributes:
+        table: a row a head; its columns are those of :func:`read_heads`.
+        skipped: a line for each layer that was not read, with the reason.
+    """
+
+    table: pd.DataFrame
+    skipped: list[str]
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>skipped: {line}</p>" for line in self.skipped)
+        return self.table.to_html(index=False, float_format="{:.4g}".format) + lines
+
+
+def read_heads(
+    model: nn.Module,
+    tokens: Tensor | Sequence[int],
+    *,
+    log_pruning_tolerance: float = DEFAULT_LOG_PRUNING_TOLERANCE,
+    scorers: Mapping[str, Scorer] | None = None,
+    budget: float = 0.5,
+) -> DecoderHeads:
+    """The heads of a causal decoder on ``tokens``. Memory grows with the length, never with its square.
+
+    Args:
+        model: a FoX model, or a causal decoder of transformers; it is left as it was.
+        tokens: int64 ids, (T,) or (sequences, T), without padding.
+        log_pruning_tolerance: log epsilon of the certificate.
+        scorers: methods of your own that choose keys, by name.
+        budget: share of the keys that a scorer may keep.
+
+    Returns:
+        A table with a row a head, over all sequences:
+
+        - ``keys_90``, ``keys_99``, ``keys_99.9``: keys that hold this much percent of a query's weight, the
+          median over at most 512 evenly spaced queries; ``q90_keys_90`` and so on: their 90 % quantile;
+        - ``median_distance_tokens``: the distance within which half of the weight lies;
+        - ``first_token_weight``: mean weight on the first token; ``entropy_nats``: mean entropy of a row;
+        - ``known``: share of the blocks of 64 x 64, within the causal triangle and the window, that the
+          certificate of FoX's gates or ALiBi's slopes leaves out before q and k are multiplied; 0 without
+          decay;
+        - ``seen_e-10``, ``seen_1e-3``, ``seen_1e-2``: share that :func:`seen_on_the_way` leaves out at this
+          epsilon; ``seen_besides_e-10`` and so on: those that the certificate keeps;
+        - ``after_e-10``, ``after_1e-3``, ``after_1e-2``: share that the oracle leaves out
+          (:func:`known_afterwards`);
+        - with ``scorers``: ``lost_NAME``, the weight that the last eighth of the queries give to keys before
+          them which NAME does not keep; and the same for ``oracle`` (the most needed keys of this head),
+          ``window`` (4 first keys and the latest ones) and ``random``.
+
+    Raises:
+        NotReadable: the model has no causal attention that can be read, or a FoX model is given scorers.
+        UsageError: ``tokens`` are no ids of the model.
+    """
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    ids = check_ids(tokens, config.vocab_size).to(next(model.parameters()).device)
+    length = ids.shape[1]
+    late = length - length // LATE
+    rows: dict[int, list[list[dict[str, float]]]] = {}
+    generator = torch.Generator().manual_seed(0)
+
+    def see(layer: int, inputs: LayerInputs) -> None:
+        if scorers and inputs.fox is not None:
+            raise NotReadable("scorers choose keys of models in transformers' format; this one is a FoX")
+        threshold = _threshold(inputs, log_pruning_tolerance)
+        chosen = {name: _scores(scorer, inputs) for name, scorer in (scorers or {}).items()}
+        c = inputs.running_sum(0)
+        heads = rows.setdefault(layer, [[] for _ in range(inputs.q.shape[1])])
+        for head, found in enumerate(heads):
+            group = inputs.q.shape[1] // inputs.k.shape[1]
+            q, k = inputs.q[0, head], inputs.k[0, head // group]
+            q, k = (x.to(torch.promote_types(x.dtype, torch.float32)).contiguous() for x in (q, k))
+            delta = None if threshold is None else threshold[head]
+            own_c = None if c is None else c[head]
+            outside, known = _left_out(own_c, delta, length, inputs)
+            sums = HeadSums(outside, known, length, late)
+            weights = head_weights(
+                q,
+                k,
+                own_c,
+                delta,
+                grid=(BLOCK, BLOCK),
+                cell=cell_tokens(length),
+                strongest=STRONGEST,
+                scaling=inputs.scaling,
+                softcap=inputs.softcap,
+                window_size=inputs.window_size,
+                sums=sums,
+            )
+            columns = sums.columns()
+            columns["median_distance_tokens"] = int((weights.by_distance.cumsum(0) < 0.5).sum())
+            columns["first_token_weight"] = float(weights.received[0]) / length
+            if scorers:
+                kept = {name: scores[head // group] for name, scores in chosen.items()}
+                columns |= _losses(sums.received_late, late, budget, kept, generator)
+            found.append(columns)
+
+    skipped: list[str] = []
+    with _certified(model, log_pruning_tolerance):
+        for row in ids.split(1):
+            skipped = read_layers(model, row, see).skipped
+    table = pd.DataFrame(
+        {"layer": layer, "head": head, **pd.DataFrame(found).mean().to_dict()}
+        for layer in sorted(rows)
+        for head, found in enumerate(rows[layer])
+    )
+    return DecoderHeads(table.assign(context_length_tokens=length, measured_tokens=ids.numel()), skipped)
+
+
+@contextlib.contextmanager
+def _certified(model: nn.Module, log_pruning_tolerance: float) -> Iterator[None]:
+    """While open, a FoX model computes the certificate's threshold."""
+    layers = [module for module in model.modules() if isinstance(module, ForgettingAttentionLayer)]
+    before = [layer.log_pruning_tolerance for layer in layers]
+    for layer in layers:
+        layer.log_pruning_tolerance = log_pruning_tolerance
+    try:
+        yield
+    finally:
+        for layer, own in zip(layers, before, strict=True):
+            layer.log_pruning_tolerance = own
+
+
+def _threshold(inputs: LayerInputs, log_pruning_tolerance: float) -> Tensor | None:
+    """(H,) delta of the first sequence; None where nothing decays."""
+    if inputs.fox is not None:
+        return inputs.fox.threshold.expand(inputs.q.shape[:2])[0]
+    if inputs.slopes is None:
+        return None
+    return threshold_from_norms(inputs.q, inputs.k, inputs.scaling, log_pruning_tolerance)[0]
+
+
+def _left_out(
+    c: Tensor | None, threshold: Tensor | None, length: int, inputs: LayerInputs
+) -> tuple[Tensor, Tensor]:
+    """(M,) int32 twice: the blocks left of the window, and those that the certificate leaves out too."""
+    c = torch.zeros(length, dtype=torch.float64, device=inputs.q.device) if c is None else c
+    deltas = (None, None if threshold is None else threshold.view(1, 1))
+    outside, known = (
+        find_boundary(c[None, None], delta, length, BLOCK, BLOCK, window_size=inputs.window_size)[0, 0]
+        for delta in deltas
+    )
+    return outside, known
+
+
+def _scores(scorer: Scorer, inputs: LayerInputs) -> Tensor:
+    """(Hkv, T) on the CPU."""
+    scores = scorer.score(inputs.module, inputs.hidden_states, inputs.k, inputs.values, None, {})
+    if scores.shape != inputs.k.shape[:3]:
+        raise NotReadable(f"a scorer must give {tuple(inputs.k.shape[:3])}, got {tuple(scores.shape)}")
+    return scores[0].float().cpu()
+
+
+def _losses(
+    received: Tensor, late: int, budget: float, scores: dict[str, Tensor], generator: torch.Generator
+) -> dict[str, float]:
+    """What the queries from ``late`` on lose if of the keys before them only a share ``budget`` is kept.
+
+    Args:
+        received: (T,) float64, the weight that these queries give to each key.
+    """
+    needed, places = received[:late], torch.arange(late)
+    recent = torch.where(places < SINKS, late, places)
+    choices = {"oracle": needed, "window": recent, "random": torch.rand(late, generator=generator)}
+    choices |= {name: of_key[:late] for name, of_key in scores.items()}
+    count = round(budget * late)
+    return {
+        f"lost_{name}": float(
+            (needed.sum() - needed[of_key.topk(count).indices].sum()) / (len(received) - late)
+        )
+        for name, of_key in choices.items()
+    }

@@ -1,0 +1,168 @@
+"""What the heads of any decoder keep: the reference is transformers itself, and no row loses epsilon."""
+
+import math
+
+import pytest
+import torch
+
+from acp_repro import load_pretrained
+from acp_repro.explorer.blocks import BLOCK, known_afterwards, seen_on_the_way
+from acp_repro.explorer.decoders import NotReadable, read_layers
+from acp_repro.explorer.read import read_heads
+from acp_repro.explorer.weights import head_weights
+
+transformers = pytest.importorskip("transformers")
+T = 150
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+MODELS = {
+    "Llama": (GROUPED, {}),
+    "Qwen2": (GROUPED, {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "Qwen3": (GROUPED, {}),
+    "Gemma": (GROUPED, {}),
+    "Gemma2": (GROUPED, {"sliding_window": 16}),
+    "Gemma3Text": (GROUPED, {"sliding_window": 16}),
+    "Mistral": (GROUPED, {"sliding_window": 70}),
+    "GPT2": ({}, {}),
+    "GPTNeoX": ({}, {}),
+    "OPT": ({}, {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "Bloom": ({}, {}),
+    "Mpt": ({}, {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}),
+}
+
+
+def make_model(name: str, auto=transformers.AutoModelForCausalLM, **more):
+    torch.manual_seed(0)
+    shape, own = MODELS.get(name, ({}, {}))
+    config = getattr(transformers, f"{name}Config")(**SIZES, **shape, **own, **more)
+    model = auto.from_config(config, attn_implementation="eager").double().eval()
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            weight.data.normal_(0, 0.3)
+    return model
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 97, (1, T), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sums_are_those_of_the_weights_that_transformers_computes(name, ids):
+    model, seen = make_model(name), {}
+    with torch.no_grad():
+        expected = model(ids, output_attentions=True).attentions
+    assert read_layers(model, ids, seen.__setitem__).skipped == []
+    assert model.config._attn_implementation == "eager" and sorted(seen) == [0, 1]
+    for layer, inputs in seen.items():
+        c = inputs.running_sum(0)
+        for head in range(4):
+            key = inputs.k[0, head * inputs.k.shape[1] // 4]
+            sums = head_weights(
+                inputs.q[0, head],
+                key,
+                None if c is None else c[head],
+                None,
+                grid=(BLOCK, BLOCK),
+                cell=1,
+                scaling=inputs.scaling,
+                softcap=inputs.softcap,
+                window_size=inputs.window_size,
+            )
+            assert (sums.cells - expected[layer][0, head]).abs().max() < 1e-5
+
+
+def test_table_of_a_decoder(ids, monkeypatch):
+    monkeypatch.setattr("acp_repro.explorer.weights.CHUNK_SCORES_CPU", BLOCK * T)  # three chunks
+    model = make_model("Mistral")
+    with torch.no_grad():
+        weights = torch.stack(model(ids, output_attentions=True).attentions).double().flatten(0, 2)
+    table = read_heads(model, ids).table
+    falling = weights.sort(-1, descending=True).values.cumsum(-1)
+    for share in (0.9, 0.99, 0.999):
+        keys = (1 + (falling < share).sum(-1)).double()
+        assert table[f"keys_{100 * share:g}"].tolist() == keys.median(-1).values.tolist()
+        assert table[f"q90_keys_{100 * share:g}"].tolist() == pytest.approx(keys.quantile(0.9, -1).tolist())
+    entropy = torch.special.entr(weights).sum(-1).mean(-1)
+    assert table["entropy_nats"].tolist() == pytest.approx(entropy.tolist(), abs=1e-5)
+    assert table["first_token_weight"].tolist() == pytest.approx(weights[:, :, 0].mean(-1).tolist(), abs=1e-6)
+    assert (table["known"] == 0).all()  # nothing decays; the third block row has one block out of the window
+    assert "<table" in read_heads(model, ids)._repr_html_()
+
+
+@pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
+@pytest.mark.parametrize("epsilon", [math.exp(-10), 1e-2])
+def test_no_row_loses_epsilon(spread, epsilon):
+    length, blocks = 640, 10
+    scores = spread * torch.randn(BLOCK, length, generator=torch.Generator().manual_seed(2)).double()
+    scores -= 0.02 * spread * torch.arange(length).flip(0)
+    scores[::7, : 2 * BLOCK] += 0.5 * spread  # rows that need what others do not
+    weights = scores.softmax(-1).view(BLOCK, blocks, BLOCK).sum(-1)
+    maxima = scores.view(BLOCK, blocks, BLOCK).amax(-1) / math.log(2)
+    left_out = seen_on_the_way(maxima, epsilon, length)
+    assert weights[:, left_out].sum(-1).max() < epsilon and not left_out[-1]
+    count = known_afterwards(weights, epsilon)
+    assert int(left_out.sum()) <= count
+    assert weights[:, weights.amax(0).argsort()[:count]].sum(-1).max() < epsilon
+
+
+def test_alibi_has_a_certificate(ids):
+    model, seen = make_model("Bloom"), {}
+    for weight in model.parameters():
+        weight.data.mul_(0.2)
+    with torch.no_grad():
+        weights = model(ids.repeat(1, 8), output_attentions=True).attentions
+    table = read_heads(model, ids.repeat(1, 8)).table.set_index(["layer", "head"])
+    assert table["known"].max() > 0.1
+    assert (table["known"] <= table["seen_e-10"]).all() and (table["seen_e-10"] <= table["after_e-10"]).all()
+    read_layers(model, ids, seen.__setitem__)
+    assert seen[0].slopes.tolist() == pytest.approx([1 / 4, 1 / 16, 1 / 64, 1 / 256])
+    far = weights[0][0, 0].tril(-256)  # the first head's slope of 1/4 leaves nothing there
+    assert far.sum(-1).max() < math.exp(-10)
+
+
+def test_fox_has_the_certificate_of_acp():
+    model = load_pretrained("pretrained/pro-3m-4k-acp")
+    ids = torch.randint(0, 256, (2, 512), generator=torch.Generator().manual_seed(0))
+    before = model.config.log_pruning_tolerance
+    table = read_heads(model, ids).table
+    assert model.config.log_pruning_tolerance == before
+    assert len(table) == 36 and table["known"].max() > 0.3
+    assert (table["known"] <= table["seen_e-10"] + 1e-12).all()
+    assert (table["seen_e-10"] <= table["after_e-10"] + 1e-12).all()
+
+
+class Norms:
+    """Keeps the keys of small norm, as kvpress's KnormPress does."""
+
+    def score(self, module, hidden_states, keys, values, attentions, kwargs):
+        assert hidden_states.shape[:2] == (1, T) and attentions is None and module.layer_idx in (0, 1)
+        return -keys.norm(dim=-1)
+
+
+def test_scorer_loses_more_than_the_oracle(ids):
+    table = read_heads(make_model("Llama"), ids, scorers={"norms": Norms()}, budget=0.5).table
+    for name in ("norms", "window", "random"):
+        assert (table["lost_oracle"] <= table[f"lost_{name}"]).all()
+    assert table["lost_norms"].between(0, 1).all() and table["lost_oracle"].max() > 0
+    everything = read_heads(make_model("Llama"), ids, scorers={"norms": Norms()}, budget=1.0).table
+    assert everything["lost_norms"].abs().max() < 1e-12
+
+
+def test_what_cannot_be_read_is_said_in_one_line(ids):
+    bert = make_model("Bert", transformers.AutoModel)
+    with pytest.raises(NotReadable, match=r"BertModel cannot be read: layer 0: sees later tokens"):
+        read_heads(bert, ids)
+    with pytest.raises(NotReadable, match="it calls no attention that transformers knows"):
+        read_heads(make_model("GPTJ", rotary_dim=4), ids)
+    with pytest.raises(NotReadable, match="this one is a FoX"):
+        read_heads(load_pretrained("pretrained/pro-3m-4k-acp"), ids, scorers={"norms": Norms()})
