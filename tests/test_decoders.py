@@ -86,7 +86,8 @@ def test_table_of_a_decoder(ids, monkeypatch):
     model = make_model("Mistral")
     with torch.no_grad():
         weights = torch.stack(model(ids, output_attentions=True).attentions).double().flatten(0, 2)
-    table = read_heads(model, ids).table
+    found = read_heads(model, ids)
+    table = found.table
     falling = weights.sort(-1, descending=True).values.cumsum(-1)
     for share in (0.9, 0.99, 0.999):
         keys = (1 + (falling < share).sum(-1)).double()
@@ -96,7 +97,7 @@ def test_table_of_a_decoder(ids, monkeypatch):
     assert table["entropy_nats"].tolist() == pytest.approx(entropy.tolist(), abs=1e-5)
     assert table["first_token_weight"].tolist() == pytest.approx(weights[:, :, 0].mean(-1).tolist(), abs=1e-6)
     assert (table["known"] == 0).all()  # nothing decays; the third block row has one block out of the window
-    assert "<table" in read_heads(model, ids)._repr_html_()
+    assert "<table" in found._repr_html_()
 
 
 @pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])

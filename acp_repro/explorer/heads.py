@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -26,11 +26,11 @@ STRONGEST = 8  # keys of each query that are kept
 
 @dataclass
 class Head:
-    """One head on the first sequence, on the CPU: its gates (T,) and sums of its attention weights."""
+    """One head on the first sequence, on the CPU: its gates (T,), if it has any, and sums of its weights."""
 
     layer: int
     head: int
-    log_fgate: Tensor
+    log_fgate: Tensor | None
     weights: HeadWeights
 
 
@@ -230,7 +230,7 @@ def weigh_heads(
             model, itertools.chain([first], batches), log_pruning_tolerance=log_pruning_tolerance, dtype=dtype
         )
     heads = [head for layer in sorted(layers) for head in layers[layer]]
-    table = table.assign(**_columns(heads))
+    table = table.assign(**weight_columns(heads))
     table["map_x"], table["map_y"] = place_heads(table, heads)
     return ModelHeads(table, heads, first[0].cpu(), cell, grid[0], model.config.log_pruning_tolerance)
 
@@ -240,15 +240,14 @@ def _weigh_layer(layer: int, inputs: AttentionInputs, cell: int) -> Iterator[Hea
     threshold = inputs.threshold.expand(inputs.q.shape[:2])[0]
     for head in range(inputs.q.shape[1]):
         q, k = (x[0, head] for x in (inputs.q, inputs.k))
-        q, k = (x.to(torch.promote_types(x.dtype, torch.float32)).contiguous() for x in (q, k))
         weights = head_weights(
             q, k, c[head], threshold[head], grid=inputs.grid(), cell=cell, strongest=STRONGEST
         )
-        on_cpu = HeadWeights(*(getattr(weights, field.name).cpu() for field in fields(weights)))
-        yield Head(layer, head, inputs.log_fgate[0, head].cpu(), on_cpu)
+        yield Head(layer, head, inputs.log_fgate[0, head].cpu(), weights.cpu())
 
 
-def _columns(heads: list[Head]) -> dict[str, list[float]]:
+def weight_columns(heads: list[Head]) -> dict[str, list[float]]:
+    """The columns of the table that weights give; see :func:`weigh_heads`."""
     every = [head.weights for head in heads]
     return {
         "half_weight_tokens": [int((w.by_distance.cumsum(0) < 0.5).sum()) for w in every],
@@ -268,18 +267,17 @@ def place_heads(table: pd.DataFrame, heads: list[Head]) -> tuple[np.ndarray, np.
         x and y, (heads,) float64 each, within -1 and 1. The sign of an axis has no meaning by itself; heads
         with more weight far away are on the right.
     """
-    octaves = [2**e - 1 for e in range(1, max(2, math.ceil(math.log2(len(heads[0].log_fgate)))))]
+    octaves = [2**e - 1 for e in range(1, max(2, math.ceil(math.log2(len(heads[0].weights.received)))))]
     near = np.array([head.weights.by_distance.cumsum(0)[octaves].tolist() for head in heads])
-    others = np.stack(
-        [
+    numbers = [table["strongest_weight"], table["first_token_weight"]]
+    if "mean_forget_gate" in table:
+        numbers = [
             table["token_pruned_ratio"],
             np.log10(np.clip(1 - table["mean_forget_gate"], 1e-6, None)),
             np.log10(table["median_window_tokens"]),
-            table["strongest_weight"],
-            table["first_token_weight"],
-        ],
-        1,
-    )
+            *numbers,
+        ]
+    others = np.stack(numbers, 1)
 
     def scaled(x: np.ndarray) -> np.ndarray:
         """Every column with mean 0; all columns together with the spread of one."""

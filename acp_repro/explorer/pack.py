@@ -118,8 +118,8 @@ def _bytes_of(array: np.ndarray) -> np.ndarray:
 def _pack_head(
     head: Head, listing: Listing, edges: np.ndarray, grid: tuple[int, int]
 ) -> tuple[list[int], str]:
-    w, log_fgate = head.weights, head.log_fgate.double()
-    length = len(log_fgate)
+    w, length = head.weights, len(head.weights.received)
+    log_fgate = w.received.new_empty(0) if head.log_fgate is None else head.log_fgate.double()
     gate = log_fgate - (-log_fgate.expm1()).clamp(min=1e-300).log()  # log(f / (1 - f))
     gate = (gate * GATE_STEPS).round().clamp(-32768, 32767) + 32768
     c = log_fgate.clamp(min=-1e4).cumsum(0)[C_TOKENS - 1 :: C_TOKENS]

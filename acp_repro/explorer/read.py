@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
@@ -18,7 +19,7 @@ from acp_repro.model import ForgettingAttentionLayer
 
 from .blocks import BLOCK, HeadSums
 from .decoders import LayerInputs, NotReadable, read_layers
-from .heads import STRONGEST, check_ids
+from .heads import STRONGEST, Head, ModelHeads, check_ids, place_heads, weight_columns
 from .weights import cell_tokens, head_weights
 
 LATE = 8  # the last eighth of the queries tells which of the keys before it were needed
@@ -41,16 +42,14 @@ class Scorer(Protocol):
 
 
 @dataclass
-class DecoderHeads:
-    """What :func:`read_heads` found.
+class DecoderHeads(ModelHeads):
+    """What :func:`read_heads` found. ``Explorer(heads, tokenizer=...)`` makes its page.
 
     Attributes:
-        table: a row a head; its columns are those of :func:`read_heads`.
         skipped: a line for each layer that was not read, with the reason.
     """
 
-    table: pd.DataFrame
-    skipped: list[str]
+    skipped: Sequence[str] = ()
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<p>skipped: {line}</p>" for line in self.skipped)
@@ -79,8 +78,10 @@ def read_heads(
 
         - ``keys_90``, ``keys_99``, ``keys_99.9``: keys that hold this much percent of a query's weight, the
           median over at most 512 evenly spaced queries; ``q90_keys_90`` and so on: their 90 % quantile;
-        - ``median_distance_tokens``: the distance within which half of the weight lies;
-        - ``first_token_weight``: mean weight on the first token; ``entropy_nats``: mean entropy of a row;
+        - ``entropy_nats``: mean entropy of a row of weights;
+        - of the first sequence alone ``half_weight_tokens``, the distance within which half of the weight
+          lies; ``strongest_weight``, a query's strongest key, and ``first_token_weight``, in the mean;
+          ``largest_pruned_mass``, the most that the certificate's blocks weigh in a row;
         - ``known``: share of the blocks of 64 x 64, within the causal triangle and the window, that the
           certificate of FoX's gates or ALiBi's slopes leaves out before q and k are multiplied; 0 without
           decay;
@@ -101,6 +102,7 @@ def read_heads(
     length = ids.shape[1]
     late = length - length // LATE
     rows: dict[int, list[list[dict[str, float]]]] = {}
+    first: dict[tuple[int, int], Head] = {}
     generator = torch.Generator().manual_seed(0)
 
     def see(layer: int, inputs: LayerInputs) -> None:
@@ -113,7 +115,6 @@ def read_heads(
         for head, found in enumerate(heads):
             group = inputs.q.shape[1] // inputs.k.shape[1]
             q, k = inputs.q[0, head], inputs.k[0, head // group]
-            q, k = (x.to(torch.promote_types(x.dtype, torch.float32)).contiguous() for x in (q, k))
             delta = None if threshold is None else threshold[head]
             own_c = None if c is None else c[head]
             outside, known = _left_out(own_c, delta, length, inputs)
@@ -131,9 +132,9 @@ def read_heads(
                 window_size=inputs.window_size,
                 sums=sums,
             )
+            if not found:
+                first[layer, head] = Head(layer, head, None, weights.cpu())
             columns = sums.columns()
-            columns["median_distance_tokens"] = int((weights.by_distance.cumsum(0) < 0.5).sum())
-            columns["first_token_weight"] = float(weights.received[0]) / length
             if scorers:
                 kept = {name: scores[head // group] for name, scores in chosen.items()}
                 columns |= _losses(sums.received_late, late, budget, kept, generator)
@@ -148,7 +149,12 @@ def read_heads(
         for layer in sorted(rows)
         for head, found in enumerate(rows[layer])
     )
-    return DecoderHeads(table.assign(context_length_tokens=length, measured_tokens=ids.numel()), skipped)
+    heads = [first[one] for one in sorted(first)]
+    table = table.assign(**weight_columns(heads), context_length_tokens=length, measured_tokens=ids.numel())
+    table["map_x"], table["map_y"] = place_heads(table, heads)
+    name = Path(getattr(model.config, "name_or_path", "") or type(model).__name__).name
+    cell, blocks = cell_tokens(length), (BLOCK, BLOCK)
+    return DecoderHeads(table, heads, ids[0].cpu(), cell, blocks, None, name, skipped=skipped)
 
 
 @contextlib.contextmanager

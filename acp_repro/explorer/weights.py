@@ -6,7 +6,7 @@ It gives sums by block, by distance and by key, and the strongest keys of every 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import torch
@@ -57,6 +57,10 @@ class HeadWeights:
     by_distance: Tensor
     received: Tensor
 
+    def cpu(self) -> HeadWeights:
+        """The same sums on the CPU."""
+        return HeadWeights(*(getattr(self, field.name).cpu() for field in fields(self)))
+
 
 def cell_tokens(length: int, cells: int = 256) -> int:
     """The side of a square: the smallest power of two that cuts ``length`` into ``cells`` or fewer."""
@@ -81,7 +85,7 @@ def head_weights(
     """Every sum over one head's A in one pass over it.
 
     Args:
-        q, k: (T, D), float32 or float64; sums are in the same dtype.
+        q, k: (T, D); sums are in float32, or in float64 if these are.
         c: (T,) float64, the running sum of the log forget gates; None without decay.
         threshold: delta, one number; None prunes nothing.
         grid: tokens of a query block and of a key block.
@@ -91,6 +95,7 @@ def head_weights(
         scaling, softcap, window_size: as in :class:`LayerInputs`; default ``1 / sqrt(D)`` and none.
         sums: more to gather in the same pass.
     """
+    q, k = (x.to(torch.promote_types(x.dtype, torch.float32)).contiguous() for x in (q, k))
     length, device = len(q), q.device
     if chunk_scores is None:
         chunk_scores = CHUNK_SCORES_CPU if device.type == "cpu" else CHUNK_SCORES_GPU

@@ -99,7 +99,7 @@ const models = about.models.map((model, index) => {
   const rows = model.table.layer.map((_, i) => Object.fromEntries(columns.map(c => [c, model.table[c][i]])));
   rows.forEach((row, i) => { row.index = i; });
   const inflated = new Map();
-  const [at, own] = [model.table.log_pruning_tolerance[0], model.ownTolerance].map(v => String(v).replace("-", "−"));
+  const [at, own] = [model.table.log_pruning_tolerance?.[0], model.ownTolerance].map(v => String(v).replace("-", "−"));
   return {
     ...model, index, rows,
     exact: model.ownTolerance == null,

@@ -14,7 +14,7 @@ async function drawHeadView(section, before) {
   if (before?.view === "head" && attention.head === head) return attention.choose();
   const focused = document.activeElement?.id === "attention";
   const w = wanted, kinds = { local: "A local head", global: "A global head", between: "A head between local and global" };
-  const says = `${kinds[w.kind] ?? "A head at a length where no block can be pruned"}: half of its queries keep ${counted(w.median_window_tokens, "key")} or fewer, `
+  const says = !GATED ? `Half of the queries give 99 % of their weight to ${counted(w.keys_99, "key")} or fewer, and half of the head's weight lies within ${counted(w.half_weight_tokens, "token")}.` : `${kinds[w.kind] ?? "A head at a length where no block can be pruned"}: half of its queries keep ${counted(w.median_window_tokens, "key")} or fewer, `
     + `${w.half_weight_tokens ? `half of its weight lies within ${counted(w.half_weight_tokens, "token")}` : "half of its weight or more lies on the token itself"}, and its mean gate is ${w.mean_forget_gate.toFixed(3)}.`;
   section.replaceChildren(
     node("p", { class: "lead" }, says),
@@ -24,7 +24,7 @@ async function drawHeadView(section, before) {
           zoomButton("+", "Closer", 2), zoomButton("−", "Further away", 0.5), zoomButton("whole", "The whole text", 0),
           node("span", { class: "quiet" }, "click or tap to read; drag to move (a finger: sideways first); pinch, Ctrl + wheel or + and − to zoom")),
         node("div", { id: "attention", tabindex: 0, role: "group", "aria-label": "Attention of this head: plus and minus zoom, arrows move, 0 shows the whole text" }),
-        heatLegend(),
+        heatLegend(head),
         saveButtons(rowFile("attention"), () => $("#attention svg"), () => attentionNumbers(head))),
       node("div", {},
         node("div", { id: "reading", "aria-live": "polite" }, node("p", { id: "readout" }), node("div", { id: "query" })),
@@ -46,11 +46,11 @@ function zoomButton(sign, says, factor) {
 const HEAT_FLOOR = 1e-4;
 const FAINT = 0.35; // opacity of what is spread, so that it looks like no listed key
 const heatScale = v => Math.max(0, 1 - Math.log(v) / Math.log(HEAT_FLOOR));
-function heatLegend() {
-  const stops = d3.range(0, 1.01, 0.1).map(heat);
+function heatLegend(head) {
+  const stops = d3.range(0, 1.01, 0.1).map(heat), bounded = head.boundary.some(n => n);
   return node("p", { class: "legend" }, "share of a query’s weight: 0.01 % ", node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), " 100 %",
-    node("span", {}, node("span", { class: "line" }), "boundary, in blocks"), node("span", {}, node("span", { class: "line thin" }), "first kept key, query by query"),
-    node("span", {}, node("span", { class: "swatch pruned" }), "pruned"),
+    ...(bounded ? [node("span", {}, node("span", { class: "line" }), "boundary, in blocks"), node("span", {}, node("span", { class: "line thin" }), "first kept key, query by query"),
+      node("span", {}, node("span", { class: "swatch pruned" }), "pruned")] : []),
     node("span", { id: "faint" }, node("span", { class: "swatch", style: `background: ${heat(0.5)}; opacity: ${FAINT}` }), "faint: what is left of a square beside its listed keys, spread evenly"),
     node("span", {}, "Weights are rounded: a key’s to within 0.4 points, a square’s to within 3 % of itself."));
 }
@@ -64,7 +64,7 @@ const attention = {};
 function drawAttention(head) {
   const { model } = head, T = model.length, place = $("#attention");
   const width = Math.max(280, Math.min(760, place.clientWidth)), left = 54, right = 10, strip = width < 500 ? 44 : 58, gap = 20;
-  const side = width - left - right, top = 2 * (strip + gap) + 26;
+  const side = width - left - right, top = 2 * (strip + gap) * GATED + 26;
   const ratio = Math.min(2, devicePixelRatio || 1);
   const canvas = node("canvas", { width: side * ratio, height: side * ratio, style: `left: ${left}px; top: ${top}px; width: ${side}px; height: ${side}px`, "aria-hidden": "true" });
   const svg = d3.create("svg").attr("width", width);
@@ -73,7 +73,7 @@ function drawAttention(head) {
   for (const [id, line] of [["clip", 0], ["strip-clip", 2]]) svg.append("clipPath").attr("id", id).append("rect").attr("y", -line).attr("width", side).attr("height", side + line);
   const group = (y, name) => svg.append("g").attr("class", name).attr("transform", `translate(${left},${y})`);
   const gates = group(14, "gates"), sums = group(14 + strip + gap, "sums"), heatmap = group(top, "heatmap");
-  for (const [strip_, says] of [[gates, "forget gate f"], [sums, "running sum c of log f"]]) {
+  for (const [strip_, says] of !GATED ? [] : [[gates, "forget gate f"], [sums, "running sum c of log f"]]) {
     strip_.append("text").attr("class", "axis").attr("x", 2).attr("y", -4).text(says);
     strip_.append("g").attr("class", "yaxis");
     for (const name of ["band", "curve"]) strip_.append("path").attr("class", name).attr("clip-path", "url(#strip-clip)");
@@ -119,8 +119,8 @@ function drawAttention(head) {
     pruned.attr("d", `${d3.line()([[x(0), y(0)], ...steps, [x(0), y(T)]])}Z`);
     // The first kept key never moves back, so one query for each half pixel is enough.
     kept.attr("d", d3.line(i => x(head.firstKept[Math.min(i, T - 1)]), y).curve(d3.curveStepBefore)(d3.range(first, last + 1, every)));
-    drawStrip(gates, i => head.gate(i), [0, 1], from, to, x, strip, side, d3.format(".1~f"));
-    drawStrip(sums, i => head.c[i], null, from, to, x, strip, side, null);
+    if (GATED) drawStrip(gates, i => head.gate(i), [0, 1], from, to, x, strip, side, d3.format(".1~f"));
+    if (GATED) drawStrip(sums, i => head.c[i], null, from, to, x, strip, side, null);
     chosen.selectAll("*").remove();
     if (state.token != null) {
       const middle = y(state.token + 0.5), { keys } = head.keysOf(state.token);
@@ -321,7 +321,7 @@ function drawDistance(place, heads) {
       }).on("pointerleave", hideTip);
   });
   if (heads.length === 1) {
-    const { row } = heads[0], marks = [[row.half_weight_tokens, "half of the weight"], [row.median_window_tokens - 1, "window"]];
+    const { row } = heads[0], marks = [[row.half_weight_tokens, "half of the weight"], ...(GATED ? [[row.median_window_tokens - 1, "window"]] : [])];
     marks.forEach(([tokens, says], i) => {
       const px = x(Math.min(tokens + 1, bins.at(-1)) + 1), left_ = px > width - 100;
       svg.append("line").attr("class", "mark").attr("x1", px).attr("x2", px).attr("y1", 4 + 13 * i).attr("y2", height - bottom);

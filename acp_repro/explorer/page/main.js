@@ -26,8 +26,8 @@ function drawChosen() {
     node("button", { type: "button", id: "previous", "aria-label": "Head before", disabled: !state.row, onclick: () => step(-1) }, "‹"),
     node("select", { id: "which", "aria-label": "Head", onchange: e => change({ row: Number(e.target.value) }) }, ...rows.map(r => node("option", { value: r.index, selected: r.index === state.row }, headName(r)))),
     node("button", { type: "button", id: "next", "aria-label": "Next head", disabled: state.row === rows.length - 1, onclick: () => step(1) }, "›"),
-    node("span", { class: "badge" }, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), row.kind ?? "nothing to prune"),
-    ...["median_window_tokens", "pruned_ratio", "mean_forget_gate"].map(key => node("span", { class: "badge" }, `${key === "pruned_ratio" && models[state.model].exact ? "would prune" : COLUMNS[key].name} ${COLUMNS[key].text(row[key])}`)));
+    ...(GATED ? [node("span", { class: "badge" }, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), row.kind ?? "nothing to prune")] : []),
+    ...SHADES.filter(key => key !== "kind").slice(0, 3).map(key => node("span", { class: "badge" }, `${key === "pruned_ratio" && models[state.model].exact ? "would prune" : COLUMNS[key].name} ${COLUMNS[key].text(row[key])}`)));
 }
 const step = way => change({ row: Math.max(0, Math.min(models[state.model].rows.length - 1, state.row + way)) });
 
@@ -53,7 +53,7 @@ function draw(before) {
   drawTabs();
   drawChosen();
   const model = models[state.model];
-  $("#facts").textContent = [...(models.length > 1 ? [model.name] : []), model.pruning, ...model.facts].join(" · ");
+  $("#facts").textContent = [...(models.length > 1 ? [model.name] : []), ...(GATED ? [model.pruning] : []), ...model.facts].join(" · ");
   for (const view of views) {
     const section = $(`#view-${view.id}`);
     section.hidden = view.id !== state.view;

@@ -30,15 +30,15 @@ function kindChoice(rows) {
 function drawModel(section) {
   const model = models[state.model], { rows } = model, pruned = d3.mean(rows, r => r.pruned_ratio);
   const of = kind => rows.filter(r => r.kind === kind).length;
-  const says = `${rows.length} heads: ${of("local")} local, ${of("between")} between, ${of("global")} global. `
+  const says = !GATED ? `${rows.length} heads: in the median head 99 % of a query's weight lies on ${counted(d3.median(rows, r => r.keys_99), "key")}. Of the blocks of 64 × 64, ${percent(d3.mean(rows, r => r["seen_e-10"]))} could be left out on the way, and ${percent(d3.mean(rows, r => r["after_e-10"]))} by an oracle, with less than e⁻¹⁰ of any row's weight lost.` : `${rows.length} heads: ${of("local")} local, ${of("between")} between, ${of("global")} global. `
     + `${percent(pruned)} of all blocks ${model.exact ? "would be" : "are"} pruned; at most ${percent(rows[0].largest_pruned_ratio)} can be, because blocks on and next to the diagonal always stay.`;
   section.replaceChildren(
     node("p", { class: "lead" }, says),
-    node("div", { class: "controls" }, modelChoice(), shadeChoice(), kindChoice(rows)),
+    node("div", { class: "controls" }, modelChoice(), shadeChoice(), GATED ? kindChoice(rows) : null),
     node("div", { class: "columns" },
       figure("Layers and heads", "Each square is a head. Click one to look into it.", node("div", { id: "grid" }), legend(rows),
         saveButtons(() => fileName(model.name, "heads", state.shade), () => $("#grid svg"))),
-      figure("Similar heads", "Near each other: alike in how far they look, forget, prune and peak. Names are layer.head.", node("div", { id: "map" }), legend(rows),
+      figure("Similar heads", `Near each other: alike in how far they look, ${GATED ? "forget, prune " : ""}and peak. Names are layer.head.`, node("div", { id: "map" }), legend(rows),
         saveButtons(() => fileName(model.name, "map"), () => $("#map svg")))),
     figure("All numbers", "Click a column to sort by it.", headTable(rows),
       saveButtons(() => fileName(model.name, "heads"), null, () => [Object.keys(rows[0]).filter(c => c !== "index"), rows.map(r => Object.entries(r).filter(([c]) => c !== "index").map(([, v]) => v))])));

@@ -31,9 +31,9 @@ const counted = (n, what) => `${whole(n)} ${what}${n === 1 ? "" : "s"}`;
 const roundedBy = weight => Math.sqrt(weight) / 255;
 const weightText = w => (w < 0.0995 ? percent(w) : `${Math.round(100 * w)}\u00a0%`);
 const gateText = f => (f > 0.9995 && f < 1 ? `1 − ${small(1 - f)}` : f.toFixed(3));
-const SHADES = ["kind", "median_window_tokens", "pruned_ratio", "mean_forget_gate"];
+const GATED = models.some(m => m.table.mean_forget_gate); // a model without forget gates has no panels of them
 // Every column that is shown: its head, what it means, how it is written, whether its scale is logarithmic.
-const COLUMNS = {
+const COLUMNS = Object.fromEntries(Object.entries({
   kind: { name: "kind", says: "local prunes nearly all that it can, global next to nothing", text: v => v ?? "–" },
   pruned_ratio: { name: "pruned", says: "share of blocks that are skipped", text: percent, domain: [0, 1] },
   token_pruned_ratio: { name: "by tokens", says: "the same share with blocks of one token", text: percent, domain: [0, 1] },
@@ -43,16 +43,22 @@ const COLUMNS = {
   half_weight_tokens: { name: "half within", says: "distance within which half of the weight lies", text: whole, log: true },
   strongest_weight: { name: "strongest key", says: "mean weight of a query's strongest key", text: percent, domain: [0, 1] },
   first_token_weight: { name: "on first token", says: "mean weight on the first token of the text", text: percent },
+  "keys_99": { name: "99 % in", says: "keys that hold 99 % of a query's weight, median", text: whole, log: true },
+  entropy_nats: { name: "entropy", says: "mean entropy of a row of weights, in nats", text: v => v.toFixed(2) },
+  known: { name: "known", says: "share of blocks that decay leaves out beforehand", text: percent, domain: [0, 1] },
+  "seen_e-10": { name: "seen", says: "share of blocks that scores leave out on the way, at e⁻¹⁰", text: percent, domain: [0, 1] },
+  "after_e-10": { name: "afterwards", says: "share of blocks that an oracle leaves out, at e⁻¹⁰", text: percent, domain: [0, 1] },
   logit_bound: { name: "U", says: "bound of the scores", text: v => v.toFixed(2) },
   threshold_nats: { name: "δ", says: "the threshold, in nats", text: v => v.toFixed(1).replace("-", "−") },
   largest_pruned_mass: { name: "most lost", says: "the most weight that pruning takes from a row", text: v => (v ? percent(v) : "0"), log: true, floor: 1e-45 }, // the least number of float32
-};
+}).filter(([key]) => models.every(m => m.table[key])));
+const SHADES = ["kind", "median_window_tokens", "pruned_ratio", "mean_forget_gate", "keys_99", "seen_e-10", "first_token_weight"].filter(key => COLUMNS[key]);
 const SORTS = Object.keys(COLUMNS);
 
 // ---- state, kept in the address so that a reload or a link comes back to it ----
 // It begins with the head that shows most: the one between local and global that prunes nearest to four fifths of what it can.
 const usual = d3.least(models[0].rows.filter(r => r.kind === "between"), r => Math.abs(r.pruned_ratio - 0.8 * r.largest_pruned_ratio))?.index ?? 0;
-const state = { view: "model", model: 0, row: usual, token: null, shade: "kind", kinds: new Set(["local", "between", "global", "–"]) };
+const state = { view: "model", model: 0, row: usual, token: null, shade: SHADES[0], kinds: new Set(["local", "between", "global", "–"]) };
 const listeners = [];
 const onChange = listener => listeners.push(listener);
 function readAddress() {
@@ -68,14 +74,14 @@ function readAddress() {
   const found = rows.findIndex(r => r.layer === Number(words.get("layer")) && r.head === Number(words.get("head")));
   state.row = words.has("layer") && found >= 0 ? found : state.row;
   state.token = within("token", text.length, null);
-  state.shade = SORTS.includes(words.get("shade")) ? words.get("shade") : "kind";
+  state.shade = SORTS.includes(words.get("shade")) ? words.get("shade") : SHADES[0];
 }
 // The words of the address, of the state or of another.
 function address(changes = {}) {
   const { view, model, row: index, token, shade } = { ...state, ...changes }, row = models[model].rows[index];
   const words = new URLSearchParams({ view, ...(models.length > 1 && { model }), layer: row.layer, head: row.head });
   if (token != null) words.set("token", token);
-  if (shade !== "kind") words.set("shade", shade);
+  if (shade !== SHADES[0]) words.set("shade", shade);
   return words;
 }
 // A jump is an entry of its own in the browser's history, as another view is.
@@ -122,8 +128,8 @@ function showTip(event, ...content) {
 }
 const hideTip = () => { tip.hidden = true; };
 function tipOfRow(event, row, ...more) {
-  const lines = ["pruned_ratio", "median_window_tokens", "mean_forget_gate", "half_weight_tokens", "strongest_weight"];
-  showTip(event, node("strong", {}, `${headName(row)}: ${row.kind ?? "nothing to prune"}`),
+  const lines = [...SHADES, "half_weight_tokens", "strongest_weight"].filter(key => key !== "kind");
+  showTip(event, node("strong", {}, GATED ? `${headName(row)}: ${row.kind ?? "nothing to prune"}` : headName(row)),
     node("table", {}, ...lines.map(key => node("tr", {}, node("th", {}, COLUMNS[key].name), node("td", {}, COLUMNS[key].text(row[key]))))), ...more);
 }
 

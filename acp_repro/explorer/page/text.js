@@ -3,11 +3,11 @@
 
 const textView = { id: "text", name: "Text", draw: drawTextView };
 const PAGE = 512; // tokens that are shown at once
-const reading = { first: 0, laid: null, shade: "forgets", query: "", hits: [] };
+const reading = { first: 0, laid: null, shade: GATED ? "forgets" : "received", query: "", hits: [] };
 const clamp = t => Math.max(0, Math.min(1, t));
 // For each its shade of a token, from 0 to 1, and what the ends of the scale are.
 const TEXT_SHADES = {
-  forgets: { name: "what the head forgets here (1 − f), if more than usual", of: (head, i) => { const [least, most] = head.usual(); return clamp((least - head.logit(i)) / (least - most)); }, ends: head => head.usual().map(logit => percent(1 / (1 + Math.exp(logit)))) },
+  ...(GATED && { forgets: { name: "what the head forgets here (1 − f), if more than usual", of: (head, i) => { const [least, most] = head.usual(); return clamp((least - head.logit(i)) / (least - most)); }, ends: head => head.usual().map(logit => percent(1 / (1 + Math.exp(logit)))) } }),
   received: { name: "how much weight the token gets from later ones", of: (head, i) => clamp(Math.log10(Math.max(head.received(i), 0.1) * 10) / 3), ends: () => ["0.1 queries", "100 queries"] },
   none: { name: "nothing", of: () => 0, ends: () => null },
 };
@@ -128,7 +128,7 @@ function showToken(head) {
   const i = state.token, { query, keys } = head.keysOf(i), first = head.firstOfBlocks(query), listed = d3.sum(keys, k => k.weight), lost = head.lostOf(query), received = d3.format(".2~f")(head.received(i));
   $("#token").replaceChildren(
     node("h2", {}, `Token ${whole(i)} `, node("code", {}, readable(text.piece(i)))),
-    node("p", {}, `gate ${gateText(head.gate(i))} · c ${head.c[i].toFixed(2).replace("-", "−")} · gets the weight of ${received} ${received === "1" ? "query" : "queries"}${text.piece(i) ? "" : " · the rest of the character before it"}`),
+    node("p", {}, `${GATED ? `gate ${gateText(head.gate(i))} · c ${head.c[i].toFixed(2).replace("-", "−")} · ` : ""}gets the weight of ${received} ${received === "1" ? "query" : "queries"}${text.piece(i) ? "" : " · the rest of the character before it"}`),
     node("p", {}, first ? `${head.model.exact ? "Would be pruned" : "Pruned"} for it, and grey in the text: keys 0–${whole(first - 1)}, ${percent(first / (query + 1))} of its past; together they weigh ${lost ? `at most ${percent(lost)}` : "nothing that float32 can tell from 0"}. ` : "Nothing is pruned for it. ",
       `Token by token it would keep ${counted(query + 1 - head.firstKept[query], "key")}.`),
     node("h3", {}, query === i ? "It looks most at" : `Token ${whole(query)} looks most at (every ${head.model.stride}th token has a list)`),
