@@ -20,11 +20,8 @@ FOUND_RECALL = 0.2  # under this a model finds nothing that could be damaged
 
 
 def cells(records: pd.DataFrame) -> pd.DataFrame:
-    """Means over haystacks and seeds: one row per method, training length, evaluated length and depth.
-
-    Returns:
-        :data:`SETTING`, ``method``, ``evaluated_length_tokens``, ``depth``, ``answer_recall`` in percent,
-        ``gain_nats``, log p(answer) with less without the needle, and ``nats_from_certain``, -log p(answer).
+    """Mean ``answer_recall`` in percent over haystacks and seeds: one row per method, training length,
+    evaluated length and depth.
 
     Raises:
         UnfitRecords: a cell of a haystack has two records, or one of the methods alone.
@@ -32,9 +29,7 @@ def cells(records: pd.DataFrame) -> pd.DataFrame:
     table = _with_gain(records)
     side_by_side(table, CELL, "method", "answer_recall", METHODS, "needle")
     keys = [*SETTING, "method", "evaluated_length_tokens", "depth"]
-    table = table.assign(nats_from_certain=-table["answer_log_likelihood_nats"])
-    values = ["answer_recall", "gain_nats", "nats_from_certain"]
-    return table.groupby(keys, sort=False)[values].mean().reset_index()
+    return table.groupby(keys, sort=False)["answer_recall"].mean().reset_index()
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:

@@ -11,8 +11,6 @@ from ..verdict import Status, Verdict
 
 APPENDIX_A = "Appendix A: the pruned weights of a row sum to less than epsilon"
 MARGINAL_POINTS = 5.0  # a difference of savings that counts as marginal or negligible
-# Behind a number that stands on a dotted line, so that the line does not cross it.
-CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 
 
 def bound_margins(records: pd.DataFrame) -> pd.Series:

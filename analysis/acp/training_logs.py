@@ -112,4 +112,4 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
 {run}{other}{unlike[:1]}, trained on {devices}. {axes}Left: each layer on
 the first sequence of a batch, and the mean of all. Right: mean loss of the steps since the point
 before{between}.
-{unlike} {again} {style.provenance(records)}"""
+{unlike} {again}"""

@@ -179,15 +179,6 @@ def test_gpus_and_commits_of_times_are_named():
     assert versions.timed_on(times, times[:1]) == words
 
 
-def test_models_whose_share_and_times_are_of_two_commits_are_named():
-    rows = [{"size": size, "context_length_tokens": n} for size, n in (("a", 1024), ("b", 1024), ("b", 2048))]
-    pruned, times = table(*rows).assign(commit="new"), table(*rows).assign(commit=["new", "old", "old"])
-    words = " Pruned share and times are not of one commit: b at 1k, b at 2k (share new, times old)."
-    assert versions.two_commits(pruned, times[:2], times[2:]) == words
-    assert versions.two_commits(pruned, times[:1]) == ""
-    assert versions.two_commits(pruned.assign(commit=None), times) == ""
-
-
 def heads(*ratios: float, layers=None, length: int = 640) -> pd.DataFrame:
     """Ten by ten blocks: at most 36 of 55 are pruned, since each row keeps its own and the one before."""
     layers = layers or [0] * len(ratios)

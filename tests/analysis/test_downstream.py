@@ -1,6 +1,5 @@
 """Tables 1 and 3: what is tested item by item, what counts as different, and what the table shows."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -251,8 +250,7 @@ def test_the_table_has_ours_differences_and_the_paper_s(suite):
     # The paper's average is of the columns that are shown.
     assert shown.loc["760M, 4k, ACP (paper)"].tolist() == ["29.66", "57.16", "57.16"]
     assert len(shown) == 6 + 6
-    assert "Left out: lambada_openai, piqa," in caption and "SciQ's file lacks the wrong answers" in caption
-    assert "boolq: passages without the titles" in caption and "boolq 1,000" in caption
+    assert "Without lambada_openai, piqa," in caption
     assert "lm-eval 0.4.13" in text
     values = table.values
     assert not values.duplicated([*values.columns[:7]]).any()
@@ -264,16 +262,3 @@ def test_a_suite_without_pairs_shows_what_it_has(suite):
     alone = {name: table[table["log_pruning_tolerance"].notna()] for name, table in found.records.items()}
     shown = table1.tabulate("table1", **alone).shown
     assert list(shown["model"][:2]) == ["tiny, 256, ACP", "tiny, 512, ACP"]
-    # And says nothing of tests that there were none of.
-    assert "McNemar" in table1.caption(found)
-    assert "McNemar" not in table1.caption(dataclasses.replace(found, records=alone))
-
-
-def test_records_of_prompts_without_bos_are_named(suite):
-    found = drawing.find("mini", "table1")
-    assert "BOS" not in table1.caption(found)
-    records = dict(found.records)
-    older = records["lm_eval"]["run"] == "pro-tiny-256-acp"
-    records["lm_eval"] = records["lm_eval"].assign(begins_with_bos=lambda t: t["begins_with_bos"].mask(older))
-    caption = table1.caption(dataclasses.replace(found, records=records))
-    assert "before prompts began with BOS" in caption and "evaluation: pro-tiny-256-acp. There" in caption

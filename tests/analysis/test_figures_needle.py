@@ -2,7 +2,6 @@
 
 import itertools
 
-import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
@@ -92,30 +91,13 @@ def test_heat_maps_of_a_pair(name, length, suffix):
     assert "The needle gains +6.0 and +7.5 nats, difference -1.50" in caption and "3 haystacks" in caption
     assert "its exact pair, trained apart" in caption
     assert ("10 % of the sequences hold needles" in caption) == bool(suffix)
-    image = matplotlib.image.imread(PAPER.item(name).path("mini"))
-    assert image.shape[0] > 500 and image[..., :3].std() > 0.05
 
 
 def test_heat_maps_hold_the_means_of_the_haystacks():
     records = pair(512, lambda s, d: d, lambda s, d: s / 2)
-    figure = figure3_right.draw(records)
-    maps = [ax.images[0].get_array() for ax in figure.axes if ax.images and ax.get_title()]
-    assert [ax.get_title() for ax in figure.axes[:2]] == ["with ACP", "without"]
+    maps = [ax.images[0].get_array() for ax in figure3_right.draw(records).axes[:2]]
     np.testing.assert_allclose(maps[0], np.repeat([[0], [50], [100]], 3, 1))
     np.testing.assert_allclose(maps[1], 50)
-    below = figure.axes[2].images[0]
-    np.testing.assert_allclose(below.get_array(), np.repeat([[0], [5], [10]], 3, 1))
-    assert below.norm.vmin == -10 and below.norm.vmax == 10
-
-
-def test_models_trained_to_find_show_what_is_left_to_certainty():
-    """They gain nearly all that there is to gain, so that a map of the gain was one dark blue."""
-    records = pair(512, lambda s, d: d, lambda s, d: s / 2, "-needles10", 0.1)
-    figure = figure3_right.draw(records)
-    below = figure.axes[2].images[0]
-    np.testing.assert_allclose(below.get_array(), np.repeat([[80], [75], [70]], 3, 1))
-    assert (below.norm.vmin, below.norm.vmax) == (0, 80)
-    assert "short of being certain" in " ".join(synthetic.draw("figureA6").split())
 
 
 def test_two_shares_of_needles_stand_beside_each_other(folder):
@@ -128,9 +110,6 @@ def test_two_shares_of_needles_stand_beside_each_other(folder):
     assert "10 % or 50 % of the sequences hold needles" in caption
     assert "Trained at 512, 10 % needles: over all lengths and depths 30 % of the words" in caption
     assert "512, 50 % needles: over all lengths and depths 90 % of the words" in caption
-    figure, _ = figure3_right.make(drawing.find("mini", "figureA6"))
-    titles = [ax.get_title() for ax in figure.axes if ax.get_title()]
-    assert titles[0] == "10 % needles, with ACP" and titles[3] == "50 % needles, without"
 
 
 def test_further_seeds_are_further_trainings(folder):
@@ -182,7 +161,7 @@ def test_one_model_stands_beside_itself():
     item, records = PAPER.item("figure11_right"), {"needle": needle_records(name)}
     figure, caption = figure3_right.make(drawing.Found(load_suite("mini"), item, (), records))
     assert "FoX (LLaMA), with ACP and without: the same weights computed exactly" in " ".join(caption.split())
-    assert len([ax for ax in figure.axes if ax.images]) == 4
+    assert len([ax for ax in figure.axes if ax.images]) == 2
 
 
 def test_needle_records_that_do_not_fit():
@@ -250,29 +229,16 @@ def test_figure_a5():
     end = 100 * (1.61 - 0.04 * np.log(1e8))
     assert f"and {end:.0f} % after 100M" in caption
     assert "of pro-tiny-512-acp, and of pro-tiny-512-exact, trained on a chip" in caption
-    figure = figureA5.draw(records)
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert {"all layers", "the paper's 70 %"} == set(labels)
-    assert all(ax.get_xlim()[1] > 2.7e9 for ax in figure.axes)
-    assert {"layer 0", "layer 1"} == {text.get_text() for text in figure.axes[0].texts}
-    assert "end of an epoch" not in labels  # of this text nobody knows it
-    epochs = figureA5.draw(records, 30_000_000)
-    ends = [line.get_xdata()[0] for line in epochs.axes[1].lines if line.get_color() == "0.85"]
-    assert ends == [30_000_000, 60_000_000, 90_000_000]
-    assert "end of an epoch" in [text.get_text() for text in epochs.legends[0].get_texts()]
+    assert figureA5.epoch_ends(records, None) == []  # of this text nobody knows it
+    assert figureA5.epoch_ends(records, 30_000_000) == [30_000_000, 60_000_000, 90_000_000]
     assert "(3 in this log)" in training_logs.caption(records, 3)
 
 
-def test_figure_a5_of_many_layers_begins_where_they_change():
-    """Names of some layers looked chosen for a reason; before the change there is nothing to see."""
+def test_figure_a5_begins_where_layers_change():
     acp = write_logs().query("layer == 0")
     acp = pd.concat([acp.assign(layer=layer) for layer in range(24)])
     acp["pruned_ratio"] = np.where(acp["step"].le(6) | acp["layer"].ne(5), 0.9, 0.4)
-    figure = figureA5.draw(acp)
-    left, bar = figure.axes[0], figure.axes[-1]
-    assert not left.texts and bar.get_title() == "layer"
-    assert bar.get_yticks().tolist() == [0, 8, 15, 23]
-    assert left.get_xlim()[0] == pytest.approx(35e6)  # step 6
+    assert figureA5.draw(acp).axes[0].get_xlim()[0] == pytest.approx(35e6)  # step 6
     assert "axes begin at\n35M tokens" in training_logs.caption(acp)
 
 

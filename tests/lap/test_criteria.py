@@ -1,11 +1,9 @@
 """What the criteria find in records, on both sides of each bound."""
 
-import itertools
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from matplotlib.text import Text
 
 from analysis.lap import (
     figure_curve,
@@ -319,20 +317,10 @@ def h200(quantity):
     )
 
 
-def test_the_curve_shows_the_model_without_gates_and_names_a_lambda_once():
+def test_the_curve_shows_free_writing_and_the_table_each_run_once():
     records = h200("reconstruction")
-    assert records["seed"].nunique() == 3
-    figure = figure_curve.draw(records)
-    left, right = figure.axes
-    names = {text.get_text(): text for text in left.texts}
-    assert sorted(names) == ["λ 1, 2 %\nλ 3, 2 %\nλ 5, 2 %", "λ 20, 50 %", "λ 5, 59 %\nλ 10, 60 %"]
-    assert names["λ 20, 50 %"].xy[0] == pytest.approx(0.501, abs=1e-3)  # where its line leads
-    assert [text.get_text() for text in right.texts].count("λ 20") == 2  # BLEU and whole texts
-    figure.draw_without_rendering()
-    for axes in (left, right):
-        boxes = [Text.get_window_extent(text) for text in axes.texts]
-        assert not any(one.overlaps(two) for one, two in itertools.combinations(boxes, 2))
-    shown = {tuple(point) for points in right.collections for point in points.get_offsets().tolist()}
+    right = figure_curve.draw(records).axes[1]
+    shown = {tuple(point) for line in right.lines for point in line.get_xydata().tolist()}
     free = records[(records["run"] == "ungated") & (records["decoding"] == "free")].iloc[0]
     assert {(1.0, free["bleu"]), (1.0, free["exact_match"])} <= shown
     table = table_scores.tabulate(records).shown

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from acp_repro.pipeline.papers.retention.measure.score import RIGHT, WRONG
-from analysis.retention import errors, figure2, figureC, table1, table3, table4, tableI
+from analysis.retention import errors, figure2, table1, table3, table4, tableI
 
 
 def bag(**of_tasks):
@@ -145,21 +145,6 @@ def test_an_ablation_fails_where_the_printed_loss_is_ruled_out():
     assert table3.ablations_lose(level.assign(dataset="d")).status.value == "undecided"
 
 
-def test_tables_1_and_2_say_where_rivals_are_level_or_below():
-    right = {n: np.arange(4000) < n for n in (2800, 3160, 3200)}
-    records = with_items(ar=[right[3200]], infor_coef=[right[3160]], top=[right[2800]])
-    other = with_items(ar=[right[3200]], infor_coef=[right[2800]], top=[right[3200]]).assign(dataset="e")
-    found = table1._rivals(pd.concat([records, other]), NO_BAG)
-    assert (
-        'points of Adaptive Retention" holds on 1 of 2: d, input. It does not hold on 1 of 2: e, input'
-        in found
-    )
-    assert (
-        'below Adaptive Retention" holds on 1 of 2: d, input. It cannot be told on 1 of 2: e, input' in found
-    )
-    assert table1._rivals(with_items(ar=[right[3200]]), NO_BAG) == ""
-
-
 def test_table_3_shows_what_its_verdict_tests():
     """The score is of test, where 1 point is lost; with dev it is about 6."""
     right = {n: np.arange(100) < n for n in (64, 74, 75)}
@@ -168,9 +153,7 @@ def test_table_3_shows_what_its_verdict_tests():
     timed = test[:1].assign(length_tokens=8, peak_memory_bytes=1.0, dense_batch_ms=2.0, batch_ms=1.0)
     shown = table3.tabulate(both, timed).shown
     assert shown["d accuracy"].tolist() == ["75.0", "74.0"]
-    assert shown["d, kept"].tolist() == ["30.0 %", "30.0 %"] and table3._fewer(both) == ""
-    cut = both.assign(kept_share=both["kept_share"].mask(both["method"] == "ar_joint", 0.25))
-    assert table3._fewer(cut).startswith(" Without alternating optimization keeps fewer")
+    assert shown["d, kept"].tolist() == ["30.0 %", "30.0 %"]
     none, lost = shown["d, lost"]
     assert none == "–" and lost.startswith("+5.9 [") and f"{lost} points" in table3.ablations_lose(both).ours
 
@@ -271,16 +254,3 @@ def test_more_than_the_paper_saved_is_beyond():
     assert table4.throughput_rises(speeds(long=[10.5])).status.value == "not met"
     assert table4.memory_falls(table).status.value == "beyond"
     assert table4.memory_falls(table.assign(peak_memory_bytes=60.0)).status.value == "met"
-
-
-def test_the_axis_of_the_slack_is_that_of_its_points():
-    """The line of equality went down to the gaps' -0.08, and all points lay above -0.006."""
-    table = pd.DataFrame({"hard_loss_nats": [0.92, 1.0], "slack_tokens": [-0.03, -0.06], "seed": [0, 1]})
-    table = table.assign(dataset="imdb", gates="input", unit="share", budget=0.3, budget_tokens=0.3)
-    table = table.assign(multiplier=0.1, soft_loss_nats=1.0, counted_tokens=0.2, open_tokens=0.4)
-    right = figureC.draw(table).axes[1]
-    (low, high), points = right.get_ylim(), right.collections[0].get_offsets()[:, 1]
-    assert low < min(points) < max(points) < 0 < high
-    assert high - low < 1.3 * -min(points)
-    left, end = right.get_xlim()
-    assert left < -0.08 and end > 0

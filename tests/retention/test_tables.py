@@ -36,21 +36,25 @@ def test_one_seed_has_no_deviation(counts, words):
     assert table1._seeds(table) == words
 
 
-def test_where_the_gate_stands_is_drawn_on_one_axis_for_all_tasks():
-    rows = [
-        {
-            "dataset": task,
-            "pruning": pruning,
-            "pruning_gates": gates,
-            "pruning_budget": budget,
-            "score_percent": x,
-        }
-        for task, x in (("easy", 99.0), ("hard", 20.0))
-        for pruning, gates, budget in [("none", "none", 1.0)]
-        + [(p, g, b) for p in ("random", "h2o") for g in ("input", "after_blocks") for b in (0.3, 0.5)]
-    ]
-    figure = figure_gates.draw(pd.DataFrame(rows).assign(metric="accuracy"))
-    assert [ax.get_ylim() for ax in figure.axes] == [(0, 100), (0, 100)]
+def test_what_each_place_of_the_gate_loses():
+    rows = [("none", "none", 1.0, 90.0), ("random", "input", 0.3, 60.0), ("random", "input", 0.5, 80.0)]
+    dense = pd.DataFrame(rows, columns=["pruning", "pruning_gates", "pruning_budget", "score_percent"])
+    dense = dense.assign(
+        dataset="easy", metric="accuracy", backbone="b", method="dense", gates="none", budget=1.0
+    )
+    ours = {"dataset": "easy", "metric": "accuracy", "method": "ar", "gates": "input", "split": "test"}
+    score = pd.DataFrame([ours | figure2.DEFAULTS | {"budget": 0.3, "score_percent": 85.0}])
+    same = {"dataset": "easy", "backbone": "b", "metric": "accuracy"}
+    bag = pd.DataFrame([same | {"split": "test", "score_percent": 80.0}])
+    lost = figure_gates.lost(dense, score, bag)
+    assert lost.set_index(["method", "place"])["points"].to_dict() == {
+        ("random", "input"): 30.0,
+        ("ar", "input"): 5.0,
+    }
+    assert (
+        lost["learnt"].all()
+        and not figure_gates.lost(dense, score, bag.assign(score_percent=99.0))["learnt"].any()
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,18 +109,3 @@ def test_first_sentences_say_the_ends_of_a_range_and_nothing_where_there_is_no_r
     assert table4._saved(speed.assign(peak_memory_bytes=math.nan)) == f"{fast}. "
     assert table4._saved(speed.assign(method="h2o")) == ""
     assert tableI._saved(speed.assign(method="h2o")) == ""
-
-    places = {"pruning": "random", "pruning_budget": 0.3, "dataset": "d", "metric": "accuracy"}
-    dense = pd.DataFrame({**places, "pruning_gates": ["input", "output"], "score_percent": [40.0, 70.0]})
-    assert figure_gates.random_scores(dense) == (
-        "With 30 % of the tokens, random ones score 40 % before the first block, 70 % after the last one. "
-    )
-    assert figure_gates.random_scores(dense.assign(pruning="h2o")) == ""
-
-    # CUAD, which the dense model has not learnt, is not in the mean.
-    both = pd.concat([dense, dense.assign(pruning="none", score_percent=80.0)]).assign(backbone="b")
-    both = pd.concat([both, both.assign(dataset="cuad", score_percent=50.0)]).assign(method="dense")
-    assert figure_gates.of_learnt(both, bag) == (
-        f"{figure_gates.random_scores(dense)}Left out of this: cuad, where the dense model is more than 5 "
-        "points below a bag of words. "
-    )
