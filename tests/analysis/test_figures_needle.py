@@ -10,9 +10,7 @@ from acp_repro.common import statistics
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
-from analysis import drawing
 from analysis.acp import figure3_right, figureA5, needle_statistics, tableA1, training_logs
-from analysis.tables import UnfitRecords
 from analysis.verdict import Status
 from tests.analysis import synthetic
 
@@ -33,12 +31,12 @@ def folder(tmp_path, monkeypatch):
     return path
 
 
-def write_needle(run: str, recall, method: str | None = None, share: float = 0.0, samples: int = 3) -> list:
+def write_needle(run: str, recall, share: float = 0.0, samples: int = 3) -> list:
     """``recall(sample, depth)`` at 3 lengths and 3 depths; the answer is likelier by ten times that."""
     length = load_suite("mini").run(run).context_length
     rows = [
         {
-            "method": method or ("exact" if "exact" in run else "acp"),
+            "method": "exact" if "exact" in run else "acp",
             "mode": "easy",
             "haystack": "held-out text",
             "needle_share": share,
@@ -86,11 +84,8 @@ def test_heat_maps_of_a_pair(name, length, suffix):
     assert caption.startswith(
         f"**{title}.** With ACP the model finds 60 % of the hidden words, without 75 %."
     )
-    assert "needle in a haystack, easy mode" in caption and "size tiny of FoX (Pro), with ACP" in caption
     assert "60 % of the words with ACP, 75 % without, difference -15.0 points [-15.0, -15.0]" in caption
     assert "The needle gains +6.0 and +7.5 nats, difference -1.50" in caption and "3 haystacks" in caption
-    assert "its exact pair, trained apart" in caption
-    assert ("10 % of the sequences hold needles" in caption) == bool(suffix)
 
 
 def test_heat_maps_hold_the_means_of_the_haystacks():
@@ -98,18 +93,6 @@ def test_heat_maps_hold_the_means_of_the_haystacks():
     maps = [ax.images[0].get_array() for ax in figure3_right.draw(records).axes[:2]]
     np.testing.assert_allclose(maps[0], np.repeat([[0], [50], [100]], 3, 1))
     np.testing.assert_allclose(maps[1], 50)
-
-
-def test_two_shares_of_needles_stand_beside_each_other(folder):
-    folder.write_text(folder.read_text().replace("needle_share: [0.1]", "needle_share: [0.1, 0.5]"))
-    for share, recall in ((0.1, 0.3), (0.5, 0.9)):
-        for method in ("acp", "exact"):
-            name = f"pro-tiny-512-{method}-needles{100 * share:g}"
-            write_needle(name, lambda s, d, recall=recall: recall, share=share)
-    caption = synthetic.draw("figureA6")
-    assert "10 % or 50 % of the sequences hold needles" in caption
-    assert "Trained at 512, 10 % needles: over all lengths and depths 30 % of the words" in caption
-    assert "512, 50 % needles: over all lengths and depths 90 % of the words" in caption
 
 
 def test_further_seeds_are_further_trainings(folder):
@@ -129,9 +112,6 @@ def test_further_seeds_are_further_trainings(folder):
     one = figure3_right.retrieval_kept(records[records["seed"] == 0])
     assert one.status == Status.UNDECIDED and one.ours.startswith("one pair of trainings")
     assert figure3_right.retrieval_kept(records).status == Status.UNDECIDED
-    caption = " ".join(synthetic.draw("figureA6").split())
-    assert "3 haystacks and all seeds" in caption and "Trained at 512, 3 seeds: over all" in caption
-    assert "by seed: 60 and 100 % (seed 0), 90 and 80 % (seed 1), 90 and 90 % (seed 2)" in caption
 
 
 def test_a_needle_that_nobody_finds_is_said_so():
@@ -152,24 +132,6 @@ def test_table_a1_has_the_pairs_of_before_and_todays():
     known = records.assign(commit=table["kernel_commit"].iloc[0])
     assert len(tableA1.pairs(known)) == before  # its records stand in the file already
     assert "In 3 of 8 pairs" in " ".join(synthetic.draw("tableA1").split())
-
-
-def test_one_model_stands_beside_itself():
-    name = "llama-tiny-512-acp"
-    rows = write_needle(name, lambda s, d: 0.5)
-    synthetic.write(name, "needle", *rows, *({**row, "method": "exact"} for row in rows))
-    item, records = PAPER.item("figure11_right"), {"needle": needle_records(name)}
-    figure, caption = figure3_right.make(drawing.Found(load_suite("mini"), item, (), records))
-    assert "FoX (LLaMA), with ACP and without: the same weights computed exactly" in " ".join(caption.split())
-    assert len([ax for ax in figure.axes if ax.images]) == 2
-
-
-def test_needle_records_that_do_not_fit():
-    records = pair()
-    with pytest.raises(UnfitRecords, match="more than one record for"):
-        needle_statistics.cells(pd.concat([records, records]))
-    with pytest.raises(UnfitRecords, match="every run needs a record of method acp and one of exact"):
-        needle_statistics.differences(records[records["method"] == "acp"])
 
 
 @pytest.mark.parametrize(
@@ -228,7 +190,6 @@ def test_figure_a5():
     caption = synthetic.draw("figureA5")
     end = 100 * (1.61 - 0.04 * np.log(1e8))
     assert f"and {end:.0f} % after 100M" in caption
-    assert "of pro-tiny-512-acp, and of pro-tiny-512-exact, trained on a chip" in caption
     assert figureA5.epoch_ends(records, None) == []  # of this text nobody knows it
     assert figureA5.epoch_ends(records, 30_000_000) == [30_000_000, 60_000_000, 90_000_000]
     assert "(3 in this log)" in training_logs.caption(records, 3)

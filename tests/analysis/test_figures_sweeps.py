@@ -128,12 +128,6 @@ def test_figureA2_shows_the_most_that_each_grid_allows():
     assert most.get_ydata()[1] == pytest.approx(100 * 21 / 36) and most.get_ydata()[2] == 0
 
 
-def test_only_the_records_of_the_sweep_run_are_drawn():
-    synthetic.write("pro-tiny-128-exact", "block_size", *BLOCKS)
-    with pytest.raises(RecordError, match=f"for {RUN}.*; make them with"):
-        make(figureA2)
-
-
 def test_numbers_by_hand():
     sweep = pd.DataFrame(
         {"swept_log_pruning_tolerance": [-1.0, -2.0], "largest_pruned_mass": [np.exp(-3), np.nan]}
@@ -152,24 +146,3 @@ def test_numbers_by_hand():
     assert sweeps.slack_shares(heads).tolist() == [0.25, 1.0]
     assert sweeps.closest(sweeps.head_margins(heads)).endswith("a factor of 2.7.")
     assert sweeps.closest(pd.Series([np.nan])) == "No row has a pruned block."
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (8123456, "8·10⁶"),
-        (1e-12, "10⁻¹²"),
-        (1.26, "1.3"),
-        (99.6, "10²"),
-        (9.6e-4, "10⁻³"),
-        (5e-324, "5·10⁻³²⁴"),
-    ],
-)
-def test_powers_of_ten(value, text):
-    assert sweeps.power_of_ten(value) == text
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_no_power_of_ten(value):
-    with pytest.raises(ValueError, match="positive finite"):
-        sweeps.power_of_ten(value)
