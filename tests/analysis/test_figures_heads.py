@@ -29,6 +29,10 @@ for before, after in (
 HEADS_RUN = "pro-big-256-acp"
 
 
+def record(name: str, quantity: str, rows: list[dict]) -> None:
+    synthetic.write(name, quantity, *rows)
+
+
 def read(quantity: str) -> pd.DataFrame:
     return read_records(load_suite("mini"), quantity, partial=True)
 
@@ -64,8 +68,8 @@ def decay_rows(step: float, layer: int, head: int, block_q: int = 64) -> list[di
 
 
 def write_heads() -> None:
-    synthetic.write(HEADS_RUN, "decay", decay_rows(1, 0, 2) + decay_rows(0.1, 1, 0) + decay_rows(0.001, 1, 3))
-    synthetic.write(
+    record(HEADS_RUN, "decay", decay_rows(1, 0, 2) + decay_rows(0.1, 1, 0) + decay_rows(0.001, 1, 3))
+    record(
         HEADS_RUN,
         "attention_weights",
         [
@@ -81,7 +85,7 @@ def write_heads() -> None:
         ],
     )
     # On a grid of 4 by 4 blocks the most is 3 of 10: rows 2 and 3 prune 1 and 2.
-    synthetic.write(
+    record(
         HEADS_RUN,
         "pruned_ratio",
         [
@@ -259,6 +263,6 @@ def test_exact_heads_have_no_boundary_and_no_figure_1(folder):
         {**row, "threshold_nats": None, "first_kept_key_position": 0, "pruned_ratio": 0.0}
         for row in decay_rows(0.1, 0, 0)
     ]
-    synthetic.write(HEADS_RUN, "decay", exact)
+    record(HEADS_RUN, "decay", exact)
     with pytest.raises(RecordError, match="figure1 shows pruning, and pro-big-256-acp is exact"):
         synthetic.draw("figure1")
