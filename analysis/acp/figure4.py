@@ -110,7 +110,7 @@ def draw(records: pd.DataFrame) -> Figure:
         look = {"align": "edge", "color": colour, "edgecolor": "white", "lw": 0.5}
         ax.bar(EDGES, share, 100 / BINS, below, label=WORDS[kind], **look)
         below += share
-    ax.axvline(100 * limit, label=f"limit, the most that the grid allows: {100 * limit:.0f} %", **LIMIT_LINE)
+    ax.axvline(100 * limit, label=f"the grid's limit, {100 * limit:.0f} %", **LIMIT_LINE)
     ax.set_title(
         f"{percent['local']} of the heads are local, {percent['global']} global, {percent['between']} between"
     )
