@@ -32,9 +32,9 @@ def draw(records: pd.DataFrame, facts: pd.DataFrame | None = None) -> Figure:
     """
     if facts is not None:
         return _seeds(facts)
-    cells = needle_statistics.cells(records)
-    if cells["answer_recall"].max() < 100 * FOUND_RECALL:
+    if not _finds(records):
         return drawing.sentence(found_words(records))
+    cells = needle_statistics.cells(records)
     key = needle_statistics.SETTING
     settings = cells[key].drop_duplicates().sort_values(key)
     names = [", ".join([*parts, ""]) for parts in needle_statistics.names(settings)]
@@ -79,6 +79,11 @@ def _seeds(facts: pd.DataFrame) -> Figure:
     return figure
 
 
+def _finds(records: pd.DataFrame) -> bool:
+    """Whether some model finds, at some depth and length, more than what cannot be damaged."""
+    return bool(needle_statistics.cells(records)["answer_recall"].max() >= 100 * FOUND_RECALL)
+
+
 def found_words(records: pd.DataFrame) -> str:
     """What both find, as a sentence."""
     means = 100 * records.groupby([*needle_statistics.SETTING, "method"])["answer_recall"].mean()
@@ -119,12 +124,16 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     many = (
         "" if facts is None else f"{needle_facts.kept(facts).ours}. Older pairs are in Table A1. One fact: "
     )
-    shown = (
-        'Shown is the share of the sentence\'s words in the greedy answer, not counting words like "and"'
-        if facts is None
-        else "Each point is one of many facts, asked for in turn: the mean negative log-likelihood of the "
-        "right answer, with ACP and exact. On the grey line both are equal"
-    )
+    shown = "Every model finds too few words for a picture"
+    if facts is not None:
+        shown = (
+            "Each point is one of many facts, asked for in turn: the mean negative log-likelihood of the "
+            "right answer, with ACP and exact. On the grey line both are equal"
+        )
+    elif _finds(records):
+        shown = (
+            'Shown is the share of the sentence\'s words in the greedy answer, not counting words like "and"'
+        )
     model = f"{models.in_words(records['size'].unique())} of {models.ARCHITECTURES[first['architecture']]}"
     caption = f"""**{found.item.label}.** {found_words(records)} This is the needle in a haystack,
 {first["mode"]} mode: a sentence is hidden at a depth of {first["haystack"]} and asked for at the end. The
