@@ -45,47 +45,35 @@ def draw(records: pd.DataFrame) -> Figure:
     one_each(records, ["implementation", "method", "length_tokens"], "kernel_time")
     records = records[records["method"].isin(DASHES)].sort_values("length_tokens")
     figure, (time, rate) = drawing.panels(2, 3.0)
+    ours: list[tuple[str, str]] = []
     for (name, method), rows in records.groupby(["implementation", "method"], sort=False):
         label, color = RIVALS.get(name, ("ours", style.SIZES[0]))
-        look = {
-            "color": color,
-            "ls": DASHES[method],
-            "marker": "o",
-            "ms": 3,
-            "lw": 1 if name in RIVALS else 2,
-        }
-        label = f"{label}, {method.replace('acp', 'ACP')}"
-        milliseconds, computed = rows["forward_backward_ms"], 1 - rows["pruned_ratio"]
-        time.plot(rows["length_tokens"], milliseconds, label=label, **look)
-        rate.plot(
-            rows["length_tokens"],
-            1e3 * rows["nominal_forward_backward_tflop"] * computed / milliseconds,
-            **look,
-        )
+        look = {"color": color, "ls": DASHES[method], "marker": "o", "ms": 3}
+        look["lw"] = 1 if name in RIVALS else 2
+        how = method.replace("acp", "ACP")
+        lengths, ms = rows["length_tokens"], rows["forward_backward_ms"]
+        tflops = 1e3 * rows["nominal_forward_backward_tflop"] * (1 - rows["pruned_ratio"]) / ms
+        time.plot(lengths, ms, label=f"{label}, {how}", **look)
+        rate.plot(lengths, tflops, **look)
+        if name not in RIVALS:
+            ours.append((f"{ms.iloc[-1]:.3g} ms ({how})", f"{tflops.iloc[-1]:.0f} ({how})"))
     bound = limit(records)
     if not bound.empty:
         words = rf"limit: {bound.name} $\times$ (1 $-$ pruned share)"
         time.plot(bound.index, bound, color=style.PAPER, lw=3, alpha=0.6, zorder=1, label=words)
-    at, ours = longest(records)
-    each = " and ".join(f"{ms:.3g} ms ({method.replace('acp', 'ACP')})" for method, ms in ours.items())
-    time.set_title(f"At {at}, ours takes {each}")
+    at = style.length_label(records["length_tokens"].max())
+    times, rates = (" and ".join(each) for each in zip(*ours, strict=True))
+    time.set_title(f"At {at}, ours takes {times}")
+    rate.set_title(f"There, blocks that are left are computed at {rates} TFLOP/s")
     time.set(ylabel="forward + backward (ms)", yscale="log")
     time.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     time.yaxis.set_major_formatter("{x:g}")
-    rate.set_title("With ACP, the blocks that are left are computed nearly as fast as without")
     rate.set(ylabel="TFLOP/s, computed blocks", ylim=(0, None))
     for ax in (time, rate):
         drawing.powers_of_two(ax, sorted(records["length_tokens"].unique()), style.length_label)
         ax.set_xlabel("context length (tokens)")
     drawing.legend(figure, 3)
     return figure
-
-
-def longest(records: pd.DataFrame) -> tuple[str, pd.Series]:
-    """The longest context in words, and our milliseconds there, by method."""
-    ours = records[~records["implementation"].isin(RIVALS)]
-    last = ours[ours["length_tokens"] == ours["length_tokens"].max()].set_index("method")
-    return style.length_label(last["length_tokens"].iloc[0]), last["forward_backward_ms"]
 
 
 def limit(records: pd.DataFrame) -> pd.Series:
@@ -107,7 +95,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         for row in records[~records["implementation"].isin(RIVALS)].query("method == 'acp'").itertuples()
     )
     fastest = limit(records).name or "cuDNN"
-    at, ms = longest(records)
+    ours = records[~records["implementation"].isin(RIVALS)]
+    longest = ours[ours["length_tokens"] == ours["length_tokens"].max()].set_index("method")
+    at, ms = style.length_label(longest["length_tokens"].iloc[0]), longest["forward_backward_ms"]
     caption = f"""**Kernel times.** At {at}, our kernel takes {ms["acp"]:.3g} ms with ACP and
 {ms["exact"]:.3g} ms without, forward and backward. Calls have {first["heads"]} heads of {first["head_dim"]}
 and {first["measured_tokens"]:,} random tokens, with gates "{first["gates"]}": {DRAWN[first["gates"]]}. Times
