@@ -192,7 +192,7 @@ def test_figure_a5():
     assert f"and {end:.0f} % after 100M" in caption
     assert figureA5.epoch_ends(records, None) == []  # of this text nobody knows it
     assert figureA5.epoch_ends(records, 30_000_000) == [30_000_000, 60_000_000, 90_000_000]
-    assert "(3 in this log)" in training_logs.caption(records, 3)
+    assert "3 epochs" in training_logs.caption(records, 3)
 
 
 def test_figure_a5_begins_where_layers_change():
