@@ -244,7 +244,7 @@ def test_time_and_memory_of_encoder_and_decoder_are_four_claims(records, other):
 def test_the_curve_shows_the_model_without_gates():
     records = pd.concat(map(pd.read_csv, sorted(ROOT.glob("results/lap-h200/*/reconstruction.csv"))))
     right = figure_curve.draw(records).axes[1]
-    shown = {tuple(point) for points in right.collections for point in points.get_offsets().tolist()}
+    shown = {tuple(point) for line in right.lines for point in line.get_xydata().tolist()}
     free = records[(records["run"] == "ungated") & (records["decoding"] == "free")].iloc[0]
     assert {(1.0, free["bleu"]), (1.0, free["exact_match"])} <= shown
 
