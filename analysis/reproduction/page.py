@@ -134,7 +134,7 @@ def _plural(row: Row) -> str:
 
 def _link(row: Row) -> str:
     paper, _, name = row.id.partition(".")
-    return f"{CLAIMS}/{paper}.md#{name.replace('.', '')}"
+    return f"{CLAIMS}/{paper}.md#{name.replace('.', '').lower()}"
 
 
 def claims_page(paper: Paper, rows: Sequence[Row]) -> str:

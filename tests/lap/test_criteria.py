@@ -161,7 +161,7 @@ STRAYED.loc[STRAYED["written_position"] > 50, "matches_text"] = False  # ten of 
         (attribution(at30=APART, eos=LATE), MISSED, MISSED),
         (attribution(at30=BEFORE), MET, UNTOLD),
         (attribution(eos=EVEN), UNTOLD, MET),
-        (attribution(at30=[1.0] + [0.0] * 59, eos=LATE), MISSED, MISSED),  # wider than others, and near
+        (attribution(at30=[1.0] + [0.0] * 59, eos=LATE), MISSED, MISSED),  # near, as by chance
         (attribution(at30=BEFORE, eos=[1.0] * 20 + [0.0] * 39 + [1.0]), MET, MISSED),
         (attribution(texts=49, **WHOLE), UNTOLD, UNTOLD),
         (attribution(length=59, **WHOLE), UNTOLD, UNTOLD),
