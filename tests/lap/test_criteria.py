@@ -175,8 +175,7 @@ def test_a_vector_owns_a_slice_and_eos_gathers_from_every_third(records, own_sli
 
 
 def test_numbers_of_slices():
-    found = slices.width_of_each(slices.positive(attribution(texts=1, at30=BEFORE, at31=EVEN, eos=LATE)))
-    found = found.groupby("is_eos")["width"].mean()
+    found = slices.widths(slices.positive(attribution(texts=1, at30=BEFORE, at31=EVEN, eos=LATE)))
     assert found.to_dict() == pytest.approx({False: (5 / 60 + 30 / 60) / 2, True: 2 / 60})
     table = pd.DataFrame({"run": "a", "text": [0, 0, 1, 1]})
     same = slices.over_texts(table, pd.Series([0.0, 1.0, 1.0, 0.0]), 2.0)
