@@ -75,7 +75,7 @@ def behind(table: pd.DataFrame, reach: int) -> Interval | None:
 
 
 def widths(table: pd.DataFrame) -> pd.Series:
-    """The mean of :func:`width_of_each` by ``is_eos``; of an attribution that is spread evenly it is a half."""
+    """The mean of :func:`width_of_each` by ``is_eos``; of an even attribution it is a half."""
     return width_of_each(table).groupby("is_eos")["width"].mean()
 
 
