@@ -1,4 +1,1 @@
-"""Records to figures and tables: pandas in, matplotlib out, never torch.
-
-python -m analysis.acp.figure2 --suite cpu
-"""
+"""Records to figures and tables: pandas in, matplotlib out, never torch."""

@@ -1,25 +1,21 @@
 """From a suite's name to a figure or table on disk: what each item's module shares.
 
-A module of figures or tables has ``ITEMS``: one or several items that share a drawing. Each names what it is
-drawn from and its claims. The module's function ``make(found) -> (Figure or Table, caption)`` draws. Its last
-line is ``drawing.main(globals())``.
-Only functions import what draws, because commands import all modules to list what there is to draw.
+The function ``make(found) -> (Figure or Table, caption)`` of an item's module draws it. Only functions import
+what draws, because commands import all modules to list what there is to draw.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
 from acp_repro.common import files
-from acp_repro.common.command import command, plain, run_command
 from acp_repro.pipeline import plan, state
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.paper import Item, Suite
@@ -35,12 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """What an item of a suite is drawn from.
-
-    Attributes:
-        runs: those that the item is about, in the order of the suite.
-        records: by quantity, of these runs; an optional quantity without records is left out.
-    """
+    """What an item of a suite is drawn from."""
 
     suite: Suite
     item: Item
@@ -56,12 +47,7 @@ class Table(NamedTuple):
 
 
 def find(suite_name: str, item_name: str) -> Found:
-    """The records of an item.
-
-    Raises:
-        SuiteError: no such suite or item, or the suite has not the runs that the item is about.
-        RecordError: a record is missing; names the command that makes it.
-    """
+    """The records of an item."""
     suite = load_suite(suite_name)
     item = suite.paper.item(item_name)
     if not (runs := item.runs(suite)):
@@ -76,27 +62,12 @@ def find(suite_name: str, item_name: str) -> Found:
     return Found(suite, item, tuple(runs), records)
 
 
-def draw(suite_name: str, item_name: str, module: str = "") -> Path:
-    """Draws an item of a suite and writes its files; returns the one that Make takes as the sign of it.
-
-    Args:
-        module: the full name of the module that was asked for it, if any.
-
-    Raises:
-        SuiteError: see :func:`find`; also if the module is of another paper than the suite.
-        RecordError: see :func:`find`.
-    """
+def draw(suite_name: str, item_name: str) -> Path:
+    """Draws an item of a suite and writes its files; returns the one that Make takes as the sign of it."""
     found = find(suite_name, item_name)
-    paper = found.suite.paper
-    drawn_by = paper.module_of(found.item)
-    if module and module != drawn_by.__name__:
-        raise SuiteError(
-            f"suite {found.suite.name} is of paper {paper.name}; "
-            f"say python -m {paper.draw_command(found.item)} --suite {found.suite.option}"
-        )
     _note_other_settings(found)
     style.use_style()
-    drawn, caption = drawn_by.make(found)
+    drawn, caption = found.item.make(found)
     path = found.item.path(found.suite.name)
     return save_table(drawn, path, caption) if isinstance(drawn, Table) else save(drawn, path, caption)
 
@@ -151,26 +122,3 @@ def save_table(table: Table, path: Path, caption: str) -> Path:
     files.write_text(path, text)
     print(f"table: {path.resolve()}")
     return path
-
-
-def main(module: Mapping[str, Any]) -> None:
-    """The command line of a module of items; leaves the process.
-
-    Args:
-        module: the module's ``globals()``, of which ``__spec__``, ``__doc__`` and ``ITEMS`` are read.
-    """
-    name, items = module["__spec__"].name, [item.name for item in module["ITEMS"]]
-
-    @command()
-    def draw_one(arguments: list[str] | None = None) -> None:
-        parser = argparse.ArgumentParser(prog=f"python -m {name}", description=plain(module["__doc__"]))
-        parser.add_argument(
-            "item", nargs="?", choices=items, default=items[0], help=f"what to draw (default: {items[0]})"
-        )
-        parser.add_argument("--suite", default="cpu", help="whose records to draw (default: cpu)")
-        options = parser.parse_args(arguments)
-        path = draw(options.suite, options.item, name)
-        if path.suffix == ".md":
-            print(path.read_text(encoding="utf-8"))
-
-    run_command(draw_one)

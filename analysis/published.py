@@ -1,42 +1,36 @@
-"""The numbers that papers print, each with its place: ``paper_values.csv`` of a paper's analysis."""
+"""What papers print, each with its place: numbers in ``paper_values.csv``, claims in ``claims.toml``."""
 
 from __future__ import annotations
 
 import functools
 import importlib.resources
+import re
+import sys
+import tomllib
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
+
+from acp_repro.pipeline.paper import Claim
 
 COLUMNS = ("item", "quantity", "low", "high", "unit", "place", "size", "context_length_tokens", "method")
 
 
 @dataclass(frozen=True)
 class Published:
-    """The table of one paper; see :func:`published`.
-
-    Attributes:
-        table: one row per number, with :data:`COLUMNS`. Rows without a size are of an item as a whole.
-    """
+    """The table of one paper; see :func:`published`."""
 
     package: str
     table: pd.DataFrame
 
     def range(self, item: str, quantity: str) -> tuple[float, float]:
-        """(low, high) of a quantity of a figure or table as a whole.
-
-        Raises:
-            LookupError: the paper prints none.
-        """
+        """(low, high) of a quantity of a figure or table as a whole."""
         row = self._row(item, quantity)
         return float(row["low"]), float(row["high"])
 
     def place(self, item: str, quantity: str) -> str:
-        """The words of a quantity of an item as a whole, and where they stand.
-
-        Raises:
-            LookupError: the paper prints none.
-        """
+        """The words of a quantity of an item as a whole, and where they stand."""
         return self._row(item, quantity)["place"]
 
     def _row(self, item: str, quantity: str) -> pd.Series:
@@ -55,3 +49,26 @@ def published(package: str) -> Published:
         return Published(package, pd.DataFrame(columns=COLUMNS))
     with file.open(encoding="utf-8") as lines:
         return Published(package, pd.read_csv(lines))
+
+
+def claims_of(package: str) -> dict[str, tuple[Claim, ...]]:
+    """The claims of ``claims.toml`` by their item; "text" has the others. Names in it, as in ``check =
+    "figure2.savings_grow"`` and ``{figure2.LIMIT:g}``, are of the package's modules, which are imported."""
+    modules = vars(sys.modules[package])
+    text = (importlib.resources.files(package) / "claims.toml").read_text(encoding="utf-8")
+
+    def named(words: str) -> Any:
+        module, _, name = words.partition(".")
+        return getattr(modules[module], name)
+
+    def filled(words: str) -> str:
+        return re.sub(r"\{(\w+\.\w+):?([^}]*)\}", lambda m: format(named(m[1]), m[2]), words)
+
+    def claim(entry: dict[str, Any]) -> Claim:
+        through = entry.pop("through", None)
+        check = named(entry.pop("check")) if "check" in entry else None
+        lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
+        words = {key: filled(value) for key, value in entry.items() if isinstance(value, str)}
+        return Claim(**entry | lists | words, check=named(through)(check) if through else check)
+
+    return {item: tuple(map(claim, entries)) for item, entries in tomllib.loads(text).items()}

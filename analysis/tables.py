@@ -14,39 +14,19 @@ class UnfitRecords(RecordError, ValueError):
 
 
 def one_each(table: pd.DataFrame, key: Sequence[str], what: str) -> pd.DataFrame:
-    """``table`` itself, in which no two rows share ``key``: so nothing is averaged silently.
-
-    Args:
-        key: columns; a missing value is a value like another.
-        what: the table's name in the error.
-
-    Raises:
-        UnfitRecords: two rows share it; names the first three such keys.
-    """
+    """``table`` itself, in which no two rows share ``key``: so nothing is averaged silently."""
     key = list(key)
     twice = table[table.duplicated(key)][key].drop_duplicates()
     if len(twice):
-        named = "; ".join(
-            ", ".join(f"{column} = {value}" for column, value in row.items())
-            for row in twice.head(3).to_dict("records")
-        )
-        more = f" and {len(twice) - 3} more" if len(twice) > 3 else ""
-        raise UnfitRecords(f"{what}: more than one record for {named}{more}")
+        named = ", ".join(f"{column} = {value}" for column, value in twice.to_dict("records")[0].items())
+        raise UnfitRecords(f"{what}: more than one record for {named}")
     return table
 
 
 def side_by_side(
     table: pd.DataFrame, key: Sequence[str], column: str, value: str, sides: tuple[str, str], what: str
 ) -> pd.DataFrame:
-    """The rows of two kinds beside each other: ``key``, and ``value`` of each kind under the kind's name.
-
-    Args:
-        column: says which kind a row is; rows of other kinds are left out.
-        what: the table's name in the error.
-
-    Raises:
-        UnfitRecords: a key has one of the two alone, or two records of one.
-    """
+    """The rows of two kinds beside each other: ``key``, and ``value`` of each kind under the kind's name."""
     key = list(key)
     first, second = (
         one_each(table[table[column] == side], key, what)[[*key, value]].rename(columns={value: side})

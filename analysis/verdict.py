@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
 
@@ -10,88 +11,79 @@ import pandas as pd
 
 from acp_repro.common.statistics import finite
 
-
-class Status(StrEnum):
-    """The seven things that can be said of a criterion; the last two where there was nothing to judge."""
-
-    MET = "met"
-    BEYOND = "beyond"  # past the good end of the range that the paper prints
-    SHORT = "short"  # short of its bad end, and yet of the kind that it says: a saving, a gain
-    MISSED = "not met"
-    UNDECIDED = "undecided"  # the records cannot tell
-    MISSING = "not measured"
-    ABSENT = "not in suite"
+from . import style
 
 
 class Word(StrEnum):
-    """What REPRODUCTION.md says of a claim."""
+    """The verdicts, in the order of every count."""
 
-    PROVED = "proved or computed"
+    PROVED = "proved"
+    CHECKED = "checked by a test"
     MEASURED = "measured in the paper's range"
     ANOTHER_SIZE = "same direction, another size"
     UNTOLD = "cannot be told"
     CONTRADICTED = "contradicted"
     MISPRINT = "misprint"
 
-    @classmethod
-    def of(cls, status: Status) -> Self:
-        """What a criterion finds in records, as one of these; proofs and misprints have no records."""
-        words = {
-            Status.MET: cls.MEASURED,
-            Status.BEYOND: cls.ANOTHER_SIZE,
-            Status.SHORT: cls.ANOTHER_SIZE,
-            Status.MISSED: cls.CONTRADICTED,
-        }
-        return words.get(status, cls.UNTOLD)
-
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found; ``ours`` gives the numbers in the Markdown of captions."""
+    """What a check found.
 
-    status: Status
+    Attributes:
+        ours: all numbers, in the Markdown of captions.
+        short: the answer in at most 60 characters; empty where ``ours`` is as short.
+        n, unit: how many of what the verdict rests on; by default the trainings or the timed models.
+        values: numbers by the model that they are of, for tables of other pages.
+    """
+
+    word: Word
     ours: str
+    short: str = ""
+    n: int | None = None
+    unit: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, met: bool | None, ours: str) -> Self:
-        """Of a criterion with one side; None is undecided."""
-        status = {True: Status.MET, False: Status.MISSED, None: Status.UNDECIDED}
-        return cls(status[None if met is None else bool(met)], ours)
+    def of(cls, met: bool | None, ours: str, short: str = "", **more) -> Self:
+        """Of a criterion with one side; None cannot be told."""
+        word = Word.UNTOLD if met is None else Word.MEASURED if met else Word.CONTRADICTED
+        return cls(word, ours, short, **more)
 
 
 def in_range(
-    values: pd.Series,
+    measured: pd.Series,
     low: float,
     high: float,
     ours: str,
     less_is_better: bool = False,
-    unit: str = " %",
+    suffix: str = " %",
     nothing: float = 0.0,
+    **more,
 ) -> Verdict:
-    """Met if all values lie in the range; beyond if some pass its good end and none its bad one; short if
-    some do, but all are better than nothing.
-
-    Args:
-        values, low, high: in ``unit``.
-        ours: the numbers in words, to which the reason is added.
-        nothing: the value of no effect; what is only to be little has none, so it is missed and never short.
+    """Measured if all lie in the range; of another size if some are past its good end, or short of its
+    bad end and all better than ``nothing``, the value of no effect. What is only to be little has none.
     """
-    finite(values, ours, values.index)
-    below, above = values[values < low], values[values > high]
-    good, bad = (below, above) if less_is_better else (above, below)
+    finite(measured, ours, measured.index)
+    below, above = measured[measured < low], measured[measured > high]
+    bad = above if less_is_better else below
     printed = f"the range of {low:g} to {high:g}" if high > low else f"{low:g}"
     reasons = [
-        f"{_apart(extreme, end)}{unit} is {side} {printed}{unit}"
+        f"{_apart(extreme, end)}{suffix} is {side} {printed}{suffix}"
         for side, extreme, end, some in (
-            ("below", values.min(), low, below),
-            ("above", values.max(), high, above),
+            ("below", measured.min(), low, below),
+            ("above", measured.max(), high, above),
         )
         if len(some)
     ]
-    status = Status.BEYOND if len(good) else Status.MET
-    if len(bad):
-        status = Status.MISSED if less_is_better or values.min() <= nothing else Status.SHORT
-    return Verdict(status, ours + (f" ({' and '.join(reasons)})" if reasons else ""))
+    word = Word.ANOTHER_SIZE if reasons else Word.MEASURED
+    if len(bad) and (less_is_better or measured.min() <= nothing):
+        word = Word.CONTRADICTED
+    ends = low if measured.min() < low else high
+    digits = len(_apart(measured.min(), ends).partition(".")[2])
+    paper = f"{low:g} to {high:g}" if high > low else f"{low:g}"
+    short = f"{style.span(measured, f'.{digits}f')}{suffix} (paper: {paper}{suffix})"
+    return Verdict(word, ours + (f" ({' and '.join(reasons)})" if reasons else ""), short, **more)
 
 
 def _apart(value: float, end: float) -> str:

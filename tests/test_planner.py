@@ -265,7 +265,7 @@ def test_make_hands_its_goals_and_options_to_one_process(work):
     assert f"acp_repro.train --suite mini --run {RUN}" not in output  # it is trained
     assert f"python -m acp_repro.train --suite mini --run {EXACT} --nproc 2 --jobs 3\n" in output
     assert f"python -m acp_repro.measure loss_curve loss --suite mini --run {RUN} --run {EXACT}\n" in output
-    assert "python -m analysis.acp.figure3 --suite mini" in output and "analysis.acp.figure4" in output
+    assert "python -m analysis figure3 --suite mini" in output and "analysis figure4" in output
     assert Path("asked").read_text().count("acp_repro.make") == 1
     assert not Path("runs/mini", EXACT).exists()
     assert f"figure: {work}/figures/mini/figure2.png" in run_make("figure2", "SUITE=mini")

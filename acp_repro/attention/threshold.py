@@ -1,9 +1,7 @@
 """The pruning threshold delta and the bounds it needs (Section 3, Appendices A and E).
 
 ``delta = -2 U - log L + log epsilon`` makes the pruned weights of every row sum to less than epsilon. This
-needs ``U >= |s_ij|`` for the scores as they are computed, so both bounds below cover rounding. Otherwise they
-could come out below the true value. One cause is a norm computed in bfloat16. Another is a weight bound that
-ignores that q is rounded after the norm.
+needs ``U >= |s_ij|`` for the scores as they are computed, so both bounds below cover rounding.
 """
 
 from __future__ import annotations

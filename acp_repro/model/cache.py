@@ -26,8 +26,7 @@ class MemoryUse(NamedTuple):
 
 
 class FoXCache:
-    """One ``LayerCache`` for each layer. Pass it to every call of a model to continue where the last call
-    ended.
+    """One ``LayerCache`` for each layer. Pass it to each call of a model to go on where the last one ended.
 
     Args:
         num_layers: attention layers of the model.

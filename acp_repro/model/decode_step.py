@@ -23,11 +23,10 @@ CAPTURING = threading.Lock()
 
 
 class DecodeStep:
-    """Feeds tokens to a model that continues from a cache, which holds the prompt.
+    """Feeds tokens to a model that continues from a cache, which holds the prompt; it counts ``captures``.
 
     Steps run without a graph if the cache has no ``max_length`` (delta changes with every token), while it
-    records its past (which grows), and if a module has hooks (which a graph would not call). ``captures``
-    counts the graphs.
+    records its past (which grows), and if a module has hooks (which a graph would not call).
     """
 
     def __init__(self, model, cache: FoXCache):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,14 +172,14 @@ class Claim:
         quantities: the records that it is judged by, in the order in which ``check`` takes them.
         check: the criterion: takes a table of records for each quantity, None for an optional one without
             records, and gives an ``analysis.verdict.Verdict``.
-        item: for a claim in ``Paper.claims``, the item on whose runs it is judged.
-        pooled: whether it is judged once on the runs of every published suite, and not suite by suite; one in
-            ``Paper.claims`` on those of all items with its ``check``.
-        test: ``FILE::FUNCTION``, which shows what needs no record: what is proved or follows from a formula.
+        items: for a claim in ``Paper.claims``, the names of the items on whose runs it is judged.
+        pooled: whether it is judged once on the runs of all its items and suites, and not suite by suite.
+        test: ``FILE::FUNCTION``, which shows what needs no record.
+        proof: where the proof is, or the proof itself, of what is proved besides.
         refuted: what the test shows instead, if the paper is wrong as printed.
+        short: the answer of a test in a few words.
+        changed: how the criterion changed after scores were seen.
         untested: why it cannot be judged here.
-        control: whether it is not a claim of the paper, but a check that other claims on the same records can
-            be judged.
     """
 
     claim: str
@@ -188,22 +187,25 @@ class Claim:
     holds_if: str = ""
     quantities: tuple[str, ...] = ()
     check: Callable[..., Any] | None = None
-    item: str = ""
+    items: tuple[str, ...] = ()
     pooled: bool = False
     test: str = ""
+    proof: str = ""
     refuted: str = ""
+    short: str = ""
+    changed: str = ""
     untested: str = ""
-    control: bool = False
 
 
 @dataclass(frozen=True)
 class Item:
     """A figure or table: ``make NAME`` draws ``figures/SUITE/NAME.png`` (a table: ``.md``).
 
-    It is an entry of ``ITEMS`` in a module of the paper's analysis, beside ``make`` that draws it.
+    It is an entry of ``ITEMS`` in ``items`` of the paper's analysis.
 
     Attributes:
         name: ``figure2``, ``table4``; the target of Make and the stem of the files.
+        make: ``make(found)`` draws it: gives a figure or an ``analysis.drawing.Table``, and the caption.
         title: for the report and ``make help``.
         quantities: the records that it is drawn from.
         runs: the runs of the suite that it is drawn from. Each needs all records that are about it.
@@ -215,6 +217,7 @@ class Item:
     """
 
     name: str
+    make: Callable[..., Any]
     title: str
     quantities: tuple[str, ...] = ()
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
@@ -295,12 +298,11 @@ class Paper:
         make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
         run_columns: columns of every record that identify its run; keys of ``Run.columns()``.
         quantities: what is measured, in this order.
-        contents: the names of its figures and tables, in the order in which they are shown.
         task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that gives a run's task.
             Imported when something is trained.
-        analysis: the package of its figures and tables: each is in a module whose name begins with ``figure``
-            or ``table``. It may also have ``text_claims``, whose ``CLAIMS`` are the paper's other statements,
-            and ``models``, which describes its models in the report (see ``analysis.report.gather``).
+        analysis: the package of its figures and tables. Its module ``items`` has ``ITEMS`` in their order,
+            and may have ``CLAIMS``, the paper's other statements. Its module ``models``, if there is one,
+            describes its models in the report (see ``analysis.report.gather``).
         pages: what is made from weights, without a record.
     """
 
@@ -312,43 +314,28 @@ class Paper:
     make_run: Callable[..., Run]
     run_columns: tuple[str, ...]
     quantities: tuple[Quantity, ...]
-    contents: tuple[str, ...]
     task: str
     analysis: str
     pages: tuple[Page, ...] = ()
 
     @functools.cached_property
-    def _placed(self) -> dict[str, tuple[Item, ModuleType]]:
-        """Each item with its module; imports them all."""
-        package = self.part()
-        if package is None:
+    def items(self) -> tuple[Item, ...]:
+        """Its figures and tables."""
+        if (declared := self.part("items")) is None:
             raise SuiteError(
                 f"paper {self.name}: the package of its figures, {self.analysis}, is not here; run from the "
                 "project's folder"
             )
-        stems = [module.name for module in pkgutil.iter_modules(package.__path__)]
-        modules = [self.part(stem) for stem in stems if stem.startswith(("figure", "table"))]
-        placed = {item.name: (item, drawn) for drawn in modules for item in getattr(drawn, "ITEMS", ())}
-        if other := set(placed) ^ set(self.contents):
-            raise SuiteError(
-                f"paper {self.name}: {', '.join(sorted(other))}: must be in its contents, and in ITEMS of "
-                f"a module figure* or table* of {self.analysis}"
-            )
-        return {name: placed[name] for name in self.contents}
+        return declared.ITEMS
 
     @property
-    def items(self) -> tuple[Item, ...]:
-        """Its figures and tables, collected from the modules of ``analysis``."""
-        return tuple(item for item, _ in self._placed.values())
-
-    @functools.cached_property
     def claims(self) -> tuple[Claim, ...]:
         """Its statements besides figures and tables, in its own order."""
-        return getattr(self.part("text_claims"), "CLAIMS", ())
+        return getattr(self.part("items"), "CLAIMS", ())
 
-    def part(self, name: str = "") -> ModuleType | None:
-        """A module of ``analysis``, or the package itself; None if there is none of that name."""
-        full = f"{self.analysis}.{name}" if name else self.analysis
+    def part(self, name: str) -> ModuleType | None:
+        """A module of ``analysis``; None if there is none of that name."""
+        full = f"{self.analysis}.{name}"
         try:
             found = importlib.util.find_spec(full)
         except ModuleNotFoundError:  # nor its parent package
@@ -364,13 +351,10 @@ class Paper:
 
     def item(self, name: str) -> Item:
         """The figure or table called ``name``."""
-        self.check_item(name)
-        return self._placed[name][0]
-
-    def check_item(self, name: str) -> None:
-        """Checks a name as :meth:`item` does, but imports nothing."""
-        if name not in self.contents:
-            raise UnknownName.among(f"paper {self.name} has no item {name!r}", name, self.contents)
+        known = {item.name: item for item in self.items}
+        if name not in known:
+            raise UnknownName.among(f"paper {self.name} has no item {name!r}", name, known)
+        return known[name]
 
     def required(self, names: Iterable[str]) -> list[str]:
         """Those quantities of ``names`` without which nothing is drawn or judged."""
@@ -383,16 +367,6 @@ class Paper:
     def load_task(self) -> Callable[[Run], Any]:
         """The function that makes the task of a run; imports torch."""
         return load_object(self.task)
-
-    def module_of(self, item: Item) -> ModuleType:
-        """The module that defines an item."""
-        return self._placed[item.name][1]
-
-    def draw_command(self, item: Item) -> str:
-        """The arguments of ``python -m`` that draw an item: its module, and its name if the module's name
-        differs."""
-        module = self.module_of(item).__name__
-        return module if module.endswith(f".{item.name}") else f"{module} {item.name}"
 
 
 def load_object(place: str) -> Any:

@@ -46,7 +46,7 @@ def targets(suite: Suite, goals: Sequence[str]) -> list[Target]:
         REPRODUCTION: [REPRODUCTION],
     }
     for goal in goals:
-        if goal not in known and goal in paper.contents:
+        if goal not in known and goal in (item.name for item in paper.items):
             raise SuiteError(why_not(suite, paper.item(goal)))
         if goal not in known:
             raise UnknownName.among(f"nothing is called {goal} (make help lists all)", goal, known)
@@ -161,7 +161,7 @@ def stages(suite: Suite, stale: Sequence[Target], train_options: str = "") -> li
         [(f"make .venv/installed-{extra}", None) for extra in extras],
         [(train_command(suite, runs) + train_options, None)] if runs else [],
         [(command, None) for command in measure_commands(suite, records)],
-        [(f"python -m {suite.paper.draw_command(item)} --suite {suite.option}", item) for item in drawn],
+        [(f"python -m analysis {item.name} --suite {suite.option}", item) for item in drawn],
         [(page.command_for(suite), page) for page in suite.paper.pages if page in stale],
         [(f"python -m analysis.report --suite {suite.option}", REPORT)] * (REPORT in stale),
         [("python -m analysis.reproduction", REPRODUCTION)] * (REPRODUCTION in stale),
@@ -218,18 +218,18 @@ def fingerprint(suite: Suite, target: Drawn) -> dict[str, str]:
         case Item():
             records = records_of(suite, [target])
             inputs = [q.path(name, NO_RUN if run is None else run.name) for run, q in records]
-            code.update(sources(paper.module_of(target).__name__), sources(paper_module(paper.name)))
+            code.update(sources(target.make.__module__), sources(paper_module(paper.name)))
         case Page():
             inputs = [target.run(suite).folder / "done.json"]
             code.update(sources(target.module))
         case "report":  # the JSON beside a figure stands for its code, and so for that of its claims
-            inputs = [*RESULTS.glob(f"{name}/*/*.csv*"), *FIGURES.glob(f"{name}/*.*")]
-            code.update(sources("analysis.report"), sources(f"{paper.analysis}.models"))
+            inputs = [*RESULTS.glob(f"{name}/*/*.csv*"), *FIGURES.glob(f"{name}/*.*"), Path("claims.json")]
+            code.update(sources("analysis.report"), sources(f"{paper.analysis}.items"))
         case _:
             inputs = [
                 *RESULTS.glob("*/*/*.csv*"),
                 *EXPERIMENTS.glob("*.yaml"),
-                *Path("analysis").rglob("*.csv"),
+                *(path for kind in ("csv", "toml", "md") for path in Path("analysis").rglob(f"*.{kind}")),
             ]
             code.update(Path("analysis").rglob("*.py"), Path("acp_repro/pipeline/papers").glob("*/*.py"))
     own = output(suite, target).stem
@@ -263,7 +263,7 @@ def sources(module: str) -> frozenset[Path]:
     return frozenset({*found.values(), *data})
 
 
-_DATA = {".csv", ".css", ".j2", ".html", ".js"}
+_DATA = {".csv", ".toml", ".css", ".j2", ".html", ".js"}
 
 
 @functools.cache

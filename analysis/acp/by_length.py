@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
+from acp_repro.pipeline.papers.acp.cost import attention_share_of_flops
+
 from .. import style
 from ..tables import one_each
 from ..verdict import Verdict
 from . import models
 
-LONGER = "Abstract: longer context lengths yield greater computational savings"
-NOT_BY_THE_GRID = "and no smaller share of what the grid of blocks allows"
+SHARE_POINTS = 2.0  # what "roughly" is taken to mean of attention's share of all FLOPs
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
@@ -35,12 +36,15 @@ def listed(
     )
 
 
+def by_model(table: pd.DataFrame, column: str = "percent") -> dict[str, float]:
+    """ "125M at 4k": a number of each size and context length, for ``Verdict.values``."""
+    names = table["size"] + " at " + table["context_length_tokens"].map(style.length_label)
+    return dict(zip(names, map(float, table[column]), strict=True))
+
+
 def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
     """Met if every size has more at every longer context; undecided with one context length. Sizes decide as
-    in :func:`models.settled`.
-
-    With ``of_grid_percent`` that must not fall: a share of all blocks grows with their number alone.
-    """
+    in :func:`models.settled`."""
     table = in_order(table)
     deciding = models.settled(table)
     words = listed(table, sign=sign)
@@ -50,4 +54,22 @@ def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
         words += f"; of what the grid allows: {listed(table, 'of_grid_percent')}"
         met = met and all((rows["of_grid_percent"].diff().iloc[1:] >= 0).all() for rows in several)
     where = " past the start of training" if len(deciding) < len(table) else ""
-    return Verdict.of(met, words + ("" if several else f" (one context length only{where})"))
+    alone = "" if several else f" (one context length only{where})"
+    lengths = deciding["context_length_tokens"]
+    ends = [deciding.loc[lengths == end, "percent"] for end in (lengths.min(), lengths.max())]
+    labels = (style.length_label(end) for end in (lengths.min(), lengths.max()))
+    short = ", ".join(f"{style.span(e, f'{sign}.0f')} % at {at}" for e, at in zip(ends, labels, strict=True))
+    short = short if several else f"one context length only{where}"
+    return Verdict.of(met, words + alone, short, values=by_model(table))
+
+
+def attention_share() -> Verdict:
+    """Met if the formula gives attention the shares that the paper prints, within :data:`SHARE_POINTS`."""
+    table = models.PUBLISHED.table.query("quantity == 'attention_share_of_flops'")
+    table = table.astype({"context_length_tokens": int})
+    percent = [
+        100 * attention_share_of_flops(models.paper_size(row.size), row.context_length_tokens)
+        for row in table.itertuples()
+    ]
+    met = ((table["low"] - percent).abs() <= SHARE_POINTS).all()
+    return Verdict.of(bool(met), listed(table.assign(percent=percent), digits=1))

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.paper import Item
-
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each
 from . import models, statistics
@@ -117,10 +115,3 @@ decay is of layer {one["layer"]}, head {one["head"]} (counted from 0) of {models
 {shown:,} tokens of {part}. Of the recorded heads, it prunes nearest to half of what this grid allows:
 {share:.0f} % of that. {style.provenance(records)}"""
     return draw(records), caption
-
-
-ITEMS = (Item("figure1", "Attention with and without ACP", ("decay",), lambda suite: [suite.heads_run]),)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

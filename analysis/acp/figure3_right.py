@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import models, needle_facts, needle_statistics, paired
 from .needle_statistics import FOUND_RECALL
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RECALL_POINTS = 10.0  # a loss of recall that an interval must rule out to show that there is no damage
-LEARNT_RECALL = 0.8  # of a model that was trained to find
 TITLES = {"acp": "with ACP", "exact": "without"}
 ROWS = {
     "answer_recall": "words found (%)",
@@ -136,114 +133,26 @@ like "and". Below: {below}. {means}.{trained} {numbers}. {over}{asked} {style.pr
 
 def retrieval_kept(needle: pd.DataFrame, facts: pd.DataFrame | None = None) -> Verdict:
     """Judged by :func:`needle_facts.kept` if there are ``facts``. Else met if ACP's recall is not below the
-    exact one by more than chance, wherever that one finds :data:`FOUND_RECALL` of the words.
-
-    Chance is what pairs of trainings vary by, or haystacks where one model is evaluated both ways. Undecided
-    where exact attention never finds it, with one pair of trainings or one haystack, or where they vary so
-    much that a loss of :data:`RECALL_POINTS` would not show."""
+    exact one by more than chance, wherever that one finds :data:`FOUND_RECALL` of the words."""
     table = needle_statistics.differences(needle)
     ours = needle_statistics.in_words(table)
     if facts is not None:
         verdict = needle_facts.kept(facts)
         ours = f"{verdict.ours}. One fact, without older pairs (Table A1): {ours}"
-        return dataclasses.replace(verdict, ours=ours)
+        return replace(verdict, ours=ours)
     finds = table[table["recall_exact"] >= 100 * FOUND_RECALL]
     if finds.empty:
-        return Verdict(Status.UNDECIDED, f"exact attention does not find the needle either. {ours}")
+        why = "exact attention does not find the needle either"
+        return Verdict(Word.UNTOLD, f"{why}. {ours}", why)
     if (finds["apart"] & (finds["seeds"] < 2)).any():
-        return Verdict(Status.UNDECIDED, f"{paired.ONE_PAIR}. {ours}")
+        return Verdict(Word.UNTOLD, f"{paired.ONE_PAIR}. {ours}", paired.ONE_PAIR)
     if finds["recall_high"].isna().any():
-        return Verdict(Status.UNDECIDED, f"one haystack has no interval. {ours}")
+        return Verdict(Word.UNTOLD, f"one haystack has no interval. {ours}")
     if (finds["recall_high"] < 0).any():
-        return Verdict(Status.MISSED, ours)
+        return Verdict(Word.CONTRADICTED, ours)
     if (finds["recall_low"] <= -RECALL_POINTS).any():
         return Verdict(
-            Status.UNDECIDED,
+            Word.UNTOLD,
             f"too few haystacks or seeds: a loss of {RECALL_POINTS:g} points would not show. {ours}",
         )
-    return Verdict(Status.MET, ours)
-
-
-def needle_learnt(needle: pd.DataFrame) -> Verdict:
-    """Met if the exact runs' mean recall at their training length is :data:`LEARNT_RECALL` or more."""
-    longest = needle[needle["evaluated_length_tokens"] == needle["context_length_tokens"]]
-    if longest.empty:
-        return Verdict(Status.UNDECIDED, "not tested at the training length")
-    table = needle_statistics.differences(longest)
-    ours = "; ".join(
-        f"{row.recall_exact:.0f} % at {style.length_label(row.context_length_tokens)}"
-        for row in table.itertuples(name="Row")
-    )
-    return Verdict.of(bool((table["recall_exact"] >= 100 * LEARNT_RECALL).all()), ours)
-
-
-CLAIMS = (
-    Claim(
-        "ACP does not damage retrieval",
-        "Section 4.2: ACP also does not damage long-context retrieval performance",
-        "at every training length the 95 % interval of the mean difference, ACP − exact, reaches 0 and stays "
-        f"above −{RECALL_POINTS:g} points. The interval is over pairs of trainings, or over haystacks where "
-        "one model is evaluated both ways. A length counts if exact attention finds the needle there: a mean "
-        f"recall of {FOUND_RECALL:g} or more of its words. Where the interval reaches both 0 and "
-        f"−{RECALL_POINTS:g} points, or where there is one pair of trainings, it cannot be told. "
-        "Models that were asked for many facts (Figure A6) are judged by the negative log-likelihood of the "
-        "right answer instead. Its mean difference, ACP − exact, is over pairs of trainings, in one-sided t "
-        f"tests at 5 %. The claim holds if that is shown to be below {needle_facts.MARGIN_NATS:g} nats, and "
-        "is contradicted if it is shown to be above. It cannot be told if neither test shows anything, with "
-        f"fewer than {needle_facts.LEAST_PAIRS} pairs, or where exact attention finds too few words",
-        ("needle",),
-        retrieval_kept,
-    ),
-)
-FACTS = tuple(dataclasses.replace(claim, quantities=("needle", "needle_facts")) for claim in CLAIMS)
-LEARNT = Claim(
-    "The test can tell: exact attention finds the needle",
-    "Section 4.2, Figure 3 (right): models that retrieve are compared",
-    f"the exact run's mean recall at its training length is {LEARNT_RECALL:g} or more",
-    ("needle",),
-    needle_learnt,
-    control=True,
-)
-
-ITEMS = (
-    Item(
-        "figure3_right",
-        "Needle in a haystack, FoX (Pro)",
-        ("needle",),
-        lambda suite: suite.needle_runs("pro", longest=True),
-        "FoX (Pro)",
-        CLAIMS,
-        ("760M", 16384),
-    ),
-    Item(
-        "figure9",
-        "Needle in a haystack, shorter contexts of FoX (Pro)",
-        ("needle",),
-        lambda suite: suite.needle_runs("pro", longest=False),
-        "FoX (Pro) at a second context length, shorter",
-        CLAIMS,
-        ("760M", 8192),
-    ),
-    Item(
-        "figure11_right",
-        "Needle in a haystack, FoX (LLaMA)",
-        ("needle",),
-        lambda suite: suite.needle_runs("llama", longest=True),
-        "FoX (LLaMA)",
-        CLAIMS,
-        ("760M", 16384),
-    ),
-    Item(
-        "figureA6",
-        "Needle in a haystack, trained with needles",
-        ("needle", "needle_facts"),
-        lambda suite: suite.trained_with_needles,
-        "a pair that trains with needles (needle_share), with ACP and exact",
-        (*FACTS, LEARNT),
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())
+    return Verdict(Word.MEASURED, ours)

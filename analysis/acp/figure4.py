@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 
 from acp_repro.common.grid import GLOBAL, LOCAL, head_kind, largest_pruned_ratio
-from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import models
 
 if TYPE_CHECKING:
@@ -29,21 +28,11 @@ WORDS = {
     "local": f"local (≥ {100 * LOCAL:g} % of limit)",
 }
 LIMIT_LINE = {"color": "0.2", "lw": 0.8, "ls": (0, (3, 2))}
-TOO_COARSE = Verdict(Status.UNDECIDED, "the grid has too few blocks for any head to be local")
+TOO_COARSE = Verdict(Word.UNTOLD, "the grid has too few blocks for any head to be local")
 
 
 def savings_shares(pruned: np.ndarray, causal: np.ndarray) -> np.ndarray:
-    """Shares of heads by their savings; of 20 bins: [0, 5 %), [5 %, 10 %), ..., [95 %, 100 %].
-
-    Args:
-        pruned, causal: (heads,) whole numbers of blocks, so that no edge of a bin is missed by rounding.
-
-    Returns:
-        (BINS,) that sum to 1.
-
-    Raises:
-        ValueError: there is no head.
-    """
+    """Shares of heads by their savings; of 20 bins: [0, 5 %), [5 %, 10 %), ..., [95 %, 100 %]."""
     pruned, causal = (np.asarray(x, dtype=np.int64) for x in (pruned, causal))
     if not len(pruned):
         raise ValueError("savings_shares: there is no head")
@@ -52,14 +41,7 @@ def savings_shares(pruned: np.ndarray, causal: np.ndarray) -> np.ndarray:
 
 
 def grid_limit(records: pd.DataFrame, within: float = 0.01) -> tuple[float, np.ndarray]:
-    """The largest prunable share on the grid of one run's ``pruned_ratio`` records, and the heads there.
-
-    Returns:
-        the share; and (heads,) bool, which heads save it, or less by at most ``within``, or more.
-
-    Raises:
-        UnfitRecords: the records are of several grids.
-    """
+    """The largest prunable share on the grid of one run's ``pruned_ratio`` records, and the heads there."""
     grids = records[["context_length_tokens", "block_q_tokens", "block_k_tokens"]].drop_duplicates()
     if len(grids) != 1:
         raise UnfitRecords(f"pruned_ratio: needs the records of one run, got {len(grids)} grids")
@@ -68,11 +50,7 @@ def grid_limit(records: pd.DataFrame, within: float = 0.01) -> tuple[float, np.n
 
 
 def head_kinds(records: pd.DataFrame) -> pd.Series:
-    """``local``, ``global`` or ``between`` for each head of one run's ``pruned_ratio`` records.
-
-    See :func:`head_kind`. Where the grid lets no head prune anything, all are
-    ``between``.
-    """
+    """``local``, ``global`` or ``between`` for each head of one run's ``pruned_ratio`` records."""
     limit, _ = grid_limit(one_each(records, ["run", "layer", "head"], "pruned_ratio"))
     return records["pruned_ratio"].map(lambda ratio: head_kind(ratio, limit) or "between")
 
@@ -97,11 +75,7 @@ def stacks(records: pd.DataFrame) -> Iterator[tuple[np.ndarray, np.ndarray, str]
 
 
 def describe(records: pd.DataFrame, panels: str) -> str:
-    """What the captions of Figures 4 and 5 say of the run, its kinds of heads and its grid.
-
-    Args:
-        panels: what the figure shows, in a sentence.
-    """
+    """What the captions of Figures 4 and 5 say of the run, its kinds of heads and its grid."""
     limit, at_limit = grid_limit(records)
     one = records.iloc[0]
     percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
@@ -185,7 +159,7 @@ def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     found = head_kinds(pruned_ratio)
     local, rest, everywhere = (int((found == k).sum()) for k in ("local", "between", "global"))
     met = local > 0 and everywhere > 0 and local + everywhere > rest
-    return Verdict.of(met, f"{local} local, {everywhere} global, {rest} between")
+    return Verdict.of(met, f"{local} local, {everywhere} global, {rest} between heads of one training")
 
 
 def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:
@@ -194,39 +168,3 @@ def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:
         return TOO_COARSE
     local = head_kinds(pruned_ratio) == "local"
     return Verdict.of(bool(local.mean() > 0.5), f"{local.sum()} of {len(local)} heads")
-
-
-KINDS_IN_WORDS = (
-    f"A head is local if {100 * LOCAL:g} % or more of what the grid of blocks allows is pruned. It is "
-    f"global if under {100 * GLOBAL:g} % of it is"
-)
-ITEMS = (
-    Item(
-        "figure4",
-        "Savings of single heads",
-        ("pruned_ratio",),
-        lambda suite: [suite.heads_run],
-        claims=(
-            Claim(
-                "Heads are either local or global",
-                "Section 4.3: a clear bimodal pattern, most heads are local or global",
-                "there are local and global heads, and together they are more than the heads between. "
-                f"{KINDS_IN_WORDS}",
-                ("pruned_ratio",),
-                heads_bimodal,
-            ),
-            Claim(
-                "Most heads are local",
-                "Section 4.3: a majority of the heads are local heads",
-                f"more than half of the heads are local. {KINDS_IN_WORDS}",
-                ("pruned_ratio",),
-                most_heads_local,
-            ),
-        ),
-        paper_model=("760M", 4096),
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -8,16 +8,14 @@ import numpy as np
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, holm, homogeneity
-from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import models
 from .figure4 import (
     BINS,
     EDGES,
     KINDS,
-    KINDS_IN_WORDS,
     LIMIT_LINE,
     TOO_COARSE,
     WORDS,
@@ -86,15 +84,20 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 
 
 def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if all heads of the first two layers are local."""
-    if pruned_ratio["layer"].nunique() < 3:
-        return Verdict(Status.UNDECIDED, "the model has too few layers for the first two to stand out")
-    if grid_limit(pruned_ratio)[0] == 0:
-        return TOO_COARSE
-    local = head_kinds(pruned_ratio) == "local"
-    layers = [heads for _, heads in local.groupby(pruned_ratio["layer"])][:2]
-    each = (f"{heads.sum()} of {len(heads)} in layer {i}" for i, heads in enumerate(layers))
-    return Verdict.of(all(heads.all() for heads in layers), ", ".join(each))
+    """Met if in every training all heads of the first two layers are local."""
+    words, whole = [], []
+    for run, heads in _by_run(pruned_ratio):
+        local = head_kinds(heads) == "local"
+        layers = [some for _, some in local.groupby(heads["layer"])][:2]
+        counts = " and ".join(f"{some.sum()} of {len(some)}" for some in layers)
+        whole.append(all(some.all() for some in layers))
+        words.append(f"{models.run_name(heads.iloc[0])} ({run[0]}) {counts}")
+    if not whole:
+        return Verdict(Word.UNTOLD, "no model has layers past the second, and blocks enough")
+    short = f"all of them in {sum(whole)} of {len(whole)} trainings"
+    named = [one for one, is_whole in zip(words, whole, strict=True) if not is_whole]
+    others = f"; others, in layers 0 and 1: {'; '.join(named)}" if named else ""
+    return Verdict.of(all(whole), short + others, short, n=len(whole))
 
 
 def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
@@ -102,13 +105,13 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     past the second; missed if in one by more than heads that are shuffled among them; undecided where neither
     can be seen. Runs of the start of training are printed alone, where there are others."""
     found, names = {}, {}
-    for run, heads in pruned_ratio.groupby("run", sort=False):
-        if heads["layer"].nunique() > 2 and grid_limit(heads)[0] > 0:
-            found[run] = homogeneity(pd.crosstab(heads["layer"], head_kinds(heads)).iloc[2:])
-            names[run] = models.run_name(heads.iloc[0])
+    for run, heads in _by_run(pruned_ratio):
+        found[run] = homogeneity(pd.crosstab(heads["layer"], head_kinds(heads)).iloc[2:])
+        names[run] = f"{models.run_name(heads.iloc[0])} ({run[0]})"
     if not found:
-        return Verdict(Status.UNDECIDED, "no run has layers past the second, and blocks enough")
-    deciding = set(models.settled(pruned_ratio[pruned_ratio["run"].isin(found)])["run"])
+        return Verdict(Word.UNTOLD, "no run has layers past the second, and blocks enough")
+    settled = models.settled(pruned_ratio)
+    deciding = {run for run, _ in _by_run(settled)}
     judged = {run: one for run, one in found.items() if run in deciding}
     alike = {run for run, one in judged.items() if one.effect_high < LAYERS_EFFECT}
     adjusted = dict(zip(judged, holm([one.p_value for one in judged.values()]), strict=True))
@@ -116,10 +119,19 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     each = "; ".join(
         f"{names[run]} {100 * one.p_value:.1f} %, {one.effect_high:.2f}" for run, one in found.items()
     )
-    counts = f"alike in {len(alike)} of {len(judged)} runs, apart in {len(apart)}"
-    counts += f" ({', '.join(apart)})" if apart else ""
+    counts = f"alike in {len(alike)} of {len(judged)} trainings, apart in {len(apart)}"
     ours = f"{counts}. Cases that differ as much when shuffled, and largest effect: {each}"
-    return Verdict.of(False if apart else True if len(alike) == len(judged) else None, ours)
+    met = False if apart else True if len(alike) == len(judged) else None
+    return Verdict.of(met, ours, counts, n=len(judged))
+
+
+def _by_run(pruned_ratio: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
+    """The heads of each training that has layers past the second, and blocks enough."""
+    suites = pruned_ratio.get("suite", pd.Series("", pruned_ratio.index))
+    groups = pruned_ratio.groupby([suites, pruned_ratio["run"]], sort=False)
+    return [
+        (run, heads) for run, heads in groups if heads["layer"].nunique() > 2 and grid_limit(heads)[0] > 0
+    ]
 
 
 def local_and_global_heads(pruned_ratio: pd.DataFrame) -> Verdict:
@@ -129,51 +141,8 @@ def local_and_global_heads(pruned_ratio: pd.DataFrame) -> Verdict:
     local = pruned_ratio["pruned_ratio"][head_kinds(pruned_ratio) == "local"]
     none = int((pruned_ratio["pruned_blocks"] == 0).sum())
     if local.empty:
-        return Verdict(Status.UNDECIDED, "no head is local")
+        return Verdict(Word.UNTOLD, "no head is local")
     least = f"local heads prune {100 * local.min():.1f} % of their blocks or more"
     heads = "1 head prunes" if none == 1 else f"{none} heads prune"
-    return Verdict.of(bool(local.min() > 0.5) and none > 0, f"{least}; {heads} none")
-
-
-ITEMS = (
-    Item(
-        "figure5",
-        "Savings of single heads in each layer",
-        ("pruned_ratio",),
-        lambda suite: [suite.heads_run],
-        claims=(
-            Claim(
-                "In the first two layers all heads are local",
-                "Section 4.3, Figure 5",
-                f"every head of the first two layers is local. {KINDS_IN_WORDS}",
-                ("pruned_ratio",),
-                first_layers_local,
-            ),
-        ),
-        paper_model=("760M", 4096),
-    ),
-)
-LIKE_THE_MODEL = Claim(
-    "Layers are like the whole model, but for the first two",
-    "Section 4.3: the distribution for each layer matches the distribution for the entire model",
-    "in every run with ACP past the start of training the kinds of heads (local, global, between) differ "
-    "little between the layers past the second. The 95 % upper bound of the effect is under "
-    f"{LAYERS_EFFECT:g} (Cohen's w; a medium effect). The claim fails where in one of the other runs heads "
-    "that are shuffled among these layers differ as much in fewer than 5 % of cases, after Holm's correction "
-    "for these runs. Where neither is so, layers have too few heads, and it cannot be told",
-    ("pruned_ratio",),
-    layers_match_model,
-    item="figure2",
-)
-PRUNE_MOST_OR_NONE = Claim(
-    "Local heads prune most blocks, and a global head none",
-    "Section 4.3, Figure 6: local heads, most off-diagonal blocks pruned; a global head, none",
-    "every local head prunes more than half of its blocks, and at least one head prunes none",
-    ("pruned_ratio",),
-    local_and_global_heads,
-    item="figure5",
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())
+    short = f"at least {100 * local.min():.0f} % of their blocks; {heads} none"
+    return Verdict.of(bool(local.min() > 0.5) and none > 0, f"{least}; {heads} none", short)

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
@@ -126,37 +124,4 @@ def weights_sparse(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verd
     """Met if under :data:`SPARSE_PERCENT` of the causal entries of A are recorded, those over 0.1."""
     lengths = decay.groupby(["run", "layer", "head"])["position"].nunique()
     percent = 100 * len(attention_weights) / (lengths * (lengths + 1) / 2).sum()
-    return Verdict.of(bool(percent < SPARSE_PERCENT), f"{percent:.2g} % of the entries")
-
-
-QUANTITIES = ("decay", "attention_weights")
-ITEMS = (
-    Item(
-        "figure6",
-        "Decay, boundary and attention of some heads",
-        QUANTITIES,
-        lambda suite: [suite.heads_run],
-        claims=(
-            Claim(
-                "No attention weight over 0.1 is pruned",
-                "Figure 6: entries of A larger than 0.1",
-                "none of the attention weights over 0.1 lies left of the boundary",
-                QUANTITIES,
-                large_weights_kept,
-            ),
-        ),
-        paper_model=("760M", 4096),
-    ),
-)
-SPARSE = Claim(
-    "Attention weights are very sparse",
-    "Figure 6: since A is very sparse, only entries larger than 0.1 are shown",
-    f"under {SPARSE_PERCENT:g} % of the causal entries of the heads shown are over 0.1",
-    QUANTITIES,
-    weights_sparse,
-    item="figure6",
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())
+    return Verdict.of(bool(percent < SPARSE_PERCENT), f"{percent:.2g} % of the entries are over 0.1")

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import models, sweeps
 
 if TYPE_CHECKING:
@@ -128,29 +126,31 @@ def savings_fall_with_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Met if no smaller epsilon prunes more, and the smallest prunes less than the largest."""
     table = _swept(epsilon_sweep).sort_values("swept_log_pruning_tolerance", ascending=False)
     if len(table) < 2:
-        return Verdict(Status.UNDECIDED, "only one epsilon")
+        return Verdict(Word.UNTOLD, "only one epsilon")
     percent = 100 * table["block_pruned_ratio"]
     each = ", ".join(
         f"{p:.1f} % at {_e_to(e)}" for p, e in zip(percent, table["swept_log_pruning_tolerance"], strict=True)
     )
     met = percent.is_monotonic_decreasing and percent.iloc[-1] < percent.iloc[0]
-    return Verdict.of(bool(met), each)
+    ends = [_e_to(table["swept_log_pruning_tolerance"].iloc[end]) for end in (0, -1)]
+    short = f"{percent.iloc[0]:.1f} % at {ends[0]}, {percent.iloc[-1]:.1f} % at {ends[1]}"
+    return Verdict.of(bool(met), each, short)
 
 
 def default_nearly_optimal(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Met if e^-1 prunes less than :data:`sweeps.MARGINAL_POINTS` percentage points more than e^-10."""
     table = _swept(epsilon_sweep).set_index("swept_log_pruning_tolerance")["block_pruned_ratio"]
     if not {-1.0, -10.0} <= set(table.index):
-        return Verdict(Status.UNDECIDED, "the sweep lacks e^-1 or e^-10")
+        return Verdict(Word.UNTOLD, "the sweep lacks e^-1 or e^-10")
     more = 100 * (table[-1.0] - table[-10.0])
-    return Verdict.of(bool(more < sweeps.MARGINAL_POINTS), f"{more:.1f} points more")
+    return Verdict.of(bool(more < sweeps.MARGINAL_POINTS), f"$e^{{-1}}$ prunes {more:.1f} points more")
 
 
 def loss_unmoved(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Met if the loss at e^-10 is within :data:`SAME_LOSS_NATS` of that at the smallest epsilon."""
     table = _swept(epsilon_sweep).set_index("swept_log_pruning_tolerance")["loss_nats"].sort_index()
     if -10.0 not in table.index or table.index[0] >= -10.0:
-        return Verdict(Status.UNDECIDED, "the sweep lacks e^-10 or a smaller epsilon")
+        return Verdict(Word.UNTOLD, "the sweep lacks e^-10 or a smaller epsilon")
     gap = table[-10.0] - table.iloc[0]
     words = f"{abs(gap):.6f} nats from the loss at {_e_to(table.index[0])}"
     return Verdict.of(bool(abs(gap) < SAME_LOSS_NATS), words)
@@ -168,50 +168,3 @@ def _swept(epsilon_sweep: pd.DataFrame) -> pd.DataFrame:
 
 def _e_to(exponent: float) -> str:
     return f"$e^{{{exponent:g}}}$"
-
-
-ITEMS = (
-    Item(
-        "figure7",
-        "Savings against epsilon",
-        ("epsilon_sweep",),
-        lambda suite: [suite.sweep_run],
-        claims=(
-            Claim(
-                "Savings fall with epsilon",
-                "Section 4.3: with smaller epsilon the computational savings decrease",
-                "no smaller epsilon prunes more, and the smallest prunes less than the largest",
-                ("epsilon_sweep",),
-                savings_fall_with_epsilon,
-            ),
-            Claim(
-                "A larger epsilon gains only marginally",
-                "Section 4.3: marginal gain from $e^{-1}$ over the default $e^{-10}$",
-                f"$e^{{-1}}$ prunes less than {sweeps.MARGINAL_POINTS:g} percentage points more than "
-                "$e^{-10}$",
-                ("epsilon_sweep",),
-                default_nearly_optimal,
-            ),
-            Claim(
-                "Pruning at $e^{-10}$ does not change the loss",
-                "Section 3: the impact of ACP on attention outputs is negligible",
-                f"the loss at $e^{{-10}}$ is within {SAME_LOSS_NATS:g} nats of the loss at the smallest "
-                "epsilon",
-                ("epsilon_sweep",),
-                loss_unmoved,
-            ),
-            Claim(
-                "The pruned attention weight stays below every epsilon",
-                sweeps.APPENDIX_A,
-                "at every epsilon of the sweep the largest pruned mass of any row is below it",
-                ("epsilon_sweep",),
-                swept_mass_below_epsilon,
-            ),
-        ),
-        paper_model=("125M", 16384),
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

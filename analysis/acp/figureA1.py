@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
@@ -118,27 +116,3 @@ median head. Only the proof's δ is safe on any text. {style.provenance(records)
 def mass_below_epsilon(pruned_mass: pd.DataFrame) -> Verdict:
     """Met if the largest pruned mass of every head is below epsilon."""
     return sweeps.mass_below(pruned_mass["largest_pruned_mass"], pruned_mass["log_pruning_tolerance"])
-
-
-ITEMS = (
-    Item(
-        "figureA1",
-        "Pruned mass of every head against the bound",
-        ("pruned_mass",),
-        lambda suite: [suite.sweep_run],
-        claims=(
-            Claim(
-                "Every head keeps the bound of Appendix A",
-                sweeps.APPENDIX_A,
-                "in every head the largest pruned mass of any row, in float64, is below epsilon",
-                ("pruned_mass",),
-                mass_below_epsilon,
-            ),
-        ),
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
-from ..verdict import Status, Verdict
+from ..tables import UnfitRecords
+from ..verdict import Verdict, Word
 from . import models, training_logs
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
     points = training_log[training_log["layer"].notna()].drop_duplicates("tokens").sort_values("tokens")
     points = points.dropna(subset="throughput_tokens_per_s")
     if len(points) < 2 * TENTHS:
-        return Verdict(Status.UNDECIDED, "no record holds throughput while a model trains")
+        raise UnfitRecords("no record holds throughput while a model trains")
     tenth = (TENTHS * points["tokens"] / (points["tokens"].max() + 1)).astype(int)
     speed = points["throughput_tokens_per_s"].groupby(tenth).median()
     first, last, late = speed.iloc[0], speed.iloc[-1], speed.iloc[TENTHS // 2 :]
@@ -152,37 +151,13 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
         f"within {furthest:.1f} % of that from the half on"
     )
     slower = 100 * (first / last - 1)
+    short = f"{slower:.1f} % slower than at first, then within {furthest:.1f} %"
     if furthest > SETTLED_PERCENT or slower <= furthest:
-        return Verdict(Status.MISSED, ours)
+        return Verdict(Word.CONTRADICTED, ours, short)
     if slower <= SETTLED_PERCENT:
         return Verdict(
-            Status.SHORT, f"{ours} (the first is {slower:.1f} % faster, not over {SETTLED_PERCENT:g} %)"
+            Word.ANOTHER_SIZE,
+            f"{ours} (the first is {slower:.1f} % faster, not over {SETTLED_PERCENT:g} %)",
+            short,
         )
-    return Verdict(Status.MET, ours)
-
-
-ITEMS = (
-    Item(
-        "figureA5",
-        "Pruned share and loss against tokens trained",
-        ("training_log",),
-        lambda suite: suite.longest_trained,
-        "FoX (Pro) with ACP that it trains",
-        paper_model=("125M", 16384),
-        ours=True,
-    ),
-)
-SETTLES = Claim(
-    "Throughput falls at the beginning of training and then stays level",
-    "Section 4.1: decreases for a short period at the beginning of training and then plateaus",
-    f"with ACP the first tenth of a training is faster than the last by more than {SETTLED_PERCENT:g} %. No "
-    f"tenth of its second half is further than {SETTLED_PERCENT:g} % from the last. Speeds are medians of "
-    "steps. A smaller fall, which is yet more than the second half varies, is one of another size",
-    ("training_log",),
-    throughput_settles,
-    item="figureA5",
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())
+    return Verdict(Word.MEASURED, ours, short)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Item
 from acp_repro.pipeline.papers.acp.suite import FoXRun
 
 from .. import drawing, style
@@ -37,16 +36,7 @@ def difference(run: FoXRun, base: FoXRun) -> str:
 
 
 def shares(records: pd.DataFrame, runs: Sequence[FoXRun]) -> pd.DataFrame:
-    """One row a training: its words, the pruned share and the kinds of its heads.
-
-    Args:
-        records: ``pruned_ratio`` records of all ``runs``; the first run is the base.
-
-    Returns:
-        ``run``, ``what`` (of :func:`difference`; "seed N" for the base and its other seeds), ``is_base``,
-        ``percent`` pruned, ``moved_points`` from the mean of the base's seeds, and ``global``, ``between``,
-        ``local``, shares of the heads.
-    """
+    """One row a training: its words, the pruned share and the kinds of its heads."""
     rows = []
     for run in runs:
         own = records[records["run"] == run.name]
@@ -121,19 +111,3 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 counts if it moves the share by more than {COUNTS_POINTS:g} points (beyond the shaded band) and by more than
 twice the gap between two seeds. {seeds} Dashed: the paper's "about 70 %". {style.provenance(records)}"""
     return draw(table), caption
-
-
-ITEMS = (
-    Item(
-        "figureA7",
-        "What moves the pruned share",
-        ("pruned_ratio",),
-        lambda suite: suite.arms,
-        "trainings with ACP that differ in learning rate, words, text or QK-norm",
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Item
-
 from .. import drawing, style
 from ..tables import one_each
 
@@ -125,10 +123,3 @@ The limit is {fastest}'s causal attention, which has no gates, times the share o
 Right: FLOPs of the computed blocks over time. Pale: FLOPs of the whole triangle ("nominal"), most of which
 pruning skips. {style.provenance(records)}"""
     return draw(records), caption
-
-
-ITEMS = (Item("figure_kernel", "Speed of the kernels", ("kernel_time",), ours=True, extra=True),)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Item
-
 from .. import drawing, style
 from ..tables import one_each
 
@@ -120,10 +118,3 @@ def _against(rivals: pd.DataFrame, ours: pd.DataFrame) -> str:
         )
         said.append(f"{_in_words(setting)}: {ratios}.")
     return " ".join([*said, ""])
-
-
-ITEMS = (Item("figure_scaling", "Training on several GPUs", ("training_step",), ours=True, extra=True),)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -53,10 +53,7 @@ def in_words(sizes: Iterable[str]) -> str:
 
 
 def at_start(tokens: float, size: str) -> bool:
-    """Whether so many tokens are the start of training for a model of that size; fresh weights are not.
-
-    A size that is no count of weights ("tiny") counts as large.
-    """
+    """Whether so many tokens are the start of training for a model of that size; fresh weights are not."""
     count = re.fullmatch(r"([\d.]+)([kMB]?)", size)
     weights = float(count[1]) * _UNITS[count[2]] if count else START_TOKENS
     return 0 < tokens < min(START_TOKENS, weights)
@@ -91,6 +88,19 @@ def past_start(runs: Iterable[FoXRun]) -> int:
 def largest(runs: Iterable[FoXRun]) -> int:
     """The weights of the largest model among the runs that see more than the start of training."""
     return max((run.size.non_embedding for run in _past_start(runs)), default=0)
+
+
+def distance(item: Item, runs: Iterable[FoXRun]) -> float:
+    """How far the nearest run is from the paper's size and context for an item, in powers of two."""
+    if item.paper_model is None:
+        return 0.0
+    name, length = item.paper_model
+    weights = paper_size(name).non_embedding
+    return min(
+        round(abs(math.log2(run.size.non_embedding / weights)), 1)
+        + abs(math.log2(run.context_length / length))
+        for run in runs
+    )
 
 
 def _past_start(runs: Iterable[FoXRun]) -> list[FoXRun]:
@@ -136,74 +146,6 @@ def describe(suite: FoXSuite) -> str:
     return f"{sizes}, contexts of {lengths} tokens, trained on {tokens} tokens each"
 
 
-def caveat(suite: FoXSuite) -> str:
-    """In what the suite's models are less than the paper's, and what a verdict on them is then worth."""
-    paper = {name: paper_size(name) for name in PUBLISHED.table.query("item == 'table2'")["size"].dropna()}
-    name, largest = max(paper.items(), key=lambda pair: pair[1].non_embedding)
-    longest = max(item.paper_model[1] for item in suite.paper.items if item.paper_model)
-    ours = max((run.size for run in suite.runs), key=lambda size: size.non_embedding)
-    tokens = [run.size.tokens for run in suite.runs]
-    theirs = [size.tokens for size in paper.values()]
-    context = max(run.context_length for run in suite.runs)
-    our_name = next(run.size_name for run in suite.runs if run.size is ours)
-    shorter = {
-        f"are smaller ({in_words([our_name])} at most, against {name})": ours.non_embedding
-        < 0.9 * largest.non_embedding,
-        f"saw fewer tokens ({style.count_span(tokens)}, against {style.count_span(theirs)})": max(tokens)
-        < 0.9 * max(theirs),
-        f"had shorter contexts ({style.length_label(context)} tokens at most, against "
-        f"{style.length_label(longest)})": context < longest,
-    }
-    lacks = [words for words, is_so in shorter.items() if is_so]
-    if not lacks:
-        return "The models here are as large as the paper's, saw as many tokens and had contexts as long."
-    words = " and ".join(filter(None, (", ".join(lacks[:-1]), lacks[-1])))
-    return (
-        f"Beside the paper's models, those here {words}; what they miss says little against the paper, and "
-        "what they meet says little for it."
-    )
-
-
-def scale(item: Item, runs: Sequence[FoXRun]) -> str:
-    """Ours beside the paper's for one item, with the factors between them; empty where it matters not."""
-    if item.paper_model is None or not runs:
-        return ""
-    name, length = item.paper_model
-    paper = paper_size(name)
-    largest = max(runs, key=lambda run: run.size.non_embedding)
-    ours = largest.size
-    as_large = [run for run in runs if run.size.non_embedding == ours.non_embedding]
-    longest, of_it = (max(run.context_length for run in some) for some in (runs, as_large))
-    others = f" (smaller models: up to {style.length_label(longest)})" if longest > of_it else ""
-    factors = (
-        _compared(
-            paper.non_embedding / ours.non_embedding,
-            "is {} times as large",
-            "is as large",
-            "is {} times smaller",
-        ),
-        _compared(
-            paper.tokens / ours.tokens,
-            "saw {} times as many tokens",
-            "saw as many tokens",
-            "saw {} times fewer tokens",
-        ),
-        _compared(
-            length / of_it,
-            "had contexts {} times as long",
-            "had contexts of the same length",
-            "had contexts {} times shorter",
-        ),
-    )
-    return (
-        f"Largest size here: {largest.size_name}, {style.count_label(ours.tokens)} training tokens"
-        f"{' (start of training)' if at_start(ours.tokens, largest.size_name) else ''}, "
-        f"contexts of {style.length_label(of_it)}{others}; in the paper {name}, "
-        f"{style.count_label(paper.tokens)} and {style.length_label(length)}. The paper's model "
-        f"{factors[0]}, {factors[1]} and {factors[2]}."
-    )
-
-
 def shapes(runs: Sequence[FoXRun]) -> str:
     """Sizes and contexts of some runs, in words; sizes of the same contexts together."""
     lengths: dict[str, set[int]] = {}
@@ -240,11 +182,3 @@ def paper_size(name: str) -> SizeConfig:
         int(1e9 * settings["tokens"]),
         settings["learning_rate"],
     )
-
-
-def _compared(factor: float, more: str, same: str, less: str) -> str:
-    """One of three phrases, with 2063.3 as "2,100" and 0.25 as "4"; within a tenth both are the same."""
-    if 0.9 < factor < 1.1:
-        return same
-    digits = float(f"{max(factor, 1 / factor):.2g}")
-    return (more if factor > 1 else less).format(f"{digits:,.0f}" if digits >= 10 else f"{digits:g}")

@@ -1,8 +1,4 @@
-"""The needle test with many facts: from ``needle_facts`` records to numbers and the verdict of Figure A6.
-
-Recall of one question is one choice of a word, asked again and again. So with many facts the likelihood of
-the right answer comes first and recall second.
-"""
+"""The needle test with many facts: from ``needle_facts`` records to numbers and the verdict of Figure A6."""
 
 from __future__ import annotations
 
@@ -11,26 +7,19 @@ import pandas as pd
 from acp_repro.common.statistics import LEVEL, over_draws
 
 from ..tables import UnfitRecords, one_each
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import needle_statistics, paired, versions
 from .needle_statistics import CELL, FOUND_RECALL, METHODS, SETTING
+from .paired import LEAST_PAIRS
 
 # Written before any pair was asked for many facts. On one question two exact trainings, one of them from a
 # changed weight, are 0.36 nats apart. What is no more than such chance does is no damage.
 MARGIN_NATS = 0.5
-LEAST_PAIRS = 3
+SAME_NATS = 0.01  # a likelihood that is 1 % another
 
 
 def trainings(facts: pd.DataFrame) -> pd.DataFrame:
-    """Each training as it was trained; another evaluation of its weights is left out. Facts count alike.
-
-    Returns:
-        one row a training: :data:`SETTING`, ``seed``, ``method``, ``run``, the numbers of ``facts`` and
-        ``prompts``, ``nats``, the negative log-likelihood of the answer, and ``recall`` in percent.
-
-    Raises:
-        UnfitRecords: two records of one prompt.
-    """
+    """Each training as it was trained; another evaluation of its weights is left out. Facts count alike."""
     own = facts[(facts["method"] == "exact") == facts["log_pruning_tolerance"].isna()]
     one_each(own, [*CELL, "fact", "run"], "needle_facts")
     own = own.assign(nats=-own["answer_log_likelihood_nats"], recall=100 * own["answer_recall"])
@@ -41,15 +30,7 @@ def trainings(facts: pd.DataFrame) -> pd.DataFrame:
 
 
 def pairs(facts: pd.DataFrame) -> pd.DataFrame:
-    """ACP and exact of one seed beside each other; a training alone is left out.
-
-    Returns:
-        one row a pair: :data:`SETTING`, ``seed``, and the numbers of :func:`trainings` as ``nats_acp`` and
-        ``nats_exact`` and so on.
-
-    Raises:
-        UnfitRecords: see :func:`trainings`; also if the two were not asked the same.
-    """
+    """ACP and exact of one seed beside each other; a training alone is left out."""
     table = trainings(facts)
     acp, exact = (table[table["method"] == method].drop(columns=["method", "run"]) for method in METHODS)
     both = acp.merge(exact, on=[*SETTING, "seed"], suffixes=("_acp", "_exact"), validate="one_to_one")
@@ -69,24 +50,20 @@ def in_words(facts: pd.DataFrame) -> str:
 
 
 def kept(facts: pd.DataFrame) -> Verdict:
-    """Met if ACP's mean ``nats`` is less than :data:`MARGIN_NATS` above the exact one, missed if more.
-
-    Both are one-sided t tests over pairs of trainings, so the interval has twice their level. Undecided if
-    neither shows, with fewer than :data:`LEAST_PAIRS` pairs, or where exact attention finds less than
-    :data:`FOUND_RECALL` of the words."""
+    """Met if ACP's mean ``nats`` is less than :data:`MARGIN_NATS` above the exact one, missed if more."""
     table, keys = pairs(facts), [*SETTING, "seed"]
     unlike = {pair: words for pair, words in versions.unlike(facts, keys).items() if words}
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
     note = versions.notes(unlike, ". ", paired.NOT_COUNTED)
     if table.empty:
         words = f"no pair of trainings was asked for many facts, and {LEAST_PAIRS} are needed{note}"
-        return Verdict(Status.UNDECIDED, f"{words}. {in_words(facts)}")
+        return Verdict(Word.UNTOLD, f"{words}. {in_words(facts)}")
     named = needle_statistics.names(table[SETTING].drop_duplicates().sort_values(SETTING), always=True)
     told, words = [], []
     for (_, some), trained_at in zip(table.groupby(SETTING), named, strict=True):
         acp, exact = some["nats_acp"], some["nats_exact"]
         mean, low, high = over_draws(acp - exact).interval(2 * LEVEL)
-        enough = len(some) >= LEAST_PAIRS and some["recall_exact"].mean() >= 100 * FOUND_RECALL
+        enough = not paired.too_few(acp - exact) and some["recall_exact"].mean() >= 100 * FOUND_RECALL
         shown = True if high < MARGIN_NATS else False if low > MARGIN_NATS else None
         told.append(shown if enough else None)
         count = f"{len(some)} pairs" if len(some) > 1 else "one pair"
@@ -101,4 +78,27 @@ def kept(facts: pd.DataFrame) -> Verdict:
             f"difference {mean:+.4f}{ends}, margin {MARGIN_NATS:g}. Words found: {recall} %"
         )
     ours = ". ".join(words) + note
-    return Verdict.of(False if False in told else all(told) or None, ours)
+    short = paired.too_few(table["nats_acp"] - table["nats_exact"])
+    met = False if False in told else all(told) or None
+    return Verdict.of(met, ours, short, n=len(table), unit="pair")
+
+
+def same_weights(facts: pd.DataFrame) -> Verdict:
+    """Met if the same weights, with ACP and without, give every right answer the same likelihood, to
+    :data:`SAME_NATS`. It is judged prompt by prompt."""
+    with_acp = facts[facts["log_pruning_tolerance"].notna()]
+    key = ["suite", "run", *CELL, "fact"]
+    one_each(with_acp, [*key, "method"], "needle_facts")
+    both = with_acp.pivot(index=key, columns="method", values="answer_log_likelihood_nats")
+    both = both.reindex(columns=METHODS).dropna()
+    if both.empty:
+        return Verdict(Word.UNTOLD, "no model was asked both with ACP and without")
+    apart = (both["acp"] - both["exact"]).abs()
+    trainings = both.index.droplevel([name for name in key if name not in ("suite", "run")]).nunique()
+    same = f"identical in {(apart == 0).sum():,} of {len(apart):,} prompts"
+    return Verdict.of(
+        bool(apart.max() < SAME_NATS),
+        f"{same} of {trainings} trainings; the largest difference is {apart.max():.2g} nats",
+        same,
+        n=trainings,
+    )

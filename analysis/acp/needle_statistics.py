@@ -20,15 +20,7 @@ FOUND_RECALL = 0.2  # under this a model finds nothing that could be damaged
 
 
 def cells(records: pd.DataFrame) -> pd.DataFrame:
-    """Means over haystacks and seeds: one row per method, training length, evaluated length and depth.
-
-    Returns:
-        :data:`SETTING`, ``method``, ``evaluated_length_tokens``, ``depth``, ``answer_recall`` in percent,
-        ``gain_nats``, log p(answer) with less without the needle, and ``nats_from_certain``, -log p(answer).
-
-    Raises:
-        UnfitRecords: a cell of a haystack has two records, or one of the methods alone.
-    """
+    """Means over haystacks and seeds: one row per method, training length, evaluated length and depth."""
     table = _with_gain(records)
     side_by_side(table, CELL, "method", "answer_recall", METHODS, "needle")
     keys = [*SETTING, "method", "evaluated_length_tokens", "depth"]
@@ -38,18 +30,7 @@ def cells(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:
-    """ACP − exact of each training length, averaged over lengths, depths, haystacks and seeds.
-
-    Returns:
-        one row per setting: :data:`SETTING`, ``seeds``, ``apart`` (ACP and exact are two trainings, not one
-        model evaluated both ways), ``unlike`` (see :func:`versions.unlike`), and for
-        ``recall`` (percent) and ``gain`` (nats) the mean of both methods, and ``_difference``, ``_low`` and
-        ``_high``, its 95 % interval (Student's t): over pairs of trainings where there are several seeds,
-        else over haystacks (NaN with one).
-
-    Raises:
-        UnfitRecords: see :func:`cells`.
-    """
+    """ACP − exact of each training length, averaged over lengths, depths, haystacks and seeds."""
     table = _with_gain(records)
     rows: list[dict[str, Any]] = []
     runs = table.groupby("method")["run"].agg(set)
@@ -106,11 +87,7 @@ def by_seed(records: pd.DataFrame) -> str:
 
 
 def names(table: pd.DataFrame, always: bool = False) -> list[list[str]]:
-    """What tells each row's setting from the others': the training length, the size, the share of needles.
-
-    Args:
-        always: name the training length in any case, as part of a sentence.
-    """
+    """What tells each row's setting from the others': the training length, the size, the share of needles."""
     parts = {
         "context_length_tokens": lambda n: ("" if always else "$L$ = ") + style.length_label(n),
         "size": str,

@@ -1,10 +1,4 @@
-"""Whether two models differ on downstream tasks by more than chance, judged item by item.
-
-The test asks whether these two models differ. Two seeds of one method differ as well. So a difference counts
-for the method only where it is also larger than between runs of one method. These are two seeds of the suite.
-Where it has none, they are the paper's own pairs, because the paper explains their differences by variance
-across runs.
-"""
+"""Whether two models differ on downstream tasks by more than chance, judged item by item."""
 
 from __future__ import annotations
 
@@ -22,6 +16,7 @@ from . import models
 SETTING = ["architecture", "size", "context_length_tokens"]
 COLUMN = ["task", "metric"]
 TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the downstream tasks
+LEAST_PAIRS = 3  # that differ in a bit
 ONE_PAIR = "one pair of trainings, and another may differ as much"
 NO_PAIR = "no run is measured together with its exact pair"
 NOT_COUNTED = ", and not counted"  # behind what versions.unlike says of a pair
@@ -30,25 +25,23 @@ SAME, AS_RUNS, DIFFERS = "same", "as runs do", "differs"
 
 def too_few(apart: pd.Series) -> str:
     """Why the differences of some pairs of trainings, of one code each, are too few to test; empty if not."""
-    if len(apart) < 2:
-        return ONE_PAIR if len(apart) else "no pair was trained with one version of the code"
-    same = len(apart) < 3 and not apart.any()
-    return f"the same bits in {len(apart)} pairs, and another may differ" if same else ""
+    if apart.empty:
+        return "no pair was trained with one version of the code"
+    same, other = int((apart == 0).sum()), int((apart != 0).sum())
+    if other >= LEAST_PAIRS:
+        return ""
+    equal = (
+        f"{same} of {len(apart)} pairs have equal bits"
+        if same
+        else "one pair"
+        if other == 1
+        else f"{other} pairs"
+    )
+    return f"{equal}; {LEAST_PAIRS} that part are needed"
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:
-    """ACP less exact on every task's metric, of each pair of runs (``lm_eval_items`` records).
-
-    Returns:
-        one row per pair and metric: :data:`SETTING`, ``seed``, :data:`COLUMN`, ``items``; ``acp``,
-        ``exact`` and ``difference`` in the metric's units; ``p_value`` of :func:`statistics.p_value`,
-        ``adjusted_p_value`` after Holm's correction for all rows, and ``verdict``. No row where no run has
-        its exact pair.
-
-    Raises:
-        UnfitRecords: a run has two records of one item, or the runs of a pair different items.
-        UsageError: an item is NaN.
-    """
+    """ACP less exact on every task's metric, of each pair of runs (``lm_eval_items`` records)."""
     keys = [*SETTING, "seed", *COLUMN]
     method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
     records = one_each(records.assign(method=method), [*keys, "method", "item"], "lm_eval_items")
@@ -79,19 +72,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def equivalences(differences: pd.DataFrame, vocabulary: float = math.inf) -> tuple[pd.DataFrame, list[str]]:
-    """Two one-sided tests of each column of the paper's that the exact models know, over pairs of trainings.
-
-    Args:
-        differences: of :func:`differences`.
-        vocabulary: tokens of the models. A perplexity above it is worse than to know nothing.
-
-    Returns:
-        one row per column: :data:`COLUMN`, ``mean`` (see :func:`apart_in_kind`), ``low``, ``high`` and, after
-        Holm's correction, ``adjusted_p_value`` and ``adjusted_beyond_p_value`` of
-        :func:`statistics.equivalence`, and its ``margin``, of :func:`paper_gaps`; and the columns that are
-        left out: accuracies of which no exact model is better than guessing, the perplexities of their tasks,
-        and those of which every exact model is above the vocabulary.
-    """
+    """Two one-sided tests over pairs of trainings, of each of the paper's columns that exact models know."""
     margins, guesses = paper_gaps(), {(c.task, c.metric): c.guess for c in COLUMNS}
     columns = {key: pairs for key, pairs in differences.groupby(COLUMN, sort=False) if key in margins}
     unknown = {key for key, pairs in columns.items() if not _known(pairs, guesses[key], vocabulary)}
@@ -123,15 +104,7 @@ def _known(pairs: pd.DataFrame, guess: float | None, vocabulary: float) -> bool:
 
 
 def between_seeds(records: pd.DataFrame) -> pd.DataFrame:
-    """Every task's metric of the two lowest seeds of each setting that has two (``lm_eval_items`` records).
-
-    Returns:
-        one row per setting and metric: :data:`SETTING`, ``method``, :data:`COLUMN`; ``first`` and ``second``
-        in the metric's units; ``p_value`` and ``adjusted_p_value`` as in :func:`differences`.
-
-    Raises:
-        UnfitRecords: as for :func:`differences`.
-    """
+    """Every task's metric of the two lowest seeds of each setting that has two."""
     keys = [*SETTING, "method", *COLUMN]
     method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
     records = one_each(records.assign(method=method), [*keys, "seed", "item"], "lm_eval_items")

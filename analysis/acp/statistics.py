@@ -16,11 +16,7 @@ METHODS = ("acp", "exact")
 
 
 def pruned_percent(records: pd.DataFrame) -> pd.DataFrame:
-    """Percentage of pruned blocks of each run, over all its heads (``pruned_ratio`` records).
-
-    Raises:
-        UnfitRecords: a head of a run has several records.
-    """
+    """Percentage of pruned blocks of each run, over all its heads (``pruned_ratio`` records)."""
     one_each(records, [*RUN, "layer", "head"], "pruned_ratio")
     blocks = records.groupby(RUN, sort=False, dropna=False)[["pruned_blocks", "causal_blocks"]].sum()
     percent = 100 * blocks["pruned_blocks"] / blocks["causal_blocks"]
@@ -28,16 +24,7 @@ def pruned_percent(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def pruned_of_grid(records: pd.DataFrame) -> pd.DataFrame:
-    """:func:`pruned_percent`, and beside it what the run's grid of blocks lets a head prune.
-
-    Returns:
-        as there, with ``grid_percent``, the largest share of blocks that a head can prune (see
-        :func:`grid.largest_pruned_ratio`), which grows with the context whatever the model does; and
-        ``of_grid_percent``, the share of these that is pruned.
-
-    Raises:
-        UnfitRecords: a head of a run has several records, or a run several grids.
-    """
+    """:func:`pruned_percent`, and beside it what the run's grid of blocks lets a head prune."""
     grids = records[[*RUN, "block_q_tokens", "block_k_tokens"]].drop_duplicates()
     sides = one_each(grids, RUN, "pruned_ratio")[
         ["context_length_tokens", "block_q_tokens", "block_k_tokens"]
@@ -48,35 +35,20 @@ def pruned_of_grid(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def time_reduction(records: pd.DataFrame) -> pd.DataFrame:
-    """Forward + backward milliseconds by method, and the percentage that ACP takes off; one row per run.
-
-    Raises:
-        UnfitRecords: a run lacks one of the two methods, or has several records of one.
-    """
+    """Forward + backward milliseconds by method, and the percentage that ACP takes off; one row per run."""
     records = records.assign(total_ms=records["forward_ms"] + records["backward_ms"])
     table = side_by_side(records, RUN, "method", "total_ms", METHODS, "attention_time")
     return table.assign(percent=100 * (1 - table["acp"] / table["exact"]))
 
 
 def throughput_gain(records: pd.DataFrame) -> pd.DataFrame:
-    """Tokens a second by method, and the percentage that ACP adds; one row per run.
-
-    Raises:
-        UnfitRecords: a run lacks one of the two methods, or has several records of one.
-    """
+    """Tokens a second by method, and the percentage that ACP adds; one row per run."""
     table = side_by_side(records, RUN, "method", "throughput_tokens_per_s", METHODS, "throughput")
     return table.assign(percent=100 * (table["acp"] / table["exact"] - 1))
 
 
 def search_share(records: pd.DataFrame) -> pd.DataFrame:
-    """Percentage of attention time (forward + backward, with ACP) that the boundary search takes.
-
-    Returns:
-        one row per run: :data:`RUN`, ``search_ms``, ``attention_ms``, ``percent`` (Table 4).
-
-    Raises:
-        UnfitRecords: there is no record with ACP, or several of one run.
-    """
+    """Percentage of attention time (forward + backward, with ACP) that the boundary search takes."""
     table = one_each(records[records["method"] == "acp"], RUN, "attention_time")
     if table.empty:
         raise UnfitRecords("attention_time: no record has method acp")
@@ -93,19 +65,7 @@ CURVE = ["architecture", "size", "context_length_tokens", "position"]
 
 
 def loss_differences(records: pd.DataFrame) -> pd.DataFrame:
-    """``loss_curve`` records with and without ACP beside each other, each pair of runs by itself.
-
-    Runs with the paper's log epsilon = -10 count as ACP. A seed that has one of the two alone says nothing
-    of the difference and is left out.
-
-    Returns:
-        one row per position of a pair of curves: :data:`CURVE`, ``seed``, and ``acp``, ``exact`` and
-        ``difference`` in nats.
-
-    Raises:
-        UnfitRecords: a curve lacks one of the two at every seed, or a position of it, or has two records of
-            one position.
-    """
+    """``loss_curve`` records with and without ACP beside each other, each pair of runs by itself."""
     tolerance = records["log_pruning_tolerance"]
     method = tolerance.map({-10.0: "acp"}).where(tolerance.notna(), "exact")
     records = records.assign(method=method)[method.notna()]
@@ -119,11 +79,7 @@ def loss_differences(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def largest_gaps(differences: pd.DataFrame) -> pd.DataFrame:
-    """Largest absolute difference of each pair of curves of :func:`loss_differences`.
-
-    Returns:
-        one row per size, context length and seed, in the order given: ``gap_nats`` and its ``position``.
-    """
+    """Largest absolute difference of each pair of curves of :func:`loss_differences`."""
     gaps = differences.assign(gap_nats=differences["difference"].abs())
     rows = gaps.groupby([*CURVE[:-1], "seed"], sort=False)["gap_nats"].idxmax()
     return gaps.loc[rows, [*CURVE, "seed", "gap_nats"]].reset_index(drop=True)
@@ -149,11 +105,7 @@ class BlockGrid(NamedTuple):
 
 
 def block_grid(head: pd.DataFrame, most_blocks: int) -> BlockGrid:
-    """The first rows of blocks, ``most_blocks`` per side at most, from the ``decay`` records of one head.
-
-    The largest D_ij of a block is c of its first query less c of its last key, and 0 where the block
-    holds a diagonal entry (Section 3).
-    """
+    """The first rows of blocks, ``most_blocks`` per side at most, from the ``decay`` records of one head."""
     block_q, block_k = (int(head[f"block_{side}_tokens"].iloc[0]) for side in "qk")
     c = head["cumulative_log_fgate_nats"].to_numpy()
     most_rows = max(1, most_blocks * min(block_q, block_k) // block_q)
@@ -168,11 +120,7 @@ def block_grid(head: pd.DataFrame, most_blocks: int) -> BlockGrid:
 
 
 def illustrative_head(records: pd.DataFrame, most_blocks: int) -> pd.DataFrame:
-    """Of the heads in ``decay`` records, the one that shows pruning best in the first rows of blocks.
-
-    It is the head whose pruned share of those blocks is nearest to half of the largest that the grid
-    allows, so that neither everything nor nothing is pruned.
-    """
+    """Of the heads in ``decay`` records, the one that shows pruning best in the first rows of blocks."""
 
     def distance(head: pd.DataFrame) -> float:
         return abs(share_of_limit(block_grid(head, most_blocks)) - 0.5)
@@ -189,13 +137,6 @@ def share_of_limit(blocks: BlockGrid) -> float:
 
 
 def staircase(first_kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The boundary as a line (x, y) in token coordinates, y down, from each query's first kept key.
-
-    Args:
-        first_kept: (T,) key positions.
-
-    Returns:
-        x, y: (2 * steps,) corners; token t covers t to t + 1.
-    """
+    """The boundary as a line (x, y) in token coordinates, y down, from each query's first kept key."""
     starts = np.flatnonzero(np.diff(first_kept, prepend=-1))
     return np.repeat(first_kept[starts], 2), np.repeat([*starts, len(first_kept)], 2)[1:-1]

@@ -7,21 +7,15 @@ import math
 import numpy as np
 import pandas as pd
 
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 
-APPENDIX_A = "Appendix A: the pruned weights of a row sum to less than epsilon"
 MARGINAL_POINTS = 5.0  # a difference of savings that counts as marginal or negligible
 # Behind a number that stands on a dotted line, so that the line does not cross it.
 CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 
 
 def bound_margins(records: pd.DataFrame) -> pd.Series:
-    """How many times the largest pruned mass goes into epsilon, for each record of ``epsilon_sweep``.
-
-    Returns:
-        epsilon / mass, in the order of the records, missing where nothing was pruned. Appendix A says
-        that none is under 1.
-    """
+    """How many times the largest pruned mass goes into epsilon, for each record of ``epsilon_sweep``."""
     return np.exp(records["swept_log_pruning_tolerance"]) / records["largest_pruned_mass"]
 
 
@@ -43,11 +37,7 @@ def closest(margins: pd.Series) -> str:
 
 
 def power_of_ten(value: float) -> str:
-    """8123456 -> "8·10⁶", 23.4 -> "23", for labels and captions alike.
-
-    Raises:
-        ValueError: not a positive finite number.
-    """
+    """8123456 -> "8·10⁶", 23.4 -> "23", for labels and captions alike."""
     if not 0 < value < math.inf:
         raise ValueError(f"power_of_ten: {value} is not a positive finite number")
     if 1 <= value < 99.5:
@@ -61,7 +51,7 @@ def mass_below(mass: pd.Series, log_epsilon: pd.Series) -> Verdict:
     """Met if no row loses epsilon. Rows without a pruned block have no mass and say nothing."""
     has = mass.notna()
     if not has.any():
-        return Verdict(Status.UNDECIDED, "nothing is pruned")
+        return Verdict(Word.UNTOLD, "nothing is pruned")
     log_mass = mass[has].map(lambda m: math.log(m) if m > 0 else -math.inf)
     margin = log_epsilon[has] - log_mass
     nearest = margin.idxmin()
@@ -69,6 +59,7 @@ def mass_below(mass: pd.Series, log_epsilon: pd.Series) -> Verdict:
     return Verdict.of(
         bool((margin > 0).all()),
         f"the query nearest to the bound loses {found} of its weight; the bound is {bound}",
+        f"loses at most {mass[nearest]:.1e}; the bound is {math.exp(log_epsilon[nearest]):.1e}",
     )
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL
-from acp_repro.pipeline.paper import Claim, Item
 from acp_repro.pipeline.papers.acp.evaluation.catalogue import COLUMNS, PAPER_TASKS, Column
 from acp_repro.pipeline.papers.acp.evaluation.local_files import FILES
 
 from .. import drawing, style
 from ..tables import one_each
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import models, paired, versions
 
 _SHOWN_VERDICT = {paired.SAME: "", paired.AS_RUNS: " (as runs)", paired.DIFFERS: " **differs**"}
@@ -22,12 +21,7 @@ _VALUES = [
 
 
 def tabulate(item: str, lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> drawing.Table:
-    """One row per run, below each pair its difference, below all the paper's rows.
-
-    Args:
-        item: ``table1`` or ``table3``, whose numbers of the paper are shown.
-        lm_eval, lm_eval_items: records of the runs.
-    """
+    """One row per run, below each pair its difference, below all the paper's rows."""
     columns = [column for column in COLUMNS if column.task in set(lm_eval["task"])]
     ours, apart, paper = _ours(lm_eval), _differences(lm_eval_items), _paper(item, columns)
     values = pd.concat([t for t in (ours, apart, paper) if len(t)], ignore_index=True).reindex(
@@ -200,7 +194,7 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
     Undecided if fewer than half of the columns tell anything."""
     table = paired.differences(lm_eval_items)
     if table.empty:
-        return Verdict(Status.UNDECIDED, paired.NO_PAIR)
+        return Verdict(Word.UNTOLD, paired.NO_PAIR)
     keys = [*paired.SETTING, "seed"]
     unlike = {pair: words for pair, words in versions.unlike(lm_eval_items, keys).items() if words}
     note = versions.notes(unlike, "; ", paired.NOT_COUNTED)
@@ -209,13 +203,13 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
     known, every = len(columns), len(columns) + len(unknown)
     left_out = f"; not known: {', '.join(unknown)}" if unknown else ""
     if why := paired.too_few(table["difference"].abs().groupby([table[key] for key in keys]).max()):
-        return Verdict(Status.UNDECIDED, why + left_out + note)
+        return Verdict(Word.UNTOLD, why + left_out + note, why)
     pairs = f"{len(table[keys].drop_duplicates())} pairs"
     if not every:
-        return Verdict(Status.UNDECIDED, f"no column of the paper's{note}")
+        return Verdict(Word.UNTOLD, f"no column of the paper's{note}")
     if 2 * known < every:
         ours = f"{pairs}: the exact models know {known} of {every} columns, less than half{left_out}{note}"
-        return Verdict(Status.UNDECIDED, ours)
+        return Verdict(Word.UNTOLD, ours, f"the exact models know {known} of {every} columns")
     within, beyond = (columns[f"adjusted_{name}"] < LEVEL for name in ("p_value", "beyond_p_value"))
     ours = f"{pairs}: {within.sum()} of {known} columns differ by less than the paper's own pairs"
     for word, some in (("beyond", columns[beyond]), ("open", columns[~within & ~beyond])):
@@ -232,7 +226,7 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
     """Met if a column differs between two seeds of one setting beyond chance; else undecided."""
     table = paired.between_seeds(lm_eval_items)
     if table.empty:
-        return Verdict(Status.UNDECIDED, "no setting is measured with two seeds")
+        return Verdict(Word.UNTOLD, "no setting is measured with two seeds")
     other = table[table["adjusted_p_value"] < paired.TASKS_P_VALUE]
     seeds = lm_eval_items.assign(seed=lm_eval_items["log_pruning_tolerance"].isna())  # a pair are two seeds
     unlike = versions.notes(versions.unlike(seeds, _PAIR))
@@ -243,57 +237,5 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
         for row in other.itertuples()
     )
     ours = "; ".join(filter(None, (f"{counts}: {each}" if each else counts, unlike)))
-    return Verdict.of(True if len(other) else None, ours)
-
-
-CLAIMS = (
-    Claim(
-        "ACP does not change downstream results",
-        "Section 4.2: the downstream task performances of models with and without ACP are similar",
-        "in every column two one-sided tests at 5 %, with Holm's correction for all columns, show a mean "
-        "difference smaller than the largest of the paper's own pairs in that column. The unit of the tests "
-        "is a pair of trainings. A pair with two versions of the code is not counted. Accuracies of which no "
-        "exact model is better than guessing are left out, and the perplexities of their tasks, and those "
-        "above the size of the vocabulary. The claim fails where the opposite test shows more in a column, "
-        "with the same correction. With one pair, with two of the same bits, or with fewer than half of the "
-        "columns left, it cannot be told",
-        ("lm_eval_items",),
-        tasks_match,
-    ),
-)
-SEEDS_DIFFER = Claim(
-    "Downstream results vary between seeds of one setting",
-    "Section 4.2, of Madaan et al. (2024): high variance across training runs",
-    "a column differs between two seeds of one setting by more than chance. A paired test over the same "
-    f"items must give p < {paired.TASKS_P_VALUE:g} after Holm's correction for all columns and settings. "
-    "Where no column differs, it cannot be told",
-    ("lm_eval_items",),
-    seeds_differ,
-    item="table1",
-)
-
-QUANTITIES = ("lm_eval", "lm_eval_items")
-ITEMS = (
-    Item(
-        "table1",
-        "LM evaluation harness, FoX (Pro)",
-        QUANTITIES,
-        lambda suite: suite.evaluated("pro"),
-        "FoX (Pro) with ACP",
-        CLAIMS,
-        ("760M", 16384),
-    ),
-    Item(
-        "table3",
-        "LM evaluation harness, FoX (LLaMA)",
-        QUANTITIES,
-        lambda suite: suite.evaluated("llama"),
-        "FoX (LLaMA) with ACP",
-        CLAIMS,
-        ("760M", 16384),
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())
+    short = f"{len(other)} of {len(table)} metrics differ between two seeds"
+    return Verdict.of(True if len(other) else None, ours, short)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Item
 from acp_repro.pipeline.papers.acp.suite import FoXSuite
 
 from .. import drawing, style
@@ -59,10 +58,3 @@ layer is an attention layer and a SwiGLU layer. Here, contexts have
 the warm-up {style.count_label(training.warmup_tokens)}. In the paper, contexts have 4k, 8k and 16k tokens,
 batches 524k, and the warm-up 268M."""
     return tabulate(suite), caption
-
-
-ITEMS = (Item("table2", "Sizes"),)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, in_range
@@ -17,11 +15,7 @@ COLUMNS = [
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
-    """One row per context length, one column per size, ours and then the paper's.
-
-    Args:
-        records: ``attention_time`` records. What the paper or we did not measure stays empty.
-    """
+    """One row per context length, one column per size, ours and then the paper's."""
     ours = statistics.search_share(records).assign(source="measured")
     paper = models.PUBLISHED.table.query("item == 'table4' and size.notna()")
     paper = paper.rename(columns={"low": "percent"}).assign(source="paper")
@@ -69,28 +63,3 @@ def search_is_cheap(attention_time: pd.DataFrame) -> Verdict:
     low, high = models.PUBLISHED.range("table4", "boundary_search_share")
     ours = by_length.listed(table, digits=1)
     return in_range(models.settled(table)["percent"], low, high, ours, less_is_better=True)
-
-
-ITEMS = (
-    Item(
-        "table4",
-        "Time spent on the boundary search",
-        ("attention_time",),
-        lambda suite: suite.with_acp("pro"),
-        "FoX (Pro) with ACP",
-        (
-            Claim(
-                "The boundary search is cheap",
-                "=boundary_search_share",
-                "at every size and context length it takes 2 to 6 % of the attention time",
-                ("attention_time",),
-                search_is_cheap,
-            ),
-        ),
-        ("760M", 16384),
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

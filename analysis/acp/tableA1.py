@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from acp_repro.common.statistics import interval
-from acp_repro.pipeline.paper import Item
 
 from .. import drawing, style
 from . import needle_facts, needle_statistics, versions
@@ -24,19 +23,7 @@ def pairs(
     facts: pd.DataFrame | None = None,
     losses: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """One row a pair: those of :data:`HISTORY`, and of ``records`` those whose ACP run is not among them.
-
-    The null of each exact run follows. It is no pair: exact again, from a changed weight, in ACP's place.
-
-    Args:
-        records: ``needle`` records of runs that train with needles.
-        nudged: the names of those that began with a changed weight.
-        facts, losses: ``needle_facts`` and ``step_losses`` records of some of these runs.
-
-    Returns:
-        the columns of the file, ``is_null``, the means of many facts, and ``difference_nats``, ACP's negative
-        log-likelihood of the right answer less the exact run's: below 0 ACP is the better.
-    """
+    """One row a pair: those of :data:`HISTORY`, and of ``records`` those whose ACP run is not among them."""
     history = pd.read_csv(HISTORY, dtype=str)
     numbers = [c for c in history if c.endswith(("_percent", "_nats"))] + ["needle_share"]
     history[numbers] = history[numbers].astype(float)
@@ -152,19 +139,3 @@ def _both(table: pd.DataFrame, column: str, form: str) -> pd.Series:
     names = [column.format(method) for method in needle_statistics.METHODS]
     acp, exact = (table.reindex(columns=names)[name].map(form.format).replace("nan", "–") for name in names)
     return acp + " / " + exact
-
-
-ITEMS = (
-    Item(
-        "tableA1",
-        "Every pair trained with needles",
-        ("needle", "needle_facts", "step_losses"),
-        lambda suite: suite.needle_trainings,
-        "a pair that trains with needles (needle_share), with ACP and exact",
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -1,15 +1,10 @@
-"""What ACP saves at the paper's pruned share, with gates drawn for it: attention, and whole training steps.
-
-Figure 2 compares at the share that its models prune, which is larger.
-"""
+"""Attention and training at the pruned share that the paper reports, beside the authors' kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pandas as pd
-
-from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import UnfitRecords, side_by_side
@@ -25,15 +20,7 @@ KEY = ["size", "context_length_tokens"]
 
 
 def attention(kernel_time: pd.DataFrame) -> pd.DataFrame:
-    """Milliseconds of attention, forward and backward, and the percentage that ACP takes off.
-
-    Returns:
-        one row per shape, length and implementation (ours, or ``official``): :data:`KEY`, ``implementation``,
-        ``acp``, ``exact``, ``pruned_percent`` and ``percent``.
-
-    Raises:
-        UnfitRecords: a length was not timed at :data:`SHARE_PERCENT`.
-    """
+    """Milliseconds of attention, forward and backward, and the percentage that ACP takes off."""
     shapes = [f"{row.heads} heads of {row.head_dim}" for row in kernel_time.itertuples()]
     records = kernel_time.assign(size=shapes, context_length_tokens=kernel_time["length_tokens"])
     table = _sides(records, "forward_backward_ms", "kernel_time")
@@ -129,37 +116,8 @@ def _judge(table: pd.DataFrame, quantity: str, theirs: str, more: str = "", sign
     both = [by_length.listed(by_length.in_order(some), sign=sign) for some in (ours, table.drop(ours.index))]
     words = f"{both[0]}{more}; {theirs}: {both[1] or 'not measured'}"
     drawn = f"gates drawn so that {style.span(ours['pruned_percent'])} % is pruned"
-    return in_range(ours["percent"], *models.PUBLISHED.range("figure2", quantity), f"{words}; {drawn}")
+    ends = models.PUBLISHED.range("figure2", quantity)
+    return in_range(ours["percent"], *ends, f"{words}; {drawn}", n=len(ours), unit="shape")
 
 
 DRAWN = f"gates are drawn so that {_range(SHARE_PERCENT)} % of the blocks are pruned."
-ITEMS = (
-    Item(
-        "table_speed",
-        "Speed at the paper's pruned share",
-        ("kernel_time", "training_step"),
-        claims=(
-            Claim(
-                "At the paper's pruned share attention takes 50 % to 70 % less time",
-                "=figure2.attention_time_reduction",
-                f"{DRAWN} Our attention saves 50 to 70 % at every context length, forward and backward",
-                ("kernel_time",),
-                attention_saved,
-            ),
-            Claim(
-                "At the paper's pruned share training throughput rises by 10 % to 40 %",
-                "=figure2.throughput_gain",
-                f"{DRAWN} Our training gains 10 to 40 % at every context length, with and without gradient "
-                "checkpointing",
-                ("training_step",),
-                training_sped_up,
-            ),
-        ),
-        ours=True,
-        extra=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

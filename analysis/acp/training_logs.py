@@ -46,12 +46,7 @@ def mean_pruned(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def losses(records: pd.DataFrame) -> pd.DataFrame:
-    """Each run's mean training loss between the same ``tokens``, those of the run with the fewest points.
-
-    Logs are thinned apart, and early on, where losses fall fast, a mean over more steps is higher: of two
-    runs with the same losses the one with wider windows would look the worse. A window that another one
-    overlaps counts there by its share of steps.
-    """
+    """Each run's mean training loss between the same ``tokens``, those of the run with the fewest points."""
     points = {run: rows.drop_duplicates("step") for run, rows in records.groupby("run")}
     sums = {
         run: np.cumsum(
@@ -75,11 +70,7 @@ def losses(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def caption(records: pd.DataFrame, epochs: int = 0) -> str:
-    """The caption of Figure A5.
-
-    Args:
-        epochs: how many ended within the log.
-    """
+    """The caption of Figure A5."""
     mean = mean_pruned(records)
     pruning = records[records["layer"].notna()]
     run, last = pruning["run"].iloc[0], mean.iloc[-1]

@@ -36,16 +36,7 @@ PAIR = (
 
 
 def unlike(records: pd.DataFrame, keys: Sequence[str]) -> dict[tuple, str]:
-    """What the two runs of a pair differ in besides ACP, in words. No test of a difference counts such pairs.
-
-    Args:
-        keys: some of :data:`PAIR`.
-
-    Returns:
-        by the values of ``keys`` "† trained with two versions of the kernels", whose first letter is the mark
-        beside a number; empty where all records of a pair name the same of each of :data:`RAN_ON`, commits
-        of :data:`SAME_CODE` being one.
-    """
+    """What the two runs of a pair differ in besides ACP, in words. No test counts such pairs."""
     pair = [name for name in PAIR if name in records]
     ran_on = records.reindex(columns=[*pair, *RAN_ON])
     ran_on = ran_on.assign(commit=ran_on["commit"].replace(SAME_CODE)).groupby(pair, dropna=False)

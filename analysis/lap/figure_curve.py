@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import models
 from .table_scores import gated
 
@@ -145,42 +143,12 @@ def lambda_compresses(reconstruction: pd.DataFrame) -> Verdict:
     groups = [group.sort_values("compression") for _, group in runs.groupby(["gate", "seed"])]
     groups = [group for group in groups if len(group) > 1]
     if not groups:
-        return Verdict(Status.UNDECIDED, "no two runs with hard concrete gates differ in lambda alone")
+        return Verdict(Word.UNTOLD, "no two runs with hard concrete gates differ in lambda alone")
     ours = "; ".join(
         f"λ {r.compression:g}: {r.kept_ratio:.0%}" for group in groups for r in group.itertuples()
     )
     kept = [group["kept_ratio"].to_numpy() for group in groups]
     if any((shares > np.minimum.accumulate(shares) + CHANCE).any() for shares in kept):
-        return Verdict(Status.MISSED, ours)
+        return Verdict(Word.CONTRADICTED, ours)
     clear = all(shares[-1] < shares[0] - CHANCE for shares in kept)
-    return Verdict(Status.MET if clear else Status.UNDECIDED, ours)
-
-
-CLAIMS = (
-    Claim(
-        "Lambda trades accuracy for compression",
-        "Section Loss Function: lambda controls how much we care about compression against accuracy",
-        "among runs with hard concrete gates and one seed, the largest lambda keeps less than the smallest, "
-        f"by more than {100 * CHANCE:.0f} % of the tokens. A larger lambda that keeps so much more than a "
-        "smaller one contradicts it. Smaller differences are chance: four trainings of one run kept 54 to "
-        "63 %",
-        ("reconstruction",),
-        lambda_compresses,
-    ),
-)
-
-ITEMS = (
-    Item(
-        "figure_curve",
-        "Accuracy against compression, soft and removed",
-        ("reconstruction",),
-        lambda suite: list(suite.runs) if suite.gated else [],
-        "gates",
-        CLAIMS,
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())
+    return Verdict(Word.MEASURED if clear else Word.UNTOLD, ours)

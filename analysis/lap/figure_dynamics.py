@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..verdict import Verdict
 from . import models
@@ -79,26 +77,3 @@ def drops_and_learns(dynamics: pd.DataFrame) -> Verdict:
     ours = f"accuracy {accuracy.iloc[0]:.2f} to {ends[0]:.2f}, kept {kept.iloc[0]:.0%} to {ends[1]:.0%}"
     learns = ends[0] > accuracy.iloc[0] or ends[0] >= SMALL_ACCURACY
     return Verdict.of(learns and ends[1] < kept.iloc[0], ours)
-
-
-CLAIMS = (
-    Claim(
-        "The model drops tokens and still learns to reconstruct",
-        "Section Results, training dynamics: the model balances compression and accuracy during training",
-        "over the last tenth of training the main run keeps fewer tokens than at the first look. Its "
-        f"accuracy with tokens removed is higher. {SMALL_ACCURACY:g} is enough where training began from a "
-        "model that could reconstruct",
-        ("dynamics",),
-        drops_and_learns,
-    ),
-)
-
-ITEMS = (
-    Item(
-        "figure_dynamics", "Training dynamics", ("dynamics",), lambda suite: [suite.main_run], claims=CLAIMS
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

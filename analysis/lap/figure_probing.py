@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, p_above_guessing, share_error
-from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,36 +90,7 @@ def probe_close(probe: pd.DataFrame) -> Verdict:
     close = kept >= whole - CLOSE
     if whole - CLOSE <= chance:  # then what has learnt nothing is close as well
         ours += f"; all tokens lead the larger class by no more than {CLOSE}, so being close shows nothing"
-        return Verdict(Status.UNDECIDED, ours)
+        return Verdict(Word.UNTOLD, ours, "all tokens lead the larger class by too little")
     if not learnt & set(WHOLE) or (close and "kept_votes" not in learnt):
-        return Verdict(Status.UNDECIDED, ours)
-    return Verdict.of(close, ours)
-
-
-CLAIMS = (
-    Claim(
-        "Kept vectors still tell what the text is about",
-        "Section Sentiment Probing: close to what standard attention-based models like BERT get",
-        f"votes of kept vectors are at most {CLOSE} less accurate than the better classifier of all tokens' "
-        "vectors with open gates. It cannot be told where that one leads the larger class by no more than "
-        f"{CLOSE}: then what has learnt nothing is close too. Nor where it or the kept vectors' has not "
-        "learnt: an exact one-sided test at 5 % does not show that it is above the larger class",
-        ("probe",),
-        probe_close,
-    ),
-)
-
-ITEMS = (
-    Item(
-        "figure_probing",
-        "Probing classifier against its baselines",
-        ("probe",),
-        lambda suite: suite.probed,
-        "texts with labels",
-        CLAIMS,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())
+        return Verdict(Word.UNTOLD, ours, "a classifier has not learnt")
+    return Verdict.of(close, ours, f"kept {kept:.3f}, all tokens {whole:.3f}")

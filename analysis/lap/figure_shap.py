@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.paper import Item
 from acp_repro.pipeline.papers.lap.quantities import SHOWN_TEXTS
 
 from .. import drawing, style
@@ -44,11 +43,7 @@ def draw(records: pd.DataFrame) -> Figure:
 
 
 def most_added(text: pd.DataFrame) -> str:
-    """The kept vector that adds most to more written tokens than any other, as a sentence.
-
-    Args:
-        text: ``attribution`` records of one text.
-    """
+    """The kept vector that adds most to more written tokens than any other, as a sentence."""
     most = text.loc[text.groupby("written_position")["shap_nats"].idxmax()]
     counts = most["kept_position"].value_counts(sort=False).sort_index()
     token = text.loc[text["kept_position"] == counts.idxmax(), "kept_token"].iloc[0]
@@ -73,17 +68,3 @@ each token that the model writes from memory alone. The text is the first of {be
 {len(matches)} short held-out ones. {kept} of its {tokens} tokens are kept. Rows are in the order of the text.
 {style.provenance(records)}"""
     return draw(first), caption
-
-
-ITEMS = (
-    Item(
-        "figure_shap",
-        "Which vector each written word comes from",
-        ("attribution",),
-        lambda suite: [suite.main_run],
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

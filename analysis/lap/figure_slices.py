@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from acp_repro.common.statistics import Interval
-from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import slices
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def own_slice(attribution: pd.DataFrame) -> Verdict:
     """Met if vectors, EOS apart, have half of their attribution on a short run of the text."""
     table, few = _long(attribution)
     if few or table["is_eos"].all():
-        return Verdict(Status.UNDECIDED, few or "no vector but EOS has positive attribution")
+        return Verdict(Word.UNTOLD, few or "no vector but EOS has positive attribution")
     table = table[~table["is_eos"].astype(bool)]
     width, chance = (
         slices.over_texts(vectors, vectors["width"])
@@ -110,7 +109,7 @@ def eos_is_global(attribution: pd.DataFrame) -> Verdict:
     """Met if EOS has a fair part of its attribution on every third of the text."""
     table, few = _long(attribution)
     if few or not table["is_eos"].any():
-        return Verdict(Status.UNDECIDED, few or "EOS has no positive attribution")
+        return Verdict(Word.UNTOLD, few or "EOS has no positive attribution")
     eos = table[table["is_eos"]]
     thirds = [slices.of_third(eos, third) for third in range(slices.THIRDS)]
     ours = "first, second and last third: " + ", ".join(map(_words, thirds))
@@ -141,44 +140,3 @@ def _count(records: pd.DataFrame) -> int:
 def _words(share: Interval) -> str:
     """ "63.2 % (62.1 to 64.5)"."""
     return f"{100 * share.mean:.1f} % ({100 * share.low:.1f} to {100 * share.high:.1f})"
-
-
-_OF = (
-    f". This is measured on at least {LONG_TEXTS} held-out texts of {LONG_TOKENS} tokens or more. At least "
-    f"{CAME_BACK:.0%} of the tokens of each were written at their place. In brackets stands a 95 % interval "
-    "over texts, by a bootstrap"
-)
-CLAIMS = (
-    Claim(
-        "Each kept vector attends to a slice of the text",
-        "Section SHAP: each token tends to specialize, attending to a slice of the sentence",
-        "half of the positive attribution of a kept vector falls on one run of tokens, anywhere in the text. "
-        f"In the mean over vectors, without EOS, it covers at most {SLICE_OF_TEXT:.0%} of the text, and at "
-        f"most {OF_SCATTERED:.0%} of what the same values cover at random places of the text" + _OF,
-        ("attribution",),
-        own_slice,
-    ),
-    Claim(
-        "EOS gathers from the whole text",
-        "Section SHAP: and the final token, EOS, pulls in the big picture",
-        "in the mean over texts, each third of the text has at least a sixth of the positive attribution of "
-        "EOS. A sixth is half of what an even spread gives it" + _OF,
-        ("attribution",),
-        eos_is_global,
-    ),
-)
-
-ITEMS = (
-    Item(
-        "figure_slices",
-        "Where in the text a vector's attribution lies",
-        ("attribution",),
-        lambda suite: [suite.main_run],
-        claims=CLAIMS,
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Item
-
 from .. import drawing, style
 
 if TYPE_CHECKING:
@@ -62,12 +60,3 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 {listed(ordered.head(6))}, and the most kept are {listed(ordered.tail(6))}. Shown is the share of held-out
 tokens, without EOS, that every gate keeps. Dashed: the share of all tokens. {style.provenance(records)}"""
     return draw(records), caption
-
-
-ITEMS = (
-    Item("figure_words", "Which tokens are kept", ("kept_words",), lambda suite: [suite.main_run], ours=True),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from acp_repro.pipeline.paper import Item, Suite
 from acp_repro.pipeline.papers.lap.suite import PruningRun
+from acp_repro.pipeline.suite import load_suite
 
 from ..published import published
+from ..verdict import Verdict, Word
 
 PUBLISHED = published("analysis.lap")
 MASKS = {
@@ -61,19 +65,6 @@ def describe(suite: Suite) -> str:
     )
 
 
-def caveat(suite: Suite) -> str:
-    if suite.file.model.weights:
-        return ""
-    return (
-        "The article begins from Flan-T5-small's weights; these models begin from nothing, and no number "
-        "here is one of the article's model."
-    )
-
-
-def scale(item: Item, runs: Sequence[PruningRun]) -> str:
-    return "" if item.ours else "The article: Flan-T5-small (79M weights) on 700,000 Yelp reviews."
-
-
 def shapes(runs: Sequence[PruningRun]) -> str:
     """The models of some runs and what they were trained with, in words."""
     models = dict.fromkeys(
@@ -89,3 +80,34 @@ def shapes(runs: Sequence[PruningRun]) -> str:
 def at_paper_scale(item: Item, runs: Sequence[PruningRun]) -> bool:
     """Whether all models began from published weights, as the article's did."""
     return bool(runs) and all(run.model.weights for run in runs)
+
+
+def as_published(records: pd.DataFrame) -> pd.DataFrame:
+    """The rows of runs that train as the published code does, and of those without gates."""
+    suites = {}
+    for name in records["suite"].unique():
+        file = load_suite(name).file
+        gates, training = file.pruning, file.training
+        own = (gates.beta, gates.tau, training.lambda_zero_at_nats, training.lambda_below_nats)
+        suites[name] = own == (5.0, 0.1, None, None)
+    gated = records["compression"].notna()
+    article = records["suite"].map(suites) & (records["training_mask"] == "soft")
+    return records[~gated | article] if (gated & article).any() else records[:0]
+
+
+def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
+    """The criterion on runs that train as published alone. Where there are none, others cannot tell."""
+
+    @functools.wraps(check)
+    def judge(records: pd.DataFrame) -> Verdict:
+        if len(own := as_published(records)):
+            return check(own)
+        found = check(records)
+        masks = set(records.loc[records["compression"].notna(), "training_mask"])
+        hard = "by hard concrete gates, not the article's"
+        soft = "not its beta 5, tau 0.1 and lambda from step 500"
+        parts = [hard] * ("hard_concrete" in masks) + [soft] * (masks != {"hard_concrete"})
+        short = "by other gates, or another beta, tau and lambda" if soft in parts else hard
+        return replace(found, word=Word.UNTOLD, short=short, ours=f"{' and '.join(parts)}: {found.ours}")
+
+    return judge

@@ -74,14 +74,9 @@ def behind(table: pd.DataFrame, reach: int) -> Interval | None:
     return None if others.empty else over_texts(others, held, others["positive"])
 
 
-def widths(table: pd.DataFrame) -> pd.Series:
-    """How much of the text the shortest run of tokens covers that holds half of a vector's attribution, as a
-    mean share by ``is_eos``; of an attribution that is spread evenly it covers half."""
-    return width_of_each(table).groupby("is_eos")["width"].mean()
-
-
 def width_of_each(table: pd.DataFrame) -> pd.DataFrame:
-    """The same of each vector: a row with ``is_eos``, ``run``, ``text`` and ``width``."""
+    """How much of the text the shortest run of tokens covers that holds half of a vector's attribution: a row
+    with ``is_eos``, ``run``, ``text`` and ``width``."""
     rows = [
         (vector["is_eos"].iloc[0], *name[:2], _shortest(vector) / vector["text_tokens"].iloc[0])
         for name, vector in table.groupby(VECTOR)
@@ -102,11 +97,7 @@ def scattered(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def over_texts(table: pd.DataFrame, part: pd.Series, whole: pd.Series | float = 1.0) -> Interval:
-    """The sum of ``part`` over that of ``whole``, with its interval by a bootstrap that draws texts.
-
-    Args:
-        part, whole: a value a row of ``table``.
-    """
+    """The sum of ``part`` over that of ``whole``, with its interval by a bootstrap that draws texts."""
     sums = table.assign(part=part, whole=whole).groupby(["run", "text"])[["part", "whole"]].sum().to_numpy()
     draws = np.random.default_rng(0).integers(len(sums), size=(DRAWS, len(sums)))
     parts, wholes = sums[draws].sum(axis=1).T

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import models
 from .figure_dynamics import SMALL_ACCURACY
 
@@ -31,11 +29,7 @@ DECODING = {
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
-    """One row per run and way of decoding, then the article's row.
-
-    Args:
-        records: ``reconstruction`` records.
-    """
+    """One row per run and way of decoding, then the article's row."""
     one_each(records, ["run", "decoding"], "table_scores")
     values = records[["run", "decoding", *COLUMNS]]
     names = [
@@ -78,7 +72,7 @@ def _of_run(records: pd.DataFrame, name: str) -> str:
     )
 
 
-NO_GATES = Verdict(Status.UNDECIDED, "no run with gates is measured")
+NO_GATES = Verdict(Word.UNTOLD, "no run with gates is measured")
 
 
 def gated(reconstruction: pd.DataFrame, decoding: str) -> pd.DataFrame:
@@ -120,7 +114,7 @@ def _gap(reconstruction: pd.DataFrame, training_mask: str) -> Verdict:
     soft, removed = (gated(reconstruction, name) for name in ("soft", "removed"))
     runs = removed.index[removed["training_mask"] == training_mask]
     if runs.empty:
-        return Verdict(Status.ABSENT, "no such run is in the suite")
+        return Verdict(Word.UNTOLD, "no such run is in the suite")
     before, after = soft["token_accuracy"][runs], removed["token_accuracy"][runs]
     words = {
         name: f"{before[name]:.3f} soft, {after[name]:.3f} removed, {removed['kept_ratio'][name]:.0%} kept"
@@ -134,11 +128,6 @@ def soft_gap(reconstruction: pd.DataFrame) -> Verdict:
     return _gap(reconstruction, "soft")
 
 
-def hard_concrete_gap(reconstruction: pd.DataFrame) -> Verdict:
-    """Met if hard concrete gates may become removal."""
-    return _gap(reconstruction, "hard_concrete")
-
-
 def free_running(reconstruction: pd.DataFrame) -> Verdict:
     """Met if a gated run writes more than half of the texts word for word."""
     runs = gated(reconstruction, "free")
@@ -149,65 +138,3 @@ def free_running(reconstruction: pd.DataFrame) -> Verdict:
     if len(others):
         ours += f"; without gates {style.span(100 * others['exact_match'])}%"
     return Verdict.of((runs["exact_match"] > 0.5).any(), ours)
-
-
-_RESULTS = "Section Results: accuracy 0.98, BLEU 0.95, ROUGE 0.94 on the test set"
-_GRADUALLY = (
-    "Section Differentiable Masking: we just gradually reduce their influence; Results: retained vs. dropped"
-)
-CLAIMS = (
-    Claim(
-        "Given the true tokens before, texts are reconstructed almost completely",
-        _RESULTS,
-        f"a gated run reaches an accuracy of {ACCURACY}, a BLEU of {BLEU} and a ROUGE of {ROUGE}. The true "
-        "tokens before are given (teacher forcing). Tokens are really removed, and at most 95 % are kept",
-        ("reconstruction",),
-        article_scores,
-    ),
-    Claim(
-        "A small model keeps its accuracy with fewer tokens",
-        "Section Results: preserves key information while significantly reducing sequence length",
-        f"a gated run has a teacher-forced accuracy of at least {SMALL_ACCURACY}. Tokens are really removed, "
-        f"and at most {SMALL_KEPT:.0%} of them are kept",
-        ("reconstruction",),
-        small_goal,
-    ),
-    Claim(
-        "What soft masks suppress may be removed",
-        _GRADUALLY,
-        f"accuracy with tokens removed is at most {GAP} below that with the soft mask. This holds in every "
-        "run with soft masks, by either reading of the gate. The reading tested is that of the article's own "
-        "code, which evaluates with hard masks. There a token whose log gate is below -1 is gone",
-        ("reconstruction",),
-        soft_gap,
-    ),
-    Claim(
-        "What hard concrete gates close may be removed",
-        _GRADUALLY,
-        f"accuracy with tokens removed is at most {GAP} below that with the soft mask. This holds in every "
-        "run with hard concrete gates. Both are alike by construction: a closed gate is a mask of minus "
-        "infinity",
-        ("reconstruction",),
-        hard_concrete_gap,
-    ),
-    Claim(
-        "Texts can be written from the compressed memory alone",
-        "Section Architecture: the decoder is forced to use the compressed memory; it is scored forced",
-        "when a gated run writes freely, more than half of the held-out texts come back word for word",
-        ("reconstruction",),
-        free_running,
-    ),
-)
-
-ITEMS = (
-    Item(
-        "table_scores",
-        "Accuracy, BLEU and ROUGE on held-out text, soft, removed and free",
-        ("reconstruction",),
-        claims=CLAIMS,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -1,4 +1,1 @@
-"""One page with every figure and table of a suite, and its paper's claims checked against its records.
-
-python -m analysis.report --suite cpu        # writes figures/cpu/report.md and report.html
-"""
+"""One page with every figure and table of a suite, and its paper's claims checked against its records."""

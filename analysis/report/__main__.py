@@ -15,11 +15,7 @@ from .page import render
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    """Writes ``figures/SUITE/report.md``, and of it ``report.html``: one file with its pictures inside.
-
-    What is not measured or not drawn is listed with the command that makes it. Only the links to records
-    need the folders beside the page.
-    """
+    """Writes ``figures/SUITE/report.md``, and of it ``report.html``: one file with its pictures inside."""
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
     parser.add_argument("--suite", default="cpu", help="whose records to show (default: cpu)")
     report = gather(parser.parse_args(arguments).suite)

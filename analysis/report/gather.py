@@ -1,13 +1,15 @@
-"""Everything that the report of a suite shows, from its paper's registry, its records and its figures.
+"""Everything that the report of a suite shows: its claims from the ledger, its records and its figures.
 
 A paper's analysis may have a module ``models`` that describes its models: ``run_cells(run)``,
-``describe(suite)``, ``caveat(suite)``, ``scale(item, runs)``, and for REPRODUCTION.md ``shapes(runs)`` and
-``at_paper_scale(item, runs)`` and, if training has a start that says little, ``past_start(runs)``.
+``describe(suite)``, and for the ledger ``shapes(runs)``,
+``at_paper_scale(item, runs)`` and, where scale matters, ``past_start(runs)``, ``largest(runs)`` and
+``distance(item, runs)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -15,38 +17,69 @@ import pandas as pd
 
 from acp_repro.pipeline import plan
 from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.paper import Claim, Item, Paper, Quantity, Suite
-from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.paper import Item, Page, Suite
 from acp_repro.pipeline.run import Run
 from acp_repro.pipeline.suite import load_suite
 
-from ..published import published
-from ..tables import UnfitRecords
-from ..verdict import Status
-from .entries import Entry, Judgement, Report
+from .. import ledger
+from ..ledger import Row, record_paths
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A section of the page."""
+
+    item: Item
+    image: Path | None
+    text: str | None
+    rows: tuple[Row, ...]
+    absent: str
+    records: tuple[Path, ...]
+    unmeasured: tuple[str, ...]
+    steps: tuple[str, ...]
+
+    @property
+    def made(self) -> bool:
+        return (self.text if self.item.is_table else self.image) is not None
+
+    @property
+    def shown(self) -> bool:
+        """Whether it has a section of its own; what the suite cannot have is a line of a list."""
+        return self.made or not self.absent
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the page shows: the models in half a sentence, ``note``, a sentence on the verdicts, (name,
+    values) of where the records come from, a row for each run, and the items."""
+
+    suite: Suite
+    models: str
+    note: str
+    facts: tuple[tuple[str, str], ...]
+    runs: pd.DataFrame
+    entries: tuple[Entry, ...]
+    left_out: tuple[Item, ...]
+    pages: tuple[Page, ...]
 
 
 def gather(name: str) -> Report:
-    """The report of a suite.
-
-    Raises:
-        SuiteError: there is no such suite.
-        RecordError: nothing of it is measured.
-    """
+    """The report of a suite."""
     suite = load_suite(name)
-    records = all_records(suite)
+    records = ledger.all_records(suite)
     of_runs = {n: table for n, table in records.items() if not suite.paper.quantity(n).command}
     if not records:
         raise RecordError(
             f"no records in results/{suite.name}; make them with `make records SUITE={suite.option}`"
         )
     models = suite.paper.part("models")
-    entries = [entry(item, suite, records, models) for item in suite.paper.items]
+    rows, note = _rows(suite, records)
+    entries = [entry(item, suite, rows) for item in suite.paper.items]
     shown = tuple(e for e in entries if e.made or plan.is_usual(suite, e.item))
     return Report(
         suite,
         models.describe(suite) if models and of_runs else "",
-        models.caveat(suite) if models and of_runs else "",
+        note,
         facts(records),
         runs_table(suite, of_runs, models),
         shown,
@@ -55,62 +88,42 @@ def gather(name: str) -> Report:
     )
 
 
-def all_records(suite: Suite, names: Container[str] | None = None) -> dict[str, pd.DataFrame]:
-    """What is measured of a suite, by quantity: of all, or of ``names``."""
-    records = {}
-    for quantity in suite.paper.quantities:
-        if names is not None and quantity.name not in names:
-            continue
-        if any(path.is_file() for _, path in record_paths(suite, quantity, suite.runs)):
-            records[quantity.name] = read_records(suite, quantity.name, suite.runs, partial=True)
-    return records
+def _rows(suite: Suite, records: Mapping[str, pd.DataFrame]) -> tuple[dict[str, Row], str]:
+    """The ledger's rows of a published suite, whose records are judged there with those of the others; of any
+    other suite its own."""
+    if suite.file.published and (rows := ledger.read()):
+        if ledger.is_judged(suite.name):
+            return rows, "Verdicts are those of [claims.json](../../claims.json), over all published suites."
+        return rows, "The records are newer than claims.json: `make reproduction` judges them."
+    return {
+        id: ledger.judge_row(id, claim, item, suite.paper, [suite], {suite.name: records})
+        for id, claim, item in ledger.numbered(suite.paper)
+        if item
+    }, ""
 
 
-def of_item(item: Item, suite: Suite, records: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Those of a suite's records that an item is drawn from: of its quantities and its runs."""
-    names = [run.name for run in item.runs(suite)]
-    found = {}
-    for quantity in map(suite.paper.quantity, item.quantities):
-        table = records.get(quantity.name)
-        if table is not None and not quantity.command:
-            table = table[table["run"].isin(names)].reset_index(drop=True)
-        if table is not None and len(table):
-            found[quantity.name] = table
-    return found
-
-
-def entry(item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], models: ModuleType | None) -> Entry:
+def entry(item: Item, suite: Suite, rows: Mapping[str, Row]) -> Entry:
     """The section of one item."""
-    runs = item.runs(suite)
-    files, unmeasured = [], {}
+    runs, found, unmeasured = item.runs(suite), [], {}
     for quantity in map(suite.paper.quantity, item.quantities):
         for run, path in record_paths(suite, quantity, item.runs_with(suite, quantity)):
             if path.is_file():
-                files.append(path)
+                found.append(path)
             else:
                 unmeasured.setdefault(run, []).append(quantity.name)
-    found = of_item(item, suite, records)
     main = item.path(suite.name)
     image, text = main.with_suffix(".png"), main.with_suffix(".md")
-    absent = "" if runs else plan.why_not(suite, item).removeprefix(f"{item.name}: ")
+    of_item = f"{suite.paper.name}.{item.name}."
     return Entry(
         item,
         image if image.is_file() else None,
         text.read_text(encoding="utf-8") if text.is_file() else None,
-        tuple(judge(claim, item, suite, found, absent) for claim in item.claims),
-        models.scale(item, runs) if models else "",
-        absent,
-        tuple(files),
+        tuple(row for id, row in rows.items() if runs and id.startswith(of_item)),
+        "" if runs else plan.why_not(suite, item).removeprefix(f"{item.name}: "),
+        tuple(found),
         tuple(f"{run}: {', '.join(quantities)}" for run, quantities in unmeasured.items()),
         tuple(_steps(item, suite)),
     )
-
-
-def record_paths(suite: Suite, quantity: Quantity, runs: Sequence[Run]) -> list[tuple[str, Path]]:
-    """(run, file) of a quantity's records, whether they are there or not."""
-    if quantity.command:
-        return [(f"suite {suite.name}", quantity.path(suite.name))]
-    return [(run.name, quantity.path(suite.name, run.name)) for run in runs]
 
 
 def _steps(item: Item, suite: Suite) -> list[str]:
@@ -118,32 +131,7 @@ def _steps(item: Item, suite: Suite) -> list[str]:
     measured = [quantity.name for quantity in quantities if not quantity.command]
     steps = [f"python -m acp_repro.measure {' '.join(measured)} --suite {suite.option}"] if measured else []
     steps += [quantity.command_for(suite.name) for quantity in quantities if quantity.command]
-    return [*steps, f"python -m {suite.paper.draw_command(item)} --suite {suite.option}"]
-
-
-def judge(
-    claim: Claim, item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], absent: str = ""
-) -> Judgement:
-    """A claim on records of the runs of its item; missing records are said, not guessed."""
-    words = paper_words(claim, suite.paper, item)
-    if absent:
-        return Judgement(claim, words, Status.ABSENT, absent)
-    missing = [name for name in suite.paper.required(claim.quantities) if name not in records]
-    if missing:
-        return Judgement(claim, words, Status.MISSING, f"no records of {' or '.join(missing)}")
-    try:
-        verdict = claim.check(*(records.get(name) for name in claim.quantities))
-    except UnfitRecords as error:
-        return Judgement(claim, words, Status.MISSING, str(error))
-    return Judgement(claim, words, verdict.status, verdict.ours)
-
-
-def paper_words(claim: Claim, paper: Paper, item: Item | None = None) -> str:
-    """What the paper says and where; ``=QUANTITY`` is looked up in the table of its values."""
-    if not claim.paper.startswith("="):
-        return claim.paper
-    of, _, quantity = claim.paper[1:].rpartition(".")
-    return published(paper.analysis).place(of or item.name, quantity)
+    return [*steps, f"python -m analysis {item.name} --suite {suite.option}"]
 
 
 def facts(records: Mapping[str, pd.DataFrame]) -> tuple[tuple[str, str], ...]:

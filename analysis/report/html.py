@@ -15,7 +15,7 @@ from PIL import Image
 
 _INCH = 96 * 1.05  # CSS pixels that a printed inch takes on the page
 _RULES = ["backticks", "blockquote", "emphasis", "heading", "html_block", "image", "link", "list", "table"]
-_BADGES = {"✓": " met", "»": " beyond", "«": " beyond", "✗": " missed", "?": "", "–": ""}
+_BADGES = {"✓": " met", "≈": " beyond", "✗": " missed", "?": ""}
 _SYMBOLS = {
     "epsilon": "ε",
     "varepsilon": "ε",

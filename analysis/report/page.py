@@ -7,20 +7,20 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from acp_repro.pipeline.paper import Item
+from acp_repro.pipeline.paper import Item, Suite
 
-from ..verdict import Status
-from .entries import Entry, Judgement, Report
+from ..ledger import Row
+from ..verdict import Word
+from .gather import Entry, Report
 
-# Verdict -> (badge, words of the count), in the order of the count.
-STATUSES = {
-    Status.MET: ("✓ met", "met"),
-    Status.BEYOND: ("» beyond", "beyond the paper's range"),
-    Status.SHORT: ("« short", "short of the paper's range"),
-    Status.MISSED: ("✗ not met", "not met"),
-    Status.UNDECIDED: ("? cannot be told", "cannot be told from these runs"),
-    Status.MISSING: ("– not measured", "not measured"),
-    Status.ABSENT: ("– not in this suite", "not in this suite"),
+BADGES = {
+    Word.MEASURED: "✓",
+    Word.ANOTHER_SIZE: "≈",
+    Word.UNTOLD: "?",
+    Word.CONTRADICTED: "✗",
+    Word.PROVED: "✓",
+    Word.CHECKED: "✓",
+    Word.MISPRINT: "✗",
 }
 
 
@@ -69,26 +69,20 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 
 
 def _claims(report: Report) -> list[str]:
-    """Controls are shown beside their figures alone."""
-    judged = [(e, found) for e in report.entries for found in e.judgements if not found.claim.control]
+    judged = [(e, row) for e in report.entries for row in e.rows]
     title = "## What the paper claims, checked"
     if not judged:
         return [title, "No claim of the paper is written down as a criterion."]
-    counts = Counter(found.status for _, found in judged)
-    count = ", ".join(
-        f"{counts[status]} {words}" for status, (_, words) in STATUSES.items() if counts[status]
-    )
+    counts = Counter(row.verdict for _, row in judged)
+    count = ", ".join(f"{counts[word]} {word}" for word in Word if counts[word])
     rows = [
-        (_badge(found), f"[{found.claim.claim}](#{e.item.name}) *{e.item.label}*", found.ours)
-        for e, found in judged
-        if found.status != Status.ABSENT
+        (_badge(row), f"[{row.claim}](#{e.item.name}) *{e.item.label}*", row.ours, row.suite or "–")
+        for e, row in judged
     ]
     return [
         title,
-        f"{len(judged)} {'criterion' if len(judged) == 1 else 'criteria'}: {count}. Each is stated in words "
-        "beside its figure, and only one that holds for these runs as stated gets a check mark; better than "
-        f"a range that the paper prints is “beyond”, less “short”. {report.caveat}".strip(),
-        _table(("Verdict", "Claim", "Here"), rows),
+        f"{len(judged)} {'claim' if len(judged) == 1 else 'claims'}: {count}. {report.note}".strip(),
+        _table(("Verdict", "Claim", "Here", "Judged on"), rows),
     ]
 
 
@@ -102,15 +96,9 @@ def _section(entry: Entry, report: Report) -> list[str]:
         blocks.append((entry.text or "").strip())
     else:
         blocks.append(f"> Not drawn yet. `{again}` measures what is missing and draws it.")
-    judged = [found for found in entry.judgements if found.status != Status.ABSENT]
-    blocks += ["### The paper and these runs"] * bool(judged)
-    number = 0
-    for found in judged:
-        number += not found.claim.control
-        id = f"{suite.paper.name}.{item.name}.{number}"
-        blocks += _card(found, f"`make claim ID={id} SUITE={suite.option}`")
-    if entry.made and entry.scale:
-        blocks.append(entry.scale)
+    blocks += ["### The paper and these runs"] * bool(entry.rows)
+    for row in entry.rows:
+        blocks += _card(row, suite)
     lines = [f"<code>{html.escape(step)}</code>" for step in entry.steps]
     lines += [f"not measured: {html.escape(line)}" for line in entry.unmeasured]
     lines += [f'<a href="../../{p.as_posix()}">{p.as_posix()}</a>' for p in entry.records]
@@ -127,11 +115,16 @@ def _section(entry: Entry, report: Report) -> list[str]:
     ]
 
 
-def _card(found: Judgement, again: str) -> list[str]:
-    control = " *a control, no claim of the paper*" if found.claim.control else ""
-    rows = [("Paper", found.paper), ("Criterion", found.claim.holds_if), ("Here", found.ours)]
-    rows += [] if control else [("Again", again)]
-    return [f"#### {_badge(found)} {found.claim.claim}{control}", _table(("", ""), rows)]
+def _card(row: Row, suite: Suite) -> list[str]:
+    own = [f"{verdict}: {numbers}" for name, verdict, numbers in row.others if name == suite.name]
+    rows = [
+        ("Paper", row.paper),
+        ("Criterion", row.criterion),
+        ("Here", row.numbers),
+        *(("This suite alone", words) for words in own),
+        ("Again", f"`make claim ID={row.id} SUITE={suite.option}`"),
+    ]
+    return [f"#### {_badge(row)} {row.claim}", _table(("", ""), rows)]
 
 
 def _elsewhere(report: Report) -> list[str]:
@@ -152,8 +145,8 @@ def _description(entry: Entry) -> str:
     return f"{entry.item.label}: {' '.join(re.sub(r'[*$`{}]', '', first).split()).rstrip('.')}."
 
 
-def _badge(found: Judgement) -> str:
-    return f"**{STATUSES[found.status][0]}**"
+def _badge(row: Row) -> str:
+    return f"**{BADGES[row.verdict]} {row.verdict}**"
 
 
 def _plural(count: int, noun: str) -> str:

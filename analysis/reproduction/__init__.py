@@ -1,4 +1,1 @@
-"""REPRODUCTION.md: every claim of every paper in a line, judged on the published records.
-
-python -m analysis.reproduction        # writes REPRODUCTION.md
-"""
+"""REPRODUCTION.md: every claim of every paper in a line, judged on the published records."""

@@ -1,4 +1,4 @@
-"""REPRODUCTION.md: every claim of every paper in a line, judged on the published records."""
+"""Judges every claim on the published records: claims.json, and the pages that show it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,35 @@ from pathlib import Path
 
 from acp_repro.common import files
 from acp_repro.common.command import command, run_command
+from acp_repro.pipeline.suite import load_suite, suite_names
 
-from .gather import gather
-from .page import render
+from .. import ledger
+from . import page
 
-PATH = Path("REPRODUCTION.md")
+PATH, README = Path("REPRODUCTION.md"), Path("README.md")
 
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    """Writes ``REPRODUCTION.md`` from the records of the suites that say ``published: true``."""
     argparse.ArgumentParser(prog="python -m analysis.reproduction", description=__doc__).parse_args(arguments)
-    print(f"page: {files.write_text(PATH, render(gather())).resolve()}")
+    rows = ledger.judge_all()
+    ledger.run_tests(rows)
+    ledger.write(rows)
+    write_pages(ledger.read(), ledger.read_models())
+
+
+def write_pages(rows: dict[str, ledger.Row], models: list[dict]) -> None:
+    """REPRODUCTION.md, docs/claims/ and the README's table from the rows."""
+    suites = [load_suite(name) for name in suite_names()]
+    named = {id.partition(".")[0] for id in rows}
+    papers = list({suite.paper.name: suite.paper for suite in suites if suite.paper.name in named}.values())
+    for paper in papers:
+        own = [row for row in rows.values() if row.id.startswith(f"{paper.name}.")]
+        files.write_text(page.CLAIMS / f"{paper.name}.md", page.claims_page(paper, own))
+    if README.is_file():
+        files.write_text(README, page.readme(README.read_text(encoding="utf-8"), rows))
+    written = files.write_text(PATH, page.reproduction(list(rows.values()), models, papers, suites))
+    print(f"page: {written.resolve()}")
 
 
 if __name__ == "__main__":

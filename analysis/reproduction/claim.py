@@ -1,24 +1,21 @@
 """Measures one claim again: ``make claim ID=acp.figure2.1``.
 
-Trains what lacks weights, measures, and prints the old and the new number and verdict. The records in
+Trains what lacks weights, measures, and prints the old and the new answer and verdict. The records in
 ``results/`` are then the new ones. Without an ID it lists all claims and what each costs.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from acp_repro.common.command import choose_device, command, plain, run_command, run_words
 from acp_repro.pipeline import plan
 from acp_repro.pipeline.errors import SuiteError, UnknownName
-from acp_repro.pipeline.paper import Suite
-from acp_repro.pipeline.registry import find_paper, paper_names
+from acp_repro.pipeline.registry import find_paper
 from acp_repro.pipeline.suite import load_suite
 
-from ..report.gather import all_records
-from .again import Again, by_records
-from .gather import Line, gather, numbered, of_suite
+from .. import ledger
 
 
 @command("the same command goes on from where it was")
@@ -29,83 +26,52 @@ def main(arguments: list[str] | None = None) -> int:
         "--suite", help="measure it on the runs of this suite (default: those that REPRODUCTION.md quotes)"
     )
     options = parser.parse_args(arguments)
-    if options.suite is not None:
-        load_suite(options.suite)  # a wrong name is told before all records are read
+    if not (rows := ledger.read()):
+        raise SuiteError("claims.json is missing; `make reproduction` writes it")
     if options.id is None:
-        for line in _lines():
-            cost = line.again.cost if line.again else "nothing measures it"
-            print(f"{line.id:22} {line.claim.claim}: {cost}")
+        for row in rows.values():
+            print(f"{row.id:22} {row.claim}: {row.cost}")
         return 0
-    known = [id for name in paper_names() for id, *_ in numbered(find_paper(name))]
-    if options.id not in known:
-        raise UnknownName.among(f"no claim has the ID {options.id!r}", options.id, known)
-    if (line := next(_lines(options.id), None)) is None:
-        raise SuiteError(f"{options.id}: no suite of its paper in experiments/ says `published: true`")
-    return _again(line, options.suite)
+    if options.id not in rows:
+        raise UnknownName.among(f"no claim has the ID {options.id!r}", options.id, rows)
+    return _again(rows[options.id], options.suite)
 
 
-def _lines(id: str | None = None) -> Iterator[Line]:
-    return (line for section in gather(id) for line in section.lines)
-
-
-def _again(line: Line, suite_name: str | None) -> int:
-    print(f"{line.id}: {line.claim.claim}\n  holds if: {line.claim.holds_if or '-'}")
-    print(f"old: {line.word}: {line.ours}" + (f" ({line.scale})" if line.scale else ""))
-    suite = _suite(line, suite_name)
-    again = line.again if suite is None else _on(line, suite)
-    if again is None:
-        raise SuiteError(f"{line.id}: nothing measures it: {line.ours}")
-    print(f"cost: {again.cost}")
-    on_gpu = any(device.startswith("NVIDIA") for device in again.devices)
-    if on_gpu and suite_name is None and choose_device(None).type == "cpu":
-        raise SuiteError(f"{line.id}: no GPU is here to train that; name a suite for CPUs, such as SUITE=cpu")
-    for words in again.commands:
+def _again(row: ledger.Row, suite_name: str | None) -> int:
+    print(f"{row.id}: {row.claim}\n  holds if: {row.criterion or '-'}")
+    print(f"old: {row.verdict}: {row.numbers}" + (f" ({row.scale})" if row.scale else ""))
+    paper = find_paper(row.id.partition(".")[0])
+    claim, item = next((claim, item) for id, claim, item in ledger.numbered(paper) if id == row.id)
+    commands, cost, devices = row.commands, row.cost, row.devices
+    suite = load_suite(suite_name) if suite_name and claim.quantities else None
+    if suite:
+        judged_on = item or paper.item(claim.items[0])
+        if suite.paper is not paper or not judged_on.runs(suite):
+            raise SuiteError(f"suite {suite.name} cannot show {row.id}: {plan.why_not(suite, judged_on)}")
+        again: Mapping = ledger.rerun_on(claim, judged_on, suite)
+        commands, cost, devices = again["commands"], again["cost"], ()
+    if not commands:
+        name = "" if not claim.quantities else "; or name a suite to measure it on: SUITE=name"
+        raise SuiteError(f"{row.id}: nothing measures it: {row.numbers}{name}")
+    print(f"cost: {cost}")
+    if any(device.startswith("NVIDIA") for device in devices) and choose_device(None).type == "cpu":
+        raise SuiteError(f"{row.id}: no GPU is here to train that; name a suite for CPUs, such as SUITE=cpu")
+    for words in commands:
         print(f"$ {words}", flush=True)
         if code := run_words(words):
             return code
-    if suite is None:
-        print(f"new: {line.word}: the test passes")
+    if row.test:
+        print(f"new: {row.verdict}: the test passes")
         return 0
-    if pooled := line.claim.pooled and again is line.again:
-        found = next(_lines(line.id))
+    if suite:
+        records = {suite.name: ledger.all_records(suite, claim.quantities)}
+        new = ledger.judge_row(row.id, claim, item, paper, [suite], records)
     else:
-        records = all_records(suite, line.claim.quantities)
-        judged_on = suite.paper.item(_item_name(line))
-        found = of_suite(line.id, line.claim, line.item, judged_on, suite, records)
-    print(f"new: {found.word}: {found.ours} ({found.scale})")
-    folder = "results" if pooled else f"results/{suite.name}"
+        (new,) = ledger.judge_all(row.id)
+    print(f"new: {new.verdict}: {new.numbers} ({new.scale})")
+    folder = f"results/{suite.name if suite else row.suite}"
     print(f"the new records lie in {folder}/; `git diff {folder}` shows what changed")
     return 0
-
-
-def _suite(line: Line, name: str | None) -> Suite | None:
-    """On whose runs it is measured; None for a test.
-
-    Raises:
-        SuiteError: no suite has records of it and none is named, or the named one cannot have it.
-    """
-    if not line.claim.quantities:
-        return None
-    name = name or (line.again.suite if line.again else None)
-    if name is None:
-        raise SuiteError(f"{line.id}: {line.ours}; or name a suite to measure it on: SUITE=name")
-    suite = load_suite(name)
-    item = suite.paper.item(_item_name(line))
-    if suite.paper.name != line.id.partition(".")[0] or not item.runs(suite):
-        raise SuiteError(f"suite {suite.name} cannot show {line.id}: {plan.why_not(suite, item)}")
-    return suite
-
-
-def _item_name(line: Line) -> str:
-    return line.item.name if line.item else line.claim.item
-
-
-def _on(line: Line, suite: Suite) -> Again:
-    """The commands for one suite: on the runs that have records, or else on all that the item is about."""
-    if line.again and line.again.suite == suite.name:
-        return line.again
-    item = suite.paper.item(_item_name(line))
-    return by_records(line.claim, item, suite, item.runs(suite))
 
 
 if __name__ == "__main__":

@@ -1,155 +1,222 @@
-"""The page as Markdown."""
+"""The ledger as Markdown: REPRODUCTION.md, a page of claims for each paper, and the README's table."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from acp_repro.pipeline.paper import Paper, Suite
+
+from .. import style
+from ..ledger import Row
 from ..verdict import Word
-from .gather import Line, Section
-from .missing import ANSWERED, gaps
+from .missing import gaps
 
-MEANINGS = {
-    Word.PROVED: "a proof or a formula gives it, whatever the model, and a test shows it on this code",
-    Word.MEASURED: "the models of the line meet the criterion: the paper's range, or its words where it has "
-    "none",
-    Word.ANOTHER_SIZE: "the models of the line show the effect that the paper reports, with a larger or a "
-    "smaller number than its range",
-    Word.UNTOLD: "the records cannot show it, or there are none: the line says why",
-    Word.CONTRADICTED: "the models of the line do not meet the criterion",
-    Word.MISPRINT: "the paper is wrong as printed; the line says what is right",
+CLAIMS = Path("docs/claims")
+MARKERS = {
+    "savings": ("<!-- from claims.json: make reproduction -->", "<!-- end -->"),
+    "answers": ("<!-- answers from claims.json -->", "<!-- end of answers -->"),
 }
-# What a reader in a hurry wants to know, in this order.
-HEADLINES = ("acp.figureA1.1", "acp.text.19", "acp.figure2.1", "acp.figure2.3", "acp.figureA6.1")
-HEADER = ("Claim", "The paper", "Here", "Measured on", "Verdict", "Shown by", "Measure it again")
+# The README's questions: the row that answers, and its scale.
+QUESTIONS = (
+    ("Is pruning safe?", "acp.figureA1.1", "760M at 4k, every head"),
+    ("Does ACP change the loss of a training?", "acp.text.19", "125M to 760M, 4k to 16k, nats"),
+    ("Do the same weights retrieve alike with it?", "acp.figureA6.2", "125M at 4k, 24 facts in long texts"),
+    (
+        "How much attention time does it save at the paper's pruned share?",
+        "acp.table_speed.1",
+        "12 heads, H100",
+    ),
+    ("How much faster is a step of decoding?", "acp.text.35", "125M, 64 x 16k and 16 x 64k, H200"),
+    ("Are heads local or global?", "acp.figure4.1", "760M at 4k"),
+)
 
 
-def render(sections: Sequence[Section]) -> str:
-    """The whole page."""
-    lines = {line.id: line for section in sections for line in section.lines}
-    headlines = [_cells(lines[id]) for id in HEADLINES if id in lines]
+def summary(rows: Iterable[Row]) -> str:
+    """ "62 claims: 12 proved; 8 checked by a test; ..."."""
+    words = Counter(row.verdict for row in rows)
+    plural = {Word.MISPRINT: "misprints"}
+    counts = [f"{words[w]} {plural.get(w, w) if words[w] > 1 else w}" for w in Word if words[w]]
+    return f"{words.total()} claims: {'; '.join(counts)}"
+
+
+def reproduction(
+    rows: Sequence[Row], models: Iterable[Mapping], papers: Sequence[Paper], suites: Sequence[Suite]
+) -> str:
+    """REPRODUCTION.md."""
+    of_paper = {paper.name: [row for row in rows if row.id.startswith(f"{paper.name}.")] for paper in papers}
+    counts = [
+        [paper.name, *(str(Counter(r.verdict for r in of_paper[paper.name])[word] or "–") for word in Word)]
+        for paper in papers
+    ]
+    changed: dict[str, list[str]] = {}
+    for row in rows:
+        if row.changed:
+            changed.setdefault(row.changed, []).append(f"`{row.id}`")
+    missing = [
+        [paper.name, *gap]
+        for paper in papers
+        for gap in gaps(
+            paper.name, of_paper[paper.name], [suite for suite in suites if suite.paper.name == paper.name]
+        )
+    ]
     parts = [
         "# Reproduction: what holds of what the papers claim",
-        "Each line of this page is one claim of a paper, with our number and a verdict. The first table has "
-        "the most important claims. The second counts all of them.",
-        _markdown(("Claim", "Here", "Verdict"), ([cell[0], cell[2], cell[4]] for cell in headlines)),
-        _markdown(("Paper", "claims", *Word), map(_counts, sections)),
-        _markdown(("verdict", "means"), MEANINGS.items()),
-        "## How to read it",
-        "- `make reproduction` writes this page from the published records. Nothing on it is written by "
-        "hand. Each claim and its criterion stand in its figure's Python file, in `analysis/acp/`, "
-        "`analysis/lap/` or `analysis/retention/`. The reports "
-        "(`figures/SUITE/report.md`) show the figures.\n"
-        "- A verdict holds at the scale that stands beside it, and no further.\n"
-        "- A *suite*, such as `h100`, is a set of trainings with its records. *Start of training* marks a "
-        "model that saw few tokens for its size. Where a line has other models too, its range and growth are "
-        "judged on those others alone. *Exact* is attention without pruning.\n"
-        "- Square brackets hold a 95 % interval. The loss, the downstream results and the many facts of "
-        "ACP have a 90 % interval, as one-sided tests at 5 % need.\n"
-        "- Where several suites have records of a claim, one decides. Of those that can tell it is the one "
-        "with the most shapes and contexts past the start of training. With equal numbers it is the one with "
-        "the most runs, then the one with the largest model, then the one whose models saw the most tokens. "
-        "Where another suite comes to another verdict, or cannot tell, the line gives its numbers. A claim "
-        "that two figures show counts twice. "
-        "*All pairs together* are those of all suites but `h200-needle`, whose text holds needles, judged "
-        "once. So are the tasks of Adaptive Retention's "
-        "Tables 1 and 2, with the encoder in brackets.\n"
-        "- `make claim ID=acp.figure2.1` measures a line again. It trains runs that lack weights, measures, "
-        "and prints the old and the new number and verdict. With `SUITE=cpu` it takes the small models of a "
-        "laptop. The last column gives the training time behind the records. It includes the measuring where "
-        "the records say it.",
-        *(part for section in sections for part in _section(section)),
+        "One line a claim. Its link leads to the paper's words, the criterion, all numbers, the records "
+        "and the command that measures it again. The verdicts are [explained "
+        "here](docs/chain.md#every-claim-in-one-ledger). `make reproduction` writes this page, "
+        "[claims.json](claims.json) and the tables of the [README](README.md).",
+        _table(("Paper", *Word), counts),
+        "Of several suites (sets of trainings) the one nearest to the paper's size and context decides, "
+        "whatever its answer. n counts trainings unless a line says otherwise.",
+    ]
+    for paper in papers:
+        note = Path(__file__).with_name(f"{paper.name}.md").read_text(encoding="utf-8").strip()
+        parts += [f"## {paper.title}", note, _lines(of_paper[paper.name])]
+    parts += [
+        "## Criteria that changed after scores were seen",
+        _table(("what changed", "claims"), ((words, ", ".join(ids)) for words, ids in changed.items())),
+        "## Trained models",
+        "Of the ACP paper; loss in nats on held-out text.",
+        _models(models),
         "## What is missing",
-        "Nobody has trained or measured these. The right column says what would.",
-        _markdown(("Paper", "Missing", "Made by"), (row for section in sections for row in _gaps(section))),
-        "## What is answered",
-        "The code of these studies is at the tag `v1-full`: `git worktree add ../v1-full v1-full`. Their "
-        "records and pictures stay.",
-        "\n".join(
-            f"- {study}: {answer}."
-            for section in sections
-            for study, answer in ANSWERED.get(section.paper.name, ())
-        ),
+        _table(("paper", "missing", "made by"), missing),
+        "Studies that are answered are at the tag `v1-full` "
+        "([notebook](docs/lab-notebook.md#studies-that-are-answered)).",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def summary(section: Section) -> str:
-    """ "62 claims: 18 proved or computed; 25 measured in the paper's range; ..."."""
-    words = Counter(line.word for line in section.lines)
-    plural = {Word.MISPRINT: "misprints"}
-    counts = [
-        f"{words[word]} {plural.get(word, word) if words[word] > 1 else word}" for word in Word if words[word]
-    ]
-    return f"{len(section.lines)} claims: {'; '.join(counts)}."
+def _models(models: Iterable[Mapping]) -> str:
+    """A line for each pair: trained with ACP and exact."""
+    pairs: dict[tuple[str, str], dict[str, Mapping]] = {}
+    for one in models:
+        method = "exact" if "-exact" in one["run"] else "acp"
+        pairs.setdefault((one["suite"], one["run"].replace(f"-{method}", "")), {})[method] = one
+    rows = []
+    for (suite, name), pair in pairs.items():
+        both = [pair.get(method, {}) for method in ("acp", "exact")]
+        first = next(filter(None, both))
+        loss = (f"{one['loss_nats']:.4f}" if "loss_nats" in one else "–" for one in both)
+        pruned = f"{both[0]['pruned_percent']:.1f} %" if "pruned_percent" in both[0] else "–"
+        minutes = " + ".join(f"{one['gpu_minutes']:.0f}" for one in both if one)
+        commit = first.get("commit", "–")[:7]
+        rows.append((suite, name, style.count_label(first["tokens"]), *loss, pruned, minutes, commit))
+    header = ("suite", "model", "tokens", "loss, ACP", "loss, exact", "pruned", "GPU minutes", "commit")
+    return _table(header, rows)
 
 
-def _counts(section: Section) -> list[str]:
-    words = Counter(line.word for line in section.lines)
-    return [section.paper.title, str(len(section.lines)), *(str(words[word] or "–") for word in Word)]
-
-
-def quick(section: Section) -> str:
-    """ "43 can be measured again .... 20 of these ..."."""
-    found = [line.again for line in section.lines if line.again and line.again.quick]
-    tests = sum(not again.suite for again in found)
-    words = f"{len(found)} can be measured again with less than half an hour of training on one GPU"
-    return (
-        f"{words}. {tests} of these are tests, which take under a minute each on two CPU cores."
-        if tests
-        else f"{words}."
+def _lines(rows: Sequence[Row]) -> str:
+    """A table; what tests show in a sentence for each of the two verdicts."""
+    shown = (Word.PROVED, Word.CHECKED)
+    body = (
+        (f"[{row.id.partition('.')[2]}]({_link(row)})", row.claim, row.ours, row.verdict, _count(row))
+        for row in rows
+        if row.verdict not in shown
     )
+    parts = [_table(("", "claim", "here", "verdict", "n"), body)]
+    for word in shown:
+        if some := [f"[{row.claim}]({_link(row)})" for row in rows if row.verdict is word]:
+            parts.append(f"**{word.capitalize()}**, whatever the model: {'; '.join(some)}.")
+    return "\n\n".join(parts)
 
 
-def _section(section: Section) -> list[str]:
-    paper, lines = section.paper, section.lines
-    parts = [f"## {paper.title}", f"[The paper]({paper.url}) makes {summary(section)} {quick(section)}"]
-    for title, some in (
-        ("Its figures and tables", [line for line in lines if line.item]),
-        ("What its text says besides", [line for line in lines if not line.item]),
-    ):
-        if some:
-            parts += [f"### {title}", _table(some)]
-    criteria = {line.claim.claim: line.claim.holds_if for line in lines if line.claim.holds_if}
-    listed = "\n".join(f"- **{claim}**: {words}." for claim, words in criteria.items())
-    return [*parts, "### When a claim holds", listed]
+def _count(row: Row) -> str:
+    return "" if row.n is None else f"{row.n:,}" if row.unit == "training" else _plural(row)
 
 
-def _gaps(section: Section) -> Iterator[list[str]]:
-    for gap in gaps(section):
-        yield [section.paper.name, *(words.replace("|", "\\|") for words in gap)]
+def _plural(row: Row) -> str:
+    return f"{row.n:,} {row.unit}{'s' * (row.n > 1)}"
 
 
-def _table(lines: Iterable[Line]) -> str:
-    return _markdown(HEADER, map(_cells, lines))
+def _link(row: Row) -> str:
+    paper, _, name = row.id.partition(".")
+    return f"{CLAIMS}/{paper}.md#{name.replace('.', '')}"
 
 
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
+def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
+    """docs/claims/PAPER.md: an entry with an anchor for each claim."""
+    parts = [
+        f"# Claims of {paper.title}",
+        f"[The paper]({paper.url}) makes {summary(rows)}. Each entry has the paper's words, the criterion, "
+        "all numbers, the records and what measures it again. Square brackets hold a 95 % interval unless "
+        "they say otherwise. *Start of training* marks a model that saw few tokens for its size.",
+    ]
+    for row in rows:
+        parts += [
+            f"### {row.id.partition('.')[2]}",
+            f"**{row.claim}**{f' ({row.where})' if row.where else ''}",
+        ]
+        facts = {
+            "Paper": row.paper,
+            "Criterion": row.criterion,
+            "Verdict": f"**{row.verdict}** ({row.icml}){f', n = {_plural(row)}' if row.n else ''}",
+            "Here": row.ours,
+            "Numbers": row.numbers if row.numbers != row.ours else "",
+            **{f"Suite {name}": f"{verdict}: {numbers}" for name, verdict, numbers in row.others},
+            "Models": row.scale,
+            "Changed": row.changed,
+            "Records": _records(row),
+            "Again": f"`make claim ID={row.id}`: {row.cost}" if row.commands else row.cost,
+        }
+        parts.append("\n".join(f"- {name}: {_minus(words)}" for name, words in facts.items() if words))
+    return "\n\n".join(parts) + "\n"
 
 
-def _cells(line: Line) -> list[str]:
-    item = line.item
-    where = f"<br>*{item.label}{', ours' if item.ours else ''}*" if item else ""
-    cells = (line.claim.claim + where, line.paper, line.ours, line.scale, f"**{line.word}**", _shown_by(line))
-    cells += (f"`make claim ID={line.id}`: {line.again.cost}" if line.again else "",)
-    minus = re.compile(r"(?<=[\s\[])-(?=\d)")
-    return [minus.sub("−", " ".join(cell.split())).replace("|", "\\|") or "–" for cell in cells]
-
-
-def _shown_by(line: Line) -> str:
+def _records(row: Row) -> str:
     """A link to the test, or for each quantity to the folder of its run, or to that of all its runs."""
-    if line.claim.test:
-        return f"[`{line.claim.test}`]({line.claim.test.partition('::')[0]})"
-    files: dict[str, list[tuple[str, Path]]] = {}
-    for quantity, run, path in line.records:
-        files.setdefault(quantity, []).append((run, path))
+    if row.test:
+        return f"[`{row.test}`](../../{row.test.partition('::')[0]})"
+    by_quantity: dict[str, list[Path]] = {}
+    for path in map(Path, row.records):
+        by_quantity.setdefault(path.name.partition(".")[0], []).append(path)
     links = []
-    for quantity, found in files.items():
-        name = f"{len(found)} runs" if len(found) > 1 else found[0][0]
-        target = Path(os.path.commonpath([path.parent for _, path in found]))
-        links.append(f"{quantity} of [{name}]({target.as_posix()})")
+    for quantity, found in by_quantity.items():
+        folder = Path(os.path.commonpath([path.parent for path in found])).as_posix()
+        name = f"{len(found)} runs" if len(found) > 1 else found[0].parent.name
+        links.append(f"{quantity} of [{name}](../../{folder})")
     return "; ".join(links)
+
+
+def readme(text: str, rows: Mapping[str, Row]) -> str:
+    """README with what stands between its markers filled from the ledger."""
+    answers = (
+        (question, f"**{rows[id].ours}**", scale, f"[{rows[id].verdict}]({_link(rows[id])})")
+        for question, id, scale in QUESTIONS
+    )
+    tables = {
+        "savings": _savings(rows),
+        "answers": _table(("question", "answer", "scale", "verdict"), answers),
+    }
+    for name, (start, end) in MARKERS.items():
+        head, _, rest = text.partition(start)
+        text = f"{head}{start}\n\n{tables[name]}\n\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def _savings(rows: Mapping[str, Row]) -> str:
+    """Pruned share, attention time and training speed of 125M at each context."""
+    lines = (
+        ("blocks skipped", "acp.figure2.2", "about 70 %"),
+        ("attention time saved", "acp.figure2.3", "50 to 70 %"),
+        ("training faster by", "acp.figure2.4", "10 to 40 %"),
+    )
+    contexts = ("4k", "8k", "16k")
+    body = (
+        (name, *(f"{rows[id].values[f'125M at {length}']:.0f} %" for length in contexts), paper)
+        for name, id, paper in lines
+    )
+    return _table(("125M", *contexts, "paper"), body)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = (header, ["---"] * len(header), *rows)
+    cells = ([_minus(" ".join(cell.split())).replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"|{'|'.join(line)}|" for line in cells)
+
+
+def _minus(words: str) -> str:
+    return re.sub(r"(?<=[\s\[(])-(?=\d)", "−", words)

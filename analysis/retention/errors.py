@@ -1,10 +1,4 @@
-"""Whether two settings differ by more than chance: what the criteria of Tables 1 to 3 and of Figure 2 share.
-
-Two things are drawn at random: items and trainings. Items are compared one by one where both sides' records
-hold them. Those of dev count like those of test, because nothing is chosen by dev. Older records have scores
-alone, of the test split, and leave more doubt. Trainings differ by seed. The spread of seeds on a task is
-taken over all settings of the same table that have several, because one with one seed has that doubt too.
-"""
+"""Whether two settings differ by more than chance: for the criteria of Tables 1 to 3 and of Figure 2."""
 
 from __future__ import annotations
 
@@ -23,24 +17,13 @@ from ..verdict import Verdict
 _TASK = ["dataset", "backbone"]
 SETTING = [*_TASK, "method", "budget", "gates"]
 # Sentences of their own, behind a criterion.
-IN_WORDS = (
-    "The tests are at 5 %, with Holm's correction. They pair items of dev and test, or scores where records "
-    "hold no items, and count how seeds differ. One task that contradicts the claim makes it fail; one that "
-    "cannot tell leaves it open"
-)
 COUNTED = "dev items counted where records hold them"
+_COUNTED = ((True, "holds on"), (False, "fails on"), (None, "open on"))
 _ONE_TRAINING = "; there is one training of each, and another may differ as much"
 
 
 class Comparison(NamedTuple):
-    """One setting less another.
-
-    Attributes:
-        row: of :func:`settings`, the columns of the other side ending in ``_other``.
-        estimate: of the difference, in points.
-        scores: what is compared, in percent: of the items of all splits if paired, else of the test split.
-        paired: whether items were compared one by one.
-    """
+    """One setting less another."""
 
     row: Any
     estimate: Estimate
@@ -148,12 +131,7 @@ def above(
     words: Callable[[Comparison], str] = lambda one: f"{one.place}: {one.points}",
     missed_below: Callable[[Comparison], float] = lambda one: 0.0,
 ) -> Verdict:
-    """Whether each difference is above 0, a verdict for each.
-
-    Args:
-        words: of one of them.
-        missed_below: a difference that is not shown to be above 0 misses where it is shown to be below this.
-    """
+    """Whether each difference is above 0, a verdict for each."""
     below = [one.estimate._replace(mean=-one.estimate.mean) for one in found]
     bounds = [-missed_below(one) for one in found]
     shown = holm([2 * one.estimate.p_above(0) for one in found]) < LEVEL
@@ -185,4 +163,6 @@ def _sorted_out(
     doubts = f"; not paired by item: {bare}" if bare else ""
     doubts += "" if all(one.row.freedom for one in found) else _ONE_TRAINING
     met = False if False in each else None if None in each else True
-    return Verdict.of(met, "; ".join(parts) + doubts)
+    counts = [(sum(value is of for value in each), words) for of, words in _COUNTED]
+    short = ", ".join(f"{word} {n}" for n, word in counts if n) + f" of {len(found)} settings"
+    return Verdict.of(met, "; ".join(parts) + doubts, short, n=len(found), unit="setting")

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
@@ -103,30 +101,3 @@ def plateau(score: pd.DataFrame) -> Verdict:
         return f"{moved} ({one.place}, {100 * one.row.budget:g} %): {one.points}"
 
     return errors.within(found, PLATEAU_POINTS, words)
-
-
-CLAIMS = (
-    Claim(
-        "Scores are robust to temperature and stretch",
-        "Section Limitations, (iv): we observe robustness plateaus",
-        f"two one-sided tests show that every value swept scores within {PLATEAU_POINTS:g} points of the "
-        f"default. {errors.IN_WORDS}",
-        ("score",),
-        plateau,
-    ),
-)
-
-ITEMS = (
-    Item(
-        "figure2",
-        "Temperature and stretch",
-        ("score",),
-        lambda suite: suite.sweeps(),
-        "Adaptive Retention at several temperatures or stretches",
-        CLAIMS,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

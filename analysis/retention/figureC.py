@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Item
-
 from .. import drawing, style
 from . import models
 
@@ -88,19 +86,3 @@ bound holds, as for {within} of {len(table)} gates. The two axes have different 
 unknown, and a feasible loss stands for it. A model whose training ends at hard masks minimises another loss
 than the soft one, so the bound need not hold there. {style.provenance(records)}"""
     return draw(records), caption
-
-
-ITEMS = (
-    Item(
-        "figureC",
-        "Slack of the budget",
-        ("slackness",),
-        lambda suite: suite.adaptive,
-        "Adaptive Retention",
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

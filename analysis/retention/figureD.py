@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
@@ -63,22 +61,4 @@ def unbiased(estimator: pd.DataFrame) -> Verdict:
     low, high = 100 * table["relative_bias"].min(), 100 * table["relative_bias"].max()
     error = 100 * table["relative_bias_error"].max()
     words = f"the bias is {low:.1f} to {high:.1f} % of the gradient, its standard error at most {error:.2f} %"
-    return Verdict.of(ok.all(), words)
-
-
-CLAIMS = (
-    Claim(
-        "The Hard-Concrete gradient is unbiased",
-        "Appendix D: the estimator satisfies E[g(p)] = grad E[L]",
-        "at the paper's temperature the mean over samples is within three standard errors of the exact "
-        "gradient, in every problem",
-        ("estimator",),
-        unbiased,
-    ),
-)
-
-ITEMS = (Item("figureD", "Bias of the relaxed gradient", ("estimator",), claims=CLAIMS, ours=True),)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())
+    return Verdict.of(ok.all(), words, f"biased by {low:.1f} to {high:.1f} %", n=len(table), unit="problem")

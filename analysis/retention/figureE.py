@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..verdict import Verdict
 
@@ -53,21 +51,9 @@ slope of {slope(records):.3f}. Appendix E bounds it by C/B, which is a slope of 
 
 def variance_falls(variance: pd.DataFrame) -> Verdict:
     found = slope(variance)
-    return Verdict.of(math.isclose(found, -1, abs_tol=SLOPE_WITHIN), f"slope {found:.3f}")
-
-
-CLAIMS = (
-    Claim(
-        "The variance falls as 1/B",
-        "Appendix E: var <= C / B",
-        f"the slope of log variance against log B is -1, within {SLOPE_WITHIN:g}",
-        ("variance",),
-        variance_falls,
-    ),
-)
-
-ITEMS = (Item("figureE", "Variance of the gradient", ("variance",), claims=CLAIMS, ours=True),)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())
+    return Verdict.of(
+        math.isclose(found, -1, abs_tol=SLOPE_WITHIN),
+        f"slope {found:.3f}",
+        n=variance["batch_samples"].nunique(),
+        unit="batch size",
+    )

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
@@ -46,24 +44,6 @@ keep M of {records["tokens"].max()} tokens, at random. {style.provenance(records
 def complexity_bounded(complexity: pd.DataFrame) -> Verdict:
     over = complexity["complexity_ratio"] / complexity["claimed_ratio"]
     off = (complexity["complexity_ratio"] / complexity["root_ratio"] - 1).abs().max()
-    words = (
-        f"up to {over.max():.1f} times the claimed M/T; within {100 * off:.0f} % of the square root of M/T"
-    )
-    return Verdict.of((over <= 1.01).all(), words)
-
-
-CLAIMS = (
-    Claim(
-        "The complexity of a pruned class falls as M/T",
-        "Appendix H: R(masked) <= (M/T) R(full)",
-        "for a linear class the measured ratio is at most M/T at every M",
-        ("complexity",),
-        complexity_bounded,
-    ),
-)
-
-ITEMS = (Item("figureH", "Complexity of a pruned class", ("complexity",), claims=CLAIMS, ours=True),)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())
+    short = f"up to {over.max():.1f} times the claimed M/T"
+    words = f"{short}; within {100 * off:.2f} % of the square root of M/T"
+    return Verdict.of((over <= 1.01).all(), words, short, n=len(over), unit="simulation")

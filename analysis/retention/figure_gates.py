@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Item
-
 from .. import drawing, style
 from . import models, table1
 
@@ -83,11 +81,7 @@ def random_scores(records: pd.DataFrame) -> str:
 
 
 def of_learnt(records: pd.DataFrame, bag: pd.DataFrame) -> str:
-    """What random tokens score on tasks that the dense model has learnt, and a sentence on the others.
-
-    Args:
-        records, bag: ``pruned_dense`` and ``bag_of_words`` records.
-    """
+    """What random tokens score on tasks that the dense model has learnt, and a sentence on the others."""
     dense = records[records["pruning"] == "none"].assign(split="test")
     others = pd.MultiIndex.from_frame(records[["dataset", "backbone"]]).isin(table1.unlearnt(dense, bag))
     return random_scores(records[~others]) + table1.left_out(dense, bag)
@@ -103,19 +97,3 @@ allows all three places. In its table random pruning loses 3.7 and 8.1 points on
 where tokens still matter.
 {models.own_tasks(records)}{style.provenance(records)}"""
     return draw(records), caption
-
-
-ITEMS = (
-    Item(
-        "figure_gates",
-        "Where the gate stands",
-        ("pruned_dense", "bag_of_words"),
-        lambda suite: suite.dense,
-        "a dense model",
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -72,27 +72,6 @@ def _shape(backbone) -> str:
     return f"{backbone.num_hidden_layers} blocks of width {backbone.hidden_size}, {start}"
 
 
-def caveat(suite: RetentionSuite) -> str:
-    """In what the suite's models are less than the paper's, and how its contradictions are read."""
-    fresh = [run for run in suite.tuned if not run.backbone.pretrained]
-    start = (
-        "The paper fine-tunes published weights of DistilBERT (66M) and Longformer (149M); the encoders here "
-        "saw far less text, so scores compare with each other and not with the paper's. "
-        if fresh
-        else ""
-    )
-    return start + (
-        "Where the paper contradicts itself: its dense row falls with the budget, which dense has none of, "
-        "so there is one dense row here; Tables 5 and 6 keep more than their budget (their text says so), so "
-        "the schedules are measured beside them; Table 3 calls the method with the most memory (7.5 GB) the "
-        "least; ArXiv and PubMed RCT are scored as summaries and are classification sets."
-    )
-
-
-def scale(item: Item, runs: Sequence[RetentionRun]) -> str:
-    return ""
-
-
 def shapes(runs: Sequence[RetentionRun]) -> str:
     """Encoders and tasks of some runs, in words."""
     encoders = ", ".join(dict.fromkeys(f"{run.backbone_name} ({_shape(run.backbone)})" for run in runs))

@@ -7,8 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
@@ -24,11 +22,7 @@ _KEY = [*_TASK, "method", "gates", "metric"]
 
 def tabulate(records: pd.DataFrame, bag: pd.DataFrame, item: str) -> drawing.Table:
     """One row a method and place of its gates, one column a task and score; below, a bag of words, and what
-    the paper prints.
-
-    Args:
-        records, bag: ``score`` and ``bag_of_words`` records.
-    """
+    the paper prints."""
     test = records[records["split"] == "test"]
     one_each(test, [*_KEY, "seed"], item)
     ours = models.means(test, _KEY).assign(source="measured")
@@ -175,7 +169,7 @@ def _sentences(ours: str) -> str:
 
 
 def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
-    found = _against(score, bag, "dense", KEPT_OF_DENSE)
+    found = _against(score[score["split"] == "test"], bag, "dense", KEPT_OF_DENSE)
     if not found:
         return Verdict.of(None, "no task has both a dense model and Adaptive Retention")
 
@@ -185,6 +179,13 @@ def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
         return f"{one.place}: {mean:.1f} ± {half:.1f} of {dense:.1f} ({100 * mean / dense:.1f} %)"
 
     return errors.above(found, words)
+
+
+def level_with_infor_coef(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
+    found = _against(score, bag, "infor_coef")
+    if not found:
+        return Verdict.of(None, "no task has both at the same place and budget")
+    return errors.within(found, LEVEL_POINTS, lambda one: f"{one.place}: {one.points}")
 
 
 def beats_random(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
@@ -198,62 +199,3 @@ def beats_h2o(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
 def _beats(score: pd.DataFrame, bag: pd.DataFrame, method: str) -> Verdict:
     found = _against(score, bag, method)
     return errors.above(found) if found else Verdict.of(None, "no task has both at the same place and budget")
-
-
-_IN_WORDS = (
-    f"{errors.IN_WORDS}. A task is left out if the dense model scores {UNLEARNT_POINTS} points less than a "
-    "bag of words, the best of six settings on the test split. The tasks of all suites count together"
-)
-CLAIMS = (
-    Claim(
-        "Pruning preserves more than 95 % of the dense score",
-        "Abstract: keeping only 30-50 % of tokens preserves > 95 % of full-model performance",
-        f"on every task, the mean over seeds of Adaptive Retention is at least {100 * KEPT_OF_DENSE:g} % of "
-        f"the dense model's. {_IN_WORDS}",
-        ("score", "bag_of_words"),
-        keeps_dense_score,
-        pooled=True,
-    ),
-    Claim(
-        "Learned retention beats random pruning",
-        "Section 4.3: consistently outperforms H2O and Random across tasks and budgets",
-        "on every task, the mean score of Adaptive Retention is above that of random pruning, both "
-        f"fine-tuned. {_IN_WORDS}",
-        ("score", "bag_of_words"),
-        beats_random,
-        pooled=True,
-    ),
-    Claim(
-        "Learned retention beats H2O",
-        "Section 4.3: consistently outperforms H2O and Random across tasks and budgets",
-        "on every task, the mean score of Adaptive Retention is above that of H2O, both fine-tuned. "
-        f"{_IN_WORDS}",
-        ("score", "bag_of_words"),
-        beats_h2o,
-        pooled=True,
-    ),
-)
-
-_NEEDS = "a dense model and pruned ones at this budget"
-ITEMS = (
-    Item(
-        "table1",
-        "Results at 50 % of the tokens",
-        ("score", "bag_of_words"),
-        lambda suite: suite.table_runs(0.5),
-        _NEEDS,
-        CLAIMS,
-    ),
-    Item(
-        "table2",
-        "Results at 30 % of the tokens",
-        ("score", "bag_of_words"),
-        lambda suite: suite.table_runs(0.3),
-        _NEEDS,
-        CLAIMS,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -6,8 +6,6 @@ import math
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
@@ -20,12 +18,7 @@ _LOST = ["lost_points", "lost_low", "lost_high"]  # with the ends of the interva
 
 def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
     """One row an ablation and budget: scores on the test split, points lost (see :func:`_losses`), throughput
-    against dense, peak memory; beside them the paper's.
-
-    Args:
-        scores: ``score`` records.
-        speed: ``speed`` records, of one seed; the longest length counts.
-    """
+    against dense, peak memory; beside them the paper's."""
     test = scores[scores["split"] == "test"]
     one_each(test, [*_KEY, "seed"], "table3")
     values = models.means(test, _KEY)
@@ -149,24 +142,3 @@ def ablations_lose(score: pd.DataFrame) -> Verdict:
         return f"{ablation} ({one.row.dataset}, {100 * one.row.budget:g} %): {one.points}{paper}"
 
     return errors.above(found, words, printed_loss)
-
-
-CLAIMS = (
-    Claim(
-        "Every part of the method is needed",
-        "Table 3: each ablation loses 0.5 to 4 points",
-        "on every task and at every budget each ablation loses. "
-        f"{errors.IN_WORDS}. An ablation without a loss contradicts it where a loss as large as the paper "
-        "prints is ruled out",
-        ("score",),
-        ablations_lose,
-    ),
-)
-
-ITEMS = (
-    Item("table3", "Ablations", ("score", "speed"), lambda suite: suite.ablations(), "an ablation", CLAIMS),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
 from acp_repro.pipeline.papers.retention.suite import RetentionRun
 
 from .. import drawing, style
@@ -16,11 +15,7 @@ from . import models
 
 
 def tabulate(records: pd.DataFrame, item: str) -> drawing.Table:
-    """One row a layer, one column a budget and schedule, in percent of the tokens; beside them the paper's.
-
-    Args:
-        records: ``tokens_kept`` records of one run a budget.
-    """
+    """One row a layer, one column a budget and schedule, in percent; beside them the paper's."""
     one_each(records, ["budget", "schedule", "layer"], item)
     values = records[["budget", "schedule", "layer", "kept_share"]].copy()
     printed = models.PUBLISHED.table.query("item == @item").set_index("quantity")["low"]
@@ -56,18 +51,8 @@ def budget_holds(tokens_kept: pd.DataFrame) -> Verdict:
         f"{100 * worst['budget']:g} % "
         f"({worst['schedule']}, layer {worst['layer']})"
     )
-    return Verdict.of((over <= 0).all(), words)
-
-
-CLAIMS = (
-    Claim(
-        "The tokens kept fit the budget",
-        "Figure 1: the top M_l = floor(rho T_l) tokens of each layer; Tables 5 and 6 keep more than 30 %",
-        "with the constant and the geometric schedule no layer keeps more than the budget",
-        ("tokens_kept",),
-        budget_holds,
-    ),
-)
+    short = f"at most {100 * worst['kept_share']:.1f} % kept of a budget of {100 * worst['budget']:g} %"
+    return Verdict.of((over <= 0).all(), words, short)
 
 
 def _one_a_budget(runs: Iterable[RetentionRun]) -> list[RetentionRun]:
@@ -76,27 +61,3 @@ def _one_a_budget(runs: Iterable[RetentionRun]) -> list[RetentionRun]:
     for run in runs:
         of_budget.setdefault(run.budget, run)
     return list(of_budget.values())
-
-
-ITEMS = (
-    Item(
-        "table5",
-        "Tokens kept in each layer",
-        ("tokens_kept",),
-        lambda suite: _one_a_budget(r for r in suite.adaptive if r.backbone.num_hidden_layers != 12),
-        "Adaptive Retention in an encoder of another depth than 12",
-        CLAIMS,
-    ),
-    Item(
-        "table6",
-        "Tokens kept in each of 12 layers",
-        ("tokens_kept",),
-        lambda suite: _one_a_budget(r for r in suite.adaptive if r.backbone.num_hidden_layers == 12),
-        "Adaptive Retention in an encoder of 12 blocks",
-        CLAIMS,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

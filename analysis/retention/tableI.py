@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
@@ -13,11 +11,7 @@ from . import models
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
-    """One row a method, budget and length.
-
-    Args:
-        records: ``speed`` records.
-    """
+    """One row a method, budget and length."""
     key = ["dataset", "backbone", "method", "budget", "gates", "length_tokens"]
     columns = ["example_flop", "dense_example_flop", "batch_ms", "dense_batch_ms"]
     values = one_each(records[[*key, *columns]], key, "tableI")
@@ -77,22 +71,6 @@ def saves_more_when_longer(speed: pd.DataFrame) -> Verdict:
     if not lines:
         return Verdict.of(None, words or "not timed at two lengths")
     met = all((line["ratio"] >= 1).all() and line["ratio"].is_monotonic_increasing for line in lines)
-    return Verdict.of(met, words)
-
-
-CLAIMS = (
-    Claim(
-        "Removal saves more the longer the text",
-        "Appendix I: O(M² d) against O(T² d)",
-        "on every task with at least two lengths, never slower than dense, and faster the longer the text. "
-        "This tests the direction that M² against T² has; two lengths show no exponent",
-        ("speed",),
-        saves_more_when_longer,
-    ),
-)
-
-ITEMS = (Item("tableI", "FLOPs and time", ("speed",), lambda suite: suite.timed(), claims=CLAIMS, ours=True),)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())
+    first, last = (pd.Series([line["ratio"].iloc[end] for line in lines]) for end in (0, -1))
+    short = f"{style.span(first, '.1f')} times, at the longest {style.span(last, '.1f')} times"
+    return Verdict.of(met, words, short, n=len(lines))

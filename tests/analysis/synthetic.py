@@ -1,6 +1,5 @@
 """Records by hand for the suite of ``tests.suites``, so that no model has to be trained."""
 
-import sys
 from pathlib import Path
 
 from acp_repro.pipeline.records import write_records
@@ -15,15 +14,6 @@ def draw(item: str, suite: str = "mini") -> str:
     """``make ITEM SUITE=SUITE`` in this process, from records that are there; the caption in one line."""
     path = drawing.draw(suite, item)
     return " ".join(path.with_suffix(".md").read_text().split())
-
-
-def command(monkeypatch, capsys, module: str, suite: str = "mini", *item: str) -> tuple[int, str]:
-    """The exit code of a module's command line, and what it says on standard error."""
-    monkeypatch.setattr(sys, "argv", [module, *item, "--suite", suite])
-    try:
-        drawing.main(vars(sys.modules[module]))
-    except SystemExit as end:
-        return end.code, capsys.readouterr().err
 
 
 def two_lengths(folder, architectures: str = "pro") -> None:

@@ -40,18 +40,6 @@ def records(runs, percents):
     )
 
 
-def test_each_training_is_named_by_what_it_does_otherwise(runs):
-    assert [figureA7.difference(run, runs[0]) for run in runs] == [
-        "",
-        "",
-        "75 % of the text asks for facts",
-        "learning rate 0.002 (not 0.001)",
-        "QK-norm weights shared by all heads",
-        "50,257 words",
-        "learning rate 0.002 (not 0.001) and 50,257 words",
-    ]
-
-
 def test_a_suspect_counts_past_four_points_and_twice_the_gap_between_seeds(runs):
     table = figureA7.shares(records(runs, [77, 78, 71, 74, 82, 77.5, 77.5]), runs)
     assert table["moved_points"].round(1).tolist() == [-0.5, 0.5, -6.5, -3.5, 4.5, 0, 0]
@@ -67,12 +55,6 @@ def test_a_suspect_counts_past_four_points_and_twice_the_gap_between_seeds(runs)
         "75 % of the text asks for facts",
     ]
     plt.close(figure)
-
-
-def test_other_suites_have_no_arms(monkeypatch):
-    monkeypatch.chdir(PROJECT)
-    for name in ("cpu", "h100", "h200-needle", "h200-long", "paper"):
-        assert load_suite(name).arms == []
 
 
 def test_all_that_were_trained_are_drawn(monkeypatch):

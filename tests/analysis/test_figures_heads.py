@@ -1,6 +1,5 @@
 """Figures 1, 3 to 6, 8 and 11 and their statistics, from records written by hand; no torch."""
 
-import itertools
 from pathlib import Path
 
 import matplotlib.image
@@ -8,12 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from acp_repro.common.grid import head_kind, largest_pruned_ratio
-from acp_repro.pipeline.errors import RecordError, SuiteError
+from acp_repro.common.grid import largest_pruned_ratio
+from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
-from analysis import style
-from analysis.acp import figure3, figure4, figure5, figure6, statistics, versions
+from analysis.acp import figure3, figure4, figure6, statistics
 from tests.analysis import synthetic
 from tests.suites import YAML, write_suite
 
@@ -169,27 +167,6 @@ def test_the_limit_is_what_strong_gates_reach_and_do_not_pass():
     assert head["pruned_ratio"].iloc[0] == largest_pruned_ratio(256, 64, 64) == 0.3
 
 
-def test_kinds_need_a_grid_that_prunes():
-    assert [head_kind(ratio, 0.5) for ratio in (0.48, 0.47, 0.02)] == ["local", "between", "global"]
-    assert head_kind(0.0, 0.0) is None
-
-
-def test_heads_at_the_limit_are_found():
-    table = pd.DataFrame(
-        {
-            "context_length_tokens": 512,
-            "block_q_tokens": 64,
-            "block_k_tokens": 64,
-            "pruned_ratio": [0.5834, 0.575, 0.57, 0.0],
-        }
-    )
-    limit, there = figure4.grid_limit(table)
-    assert limit == pytest.approx(0.58333, abs=1e-4) and there.tolist() == [True, True, False, False]
-    table.loc[0, "block_q_tokens"] = 128
-    with pytest.raises(ValueError, match="2 grids"):
-        figure4.grid_limit(table)
-
-
 def curve(tolerance, losses, length=256, seed=0):
     return pd.DataFrame(
         {
@@ -245,77 +222,12 @@ def test_the_grid_of_figure_1_is_the_codes(block_q):
         assert (blocks[row, :first] < -10).all() and blocks[row, first] >= -10
 
 
-def test_a_long_sequence_shows_its_first_blocks_and_a_head_that_prunes_there():
-    grid = statistics.block_grid(pd.DataFrame(decay_rows(0.1, 0, 0, block_q=128)), 2)
-    assert grid.largest_decay.shape == (1, 2)  # two key blocks are the limit, so one query block
-    # Shares 0.3, 0.3, 0.1 and 0: the limit is 0.3, and 0.1 is nearest to its half.
-    heads = [decay_rows(step, 0, i) for i, step in enumerate((5.0, 1.0, 0.1, 0.001))]
-    table = pd.DataFrame([row for head in heads for row in head])
-    assert table.groupby("head")["pruned_ratio"].first().tolist() == [0.3, 0.3, 0.1, 0.0]
-    assert set(statistics.illustrative_head(table, 16)["head"]) == {2}
-
-
 def test_the_boundary_is_a_staircase_in_token_coordinates():
     x, y = statistics.staircase(np.array([0, 0, 0, 2, 2, 4]))
     assert list(zip(x, y, strict=True)) == [(0, 0), (0, 3), (2, 3), (2, 5), (4, 5), (4, 6)]
 
 
 # --- figures
-
-
-def test_heads_figures_say_what_was_measured(folder):
-    write_heads()
-    caption = make("figure1")
-    # 0.1 per token: 1 of 10 blocks is pruned, the nearest to half of the limit, 1.5.
-    assert "layer 1, head 0 (counted from 0) of pro-big-256-acp (1.5k tokens, start of training)," in caption
-    assert (
-        caption.startswith("**Figure 1.** ACP skips 1 of 10 blocks here") and "on all 256 tokens" in caption
-    )
-    assert "delta = -10.00" in caption and "block of 64 queries by 64 keys" in caption
-    for name in ("figure4", "figure5"):
-        caption = make(name)
-        assert "Of the 8 heads of pro-big-256-acp (1.5k tokens, start of training), 50 % are local" in caption
-        assert "25 % global and 25 % between" in caption and "under 5 % of it" in caption
-        assert "the grid allows: 30.0 %" in caption and "4 heads are within" in caption
-    assert "suite mini on a processor" in caption
-    caption = make("figure6")
-    assert "first held-out sequence, 256 tokens" in caption
-    figure = figure6.draw({q: read(q) for q in ("decay", "attention_weights")})
-    titles = [ax.get_title() for ax in figure.axes[:3]]
-    assert titles == [
-        "layer 0, head 2: 30 % saved",
-        "layer 1, head 0: 10 % saved",
-        "layer 1, head 3: 0 % saved",
-    ]
-
-
-def test_bars_of_figure_4_stack_to_the_distribution(folder):
-    write_heads()
-    records = read("pruned_ratio")
-    stacks = list(figure4.stacks(records))
-    whole = figure4.savings_shares(records["pruned_blocks"], records["causal_blocks"])
-    assert np.allclose(sum(shares for shares, _, _ in stacks), whole)
-    for (shares, below, _), (_, above, _) in itertools.pairwise(stacks):
-        assert np.allclose(below + shares, above)  # one lies on the other
-    sizes = [shares.sum() for shares, _, _ in stacks]
-    assert np.allclose(sizes, [share for share in figure4.kinds(records).values() if share])
-
-
-def test_kinds_are_named_as_shares_of_what_the_grid_allows(folder):
-    """At short contexts a local head prunes 95 % of the limit, which may be two thirds of all blocks."""
-    style.use_style()  # whose sizes of type decide what fits
-    write_heads()
-    records = read("pruned_ratio")
-    for module in (figure4, figure5):
-        figure = module.draw(records)
-        words = [t.get_text() for ax in figure.axes for t in ax.texts]
-        words += [t.get_text() for legend in figure.legends for t in legend.texts]
-        figure.draw_without_rendering()
-        boxes = [t.get_window_extent() for t in figure.axes[0].texts]
-        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
-        assert any("≥ 95 % of limit" in word for word in words)
-        assert any("< 5 % of limit" in word for word in words)
-        assert any(word.startswith("limit") and "grid allows" in word for word in words)
 
 
 def test_loss_figures_take_their_sizes_and_print_the_gap(folder):
@@ -331,65 +243,6 @@ def test_loss_figures_take_their_sizes_and_print_the_gap(folder):
     words = [t.get_text() for ax in figure.axes for t in (ax.get_legend() or figure.legends[0]).texts]
     assert words.count("0.0300") == 4  # two sizes of two lengths
     assert {line.get_linestyle() for line in figure.axes[0].lines} == {"-", "--"}
-
-
-def test_each_pair_of_seeds_is_drawn_and_named():
-    """One pair of two may be identical to the bit: its mean with the other halves the gap."""
-    same = [3.0, 2.0, 1.0]
-    pairs = ((-10.0, same, 0), (None, same, 0), (-10.0, same, 1), (None, [3.0, 2.1, 1.0], 1))
-    records = pd.concat([curve(tolerance, losses, seed=seed) for tolerance, losses, seed in pairs])
-    figure = figure3.draw(records)
-    top, bottom = figure.axes
-    assert len(top.lines) == 4
-    assert [max(abs(line.get_ydata())) for line in bottom.lines[:2]] == pytest.approx([0.0, 0.1])
-    assert [t.get_text() for t in bottom.get_legend().texts] == ["largest gap:", "none / 0.1000"]
-    found = figure3.gaps_in_words(
-        statistics.loss_differences(records), versions.unlike(records, figure3.PAIR)
-    )
-    assert found == "big, 256: none, they are identical (seed 0), 0.1000 at 1 (seed 1)"
-
-
-def test_a_pair_of_two_commits_is_marked_in_picture_and_words():
-    pairs = [
-        curve(tolerance, [3.0 + bool(tolerance), 2.0], seed=seed)
-        for seed in (0, 1)
-        for tolerance in (-10.0, None)
-    ]
-    records = pd.concat(pairs).assign(commit=["one"] * 2 + ["two"] * 6)
-    figure = figure3.draw(records)
-    assert [t.get_text() for t in figure.axes[1].get_legend().texts] == ["largest gap:", "1.0000† / 1.0000"]
-    assert figure.legends[0].get_title().get_text() == "† trained with two versions of the kernels"
-    found = figure3.gaps_in_words(
-        statistics.loss_differences(records), versions.unlike(records, figure3.PAIR)
-    )
-    assert found == (
-        "big, 256: 1.0000 at 0† (seed 0), 1.0000 at 0 (seed 1); † trained with two versions of the kernels"
-    )
-    assert not figure3.draw(records.assign(commit="one")).legends[0].get_title().get_text()
-
-
-def test_a_missing_record_of_one_run_names_its_command(folder):
-    write_losses([run.name for run in load_suite("mini").runs])
-    write_curves([r.name for r in load_suite("mini").runs if r.name != "pro-big-512-exact"])
-    with pytest.raises(RecordError, match="loss_curve in results/mini for pro-big-512-exact"):
-        make("figure3")
-    with pytest.raises(RecordError, match="python -m acp_repro.measure pruned_ratio --suite mini"):
-        make("figure4")
-
-
-@pytest.mark.parametrize(
-    ("name", "before", "after", "message"),
-    [
-        ("figure11", "", "", r"no run of FoX \(LLaMA\) both with ACP and exact"),
-        ("figure3", "[-10, null]", "[-10]", r"no run of FoX \(Pro\) both with ACP and exact"),
-        ("figure8", "[tiny, big]", "[tiny]", r"no run of a second size of FoX \(Pro\)"),
-    ],
-    ids=["figure11", "figure3", "figure8"],
-)
-def test_a_grid_without_the_runs_is_told_so(folder, name, before, after, message):
-    write_suite(folder, SUITE.replace(before, after) if before else SUITE)
-    with pytest.raises(SuiteError, match=message):
-        make(name)
 
 
 def test_exact_heads_have_no_boundary_and_no_figure_1(folder):

@@ -116,24 +116,6 @@ def test_figure7_shows_savings_losses_and_masses_in_order_of_epsilon():
     assert "a factor of 4·10³" in make(figure7)[1]
 
 
-def test_figure7_cuts_its_axis_to_what_is_there():
-    """From 0 to 100 %, savings of 84 to 86 % were one flat line."""
-    rows = [
-        row | {"token_pruned_ratio": 0.87 + 0.005 * i, "block_pruned_ratio": 0.84 + 0.01 * i}
-        for i, row in enumerate(SWEEP)
-    ]
-    left, _ = figure7.draw(records_of("epsilon_sweep", rows)).axes
-    low, high = left.get_ylim()
-    assert 80 < low < 84 and 88 < high < 90 and "axis cut" in left.get_title()
-
-
-def test_figure7_without_the_default_or_any_mass():
-    rows = [{**SWEEP[2], "swept_log_pruning_tolerance": value} for value in (-30.0, -20.0)]
-    records_of("epsilon_sweep", rows)
-    _, caption = make(figure7)
-    assert "No row has a pruned block." in caption
-
-
 def test_figureA1_sorts_heads_by_their_largest_mass():
     left, right = figureA1.draw(records_of("pruned_mass", MASS)).axes
     largest = left.lines[0].get_ydata()
@@ -155,12 +137,6 @@ def test_figureA2_shows_the_most_that_each_grid_allows():
     assert measured.get_ydata().tolist() == pytest.approx([90, 70, 25])
     # 128 tokens in blocks of 16: 36 causal blocks, of which 8 + 7 stay.
     assert most.get_ydata()[1] == pytest.approx(100 * 21 / 36) and most.get_ydata()[2] == 0
-
-
-def test_only_the_records_of_the_sweep_run_are_drawn():
-    synthetic.write("pro-tiny-128-exact", "block_size", *BLOCKS)
-    with pytest.raises(RecordError, match=f"for {RUN}.*; make them with"):
-        make(figureA2)
 
 
 def test_numbers_by_hand():
@@ -196,9 +172,3 @@ def test_numbers_by_hand():
 )
 def test_powers_of_ten(value, text):
     assert sweeps.power_of_ten(value) == text
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_no_power_of_ten(value):
-    with pytest.raises(ValueError, match="positive finite"):
-        sweeps.power_of_ten(value)

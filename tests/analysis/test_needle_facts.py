@@ -5,21 +5,9 @@ import itertools
 import pandas as pd
 import pytest
 
-from acp_repro.pipeline import plan, state
-from acp_repro.pipeline.papers.acp.paper import PAPER
-from acp_repro.pipeline.records import read_records
-from acp_repro.pipeline.suite import load_suite
-from analysis.acp import figure3_right, needle_facts, tableA1
+from analysis.acp import needle_facts, tableA1
 from analysis.tables import UnfitRecords
-from analysis.verdict import Status
-from tests.analysis import synthetic
-
-GRID = """grid:
-  - {size: [tiny], context_length: [512], log_pruning_tolerance: [-10, null], needle_share: [0.1]}
-  - {size: [tiny], context_length: [512], log_pruning_tolerance: [null], needle_share: [0.1], nudged: [true]}
-"""
-ACP, EXACT = (f"pro-tiny-512-{method}-needles10" for method in ("acp", "exact"))
-NUDGED = f"{EXACT}-nudged"
+from analysis.verdict import Word
 
 
 def asked(nats: float, recall: float, method: str, fact: int = 0, depth: float = 0.0) -> dict:
@@ -56,20 +44,21 @@ def records(*differences: float, recall: float = 0.9) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("differences", "status"),
     [
-        ([0.0, 0.1, 0.2], Status.MET),
-        ([-3.0, -2.0, -1.0], Status.MET),  # better is no damage
-        ([0.0, 0.0, 0.0], Status.MET),  # the same bits
-        ([0.3, 0.4, 0.5], Status.UNDECIDED),  # the mean is below the margin, and its interval is not
-        ([-1.0, 0.0, 2.0], Status.UNDECIDED),
-        ([0.7, 0.8, 0.9], Status.MISSED),
-        ([0.0, 0.0], Status.UNDECIDED),
-        ([9.0, 9.0], Status.UNDECIDED),
-        ([9.0], Status.UNDECIDED),
+        ([0.06, 0.1, 0.2], Word.MEASURED),
+        ([-3.0, -2.0, -1.0], Word.MEASURED),  # better is no damage
+        ([0.0, 0.0, 0.0], Word.UNTOLD),  # equal bits say nothing of a pair that parts
+        ([0.0, 0.1, 0.2], Word.UNTOLD),
+        ([0.3, 0.4, 0.5], Word.UNTOLD),  # the mean is below the margin, and its interval is not
+        ([-1.0, 0.0, 2.0], Word.UNTOLD),
+        ([0.7, 0.8, 0.9], Word.CONTRADICTED),
+        ([0.0, 0.0], Word.UNTOLD),
+        ([9.0, 9.0], Word.UNTOLD),
+        ([9.0], Word.UNTOLD),
     ],
 )
 def test_verdict_over_pairs_of_trainings(differences, status):
     verdict = needle_facts.kept(records(*differences))
-    assert verdict.status == status
+    assert verdict.word == status
     assert f"difference {sum(differences) / len(differences):+.3f}" in verdict.ours
     assert (" of the 3 needed" in verdict.ours) is (len(differences) < 3)
     assert "margin 0.5. Words found: 90 and 90 %" in verdict.ours
@@ -79,29 +68,21 @@ def test_a_pair_with_two_versions_of_the_code_is_not_counted():
     table = records(0.7, 0.8, 0.9, -9.0)
     other = (table["seed"] == 3) & table["run"].str.startswith("exact")
     verdict = needle_facts.kept(table.assign(commit=other.map({True: "b", False: "a"})))
-    assert verdict.status is Status.MISSED
+    assert verdict.word is Word.CONTRADICTED
     assert "3 pairs" in verdict.ours and verdict.ours.endswith("versions of the kernels, and not counted")
 
 
-def test_words_say_facts_pairs_and_the_interval_of_the_one_sided_tests():
-    verdict = needle_facts.kept(records(0.0, 0.1, 0.2))
-    assert verdict.ours.startswith(
-        "Trained at 512, 2 facts, 3 pairs, 1 of them the same to the last digit. Nats from certain: 2.10 "
-        "with ACP, 2.00 without, difference +0.1000 [-0.0686, +0.2686] (90 %), margin"
-    )
-
-
 def test_what_is_not_found_cannot_be_damaged():
-    assert needle_facts.kept(records(0.0, 0.1, 0.2, recall=0.1)).status == Status.UNDECIDED
+    assert needle_facts.kept(records(0.0, 0.1, 0.2, recall=0.1)).word == Word.UNTOLD
 
 
 def test_a_training_alone_is_no_pair():
     three = records(0.0, 0.1, 0.2)
     alone = needle_facts.kept(three[three["run"] == "acp-1"])
-    assert alone.status == Status.UNDECIDED and alone.ours.startswith("no pair of trainings was asked")
+    assert alone.word == Word.UNTOLD and alone.ours.startswith("no pair of trainings was asked")
     assert alone.ours.endswith("acp-1 finds 90 % of the words and is 2.10 nats from certain")
     two = needle_facts.kept(three[three["run"] != "exact-1"])
-    assert two.status == Status.UNDECIDED and "2 pairs" in two.ours
+    assert two.word == Word.UNTOLD and "2 pairs" in two.ours
     with pytest.raises(UnfitRecords, match="were not asked the same"):
         needle_facts.kept(three.drop(index=0))
     with pytest.raises(UnfitRecords, match="more than one record"):
@@ -117,58 +98,3 @@ def test_step_at_which_losses_part():
     assert tableA1.parts_at(losses, "a", "b") == "2"
     assert tableA1.parts_at(losses, "a", "c") == "no difference seen"
     assert tableA1.parts_at(losses, "a", "d") == tableA1.parts_at(None, "a", "b") == "not recorded"
-
-
-@pytest.fixture
-def suite(tmp_path, monkeypatch):
-    """A pair and its null; the exact run of the pair was measured before there were many facts."""
-    monkeypatch.chdir(tmp_path)
-    synthetic.two_lengths(tmp_path)
-    path = tmp_path / "experiments" / "mini.yaml"
-    text = path.read_text()
-    path.write_text(text[: text.index("grid:")] + GRID + text[text.index("training:") :])
-    for run, nats in ((ACP, 2.0), (EXACT, 1.0), (NUDGED, 1.5)):
-        method = "acp" if run == ACP else "exact"
-        synthetic.write(run, "needle", asked(nats, 0.998, method))
-        steps = [{"step": n, "loss_nats": 3 + (run == NUDGED) * (n > 0)} for n in range(3)]
-        synthetic.write(run, "step_losses", *steps)
-        if run != EXACT:
-            synthetic.write(run, "needle_facts", asked(nats + 1, 0.5, method))
-    return load_suite("mini")
-
-
-def test_table_a1_shows_the_null_and_the_facts_that_were_asked(suite):
-    assert "The null is no pair" in synthetic.draw("tableA1")
-    pair, null = PAPER.item("tableA1").path("mini").read_text().splitlines()[-2:]
-    ends = ["+1.0 | 50 / – | 3.00 / – | no difference seen |", "+0.5 | 50 / – | 2.50 / – | 1 |"]
-    assert pair.startswith("| suite mini, seed 0 |") and pair.endswith(ends[0])
-    assert null.startswith("| suite mini, seed 0, the null |") and null.endswith(ends[1])
-    table = tableA1.pairs(read_records(suite, "needle", suite.needle_trainings), [NUDGED])
-    assert "of 8 pairs the likelihoods" in tableA1.in_words(table)  # the null does not count
-
-
-def test_figure_a6_is_judged_and_drawn_with_the_facts_that_there_are(suite):
-    caption = synthetic.draw("figureA6")
-    assert "With ACP the model finds 99.8 % of the hidden words, without 99.8 %" in caption
-    assert "Many facts: no pair of trainings was asked" in caption
-    assert f"Asked for 1 facts, {ACP} finds 50 % of the words and is 3.00 nats from certain" in caption
-    needle, facts = (read_records(suite, name, [suite.run(ACP)]) for name in ("needle", "needle_facts"))
-    needle = pd.concat([needle, read_records(suite, "needle", [suite.run(EXACT)])])
-    verdict = figure3_right.retrieval_kept(needle, facts)
-    assert verdict.status == Status.UNDECIDED and "no pair of trainings was asked" in verdict.ours
-    assert "One fact, without older pairs (Table A1): Trained at 512" in verdict.ours
-    assert "one pair of trainings" in figure3_right.retrieval_kept(needle).ours
-
-
-def test_nobody_trains_again_for_an_optional_record(suite, tmp_path):
-    """Make asks a new run for it, and not one that was measured without it and has lost its weights."""
-    item, facts = PAPER.item("figureA6"), PAPER.quantity("needle_facts")
-    proofs = state.settings_path(suite.run(EXACT)).rename(tmp_path / "proofs")
-    wanted = plan.records_of(suite, [item])
-    assert (suite.run(EXACT), facts) in wanted
-    proofs.rename(state.settings_path(suite.run(EXACT)))
-    wanted = plan.records_of(suite, [item])
-    assert (suite.run(EXACT), facts) not in wanted and (suite.run(ACP), facts) in wanted
-    suite.run(EXACT).weights_file.parent.mkdir(parents=True)
-    suite.run(EXACT).weights_file.write_text("")
-    assert (suite.run(EXACT), facts) in plan.records_of(suite, [item])

@@ -1,15 +1,13 @@
 """Tables 2 and 4, the paper's numbers, and Figure 10, from records written by hand."""
 
-import dataclasses
-
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.suite import load_suite
-from analysis import drawing, style
-from analysis.acp import by_length, figure2, models, statistics, table2, table4
+from analysis import drawing
+from analysis.acp import figure2, models, statistics, table2, table4
 from analysis.published import published
 from analysis.tables import UnfitRecords, one_each, side_by_side
 from tests.analysis import synthetic
@@ -45,24 +43,6 @@ def test_search_share_by_hand():
         statistics.search_share(times[1:])
 
 
-@pytest.mark.parametrize(
-    ("count", "label"),
-    [
-        (0, "0"),
-        (12, "12"),
-        (999, "999"),
-        (2048, "2k"),
-        (1536, "1.5k"),
-        (409_600, "410k"),
-        (2**28, "268M"),
-        (2_684_354_560, "2.7B"),
-        (16_106_127_360, "16B"),
-    ],
-)
-def test_count_labels(count, label):
-    assert style.count_label(count) == label
-
-
 def test_table2_has_the_suite_and_the_paper(suite):
     shown, values = table2.tabulate(load_suite("mini"))
     assert shown.iloc[0].tolist() == ["tiny (suite mini)", "2", "32", "16", "0.01", "1.5k"]
@@ -80,47 +60,6 @@ def test_table4_by_hand(suite):
     ours = values[values["source"] == "measured"]
     assert ours["attention_ms"].tolist() == [2.0, 1.6]
     assert values[values["source"] == "paper"]["search_ms"].isna().all()
-
-
-def test_table4_says_the_batches(suite):
-    """A search takes as long for a smaller batch, so its share depends on that."""
-    _, caption = table4.make(drawing.find("mini", "table4"))
-    assert "Timed in batches of 512 tokens (tiny)." in caption
-
-
-def test_a_text_that_was_read_more_than_twice_is_said_to_be():
-    assert style.epochs(400_031_744, "h200-long") == ", 4.5 epochs"
-    assert not any((style.epochs(100_007_936, "h100"), style.epochs(10**12, "cpu"), style.epochs(0, "h100")))
-    record = {"suite": "h200-long", "trained_tokens": 400_031_744, "device": "a", "dtype": "b"}
-    table = pd.DataFrame([record | {"torch_version": "2", "commit": "c"}])
-    assert style.provenance(table).endswith("; models trained on 400,031,744 tokens, 4.5 epochs.")
-
-
-def test_times_in_one_fixed_order_are_named_by_their_commit():
-    new = pd.DataFrame({name: ["x"] for name in ("suite", "device", "dtype", "torch_version", "commit")})
-    new = new.assign(trained_tokens=0, order="balanced", commit="abc")
-    old = new.assign(order=None, commit="123")
-    words = "Times of commit 123 were taken in one fixed order"
-    assert words in style.provenance(pd.concat([new, old])) and words in style.provenance(new, old)
-    assert "fixed order" not in style.provenance(new)
-    assert "fixed order" not in style.provenance(old.drop(columns="order"))  # no times
-
-
-def test_table_command_writes_text_and_numbers(suite, capsys, monkeypatch):
-    synthetic.draw("table4")
-    printed = capsys.readouterr().out
-    folder = suite / "figures" / "mini"
-    text = (folder / "table4.md").read_text()
-    assert str(folder / "table4.md") in printed
-    assert text.startswith("**Table 4.**") and "a processor" in text
-    assert (
-        "\n| L | tiny (1.5k tokens, start of training) | 125M, paper |" in text and "\n| --- | ---: |" in text
-    )
-    assert len(pd.read_csv(folder / "table4.csv")) == 2 + 9
-    with pytest.raises(UnfitRecords, match="more than one record for source = measured, size = tiny"):
-        table4.tabulate(
-            pd.concat([drawing.find("mini", "table4").records["attention_time"]] * 2).assign(seed=range(8))
-        )
 
 
 def test_paper_values_are_whole():
@@ -159,127 +98,6 @@ def test_figure10_is_figure2_for_llama(tmp_path, monkeypatch):
     assert heights[0][:2] == [50.0, 70.0]
     assert heights[1][:2] == pytest.approx([50.0, 60.0]) and heights[1][2] == 20.0
     assert heights[2][:2] == pytest.approx([100.0, 150.0])
-    plt.close(figure)
-
-
-@pytest.mark.parametrize("throughputs", [(115.0, 115.0), (60.0, 60.0), (70.0, 125.0)])
-def test_the_papers_range_and_all_words_stay_inside_the_panel(suite, throughputs):
-    """The range ends at 40 %; where every gain is less, or there is none, it ran into the title."""
-    records = drawing.find("mini", "figure2").records
-    pruned = records["throughput"]["method"] == "acp"
-    records["throughput"].loc[pruned, "throughput_tokens_per_s"] = throughputs
-    figure = figure2.draw(records)
-    figure.draw_without_rendering()
-    for ax in figure.axes:
-        assert max(text.get_window_extent().y1 for text in ax.texts) <= ax.get_window_extent().y1 + 1
-    assert "10 to 40" in [text.get_text() for text in figure.axes[2].texts]
-    assert figure.axes[2].get_ylim()[1] > 40
-    plt.close(figure)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        (["125M"], "125M parameters"),
-        (["0.2M", "1.3B"], "0.2M, 1.3B parameters"),
-        (["tiny"], "size tiny"),
-        (["tiny", "125M"], "sizes tiny, 125M"),
-    ],
-)
-def test_a_size_that_is_no_count_is_called_a_size(sizes, words):
-    assert models.in_words(sizes) == words
-
-
-def test_figures_call_a_size_what_it_is(suite):
-    figure = figure2.draw(drawing.find("mini", "figure2").records)
-    assert [text.get_text() for text in figure.legends[0].texts] == [
-        "size tiny, 1.5k tokens (pale: start of training)",
-        "range in the paper",
-    ]
-    assert models.describe(load_suite("mini")).startswith("size tiny, contexts of 256, 512 tokens")
-    plt.close(figure)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "mark"),
-    [(20_054_016, " (20M tokens, start of training)"), (99_000_000, " (99M tokens, start of training)")]
-    + [(tokens, "") for tokens in (0, 100_000_000, 2_700_000_000)],
-)
-def test_a_number_of_the_start_of_training_says_so(tokens, mark):
-    """The paper leaves the start out, when most is pruned. Fresh weights are no start."""
-    table = pd.DataFrame({"size": ["a"], "context_length_tokens": [4096], "percent": [93.0]})
-    assert by_length.listed(table) == "a: 93 % at 4k"
-    assert by_length.listed(table.assign(trained_tokens=tokens)) == f"a{mark}: 93 % at 4k"
-
-
-def test_figure2_tells_the_start_of_training_and_what_is_not_measured(suite):
-    """An empty place beside bars was read as nothing saved, and 20M tokens as a trained model."""
-    records = drawing.find("mini", "figure2").records
-    longest = {name: table[table["context_length_tokens"] == 512] for name, table in records.items()}
-    both = {
-        name: pd.concat([table, longest[name].assign(size="b", trained_tokens=100_007_936)])
-        for name, table in records.items()
-    }
-    figure = figure2.draw(both)
-    assert [text.get_text() for text in figure.legends[0].texts][:2] == [
-        "size tiny, 1.5k tokens (pale: start of training)",
-        "size b, 100M tokens",
-    ]
-    for ax in figure.axes:
-        assert [text.get_text() for text in ax.texts].count("not measured") == 1  # b at 256
-        assert [bar.get_facecolor()[3] for bar in ax.patches[:3]] == [0.25, 0.25, 1.0]
-    plt.close(figure)
-
-
-def test_what_the_grid_lets_prune_stands_beside_what_is_pruned(suite):
-    """A longer context has more blocks off the diagonal, so that a share of all blocks grows by itself."""
-    found = drawing.find("mini", "figure2")
-    records = found.records["pruned_ratio"].assign(block_q_tokens=16, block_k_tokens=16)
-    # Blocks of 16 tokens: of 16 rows' 136, 105 lie two or more from the diagonal; of 32 rows' 528, 465.
-    table = statistics.pruned_of_grid(records)
-    assert table["grid_percent"].tolist() == pytest.approx([100 * 105 / 136, 100 * 465 / 528])
-    assert table["of_grid_percent"].tolist() == pytest.approx([50 * 136 / 105, 70 * 528 / 465])
-    lengths = records["context_length_tokens"].map({256: 4096, 512: 16_384})
-    real = records.assign(block_q_tokens=128, block_k_tokens=64, context_length_tokens=lengths)
-    assert statistics.pruned_of_grid(real)["grid_percent"].round(1).tolist() == [91.0, 97.7]
-    with pytest.raises(UnfitRecords, match="pruned_ratio: more than one record"):
-        statistics.pruned_of_grid(pd.concat([real, real.assign(layer=7, block_q_tokens=64)]))
-    figure, caption = figure2.make(
-        dataclasses.replace(found, records={**found.records, "pruned_ratio": records})
-    )
-    left, *others = figure.axes
-    ends = [bar.get_y() + bar.get_height() for bar in left.patches if bar.get_linestyle() == ":"]
-    assert ends == pytest.approx(table["of_grid_percent"].tolist())
-    assert {"50", "65", "70", "79"} <= {text.get_text() for text in left.texts}
-    assert not [bar for ax in others for bar in ax.patches if bar.get_linestyle() == ":"]
-    assert "Dotted" in caption
-    plt.close(figure)
-
-
-def test_labels_of_neighbouring_bars_do_not_touch(suite):
-    """At 107 % and 109 % side by side they did."""
-    records = drawing.find("mini", "figure2").records
-    longest = {name: table[table["context_length_tokens"] == 512] for name, table in records.items()}
-    sizes = [(name, 1 + i / 100) for i, name in enumerate("abc")]
-    several = {
-        name: pd.concat([records[name], *(table.assign(size=size) for size, _ in sizes)])
-        for name, table in longest.items()
-    }
-    several["throughput"] = pd.concat(
-        [
-            longest["throughput"]
-            .assign(size=size, context_length_tokens=length)
-            .replace({"throughput_tokens_per_s": {250.0: 207.0 * factor}})
-            for size, factor in sizes
-            for length in (256, 512, 1024)
-        ]
-    )
-    figure = figure2.draw(several)
-    figure.draw_without_rendering()
-    labels = [text for text in figure.axes[2].texts if text.get_text() in ("107", "109", "111")]
-    assert len(labels) == 9
-    boxes = [label.get_window_extent() for label in labels]
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
     plt.close(figure)
 
 

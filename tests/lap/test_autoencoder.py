@@ -5,11 +5,12 @@ import json
 
 import pytest
 import torch
+import transformers
 
 from acp_repro.lap import PruningAutoencoder, PruningConfig
 from acp_repro.lap.blocks import fuse_norms
 from acp_repro.lap.decoder import Decoding, decode_teacher
-from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer, transformers, with_settings, without_element_0
+from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer, with_settings, without_element_0
 
 
 def test_all_gates_open_is_plain_t5():

@@ -3,10 +3,11 @@
 import json
 
 import pytest
+import transformers
 from safetensors.torch import load_file, save_file
 
 from acp_repro.lap import PruningAutoencoder, PruningConfig, PruningError
-from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer, transformers
+from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer
 
 
 @pytest.mark.parametrize(

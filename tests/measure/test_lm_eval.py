@@ -11,7 +11,7 @@ from acp_repro.model import ByteTokenizer, FoXConfig, FoXForCausalLM
 from acp_repro.pipeline.errors import UnknownName
 from acp_repro.pipeline.papers.acp.evaluation import book
 from acp_repro.pipeline.papers.acp.evaluation.catalogue import PAPER_TASKS
-from acp_repro.pipeline.papers.acp.evaluation.local_files import TaskData, read_documents
+from acp_repro.pipeline.papers.acp.evaluation.local_files import TaskData, check_files, read_documents
 
 ITEMS = {
     "lm_eval/lambada_openai.jsonl": [
@@ -148,7 +148,7 @@ def test_a_line_ends_where_json_lines_end(data):
 def test_missing_files_are_named(data, tmp_path):
     (data / "lm_eval" / "piqa.jsonl").unlink()
     with pytest.raises(TaskData, match=r"no lm_eval/piqa\.jsonl here, so piqa cannot be evaluated"):
-        read_documents("piqa", data)
+        check_files(["copa", "piqa"], data)
     (data / "wikitext2" / "wiki.test.raw").write_text("<html>404</html>\n")
     with pytest.raises(TaskData, match="stands where the first article's heading should"):
         read_documents("wikitext", data)

@@ -7,12 +7,14 @@ import pandas as pd
 import pytest
 
 from analysis.retention import errors, figure2, figureC, table1, table3, table4, tableI
+from analysis.verdict import Word
 
+MET, MISSED, UNTOLD, OTHER = Word.MEASURED, Word.CONTRADICTED, Word.UNTOLD, Word.ANOTHER_SIZE
 NO_BAG = pd.DataFrame(columns=["dataset", "split", "metric", "backbone", "score_percent"])
 
 
 def status(check, *records):
-    return check(*records).status.value
+    return check(*records).word
 
 
 def bag(task, best):
@@ -56,31 +58,31 @@ def tasks(*numbers):
     ("records", "verdict"),
     [
         # 80 % against 76 of 400 items: clear as pairs, 1.4 standard errors apart as scores.
-        (items(ar=[320], h2o=[304]), "met"),
-        (unpaired(items(ar=[320], h2o=[304])), "undecided"),
+        (items(ar=[320], h2o=[304]), MET),
+        (unpaired(items(ar=[320], h2o=[304])), UNTOLD),
         # Five items decide nothing, ten do, and those of dev count as those of test.
-        (items(total=100, ar=[90], h2o=[85]), "undecided"),
-        (pd.concat([items(s, 100, ar=[90], h2o=[85]) for s in ("test", "dev")]), "met"),
+        (items(total=100, ar=[90], h2o=[85]), UNTOLD),
+        (pd.concat([items(s, 100, ar=[90], h2o=[85]) for s in ("test", "dev")]), MET),
         # How far seeds of any method lie apart on a task is the doubt of a method with one seed, too.
-        (items(total=1000, ar=[800], h2o=[760], dense=[850] * 3), "met"),
-        (items(total=1000, ar=[800], h2o=[760], dense=[820, 850, 880]), "undecided"),
+        (items(total=1000, ar=[800], h2o=[760], dense=[850] * 3), MET),
+        (items(total=1000, ar=[800], h2o=[760], dense=[820, 850, 880]), UNTOLD),
         # Every task has its own verdict; one that fails decides.
-        (tasks(340, 300), "undecided"),
-        (tasks(340, 300, 260), "not met"),
+        (tasks(340, 300), UNTOLD),
+        (tasks(340, 300, 260), MISSED),
         # Scores alone: what is within the error cannot be told.
-        (scores(ar=[80.0, 80.0], h2o=[70.0, 70.0]), "met"),
-        (scores(ar=[80.0, 80.0], h2o=[74.0, 74.0]), "met"),  # 2.02 standard errors
-        (scores(ar=[80.0, 80.0], h2o=[75.0, 75.0]), "undecided"),  # 1.7
-        (scores(ar=[80.0, 80.0], h2o=[90.0, 90.0]), "not met"),
-        (scores(ar=[80.0, 80.0], h2o=[60.0, 88.0]), "undecided"),
-        (scores(ar=[80.0, 80.0], h2o=[86.0]), "not met"),
+        (scores(ar=[80.0, 80.0], h2o=[70.0, 70.0]), MET),
+        (scores(ar=[80.0, 80.0], h2o=[74.0, 74.0]), MET),  # 2.02 standard errors
+        (scores(ar=[80.0, 80.0], h2o=[75.0, 75.0]), UNTOLD),  # 1.7
+        (scores(ar=[80.0, 80.0], h2o=[90.0, 90.0]), MISSED),
+        (scores(ar=[80.0, 80.0], h2o=[60.0, 88.0]), UNTOLD),
+        (scores(ar=[80.0, 80.0], h2o=[86.0]), MISSED),
         # One comparison of many contradicts only after Holm.
-        (pd.concat([scores(ar=[80] * 2, h2o=[86] * 2)]), "not met"),
+        (pd.concat([scores(ar=[80] * 2, h2o=[86] * 2)]), MISSED),
         (
             pd.concat(
                 [scores(ar=[80] * 2, h2o=[86] * 2)] + [scores(t, ar=[80] * 2, h2o=[79] * 2) for t in "efghij"]
             ),
-            "undecided",
+            UNTOLD,
         ),
     ],
 )
@@ -88,7 +90,7 @@ def test_better_than_h2o(records, verdict):
     assert status(table1.beats_h2o, records, NO_BAG) == verdict
 
 
-@pytest.mark.parametrize(("other", "verdict"), [(82.9, "undecided"), (90.0, "not met"), (70.0, "met")])
+@pytest.mark.parametrize(("other", "verdict"), [(82.9, UNTOLD), (90.0, MISSED), (70.0, MET)])
 def test_every_comparison_wants_what_a_95_percent_interval_shows(other, verdict):
     table = scores(ar=[80.0, 80.0], dense=[other / 0.95], random=[other], ar_fixed=[other])
     assert status(table1.keeps_dense_score, table, NO_BAG) == verdict
@@ -99,15 +101,15 @@ def test_every_comparison_wants_what_a_95_percent_interval_shows(other, verdict)
 def test_a_task_that_the_dense_model_has_not_learnt_is_left_out():
     """More than 5 points below a bag of words: what methods drop is not what they differ by."""
     below = scores("cuad", dense=[40.0, 42.0], ar=[80.0, 80.0], random=[20.0, 20.0])
-    assert status(table1.beats_random, below, bag("cuad", 45.9)) == "met"
-    assert status(table1.beats_random, below, bag("cuad", 46.1)) == "undecided"
+    assert status(table1.beats_random, below, bag("cuad", 45.9)) == MET
+    assert status(table1.beats_random, below, bag("cuad", 46.1)) == UNTOLD
 
 
 def test_the_spread_of_seeds_is_of_the_items_that_are_compared():
     """Seeds that are level on test and apart on dev leave doubt where dev counts; records in any order."""
     test = items(total=1000, ar=[800], h2o=[760], dense=[850] * 2)
     both = pd.concat([test, items("dev", 1000, ar=[800], h2o=[760], dense=[840, 700])[::-1]])
-    assert status(table1.beats_h2o, both, NO_BAG) == "undecided"
+    assert status(table1.beats_h2o, both, NO_BAG) == UNTOLD
     spread = errors.settings(both).query("method == 'dense'")["spread"].item()
     assert spread == pytest.approx(7 / math.sqrt(2))  # 84.5 and 77.5 % of dev and test
     lost = both[(both["split"] == "test") | (both["seed"] == 0)]  # a seed without its dev row
@@ -133,12 +135,11 @@ def test_eight_null_comparisons_seldom_contradict():
             table["items_right"] = ["".join("-+"[int(x)] for x in row) for row in both]
             tables.append(table)
         found.append(status(table1.beats_h2o, pd.concat(tables), NO_BAG))
-    assert found.count("not met") <= 10
+    assert found.count(MISSED) <= 10
 
 
 @pytest.mark.parametrize(
-    ("task", "total", "verdict"),
-    [("sst2", 20_000, "not met"), ("sst2", 100, "undecided"), ("d", 20_000, "undecided")],
+    ("task", "total", "verdict"), [("sst2", 20_000, MISSED), ("sst2", 100, UNTOLD), ("d", 20_000, UNTOLD)]
 )
 def test_an_ablation_fails_where_the_printed_loss_is_ruled_out(task, total, verdict):
     """Table 3 prints a loss of 1.4 points on SST-2; a task of our own has none to rule out."""
@@ -150,10 +151,10 @@ def test_an_ablation_fails_where_the_printed_loss_is_ruled_out(task, total, verd
 @pytest.mark.parametrize(
     ("total", "other", "more", "verdict"),
     [
-        (8000, 0.8, None, "met"),
-        (100, 0.8, None, "undecided"),
-        (8000, 0.7, None, "not met"),
-        (8000, 0.8, 0.75, "undecided"),  # another training is 5 points off
+        (8000, 0.8, None, MET),
+        (100, 0.8, None, UNTOLD),
+        (8000, 0.7, None, MISSED),
+        (8000, 0.8, 0.75, UNTOLD),  # another training is 5 points off
     ],
 )
 def test_a_plateau_needs_items_enough_to_rule_out_a_slope(total, other, more, verdict):
@@ -178,14 +179,14 @@ def speeds(**of_tasks):
 @pytest.mark.parametrize(
     ("check", "records", "verdict"),
     [
-        (tableI.saves_more_when_longer, speeds(long=[5.0, 4.0], short=[5.0]), "met"),
-        (tableI.saves_more_when_longer, speeds(long=[4.0, 5.0], short=[5.0]), "not met"),
-        (tableI.saves_more_when_longer, speeds(short=[5.0]), "undecided"),  # of one length
-        (table4.throughput_rises, speeds(long=[10 / 2.7]), "beyond"),  # more than the paper's
-        (table4.throughput_rises, speeds(long=[10 / 1.5]), "short"),
-        (table4.throughput_rises, speeds(long=[10.5]), "not met"),
-        (table4.memory_falls, speeds(long=[5.0]), "met"),
-        (table4.memory_falls, speeds(long=[5.0]).assign(peak_memory_bytes=36.0), "beyond"),
+        (tableI.saves_more_when_longer, speeds(long=[5.0, 4.0], short=[5.0]), MET),
+        (tableI.saves_more_when_longer, speeds(long=[4.0, 5.0], short=[5.0]), MISSED),
+        (tableI.saves_more_when_longer, speeds(short=[5.0]), UNTOLD),  # of one length
+        (table4.throughput_rises, speeds(long=[10 / 2.7]), OTHER),  # more than the paper's
+        (table4.throughput_rises, speeds(long=[10 / 1.5]), OTHER),
+        (table4.throughput_rises, speeds(long=[10.5]), MISSED),
+        (table4.memory_falls, speeds(long=[5.0]), MET),
+        (table4.memory_falls, speeds(long=[5.0]).assign(peak_memory_bytes=36.0), OTHER),
     ],
 )
 def test_time_and_memory(check, records, verdict):

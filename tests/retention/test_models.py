@@ -4,11 +4,12 @@ import copy
 
 import pytest
 import torch
+import transformers
 
 from acp_repro.retention import Encoder, RetentionConfig, from_pretrained, register_encoder, retain
 from acp_repro.retention.encoders import attention_received, find_encoder
 
-from .models import CONFIGS, HEADS, METHODS, answers, batch, build, labels_for, retained, transformers
+from .models import CONFIGS, HEADS, METHODS, answers, batch, build, labels_for, retained
 
 
 @pytest.mark.parametrize("head", HEADS)

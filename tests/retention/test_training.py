@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
+import transformers
 
 from acp_repro.retention import RetentionConfig, from_pretrained, retain
 
-from .models import CONFIGS, HEADS, METHODS, batch, build, labels_for, retained, transformers
+from .models import CONFIGS, HEADS, METHODS, batch, build, labels_for, retained
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -1,7 +1,5 @@
 """Error against width."""
 
-from acp_repro.pipeline.paper import Claim, Item
-from analysis import drawing
 from analysis.verdict import Verdict
 
 
@@ -15,10 +13,3 @@ def make(found):
 
 def learns(error):
     return Verdict.of((error["squared_error"] < 0.1).all(), f"at most {error['squared_error'].max():.2g}")
-
-
-CLAIMS = (Claim("Toys learn", "Section 1: they do", "the error is under 0.1", ("error",), learns),)
-ITEMS = (Item("figure1", "Error against width", ("error",), claims=CLAIMS),)
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -49,7 +49,6 @@ PAPER = Paper(
     make_run=make_run,
     run_columns=("width", "seed"),
     quantities=(Quantity("error", "squared_error", "tests.toy.task:measure_error"),),
-    contents=("figure1",),
     task="tests.toy.task:ToyTask",
     analysis="tests.toy",
 )

@@ -17,13 +17,6 @@ PAPER = Paper(
     make_run=make_run,
     run_columns=("architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed"),
     quantities=QUANTITIES,
-    contents=(
-        *("figure1", "figure2", "figure3", "figure3_right", "figure4", "figure5", "figure6", "figure7"),
-        *("figure8", "figure9", "figure10", "figure11", "figure11_right"),
-        *("table1", "table2", "table3", "table4"),
-        *("figureA1", "figureA2", "figureA5", "figureA6", "tableA1", "figureA7"),
-        *("figure_kernel", "figure_scaling", "figure_decode", "table_speed"),
-    ),
     task=f"{__package__}.task:FoXTask",
     analysis="analysis.acp",
     pages=(

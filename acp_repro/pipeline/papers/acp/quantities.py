@@ -174,6 +174,7 @@ QUANTITIES = (
         lambda suite: sorted(suite.runs, key=lambda run: run.log_pruning_tolerance is not None)[:1],
         untrained=lambda run: True,
         large=True,
+        optional=True,
     ),
     Quantity(
         # The cache is measured as it is, for each head, and as one block table for all heads of a layer.

@@ -17,10 +17,6 @@ PAPER = Paper(
     make_run=make_run,
     run_columns=RUN_COLUMNS,
     quantities=QUANTITIES,
-    contents=(
-        *("figure_dynamics", "table_scores", "figure_probing", "figure_shap"),
-        *("figure_curve", "figure_slices", "figure_words", "figure_savings"),
-    ),
     task=f"{__package__}.task:PruningTask",
     analysis="analysis.lap",
 )

@@ -18,10 +18,6 @@ PAPER = Paper(
     make_run=make_run,
     run_columns=RUN_COLUMNS,
     quantities=QUANTITIES,
-    contents=(
-        *("table1", "table2", "table3", "table4", "table5", "table6", "figure2", "figure_gates"),
-        *("figureC", "figureD", "figureE", "figureH", "tableI"),
-    ),
     task=f"{__package__}.task:task_of",
     analysis="analysis.retention",
 )

@@ -1,0 +1,24 @@
+"""Draws a figure or table of a suite from its records: ``python -m analysis figure2 --suite cpu``."""
+
+from __future__ import annotations
+
+import argparse
+
+from acp_repro.common.command import command, plain, run_command
+
+from .drawing import draw
+
+
+@command()
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m analysis", description=plain(__doc__))
+    parser.add_argument("item", help="figure2, table4, ...; `make help` lists all")
+    parser.add_argument("--suite", default="cpu", help="whose records to draw (default: cpu)")
+    options = parser.parse_args(arguments)
+    path = draw(options.suite, options.item)
+    if path.suffix == ".md":
+        print(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,88 @@
+"""Every claim of the LAP article, and every figure and table with what draws it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from acp_repro.pipeline.paper import Item
+
+from ..published import claims_of
+from . import (
+    figure_curve,
+    figure_dynamics,
+    figure_probing,
+    figure_savings,
+    figure_shap,
+    figure_slices,
+    figure_words,
+    table_scores,
+)
+
+CLAIMED = claims_of(__package__)
+CLAIMS = CLAIMED["text"]
+ITEMS = tuple(
+    replace(item, claims=CLAIMED.get(item.name, ()))
+    for item in (
+        Item(
+            "figure_dynamics",
+            figure_dynamics.make,
+            "Training dynamics",
+            ("dynamics",),
+            lambda suite: [suite.main_run],
+        ),
+        Item(
+            "table_scores",
+            table_scores.make,
+            "Accuracy, BLEU and ROUGE on held-out text, soft, removed and free",
+            ("reconstruction",),
+        ),
+        Item(
+            "figure_probing",
+            figure_probing.make,
+            "Probing classifier against its baselines",
+            ("probe",),
+            lambda suite: suite.probed,
+            "texts with labels",
+        ),
+        Item(
+            "figure_shap",
+            figure_shap.make,
+            "Which vector each written word comes from",
+            ("attribution",),
+            lambda suite: [suite.main_run],
+        ),
+        Item(
+            "figure_curve",
+            figure_curve.make,
+            "Accuracy against compression, soft and removed",
+            ("reconstruction",),
+            lambda suite: list(suite.runs) if suite.gated else [],
+            "gates",
+            ours=True,
+        ),
+        Item(
+            "figure_slices",
+            figure_slices.make,
+            "Where in the text a vector's attribution lies",
+            ("attribution",),
+            lambda suite: [suite.main_run],
+            ours=True,
+        ),
+        Item(
+            "figure_words",
+            figure_words.make,
+            "Which tokens are kept",
+            ("kept_words",),
+            lambda suite: [suite.main_run],
+            ours=True,
+        ),
+        Item(
+            "figure_savings",
+            figure_savings.make,
+            "What removal saves",
+            ("removal_time",),
+            lambda suite: [suite.main_run],
+            ours=True,
+        ),
+    )
+)

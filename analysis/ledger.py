@@ -1,0 +1,467 @@
+"""The ledger: every claim of every paper, judged once on the published records, a row of ``claims.json``.
+
+The pages render these rows. A claim is judged on the runs of its item in every suite that has records of it;
+the suite nearest to the paper's own setting decides, whatever its answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from tqdm import tqdm
+
+from acp_repro.common import files
+from acp_repro.pipeline import plan, state
+from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.paper import RESULTS, Claim, Item, Paper, Quantity, Suite
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.run import Run
+from acp_repro.pipeline.suite import load_suite, suite_names
+
+from . import style
+from .published import published
+from .tables import UnfitRecords
+from .verdict import Verdict, Word
+
+PATH = Path("claims.json")
+SHORT = 60  # characters of an answer
+QUICK_SECONDS = 1800
+TEST_COST = "a test, under a minute on two CPU cores"
+# The words of the ICML 2026 open reproductions. What was measured on small trainings is a toy.
+ICML = {
+    Word.PROVED: "verified",
+    Word.CHECKED: "verified",
+    Word.MEASURED: "verified",
+    Word.ANOTHER_SIZE: "toy",
+    Word.UNTOLD: "inconclusive",
+    Word.CONTRADICTED: "falsified",
+    Word.MISPRINT: "falsified",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim and what became of it.
+
+    Attributes:
+        id: what ``make claim ID=`` takes, such as "acp.figure2.1".
+        where: the figure or table whose claim it is; empty for one of the text.
+        paper: the paper's words and their place.
+        ours: the answer in at most :data:`SHORT` characters; ``numbers`` has all of it.
+        icml: the verdict in the words of the ICML 2026 open reproductions.
+        n, unit: how many of what the verdict rests on.
+        suite: the one that decides; ``scale`` describes its models.
+        others: what other suites found: [suite, verdict, numbers].
+        changed: how the criterion changed after scores were seen.
+        records: the files behind it.
+        commands: what measures it again; ``cost`` and ``devices`` say what that takes, ``quick`` whether it
+            is less than half an hour of one GPU.
+        missing: whether there is nothing to judge.
+    """
+
+    id: str
+    claim: str
+    paper: str
+    ours: str
+    verdict: Word
+    where: str = ""
+    criterion: str = ""
+    icml: str = ""
+    n: int | None = None
+    unit: str = ""
+    numbers: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
+    suite: str = ""
+    scale: str = ""
+    others: Sequence[Sequence[str]] = ()
+    changed: str = ""
+    test: str = ""
+    records: Sequence[str] = ()
+    commands: Sequence[str] = ()
+    cost: str = "nothing measures it"
+    devices: Sequence[str] = ()
+    quick: bool = False
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one suite shows of a claim."""
+
+    suite: Suite
+    verdict: Verdict
+    missing: bool = False  # there was nothing to judge
+    runs: Sequence[Run] = ()  # that were measured
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    item: Item | None = None  # on whose runs it was judged
+
+
+def numbered(paper: Paper) -> list[tuple[str, Claim, Item | None]]:
+    """(id, claim, item) of every claim of a paper, those of its text last, with no item."""
+    return [
+        (f"{paper.name}.{item.name if item else 'text'}.{number}", claim, item)
+        for item, claims in (*((item, item.claims) for item in paper.items), (None, paper.claims))
+        for number, claim in enumerate(claims, 1)
+    ]
+
+
+def paper_words(claim: Claim, paper: Paper, item: Item | None = None) -> str:
+    """What the paper says and where; ``=QUANTITY`` is looked up in the table of its values."""
+    if not claim.paper.startswith("="):
+        return claim.paper
+    of, _, quantity = claim.paper[1:].rpartition(".")
+    return published(paper.analysis).place(of or item.name, quantity)
+
+
+# --- records ------------------------------------------------------------------------------------------------
+
+
+def all_records(suite: Suite, names: Container[str] | None = None) -> dict[str, pd.DataFrame]:
+    """What is measured of a suite, by quantity: of all, or of ``names``."""
+    return {
+        quantity.name: read_records(suite, quantity.name, suite.runs, partial=True)
+        for quantity in suite.paper.quantities
+        if names is None or quantity.name in names
+        if any(path.is_file() for _, path in record_paths(suite, quantity, suite.runs))
+    }
+
+
+def records_of_runs(
+    suite: Suite, quantities: Sequence[str], runs: Sequence[Run], records: Mapping[str, pd.DataFrame]
+) -> dict[str, pd.DataFrame]:
+    """Those of a suite's records that are of some quantities and runs."""
+    names, found = [run.name for run in runs], {}
+    for quantity in map(suite.paper.quantity, quantities):
+        table = records.get(quantity.name)
+        if table is not None and not quantity.command:
+            of_runs = table["run"].isin(names) | table["run"].isna()
+            table = table[of_runs].reset_index(drop=True)
+        if table is not None and len(table):
+            found[quantity.name] = table
+    return found
+
+
+def record_paths(suite: Suite, quantity: Quantity, runs: Sequence[Run]) -> list[tuple[str, Path]]:
+    """(run, file) of a quantity's records, whether they are there or not."""
+    if quantity.command:
+        return [(f"suite {suite.name}", quantity.path(suite.name))]
+    return [(run.name, quantity.path(suite.name, run.name)) for run in runs]
+
+
+def digest(suite: str) -> str:
+    """Of all records of a suite, as they are now."""
+    lines = [f"{path} {files.sha256_of(path)}\n" for path in sorted(RESULTS.glob(f"{suite}/*/*.csv*"))]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+# --- judging ------------------------------------------------------------------------------------------------
+
+
+def judge_claim(claim: Claim, item: Item, suite: Suite, records: Mapping[str, pd.DataFrame]) -> Finding:
+    """A claim on a suite's records of the runs of an item; missing records are said, not guessed."""
+    if not (runs := item.runs(suite)):
+        return Finding(suite, Verdict(Word.UNTOLD, plan.why_not(suite, item)), True)
+    tables = records_of_runs(suite, claim.quantities, runs, records)
+    if missing := [name for name in suite.paper.required(claim.quantities) if name not in tables]:
+        return Finding(suite, Verdict(Word.UNTOLD, f"no records of {' or '.join(missing)}"), True)
+    measured = {run for table in tables.values() for run in table["run"].dropna()}
+    try:
+        verdict = claim.check(*(tables.get(name) for name in claim.quantities))
+    except UnfitRecords as error:
+        return Finding(suite, Verdict(Word.UNTOLD, str(error)), True)
+    return Finding(suite, verdict, False, [run for run in runs if run.name in measured], tables, item)
+
+
+def judge_all(only: str | None = None) -> list[Row]:
+    """The rows of every claim of the papers that have a published suite, or of the claim ``only``."""
+    suites = [suite for suite in map(load_suite, suite_names()) if suite.file.published]
+    if not suites:
+        raise SuiteError("no suite in experiments/ says `published: true`")
+    rows = []
+    for name in sorted({suite.paper.name for suite in suites}):
+        own = [suite for suite in suites if suite.paper.name == name]
+        claims = [one for one in numbered(own[0].paper) if only in (None, one[0])]
+        asked = {quantity for _, claim, _ in claims for quantity in claim.quantities}
+        records = {
+            suite.name: all_records(suite, asked) for suite in tqdm(own, name, leave=False, disable=None)
+        }
+        bar = tqdm(claims, name, unit="claim", leave=False, disable=None)
+        rows += [judge_row(*one, own[0].paper, own, records) for one in bar]
+    return rows
+
+
+def judge_row(
+    id: str,
+    claim: Claim,
+    item: Item | None,
+    paper: Paper,
+    suites: Sequence[Suite],
+    records: Mapping[str, Mapping[str, pd.DataFrame]],
+) -> Row:
+    """The row of a claim: on records, by a test, or not at all."""
+    row = Row(
+        id,
+        claim.claim,
+        paper_words(claim, paper, item),
+        "",
+        Word.UNTOLD,
+        f"{item.label}{', ours' * item.ours}" if item else "",
+        claim.holds_if,
+        changed=claim.changed,
+        test=claim.test,
+    )
+    if not claim.quantities:
+        return _without_records(row, claim)
+    items = [paper.item(name) for name in claim.items] or [item]
+    judged_on = [_together(items)] if claim.pooled else items[:1]
+    found = [
+        finding
+        for suite in suites
+        for one in judged_on
+        if item or claim.pooled or one.name not in suite.file.leave_out
+        if not (finding := judge_claim(claim, one, suite, records[suite.name])).missing
+    ]
+    if not found:
+        return _unmeasured(row, claim, items[0], suites)
+    if claim.pooled:
+        return _pooled(row, claim, found)
+    first, *_ = found = sorted(found, key=_nearness, reverse=True)
+    others = [[one.suite.name, one.verdict.word, one.verdict.ours] for one in found[1:]]
+    again = _rerun(first.tables, first.item, first.suite, first.runs)
+    return replace(
+        _fill(row, first.verdict, [first]),
+        others=[other for other in others if other[1] != first.verdict.word],
+        suite=first.suite.name,
+        **again,
+    )
+
+
+def _without_records(row: Row, claim: Claim) -> Row:
+    """Proved, checked by a test, wrong as printed, or not to be judged here."""
+    if claim.untested:
+        return _fill(row, Verdict(Word.UNTOLD, claim.untested, claim.short))
+    word = Word.MISPRINT if claim.refuted else Word.PROVED if claim.proof else Word.CHECKED
+    ours = claim.refuted or claim.proof or "the test passes"
+    found = claim.check() if claim.check else Verdict(word, ours, claim.short)
+    row = _fill(row, replace(found, word=word) if found.word is Word.MEASURED else found)
+    commands = [f"python -m pytest -q {claim.test}"] if claim.test else []
+    cost = TEST_COST if claim.test else "nothing to measure"
+    return replace(row, commands=commands, cost=cost, quick=True)
+
+
+def _together(items: Sequence[Item]) -> Item:
+    """The runs of all, as those of the first."""
+    if len(items) == 1:
+        return items[0]
+    return replace(
+        items[0], runs=lambda suite: [r for r in suite.runs if any(r in one.runs(suite) for one in items)]
+    )
+
+
+def _unmeasured(row: Row, claim: Claim, item: Item, suites: Sequence[Suite]) -> Row:
+    able = next((suite for suite in suites if item.runs(suite)), None)
+    if able is None:
+        why = f"no suite has a run of {item.runs_needed}"
+        return replace(_fill(row, Verdict(Word.UNTOLD, why, "no suite has such a run")), missing=True)
+    lacks = " or ".join(f"`{name}`" for name in claim.quantities)
+    why = f"no records of {lacks}; `make {item.name} SUITE={able.name}` makes them"
+    row = _fill(row, Verdict(Word.UNTOLD, why, "not measured"))
+    return replace(row, missing=True, **_rerun(claim.quantities, item, able, item.runs(able)))
+
+
+def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
+    """Judged once, on the records of all suites."""
+    together = [
+        pd.concat(tables) if (tables := [one.tables[name] for one in found if name in one.tables]) else None
+        for name in claim.quantities
+    ]
+    each = [_rerun(one.tables, one.item, one.suite, one.runs) for one in found]
+    return replace(
+        _fill(row, claim.check(*together), found),
+        suite=max(found, key=_nearness).suite.name,
+        commands=list(dict.fromkeys(command for one in each for command in one["commands"])),
+        cost="; ".join(f"{one.suite.name}: {again['cost']}" for one, again in zip(found, each, strict=True)),
+        devices=sorted({device for one in each for device in one["devices"]}),
+        quick=all(one["quick"] for one in each),
+    )
+
+
+def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
+    short = verdict.short or verdict.ours
+    if len(short) > SHORT:
+        short = f"{short[: SHORT - 2].rstrip()} …"
+    runs = sum(len(one.runs) for one in found)
+    timed = all(_is_timed(one.suite.paper.quantity(name)) for one in found for name in one.tables)
+    files = [
+        path.as_posix()
+        for one in found
+        for name in one.tables
+        for _, path in record_paths(one.suite, one.suite.paper.quantity(name), one.runs)
+        if path.is_file()
+    ]
+    unit = verdict.unit or ("model" if timed else "training")
+    small = verdict.word is Word.MEASURED and runs and not timed and not any(map(_at_paper_scale, found))
+    return replace(
+        row,
+        ours=short,
+        verdict=verdict.word,
+        icml="toy" if small else ICML[verdict.word],
+        n=verdict.n or runs or None,
+        unit=unit if verdict.n or runs else "",
+        numbers=verdict.ours,
+        values=verdict.values,
+        scale=". ".join(dict.fromkeys(map(_scale, found))),
+        records=list(dict.fromkeys(files)),
+    )
+
+
+def _is_timed(quantity: Quantity) -> bool:
+    """Whether it is a time or a rate of a model, and not of a training."""
+    times = [name for name in quantity.columns if name.endswith(("_ms", "_per_s"))]
+    return bool(times) and "layer" not in quantity.columns
+
+
+def _models(finding: Finding) -> Any:
+    return finding.suite.paper.part("models")
+
+
+def _at_paper_scale(finding: Finding) -> bool:
+    models = _models(finding)
+    return models is not None and models.at_paper_scale(finding.item, finding.runs)
+
+
+def _nearness(finding: Finding) -> tuple:
+    """More for a suite that is nearer to the paper's setting: past the start of training, at the paper's size
+    and context; then with more shapes and runs, larger models and more tokens."""
+    models = _models(finding)
+    settled = getattr(models, "past_start", len)(finding.runs)
+    largest = getattr(models, "largest", lambda runs: 0)(finding.runs)
+    apart = getattr(models, "distance", lambda item, runs: 0.0)(finding.item, finding.runs)
+    tokens = max((table["trained_tokens"].max() for table in finding.tables.values()), default=0)
+    return settled > 0, -apart, settled, len(finding.runs), largest, 0 if pd.isna(tokens) else tokens
+
+
+def _scale(finding: Finding) -> str:
+    """ "h100: 125M at 4k, 16k; 100M tokens; NVIDIA H200"."""
+    models, parts = _models(finding), []
+    if models and finding.runs:
+        at_scale = " (the paper's scale)" if _at_paper_scale(finding) else ""
+        parts.append(models.shapes(finding.runs) + at_scale)
+    both = pd.concat([table[["trained_tokens", "device"]] for table in finding.tables.values()])
+    counts = both["trained_tokens"].dropna()
+    tokens = counts[counts > 0]
+    weights = ["fresh weights"] * bool((counts == 0).any())
+    if len(tokens):
+        epochs = style.epochs(tokens.max(), finding.suite.name)
+        weights.insert(0, f"{style.count_span(tokens)} tokens{epochs}")
+    parts += [" and ".join(weights), ", ".join(sorted(both["device"].dropna().unique()))]
+    return f"{finding.suite.name}: {'; '.join(filter(None, parts))}"
+
+
+# --- measuring again ----------------------------------------------------------------------------------------
+
+
+def _rerun(names: Iterable[str], item: Item, suite: Suite, runs: Sequence[Run]) -> dict[str, Any]:
+    """What trains and measures some quantities of ``runs``, and the cost: fields of a row."""
+    quantities = [suite.paper.quantity(name) for name in names]
+    commands = [quantity.command_for(suite.name) for quantity in quantities if quantity.command]
+    of_runs = [quantity for quantity in quantities if not quantity.command]
+    pairs = [(run, q) for q in of_runs for run in item.runs_with(suite, q) if run in runs]
+    trained = {run for run, quantity in pairs if not quantity.untrained(run)} if not suite.weights else set()
+    while first := {needed for run in trained for needed in suite.prerequisites(run)} - trained:
+        trained |= first
+    if trained:
+        commands.append(plan.train_command(suite, [run for run in suite.runs if run in trained]))
+    commands += [f"{command} --again" for command in plan.measure_commands(suite, pairs)]
+    known = [one for run in trained if (one := state.recorded_settings(run).get("trained"))]
+    seconds, untimed = sum(one["gpu_seconds"] for one in known), len(trained) - len(known)
+    measuring = sum(state.measuring_seconds(run, quantity) for run, quantity in pairs)
+    devices = sorted({one["device"] for one in known})
+    timed = f"{seconds:,.0f} s ({', '.join(devices)})" if seconds else ""
+    lost = f"{untimed} run{'s' * (untimed > 1)} of no recorded time" if untimed else ""
+    words = f"measures {measuring:,.0f} s" if measuring else "measures in a time not recorded"
+    trains = " and ".join(filter(None, (timed, lost)))
+    return {
+        "commands": commands,
+        "cost": f"trains {trains}, then {words}" if trained else f"trains nothing, {words}",
+        "devices": devices,
+        "quick": not untimed and seconds + measuring < QUICK_SECONDS,
+    }
+
+
+def rerun_on(claim: Claim, item: Item, suite: Suite) -> dict[str, Any]:
+    """As the row has it, but on all runs that a suite has for it."""
+    return _rerun(suite.paper.required(claim.quantities), item, suite, item.runs(suite))
+
+
+# --- the file -----------------------------------------------------------------------------------------------
+
+
+def write(rows: Sequence[Row]) -> None:
+    """Writes ``claims.json``, with a hash of the records of every suite that was judged."""
+    suites = sorted({Path(path).parts[1] for row in rows for path in row.records})
+    claims = [
+        {key: value for key, value in asdict(row).items() if value not in ("", [], {}, (), None, False)}
+        for row in rows
+    ]
+    digests = {name: digest(name) for name in suites}
+    content = {"suites": digests, "claims": claims, "models": trained_models()}
+    files.write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def _content(path: Path = PATH) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def read() -> dict[str, Row]:
+    """The rows of ``claims.json`` by their ID; none where there is no such file."""
+    claims = _content().get("claims", ())
+    return {row["id"]: Row(**row | {"verdict": Word(row["verdict"])}) for row in claims}
+
+
+def read_models(path: Path = PATH) -> list[dict[str, Any]]:
+    return _content(path).get("models", [])
+
+
+def is_judged(suite: str) -> bool:
+    """Whether ``claims.json`` is of the records that a suite has now."""
+    return _content().get("suites", {}).get(suite) == digest(suite)
+
+
+def trained_models() -> list[dict[str, Any]]:
+    """The published trainings of ACP: what they are, and what they came to."""
+    models = []
+    for suite in map(load_suite, suite_names()):
+        if not suite.file.published or suite.paper.name != "acp":
+            continue
+        tables = all_records(suite, ("loss", "pruned_ratio"))
+        by_run = {name: dict(list(table.groupby("run"))) for name, table in tables.items()}
+        for run in suite.runs:
+            if not (trained := state.recorded_settings(run).get("trained")):
+                continue
+            one = {"suite": suite.name, "run": run.name, "tokens": run.size.tokens}
+            one["gpu_minutes"] = round(trained["gpu_seconds"] / 60, 1)
+            if (rows := by_run.get("loss", {}).get(run.name)) is not None:
+                one |= {"loss_nats": round(float(rows["loss_nats"].iloc[0]), 4)}
+                one["commit"] = rows["commit"].iloc[0]
+            if (rows := by_run.get("pruned_ratio", {}).get(run.name)) is not None:
+                pruned = 100 * rows["pruned_blocks"].sum() / rows["causal_blocks"].sum()
+                one |= {"pruned_percent": round(float(pruned), 1), "commit": rows["commit"].iloc[0]}
+            models.append(one)
+    return models
+
+
+def run_tests(rows: Sequence[Row]) -> None:
+    """Runs the tests of the rows that are proved or checked by one; an error if one fails."""
+    tests = list(dict.fromkeys(row.test for row in rows if row.test))
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], capture_output=True, text=True)
+    if done.returncode:
+        raise SuiteError(f"a claim's test fails:\n{done.stdout[-2000:]}")

@@ -1,0 +1,107 @@
+"""Every claim of the Adaptive Retention paper, and every figure and table with what draws it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from acp_repro.pipeline.paper import Item
+
+from ..published import claims_of
+from . import (
+    figure2,
+    figure_gates,
+    figureC,
+    figureD,
+    figureE,
+    figureH,
+    table1,
+    table3,
+    table4,
+    table5,
+    tableI,
+)
+
+CLAIMED = claims_of(__package__)
+CLAIMS = CLAIMED["text"]
+NEEDS = "a dense model and pruned ones at this budget"
+LIKE = {"table2": "table1", "table6": "table5"}  # the same claims
+ITEMS = tuple(
+    replace(item, claims=CLAIMED.get(LIKE.get(item.name, item.name), ()))
+    for item in (
+        Item(
+            "table1",
+            table1.make,
+            "Results at 50 % of the tokens",
+            ("score", "bag_of_words"),
+            lambda suite: suite.table_runs(0.5),
+            NEEDS,
+        ),
+        Item(
+            "table2",
+            table1.make,
+            "Results at 30 % of the tokens",
+            ("score", "bag_of_words"),
+            lambda suite: suite.table_runs(0.3),
+            NEEDS,
+        ),
+        Item(
+            "table3",
+            table3.make,
+            "Ablations",
+            ("score", "speed"),
+            lambda suite: suite.ablations(),
+            "an ablation",
+        ),
+        Item("table4", table4.make, "Compute cost", ("speed",), lambda suite: suite.timed()),
+        Item(
+            "table5",
+            table5.make,
+            "Tokens kept in each layer",
+            ("tokens_kept",),
+            lambda suite: table5._one_a_budget(
+                r for r in suite.adaptive if r.backbone.num_hidden_layers != 12
+            ),
+            "Adaptive Retention in an encoder of another depth than 12",
+        ),
+        Item(
+            "table6",
+            table5.make,
+            "Tokens kept in each of 12 layers",
+            ("tokens_kept",),
+            lambda suite: table5._one_a_budget(
+                r for r in suite.adaptive if r.backbone.num_hidden_layers == 12
+            ),
+            "Adaptive Retention in an encoder of 12 blocks",
+        ),
+        Item(
+            "figure2",
+            figure2.make,
+            "Temperature and stretch",
+            ("score",),
+            lambda suite: suite.sweeps(),
+            "Adaptive Retention at several temperatures or stretches",
+        ),
+        Item(
+            "figure_gates",
+            figure_gates.make,
+            "Where the gate stands",
+            ("pruned_dense", "bag_of_words"),
+            lambda suite: suite.dense,
+            "a dense model",
+            ours=True,
+        ),
+        Item(
+            "figureC",
+            figureC.make,
+            "Slack of the budget",
+            ("slackness",),
+            lambda suite: suite.adaptive,
+            "Adaptive Retention",
+            ours=True,
+        ),
+        Item("figureD", figureD.make, "Bias of the relaxed gradient", ("estimator",), ours=True),
+        Item("figureE", figureE.make, "Variance of the gradient", ("variance",), ours=True),
+        Item("figureH", figureH.make, "Complexity of a pruned class", ("complexity",), ours=True),
+        Item("tableI", tableI.make, "FLOPs and time", ("speed",), lambda suite: suite.timed(), ours=True),
+    )
+)

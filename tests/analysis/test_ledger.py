@@ -1,0 +1,214 @@
+"""The ledger: one row a claim, the right suite decides, and the committed pages are those of the rows."""
+
+import itertools
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from acp_repro.pipeline import state
+from acp_repro.pipeline.registry import find_paper
+from acp_repro.pipeline.suite import load_suite, suite_names
+from analysis import ledger
+from analysis.reproduction import claim
+from analysis.reproduction.__main__ import main, write_pages
+from analysis.reproduction.missing import gaps
+from analysis.verdict import Word
+from tests.analysis import synthetic
+
+ROOT = Path(__file__).parents[2]
+TINY = "tiny (1.5k tokens, start of training)"
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Those that are committed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        yield ledger.read()
+
+
+def test_the_committed_pages_are_those_of_the_rows(rows, monkeypatch, tmp_path):
+    for name in ("experiments", "results"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    write_pages(rows, ledger.read_models(ROOT / "claims.json"))
+    for page in (
+        "README.md",
+        "REPRODUCTION.md",
+        *(f"docs/claims/{n}.md" for n in ("acp", "lap", "retention")),
+    ):
+        assert (ROOT / page).read_text("utf-8") == Path(page).read_text("utf-8"), "run `make reproduction`"
+
+
+def test_each_claim_has_a_row_with_evidence_and_a_short_answer(rows, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    papers = ("acp", "lap", "retention")
+    assert list(rows) == [id for name in papers for id, *_ in ledger.numbered(find_paper(name))]
+    for row in rows.values():
+        assert row.ours and len(row.ours) <= ledger.SHORT and "…" not in row.ours, row.id
+        assert row.records or row.test or row.verdict in (Word.UNTOLD, Word.MISPRINT, Word.PROVED), row.id
+        assert all(Path(path).is_file() for path in row.records), row.id
+        if row.test:
+            file, _, function = row.test.partition("::")
+            assert re.search(rf"^def {function}\(", Path(file).read_text("utf-8"), re.M), row.test
+
+
+def test_the_rows_are_of_the_records_that_are_here(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    published = [name for name in suite_names() if load_suite(name).file.published]
+    assert all(ledger.is_judged(name) for name in published), "run `make reproduction`"
+    ignore = Path(".gitignore").read_text()
+    for folder in ("results", "figures"):
+        assert sorted(re.findall(rf"^!/{folder}/(.*)/$", ignore, re.M)) == published
+
+
+def test_published_records_are_of_the_present_settings(monkeypatch):
+    """So a fresh clone only draws them: an edit of a suite waits until the runs are measured again."""
+    monkeypatch.chdir(ROOT)
+    for suite in (suite for suite in map(load_suite, suite_names()) if suite.file.published):
+        for run, quantity in itertools.product(suite.runs, suite.paper.quantities):
+            if not quantity.command and quantity.path(suite.name, run.name).is_file():
+                assert state.is_current(suite, run, quantity), (run.name, quantity.name)
+
+
+def judge(id: str) -> ledger.Row:
+    (row,) = ledger.judge_all(id)
+    return row
+
+
+@pytest.fixture
+def mini(tmp_path, monkeypatch):
+    """Savings of suite ``mini``, published, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return synthetic.published_savings(tmp_path)
+
+
+def another(name: str, *pairs: tuple[bytes, bytes]) -> None:
+    """Suite ``mini`` under another name, with its record of one context alone and other numbers."""
+    shutil.copy("experiments/mini.yaml", f"experiments/{name}.yaml")
+    shutil.copytree("results/mini", f"results/{name}")
+    shutil.rmtree(f"results/{name}/pro-tiny-512-acp")
+    for path in Path(f"results/{name}").glob("*/*.csv"):
+        content = path.read_bytes()
+        for old, new in pairs:
+            content = content.replace(old, new)
+        state.write_record(path, content, 1)
+
+
+@pytest.mark.parametrize(
+    ("id", "word", "ours", "n"),
+    [
+        ("acp.figure2.1", Word.MEASURED, "70 % (paper: 60 to 80 %)", 2),
+        ("acp.figure2.2", Word.MEASURED, "50 % at 256, 70 % at 512", 2),
+        ("acp.figure2.4", Word.ANOTHER_SIZE, "100 to 150 % (paper: 10 to 40 %)", 2),
+        ("acp.figure7.2", Word.UNTOLD, "not measured", None),
+        ("acp.figure10.1", Word.UNTOLD, "no suite has such a run", None),
+        ("acp.text.1", Word.UNTOLD, "no suite trains a Transformer with RoPE", None),
+        ("acp.text.5", Word.MISPRINT, "wrong as printed: the bound is exp(2U + $D_{ij}$)", None),
+        ("acp.text.6", Word.PROVED, "Appendix A proves it", None),
+        ("acp.text.9", Word.CHECKED, "the test passes", None),
+    ],
+)
+def test_rows(mini, id, word, ours, n):
+    row = judge(id)
+    assert (row.verdict, row.ours, row.n) == (word, ours, n)
+
+
+def test_the_suite_nearest_to_the_paper_decides_and_others_are_quoted(mini):
+    another("other", (b",5,10,0.5,", b",1,10,0.1,"))
+    share, growth = judge("acp.figure2.1"), judge("acp.figure2.2")
+    assert (share.suite, share.verdict) == (growth.suite, growth.verdict) == ("mini", Word.MEASURED)
+    ((name, verdict, numbers),) = share.others
+    assert (name, verdict) == ("other", Word.ANOTHER_SIZE) and f"{TINY}: 10 % at 256" in numbers
+    assert growth.others[0][1] == Word.UNTOLD  # one context alone
+    shutil.rmtree("results/mini/pro-tiny-512-acp")  # what cannot tell decides too, if it is as near
+    assert judge("acp.figure2.2").verdict is Word.UNTOLD
+
+
+def test_a_pooled_claim_is_judged_once_on_all_suites(mini):
+    for length, loss in ((256, 3.001), (512, 3.002)):
+        for method, nats in (("acp", loss), ("exact", 3.0)):
+            synthetic.write(f"pro-tiny-{length}-{method}", "loss", {"loss_nats": nats})
+    another("other", (b"mini", b"other"))
+    row = judge("acp.text.19")
+    assert (row.n, row.unit) == (3, "pair") and row.numbers.startswith("0 of 3 pairs have equal bits")
+    assert {Path(path).parts[1] for path in row.records} == {"mini", "other"} and len(row.commands) == 4
+
+
+@pytest.fixture
+def again(mini, monkeypatch):
+    """``make claim`` on suite ``mini``, whose ledger is written; commands are noted and not run."""
+    monkeypatch.setattr(ledger, "trained_models", list)
+    ledger.write(ledger.judge_all())
+    called = []
+
+    def run(words):
+        called.append(words.removeprefix("python "))
+        record = Path("results/mini/pro-tiny-512-acp/pruned_ratio.csv")
+        state.write_record(record, record.read_bytes().replace(b",7,10,0.7,", b",1,10,0.1,"), 1)
+        return 0
+
+    monkeypatch.setattr(claim, "run_words", run)
+    return called
+
+
+def test_a_claim_is_trained_measured_and_judged_again(again, monkeypatch, capsys):
+    assert claim.main(["acp.figure2.1"]) == 0
+    runs = "--run pro-tiny-256-acp --run pro-tiny-512-acp"
+    assert again == [
+        f"-m acp_repro.train --suite mini {runs}",
+        f"-m acp_repro.measure pruned_ratio --suite mini {runs} --again",
+    ]
+    said = capsys.readouterr().out
+    assert f"old: measured in the paper's range: {TINY}: 70 % at 512" in said
+    assert "cost: trains 2 runs of no recorded time, then measures in a time not recorded" in said
+    assert f"new: same direction, another size: {TINY}: 10 % at 512" in said
+    assert claim.main(["acp.text.4"]) == 0 and again[-1].startswith("-m pytest -q tests/attention/")
+    monkeypatch.setattr(claim, "run_words", lambda words: 3)
+    assert claim.main(["acp.figure2.1"]) == 3
+    assert claim.main([]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("acp.figure2.1 ") and "trains 2 runs" in line for line in listed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["acp.figure2"], "the ID 'acp.figure2'; did you mean acp.figure2.1, acp.figure2.2, acp.figure2.3"),
+        (["acp.figure2.1", "--suite", "none"], "experiments/none.yaml: no such suite"),
+        (["acp.text.1"], "nothing measures it: no suite trains a Transformer with RoPE"),
+        (["acp.figure11.1"], "or name a suite to measure it on: SUITE=name"),
+        (["acp.figure10.1", "--suite", "mini"], "suite mini cannot show acp.figure10.1"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(again, capsys, arguments, words):
+    assert claim.main(arguments) != 0
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and words in error and error.count("\n") == 1
+
+
+def test_a_gpu_training_does_not_begin_on_a_cpu(rows, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(claim, "choose_device", lambda _: torch.device("cpu"))
+    assert claim.main(["acp.figure2.1"]) == 2
+    assert "no GPU is here to train that" in capsys.readouterr().err
+
+
+def test_nothing_published_is_one_line(mini, capsys):
+    mini.write_text(mini.read_text().replace("published: true", ""))
+    assert main([]) != 0
+    assert capsys.readouterr().err == "error: no suite in experiments/ says `published: true`\n"
+    assert not Path("REPRODUCTION.md").exists()
+
+
+def test_gaps_of_a_suite_name_what_closes_them(mini):
+    text = mini.read_text()
+    Path("experiments/never.yaml").write_text(text.replace("published: true", "published: false"))
+    mini.write_text(f"{text}\nnot_run: [pro-tiny-256-exact]")
+    found = {gap.what.split(",")[0]: gap.how for gap in gaps("acp", [], [*map(load_suite, suite_names())])}
+    assert found["suite `never`"] == "`make all SUITE=never`"
+    assert any(what.startswith("1 run of suite `mini`") for what in found)
