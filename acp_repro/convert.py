@@ -19,11 +19,11 @@ from .explorer.checkpoint import Checkpoint
 @command(extra="transformers")
 def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
-    Checkpoint(options.source)  # before torch is imported
     if options.target.resolve() == options.source.resolve():
         raise UsageError("SOURCE and TARGET are the same folder; give another TARGET")
     if options.target.exists() and (options.target.is_file() or any(options.target.iterdir())):
         raise UsageError(f"TARGET {options.target} exists and is not empty; give a new folder, or delete it")
+    Checkpoint(options.source)  # before torch is imported
     from .hf import conversion
 
     with usage_errors():

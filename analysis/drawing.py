@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from acp_repro.common import files
@@ -26,6 +28,7 @@ from acp_repro.pipeline.suite import load_suite
 from . import style
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -67,7 +70,10 @@ def draw(suite_name: str, item_name: str) -> Path:
     found = find(suite_name, item_name)
     _note_other_settings(found)
     style.use_style()
-    drawn, caption = found.item.make(found)
+    drawn, caption, *versions = found.item.make(found)
+    if found.records:
+        versions.append(style.provenance(*found.records.values()))
+        caption = f"{caption.strip()}\n\n{' '.join(filter(None, versions))}"
     path = found.item.path(found.suite.name)
     return save_table(drawn, path, caption) if isinstance(drawn, Table) else save(drawn, path, caption)
 
@@ -89,6 +95,7 @@ def save(figure: Figure, path: Path, caption: str) -> Path:
 
     # The PNG comes last: Make takes it as the sign that all three are there.
     files.write_text(path.with_suffix(".md"), caption.strip() + "\n")
+    _wrap_titles(figure)
     for suffix in ("pdf", "png"):
         undated = {"CreationDate": None} if suffix == "pdf" else None  # the same bytes if drawn again
         file = io.BytesIO()
@@ -98,6 +105,72 @@ def save(figure: Figure, path: Path, caption: str) -> Path:
     plt.close(figure)
     print(f"figure: {path.resolve()}")
     return path
+
+
+def _wrap_titles(figure: Figure) -> None:
+    """Breaks each panel's title where the panel ends."""
+    figure.draw_without_rendering()  # places the panels, so that they have a width
+    for ax in figure.axes:
+        inches = ax.get_window_extent().width / figure.dpi
+        ax.set_title(
+            textwrap.fill(ax.get_title(loc="left"), max(20, int(inches * 72 / (0.51 * style.POINTS))))
+        )
+
+
+def panels(columns: int = 1, height: float = 2.4, width: float | None = None, **options: Any) -> tuple:
+    """A figure and its panels side by side, with a light grid: one as wide as a column, or several over the
+    page."""
+    from matplotlib import pyplot as plt
+
+    width = width or (style.PAGE_INCHES if columns > 1 else style.COLUMN_INCHES)
+    figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained", **options)
+    for ax in figure.axes:
+        ax.grid(visible=True)
+    return figure, axes
+
+
+def legend(figure: Figure, ncols: int = 4, **options: Any) -> None:
+    """One legend for all panels, below them, in as many columns as fit; no label stands twice."""
+    found = {
+        label: handle
+        for ax in figure.axes
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    for columns in range(min(ncols, len(found)), 0, -1):
+        options |= {"loc": "outside lower center", "ncols": columns}
+        drawn = figure.legend(found.values(), found.keys(), **options)
+        figure.draw_without_rendering()
+        if columns == 1 or drawn.get_window_extent().width <= figure.bbox.width:
+            return
+        drawn.remove()
+
+
+def note(ax: Axes, words: str, at: tuple[float, float], offset: tuple[float, float], **options: Any) -> None:
+    """``words`` so many points from a place; centred, above it or below it, or beside it."""
+    x, y = offset
+    side = {"ha": "left" if x > 0 else "right" if x < 0 else "center"}
+    side |= {"va": "bottom" if y > 0 else "top" if y < 0 else "center"}
+    ax.annotate(words, at, offset, textcoords="offset points", **(side | options))
+
+
+def powers_of_two(ax: Axes, values: Sequence[int], name: Callable[[int], str] = str) -> None:
+    """An x axis that doubles, with a tick at each value alone."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(values, map(name, values))
+    ax.minorticks_off()
+
+
+def strip(count: int, width: float) -> np.ndarray:
+    """Offsets that spread points over a strip, the same each time: every second of them to the other side."""
+    return width * ((np.arange(count) * 0.618034) % 1 - 0.5)
+
+
+def sentence(words: str) -> Figure:
+    """A picture of one sentence, where there is nothing to see."""
+    figure, ax = panels(height=0.5)
+    ax.axis("off")
+    ax.set_title(words)
+    return figure
 
 
 def _small(png: bytes) -> bytes:

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
 COLUMN_INCHES = 3.4  # one column of a two-column page
 PAGE_INCHES = 7.0
+POINTS = 7.5  # of all type
+TYPE = (
+    *("font.size", "axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"),
+    *("legend.fontsize", "legend.title_fontsize", "figure.titlesize", "figure.labelsize"),
+)
 
 # Okabe and Ito's colours, told apart by colour-blind readers and in grey.
 SIZES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
@@ -35,7 +40,7 @@ def __getattr__(name: str) -> Any:
 
 
 def use_style() -> None:
-    """Small type for print, no frame where it says nothing, fonts embedded as text."""
+    """One size of type, a light grid, no frame where it says nothing, fonts embedded as text."""
     import matplotlib
     import matplotlib.pyplot as plt
     import seaborn as sns
@@ -46,19 +51,22 @@ def use_style() -> None:
         {
             "figure.dpi": 200,
             "savefig.dpi": 300,
-            "font.size": 8,
-            "axes.titlesize": 8.5,
-            "axes.labelsize": 8,
-            "xtick.labelsize": 7.5,
-            "ytick.labelsize": 7.5,
-            "legend.fontsize": 7.5,
             "legend.frameon": False,
+            "legend.handlelength": 1.4,
+            "legend.columnspacing": 1.3,
+            "axes.axisbelow": True,
+            "axes.titlelocation": "left",
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.linewidth": 0.7,
+            "grid.color": "0.92",
+            "grid.linewidth": 0.6,
+            "lines.linewidth": 1.3,
+            "lines.markersize": 4,
             "pdf.fonttype": 42,
             "hatch.linewidth": 0.6,
         }
+        | dict.fromkeys(TYPE, POINTS)
     )
 
 

@@ -53,8 +53,8 @@ def start(*arguments, **environment):
 )
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
 def test_a_device_that_is_not_there(work, capsys, main, device):
-    path = [f"runs/mini/{RUN}"] if main is inspect.main else []
-    assert main([*path, "--device", device]) == 2
+    given = {inspect.main: [f"runs/mini/{RUN}"], train.main: ["--suite", "mini"]}.get(main, [])
+    assert main([*given, "--device", device]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: --device {device}: ") and error.count("\n") == 1
 

@@ -26,16 +26,14 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``decay`` records of one run; the head is :func:`statistics.illustrative_head`'s.
     """
-    from matplotlib import pyplot as plt
-
     head = statistics.illustrative_head(one_each(records, KEY, "decay"), MOST_BLOCKS)
     grid = statistics.block_grid(head, MOST_BLOCKS)
     delta = float(head["threshold_nats"].iloc[0])
-    figure, axes = plt.subplots(1, 2, figsize=(style.PAGE_INCHES * 0.8, 2.75), layout="constrained")
+    figure, axes = drawing.panels(2, 2.75, width=style.PAGE_INCHES * 0.8)
     mesh = _panel(axes[0], grid, np.zeros_like(grid.first_kept), delta)
-    axes[0].set_title("without ACP")
+    axes[0].set_title(f"Without ACP: all {(grid.last + 1).sum()} blocks")
     _panel(axes[1], grid, grid.first_kept, delta)
-    axes[1].set_title(f"with ACP: {grid.first_kept.sum()} of {(grid.last + 1).sum()} blocks pruned")
+    axes[1].set_title(f"With ACP: {grid.first_kept.sum()} of {(grid.last + 1).sum()} blocks pruned")
     rows = np.repeat(np.arange(len(grid.first_kept) + 1), 2)[1:-1] * grid.block_q
     axes[1].plot(
         np.repeat(grid.first_kept, 2) * grid.block_k,
@@ -92,6 +90,7 @@ def _panel(ax: Axes, grid: statistics.BlockGrid, start: np.ndarray, delta: float
     ax.set_xlabel(f"key blocks of {grid.block_k} tokens")
     ax.set_ylabel(f"query blocks of {grid.block_q} tokens")
     ax.spines[:].set_visible(False)
+    ax.grid(visible=False)
     return mesh
 
 
@@ -113,5 +112,5 @@ the code computes them. Darker is a stronger decay. Arrows show which blocks the
 in which order. A block is skipped if its largest $D_{{ij}}$ is under delta = {one["threshold_nats"]:.2f}. The
 decay is of layer {one["layer"]}, head {one["head"]} (counted from 0) of {models.run_name(one)}, on {which}
 {shown:,} tokens of {part}. Of the recorded heads, it prunes nearest to half of what this grid allows:
-{share:.0f} % of that. {style.provenance(records)}"""
+{share:.0f} % of that."""
     return draw(records), caption

@@ -31,49 +31,36 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> Figure:
         records: ``pruned_ratio``, ``attention_time`` and ``throughput`` records, of one run each bar.
         item: whose numbers in ``paper_values.csv`` stand beside ours.
     """
-    from matplotlib import pyplot as plt
-    from matplotlib.patches import Patch
-
+    pruned = statistics.pruned_of_grid(records["pruned_ratio"])
+    time = _on_devices(statistics.time_reduction(records["attention_time"]), records["attention_time"])
+    speed = _on_devices(statistics.throughput_gain(records["throughput"]), records["throughput"])
+    devices = sorted({*time["device"], *speed["device"]})
+    marks = dict(zip(devices, bars.MARKS, strict=False))
     panels = (
-        (
-            "FLOPs and memory accesses saved (%)\ndotted: of what the grid allows",
-            "pruned_ratio",
-            statistics.pruned_of_grid(records["pruned_ratio"]),
-            None,
-        ),
-        (
-            "Attention time saved (%)\nalong bars: ms with / without ACP",
-            "attention_time_reduction",
-            statistics.time_reduction(records["attention_time"]),
-            "ms",
-        ),
-        (
-            "Training throughput gained (%)\nalong bars: tokens/s with / without ACP",
-            "throughput_gain",
-            statistics.throughput_gain(records["throughput"]),
-            "tok/s",
-        ),
+        (pruned, "pruned_ratio", f"ACP prunes {_settled(pruned)} of the attention's blocks"),
+        (time, "attention_time_reduction", f"Attention takes {_settled(time)} less time"),
+        (speed, "throughput_gain", f"Training processes {_settled(speed)} more tokens a second"),
     )
-    figure, axes = plt.subplots(1, 3, figsize=(style.PAGE_INCHES, 2.9), layout="constrained")
-    labels = []
-    for ax, (title, quantity, table, unit) in zip(axes, panels, strict=True):
-        low, high = models.PUBLISHED.range(item, quantity)
-        labels.append(bars.grouped(ax, table, unit, high))
-        bars.of_paper(ax, table["context_length_tokens"].nunique(), low, high)
+    figure, axes = drawing.panels(3, 2.8)
+    for ax, (table, quantity, title) in zip(axes, panels, strict=True):
+        bars.of_paper(ax, *models.PUBLISHED.range(item, quantity))
+        bars.grouped(ax, table, marks)
         ax.set_title(title)
-        ax.set_xlabel("context length $L$ (tokens)")
-    trained = panels[0][2].groupby("size", sort=False)["trained_tokens"]
-    handles = [
-        Patch(label=_named(size, tokens), **bars.look(models.colour(size, index), tokens.max(), size))
-        for index, (size, tokens) in enumerate(trained)
-    ]
-    paper = Patch(fc="white", ec=style.PAPER, hatch="////", label="range in the paper")
-    handles.append(paper)
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(2, len(handles)))
-    if len(trained) > 1:
-        bars.lift_labels(figure, labels)
-    bars.make_room(figure)
+    for index, (size, tokens) in enumerate(pruned.groupby("size", sort=False)["trained_tokens"]):
+        axes[0].bar(0, 0, label=_named(size, tokens), **bars.look(size, index, tokens.max()))
+    for device, mark in marks.items() if len(marks) > 1 else ():
+        axes[1].bar(0, 0, fc="0.4", ec="white", hatch=mark, label=f"timed on {device}")
+    drawing.legend(figure, 3)
     return figure
+
+
+def _settled(table: pd.DataFrame) -> str:
+    """The range of ``percent`` past the start of training, if that is there."""
+    return f"{style.span(models.settled(table)['percent'])} %"
+
+
+def _on_devices(table: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
+    return table.merge(records[[*statistics.RUN, "device"]].drop_duplicates(), on=statistics.RUN)
 
 
 def _named(size: str, tokens: pd.Series) -> str:
@@ -82,7 +69,7 @@ def _named(size: str, tokens: pd.Series) -> str:
     return f"{models.in_words([size])}, {style.count_span(tokens)} tokens{mark}"
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[Figure, str, str]:
     records, architecture = found.records, found.runs[0].architecture
     tokens = records["attention_time"]["measured_tokens"].unique()
     pruned = statistics.pruned_of_grid(records["pruned_ratio"])
@@ -91,8 +78,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         f"{row.grid_percent:.1f} % at {style.length_label(row.context_length_tokens)}"
         for row in grids.itertuples()
     )
-    timed = records["attention_time"], records["throughput"]
-    commits = versions.timed_on(*timed) + versions.two_commits(records["pruned_ratio"], *timed)
+    commits = versions.timed_on(records["attention_time"], records["throughput"])
     gained = models.span(statistics.throughput_gain(records["throughput"]), "+.0f")
     pale = (
         "Pale bars are of models at the start of training: they saw fewer tokens than they have weights, and "
@@ -101,14 +87,12 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = f"""**{found.item.label}.** ACP prunes {models.span(pruned)} of the attention of
 {models.ARCHITECTURES[architecture]} here, and training throughput gains {gained}.
 {pale if models.starting(pruned).any() else ""}Left: share of pruned blocks on held-out text. The diagonal
-and the blocks that touch it always stay, so no head can prune more than {most_allowed}. Dotted: pruned blocks
-as a share of those that may go. It does not grow by itself with $L$. Middle: attention
-time, forward and backward, with the boundary search. The bars name the milliseconds with / without ACP for
-{", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput. The bars name the tokens a second
-with / without ACP. {THRESHOLD[architecture]} Hatched: the range that the paper prints for 125M to 760M
-parameters and 4k to 16k tokens. Its hardware is another, so compare percentages only.
-{commits} {style.provenance(*records.values())}"""
-    return draw(records, found.item.name), caption
+and the blocks that touch it always stay, so no head can prune more than {most_allowed} (black lines). Middle:
+attention time, forward and backward, with the boundary search, for
+{", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput. {THRESHOLD[architecture]} Grey: what
+the paper prints for 125M to 760M parameters and 4k to 16k tokens. Its hardware is another, so compare
+percentages only. A dash: not measured."""
+    return draw(records, found.item.name), caption, commits
 
 
 # --- what the paper says of them; rows past the start of training decide, see models.settled -------------

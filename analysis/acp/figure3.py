@@ -14,17 +14,15 @@ from ..verdict import Verdict, Word
 from . import models, paired, statistics, versions
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LOSS_WITHIN_NATS = 0.002  # a tenth of what two seeds of one setting differ by
 LEFT = ("figure3", "figure11")  # the needle is on their right, see figure3_right
 PAIR = ["architecture", "size", "context_length_tokens", "seed"]
-ACP, EXACT = {"lw": 2.2, "alpha": 0.45}, {"lw": 0.9, "ls": (0, (4, 2))}
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """One column per size: the curves, one colour per context length, and below them ACP minus exact.
+    """A panel a size: ACP less exact at each position, a colour a context length, over the band of seeds.
 
     Args:
         records: ``loss_curve`` records of runs with ACP and of their exact pairs.
@@ -33,82 +31,44 @@ def draw(records: pd.DataFrame) -> Figure:
         UnfitRecords: a run lacks its pair.
     """
     import seaborn as sns
-    from matplotlib import pyplot as plt
-    from matplotlib.lines import Line2D
 
     curves, unlike = statistics.loss_differences(records), versions.unlike(records, PAIR)
-    sizes = list(dict.fromkeys(curves["size"]))
+    gaps, seeds = statistics.largest_gaps(curves), seeds_apart(records)
     marked = dict(zip(records["size"], models.marked(records), strict=True))
     lengths = sorted(curves["context_length_tokens"].unique())
     colours = dict(zip(lengths, sns.color_palette("viridis", len(lengths) + 1), strict=False))
-    width = min(style.PAGE_INCHES, style.COLUMN_INCHES * len(sizes))
-    figure, axes = plt.subplots(
-        2,
-        len(sizes),
-        figsize=(width, 3.2),
-        sharex="col",
-        sharey="row",
-        squeeze=False,
-        height_ratios=(3, 1.3),
-        layout="constrained",
-    )
-    for (top, bottom), size in zip(axes.T, sizes, strict=True):
-        _column(top, bottom, curves[curves["size"] == size], colours, unlike)
-        top.set_title(models.in_words([size]) + marked[size].removeprefix(size))
-    widest = max(1.1 * curves["difference"].abs().max(), 1e-4)  # rounding alone is no curve
-    axes[1, 0].set_ylim(-widest, widest)
-    axes[0, 0].set_ylabel("loss (nats)")
-    axes[1, 0].set_ylabel("ACP − exact\n(nats)")
-    for ax in axes.flat:
-        ax.tick_params(labelleft=True)
-    handles = [Line2D([], [], color=c, lw=2, label=style.length_label(n)) for n, c in colours.items()]
-    handles[0].set_label(f"$L$ = {handles[0].get_label()}")
-    for label, line in (("ACP", ACP), ("exact", EXACT)):
-        handles.append(Line2D([], [], color="0.3", label=label, **line))
-    figure.legend(
-        handles=handles,
-        title=versions.notes(unlike),
-        title_fontsize=6.5,
-        loc="outside lower center",
-        ncols=len(handles),
-        handlelength=1.5,
-        columnspacing=1.2,
-        handletextpad=0.5,
-    )
+    figure, axes = drawing.panels(curves["size"].nunique(), 2.5, sharey=True, squeeze=False)
+    for ax, (size, of_size) in zip(axes[0], curves.groupby("size", sort=False), strict=True):
+        pairs = gaps[gaps["size"] == size]
+        same, mark = (
+            (pairs["gap_nats"] == 0).sum(),
+            "†" * any(_mark(row, unlike) for row in pairs.itertuples()),
+        )
+        within = f"within {pairs['gap_nats'].max():.4f} nats{mark} at every position"
+        equal = [f"{same} of {len(pairs)} pairs have equal bits"] if same else []
+        ax.set_title(f"{marked[size]}: {', '.join(equal + [within] * bool(same < len(pairs)))}")
+        if size in seeds.index:
+            apart = seeds[size]
+            ax.fill_between(apart.index, -apart, apart, color="0.9", lw=0, label="two seeds")
+        for end in (-LOSS_WITHIN_NATS, LOSS_WITHIN_NATS):
+            margin = f"the criterion, {LOSS_WITHIN_NATS:g} nats"
+            ax.axhline(end, color="0.4", lw=0.8, ls="--", label=margin)
+        for (length, _), curve in of_size.groupby(["context_length_tokens", "seed"]):
+            label, colour = style.length_label(length), colours[length]
+            ax.plot(curve["position"], curve["difference"], color=colour, lw=1, label=label)
+        style.token_axis(ax.xaxis, int(of_size["context_length_tokens"].max()))
+        ax.set_xlabel("token position")
+    axes[0, 0].set_ylabel("loss, ACP − exact (nats)")
+    drawing.legend(figure, 5, title=versions.notes(unlike) or None)
     return figure
 
 
-def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict, unlike: dict) -> None:
-    from matplotlib.lines import Line2D
-
-    for (length, _), curve in curves.groupby(["context_length_tokens", "seed"]):
-        top.plot(curve["position"], curve["acp"], color=colours[length], **ACP)
-        top.plot(curve["position"], curve["exact"], color=colours[length], **EXACT)
-        bottom.plot(curve["position"], curve["difference"], color=colours[length], lw=0.9)
-    bottom.axhline(0, color="0.6", lw=0.6, zorder=0)
-    style.token_axis(top.xaxis, int(curves["context_length_tokens"].max()))
-    bottom.set_xlabel("token position")
-    # The largest gap of each pair, in the colour of its length, over the differences.
-    gaps = statistics.largest_gaps(curves).sort_values("seed")
-    labels = {
-        length: " / ".join(
-            (f"{row.gap_nats:.4f}" if row.gap_nats else "none") + _mark(row, unlike)
-            for row in rows.itertuples()
-        )
-        for length, rows in gaps.groupby("context_length_tokens")
-    }
-    bottom.legend(
-        handles=[Line2D([], [], alpha=0, label=label) for label in ("largest gap:", *labels.values())],
-        labelcolor=["0.3", *(colours[length] for length in labels)],
-        loc="lower left",
-        bbox_to_anchor=(0.02, 0.97),
-        ncols=len(labels) + 1,
-        handlelength=0,
-        handletextpad=0,
-        columnspacing=1.0,
-        borderpad=0,
-        borderaxespad=0,
-    )
+def seeds_apart(records: pd.DataFrame) -> pd.Series:
+    """How far two seeds of one setting are apart, by size and position; the most of the settings."""
+    setting = [*statistics.CURVE, "log_pruning_tolerance"]
+    losses = records.groupby(setting, dropna=False)["loss_nats"]
+    apart = (losses.max() - losses.min())[losses.size() > 1]
+    return apart.groupby(["size", "position"]).max()
 
 
 def _mark(row: tuple, unlike: dict[tuple, str]) -> str:
@@ -149,11 +109,11 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         ", ".join(f"{n:,}" for n in records[column].unique())
         for column in ("measured_tokens", "window_tokens")
     )
-    caption = f"""**{label}.** {first} The models are {name}: ACP wide and pale, exact dashed, one colour a
-context length $L$. Below is their difference. Each point is the mean over {windows} positions around it. The
+    caption = f"""**{label}.** {first} The models are {name}. Shown is the loss with ACP less the
+exact one. Each point is the mean over {windows} positions around it. Grey: how far two seeds are apart. The
 text is the same at every length: {tokens} held-out tokens, in whole windows. Paired runs differ in ACP alone,
 in training and evaluation, and are trained apart. Each pair of these sizes is drawn. The
-largest difference of each pair in nats, and where: {numbers}.{noise} {style.provenance(records)}"""
+largest difference of each pair in nats, and where: {numbers}.{noise}"""
     return draw(records), caption
 
 

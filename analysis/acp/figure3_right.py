@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,74 +13,85 @@ from . import models, needle_facts, needle_statistics, paired
 from .needle_statistics import FOUND_RECALL
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 RECALL_POINTS = 10.0  # a loss of recall that an interval must rule out to show that there is no damage
 TITLES = {"acp": "with ACP", "exact": "without"}
-ROWS = {
-    "answer_recall": "words found (%)",
-    "gain_nats": "the answer is likelier\nby (nats)",
-    "nats_from_certain": "the answer is short of\ncertain by (nats)",
-}
 
 
-def draw(records: pd.DataFrame) -> Figure:
-    """Heat maps, depth of the needle over context length: a column for each kind of model and method.
-
-    Above, the recall of the needle's words; below, the log-likelihood of the answer, with less without the
-    needle. Models that were trained to find gain nearly all there is to gain: of them, what is left to
-    certainty. Each cell is the mean over haystacks and seeds.
+def draw(records: pd.DataFrame, facts: pd.DataFrame | None = None) -> Figure:
+    """The likelihood of many facts, a panel a seed; without any a heat map a method and kind of model, depth
+    of the needle over context length. A sentence where nobody finds the needle.
 
     Args:
-        records: ``needle`` records with both methods for each training length, size and share of needles.
+        records, facts: ``needle`` and ``needle_facts`` records with both methods for each training length,
+            size and share of needles.
     """
-    from matplotlib import pyplot as plt
-    from matplotlib.colors import Normalize
-
+    if facts is not None:
+        return _seeds(facts)
+    if not _finds(records):
+        return drawing.sentence(found_words(records))
     cells = needle_statistics.cells(records)
     key = needle_statistics.SETTING
     settings = cells[key].drop_duplicates().sort_values(key)
-    titles = [", ".join([*parts, ""]) for parts in needle_statistics.names(settings)]
-    each = list(zip(settings.itertuples(index=False, name=None), titles, strict=True))
+    names = [", ".join([*parts, ""]) for parts in needle_statistics.names(settings)]
     groups = dict(list(cells.groupby([*key, "method"])))
-    columns = [(setting, title, method) for setting, title in each for method in TITLES]
-    width = min(style.PAGE_INCHES, 0.9 + 1.6 * len(columns))
-    figure, axes = plt.subplots(2, len(columns), figsize=(width, 3.5), squeeze=False, layout="constrained")
-    largest = max(cells["gain_nats"].abs().max(), 1.0)  # less than a nat looks like the little it is
-    short = max(cells["nats_from_certain"].max(), 1.0)
-    norms = {"answer_recall": Normalize(0, 100), "gain_nats": Normalize(-largest, largest)}
-    norms["nats_from_certain"] = Normalize(0, short)
-    maps = {"answer_recall": "viridis", "gain_nats": "RdBu", "nats_from_certain": "magma_r"}
-    below = "nats_from_certain" if cells["needle_share"].all() else "gain_nats"
-    for index, value in enumerate(("answer_recall", below)):
-        for ax, (setting, title, method) in zip(axes[index], columns, strict=True):
-            table = groups[*setting, method].pivot(
-                index="depth", columns="evaluated_length_tokens", values=value
-            )
-            image = ax.imshow(table, aspect="auto", cmap=maps[value], norm=norms[value])
-            _ticks(ax, table, first=ax is axes[index, 0], last=index == 1)
-            if index == 0:
-                ax.set_title(f"{title}{TITLES[method]}")
-        figure.colorbar(image, ax=axes[index], label=ROWS[value], pad=0.01, aspect=12)
-    figure.supxlabel("context length evaluated (tokens)", fontsize=8)
+    columns = [
+        (groups[*setting, method], f"{name}{words}")
+        for setting, name in zip(settings.itertuples(index=False, name=None), names, strict=True)
+        for method, words in TITLES.items()
+    ]
+    figure, axes = drawing.panels(len(columns), 2.3, width=min(style.PAGE_INCHES, 0.9 + 1.6 * len(columns)))
+    for ax, (table, name) in zip(axes, columns, strict=True):
+        grid = table.pivot(index="depth", columns="evaluated_length_tokens", values="answer_recall")
+        image = ax.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=100)
+        lengths, depths = range(len(grid.columns))[:: -(-len(grid.columns) // 4)], (0, len(grid) - 1)
+        ax.set_xticks(lengths, [style.length_label(grid.columns[i]) for i in lengths])
+        ax.set_yticks(depths, [f"{100 * grid.index[i]:.0f}" for i in depths])
+        ax.set_title(f"{name}: {table['answer_recall'].mean():.3g} % found")
+        ax.grid(visible=False)
+    axes[0].set_ylabel("depth (%)")
+    figure.colorbar(image, ax=axes, label="words found (%)", pad=0.01, aspect=12)
+    figure.supxlabel("context length evaluated (tokens)")
     return figure
 
 
-def _ticks(ax: Axes, table: pd.DataFrame, first: bool, last: bool) -> None:
-    """Some lengths and depths by name: a column is narrow."""
-    lengths, depths = list(table.columns), list(table.index)
-    shown = list(range(len(lengths) - 1, -1, -math.ceil(len(lengths) / 4)))
-    ax.set_xticks(shown, [style.length_label(lengths[i]) for i in shown] if last else [])
-    shown = sorted({0, len(depths) // 2, len(depths) - 1})
-    ax.set_yticks(shown, [f"{100 * depths[i]:.0f}" for i in shown] if first else [])
-    if first:
-        ax.set_ylabel("depth (%)")
-    ax.spines[:].set_visible(False)
+def _seeds(facts: pd.DataFrame) -> Figure:
+    """Nats that each fact is short of certain with ACP, over those of the exact run; a panel a seed."""
+    own = facts[(facts["method"] == "exact") == facts["log_pruning_tolerance"].isna()]
+    log_likelihood = own.groupby(["seed", "fact", "method"])["answer_log_likelihood_nats"].mean()
+    seeds = list((-log_likelihood).unstack("method").dropna().groupby("seed"))
+    figure, axes = drawing.panels(
+        len(seeds), 2.9, width=2.33 * len(seeds), squeeze=False, sharex=True, sharey=True
+    )
+    for ax, (seed, nats) in zip(axes[0], seeds, strict=True):
+        apart = nats["acp"] - nats["exact"]
+        same = f"the likelihoods of all {len(nats)} facts agree to the last digit"
+        words = f"single facts are up to {apart.abs().max():.1f} nats apart, the mean {abs(apart.mean()):.3f}"
+        ax.set_title(f"Seed {seed}: {words if apart.any() else same}")
+        ax.axline((0, 0), slope=1, color=style.PAPER, lw=0.8, zorder=1)
+        ax.scatter(nats["exact"], nats["acp"], 12, alpha=0.8)
+        ax.set(xlabel="nats from certain, exact", aspect="equal")
+    axes[0, 0].set_ylabel("nats from certain, with ACP")
+    return figure
+
+
+def _finds(records: pd.DataFrame) -> bool:
+    """Whether some model finds, at some depth and length, more than what cannot be damaged."""
+    return bool(needle_statistics.cells(records)["answer_recall"].max() >= 100 * FOUND_RECALL)
+
+
+def found_words(records: pd.DataFrame) -> str:
+    """What both find, as a sentence."""
+    means = 100 * records.groupby([*needle_statistics.SETTING, "method"])["answer_recall"].mean()
+    with_acp, without = (style.span(means.xs(method, level="method"), ".3g") for method in TITLES)
+    if not means.round().any():
+        return "Neither model finds the needle."
+    return f"With ACP the model finds {with_acp} % of the hidden words, without {without} %."
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
-    records = found.records["needle"]
+    records, facts = found.records["needle"], found.records.get("needle_facts")
     first = records.iloc[0]
     table = needle_statistics.differences(records)
     numbers = needle_statistics.in_words(table)
@@ -108,27 +118,24 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         if table["needle_share"].any()
         else ""
     )
-    with_acp, without = (style.span(table[f"recall_{method}"], ".3g") for method in TITLES)
-    finds = (
-        "Neither model finds the needle."
-        if not table[[f"recall_{method}" for method in TITLES]].round().any(axis=None)
-        else f"With ACP the model finds {with_acp} % of the hidden words, without {without} %."
+    many = (
+        "" if facts is None else f"{needle_facts.kept(facts).ours}. Older pairs are in Table A1. One fact: "
     )
-    below = (
-        f"how many nats the model is short of being certain of the right {first['answer_tokens']} tokens"
-        if table["needle_share"].all()
-        else f"how much likelier the right answer of {first['answer_tokens']} tokens is than after the same "
-        "prompt without the needle"
-    )
-    asked = ""
-    if (facts := found.records.get("needle_facts")) is not None:
-        asked = f" Older pairs are in Table A1. Many facts: {needle_facts.kept(facts).ours}."
+    shown = "Every model finds too few words for a picture"
+    if facts is not None:
+        shown = (
+            "Each point is one of many facts, asked for in turn: the mean negative log-likelihood of the "
+            "right answer, with ACP and exact. On the grey line both are equal"
+        )
+    elif _finds(records):
+        shown = (
+            'Shown is the share of the sentence\'s words in the greedy answer, not counting words like "and"'
+        )
     model = f"{models.in_words(records['size'].unique())} of {models.ARCHITECTURES[first['architecture']]}"
-    caption = f"""**{found.item.label}.** {finds} This is the needle in a haystack, {first["mode"]} mode: a
-sentence is hidden at a depth of {first["haystack"]} and asked for at the end. The models are {model}, with
-ACP and without: {other}. Above: the share of the sentence's words in the greedy answer, not counting words
-like "and". Below: {below}. {means}.{trained} {numbers}. {over}{asked} {style.provenance(records)}"""
-    return draw(records), caption
+    caption = f"""**{found.item.label}.** {found_words(records)} This is the needle in a haystack,
+{first["mode"]} mode: a sentence is hidden at a depth of {first["haystack"]} and asked for at the end. The
+models are {model}, with ACP and without: {other}. {shown}. {many}{means}.{trained} {numbers}. {over}"""
+    return draw(records, facts), caption
 
 
 def retrieval_kept(needle: pd.DataFrame, facts: pd.DataFrame | None = None) -> Verdict:

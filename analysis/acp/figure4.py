@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,13 +30,18 @@ LIMIT_LINE = {"color": "0.2", "lw": 0.8, "ls": (0, (3, 2))}
 TOO_COARSE = Verdict(Word.UNTOLD, "the grid has too few blocks for any head to be local")
 
 
-def savings_shares(pruned: np.ndarray, causal: np.ndarray) -> np.ndarray:
-    """Shares of heads by their savings; of 20 bins: [0, 5 %), [5 %, 10 %), ..., [95 %, 100 %]."""
-    pruned, causal = (np.asarray(x, dtype=np.int64) for x in (pruned, causal))
-    if not len(pruned):
-        raise ValueError("savings_shares: there is no head")
-    index = np.minimum(BINS * pruned // causal, BINS - 1)
-    return np.bincount(index, minlength=BINS) / len(pruned)
+def savings_bins(records: pd.DataFrame) -> np.ndarray:
+    """The bin of each head's savings: [0, 5 %), [5 %, 10 %), ..., [95 %, 100 %]. What the grid allows at most
+    ends its bin, so that no bar stands past the limit.
+
+    Args:
+        records: ``pruned_ratio`` records of one run.
+    """
+    limit, _ = grid_limit(records)
+    bins = np.minimum(BINS * records["pruned_blocks"] // records["causal_blocks"], BINS - 1)  # no rounding
+    last = max(np.ceil(BINS * limit - 1e-9) - 1, 0)
+    at_most_limit = records["pruned_ratio"] <= limit + 1e-9  # a single closed gate may go past it
+    return bins.mask(at_most_limit, np.minimum(bins, last)).to_numpy(dtype=int)
 
 
 def grid_limit(records: pd.DataFrame, within: float = 0.01) -> tuple[float, np.ndarray]:
@@ -61,19 +65,6 @@ def kinds(records: pd.DataFrame) -> dict[str, float]:
     return {kind: float((found == kind).mean()) for kind in KINDS}
 
 
-def stacks(records: pd.DataFrame) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
-    """Bars to be stacked, one set per kind of head: (shares of the bins, what is below them, colour)."""
-    found, below = head_kinds(records), np.zeros(BINS)
-    for kind, colour in KINDS.items():
-        some = records[found == kind]
-        if some.empty:
-            continue
-        shares = savings_shares(some["pruned_blocks"], some["causal_blocks"])
-        shares = shares * len(some) / len(records)
-        yield shares, below, colour
-        below = below + shares
-
-
 def describe(records: pd.DataFrame, panels: str) -> str:
     """What the captions of Figures 4 and 5 say of the run, its kinds of heads and its grid."""
     limit, at_limit = grid_limit(records)
@@ -84,10 +75,8 @@ def describe(records: pd.DataFrame, panels: str) -> str:
 {percent["global"]} global and {percent["between"]} between. {panels} A local head prunes {100 * LOCAL:g} % or
 more of the limit, a global head under {100 * GLOBAL:g} % of it. The limit (dashed) is the most that the grid
 allows: {100 * limit:.1f} % at {one["context_length_tokens"]:,} tokens in blocks of {grid}. Each row keeps its
-diagonal block and the one before, unless a single forget gate closes. Bars are as wide as their
-bin, also where it reaches past the limit. {at_limit.sum()} heads are within a percentage point
-of the limit. Savings are over {one["measured_tokens"]:,} held-out tokens.
-{style.provenance(records)}"""
+diagonal block and the one before, unless a single forget gate closes. {at_limit.sum()} heads are within a
+percentage point of the limit. Savings are over {one["measured_tokens"]:,} held-out tokens."""
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -96,53 +85,21 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``pruned_ratio`` records of one run.
     """
-    from matplotlib import pyplot as plt
-
-    limit, at_limit = grid_limit(records)
-    figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.3), layout="constrained")
-    for shares, below, colour in stacks(records):
-        ax.bar(
-            EDGES,
-            100 * shares,
-            100 / BINS,
-            100 * below,
-            align="edge",
-            color=colour,
-            edgecolor="white",
-            lw=0.5,
-        )
-    ax.set(
-        xlim=(0, 100),
-        xticks=range(0, 101, 20),
-        ylabel="heads (%)",
-        xlabel="pruned share of a head's blocks (%)",
+    limit, _ = grid_limit(records)
+    found, bins, below = head_kinds(records), savings_bins(records), np.zeros(BINS)
+    percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
+    figure, ax = drawing.panels()
+    for kind, colour in KINDS.items():
+        share = 100 * np.bincount(bins[found == kind], minlength=BINS) / len(records)
+        look = {"align": "edge", "color": colour, "edgecolor": "white", "lw": 0.5}
+        ax.bar(EDGES, share, 100 / BINS, below, label=WORDS[kind], **look)
+        below += share
+    ax.axvline(100 * limit, label=f"the grid's limit, {100 * limit:.0f} %", **LIMIT_LINE)
+    ax.set_title(
+        f"{percent['local']} of the heads are local, {percent['global']} global, {percent['between']} between"
     )
-    top = 1.3 * ax.dataLim.ymax
-    ax.set_ylim(0, top)
-    for x, align, (kind, share) in zip(
-        (0, 0.5, 1), ("left", "center", "right"), kinds(records).items(), strict=True
-    ):
-        ax.text(
-            x,
-            1.03,
-            f"{WORDS[kind]}\n{100 * share:.0f} % of heads".replace(" (", "\n("),  # three fit side by side
-            ha=align,
-            va="bottom",
-            transform=ax.transAxes,
-            color="0.3" if kind == "between" else KINDS[kind],
-        )
-    ax.plot([100 * limit] * 2, [0, top], **LIMIT_LINE)
-    on_right = limit < 0.7  # where there is room
-    ax.annotate(
-        f"limit, the most that\nthe grid allows: {100 * limit:.0f} %\n({at_limit.sum()} heads there)",
-        (100 * limit, top),
-        (4 if on_right else -4, 0),
-        textcoords="offset points",
-        ha="left" if on_right else "right",
-        va="top",
-        fontsize=7,
-        color="0.2",
-    )
+    ax.set(xlim=(0, 100), ylim=(0, 100), xlabel="pruned share of a head's blocks (%)", ylabel="heads (%)")
+    drawing.legend(figure, 2)
     return figure
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, holm, homogeneity
@@ -12,18 +11,7 @@ from acp_repro.common.statistics import LEVEL, holm, homogeneity
 from .. import drawing, style
 from ..verdict import Verdict, Word
 from . import models
-from .figure4 import (
-    BINS,
-    EDGES,
-    KINDS,
-    LIMIT_LINE,
-    TOO_COARSE,
-    WORDS,
-    describe,
-    grid_limit,
-    head_kinds,
-    stacks,
-)
+from .figure4 import KINDS, LIMIT_LINE, TOO_COARSE, WORDS, describe, grid_limit, head_kinds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,54 +20,43 @@ LAYERS_EFFECT = 0.3  # Cohen's w, a medium effect: layers that are less apart ar
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """One column per layer: Figure 4 turned, so that bars grow to the right.
+    """A strip of points a layer, one for each head; those that decide on the first two layers are circled.
 
     Args:
         records: ``pruned_ratio`` records of one run.
     """
-    from matplotlib import pyplot as plt
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     layers = sorted(records["layer"].unique())
-    limit, _ = grid_limit(records)
-    wide = style.PAGE_INCHES if len(layers) > 8 else style.COLUMN_INCHES
-    figure, ax = plt.subplots(figsize=(wide, 2.5), layout="constrained")
-    for column, layer in enumerate(layers):
-        for shares, left, colour in stacks(records[records["layer"] == layer]):
-            # No white edges: one head of 24 is a sliver that they would hide.
-            ax.barh(
-                EDGES + 0.3,
-                0.94 * shares,
-                100 / BINS - 0.6,
-                column + 0.94 * left,
-                align="edge",
-                color=colour,
-                lw=0,
-            )
-        ax.axvline(column, color="0.75", lw=0.6, zorder=0)
-    ax.axhline(100 * limit, **LIMIT_LINE)
-    ax.set(xlim=(0, len(layers)), ylim=(0, 100), yticks=range(0, 101, 20))
-    ax.set_xticks(np.arange(len(layers)) + 0.5, layers)
-    ax.tick_params(axis="x", length=0)
-    ax.set_xlabel("layer (each column: 0 to 100 % of its heads)")
-    ax.set_ylabel("pruned share of blocks (%)")
-    handles = [Patch(color=colour, label=WORDS[kind]) for kind, colour in KINDS.items()]
-    handles.append(Line2D([], [], label="limit, the most that the grid allows", **LIMIT_LINE))
-    figure.legend(
-        handles=handles,
-        loc="outside upper center",
-        handlelength=1.3,
-        columnspacing=1.2,
-        handletextpad=0.5,
-        ncols=4 if wide == style.PAGE_INCHES else 2,
+    found, first = head_kinds(records), records["layer"].isin(layers[:2])
+    place = records["layer"] + records.groupby("layer")["layer"].transform(
+        lambda heads: drawing.strip(len(heads), 0.7)
     )
+    percent = 100 * records["pruned_ratio"]
+    figure, ax = drawing.panels(
+        height=2.6, width=style.PAGE_INCHES if len(layers) > 8 else style.COLUMN_INCHES
+    )
+    for kind, colour in KINDS.items():
+        some = found == kind
+        ax.scatter(place[some], percent[some], 12, colour, lw=0, label=WORDS[kind])
+    ax.axhline(100 * grid_limit(records)[0], label="limit, the most that the grid allows", **LIMIT_LINE)
+    ax.axvspan(-0.5, 1.5, color="0.94", zorder=0, lw=0, label="first two layers")
+    if (against := first & (found != "local")).any():
+        look = {"facecolors": "none", "edgecolors": "#D55E00", "lw": 1}
+        ax.scatter(place[against], percent[against], 45, label="not local in the first two layers", **look)
+    local = [f"{100 * (found[rows] == 'local').mean():.0f} %" for rows in (first, ~first) if rows.any()]
+    others = f", and {local[1]} of the others" if len(local) > 1 else ""
+    ax.set_title(f"{local[0]} of the heads of the first two layers are local{others}")
+    ax.set(
+        xlim=(-0.5, len(layers) - 0.5), ylim=(-3, 103), xlabel="layer", ylabel="pruned share of blocks (%)"
+    )
+    ax.set_xticks(range(len(layers)), layers)
+    ax.grid(visible=False, axis="x")
+    drawing.legend(figure, 3)
     return figure
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["pruned_ratio"]
-    panels = "Each column is Figure 4, turned, for the heads of one layer, counted from 0."
+    panels = "Each point is a head, in the column of its layer. Layers are counted from 0."
     return draw(records), f"**Figure 5.** {describe(records, panels)}"
 
 

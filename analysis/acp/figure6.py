@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from acp_repro.common.grid import head_kind, largest_pruned_ratio
+
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
@@ -34,31 +36,31 @@ def draw(records: Mapping[str, pd.DataFrame]) -> Figure:
     heads = list(decay.groupby(["layer", "head"], sort=False))
     low = 1.5 * decay["threshold_nats"].min()  # NaN for exact attention: the scale is then D's own
     low = low if np.isfinite(low) else decay["cumulative_log_fgate_nats"].min()
-    width = style.PAGE_INCHES * len(heads) / 3
+    size = (style.PAGE_INCHES * len(heads) / 3, 4.7)
     figure, axes = plt.subplots(
-        2, len(heads), figsize=(width, 4.5), squeeze=False, sharex=True, sharey=True, layout="constrained"
+        2, len(heads), figsize=size, squeeze=False, sharex=True, sharey=True, layout="constrained"
     )
-    for (top, bottom), ((layer, head), of_head) in zip(axes.T, heads, strict=True):
-        image = _decay(top, of_head, low)
-        top.set_title(f"layer {layer}, head {head}: {100 * of_head['pruned_ratio'].iloc[0]:.0f} % saved")
-        entries = weights[(weights["layer"] == layer) & (weights["head"] == head)]
+    for (top, bottom), (_, head) in zip(axes.T, heads, strict=True):
+        image = _decay(top, head, low)
+        top.set_title(title(head.iloc[0], len(head)))
+        entries = weights.merge(head[["layer", "head"]].drop_duplicates())
         dots = bottom.scatter(
             entries["key_position"],
             entries["query_position"],
             marker="s",
             lw=0,
-            s=max(0.6, (90 / len(of_head)) ** 2 * 8),
+            s=max(0.6, (90 / len(head)) ** 2 * 8),
             c=entries["attention_weight"],
             cmap="viridis_r",
             vmin=-0.3,
             vmax=1,
             rasterized=True,
         )
-        bottom.plot([0, len(of_head)], [0, len(of_head)], color="0.8", lw=0.5, zorder=0)
+        bottom.plot([0, len(head)], [0, len(head)], color="0.8", lw=0.5, zorder=0)
         bottom.set_xlabel("key position")
     for ax in axes.flat:
         for axis in (ax.xaxis, ax.yaxis):
-            style.token_axis(axis, len(of_head))
+            style.token_axis(axis, len(head))
         ax.invert_yaxis()
         ax.set_aspect("equal")
     for ax in axes[:, 0]:
@@ -73,6 +75,14 @@ def draw(records: Mapping[str, pd.DataFrame]) -> Figure:
         bar.outline.set_visible(False)
     bar.ax.set_ylim(0.1, 1)  # the last bar: the palest colours of its map are left out
     return figure
+
+
+def title(head: pd.Series, length: int) -> str:
+    """The kind of a head and what it prunes; heads that are neither local nor global are exceptions."""
+    limit = largest_pruned_ratio(length, int(head["block_q_tokens"]), int(head["block_k_tokens"]))
+    kinds = {"local": "Local head: ", "global": "Global head: ", "between": "An exception, between: "}
+    kind = kinds.get(head_kind(head["pruned_ratio"], limit), "")
+    return f"{kind}{100 * head['pruned_ratio']:.0f} % pruned (layer {head['layer']}, head {head['head']})"
 
 
 def _decay(ax: Axes, head: pd.DataFrame, low: float):
@@ -100,8 +110,7 @@ orange boundary, where blocks are pruned. Top: decay matrices D, whose colours e
 delta. Bottom: attention weights A, of which only entries over 0.1 are shown. The heads are of {name}, on the
 first held-out sequence, {length:,} tokens. Unless named by hand, they are those with the largest savings,
 with a boundary that shows in the first blocks, with savings nearest to halfway, and with the smallest
-savings. Titles count layers and heads from 0 and give the savings on this one sequence.
-{style.provenance(*records.values())}"""
+savings. Titles count layers and heads from 0 and give the savings on this one sequence."""
     return draw(records), caption
 
 

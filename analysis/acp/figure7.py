@@ -20,8 +20,6 @@ DEFAULT = -10  # Section 3: epsilon = e^-10 throughout
 SAME_LOSS_NATS = 0.001  # of one model at two epsilons
 BLOCKS, ENTRIES = style.SIZES[:2]
 LEAST_POINTS = 4.0  # what the axis of savings spans at least, so that a difference of nothing looks like it
-# Legends lie over the dotted line, so that it does not cross words.
-OPAQUE = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -30,21 +28,16 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``epsilon_sweep`` records of one run.
     """
-    from matplotlib import pyplot as plt
-
     records = one_each(records, ["swept_log_pruning_tolerance"], "epsilon_sweep")
     records = records.sort_values("swept_log_pruning_tolerance")
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(style.PAGE_INCHES, 2.4), layout="constrained", width_ratios=(1.2, 1)
-    )
+    figure, (left, right) = drawing.panels(2, 2.8, width_ratios=(1.2, 1))
+    values = records["swept_log_pruning_tolerance"]
     for ax in (left, right):
-        values = records["swept_log_pruning_tolerance"]
-        if DEFAULT in set(values):
-            ax.axvline(DEFAULT, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
         ax.set_xticks(values, [f"−{-v:g}" + "\n(default)" * (v == DEFAULT) for v in values])
         ax.set_xlabel(r"$\log\,\epsilon$", labelpad=-5)
     _savings(left, records)
     _mass(right, records)
+    drawing.legend(figure, 2)
     return figure
 
 
@@ -54,26 +47,18 @@ def _savings(ax: Axes, records: pd.DataFrame) -> None:
         ("token_pruned_ratio", ENTRIES, "s--", "entry by entry, what no grid can exceed"),
         ("block_pruned_ratio", BLOCKS, "o-", "in the code's blocks, with the loss in nats"),
     ):
-        ax.plot(x, 100 * records[column], line, color=color, markersize=4, label=label)
+        ax.plot(x, 100 * records[column], line, color=color, label=label)
     for row in records.itertuples():
-        point = row.swept_log_pruning_tolerance, 100 * row.block_pruned_ratio
-        ax.annotate(
-            f"{row.loss_nats:.3f}",
-            point,
-            (0, -6),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=6.2,
-            bbox=sweeps.CLEAR,
-            zorder=1.5,
-        )
+        place = row.swept_log_pruning_tolerance, 100 * row.block_pruned_ratio
+        drawing.note(ax, f"{row.loss_nats:.3f}", place, (0, -4))
     shares = 100 * records[["token_pruned_ratio", "block_pruned_ratio"]]
     low, high = shares.min(axis=None), shares.max(axis=None)
     span = max(high - low, LEAST_POINTS)
-    ax.set_ylim(max(-0.1 * span, low - 0.75 * span), high + 0.15 * span)  # the legend's room below
-    ax.set_title("Attention pruned (%), axis cut" if ax.get_ylim()[0] > 0 else "Attention pruned (%)")
-    ax.legend(loc="lower left", **OPAQUE)
+    ax.set_ylim(max(-0.1 * span, low - 0.3 * span), high + 0.15 * span)
+    ax.set_ylabel("attention pruned (%)" + ", axis cut" * bool(ax.get_ylim()[0] > 0))
+    least, most = 100 * records["block_pruned_ratio"].iloc[[0, -1]]
+    loss = style.span(records["loss_nats"], ".3f")
+    ax.set_title(f"A larger ε prunes {least:.1f} to {most:.1f} %, and the loss stays at {loss} nats")
 
 
 def _mass(ax: Axes, records: pd.DataFrame) -> None:
@@ -81,27 +66,10 @@ def _mass(ax: Axes, records: pd.DataFrame) -> None:
     bound = np.exp(x)
     ax.fill_between(x, bound, 1, color="0.92", linewidth=0)
     ax.plot(x, bound, "-", color="0.25", label=r"$\epsilon$, the bound of Appendix A")
-    ax.plot(x, mass, "o-", color=BLOCKS, markersize=4, label="measured, the largest of all rows")
-    for value, high, low in zip(x, bound, mass, strict=True):
-        if value == DEFAULT and np.isfinite(low):
-            ax.annotate(
-                "",
-                (value, high),
-                (value, low),
-                arrowprops={"arrowstyle": "<->", "color": "0.35", "lw": 0.8, "shrinkA": 3, "shrinkB": 1},
-            )
-            ax.annotate(
-                f"{sweeps.power_of_ten(high / low)}×",
-                (value, high**0.6 * low**0.4),
-                (3, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7,
-            )
-    ax.set_yscale("log")
-    ax.set_ylim(ax.get_ylim()[0] * 1e-5, 1)  # the legend's room
-    ax.set_title("Attention weight that a row loses")
-    ax.legend(loc="lower right", **OPAQUE)
+    ax.plot(x, mass, "o-", color=BLOCKS, label="measured, the largest of all rows")
+    ax.set(yscale="log", ylabel="attention weight that a row loses")
+    ax.set_ylim(top=1)
+    ax.set_title(sweeps.closest(sweeps.bound_margins(records)))
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
@@ -117,8 +85,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 {first["context_length_tokens"]:,}. Left: share of the attention that is pruned, in the code's blocks and
 entry by entry. Right: the largest attention weight that any row of any head loses to pruned blocks, by the
 dense float64 reference. The bound of Appendix A excludes the grey region.
-{sweeps.closest(sweeps.bound_margins(records))} Dotted: the paper's default, log ε = {DEFAULT}.
-{style.provenance(records)}"""
+{sweeps.closest(sweeps.bound_margins(records))}"""
     return draw(records), caption
 
 

@@ -24,27 +24,21 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``block_size`` records of one run.
     """
-    from matplotlib import pyplot as plt
-
     records = one_each(records, ["block_tokens"], "block_size").sort_values("block_tokens")
     length = int(records["context_length_tokens"].iloc[0])
     blocks, percent = records["block_tokens"], 100 * records["pruned_ratio"]
     most = [100 * largest_pruned_ratio(length, b, b) for b in blocks]
-    figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.3), layout="constrained")
+    figure, ax = drawing.panels()
     ax.plot(blocks, most, "--", color=style.PAPER, label="the most that the grid allows")
-    ax.plot(blocks, percent, "o-", color=style.SIZES[0], markersize=4, label="measured")
+    ax.plot(blocks, percent, "o-", label="measured")
     for x, y in zip(blocks, percent, strict=True):
-        ax.annotate(
-            f"{y:.0f}", (x, y), (0, -5), textcoords="offset points", ha="center", va="top", fontsize=7
-        )
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(blocks, [str(b) for b in blocks])
-    ax.minorticks_off()
-    ax.set_ylim(-12 if percent.min() < 12 else 0, 104)
-    ax.set_yticks(range(0, 101, 20))
+        drawing.note(ax, f"{y:.0f}", (x, y), (0, -4))
+    drawing.powers_of_two(ax, blocks)
+    ax.set(ylim=(-12 if percent.min() < 12 else 0, 104), ylabel="attention pruned (%)")
     ax.set_xlabel(f"block size (tokens), $L$ = {style.length_label(length)}")
-    ax.set_title("Attention pruned (%)")
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 0.08))
+    ends = [f"{percent.iloc[i]:.0f} % with blocks of {blocks.iloc[i]}" for i in (0, -1)]
+    ax.set_title(f"ACP prunes {' and '.join(ends)}")
+    drawing.legend(figure)
     return figure
 
 
@@ -58,7 +52,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 that the threshold allows. Shown is the share of pruned blocks of B x B tokens in {models.run_name(first)}.
 The {first["measured_tokens"]:,} held-out tokens, in sequences of {first["context_length_tokens"]:,}, and the
 thresholds are the same for all. Dashed: a head that keeps only the blocks with a query's own position or the
-one before it. {style.provenance(records)}"""
+one before it."""
     return draw(records), caption
 
 

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 SETTLED_PERCENT = 5.0  # a change of training's speed that counts as none
 TENTHS = 10  # of a training run, in which its speed is compared
-OURS = style.SIZES[0]
-LEAST_GAP = 2.8  # points between the names of two layers
-BAR_TICKS = 4  # layers whose number stands beside the colour bar
 
 
 def draw(records: pd.DataFrame, epoch_tokens: int | None = None) -> Figure:
@@ -30,33 +27,19 @@ def draw(records: pd.DataFrame, epoch_tokens: int | None = None) -> Figure:
         records: ``training_log`` records of a run with ACP and, if there is one, of its exact pair.
         epoch_tokens: the length of an epoch, whose ends are marked.
     """
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.8), layout="constrained")
+    figure, (left, right) = drawing.panels(2, 2.8)
     _pruned(left, records)
-    for n, end in enumerate(epoch_ends(records, epoch_tokens)):
-        left.axvline(end, color="0.85", lw=0.8, zorder=0, label="_" if n else "end of an epoch")
-        right.axvline(end, color="0.85", lw=0.8, zorder=0)
-    figure.legend(loc="outside lower center", ncols=5, columnspacing=1.2)
     _loss(right, records)
     first, last = training_logs.before_change(records), training_logs.paper_tokens(records)
     for ax in (left, right):
-        ax.axvline(last, color=style.PAPER, lw=0.8, ls=":", zorder=0)
-        ax.set_xscale("log")
-        ax.set_xlim(first, 1.4 * max(last, records["tokens"].max()))
-        ax.set_xlabel("tokens trained")
+        for end in epoch_ends(records, epoch_tokens):
+            ax.axvline(end, color="0.7", lw=0.8, ls=":", label="end of an epoch")
+        ax.axvline(last, color=style.PAPER, label=f"the paper's {style.count_label(last)} tokens")
+        ax.set(xscale="log", xlabel="tokens trained")
+        ax.set_xlim(first, 1.2 * max(last, records["tokens"].max()))
         ax.xaxis.set_major_formatter(lambda x, _: style.count_label(x))
         ax.minorticks_off()
-    right.annotate(
-        f"the paper's {style.count_label(last)}",
-        (last, 1),
-        (-3, -8),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        ha="right",
-        fontsize=7,
-        color="0.35",
-    )
+    drawing.legend(figure, 3)
     return figure
 
 
@@ -66,66 +49,35 @@ def epoch_ends(records: pd.DataFrame, epoch_tokens: int | None) -> list[int]:
 
 
 def _pruned(ax: Axes, records: pd.DataFrame) -> None:
-    import seaborn as sns
-
-    shares = training_logs.shares(records)
-    colours = dict(zip(shares, sns.color_palette("viridis", len(shares.columns)), strict=True))
-    for layer, percent in shares.items():
-        ax.plot(shares.index, percent, color=colours[layer], lw=0.7, alpha=0.7)
-    low, high = models.PUBLISHED.range("figure2", "pruned_ratio")
-    ax.set_ylim(min(10 * np.floor(shares.min(axis=None) / 10), (low + high) / 2 - 10), 101)
-    _name_layers(ax, shares, colours)
-    mean = training_logs.mean_pruned(records)
-    ax.plot(mean["tokens"], mean["percent"], color="0.1", lw=2, label="all layers")
-    ax.axhline((low + high) / 2, color=style.PAPER, lw=1, ls="--", label="the paper's 70 %")
-    ax.set_title("Attention pruned (%), axis cut")
-
-
-def _name_layers(ax: Axes, shares: pd.DataFrame, colours: dict) -> None:
-    """The number of each layer behind the end of its line, so far apart that they can be read. Where there
-    are too many for that, a colour bar does it."""
-    ends = shares.iloc[-1].sort_values(ascending=False)
-    if len(ends) > np.ptp(ax.get_ylim()) / LEAST_GAP:
-        _colour_bar(ax, colours)
-        return
-    place = np.inf
-    for layer, percent in ends.items():
-        place = min(percent, place - LEAST_GAP, 100.0)
-        ax.annotate(
-            f"layer {layer:.0f}",
-            (shares.index[-1], percent),
-            (1.3 * shares.index[-1], place),
-            va="center",
-            fontsize=6,
-            color=colours[layer],
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
-            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": colours[layer], "relpos": (0, 0.5)},
-        )
-
-
-def _colour_bar(ax: Axes, colours: dict) -> None:
-    """The colour of each layer, the first on top, where its line is."""
+    from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.colors import Normalize
 
-    first, last = min(colours), max(colours)
-    scale = ScalarMappable(Normalize(first - 0.5, last + 0.5), ListedColormap(list(colours.values())))
-    bar = ax.figure.colorbar(scale, ax=ax, ticks=np.linspace(first, last, BAR_TICKS).round(), aspect=30)
-    bar.ax.invert_yaxis()
-    bar.ax.set_title("layer", fontsize=7)
-    bar.ax.tick_params(labelsize=7)
-    bar.outline.set_visible(False)
+    shares, mean = training_logs.shares(records), training_logs.mean_pruned(records)
+    layers = ScalarMappable(Normalize(shares.columns.min(), shares.columns.max()), colormaps["viridis"])
+    for layer, percent in shares.items():
+        ax.plot(shares.index, percent, color=layers.to_rgba(layer), lw=0.7, alpha=0.7)
+    ax.figure.colorbar(layers, ax=ax, label="layer", aspect=30, pad=0.01).outline.set_visible(False)
+    ax.plot(mean["tokens"], mean["percent"], color="0.1", lw=2, label="all layers")
+    low, high = models.PUBLISHED.range("figure2", "pruned_ratio")
+    ax.axhline((low + high) / 2, color=style.PAPER, ls="--", label="the paper's 70 %")
+    ax.set_ylim(min(10 * np.floor(shares.min(axis=None) / 10), (low + high) / 2 - 10), 101)
+    most, last = mean.loc[mean["percent"].idxmax()], mean.iloc[-1]
+    ends = [f"{x.percent:.0f} % after {style.count_label(x.tokens)} tokens" for x in (most, last)]
+    ax.set(title=f"ACP prunes {ends[0]}, {ends[1]}", ylabel="attention pruned (%), axis cut")
 
 
 def _loss(ax: Axes, records: pd.DataFrame) -> None:
     points = training_logs.losses(records)
-    for name, some in points.groupby(points["log_pruning_tolerance"].isna()):
-        style_of = {"color": "0.2", "ls": (0, (4, 2)), "lw": 1} if name else {"color": OURS, "lw": 2}
-        ax.plot(some["tokens"], some["loss_nats"], label="exact" if name else "ACP", **style_of)
+    ends = []
+    for exact, some in points.groupby(points["log_pruning_tolerance"].isna()):
+        look = {"color": "0.2", "ls": (0, (4, 2)), "lw": 1} if exact else {"color": style.SIZES[0], "lw": 2}
+        name = "exact" if exact else "with ACP"
+        ax.plot(some["tokens"], some["loss_nats"], label=f"loss, {name}", **look)
+        ends.append(f"{some['loss_nats'].iloc[-1]:.3f} {name}")
     seen = points.loc[points["tokens"] >= training_logs.before_change(records), "loss_nats"]
     ax.set_ylim(top=np.quantile(seen, 0.97) * 1.05)
-    ax.set_title("Training loss (nats a token), axis cut")
-    ax.legend(loc="lower left")
+    ax.set(title=f"The training loss ends at {', '.join(ends)}", ylabel="nats a token, axis cut")
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:

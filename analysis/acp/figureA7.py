@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from acp_repro.pipeline.papers.acp.suite import FoXRun
@@ -68,46 +69,45 @@ def draw(table: pd.DataFrame) -> Figure:
     Args:
         table: of :func:`shares`.
     """
-    from matplotlib import pyplot as plt
-
+    moved = f"{counts(table).sum()} of {(~table['is_base']).sum()} trainings leave the band of the criterion"
     table = table.iloc[::-1]  # the first on top
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(style.PAGE_INCHES, 0.9 + 0.28 * len(table)), sharey=True, layout="constrained"
-    )
-    places = range(len(table))
-    base = table.loc[table["is_base"], "percent"]
-    left.axvspan(base.mean() - COUNTS_POINTS, base.mean() + COUNTS_POINTS, color="0.93", zorder=0)
-    left.axvline(70, color=style.PAPER, ls="--", lw=1)
-    left.annotate("the paper", (70, 1), (0, 2), xycoords=("data", "axes fraction"), **_ABOVE)
-    left.scatter(table["percent"], places, color=style.SIZES[0], s=24, zorder=3)
+    figure, (left, right) = drawing.panels(2, 0.9 + 0.26 * len(table), sharey=True)
+    places, base = np.arange(len(table)), table["is_base"].to_numpy()
+    mean = table.loc[base, "percent"].mean()
+    band = f"within {COUNTS_POINTS:g} points of the seeds: does not count"
+    left.axvspan(mean - COUNTS_POINTS, mean + COUNTS_POINTS, color="0.9", lw=0, zorder=0, label=band)
+    left.axvline(70, color="0.4", ls="--", lw=1, label='the paper: "about 70 %"')
+    for some, look in ((base, {"label": "a seed of the base"}), (~base, {"mfc": "white", "label": "n = 1"})):
+        left.plot(table["percent"][some], places[some], "o", ms=5, color=style.SIZES[0], **look)
     for place, percent in zip(places, table["percent"], strict=True):
-        left.annotate(f"{percent:.1f}", (percent, place), (0, 4), **_ABOVE)
+        drawing.note(left, f"{percent:.1f}", (percent, place), (6, 0))
     left.set_yticks(places, table["what"])
-    left.set_ylim(-0.6, len(table) - 0.3)
-    left.set_xlabel("attention pruned (%)")
+    left.margins(x=0.12)
+    left.set(ylim=(-0.6, len(table) - 0.4), xlabel="attention pruned (%)", title=moved)
     start = pd.Series(0.0, index=table.index)
     for kind, colour in figure4.KINDS.items():
         right.barh(places, 100 * table[kind], 0.6, left=start, color=colour, label=figure4.WORDS[kind])
         start = start + 100 * table[kind]
-    right.set_xlim(0, 100)
-    right.set_xlabel("heads (%)")
-    figure.legend(loc="outside lower right", ncols=3, columnspacing=1)
+    local = style.span(100 * table["local"])
+    right.set(xlim=(0, 100), xlabel="heads (%)", title=f"{local} % of the heads are local")
+    drawing.legend(figure, 4)
     return figure
 
 
-_ABOVE = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 7}
+def message(table: pd.DataFrame) -> str:
+    """Which suspects count, by the criterion, as a sentence."""
+    counted = [f"{row.what} ({row.moved_points:+.1f} points)" for row in table[counts(table)].itertuples()]
+    return f"What counts: {', '.join(counted)}." if counted else "No suspect counts."
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["pruned_ratio"]
     table, base = shares(records, found.runs), found.runs[0]
-    counted = [f"{row.what} ({row.moved_points:+.1f} points)" for row in table[counts(table)].itertuples()]
-    verdict = f"What counts: {', '.join(counted)}." if counted else "No suspect counts."
     gap = seed_gap(table)
     seeds = f"The two are {gap:.2g} points apart." if gap == gap else "There is one seed."
-    caption = f"""**Figure A7.** {verdict} Shown is what moves the pruned share of
+    caption = f"""**Figure A7.** {message(table)} Shown is what moves the pruned share of
 {models.in_words([base.size_name])} at {base.context_length:,} tokens. Each training sees
 {style.count_label(base.size.tokens)} tokens and differs from the first in what its line names. A suspect
-counts if it moves the share by more than {COUNTS_POINTS:g} points (beyond the shaded band) and by more than
-twice the gap between two seeds. {seeds} Dashed: the paper's "about 70 %". {style.provenance(records)}"""
+counts if it moves the share by more than {COUNTS_POINTS:g} points (beyond the grey band) and by more than
+twice the gap between two seeds. {seeds}"""
     return draw(table), caption

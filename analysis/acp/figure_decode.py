@@ -13,74 +13,43 @@ from . import models
 from .figure_kernel import DRAWN, RIVALS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-METHODS = {"acp": "with ACP", "exact": "exact"}
-COLORS = {"acp": style.SIZES[0], "exact": style.SIZES[1]}
 # Where Appendix F's gain is "most obvious": a long prefill and a large batch.
 LONG_TOKENS, LARGE_BATCH = 2**14, 16
-SCOPES = {"attention": "attention of one layer", "model": "whole model"}
+PANELS = (
+    ("attention", "step_ms", "Attention of one layer"),
+    ("model", "step_ms", "A step of the whole model"),
+    ("model", "kept_bytes", "Keys and values held"),
+)
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """Milliseconds a step for attention and for a model, and the model's kept keys and values.
+    """What ACP leaves of the time of attention, of a model's step, and of its cache, by batch, then length.
 
     Args:
         records: ``decode_time`` records of one device and one kind of gates.
     """
-    from matplotlib import pyplot as plt
-
     one_each(records, ["scope", "implementation", "method", "batch", "length_tokens"], "decode_time")
-    records = records.sort_values(["length_tokens", "batch"])
-    figure, axes = plt.subplots(1, 3, figsize=(style.PAGE_INCHES, 2.9), layout="constrained")
-    for ax, scope in zip(axes, SCOPES, strict=False):
-        _points(ax, records[records["scope"] == scope], "step_ms", "read_ms")
-        ax.set_title(f"{SCOPES[scope].capitalize()} (ms a step)")
-    models = records[records["scope"] == "model"]
-    unit, size = ("GiB", 2**30) if models["kept_bytes"].max() >= 2**30 else ("MiB", 2**20)
-    held = models.assign(kept=models["kept_bytes"] / size, allocated=models["allocated_bytes"] / size)
-    _points(axes[2], held, "kept", "allocated")
-    axes[2].set_title(f"Keys, values, decays ({unit})")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    places = records[["batch", "length_tokens"]].drop_duplicates().sort_values(["batch", "length_tokens"])
+    rows = list(places.itertuples(index=False, name=None))
+    figure, axes = drawing.panels(3, 0.9 + 0.2 * len(rows), sharey=True)
+    for ax, (scope, value, what) in zip(axes, PANELS, strict=True):
+        for whose, some in records[records["scope"] == scope].groupby("implementation"):
+            sides = some.pivot(index=["batch", "length_tokens"], columns="method", values=value)
+            percent = 100 * (sides["acp"] / sides["exact"])
+            official = whose in RIVALS
+            if not official:
+                ax.set_title(f"{what}: ACP takes {style.span(percent)} % of the exact one")
+            look = {"mfc": "white", "label": "the authors' kernel"} if official else {"label": "ours"}
+            color = style.SIZES[int(official)]
+            ax.plot(percent, [rows.index(row) for row in sides.index], "o", ms=5, color=color, **look)
+        ax.axvline(100, color="0.4", lw=1, label="as without ACP")
+        ax.set(xlim=(0, None), xlabel="with ACP (% of exact)")
+    axes[0].set_yticks(range(len(rows)), [f"{b} x {style.length_label(n)}" for b, n in rows])
+    axes[0].set(ylabel="batch x prompt", ylim=(len(rows) - 0.5, -0.5))
+    drawing.legend(figure)
     return figure
-
-
-def _points(ax: Axes, records: pd.DataFrame, value: str, bound: str) -> None:
-    """Groups of points, one a batch and length; a short line where reading everything once would end. A
-    logarithmic axis has no zero, so that the length of a bar would say nothing."""
-    groups = list(records.groupby(["batch", "length_tokens"], sort=False).groups)
-    kinds = list(records.groupby(["implementation", "method"], sort=False).groups)
-    kinds.sort(key=lambda kind: (kind[0] in RIVALS, kind))
-    width = 0.8 / max(1, len(kinds))
-    for n, (implementation, method) in enumerate(kinds):
-        rows = records[(records["implementation"] == implementation) & (records["method"] == method)]
-        rows = rows.set_index(["batch", "length_tokens"]).reindex(groups)
-        places = [g + (n - (len(kinds) - 1) / 2) * width for g in range(len(groups))]
-        ours = implementation not in RIVALS
-        ax.plot(
-            places,
-            rows[value],
-            "o" if ours else "s",
-            color=COLORS[method],
-            markerfacecolor=COLORS[method] if ours else "white",
-            markersize=4.5,
-            label=f"{'ours' if ours else implementation}, {METHODS[method]}",
-        )
-        ax.hlines(
-            rows[bound],
-            [place - width / 2 for place in places],
-            [place + width / 2 for place in places],
-            color="black",
-            linewidth=1.2,
-            label="reading once; allocated" if n == len(kinds) - 1 else None,
-        )
-    for group in range(1, len(groups)):
-        ax.axvline(group - 0.5, color="0.9", linewidth=0.6, zorder=0)
-    ax.set_xticks(range(len(groups)), [f"{b} x {style.length_label(n)}" for b, n in groups], rotation=30)
-    ax.set_xlabel("batch x prompt")
-    ax.set_yscale("log")
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
@@ -92,10 +61,19 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 {step["acp"]:.2f} ms with ACP and {step["exact"]:.2f} ms without: batch {batch}, prompts of
 {style.length_label(length)}. A step adds one token to every row after a prompt of random tokens. There are
 {first["heads"]} heads of {first["head_dim"]}, with gates "{first["gates"]}": {DRAWN[first["gates"]]}. The
-model has random weights. Lines: the time to read once what the step needs, which is the
-kept keys and values, and a model's weights. Right: what the cache holds for each head. The line there is
-what it has allocated. Axes are logarithmic. {style.provenance(records)}"""
+model has random weights. Left of 100 % ACP is the better. Right: what the cache holds for each head.
+{_official(records)}"""
     return draw(records), caption
+
+
+def _official(records: pd.DataFrame) -> str:
+    """What ACP changes in the authors' kernel, as a sentence; empty where it was not timed."""
+    theirs = records[records["implementation"] == "official"]
+    if theirs.empty:
+        return ""
+    times = theirs.pivot(index=["batch", "length_tokens"], columns="method", values="step_ms")
+    percent = style.span(100 * (times["acp"] / times["exact"]))
+    return f"The authors' kernel takes {percent} % of its exact time with ACP."
 
 
 def cache_shrinks(decode_time: pd.DataFrame) -> Verdict:

@@ -21,7 +21,6 @@ RIVALS = {
     "cudnn": ("cuDNN", "#000000"),
     "eager": ("eager PyTorch", "#8c564b"),
 }
-METHODS = {"acp": "ACP", "exact": "exact", "no gates": "no gates"}
 # Which heads are local.
 DRAWN = {
     "bimodal": "two heads in three are local",
@@ -34,60 +33,44 @@ DASHES = {"acp": "-", "exact": "--", "no gates": ":"}
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """Milliseconds of forward + backward, and TFLOP/s, against the length; both axes logarithmic.
+    """Milliseconds of forward + backward, and TFLOP/s of the computed blocks, against the length.
 
     Args:
         records: ``kernel_time`` records of one device and one kind of gates.
     """
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator
 
     one_each(records, ["implementation", "method", "length_tokens"], "kernel_time")
     records = records[records["method"].isin(DASHES)].sort_values("length_tokens")
-    figure, (time, rate) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.9), layout="constrained")
+    figure, (time, rate) = drawing.panels(2, 3.0)
+    ours: list[tuple[str, str]] = []
     for (name, method), rows in records.groupby(["implementation", "method"], sort=False):
         label, color = RIVALS.get(name, ("ours", style.SIZES[0]))
-        lengths, seconds = rows["length_tokens"], rows["forward_backward_ms"] / 1e3
-        nominal = rows["nominal_forward_backward_tflop"] / seconds
-        look = {
-            "color": color,
-            "linestyle": DASHES[method],
-            "marker": "o",
-            "markersize": 3,
-            "linewidth": 1.0 if name in RIVALS else 1.8,
-        }
-        time.plot(lengths, 1e3 * seconds, label=f"{label}, {METHODS[method]}", **look)
-        rate.plot(lengths, nominal * (1 - rows["pruned_ratio"]), **look)
-        if method == "acp":
-            rate.plot(lengths, nominal, **{**look, "alpha": 0.4, "markerfacecolor": "white"})
+        look = {"color": color, "ls": DASHES[method], "marker": "o", "ms": 3}
+        look["lw"] = 1 if name in RIVALS else 2
+        how = method.replace("acp", "ACP")
+        lengths, ms = rows["length_tokens"], rows["forward_backward_ms"]
+        tflops = 1e3 * rows["nominal_forward_backward_tflop"] * (1 - rows["pruned_ratio"]) / ms
+        time.plot(lengths, ms, label=f"{label}, {how}", **look)
+        rate.plot(lengths, tflops, **look)
+        if name not in RIVALS:
+            ours.append((f"{ms.iloc[-1]:.3g} ms ({how})", f"{tflops.iloc[-1]:.0f} ({how})"))
     bound = limit(records)
     if not bound.empty:
-        time.plot(
-            bound.index,
-            bound,
-            color=style.PAPER,
-            linestyle=(0, (1, 1)),
-            linewidth=3,
-            alpha=0.6,
-            zorder=1,
-            label=rf"limit: {bound.name} $\times$ (1 $-$ pruned share)",
-        )
-    pale = {"color": style.PAPER, "marker": "o", "markerfacecolor": "white", "markersize": 3, "alpha": 0.6}
-    rate.plot([], [], label="right, pale: as if none were pruned", **pale)
-    time.set_yscale("log")
+        words = rf"limit: {bound.name} $\times$ (1 $-$ pruned share)"
+        time.plot(bound.index, bound, color=style.PAPER, lw=3, alpha=0.6, zorder=1, label=words)
+    at = style.length_label(records["length_tokens"].max())
+    times, rates = (" and ".join(each) for each in zip(*ours, strict=True))
+    time.set_title(f"At {at}, ours takes {times}")
+    rate.set_title(f"There, blocks that are left are computed at {rates} TFLOP/s")
+    time.set(ylabel="forward + backward (ms)", yscale="log")
     time.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     time.yaxis.set_major_formatter("{x:g}")
-    time.yaxis.set_minor_locator(NullLocator())
-    time.set_title("Forward + backward (ms)")
-    rate.set_title("TFLOP/s of the blocks computed")
-    rate.set_ylim(0)
-    lengths = sorted(records["length_tokens"].unique())
+    rate.set(ylabel="TFLOP/s, computed blocks", ylim=(0, None))
     for ax in (time, rate):
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(lengths, [style.length_label(n) for n in lengths])
+        drawing.powers_of_two(ax, sorted(records["length_tokens"].unique()), style.length_label)
         ax.set_xlabel("context length (tokens)")
-        ax.xaxis.set_minor_locator(NullLocator())
-    figure.legend(loc="outside right center")
+    drawing.legend(figure, 3)
     return figure
 
 
@@ -112,14 +95,11 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     fastest = limit(records).name or "cuDNN"
     ours = records[~records["implementation"].isin(RIVALS)]
     longest = ours[ours["length_tokens"] == ours["length_tokens"].max()].set_index("method")
-    acp, exact = (longest["forward_backward_ms"].get(method) for method in ("acp", "exact"))
-    at = style.length_label(longest["length_tokens"].iloc[0])
-    caption = f"""**Kernel times.** At {at}, our kernel takes {acp:.3g} ms with ACP and {exact:.3g} ms
-without, forward and backward. Calls have {first["heads"]} heads of {first["head_dim"]} and
-{first["measured_tokens"]:,} random tokens, with gates "{first["gates"]}":
-{DRAWN[first["gates"]]}. Times include the boundary search and are medians of {first["repeats"]}.
-Pruned: {share}.
-The limit is {fastest}'s causal attention, which has no gates, times the share of blocks that are kept.
-Right: FLOPs of the computed blocks over time. Pale: FLOPs of the whole triangle ("nominal"), most of which
-pruning skips. {style.provenance(records)}"""
+    at, ms = style.length_label(longest["length_tokens"].iloc[0]), longest["forward_backward_ms"]
+    caption = f"""**Kernel times.** At {at}, our kernel takes {ms["acp"]:.3g} ms with ACP and
+{ms["exact"]:.3g} ms without, forward and backward. Calls have {first["heads"]} heads of {first["head_dim"]}
+and {first["measured_tokens"]:,} random tokens, with gates "{first["gates"]}": {DRAWN[first["gates"]]}. Times
+include the boundary search and are medians of {first["repeats"]}. Pruned: {share}. The limit is {fastest}'s
+causal attention, which has no gates, times the share of blocks that are kept. Right: FLOPs of the computed
+blocks over time."""
     return draw(records), caption

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 SETTING = ["architecture", "size", "context_length_tokens", "vocab_size"]
 OFFICIAL = "official"
 DASHES = {"acp": "-", "exact": "--"}
-MARKERS = {"ddp": "o", "fsdp": "s"}
-MODES = {"ddp": "DDP", "fsdp": "FSDP2"}
+MODES = {"ddp": ("DDP", "o"), "fsdp": ("FSDP2", "s"), "none": ("one process", "o")}
 
 
 def of_linear(records: pd.DataFrame) -> pd.DataFrame:
@@ -31,40 +30,33 @@ def of_linear(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """Tokens a second, and the share of linear growth, both against the number of GPUs.
+    """The share of linear growth against the number of GPUs, a panel a setting.
 
     Args:
         records: ``training_step`` records of one suite; what was measured on one GPU alone is left out
             where there is more.
     """
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import NullLocator
-
     ours = of_linear(records)
     grown = ours.groupby(SETTING)["ranks"].transform("max") > 1
-    ours = ours[grown] if grown.any() else ours
-    figure, (rate, share) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.6), layout="constrained")
-    for index, (setting, rows) in enumerate(ours.groupby(SETTING, sort=False)):
+    settings = list((ours[grown] if grown.any() else ours).groupby(SETTING, sort=False))
+    figure, axes = drawing.panels(len(settings), 2.5, sharey=True, squeeze=False)
+    for ax, (setting, rows) in zip(axes[0], settings, strict=True):
         for (method, mode), curve in _curves(rows):
-            look = {"color": style.SIZES[index % len(style.SIZES)], "linestyle": DASHES[method]}
-            look |= {"marker": MARKERS.get(mode, "o"), "markersize": 3, "linewidth": 1.4}
-            label = f"{_in_words(setting)}, {'ACP' if method == 'acp' else method}"
-            label += f", {MODES[mode]}" if mode in MODES else ""
-            rate.plot(curve["ranks"], curve["throughput_tokens_per_s"] / 1e3, label=label, **look)
-            share.plot(curve["ranks"], 100 * curve["of_linear"], **look)
-    share.axhline(100, color=style.PAPER, linewidth=1, zorder=0)
-    rate.set_title("Thousand tokens a second")
-    share.set_title("Share of linear growth (%)")
-    shares = 100 * ours["of_linear"]
-    share.set_ylim(min(50, shares.min() - 5), max(105, shares.max() + 5))
-    rate.set_ylim(0)
-    ranks = sorted(ours["ranks"].unique())
-    for ax in (rate, share):
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(ranks, [str(n) for n in ranks])
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.set_xlabel("processes")
-    figure.legend(loc="outside right center")
+            name, marker = MODES[mode]
+            look = {"color": style.SIZES[method != "acp"], "ls": DASHES[method], "marker": marker}
+            label = f"{'ACP' if method == 'acp' else method}, {name}"
+            ax.plot(curve["ranks"], 100 * curve["of_linear"], label=label, **look)
+        most = rows[rows["ranks"] == rows["ranks"].max()]
+        rate = style.count_span(most.loc[most["method"] == "acp", "throughput_tokens_per_s"])
+        linear = f"{style.span(100 * most['of_linear'])} % of linear on {most['ranks'].iloc[0]} GPUs"
+        ax.set_title(f"{_in_words(setting)}: {linear}, {rate} tokens/s with ACP")
+        ax.axhline(100, color=style.PAPER, lw=1, zorder=0)
+        drawing.powers_of_two(ax, sorted(rows["ranks"].unique()))
+        ax.set_xlabel("processes, one a GPU")
+    axes[0, 0].set(
+        ylabel="share of linear growth (%), axis cut", ylim=(min(70, 100 * ours["of_linear"].min() - 5), 105)
+    )
+    drawing.legend(figure)
     return figure
 
 
@@ -91,7 +83,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = f"""**Training on several GPUs.**{grows} These are whole training steps of this project on
 random tokens. The weights are new, and the gates are set so that ACP prunes {pruned} % of the blocks. Each
 GPU has one process, and each process takes equally many tokens. Times are medians of {first["repeats"]} times
-{first["steps"]} steps. {beside}{style.provenance(records)}"""
+{first["steps"]} steps. {beside}"""
     return draw(records), caption
 
 
@@ -101,20 +93,8 @@ def _in_words(setting: tuple) -> str:
 
 
 def _against(rivals: pd.DataFrame, ours: pd.DataFrame) -> str:
-    """The rates on one GPU beside those of the authors' model, a sentence a setting."""
-    alone = ours[ours["ranks"] == 1]
-    both = rivals.merge(alone, on=[*SETTING, "method"], suffixes=("", "_ours"))
-    both["times"] = both["throughput_tokens_per_s_ours"] / both["throughput_tokens_per_s"]
-    if both.empty:
-        return ""
-    said = [
-        f"On one GPU, the rate is {style.span(both['times'], '.2f')} times that of the authors' model in the "
-        "same run."
-    ]
-    for setting, rows in both.groupby(SETTING, sort=False):
-        ratios = " and ".join(
-            f"{row.times:.2f} {'with ACP' if row.method == 'acp' else row.method}"
-            for row in rows.itertuples()
-        )
-        said.append(f"{_in_words(setting)}: {ratios}.")
-    return " ".join([*said, ""])
+    """The rates on one GPU beside those of the authors' model, as a sentence; empty if not timed."""
+    both = rivals.merge(ours[ours["ranks"] == 1], on=[*SETTING, "method"], suffixes=("", "_ours"))
+    times = both["throughput_tokens_per_s_ours"] / both["throughput_tokens_per_s"]
+    rate = style.span(times, ".2f") if len(both) else ""
+    return rate and f"On one GPU, the rate is {rate} times that of the authors' model in the same run."

@@ -24,9 +24,7 @@ def cells(records: pd.DataFrame) -> pd.DataFrame:
     table = _with_gain(records)
     side_by_side(table, CELL, "method", "answer_recall", METHODS, "needle")
     keys = [*SETTING, "method", "evaluated_length_tokens", "depth"]
-    table = table.assign(nats_from_certain=-table["answer_log_likelihood_nats"])
-    values = ["answer_recall", "gain_nats", "nats_from_certain"]
-    return table.groupby(keys, sort=False)[values].mean().reset_index()
+    return table.groupby(keys, sort=False)["answer_recall"].mean().reset_index()
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:

@@ -30,13 +30,8 @@ def too_few(apart: pd.Series) -> str:
     same, other = int((apart == 0).sum()), int((apart != 0).sum())
     if other >= LEAST_PAIRS:
         return ""
-    equal = (
-        f"{same} of {len(apart)} pairs have equal bits"
-        if same
-        else "one pair"
-        if other == 1
-        else f"{other} pairs"
-    )
+    pairs = "one pair" if other == 1 else f"{other} pairs"
+    equal = f"{same} of {len(apart)} pairs have equal bits" if same else pairs
     return f"{equal}; {LEAST_PAIRS} that part are needed"
 
 

@@ -10,8 +10,6 @@ import pandas as pd
 from ..verdict import Verdict, Word
 
 MARGINAL_POINTS = 5.0  # a difference of savings that counts as marginal or negligible
-# Behind a number that stands on a dotted line, so that the line does not cross it.
-CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 
 
 def bound_margins(records: pd.DataFrame) -> pd.Series:

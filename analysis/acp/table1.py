@@ -6,7 +6,6 @@ import pandas as pd
 
 from acp_repro.common.statistics import LEVEL
 from acp_repro.pipeline.papers.acp.evaluation.catalogue import COLUMNS, PAPER_TASKS, Column
-from acp_repro.pipeline.papers.acp.evaluation.local_files import FILES
 
 from .. import drawing, style
 from ..tables import one_each
@@ -121,68 +120,28 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
 
 def caption(found: drawing.Found) -> str:
     """What is in the table, what it lacks of the paper's, and how its verdicts come about."""
-    records = found.records["lm_eval"]
-    tasks = set(records["task"])
-    lacking = [task for task in PAPER_TASKS if task not in tasks]
-    notes = [
-        f"{task}: {FILES[task].note}" for task in PAPER_TASKS if _is_local(records, task) and FILES[task].note
-    ]
-    counts = {task: int(items) for task, items in records.groupby("task")["items"].max().items()}
-    whole = all(counts[task] == FILES[task].items for task in tasks & set(FILES))
-    model = models.ARCHITECTURES[found.runs[0].architecture]
-    start = ", ".join(name for name in models.marked(records).unique() if name.endswith("start of training)"))
-    apart = _differences(found.records["lm_eval_items"])
+    records, items = found.records["lm_eval"], found.records["lm_eval_items"]
+    lacking = [task for task in PAPER_TASKS if task not in set(records["task"])]
+    apart = _differences(items)
     more = (apart["verdict"] == paired.DIFFERS).sum()
-    differ = f"{more} of {len(apart)} differences of pairs are more than chance and seeds explain. "
     harness = ", ".join(sorted(records["harness_version"].astype(str).unique()))
     text = [
-        f"**{found.item.label}.** {differ if len(apart) else ''}Downstream tasks of {model} by the LM "
-        f"Evaluation Harness (lm-eval {harness}), without "
-        'examples in the prompt. Accuracies are in percent; "acc-n" is that of log-likelihoods normalised by '
-        'length, "ppl" perplexity. ± is the standard error of sampling items.'
+        f"**{found.item.label}.** {more} of {len(apart)} differences of pairs are more than chance and seeds "
+        f"explain. Downstream tasks of {models.ARCHITECTURES[found.runs[0].architecture]} by the LM "
+        f"Evaluation Harness (lm-eval {harness}), without examples in the prompt. Accuracies are in percent; "
+        '"acc-n" is that of log-likelihoods normalised by length, "ppl" perplexity. ± is the standard error '
+        "of sampling items. Differences of paired runs are tested item by item (McNemar's exact test; sign "
+        "permutations for log-likelihoods) with Holm's correction. Where two seeds of one setting differ as "
+        'much, or without such the paper\'s own pairs, it says "as runs".',
+        *(f"{name}." for name in models.marked(records).unique() if name.endswith("start of training)")),
     ]
-    if start:
-        text.append(f"Marked are models that saw few tokens: {start}.")
-    if not tasks & set(PAPER_TASKS):
-        text.append(
-            "These are not the paper's tasks but two of ours from the book that comes with the project: the "
-            "perplexity of a word of its pages, and the last word of passages in which it occurred before."
-        )
-    elif lacking:
-        why = "; SciQ's file lacks the wrong answers" if "sciq" in lacking else ""
-        text.append(
-            f"Left out: {', '.join(lacking)}{why}. The averages, the paper's too, are of what is shown."
-        )
-    if notes:
-        text.append(f"Prompts from local files differ from the Hub's in {'; '.join(notes)}.")
-    if not whole or not tasks & set(PAPER_TASKS):
-        text.append(f"Items: {', '.join(f'{task} {count:,}' for task, count in counts.items())}.")
-    if records["truncated_requests"].any():
-        text.append(
-            f"{int(records['truncated_requests'].sum()):,} requests were longer than their model's context "
-            "and lost their beginning."
-        )
+    if lacking:
+        text.append(f"Without {', '.join(lacking)}. The averages, the paper's too, are of what is shown.")
     if records["begins_with_bos"].isna().any():
-        runs = ", ".join(dict.fromkeys(records.loc[records["begins_with_bos"].isna(), "run"]))
-        text.append(
-            "Measured before prompts began with BOS, as text does in training and in the authors' evaluation:"
-            f" {runs}. There only the perplexities of whole pages have it."
-        )
-    if unlike := versions.notes(versions.unlike(found.records["lm_eval_items"], _PAIR)):
+        text.append("Prompts do not begin with BOS, as text does in training; pages (perplexities) do.")
+    if unlike := versions.notes(versions.unlike(items, _PAIR)):
         text.append(f"{unlike}.")
-    if len(apart):
-        text.append(
-            "Differences of paired runs are tested item by item (McNemar's exact test; sign permutations for "
-            "log-likelihoods) with Holm's correction. Only what chance does not explain is called different. "
-            "Where two seeds of one setting differ as much, or without such the paper's own pairs, it says "
-            '"as runs".'
-        )
-    return "\n".join([*text, style.provenance(records)])
-
-
-def _is_local(records: pd.DataFrame, task: str) -> bool:
-    sources = set(records.loc[records["task"] == task, "source"])
-    return bool(sources - {"hub"})
+    return "\n".join(text)
 
 
 # --- what the paper says of them ------------------------------------------------------------------------

@@ -47,14 +47,13 @@ def _batches(found: drawing.Found, records: pd.DataFrame) -> str:
     return f"Timed in batches of {' and '.join(batches)}."
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str]:
+def make(found: drawing.Found) -> tuple[drawing.Table, str, str]:
     records = found.records["attention_time"]
     share = models.span(statistics.search_share(records), ".1f")
     caption = f"""**Table 4.** The boundary search takes {share} of attention
 time in FoX (Pro). Attention time is one forward and one backward pass with ACP, at context length $L$. The
-paper's Table 4 stands beside ours. A dash: not measured. {_batches(found, records)}
-{versions.timed_on(records)} {style.provenance(records)}"""
-    return tabulate(records), caption
+paper's Table 4 stands beside ours. A dash: not measured. {_batches(found, records)}"""
+    return tabulate(records), caption, versions.timed_on(records)
 
 
 def search_is_cheap(attention_time: pd.DataFrame) -> Verdict:

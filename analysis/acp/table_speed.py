@@ -82,7 +82,7 @@ are drawn so that {style.span(pruned)} % of the blocks are pruned at every conte
 and tokens are random. Attention: one call of {times["measured_tokens"].iloc[0]:,} tokens, forward and
 backward, with the boundary search. Training: whole steps on one GPU, in micro-batches of
 {steps["step_tokens"].iloc[0]:,} tokens. Checkpointing is gradient checkpointing, which the paper uses. The
-authors' are their kernels, and their model in our loop. {where}{style.provenance(times, steps)}"""
+authors' are their kernels, and their model in our loop. {where}"""
     return tabulate(times, steps), caption
 
 

@@ -72,35 +72,16 @@ def losses(records: pd.DataFrame) -> pd.DataFrame:
 def caption(records: pd.DataFrame, epochs: int = 0) -> str:
     """The caption of Figure A5."""
     mean = mean_pruned(records)
-    pruning = records[records["layer"].notna()]
-    run, last = pruning["run"].iloc[0], mean.iloc[-1]
-    peak = mean.loc[mean["percent"].idxmax()]
-    exact = records.loc[records["log_pruning_tolerance"].isna(), "run"].unique()
-    other = f", and of {exact[0]}" if len(exact) else ""
-    between = (
-        ", of both runs between the same points. The mean of a longer stretch is spread evenly over it"
-        if len(exact)
-        else ""
-    )
+    last, peak = mean.iloc[-1], mean.loc[mean["percent"].idxmax()]
     unlike = versions.notes(versions.unlike(records, ["size"]), after=".")
-    again = (
-        f"Grey lines: the end of an epoch, after which the same books come again ({epochs} in this log)."
-        if epochs
-        else ""
-    )
     devices = ", ".join(records["training_device"].unique())
-    begin = before_change(records)
-    axes = (
-        f"The axes begin at\n{style.count_label(begin)} tokens: until then no layer's share has changed by "
-        f"more than\n{CHANGE_POINTS:g} percentage points. "
-        if begin > pruning["tokens"].min()
-        else ""
-    )
+    again = f"Dotted: the ends of {epochs} epochs, after each of which the same books come again."
     return f"""**Figure A5.** The pruned share is {peak["percent"]:.0f} % at most, after
 {style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
 {style.count_label(last["tokens"])}. The paper says around 70 %, and trains its {paper_name(records)} on
-{style.count_label(paper_tokens(records))} tokens. The curves are from the log of
-{run}{other}{unlike[:1]}, trained on {devices}. {axes}Left: each layer on
-the first sequence of a batch, and the mean of all. Right: mean loss of the steps since the point
-before{between}.
-{unlike} {again} {style.provenance(records)}"""
+{style.count_label(paper_tokens(records))} tokens. The curves are from the logs of
+{" and ".join(records["run"].unique())}{unlike[:1]}, trained on {devices}. The axes begin at
+{style.count_label(before_change(records))} tokens: until then no layer's share has changed by more than
+{CHANGE_POINTS:g} percentage points. Left: each layer on the first sequence of a batch, and the mean of all.
+Right: mean loss of the steps since the point before, of all runs between the same points. The mean of a
+longer stretch is spread evenly over it. {unlike} {again if epochs else ""}"""

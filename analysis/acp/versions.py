@@ -66,19 +66,3 @@ def _sizes_and_lengths(models: pd.DataFrame) -> str:
     """ "125M at 4k and 8k, 360M at 16k"."""
     lengths = models.groupby("size", sort=False)["context_length_tokens"]
     return ", ".join(f"{size} at {' and '.join(map(style.length_label, each))}" for size, each in lengths)
-
-
-def two_commits(pruned: pd.DataFrame, *times: pd.DataFrame) -> str:
-    """Models whose pruned share and times are of different commits, as a sentence; empty without any."""
-    by_model = (
-        table.dropna(subset="commit").groupby(["size", "context_length_tokens"], sort=False)["commit"]
-        for table in (pruned, pd.concat(times))
-    )
-    named = [commits.agg(lambda each: " and ".join(sorted(set(each)))) for commits in by_model]
-    both = pd.concat(named, axis=1, join="inner", keys=["share", "timed"]).query("share != timed")
-    words = "; ".join(
-        ", ".join(f"{size} at {style.length_label(length)}" for size, length in rows.index)
-        + f" (share {share}, times {timed})"
-        for (share, timed), rows in both.groupby(["share", "timed"], sort=False)
-    )
-    return f" Pruned share and times are not of one commit: {words}." if words else ""

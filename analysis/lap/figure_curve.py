@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,6 @@ from . import models
 from .table_scores import gated
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS = {"soft": "#0072B2", "straight_through": "#009E73", "hard_concrete": "#D55E00"}
@@ -23,19 +22,7 @@ UNGATED = "0.2"
 # while training, exact-10 of lap-h200 kept 56, 54, 55 and 63 % at the end, with a standard deviation of 4.
 # So two differ by less than 11 in 95 % of cases.
 CHANCE = 0.11
-# Of an axis: points that are nearer than SAME look like one; from a point to its name; a line of text; below
-# FOOT names stand above their points.
-SAME, GAP, LINE, FOOT = 0.012, 0.05, 0.08, 0.2
 FREE = {"bleu": ("D", "BLEU"), "exact_match": ("s", "whole texts")}
-
-
-class Point(NamedTuple):
-    """A point of the axes with what is to stand beside it."""
-
-    x: float
-    y: float
-    name: str
-    colour: str
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -44,82 +31,42 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``reconstruction`` records.
     """
-    from matplotlib import pyplot as plt
-
     one_each(records, ["run", "decoding"], "figure_curve")
-    figure, (ax, right) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 3.2), layout="constrained")
-    labelled = set()  # settings; a name stands once, at the first of its seeds
-    named: dict[Axes, list[Point]] = {ax: [], right: []}
-    records = records.sort_values("compression", kind="stable")  # so that names stand in this order
+    figure, (left, right) = drawing.panels(2, 2.9)
+    after: dict[str, list[float]] = {}
+    whole: dict[str, list[float]] = {}
     for _, run in records.groupby("run", sort=False):
-        points = run.set_index("decoding")
-        first = run.iloc[0]
+        points, first = run.set_index("decoding"), run.iloc[0]
         gated = pd.notna(first["compression"])
         colour = COLOURS[first["training_mask"]] if gated else UNGATED
-        soft, removed, free = (points.loc[name] for name in ("soft", "removed", "free"))
-        shares, accuracies = ([one[of] for one in (soft, removed)] for of in ("kept_ratio", "token_accuracy"))
-        ax.plot(shares, accuracies, color=colour, lw=0.8, zorder=1)
-        ax.scatter(shares[:1], accuracies[:1], 28, "white", edgecolors=colour, zorder=2)
-        ax.scatter(shares[1:], accuracies[1:], 28, colour, zorder=3)
+        name = models.MASKS[first["training_mask"]] if gated else "no gates"
+        shares, accuracies = (
+            [points.loc[way, of] for way in ("soft", "removed")] for of in ("kept_ratio", "token_accuracy")
+        )
+        left.plot(shares, accuracies, color=colour, lw=0.8, zorder=1)
+        left.plot(shares[0], accuracies[0], "o", color=colour, mfc="white", ms=5)
+        left.plot(shares[1], accuracies[1], "o", color=colour, ms=5, label=name)
         for column, (marker, _) in FREE.items():
-            style_of = {"marker": marker, "alpha": 0.7, "zorder": 3, "clip_on": False}
-            right.scatter(free["kept_ratio"], free[column], 18, colour, **style_of)
-        setting = first["training_mask"], first["gate"], first["compression"]
-        if not gated or setting in labelled:
-            continue
-        labelled.add(setting)
-        name = f"λ {first['compression']:g}{models.READINGS[first['gate']]}"
-        named[ax].append(Point(shares[1], accuracies[1], f"{name}, {100 * shares[1]:.0f} %", colour))
-        named[right] += [Point(free["kept_ratio"], free[column], name, colour) for column in FREE]
-    for mask in dict.fromkeys(records.loc[records["compression"].notna(), "training_mask"]):
-        ax.scatter([], [], 28, COLOURS[mask], label=f"trained with {models.MASKS[mask]}")
-    if records["compression"].isna().any():
-        ax.scatter([], [], 28, UNGATED, label="trained without gates")
-    ax.scatter([], [], 28, "white", edgecolors="0.5", label="under the soft mask")
-    ax.scatter([], [], 28, "0.5", label="tokens removed")
+            free = points.loc["free"]
+            right.plot(free["kept_ratio"], free[column], marker, color=colour, alpha=0.7, clip_on=False)
+        after.setdefault(name, []).append(accuracies[1])
+        whole.setdefault(name, []).append(100 * points.loc["free", "exact_match"])
+    left.plot([], [], "o", color="0.5", mfc="white", label="under the soft mask")
+    left.plot([], [], "o", color="0.5", label="tokens removed")
     for marker, name in FREE.values():
-        ax.scatter([], [], 18, "0.5", marker=marker, alpha=0.7, label=f"{name}, written freely")
-    for axes, score, title in (
-        (ax, "token accuracy", "true tokens before"),
-        (right, "score", "written freely"),
-    ):
-        axes.set(xlim=(0, 1.05), ylim=(0, 1.12), xlabel="share of tokens kept", ylabel=score, title=title)
-        _name(axes, named[axes])
-    figure.legend(loc="outside lower center", ncols=3)
+        right.plot([], [], marker, color="0.5", label=f"{name}, written freely")
+    left.set_title(f"Accuracy after removal: {_listed(after, '.2f')}")
+    right.set_title(f"Texts (%) written back whole: {_listed(whole, '.0f')}")
+    left.set_ylabel("token accuracy, true tokens before")
+    right.set_ylabel("score, written freely")
+    for ax in (left, right):
+        ax.set(xlim=(0, 1.05), ylim=(0, 1.05), xlabel="share of tokens kept")
+    drawing.legend(figure)
     return figure
 
 
-def _name(ax: Axes, points: list[Point]) -> None:
-    """Writes names below their points, with a line to each. Points that look like one share a line."""
-    places: list[list[Point]] = []
-    for point in points:
-        same = [p for p in places if max(abs(p[0].x - point.x), abs(p[0].y - point.y)) < SAME]
-        if same:
-            same[0].append(point)
-        else:
-            places.append([point])
-    line = {"arrowstyle": "-", "lw": 0.5, "shrinkA": 0, "shrinkB": 2}
-    ends: dict[tuple[bool, bool], float] = {}  # where the last name ends, by where names stand
-    for place in sorted(places, key=lambda p: -abs(p[0].y - FOOT)):
-        x, y, _, colour = place[0]
-        names = list(dict.fromkeys(point.name for point in place))
-        foot = y < FOOT
-        # To the left where another point stands to the right, or the axis ends.
-        left = x > 0.8 or any(SAME < other[0].x - x < 0.3 and abs(other[0].y - y) < 0.2 for other in places)
-        edge = y + GAP if foot else y - GAP
-        if (end := ends.get((left, foot))) is not None:
-            edge = max(edge, end) if foot else min(edge, end)
-        ends[left, foot] = edge + LINE * len(names) * (1 if foot else -1)
-        ax.annotate(
-            "\n".join(names),
-            (x, y),
-            (x - 0.06 if left else x + 0.06, edge),
-            ha="right" if left else "left",
-            va="bottom" if foot else "top",
-            fontsize=7,
-            color=colour,
-            arrowprops=line | {"color": colour, "relpos": (left, 0.5)},
-        )
+def _listed(values: dict[str, list[float]], form: str) -> str:
+    return ", ".join(f"{style.span(pd.Series(each), form)} ({name})" for name, each in values.items())
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
@@ -129,9 +76,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     gaps = models.each_in_words({run: f"{row.soft - row.removed:+.3f}" for run, row in wide.iterrows()})
     caption = f"""**Accuracy against compression.** Accuracy lost by removal: {gaps}. Left: a full point is a
 model with tokens really removed. A hollow point is the same weights under the soft mask. The share that it
-keeps is {models.SOFT_RATIO}. Right: texts that the model writes from what is kept alone. A thin
-line leads from a point to its λ.
-{style.provenance(records)}"""
+keeps is {models.SOFT_RATIO}. Right: texts that the model writes from what is kept alone."""
     return draw(records), caption
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
-from .. import drawing, style
+from .. import drawing
 from ..verdict import Verdict
 from . import models
 
@@ -18,16 +19,12 @@ GATES = ("#56B4E9", "#CC79A7", "#E69F00", "#555555")
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """Two panels over the same steps: accuracy and overall ratio, removed and soft; ratio of each gate.
+    """Left: accuracy and overall ratio, removed and soft. Right: the ratio of each gate.
 
     Args:
         records: ``dynamics`` records of one run.
     """
-    from matplotlib import pyplot as plt
-
-    figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(style.PAGE_INCHES * 0.7, 3.6), sharex=True, layout="constrained"
-    )
+    figure, (left, right) = drawing.panels(2, 2.8, sharey=True)
     last = records["gate_index"].max()
     for name, colour, label in (
         ("accuracy", "#009E73", "accuracy"),
@@ -39,18 +36,20 @@ def draw(records: pd.DataFrame) -> Figure:
             if name == "kept_ratio":
                 curve = curve[curve["gate_index"] == last]
             suffix = ", soft mask" if prefix else ", removed"
-            top.plot(curve["step"], curve["value"], color=colour, ls=line, lw=1.3, label=label + suffix)
+            left.plot(curve["step"], curve["value"], color=colour, ls=line, label=label + suffix)
     ratios = records[records["series"] == "kept_ratio"].pivot(
         index="step", columns="gate_index", values="value"
     )
     before = pd.concat([pd.Series(1.0, ratios.index, name=-1.0), ratios], axis=1).iloc[:, :-1]
     for gate, column in enumerate(ratios):
         share = ratios[column] / before.iloc[:, gate]
-        bottom.plot(ratios.index, share, color=GATES[gate % 4], lw=1.2, label=f"gate {gate + 1}")
-    top.set(ylim=(0, 1.03), ylabel="share")
-    bottom.set(ylim=(0, 1.03), ylabel="kept of what\nreached the gate", xlabel="step")
-    top.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    bottom.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        right.plot(ratios.index, share, color=GATES[gate % 4], label=f"gate {gate + 1}")
+    left.set_title(drops_and_learns(records).ours.capitalize())
+    late = [line.get_ydata()[-len(ratios) // 10 :].mean() for line in right.lines]
+    right.set_title(f"Gate {np.argmin(late) + 1} keeps least: {100 * min(late):.0f} % of what reaches it")
+    left.set(ylim=(0, 1.03), ylabel="share", xlabel="step")
+    right.set(ylabel="kept of what reached the gate", xlabel="step")
+    drawing.legend(figure)
     return figure
 
 
@@ -59,11 +58,10 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     run = found.runs[0]
     name = models.name_of(run.compression, run.training_mask)
     caption = f"""**Training dynamics.** Run {run.name} ({name}): {drops_and_learns(records).ours}, from the
-first evaluation to the last tenth of training. Above: accuracy on held-out text with teacher forcing, and
+first evaluation to the last tenth of training. Left: accuracy on held-out text with teacher forcing, and
 the share of tokens kept. Full lines: tokens really removed. Dashed: the soft mask; where both agree, one
-line hides the other. The share that it keeps is {models.SOFT_RATIO}. Below: the share that each gate keeps
-of what reaches it.
-{style.provenance(records)}"""
+line hides the other. The share that it keeps is {models.SOFT_RATIO}. Right: the share that each gate keeps
+of what reaches it."""
     return draw(records), caption
 
 

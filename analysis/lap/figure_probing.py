@@ -32,30 +32,20 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``probe`` records of one run.
     """
-    from matplotlib import pyplot as plt
-
     records = one_each(records, ["classifier"], "figure_probing").set_index("classifier").loc[list(NAMES)]
-    figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES * 1.3, 1.7), layout="constrained")
-    rows = range(len(records))
+    figure, ax = drawing.panels(height=2.1, width=style.COLUMN_INCHES * 1.3)
     errors = INTERVAL * share_error(records["accuracy"], records["measured_texts"])
-    colours = ["#D55E00", *["0.35"] * (len(records) - 1)]
-    for y, x, error, colour in zip(rows, records["accuracy"], errors, colours, strict=True):
-        ax.errorbar(x, y, xerr=error, fmt="o", ms=4, capsize=2, lw=1, color=colour)
-        ax.annotate(
-            f"{x:.3f}",
-            (x + error, y),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=7,
-            color=colour,
-        )
-    ax.set_yticks(rows, [NAMES[name] for name in records.index])
-    chance = records["larger_class"].iloc[0]
-    ax.axvline(chance, color="0.2", lw=0.8, ls="--")
-    ax.text(chance, -0.85, "larger class", ha="center", fontsize=7, color="0.2")
+    for y, (x, error) in enumerate(zip(records["accuracy"], errors, strict=True)):
+        colour = "0.35" if y else "#D55E00"
+        ax.errorbar(x, y, xerr=error, fmt="o", capsize=2, color=colour)
+        drawing.note(ax, f"{x:.3f}", (x + error, y), (4, 0), color=colour)
+    ax.set_yticks(range(len(records)), [NAMES[name] for name in records.index])
+    ax.axvline(records["larger_class"].iloc[0], color="0.4", lw=1, ls="--", label="larger class")
     low = min(0.5, (records["accuracy"] - errors).min())  # 0.5 is a coin's
-    ax.set(xlim=(low, 1), ylim=(len(records) - 0.5, -0.75), xlabel="held-out accuracy")
+    ax.set(xlim=(low, 1), ylim=(len(records) - 0.5, -0.5), xlabel="held-out accuracy")
+    whole = records.loc[list(WHOLE), "accuracy"].max()
+    ax.set_title(f"Kept vectors: {records['accuracy'].iloc[0]:.3f}, all vectors: {whole:.3f}")
+    drawing.legend(figure)
     return figure
 
 
@@ -69,8 +59,7 @@ texts, all vectors in {whole:.1f} %, a bag of words in {accuracy["bag_of_words"]
 has {100 * row["larger_class"]:.1f} % of them; a classifier that is not above that has not learnt. Small
 classifiers tell it from frozen vectors. Points are accuracies on {int(row["measured_texts"]):,} held-out
 texts, with 95 % intervals over these texts; the axis does not begin at 0. The classifiers learn from
-{int(row["train_texts"]):,} texts. A text has {row["vectors_per_text"]:.1f} kept vectors in the mean.
-{style.provenance(records)}"""
+{int(row["train_texts"]):,} texts. A text has {row["vectors_per_text"]:.1f} kept vectors in the mean."""
     return draw(records), caption
 
 

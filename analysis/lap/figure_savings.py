@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from .. import drawing, style
@@ -88,30 +89,28 @@ def at_half(records: pd.DataFrame) -> str:
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """Removal relative to masks against the kept share, one line a length.
+    """Removal relative to masks against the kept share, a panel a length.
 
     Args:
         records: ``removal_time`` records of one run.
     """
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(
-        2, 3, figsize=(style.PAGE_INCHES, 3.8), sharex=True, sharey=True, layout="constrained"
-    )
-    *panels, last = axes[0, 0], axes[0, 1], axes[1, 0], axes[1, 1], axes[1, 2], axes[0, 2]
-    for ax, (column, title) in zip(panels, PANELS.items(), strict=True):
+    lengths = sorted(records["length_tokens"].unique())
+    figure, axes = drawing.panels(len(lengths), 2.8, sharey=True, squeeze=False)
+    for column, title in PANELS.items():
         table = relative(records, column).sort_values("kept_ratio")
-        for colour, (length, line) in zip(style.SIZES, table.groupby("length_tokens"), strict=False):
-            ax.plot(line["kept_ratio"], line["relative"], "o-", ms=3, lw=1.1, color=colour, label=f"{length}")
-        ax.axhline(1, color="0.6", lw=0.6, zorder=0)
-        ax.set(title=title, xlim=(0, 1.05))
-    axes[0, 0].set_ylim(0, 1.05 * max(line.get_ydata().max() for ax in panels for line in ax.lines[:-1]))
-    for ax in axes[1]:
-        ax.set(xlabel="share of tokens kept")
-    for ax in axes[:, 0]:
-        ax.set(ylabel="removed / masked")
-    last.axis("off")
-    last.legend(*panels[0].get_legend_handles_labels(), title="tokens of a text", loc="center")
+        ls = "--" if column in TIMES else "-"
+        colour = style.SIZES[0 if "encoder" in column else 1 if "decoder" in column else 2]
+        for ax, length in zip(axes[0], lengths, strict=True):
+            line = table[table["length_tokens"] == length]
+            ax.plot(100 * line["kept_ratio"], 100 * line["relative"], "o", ls=ls, color=colour, label=title)
+    for ax, length in zip(axes[0], lengths, strict=True):
+        ends = [line.get_ydata()[0] for line in ax.lines]
+        least = list(PANELS.values())[int(np.argmin(ends))]
+        ax.set_title(f"Texts of {length} tokens: {least} falls to {min(ends):.0f} %")
+        ax.axhline(100, color="0.4", lw=1, zorder=1)
+        ax.set(xlim=(0, 105), ylim=(0, None), xlabel="tokens kept (%)")
+    axes[0, 0].set_ylabel("with removal (% of with masks)")
+    drawing.legend(figure, 5)
     return figure
 
 
@@ -124,12 +123,12 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     where = f"The last of {len(gates)} gates has {after} of {model.num_layers} encoder blocks after it."
     caption = f"""**What removal saves.**{at_half(records)}
 The figure has time and memory of the model with tokens really removed, as a share of the same model with
-masks. Under 1, removal saves. The gates' bias sets the share of tokens kept.
+masks. Under 100 %, removal saves. Dashed: times. The gates' bias sets the share of tokens kept.
 {bound_by(records)}
 Batches have {texts} texts, and times are medians of {repeats}. A batch is as long as
 what is left of its longest text. The decoder writes 16 tokens, with a cache. Peak memory is the most that is
 held at once beside the weights. *Held* is what stays from token to token: vectors, and their keys and
-values. {where} {style.provenance(records)}"""
+values. {where}"""
     return draw(records), caption
 
 

@@ -22,23 +22,23 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``attribution`` records of one text.
     """
-    from matplotlib import pyplot as plt
-
     values = records.pivot(index="kept_position", columns="written_position", values="shap_nats")
 
     def words(position: str, token: str) -> list[str]:
         first = records.drop_duplicates(position).sort_values(position)
-        return [ast.literal_eval(word).replace(" ", "␣") for word in first[token]]
+        return [ast.literal_eval(word).strip() or "␣" for word in first[token]]
 
-    size = (min(style.PAGE_INCHES, 1.2 + 0.22 * values.shape[1]), 0.9 + 0.2 * len(values))
-    figure, ax = plt.subplots(figsize=size, layout="constrained")
+    rows, columns = values.shape
+    width = min(style.PAGE_INCHES, 1.6 + 0.24 * columns)
+    figure, ax = drawing.panels(height=1.6 + 0.22 * rows, width=width)
     bound = np.abs(values.to_numpy()).max()
     image = ax.imshow(values, cmap="RdBu_r", vmin=-bound, vmax=bound, aspect="auto")
-    ax.set_xticks(range(values.shape[1]), words("written_position", "written_token"), rotation=90)
-    ax.set_yticks(range(len(values)), words("kept_position", "kept_token"))
-    ax.set(xlabel="written token", ylabel="kept vector")
+    ax.set_xticks(range(columns), words("written_position", "written_token"), rotation=90)
+    ax.set_yticks(range(rows), words("kept_position", "kept_token"))
+    ax.set(xlabel="written token", ylabel="kept vector", title=most_added(records).replace("`", '"'))
     ax.tick_params(length=0)
-    figure.colorbar(image, ax=ax, label="SHAP value (nats)", fraction=0.05)
+    ax.grid(visible=False)
+    figure.colorbar(image, ax=ax, label="nats", pad=0.02, aspect=10)
     return figure
 
 
@@ -65,6 +65,6 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     best = (matches == matches.max()).sum()
     caption = f"""**SHAP.** {most_added(first)} Shown is what each kept vector adds to the log probability of
 each token that the model writes from memory alone. The text is the first of {best} that {back}, of
-{len(matches)} short held-out ones. {kept} of its {tokens} tokens are kept. Rows are in the order of the text.
-{style.provenance(records)}"""
+{len(matches)} short held-out ones. {kept} of its {tokens} tokens are kept. Rows are in the
+order of the text."""
     return draw(first), caption

@@ -8,7 +8,7 @@ import pandas as pd
 
 from acp_repro.common.statistics import Interval
 
-from .. import drawing, style
+from .. import drawing
 from ..verdict import Verdict, Word
 from . import slices
 
@@ -34,31 +34,28 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``attribution`` records, of which those of :func:`_told` are drawn.
     """
-    from matplotlib import pyplot as plt
 
     table = slices.positive(_told(records)[0])
     shares, thirds = slices.by_distance(table), slices.by_third(table)
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(style.PAGE_INCHES * 0.8, 2.2), width_ratios=(2, 1), layout="constrained"
-    )
+    figure, (left, right) = drawing.panels(2, 2.4, width_ratios=(2, 1))
     for eos, label in LABELS.items():
         curve = shares[(shares["is_eos"] == eos) & (shares["distance"].abs() <= REACH)]
-        line = {"color": COLOURS[eos], "lw": 1.2, "marker": ".", "ms": 4, "label": label}
-        left.plot(curve["distance"], 100 * curve["share"], **line)
+        left.plot(curve["distance"], 100 * curve["share"], "o-", ms=3, color=COLOURS[eos], label=label)
         part = thirds[thirds["is_eos"] == eos].set_index("third")["share"].reindex(range(slices.THIRDS))
         if len(curve):
             places = [place + (0.2 if eos else -0.2) for place in part.index]
             right.bar(places, 100 * part.fillna(0), 0.4, color=COLOURS[eos])
-    left.set(
-        xlim=(-REACH, REACH),
-        ylim=(0, None),
-        xlabel="written token − origin of the vector (tokens)",
-        ylabel="share of attribution (%)",
-    )
-    right.axhline(100 / slices.THIRDS, color="0.4", lw=0.7, ls="--")
+    share = slices.behind(table, BEHIND)
+    own = "Nothing" if share is None else _words(share)
+    left.set_title(f"{own} of the attribution is on a vector's own token and the {BEHIND} before it")
+    last = thirds[thirds["is_eos"] & (thirds["third"] == slices.THIRDS - 1)]["share"]
+    right.set_title(f"EOS: {100 * last.sum():.0f} % on the last third")
+    left.set(xlim=(-REACH, REACH), ylim=(0, None), xlabel="written token − origin of the vector (tokens)")
+    left.set_ylabel("share of attribution (%)")
+    right.axhline(100 / slices.THIRDS, color="0.4", lw=1, ls="--", label="spread evenly")
     right.set(ylim=(0, 100), xlabel="third of the text")
     right.set_xticks(range(slices.THIRDS), ["first", "second", "last"])
-    left.legend()
+    drawing.legend(figure)
     return figure
 
 
@@ -74,9 +71,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         f"and the {BEHIND} before it (in brackets: 95 % interval, by a bootstrap over texts)."
     )
     caption = f"""**Slices.** {behind} Left: by distance from the token that the vector was{beyond}.
-Right: by third of the text (dashed: spread evenly). Only written tokens that stand at their place count.
-Shown are {texts}.
-{style.provenance(records)}"""
+Right: by third of the text . Only written tokens that stand at their place count.
+Shown are {texts}."""
     return draw(records), caption
 
 

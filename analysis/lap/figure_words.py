@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GROUPINGS = {
     "kind": "part of text",
-    "frequency": "fifth by frequency\n(1: most frequent)",
+    "frequency": "fifth by frequency (1: most frequent)",
     "place": "tenth of the text",
 }
 
@@ -25,24 +25,23 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``kept_words`` records of one run.
     """
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(
-        1, len(GROUPINGS), figsize=(style.PAGE_INCHES, 2.2), sharey=True, layout="constrained"
-    )
+    whole = records[records["grouping"] == "kind"]
+    mean = 100 * whole["kept_tokens"].sum() / whole["tokens"].sum()
+    figure, axes = drawing.panels(len(GROUPINGS), 2.4, sharey=True, width_ratios=(1.5, 1, 1.4))
     for ax, (grouping, label) in zip(axes, GROUPINGS.items(), strict=True):
         table = records[records["grouping"] == grouping].copy()
         if grouping != "kind":
             table = table.sort_values("group", key=lambda g: g.astype(int))
         share = 100 * table["kept_tokens"] / table["tokens"]
         names = table["group"].astype(str).str.replace(" ", "\n")
-        ax.bar(names, share, color="#0072B2")
-        ax.set(xlabel=label)
-        ax.tick_params(axis="x", labelsize=6)
-    whole = records[records["grouping"] == "kind"]
-    for ax in axes:
-        ax.axhline(100 * whole["kept_tokens"].sum() / whole["tokens"].sum(), color="0.4", lw=0.7, ls="--")
+        ax.bar(names, share, color=style.SIZES[0])
+        least = table["group"].loc[share.idxmin()]
+        ax.set_title(f"{style.span(share)} % are kept, least: {least}")
+        ax.axhline(mean, color="0.4", lw=1, ls="--", label=f"all tokens: {mean:.0f} %")
+        ax.set_xlabel(label)
+        ax.grid(visible=False, axis="x")
     axes[0].set(ylabel="tokens kept (%)", ylim=(0, 100))
+    drawing.legend(figure)
     return figure
 
 
@@ -58,5 +57,5 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 
     caption = f"""**Kept tokens.** Of the hundred most frequent tokens, the least kept are
 {listed(ordered.head(6))}, and the most kept are {listed(ordered.tail(6))}. Shown is the share of held-out
-tokens, without EOS, that every gate keeps. Dashed: the share of all tokens. {style.provenance(records)}"""
+tokens, without EOS, that every gate keeps."""
     return draw(records), caption

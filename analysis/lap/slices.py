@@ -74,6 +74,11 @@ def behind(table: pd.DataFrame, reach: int) -> Interval | None:
     return None if others.empty else over_texts(others, held, others["positive"])
 
 
+def widths(table: pd.DataFrame) -> pd.Series:
+    """The mean of :func:`width_of_each` by ``is_eos``; of an even attribution it is a half."""
+    return width_of_each(table).groupby("is_eos")["width"].mean()
+
+
 def width_of_each(table: pd.DataFrame) -> pd.DataFrame:
     """How much of the text the shortest run of tokens covers that holds half of a vector's attribution: a row
     with ``is_eos``, ``run``, ``text`` and ``width``."""

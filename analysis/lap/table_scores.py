@@ -55,7 +55,7 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     caption = f"""**Scores.** {_of_run(records, found.suite.main_run.name)}Shown is how well {texts} held-out
 texts are reconstructed. *Kept* is the share of tokens really left. Under the soft mask it is
 {models.SOFT_RATIO}. Accuracy counts tokens at their place. *Whole texts* come back word for word. Edits are
-Levenshtein's, counted in tokens. A dash: the article does not say. {style.provenance(records)}"""
+Levenshtein's, counted in tokens. A dash: the article does not say."""
     return tabulate(records), caption
 
 

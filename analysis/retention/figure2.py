@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from .. import drawing, style
+from .. import drawing
 from ..tables import one_each
 from ..verdict import Verdict
 from . import errors
@@ -44,21 +44,18 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``score`` records; where seeds differ, a bar spans them.
     """
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(style.PAGE_INCHES, 2.4), layout="constrained", sharey=True)
+    figure, axes = drawing.panels(3, 2.5, sharey=True)
     for ax, (name, title) in zip(axes, TITLES.items(), strict=True):
-        table = swept(records, name)
+        table, moved = swept(records, name), []
         for (dataset, _, budget, _), line in table.groupby(["dataset", "backbone", "budget", "gates"]):
-            (drawn,) = ax.plot(
-                line[name], line["score_percent"], "o-", label=f"{dataset}, {100 * budget:g} %"
-            )
+            label = f"{dataset}, {100 * budget:g} %"
+            (drawn,) = ax.plot(line[name], line["score_percent"], "o-", label=label)
             ax.vlines(line[name], line["low"], line["high"], color=drawn.get_color())
-            default = line[line[name] == DEFAULTS[name]]
-            ax.plot(default[name], default["score_percent"], "x", color="0.1", ms=8, zorder=3)
-        ax.set(xlabel=title)
+            moved.append(line["score_percent"].max() - line["score_percent"].min())
+        ax.axvline(DEFAULTS[name], color="0.4", lw=1, ls="--", zorder=0, label="the paper's default")
+        ax.set(xlabel=title, title=f"Moving it changes a score by at most {max(moved):.1f} points")
     axes[0].set_ylabel("test score (%)")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    drawing.legend(figure, 5)
     return figure
 
 
@@ -79,9 +76,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     )
     caption = f"""**Figure 2.** Moving one setting of the relaxation changes the test score by at most
 {moved}. Each point is Adaptive Retention's mean over seeds, and a bar spans them; a point without a bar
-has one seed. The axis does not begin at 0. A cross marks the paper's default. What the paper's figure
-calls threshold is the stretch, gamma and zeta of Eq. 6.
-{style.provenance(records)}"""
+has one seed. The axis does not begin at 0. What the paper's figure
+calls threshold is the stretch, gamma and zeta of Eq. 6."""
     return draw(records), caption
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from .. import drawing, style
-from . import models
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,40 +34,33 @@ def counts(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """Left: tokens counted, open and allowed, a row a task, budget and place; right: lambda A and the gap.
+    """Left: what each gate counts as kept, by budget; right: by how much the gap is above lambda A.
 
     Args:
-        records: ``slackness`` records; seeds of one setting share a row.
+        records: ``slackness`` records, one a trained gate.
     """
-    from matplotlib import pyplot as plt
-
     table = bounds(records)
-    key = ["dataset", "budget", "gates"]
-    rows = list(dict.fromkeys(table[key].itertuples(index=False, name=None)))
-    tasks, places = list(dict.fromkeys(table["dataset"])), list(models.PLACES)
-    rows.sort(key=lambda row: (places.index(row[2]), tasks.index(row[0]), -row[1]))
-    at = [rows.index(row) for row in table[key].itertuples(index=False, name=None)]
-    length = table["budget_tokens"] / table["budget"]
-    height = max(2.6, 0.17 * len(rows) + 0.9)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, height), layout="constrained")
-    for (name, label, mark), colour in zip(
-        (("counted_tokens", "sum p", "o"), ("open_tokens", "sum P(z > 0)", "o"), ("budget_tokens", "M", "|")),
-        style.SIZES,
-        strict=False,
-    ):
-        left.plot(100 * table[name] / length, at, mark, ms=4 if mark == "o" else 8, color=colour, label=label)
-    words = [f"{task} {100 * budget:g} %, {models.PLACES[gates]}" for task, budget, gates in rows]
-    left.set_yticks(range(len(rows)), words, fontsize=6.5)
-    left.set(xlabel="tokens (% of an example)", xlim=(0, None), ylim=(len(rows) - 0.4, -0.6))
-    left.legend(loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=3, columnspacing=1, handletextpad=0.2)
-    right.scatter(table["gap_nats"], table["weighted_slack_nats"], s=14, color=style.SIZES[0])
-    # Each axis has the points and 0; the line would stretch the one of lambda A to twenty times its points.
-    right.margins(0.08)
-    right.update_datalim([(0, 0)])
-    right.set(xlim=right.get_xlim(), ylim=right.get_ylim())
-    right.axline((0, 0), slope=1, color=style.PAPER, zorder=0)
-    right.locator_params(nbins=5)
-    right.set(xlabel="loss with top-M less loss with soft gates (nats)", ylabel="$\\lambda A$ (nats)")
+    table = table.assign(length=table["budget_tokens"] / table["budget"])
+    budgets = sorted(table["budget"].unique())
+    figure, (left, right) = drawing.panels(2, 2.5)
+    ways = {"counted_tokens": ("sum of p", -0.2), "open_tokens": ("open gates", 0.2)}
+    for colour, (name, (label, shift)) in zip(style.SIZES, ways.items(), strict=False):
+        for at, budget in enumerate(budgets):
+            some = table[table["budget"] == budget]
+            x = at + shift + drawing.strip(len(some), 0.3)
+            left.scatter(x, 100 * some[name] / some["length"], 9, colour, lw=0, label=label)
+    for at, budget in enumerate(budgets):
+        left.hlines(100 * budget, at - 0.45, at + 0.45, color="0.2", lw=1.2, label="the budget M")
+    left.set_xticks(range(len(budgets)), [f"budget {100 * budget:g} %" for budget in budgets])
+    left.set(ylabel="tokens kept (% of an example)", ylim=(0, None))
+    each = (f"{r.counted:.0f} and {r.open:.0f} % at {100 * r.budget:g} %" for r in counts(table).itertuples())
+    left.set_title(f"The sum of p and the open gates count {', '.join(each)}")
+    above = (table["gap_nats"] - table["weighted_slack_nats"]).sort_values().to_numpy()
+    right.axhspan(0, max(above.max(), 0) + 0.01, color="0.93", lw=0, zorder=0, label="the bound holds")
+    right.plot(range(len(above)), above, "o", ms=3, label="a gate")
+    right.set_title(f"The gap bounds λA for {(above >= 0).sum()} of {len(above)} gates")
+    right.set(xlabel="gates, in order", ylabel="gap − $\\lambda A$ (nats)")
+    drawing.legend(figure, 5)
     return figure
 
 
@@ -80,9 +72,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     more = "".join(f" At {100 * row.budget:g} %: {row.counted:.0f} and {row.open:.0f} %." for row in others)
     caption = f"""**Figure C.** At a budget of {100 * first.budget:g} %, trained gates count as
 {first.counted:.0f} % of the tokens by the paper's sum of p and as {first.open:.0f} % by open gates.{more}
-These are means over gates. Left: both counts beside the budget M. Each mark is a seed. Right: slack A times
-lambda against the gap that bounds it (Appendices C and G). On the grey line both are equal. To its right the
-bound holds, as for {within} of {len(table)} gates. The two axes have different scales. The least loss is
-unknown, and a feasible loss stands for it. A model whose training ends at hard masks minimises another loss
-than the soft one, so the bound need not hold there. {style.provenance(records)}"""
+These are means over gates. Left: both counts beside the budget M. Each point is a trained gate. Right: the
+gap, less the slack A times lambda that it bounds (Appendices C and G): what the loss with top-M exceeds the
+loss with soft gates by. The bound holds for {within} of {len(table)} gates. The least loss is unknown, and a
+feasible loss stands for it. A model whose training ends at hard masks minimises another loss than the soft
+one, so the bound need not hold there."""
     return draw(records), caption

@@ -18,37 +18,47 @@ NAMES = {"hard_concrete": "Hard-Concrete", "concrete": "without stretch"}
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """Relative bias, and relative variance, by temperature: a line a problem.
+    """Relative bias, and relative variance, by temperature: the median and the range of the problems.
 
     Args:
         records: ``estimator`` records.
     """
-    from matplotlib import pyplot as plt
-
     one_each(records, ["relaxation", "swept_temperature", "problem"], "figureD")
-    figure, axes = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.3), layout="constrained")
-    for colour, (relaxation, label) in zip(style.SIZES, NAMES.items(), strict=False):
-        table = records[records["relaxation"] == relaxation]
-        for ax, column in zip(axes, ("relative_bias", "relative_variance"), strict=True):
-            for number, (_, line) in enumerate(table.groupby("problem")):
-                line = line.sort_values("swept_temperature")
-                name = label if number == 0 else None
-                ax.plot(line["swept_temperature"], line[column], color=colour, lw=0.8, marker=".", label=name)
-    for ax, label in zip(axes, ("bias", "variance of a sample"), strict=True):
-        ax.axvline(0.66, color=style.PAPER, lw=0.8)
-        ax.set(xlabel="temperature $\\beta$", ylabel=f"{label}, relative", yscale="log")
-    axes[0].legend()
+    figure, axes = drawing.panels(2, 2.4)
+    columns = {"relative_bias": "bias, relative", "relative_variance": "variance of a sample, relative"}
+    for ax, (column, label) in zip(axes, columns.items(), strict=True):
+        for colour, (relaxation, name) in zip(style.SIZES, NAMES.items(), strict=False):
+            table = records[records["relaxation"] == relaxation]
+            by_problem = table.pivot(index="swept_temperature", columns="problem", values=column)
+            x = by_problem.index
+            ax.fill_between(x, by_problem.min(axis=1), by_problem.max(axis=1), color=colour, alpha=0.2, lw=0)
+            ax.plot(x, by_problem.median(axis=1), "o-", color=colour, label=f"{name}, median and range")
+        ax.axvline(DEFAULTS["temperature"], color="0.4", lw=1, ls="--", label="the paper's temperature")
+        ax.set(xlabel="temperature $\\beta$", ylabel=label, yscale="log")
+    usual = records[_usual(records)]
+    bias, variance = (
+        style.span(usual[name] * scale, form)
+        for name, scale, form in (("relative_bias", 100, ".1f"), ("relative_variance", 1, ".2g"))
+    )
+    axes[0].set_title(f"At the paper's temperature the bias is {bias} % of the gradient")
+    axes[1].set_title(f"There a sample's variance is {variance} times the squared gradient")
+    drawing.legend(figure)
     return figure
+
+
+def _usual(records: pd.DataFrame) -> pd.Series:
+    at = records["swept_temperature"] == DEFAULTS["temperature"]
+    return (records["relaxation"] == "hard_concrete") & at
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["estimator"]
     samples, tokens = records["samples"].max(), records["tokens"].max()
-    caption = f"""**Figure D.** At the paper's temperature (grey) {unbiased(records).ours}. Shown is the
+    caption = f"""**Figure D.** At the paper's temperature {unbiased(records).ours}. Shown is the
 gradient through relaxed gates against the exact gradient over all masks of {tokens} tokens, with {samples:,}
 samples a point. The bias is its norm over the norm of the exact gradient. The variance is over the square of
 that norm. Appendix D calls the estimator unbiased. Its proof is for z that is Bernoulli, which a relaxed z
-is not. {style.provenance(records)}"""
+is not."""
     return draw(records), caption
 
 

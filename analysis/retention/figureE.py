@@ -29,15 +29,16 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``variance`` records.
     """
-    from matplotlib import pyplot as plt
-
     table = records.sort_values("batch_samples")
-    figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.3), layout="constrained")
-    first = table["gradient_variance"].iloc[0]
-    ax.plot(table["batch_samples"], first / table["batch_samples"], color=style.PAPER, label="C / B")
-    ax.plot(table["batch_samples"], table["gradient_variance"], "o", ms=4, label="measured")
+    first = table["gradient_variance"].iloc[0] * table["batch_samples"].iloc[0]
+    figure, ax = drawing.panels()
+    ax.plot(
+        table["batch_samples"], first / table["batch_samples"], color=style.PAPER, label="C / B, slope −1"
+    )
+    ax.plot(table["batch_samples"], table["gradient_variance"], "o", label="measured")
     ax.set(xscale="log", yscale="log", xlabel="samples B", ylabel="variance of the mean gradient")
-    ax.legend(title=f"slope {slope(records):.3f}")
+    ax.set_title(f"The variance falls with a slope of {slope(records):.3f}")
+    ax.legend()
     return figure
 
 
@@ -45,7 +46,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["variance"]
     caption = f"""**Figure E.** The variance of the mean of B gradients through relaxed gates falls with a
 slope of {slope(records):.3f}. Appendix E bounds it by C/B, which is a slope of -1. Each point is from
-{records["repeats"].max():,} repeats. {style.provenance(records)}"""
+{records["repeats"].max():,} repeats."""
     return draw(records), caption
 
 

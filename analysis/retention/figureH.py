@@ -20,15 +20,14 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``complexity`` records.
     """
-    from matplotlib import pyplot as plt
-
     table = one_each(records, ["kept_tokens"], "figureH").sort_values("kept_tokens")
     share = table["kept_tokens"] / table["tokens"]
-    figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.3), layout="constrained")
+    figure, ax = drawing.panels()
     ax.plot(share, table["claimed_ratio"], color=style.PAPER, label="$M/T$, Appendix H")
     ax.plot(share, table["root_ratio"], color=style.SIZES[1], label="$\\sqrt{M/T}$")
-    ax.plot(share, table["complexity_ratio"], "o", ms=4, color=style.SIZES[0], label="measured")
+    ax.plot(share, table["complexity_ratio"], "o", color=style.SIZES[0], label="measured")
     ax.set(xlabel="tokens kept, $M/T$", ylabel="complexity over that of all tokens")
+    ax.set_title(f"Measured: {complexity_bounded(records).ours}")
     ax.legend()
     return figure
 
@@ -37,7 +36,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["complexity"]
     caption = f"""**Figure H.** The complexity of a pruned class is {complexity_bounded(records).ours}. Shown
 is the empirical Rademacher complexity of linear predictors of norm 1, over that with all tokens. The inputs
-keep M of {records["tokens"].max()} tokens, at random. {style.provenance(records)}"""
+keep M of {records["tokens"].max()} tokens, at random."""
     return draw(records), caption
 
 

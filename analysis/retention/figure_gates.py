@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from .. import drawing, style
 from . import models, table1
+from .figure2 import DEFAULTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLUMNS = 3
 PLACES = {
     "input": "before the first block",
     "after_blocks": "after that block",
@@ -21,79 +20,85 @@ PLACES = {
 }
 
 
-def draw(records: pd.DataFrame) -> Figure:
-    """A panel a task: its first score against the tokens kept, a line a pruning and place of the gate; all on
-    one axis from 0 to 100 %, so that panels compare.
+def _dense(records: pd.DataFrame) -> pd.DataFrame:
+    return records[records["pruning"] == "none"].assign(split="test")
+
+
+def lost(records: pd.DataFrame, score: pd.DataFrame, bag: pd.DataFrame) -> pd.DataFrame:
+    """Points that a task's first score loses against the dense model at the least budget.
 
     Args:
-        records: ``pruned_dense`` records; points are means over seeds.
-    """
-    from matplotlib import pyplot as plt
+        records, score, bag: ``pruned_dense`` records, ``score`` records with Adaptive Retention's, and
+            ``bag_of_words`` records.
 
-    tasks = list(dict.fromkeys(records["dataset"]))
-    columns = min(_COLUMNS, len(tasks))
-    rows = -(-len(tasks) // columns)
-    size = (max(style.COLUMN_INCHES, style.PAGE_INCHES * columns / _COLUMNS), 2.0 * rows + 0.6)
-    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, sharey=True)
-    for ax, task in itertools.zip_longest(axes.flat, tasks):
-        if task is None:
-            ax.axis("off")
-            continue
-        table = records[records["dataset"] == task]
-        metric = table["metric"].iloc[0]
-        table = table[table["metric"] == metric]
-        dense = table[table["pruning"] == "none"]["score_percent"].mean()
-        pruned = table[table["pruning"] != "none"]
-        means = models.means(pruned, ["pruning", "pruning_gates", "pruning_budget"])
-        for colour, gates in zip(style.SIZES, ("input", "after_blocks", "output"), strict=False):
-            for pruning, dash in (("h2o", "-"), ("random", "--")):  # the dashed on top: some are the same
-                line = means[(means["pruning"] == pruning) & (means["pruning_gates"] == gates)]
-                line = line.sort_values("pruning_budget")
-                x, y = [*(100 * line["pruning_budget"]), 100], [*line["mean"], dense]
-                label = f"{models.METHODS[pruning]}, {models.PLACES[gates]}"
-                ax.plot(x, y, dash, marker="o", ms=3, color=colour, label=label)
-        ax.set(title=f"{task}: {metric.replace('_', ' ')}", ylim=(0, 100))
-    for ax in axes[:, 0]:
-        ax.set_ylabel("test score (%)")
-    for ax in axes.flat[max(0, len(tasks) - columns) : len(tasks)]:  # the lowest of each column
-        ax.set_xlabel("tokens kept (%)")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    columns = max(2, columns)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=6.5, handlelength=3)
+    Returns:
+        ``dataset``, ``method``, ``place`` and ``points``, means over seeds, ``learnt``, whether the dense
+        model has learnt the task, and the ``budget``.
+    """
+    dense = _dense(records)
+    pruned = records[records["pruning"] != "none"].drop(columns=["method", "gates", "budget"])
+    names = {"pruning": "method", "pruning_gates": "gates", "pruning_budget": "budget"}
+    usual = (score[list(DEFAULTS)] == list(DEFAULTS.values())).all(axis=1)
+    trained = score[(score["method"] == "ar") & (score["split"] == "test") & usual]
+    table = pd.concat([pruned.rename(columns=names), trained])
+    first = dense.groupby("dataset")["metric"].first()
+    table = table[table["metric"] == table["dataset"].map(first)]
+    least = table["budget"].min()
+    table = table[table["budget"] == least]
+    whole = dense[dense["metric"] == dense["dataset"].map(first)].groupby("dataset")["score_percent"].mean()
+    means = table.groupby(["dataset", "method", "gates"], sort=False)["score_percent"].mean().reset_index()
+    points = means["dataset"].map(whole) - means["score_percent"]
+    learnt = ~means["dataset"].isin(table1.unlearnt(dense, bag).unique("dataset"))
+    return means.rename(columns={"gates": "place"}).assign(points=points, learnt=learnt, budget=least)
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Points lost, a row a task; the colour is the place of the gate, the mark what decides.
+
+    Args:
+        table: of :func:`lost`.
+    """
+    tasks = list(dict.fromkeys(table["dataset"]))
+    figure, ax = drawing.panels(height=1.4 + 0.3 * len(tasks), width=style.PAGE_INCHES)
+    ax.axvline(0, color="0.4", lw=1, zorder=1)
+    marks = {"random": ("o", -0.15, True), "h2o": ("s", 0.0, False), "ar": ("D", 0.15, False)}
+    for (method, place), some in table.groupby(["method", "place"]):
+        marker, shift, hollow = marks[method]
+        colour = style.SIZES[list(PLACES).index(place)]
+        look = {"mfc": "white" if hollow else colour, "ls": "", "ms": 5, "zorder": 2}
+        at = [tasks.index(task) + shift for task in some["dataset"]]
+        ax.plot(some["points"], at, marker, color=colour, label=models.row_name(method, place), **look)
+    ax.set_title(message(table[table["learnt"]]))
+    ax.set_yticks(range(len(tasks)), tasks)
+    ax.set(xlabel="points lost against the dense model", ylim=(len(tasks) - 0.5, -0.5))
+    drawing.legend(figure, 3)
     return figure
 
 
-def random_scores(records: pd.DataFrame) -> str:
-    """What random tokens score at the least budget by the place of the gate, in the mean over tasks."""
-    first = records.groupby("dataset", sort=False)["metric"].transform("first")
-    random = records[(records["metric"] == first) & (records["pruning"] == "random")]
-    if random.empty:
+def message(table: pd.DataFrame) -> str:
+    """What random tokens lose by the place of the gate, and Adaptive Retention, in the mean over tasks."""
+    mean = table.groupby(["method", "place"])["points"].mean()
+    if "random" not in mean:
         return ""
-    least = random["pruning_budget"].min()
-    random = random[random["pruning_budget"] == least]
-    by_place = random.pivot_table(index="dataset", columns="pruning_gates", values="score_percent").dropna()
-    if by_place.empty:
-        return ""
-    means = by_place.mean()
-    parts = [f"{means[gates]:.0f} % {words}" for gates, words in PLACES.items() if gates in means]
-    over = f". These are means over {len(by_place)} tasks" if len(by_place) > 1 else ""
-    return f"With {100 * least:g} % of the tokens, random ones score {', '.join(parts)}{over}. "
-
-
-def of_learnt(records: pd.DataFrame, bag: pd.DataFrame) -> str:
-    """What random tokens score on tasks that the dense model has learnt, and a sentence on the others."""
-    dense = records[records["pruning"] == "none"].assign(split="test")
-    others = pd.MultiIndex.from_frame(records[["dataset", "backbone"]]).isin(table1.unlearnt(dense, bag))
-    return random_scores(records[~others]) + table1.left_out(dense, bag)
+    parts = [f"{mean['random', place]:.0f} {PLACES[place]}" for place in PLACES if ("random", place) in mean]
+    ours = (
+        f". Adaptive Retention at the input loses {mean['ar', 'input']:.0f}"
+        if ("ar", "input") in mean
+        else ""
+    )
+    tokens = f"With {100 * table['budget'].iloc[0]:g} % of the tokens"
+    tasks = table["dataset"].nunique()
+    return f"{tokens}, random ones lose {', '.join(parts)} (points, mean of {tasks} tasks){ours}."
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["pruned_dense"]
-    first = of_learnt(records, found.records["bag_of_words"])
-    caption = f"""**Where the gate stands.** {first}Shown are test scores by the place of the
-gate. After the last block nothing is saved, and both lines may lie on each other. The dense model is pruned
-at inference only. It keeps random tokens, or those that receive most attention (H2O). The paper's text
-allows all three places. In its table random pruning loses 3.7 and 8.1 points on SST-2, so its gate must stand
-where tokens still matter.
-{models.own_tasks(records)}{style.provenance(records)}"""
-    return draw(records), caption
+    table = lost(records, found.records["score"], found.records["bag_of_words"])
+    learnt = table[table["learnt"]]
+    without = table1.left_out(_dense(records), found.records["bag_of_words"])
+    caption = f"""**Where the gate stands.** {message(learnt)} {without}Shown is what test scores lose by the
+place of the gate. After the last block nothing is saved. The dense model is pruned at inference only. It
+keeps random tokens, or those that receive most attention (H2O). Adaptive Retention is trained with its gates.
+The paper's text allows all three places. In its table random pruning loses 3.7 and 8.1 points on SST-2, so
+its gate must stand where tokens still matter. {models.own_tasks(records)}"""
+    return draw(table), caption

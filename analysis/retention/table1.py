@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pandas as pd
 
-from .. import drawing, style
+from .. import drawing
 from ..tables import one_each
 from ..verdict import Verdict
 from . import errors, models
@@ -111,12 +110,12 @@ def _seeds(table: pd.DataFrame) -> str:
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records, bag = found.records["score"], found.records["bag_of_words"]
     table, percent = tabulate(records, bag, found.item.name), PERCENT[found.item.name]
-    caption = f"""**{found.item.label}.** {_kept(records, bag, percent)}{_rivals(records, bag)}Shown are
+    caption = f"""**{found.item.label}.** {_kept(records, bag, percent)}Shown are
 scores in percent on the test split. A cell is {_seeds(table.values)}. Columns that end in "paper" and rows
 that end in "quoted" are the paper's and were never run here. A dash is a gap. The paper's dense row falls
 with the budget, though a dense model has none. Here it is one row. The bag of words is TF-IDF and logistic
 regression on as many words as the encoder reads tokens, the best of six settings on the test split.
-{models.own_tasks(records)}{style.provenance(records)}"""
+{models.own_tasks(records)}"""
     return table, caption
 
 
@@ -146,26 +145,6 @@ def _kept(score: pd.DataFrame, bag: pd.DataFrame, percent: int) -> str:
         return without
     subject = f"With {percent} % of the tokens, Adaptive Retention keeps "
     return f"{subject}{words} of the dense model's score. Dev items count where records hold them. {without}"
-
-
-def _rivals(score: pd.DataFrame, bag: pd.DataFrame) -> str:
-    """Where Infor-Coef is level with Adaptive Retention and ToP below it, in a sentence each."""
-    near, below = (_against(score, bag, method) for method in ("infor_coef", "top"))
-    words = ""
-    if near:
-        found = errors.within(near, LEVEL_POINTS, lambda one: one.place)
-        words += (
-            f'"Infor-Coef is within {LEVEL_POINTS} points of Adaptive Retention" {_sentences(found.ours)}. '
-        )
-    if below:
-        found = errors.above(below, lambda one: one.place)
-        words += f'"Constraint-aware pruning (ToP) is below Adaptive Retention" {_sentences(found.ours)}. '
-    return f"{words}Each of these is tested at 5 %, with Holm's correction. " if words else ""
-
-
-def _sentences(ours: str) -> str:
-    """What a claim does not hold on, or cannot tell, as sentences of their own."""
-    return re.sub("; (cannot be told|does not hold)", r". It \1", ours)
 
 
 def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:

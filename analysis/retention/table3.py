@@ -6,13 +6,12 @@ import math
 
 import pandas as pd
 
-from .. import drawing, style
+from .. import drawing
 from ..tables import one_each
 from ..verdict import Verdict
 from . import errors, models
 
 _KEY = ["dataset", "backbone", "method", "budget", "gates", "metric"]
-FEWER = 0.01  # of the tokens, that an ablation keeps less
 _LOST = ["lost_points", "lost_low", "lost_high"]  # with the ends of the interval
 
 
@@ -79,27 +78,12 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     scores, speed = found.records["score"], found.records["speed"]
     caption = f"""**Table 3.** {_changes(scores)}Scores are of the test split alone, in percent, as
 means over seeds. Lost is what the full method has more, in points with a 95 % interval, {errors.COUNTED}.
-The verdict tests these numbers. Kept is the share of tokens that stay on the test split.{_fewer(scores)}
+The verdict tests these numbers. Kept is the share of tokens that stay on the test split.
 Throughput is of inference, against the same encoder without gates at
 {speed["length_tokens"].max():,} tokens. Memory is the peak of a batch, without the weights. The paper
 says that its full method uses the least memory, and its table gives it the most. A dash: not measured, as
-memory on a CPU, or nothing to compare.
-{style.provenance(scores, speed)}"""
+memory on a CPU, or nothing to compare."""
     return tabulate(scores, speed), caption
-
-
-def _fewer(scores: pd.DataFrame) -> str:
-    """Which ablations keep clearly fewer tokens than the full method, so that not a part alone is lost."""
-    test = scores[scores["split"] == "test"]
-    kept = test.groupby(["method", "dataset", "budget", "gates"])["kept_share"].mean()
-    fewer = {
-        method
-        for (method, *place), share in kept.items()
-        if method.startswith("ar_") and share < kept.get(("ar", *place), 0.0) - FEWER
-    }
-    names = " and ".join(_in_sentence(method) for method in models.METHODS if method in fewer)
-    less = "keeps fewer, so it loses by a smaller budget, too."
-    return f" {names[:1].upper()}{names[1:]} {less}" if names else ""
 
 
 def _losses(score: pd.DataFrame) -> list[errors.Comparison]:

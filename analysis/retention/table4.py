@@ -95,7 +95,7 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
 {_batches(records)}. Throughput is against the same encoder without gates, timed in turns. The scorer's column
 is its share of the time. Memory saved is at the peak, without the weights. The last two columns are of a
 training pass with soft gates, forward and backward, against one of the dense model. A dash: not measured, as
-memory on a CPU. The paper's rows are of another machine. {style.provenance(records)}"""
+memory on a CPU. The paper's rows are of another machine."""
     return tabulate(records), caption
 
 

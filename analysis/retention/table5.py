@@ -8,7 +8,7 @@ import pandas as pd
 
 from acp_repro.pipeline.papers.retention.suite import RetentionRun
 
-from .. import drawing, style
+from .. import drawing
 from ..tables import one_each
 from ..verdict import Verdict
 from . import models
@@ -38,7 +38,7 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     caption = f"""**{found.item.label}.** {most[:1].upper()}{most[1:]}. Shown is the share of all tokens of
 the test split that go on after each layer. A layer keeps floor(rho T) tokens, and at least one. T counts the
 original tokens (constant) or those that reach the layer (geometric). "Profile" sets the paper's own shares.
-The paper's columns exceed their budget, as its own text says. {style.provenance(records)}"""
+The paper's columns exceed their budget, as its own text says."""
     return tabulate(records, found.item.name), caption
 
 

@@ -40,7 +40,7 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     caption = f"""**Table I.** {_saved(table.values)}Shown are FLOPs of the encoder's blocks for one example,
 beside the measured time. The formula is in `acp_repro.retention.cost`. It counts projections and feed-forward
 layers, attention, and the scorer. Appendix I says that dense attention needs O(T² d) of memory. Its matrix
-has T² entries a head, so the bytes of that function have no d. {style.provenance(records)}"""
+has T² entries a head, so the bytes of that function have no d."""
     return table, caption
 
 

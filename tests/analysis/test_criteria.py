@@ -20,7 +20,6 @@ from analysis.acp import (
     statistics,
     table4,
     table_speed,
-    versions,
 )
 from analysis.tables import UnfitRecords
 from analysis.verdict import Word, in_range
@@ -297,15 +296,3 @@ def test_speed_is_judged_at_the_papers_pruned_share_alone():
     trainings = kernels.assign(size="1M-recomputed", context_length_tokens=4096, ranks=1)
     trainings["throughput_tokens_per_s"] = 100 / trainings["forward_backward_ms"]
     assert table_speed.training_sped_up(trainings).word is OTHER
-
-
-def test_models_whose_share_and_times_are_of_two_commits_are_named():
-    rows = [{"size": size, "context_length_tokens": n} for size, n in (("a", 1024), ("b", 1024), ("b", 2048))]
-    pruned, timed = table(*rows).assign(commit="new"), table(*rows).assign(commit=["new", "old", "old"])
-    words = " Pruned share and times are not of one commit: b at 1k, b at 2k (share new, times old)."
-    assert versions.two_commits(pruned, timed[:2], timed[2:]) == words
-    assert (
-        versions.two_commits(pruned, timed[:1])
-        == versions.two_commits(pruned.assign(commit=None), timed)
-        == ""
-    )

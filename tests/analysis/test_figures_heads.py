@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +10,7 @@ from acp_repro.common.grid import largest_pruned_ratio
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
-from analysis.acp import figure3, figure4, figure6, statistics
+from analysis.acp import figure3, figure4, figure5, figure6, statistics
 from tests.analysis import synthetic
 from tests.suites import YAML, write_suite
 
@@ -44,30 +43,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, SUITE)
     return tmp_path
-
-
-def write_curves(names: list[str]) -> None:
-    """A straight line for ACP; exact lies 0.01 lower, and 0.03 at position 60."""
-    for name in names:
-        length, exact = int(name.split("-")[2]), name.endswith("exact")
-        record(
-            name,
-            "loss_curve",
-            [
-                {
-                    "position": p,
-                    "window_tokens": 101,
-                    "measured_tokens": 512,
-                    "loss_nats": 3 - p / 1000 - exact * (0.03 if p == 60 else 0.01),
-                }
-                for p in range(50, length - 50, 2)
-            ],
-        )
-
-
-def write_losses(names: list[str]) -> None:
-    for name in names:
-        record(name, "loss", [{"loss_nats": 3.0}])
 
 
 def decay_rows(step: float, layer: int, head: int, block_q: int = 64) -> list[dict]:
@@ -129,24 +104,21 @@ def write_heads() -> None:
     )
 
 
-def make(name: str) -> str:
-    """Draws an item of ``mini``; the caption in one line."""
-    caption = synthetic.draw(name)
-    picture = Path("figures/mini") / f"{name}.png"
-    assert matplotlib.image.imread(picture).shape[0] > 300
-    assert picture.with_suffix(".pdf").stat().st_size > 5000
-    return caption
-
-
 # --- statistics, by hand
 
 
+def of_heads(pruned: list[int], causal: int, length: int = 256) -> pd.DataFrame:
+    blocks = pd.DataFrame({"pruned_blocks": pruned, "causal_blocks": causal, "context_length_tokens": length})
+    blocks["pruned_ratio"] = blocks["pruned_blocks"] / causal
+    return blocks.assign(block_q_tokens=64, block_k_tokens=64)
+
+
 def test_savings_fall_into_the_papers_bins():
-    # 5 % opens the second bin, 95 % the last, and 100 % is in the last.
-    shares = figure4.savings_shares([0, 1, 19, 20, 10], [20, 20, 20, 20, 20])
-    assert shares[[0, 1, 10, 19]].tolist() == [0.2, 0.2, 0.2, 0.4] and shares.sum() == 1
-    with pytest.raises(ValueError, match="no head"):
-        figure4.savings_shares([], [])
+    # 5 % opens the second bin and 90 % the 19th. 100 % is in the last.
+    found = figure4.savings_bins(of_heads([0, 1, 18, 20, 10], 20, 65_536))
+    assert found.tolist() == [0, 1, 18, 19, 10] and figure4.BINS == 20
+    # The grid allows 30 %, an edge: what is there is left of it, and what a closed gate takes past it is not.
+    assert figure4.savings_bins(of_heads([0, 5, 6, 7], 20)).tolist() == [0, 5, 5, 7]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +137,22 @@ def test_the_grid_sets_a_limit(length, block_q, block_k, share):
 def test_the_limit_is_what_strong_gates_reach_and_do_not_pass():
     head = pd.DataFrame(decay_rows(5, 0, 0))
     assert head["pruned_ratio"].iloc[0] == largest_pruned_ratio(256, 64, 64) == 0.3
+
+
+def test_heads_at_the_limit_are_found():
+    table = pd.DataFrame(
+        {
+            "context_length_tokens": 512,
+            "block_q_tokens": 64,
+            "block_k_tokens": 64,
+            "pruned_ratio": [0.5834, 0.575, 0.57, 0.0],
+        }
+    )
+    limit, there = figure4.grid_limit(table)
+    assert limit == pytest.approx(0.58333, abs=1e-4) and there.tolist() == [True, True, False, False]
+    table.loc[0, "block_q_tokens"] = 128
+    with pytest.raises(ValueError, match="2 grids"):
+        figure4.grid_limit(table)
 
 
 def curve(tolerance, losses, length=256, seed=0):
@@ -230,19 +218,38 @@ def test_the_boundary_is_a_staircase_in_token_coordinates():
 # --- figures
 
 
-def test_loss_figures_take_their_sizes_and_print_the_gap(folder):
-    write_curves([run.name for run in load_suite("mini").runs])
-    write_losses([run.name for run in load_suite("mini").runs])
-    for name, size in (("figure3", "big"), ("figure8", "tiny")):
-        caption = make(name)
-        name = f"{size} (1.5k tokens, start of training)"
-        assert f"{name}, 256: 0.0300 at 60; {name}, 512: 0.0300 at 60." in caption
-        assert "FoX (Pro)" in caption and "Two seeds" not in caption
-    assert "**Figure 8.**" in caption and "big" not in caption
-    figure = figure3.draw(read("loss_curve"))
-    words = [t.get_text() for ax in figure.axes for t in (ax.get_legend() or figure.legends[0]).texts]
-    assert words.count("0.0300") == 4  # two sizes of two lengths
-    assert {line.get_linestyle() for line in figure.axes[0].lines} == {"-", "--"}
+def test_heads_figures_say_what_was_measured(folder):
+    write_heads()
+    caption = synthetic.draw("figure1")
+    # 0.1 per token: 1 of 10 blocks is pruned, the nearest to half of the limit, 1.5.
+    assert caption.startswith("**Figure 1.** ACP skips 1 of 10 blocks here") and "delta = -10.00" in caption
+    for name in ("figure4", "figure5"):
+        caption = synthetic.draw(name)
+        assert "50 % are local" in caption and "25 % global and 25 % between" in caption
+        assert "the grid allows: 30.0 %" in caption and "4 heads are within" in caption
+    # The last line of a caption says where its records come from.
+    assert (
+        Path("figures/mini/figure5.md").read_text().splitlines()[-1].startswith("Measured by suite mini on")
+    )
+    figure = figure6.draw({q: read(q) for q in ("decay", "attention_weights")})
+    kinds = [ax.get_title(loc="left").split(",")[0].split(":")[0] for ax in figure.axes[:3]]
+    assert kinds == ["Local head", "An exception", "Global head"]
+    percents = figure5.draw(read("pruned_ratio")).axes[0].collections[:3]  # global, between and local heads
+    assert [len(heads.get_offsets()) for heads in percents] == [2, 2, 4]
+    bars = figure4.draw(read("pruned_ratio")).axes[0].patches
+    assert sum(bar.get_height() for bar in bars) == pytest.approx(100)
+    assert max(bar.get_x() + bar.get_width() for bar in bars if bar.get_height()) == pytest.approx(30)
+
+
+def test_each_pair_of_seeds_is_drawn_and_named():
+    """One pair of two may be identical to the bit: its mean with the other halves the gap."""
+    same = [3.0, 2.0, 1.0]
+    pairs = ((-10.0, same, 0), (None, same, 0), (-10.0, same, 1), (None, [3.0, 2.1, 1.0], 1))
+    records = pd.concat([curve(tolerance, losses, seed=seed) for tolerance, losses, seed in pairs])
+    figure = figure3.draw(records)
+    shown = [line.get_ydata() for line in figure.axes[0].lines if len(line.get_ydata()) == 3]
+    assert [max(abs(differences)) for differences in shown] == pytest.approx([0.0, 0.1])
+    assert figure3.seeds_apart(records)["big"].tolist() == pytest.approx([0.0, 0.1, 0.0])
 
 
 def test_exact_heads_have_no_boundary_and_no_figure_1(folder):
@@ -253,6 +260,4 @@ def test_exact_heads_have_no_boundary_and_no_figure_1(folder):
     ]
     record(HEADS_RUN, "decay", exact)
     with pytest.raises(RecordError, match="figure1 shows pruning, and pro-big-256-acp is exact"):
-        make("figure1")
-    figure = figure6.draw({q: read(q) for q in ("decay", "attention_weights")})
-    assert not figure.axes[0].lines
+        synthetic.draw("figure1")

@@ -40,5 +40,5 @@ def test_the_command_draws_from_records_or_says_what_is_missing(tmp_path, monkey
     synthetic.write_savings("llama")
     assert analysis.main(["figure10", "--suite", "mini"]) == 0
     assert (tmp_path / "figures/mini/figure10.png").is_file()
-    with pytest.raises(ValueError, match="figure9: the grid of experiments/mini.yaml has no run of"):
-        drawing.find("mini", "figure9")
+    with pytest.raises(ValueError, match="figure8: the grid of experiments/mini.yaml has no run of"):
+        drawing.find("mini", "figure8")

@@ -91,13 +91,25 @@ def test_figure10_is_figure2_for_llama(tmp_path, monkeypatch):
     with pytest.raises(RecordError, match="for llama-tiny-256-acp, llama-tiny-512-acp.*make them with"):
         drawing.find("mini", "figure10")
     synthetic.write_savings("llama")
-    figure, caption = figure2.make(drawing.find("mini", "figure10"))
+    figure, caption, _ = figure2.make(drawing.find("mini", "figure10"))
     assert caption.startswith("**Figure 10.**") and "FoX (LLaMA)" in caption and "norms" in caption
-    # Bars of 256 and 512 tokens, then the paper's.
-    heights = [[bar.get_height() for bar in ax.patches] for ax in figure.axes]
-    assert heights[0][:2] == [50.0, 70.0]
-    assert heights[1][:2] == pytest.approx([50.0, 60.0]) and heights[1][2] == 20.0
-    assert heights[2][:2] == pytest.approx([100.0, 150.0])
+    heights = [[bars[0].get_height() for bars in ax.containers][:2] for ax in figure.axes]
+    assert heights == [[50.0, 70.0], pytest.approx([50.0, 60.0]), pytest.approx([100.0, 150.0])]
+    plt.close(figure)
+
+
+def test_figure2_tells_the_start_of_training_and_what_is_not_measured(suite):
+    """An empty place beside bars was read as nothing saved, and 20M tokens as a trained model."""
+    records = drawing.find("mini", "figure2").records
+    longest = {name: table[table["context_length_tokens"] == 512] for name, table in records.items()}
+    both = {
+        name: pd.concat([table, longest[name].assign(size="b", trained_tokens=100_007_936)])
+        for name, table in records.items()
+    }
+    figure = figure2.draw(both)
+    for ax in figure.axes:
+        assert [text.get_text() for text in ax.texts].count("–") == 1  # b at 256
+        assert [bars[0].get_facecolor()[3] for bars in ax.containers[:3]] == [0.25, 0.25, 1.0]
     plt.close(figure)
 
 

@@ -64,10 +64,10 @@ def test_command(checkpoint, capsys):
             "fewer than the longest context, 5000",
         ),
         (["{}/fox", "--haystack", "{}/no"], "--haystack: "),
-        (["{}/fox", "--csv", "{}"], "is a folder; give a file"),
-        (["{}/fox", "--depths", "2"], "not a number from 0 to 1"),
-        (["{}/other"], "has no tokenizer.json of this project"),
-        (["{}/damaged"], "damaged/tokenizer.json: damaged"),
+        (["{}/fox", "--csv", "{}"], "cannot be written"),
+        (["{}/fox", "--depths", "2"], "2 is not a number in [0, 1]"),
+        (["{}/other"], "and no tokenizer.json"),
+        (["{}/damaged"], "damaged/tokenizer.json: not a file of the library"),
     ],
 )
 def test_bad_input_is_one_line(checkpoint, capsys, arguments, message):

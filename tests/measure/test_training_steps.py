@@ -96,3 +96,6 @@ def test_linear_growth_is_counted_from_the_fewest_ranks():
     assert found.set_index("parallel")["of_linear"].to_dict() == {"none": 1.0, "ddp": 0.9, "fsdp": 0.95}
     curves = {mode: list(curve["ranks"]) for (_, mode), curve in figure_scaling._curves(found)}
     assert curves == {"ddp": [1, 4], "fsdp": [1, 4]}
+    said = figure_scaling._against(pd.DataFrame(rows[2:3]), found)
+    assert said == "On one GPU, the rate is 2.00 times that of the authors' model in the same run."
+    assert figure_scaling._against(pd.DataFrame(rows[:0], columns=list(rows[0])), found) == ""
