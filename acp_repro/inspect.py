@@ -1,8 +1,10 @@
-"""Shows which heads of a model are local: ``python -m acp_repro.inspect PATH [--text FILE] [--html PAGE]``.
+"""Shows what each head of a model keeps: ``python -m acp_repro.inspect PATH [--text FILE] [--html PAGE]``.
 
-PATH is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. Prints every
-head with its share of pruned blocks, its window and its gates, and a summary of the layers. With --html it
-also writes a page that shows every head, and which tokens each token attends to; see docs/heads.md.
+PATH is a FoX checkpoint folder in the authors' format, a run folder such as runs/cpu/NAME, or a decoder that
+transformers loads, by folder or by its name on the Hub. Of a FoX it prints each head with its share of pruned
+blocks, its window and its gates; of another decoder the keys that hold the weight, and the blocks that could
+be left out. With --html it also writes a page that shows every head, and which tokens each token attends to;
+see docs/heads.md.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from .common.command import (
     run_command,
 )
 from .common.errors import UsageError
-from .explorer.checkpoint import Checkpoint
+from .explorer.checkpoint import Checkpoint, is_fox
 from .model.config import LogEpsilon
 
 DEFAULT_TOKENS = 32_768
@@ -32,6 +34,8 @@ DEFAULT_TOKENS = 32_768
 @command(extra="inspect")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+    if not is_fox(options.checkpoint):
+        return _inspect_decoder(options)
     paths = [path for path in (options.checkpoint, options.compare) if path is not None]
     for path in paths:  # before torch is imported
         Checkpoint(path)
@@ -80,6 +84,52 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"csv     {options.csv.resolve()}")
     if options.html:
         path = page.save(options.html)
+        print(f"html    {path.resolve()} ({path.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+def _inspect_decoder(options: argparse.Namespace) -> int:
+    """Of a decoder of transformers."""
+    if options.compare:
+        raise UsageError(f"--compare pairs two FoX models; {options.checkpoint} is another decoder")
+    device = choose_device(options.device)
+
+    from .explorer import Explorer, read_heads
+    from .explorer.decoders import load_decoder
+    from .explorer.heads_table import print_decoder
+    from .pipeline.data.sources import SampleSource, TextSource
+    from .pipeline.papers.acp.checkpoint_folder import read_ids
+
+    model, tokenizer = load_decoder(options.checkpoint, device)
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    length = options.context_length or min(DEFAULT_CONTEXT_LENGTH, longest or DEFAULT_CONTEXT_LENGTH)
+    count = max(options.tokens or length, length)
+    source = TextSource([options.text], key="--text") if options.text else SampleSource()
+    if options.token_ids:
+        ids = read_ids(options.token_ids, length, count)
+    elif tokenizer is None:
+        raise UsageError(f"{options.checkpoint} has no tokenizer; give token ids: --token-ids FILE.npy")
+    else:
+        text = "".join(document.data.decode() for document in source.documents())
+        ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
+        if len(ids) < length:
+            raise UsageError(f"the text has {len(ids)} tokens; give that --length, or a longer text")
+        ids = ids[: min(count, len(ids)) // length * length].view(-1, length)
+    epsilon = (
+        {"log_pruning_tolerance": options.log_pruning_tolerance} if options.log_pruning_tolerance else {}
+    )
+    heads = read_heads(model, ids, progress=True, **epsilon)
+    given = options.token_ids or options.text
+    heads.facts = [Path(given).name if given else SampleSource.title]
+    print(f"text: {given or SampleSource.title}")
+    print_decoder(options.checkpoint, heads.table, options.sort)
+    for line in heads.skipped:
+        print(f"skipped {line}")
+    if options.csv:
+        files.write_text(options.csv, heads.table.to_csv(index=False))
+        print(f"csv     {options.csv.resolve()}")
+    if options.html:
+        path = Explorer(heads, tokenizer=tokenizer).save(options.html)
         print(f"html    {path.resolve()} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
 

@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from acp_repro import load_pretrained
+from acp_repro import inspect, load_pretrained
 from acp_repro.explorer.blocks import BLOCK, known_afterwards, seen_on_the_way
 from acp_repro.explorer.decoders import NotReadable, read_layers
 from acp_repro.explorer.read import read_heads
@@ -157,6 +159,20 @@ def test_scorer_loses_more_than_the_oracle(ids):
     assert table["lost_norms"].between(0, 1).all() and table["lost_oracle"].max() > 0
     everything = read_heads(make_model("Llama"), ids, scorers={"norms": Norms()}, budget=1.0).table
     assert everything["lost_norms"].abs().max() < 1e-12
+
+
+def test_the_command_and_its_page(tmp_path, capsys):
+    make_model("Llama").float().save_pretrained(tmp_path / "llama")
+    np.save(tmp_path / "ids.npy", np.arange(2 * T) % 97)
+    given = [str(tmp_path / "llama"), "--token-ids", str(tmp_path / "ids.npy"), "--length", str(T)]
+    page, table = tmp_path / "heads.html", tmp_path / "heads.csv"
+    assert inspect.main([*given, "--tokens", str(2 * T), "--html", str(page), "--csv", str(table)]) == 0
+    said = capsys.readouterr().out
+    assert "2 layers of 4 heads\n300 tokens in sequences of 150" in said and "seen on the way" in said
+    assert len(pd.read_csv(table)) == 8 and '"keys_99":[' in page.read_text(encoding="utf-8")
+    assert inspect.main([*given, "--html", str(page), "--compare", "pretrained/pro-3m-4k-acp"]) == 2
+    assert inspect.main([str(tmp_path / "llama")]) == 2
+    assert "has no tokenizer; give token ids" in capsys.readouterr().err
 
 
 def test_what_cannot_be_read_is_said_in_one_line(ids):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,17 @@ if TYPE_CHECKING:
 
 # Names, in other projects' tokenizers, of the token in front of a document; GPT-2's comes first.
 _BOS_NAMES = ("<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
+
+
+def is_fox(path: str) -> bool:
+    """Whether ``path`` is read as a FoX: not as a folder of another model, nor as a name on the Hub."""
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        return Path(path).parent.exists() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path)
+    try:
+        return "forgetting" in json.loads(file.read_bytes()).get("model_type", "forgetting")
+    except (ValueError, AttributeError):
+        return True  # its own error says what is damaged
 
 
 class Checkpoint:

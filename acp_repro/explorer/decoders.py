@@ -112,6 +112,28 @@ def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerIn
     return reading
 
 
+def load_decoder(path: str, device: torch.device) -> tuple[nn.Module, Any]:
+    """A causal decoder that transformers loads, and its tokenizer or None. Reads safetensors only; no code of
+    the folder runs.
+
+    Raises:
+        NotReadable: transformers cannot load it.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", use_safetensors=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise NotReadable(
+            f"{path}: no folder or model of the Hub to read ({str(error).splitlines()[0]})"
+        ) from None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError, ImportError):
+        tokenizer = None
+    return model.to(device).eval(), tokenizer
+
+
 _watcher: ContextVar[Callable[..., None]] = ContextVar("watcher")
 
 

@@ -66,6 +66,37 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
     say("gate    mean forget gate; U bounds the scores, delta is the threshold in nats")
 
 
+def print_decoder(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
+    """Prints the table of :func:`read_heads`: keys, distances, and blocks that could be left out."""
+    console = Console(highlight=False)
+    say = console.out
+    tokens, length = (heads[name].iloc[0] for name in ("measured_tokens", "context_length_tokens"))
+    say(f"{title}: {heads['layer'].nunique()} layers of {heads['head'].nunique()} heads")
+    say(f"{tokens:,} tokens in sequences of {length:,}\n")
+    if sort == "pruned":
+        heads = heads.sort_values("seen_e-10", ascending=False, kind="stable")
+    shares = {"known %": "known", "seen %": "seen_e-10", "oracle %": "after_e-10"}
+    _print_table(
+        console,
+        {
+            "layer": [f"{v}" for v in heads["layer"]],
+            "head": [f"{v}" for v in heads["head"]],
+            **{f"{n} % in": [f"{v:,.0f}" for v in heads[f"keys_{n}"]] for n in ("90", "99", "99.9")},
+            "half": [f"{v:,}" for v in heads["half_weight_tokens"]],
+            "first %": [f"{100 * v:.1f}" for v in heads["first_token_weight"]],
+            "nats": [f"{v:.2f}" for v in heads["entropy_nats"]],
+            **{name: [f"{100 * v:.1f}" for v in heads[column]] for name, column in shares.items()},
+        },
+    )
+    for name in ("e-10", "1e-3", "1e-2"):
+        shares = (f"{heads[column].mean():.1%}" for column in ("known", f"seen_{name}", f"after_{name}"))
+        known, seen, after = shares
+        say(f"blocks  at {name}: {known} known beforehand, {seen} seen on the way, {after} by an oracle")
+    say("        these, of 64 x 64, could be left out, so that no row loses epsilon of its weight")
+    say("in      keys that hold so much of a query's weight: the median of the queries")
+    say("half    distance within which half of the weight lies; first: on the first token; nats: entropy")
+
+
 def _print_table(console: Console, columns: dict[str, list[str]]) -> None:
     def width(name: str) -> int:
         return 2 + max(map(len, [name, *columns[name]]))

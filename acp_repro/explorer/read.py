@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from acp_repro.attention import threshold_from_norms
 from acp_repro.attention.boundary import find_boundary
@@ -63,6 +64,7 @@ def read_heads(
     log_pruning_tolerance: float = DEFAULT_LOG_PRUNING_TOLERANCE,
     scorers: Mapping[str, Scorer] | None = None,
     budget: float = 0.5,
+    progress: bool = False,
 ) -> DecoderHeads:
     """The heads of a causal decoder on ``tokens``. Memory grows with the length, never with its square.
 
@@ -72,6 +74,7 @@ def read_heads(
         log_pruning_tolerance: log epsilon of the certificate.
         scorers: methods of your own that choose keys, by name.
         budget: share of the keys that a scorer may keep.
+        progress: show a bar of heads, where stderr is a terminal.
 
     Returns:
         A table with a row a head, over all sequences:
@@ -139,9 +142,11 @@ def read_heads(
                 kept = {name: scores[head // group] for name, scores in chosen.items()}
                 columns |= _losses(sums.received_late, late, budget, kept, generator)
             found.append(columns)
+            bar.update()
 
     skipped: list[str] = []
-    with _certified(model, log_pruning_tolerance):
+    bar = tqdm(unit="head", leave=False, disable=None if progress else True)
+    with bar, _certified(model, log_pruning_tolerance):
         for row in ids.split(1):
             skipped = read_layers(model, row, see).skipped
     table = pd.DataFrame(

@@ -84,7 +84,7 @@ class TextCheckpoint(Checkpoint):
         """
         tokens = max(tokens, context_length)
         if token_ids:
-            ids = _read_ids(token_ids, context_length, tokens)
+            ids = read_ids(token_ids, context_length, tokens)
         else:
             if text is None and self.run:
                 sequences = self.corpus().sequences("heldout", context_length)
@@ -110,7 +110,8 @@ class TextCheckpoint(Checkpoint):
         )
 
 
-def _read_ids(path: str, context_length: int, tokens: int) -> Tensor:
+def read_ids(path: str, context_length: int, tokens: int) -> Tensor:
+    """(sequences, context_length) int64 of a ``.npy`` file, at most ``tokens``."""
     try:
         ids = np.atleast_2d(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError):  # numpy's own message would suggest unpickling it
