@@ -59,6 +59,7 @@ def in_range(
     less_is_better: bool = False,
     suffix: str = " %",
     nothing: float = 0.0,
+    paper: str = "",
     **more,
 ) -> Verdict:
     """Measured if all lie in the range; of another size if some are past its good end, or short of its
@@ -81,7 +82,7 @@ def in_range(
         word = Word.CONTRADICTED
     ends = low if measured.min() < low else high
     digits = len(_apart(measured.min(), ends).partition(".")[2])
-    paper = f"{low:g} to {high:g}" if high > low else f"{low:g}"
+    paper = paper or (f"{low:g} to {high:g}" if high > low else f"{low:g}")
     short = f"{style.span(measured, f'.{digits}f')}{suffix} (paper: {paper}{suffix})"
     return Verdict(word, ours + (f" ({' and '.join(reasons)})" if reasons else ""), short, **more)
 

@@ -16,7 +16,7 @@ from . import models, paired, statistics, versions
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LOSS_WITHIN_NATS = 0.002  # a tenth of what two seeds of one setting differ by
+LOSS_WITHIN_NATS = 0.002
 LEFT = ("figure3", "figure11")  # the needle is on their right, see figure3_right
 PAIR = ["architecture", "size", "context_length_tokens", "seed"]
 
@@ -104,15 +104,16 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         else "With and without ACP the losses are the same at every position, to the last digit."
     )
     noise = statistics.seed_gap(records)
+    band = "" if noise is None else "Grey: how far two seeds are apart. "
     noise = "" if noise is None else f" Two seeds of one setting differ by up to {noise:.3f}."
     tokens, windows = (
         ", ".join(f"{n:,}" for n in records[column].unique())
         for column in ("measured_tokens", "window_tokens")
     )
     caption = f"""**{label}.** {first} The models are {name}. Shown is the loss with ACP less the
-exact one. Each point is the mean over {windows} positions around it. Grey: how far two seeds are apart. The
-text is the same at every length: {tokens} held-out tokens, in whole windows. Paired runs differ in ACP alone,
-in training and evaluation, and are trained apart. Each pair of these sizes is drawn. The
+exact one. Each point is the mean over {windows} positions around it. {band}Dashed: the
+criterion, for the mean over all positions. The text is the same at every length: {tokens} held-out tokens, in
+whole windows. Paired runs differ in ACP alone, in training and evaluation, and are trained apart. Each pair of these sizes is drawn. The
 largest difference of each pair in nats, and where: {numbers}.{noise}"""
     return draw(records), caption
 
@@ -154,6 +155,10 @@ def losses_match(
     found = equivalence(estimate, LOSS_WITHIN_NATS)
     ends = f"[{found.low:+.4f}, {found.high:+.4f}] (90 %)"
     mean = f"mean {estimate.mean:+.4f} {ends}, margin {LOSS_WITHIN_NATS:g}"
+    if same and len(counted) - same > 1:
+        part = over_draws(counted[counted != 0])
+        alone = equivalence(part, LOSS_WITHIN_NATS)
+        mean += f"; of those that part {part.mean:+.4f} [{alone.low:+.4f}, {alone.high:+.4f}]"
     equal = f"{same} of {len(counted)} pairs have equal bits"
     apart = f"the others end at most {most:.4f} nats apart{_parting(loss, step_losses)}"
     parts = [equal, f"{apart}{_seeds_apart(loss)}", mean, ours]

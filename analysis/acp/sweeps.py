@@ -57,7 +57,7 @@ def mass_below(mass: pd.Series, log_epsilon: pd.Series) -> Verdict:
     return Verdict.of(
         bool((margin > 0).all()),
         f"the query nearest to the bound loses {found} of its weight; the bound is {bound}",
-        f"loses at most {mass[nearest]:.1e}; the bound is {math.exp(log_epsilon[nearest]):.1e}",
+        f"a query loses at most {mass[nearest]:.1e}; bound {math.exp(log_epsilon[nearest]):.1e}",
     )
 
 

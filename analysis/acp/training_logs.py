@@ -75,7 +75,8 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
     last, peak = mean.iloc[-1], mean.loc[mean["percent"].idxmax()]
     unlike = versions.notes(versions.unlike(records, ["size"]), after=".")
     devices = ", ".join(records["training_device"].unique())
-    again = f"Dotted: the ends of {epochs} epochs, after each of which the same books come again."
+    ends = "the end of an epoch" if epochs == 1 else f"the ends of {epochs} epochs"
+    again = f"Dotted: {ends}, after which the same books come again."
     return f"""**Figure A5.** The pruned share is {peak["percent"]:.0f} % at most, after
 {style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
 {style.count_label(last["tokens"])}. The paper says around 70 %, and trains its {paper_name(records)} on

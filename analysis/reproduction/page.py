@@ -30,7 +30,7 @@ QUESTIONS = (
         "acp.table_speed.1",
         "12 heads, H100",
     ),
-    ("How much faster is a step of decoding?", "acp.text.35", "125M, 64 x 16k and 16 x 64k, H200"),
+    ("How much faster is training there?", "acp.table_speed.2", "125M and 760M, 4k and 16k"),
     ("Are heads local or global?", "acp.figure4.1", "760M at 4k"),
 )
 
