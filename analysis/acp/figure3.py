@@ -113,8 +113,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = f"""**{label}.** {first} The models are {name}. Shown is the loss with ACP less the
 exact one. Each point is the mean over {windows} positions around it. {band}Dashed: the
 criterion, for the mean over all positions. The text is the same at every length: {tokens}
-held-out tokens, in whole windows. Paired runs differ in ACP alone, in training and evaluation, and are trained
-apart. Each pair of these sizes is drawn. The largest difference of each pair in nats, and where:
+held-out tokens, in whole windows. Paired runs differ in ACP alone, in training and evaluation, and are
+trained apart. Each pair of these sizes is drawn. The largest difference of each pair in nats, and where:
 {numbers}.{noise}"""
     return draw(records), caption
 
