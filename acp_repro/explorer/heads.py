@@ -118,16 +118,16 @@ def inspect_heads(
         A frame in the order of layers and heads with the columns
 
         - ``pruned_ratio``: share of pruned blocks of the causal grid; ``largest_pruned_ratio``: the
-          most that the grid allows at this L (:func:`largest_pruned_ratio`);
-          ``token_pruned_ratio``: the same share with blocks of one token;
+            most that the grid allows at this L (:func:`largest_pruned_ratio`);
+            ``token_pruned_ratio``: the same share with blocks of one token;
         - ``kind``: see :func:`head_kind`;
         - ``median_window_tokens``, ``q90_window_tokens``: keys j with ``D_ij >= delta`` of a query i,
-          its own included; the smallest number that is enough for half, and for 90 %, of the queries;
+            its own included; the smallest number that is enough for half, and for 90 %, of the queries;
         - ``mean_forget_gate``: mean of f over tokens, between 0 and 1;
         - ``logit_bound``: U, and ``threshold_nats``: delta. If they differ between sequences (without
-          QK-norm), the largest U and the lowest delta;
+            QK-norm), the largest U and the lowest delta;
         - ``context_length_tokens``, ``measured_tokens``, ``block_q_tokens``, ``block_k_tokens``,
-          ``log_pruning_tolerance``: what it was measured with.
+            ``log_pruning_tolerance``: what it was measured with.
 
     Raises:
         ValueError: there is no batch, or sequences differ in length.

@@ -80,21 +80,21 @@ def read_heads(
         A table with a row a head, over all sequences:
 
         - ``keys_90``, ``keys_99``, ``keys_99.9``: keys that hold this much percent of a query's weight, the
-          median over at most 512 evenly spaced queries; ``q90_keys_90`` and so on: their 90 % quantile;
+            median over at most 512 evenly spaced queries; ``q90_keys_90`` and so on: their 90 % quantile;
         - ``entropy_nats``: mean entropy of a row of weights;
         - of the first sequence alone ``half_weight_tokens``, the distance within which half of the weight
-          lies; ``strongest_weight``, a query's strongest key, and ``first_token_weight``, in the mean;
-          ``largest_pruned_mass``, the most that the certificate's blocks weigh in a row;
+            lies; ``strongest_weight``, a query's strongest key, and ``first_token_weight``, in the mean;
+            ``largest_pruned_mass``, the most that the certificate's blocks weigh in a row;
         - ``known``: share of the blocks of 64 x 64, within the causal triangle and the window, that the
-          certificate of FoX's gates or ALiBi's slopes leaves out before q and k are multiplied; 0 without
-          decay;
+            certificate of FoX's gates or ALiBi's slopes leaves out before q and k are multiplied; 0 without
+            decay;
         - ``seen_e-10``, ``seen_1e-3``, ``seen_1e-2``: share that :func:`seen_on_the_way` leaves out at this
-          epsilon; ``seen_besides_e-10`` and so on: those that the certificate keeps;
+            epsilon; ``seen_besides_e-10`` and so on: those that the certificate keeps;
         - ``after_e-10``, ``after_1e-3``, ``after_1e-2``: share that the oracle leaves out
-          (:func:`known_afterwards`);
+            (:func:`known_afterwards`);
         - with ``scorers``: ``lost_NAME``, the weight that the last eighth of the queries give to keys before
-          them which NAME does not keep; and the same for ``oracle`` (the most needed keys of this head),
-          ``window`` (4 first keys and the latest ones) and ``random``.
+            them which NAME does not keep; and the same for ``oracle`` (the most needed keys of this head),
+            ``window`` (4 first keys and the latest ones) and ``random``.
 
     Raises:
         NotReadable: the model has no causal attention that can be read, or a FoX model is given scorers.
