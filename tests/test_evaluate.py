@@ -27,7 +27,7 @@ def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys):
         (
             PRETRAINED,
             ["--tasks", "piqa", "--data-dir", "."],
-            "piqa.jsonl is missing, so piqa cannot be evaluated",
+            "no lm_eval/piqa.jsonl here, so piqa cannot be evaluated",
         ),
         (
             "other",
