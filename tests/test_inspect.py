@@ -159,7 +159,7 @@ MISTAKES = {
     "official --html x --compare ''": ". holds no config.json",
     "runs/mini": "or a run folder such as runs/mini/pro-tiny-128-acp",
     "begun": "begun holds no weights yet: its training is not finished",
-    "gpt2": "model_type 'gpt2' is not supported",
+    "gpt2": "gpt2: no folder or model of the Hub to read",
     "half": "model.safetensors is missing",
     "flipped": "flipped/done.json names",
     "official --token-ids short.npy": "a document has 300 tokens; give that --length, or less",
