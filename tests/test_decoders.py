@@ -13,7 +13,7 @@ from acp_repro.explorer.decoders import NotReadable, read_layers
 from acp_repro.explorer.read import read_heads
 from acp_repro.explorer.weights import head_weights
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 T = 150
 SIZES = {
     "vocab_size": 97,

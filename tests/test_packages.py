@@ -21,7 +21,7 @@ LIGHT = [
 
 
 def test_imports_go_one_way():
-    pytest.importorskip("importlinter")
+    pytest.importorskip("importlinter", reason="pip install -e '.[test]'")
     linter = [
         sys.executable,
         "-c",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="pip install 'acp_repro[transformers]'")
+pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 
 from transformers import AutoTokenizer
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="pip install 'acp_repro[transformers]'")
+pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers

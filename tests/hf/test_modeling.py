@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="pip install 'acp_repro[transformers]'")
+pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="pip install 'acp_repro[transformers]'")
+pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening
 
