@@ -1,5 +1,6 @@
 """What the heads of any decoder keep: the reference is transformers itself, and no row loses epsilon."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -63,7 +64,7 @@ def test_sums_are_those_of_the_weights_that_transformers_computes(name, ids):
     model, seen = make_model(name), {}
     with torch.no_grad():
         expected = model(ids, output_attentions=True).attentions
-    assert read_layers(model, ids, seen.__setitem__).skipped == []
+    assert read_layers(model, ids, seen.__setitem__).lines == []
     assert model.config._attn_implementation == "eager" and sorted(seen) == [0, 1]
     for layer, inputs in seen.items():
         c = inputs.running_sum(0)
@@ -134,12 +135,18 @@ def test_alibi_has_a_certificate(ids):
 
 
 def test_fox_has_the_certificate_of_acp():
+    hf = pytest.importorskip("acp_repro.hf", reason="pip install -e '.[transformers]'")
     model = load_pretrained("pretrained/pro-3m-4k-acp")
     ids = torch.randint(0, 256, (2, 512), generator=torch.Generator().manual_seed(0))
     before = model.config.log_pruning_tolerance
     table = read_heads(model, ids).table
     assert model.config.log_pruning_tolerance == before
     assert len(table) == 36 and table["known"].max() > 0.3
+    copy = hf.ForgettingTransformerForCausalLM(
+        hf.ForgettingTransformerConfig(**dataclasses.asdict(model.config))
+    )
+    copy.model.load_state_dict(model.model.state_dict())
+    assert read_heads(copy, ids).table.equals(table)
     assert (table["known"] <= table["seen_e-10"] + 1e-12).all()
     assert (table["seen_e-10"] <= table["after_e-10"] + 1e-12).all()
 

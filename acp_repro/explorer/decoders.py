@@ -7,6 +7,7 @@ output. BLOOM and MPT have no such interface: hooks call their projections. No T
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -69,11 +70,16 @@ class Reading:
 
     Attributes:
         layers: numbers of the layers that were read.
-        skipped: one line for each layer that was not, with the reason.
+        skipped: the other layers, each with the reason.
     """
 
     layers: list[int] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
+    skipped: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each skipped layer."""
+        return [f"layer {layer}: {why}" for layer, why in sorted(self.skipped.items())]
 
 
 def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerInputs], None]) -> Reading:
@@ -93,22 +99,17 @@ def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerIn
         def see_fox(layer: int, inputs: AttentionInputs) -> None:
             see_layer(layer, LayerInputs(inputs.q, inputs.k, inputs.q.shape[-1] ** -0.5, fox=inputs))
 
-        watch, body = watch_attention(model, see_fox), getattr(model, "model", model)
+        watch, run = watch_attention(model, see_fox), model.model
     else:
-        watch, body = _watch(model, see_layer, reading.skipped), getattr(model, "base_model", model)
+        watch = _watch(model, see_layer, reading.skipped)
+        run = functools.partial(model.base_model, use_cache=False)
     with watch, torch.no_grad():
-        if hasattr(model, "config") and hasattr(model.config, "use_cache"):
-            body(input_ids, use_cache=False)
-        else:
-            body(input_ids)
+        run(input_ids)
     if not reading.layers:
-        why = reading.skipped[0] if reading.skipped else "it calls no attention that transformers knows"
-        raise NotReadable(f"{type(model).__name__} cannot be read: {why}")
-    if (count := getattr(getattr(model, "config", None), "num_hidden_layers", None)) is not None:
-        known = {*reading.layers, *(int(line.split()[1].rstrip(":")) for line in reading.skipped)}
-        reading.skipped += [
-            f"layer {n}: no softmax attention over tokens" for n in range(count) if n not in known
-        ]
+        lines = [*reading.lines, "it calls no attention that transformers knows"]
+        raise NotReadable(f"{type(model).__name__} cannot be read: {lines[0]}")
+    for layer in {*range(getattr(model.config, "num_hidden_layers", 0))} - {*reading.layers}:
+        reading.skipped.setdefault(layer, "no softmax attention over tokens")
     return reading
 
 
@@ -165,7 +166,9 @@ def _attend_with_softcap(query, key, value, mask, scaling, softcap, rows: int = 
 
 
 @contextlib.contextmanager
-def _watch(model: nn.Module, see: Callable[[int, LayerInputs], None], skipped: list[str]) -> Iterator[None]:
+def _watch(
+    model: nn.Module, see: Callable[[int, LayerInputs], None], skipped: dict[int, str]
+) -> Iterator[None]:
     """While open, calls ``see`` for each layer of a decoder of transformers."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -176,7 +179,7 @@ def _watch(model: nn.Module, see: Callable[[int, LayerInputs], None], skipped: l
         layer = getattr(module, "layer_idx", None)
         layer = len(hidden) if layer is None else layer
         if why := _why_not(module, query, key, mask, kwargs):
-            skipped.append(f"layer {layer}: {why}")
+            skipped[layer] = why
             return
         see(
             layer,

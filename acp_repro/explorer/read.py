@@ -148,7 +148,7 @@ def read_heads(
     bar = tqdm(unit="head", leave=False, disable=None if progress else True)
     with bar, _certified(model, log_pruning_tolerance):
         for row in ids.split(1):
-            skipped = read_layers(model, row, see).skipped
+            skipped = read_layers(model, row, see).lines
     table = pd.DataFrame(
         {"layer": layer, "head": head, **pd.DataFrame(found).mean().to_dict()}
         for layer in sorted(rows)
