@@ -155,7 +155,7 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         facts = {
             "Paper": row.paper,
             "Criterion": row.criterion,
-            "Verdict": f"**{row.verdict}** ({row.icml}){f', n = {_plural(row)}' if row.n else ''}",
+            "Verdict": f"**{row.verdict}**{f', n = {_plural(row)}' if row.n else ''}",
             "Here": row.ours,
             "Numbers": row.numbers if row.numbers != row.ours else "",
             **{f"Suite {name}": f"{verdict}: {numbers}" for name, verdict, numbers in row.others},
