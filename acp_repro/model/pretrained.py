@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from acp_repro.common.files import replacing, sha256_of
 
 from .config import FoXConfig
+
+if TYPE_CHECKING:
+    from .fox import FoXForCausalLM
 
 MODEL_TYPE = "forgetting_transformer-project_fox"
 CONFIG_FILE = "config.json"
@@ -119,7 +122,7 @@ def check_finite(source: str | os.PathLike[str], tensors: Mapping[str, Tensor]) 
 
 
 def save_pretrained(
-    model: nn.Module, folder: str | os.PathLike[str], state_dict: Mapping[str, Tensor] | None = None
+    model: FoXForCausalLM, folder: str | os.PathLike[str], state_dict: Mapping[str, Tensor] | None = None
 ) -> None:
     """Writes ``config.json`` and ``model.safetensors`` as the official code reads them.
 
