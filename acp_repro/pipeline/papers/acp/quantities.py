@@ -150,6 +150,7 @@ QUANTITIES = (
         f"{M}.lm_eval:measure_same_weights_tasks",
         pruning,
         library=HARNESS,
+        optional=True,
     ),
     Quantity(
         "training_log",
