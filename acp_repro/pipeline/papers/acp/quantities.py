@@ -159,6 +159,13 @@ QUANTITIES = (
         command="python -m acp_repro.benchmark_attention --suite {suite}",
     ),
     Quantity(
+        "forward_time",  # error_budgets is of ours, published_us of FlagAttention on an H100
+        "implementation dtype_of_inputs batch queries keys heads head_dim repeats order forward_ms "
+        "error_budgets published_us",
+        key="implementation dtype_of_inputs batch queries keys heads head_dim",
+        command="python -m acp_repro.benchmark_attention --inference --suite {suite}",
+    ),
+    Quantity(
         "training_step",
         "implementation method vocab_size ranks parallel step_tokens steps repeats step_ms "
         "throughput_tokens_per_s mfu_nominal peak_memory_bytes pruned_ratio order",
