@@ -58,14 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _time_lengths(options, gates: str, device, dtype, write: Callable[[list[dict]], object]) -> list[dict]:
-    from .pipeline.benchmark.attention import give_memory_back, make_problem, shorten_error, time_rivals
-    from .pipeline.benchmark.rivals import available
+    from .pipeline.benchmark import attention, rivals
 
     gpu = device.type == "cuda"
     lengths = options.lengths or ([4096, 8192, 16384, 32768] if gpu else [512, 1024, 2048])
-    rivals = {name: available(name, device) for name in ("ours", *options.rivals) if name in NAMES}
-    calls = {name: call for name, call in rivals.items() if not isinstance(call, str)}
-    for name, why in rivals.items():
+    found = {name: rivals.available(name, device) for name in ("ours", *options.rivals) if name in NAMES}
+    calls = {name: call for name, call in found.items() if not isinstance(call, str)}
+    for name, why in found.items():
         if name not in calls:
             print(f"{name}: {why}")
     records = []
@@ -73,12 +72,12 @@ def _time_lengths(options, gates: str, device, dtype, write: Callable[[list[dict
     for length in lengths:
         tokens = options.tokens or (65536 if gpu else 1)
         try:
-            problem = make_problem(length, heads, options.head_dim, gates, tokens, device, dtype)
+            problem = attention.make_problem(length, heads, options.head_dim, gates, tokens, device, dtype)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            print(f"\n{length} tokens: {shorten_error(error)}")
-            give_memory_back()
+            print(f"\n{length} tokens: {attention.shorten_error(error)}")
+            attention.give_memory_back()
             continue
         print(
             f"\n{length} tokens, {problem.q.shape[0]} x {heads} heads of {options.head_dim}, "
@@ -86,7 +85,7 @@ def _time_lengths(options, gates: str, device, dtype, write: Callable[[list[dict
         )
         found = []
         try:
-            for one in time_rivals(problem, gates, calls, options.repeats):
+            for one in attention.time_rivals(problem, gates, calls, options.repeats):
                 print(f"  {one}") if isinstance(one, str) else found.append(one)
         finally:  # if a long table ends early, its records are kept
             records += found

@@ -22,7 +22,7 @@ from ...attention import choose_implementation, forgetting_attention
 from ...attention.reference import forgetting_attention as equations
 from ...attention.reference import kept_entries
 from ...model.capture import AttentionInputs
-from .rivals import find_official
+from .rivals import available, find_official
 from .timing import ORDER, orders, wall_ms
 
 SM_SCALE, THRESHOLD = 1.3, -10.0
@@ -69,10 +69,11 @@ def error(out: Tensor, inputs: tuple[Tensor, ...]) -> float:
 def time_forward(shapes: pd.DataFrame, device: torch.device, repeats: int) -> Iterator[dict[str, Any]]:
     """One record for each shape and implementation. The whole call counts, with the wait for the host."""
     calls: dict[str, Attend] = {choose_implementation(device): forgetting_attention}
-    try:
-        calls |= {"official": find_official()} if device.type == "cuda" else {}
-    except ImportError as missing:
-        print(f"official: not installed ({missing})")
+    missing = available("official", device)
+    if isinstance(missing, str):
+        print(f"official: {missing}")
+    else:
+        calls["official"] = find_official()
     for row in tqdm(list(shapes.itertuples(index=False)), "shapes", unit="shape", disable=None):
         inputs = draw(row, device)
         attend = {
