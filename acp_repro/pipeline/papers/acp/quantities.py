@@ -28,7 +28,7 @@ def heads_run(suite: FoXSuite) -> list[FoXRun]:
 
 
 def evaluated(suite: FoXSuite) -> list[FoXRun]:
-    return suite.union(suite.evaluated("pro"), suite.evaluated("llama"))
+    return suite.union(suite.evaluated("pro"), suite.evaluated("llama"), suite.twins)
 
 
 def needle_runs(suite: FoXSuite) -> list[FoXRun]:
