@@ -36,7 +36,7 @@ def heads_run(suite: FoXSuite) -> list[FoXRun]:
 
 
 def evaluated(suite: FoXSuite) -> list[FoXRun]:
-    return suite.union(suite.evaluated("pro"), suite.evaluated("llama"))
+    return suite.union(suite.evaluated("pro"), suite.evaluated("llama"), suite.twins)
 
 
 def needle_runs(suite: FoXSuite) -> list[FoXRun]:
@@ -174,6 +174,13 @@ QUANTITIES = (
         "gate_gradient_error forward_host_ms forward_backward_host_ms order",
         key="implementation method length_tokens heads head_dim",
         command="python -m acp_repro.benchmark_attention --suite {suite}",
+    ),
+    Quantity(
+        "forward_time",  # error_budgets is of ours, published_us of FlagAttention on an H100
+        "implementation dtype_of_inputs batch queries keys heads head_dim repeats order forward_ms "
+        "error_budgets published_us",
+        key="implementation dtype_of_inputs batch queries keys heads head_dim",
+        command="python -m acp_repro.benchmark_attention --inference --suite {suite}",
     ),
     Quantity(
         "training_step",

@@ -114,7 +114,7 @@ class MeasureConfig(Strict):
 class GridConfig(Strict):
     """Lists whose product makes the runs, in this order."""
 
-    architecture: Axis[Literal["pro", "llama"]] = field(default_factory=lambda: ["pro"])
+    architecture: Axis[Literal["pro", "llama", "rope"]] = field(default_factory=lambda: ["pro"])
     size: Axis[str]
     context_length: Axis[Count]
     log_pruning_tolerance: Axis[LogEpsilon | None] = field(default_factory=lambda: [-10.0, None])

@@ -84,8 +84,7 @@ class FoXRun(Run):
 
     def model_config(self, vocab_size: int) -> FoXConfig:
         """The model of this run, for so many ids."""
-        make = FoXConfig.pro if self.architecture == "pro" else FoXConfig.llama
-        return make(
+        return getattr(FoXConfig, self.architecture)(
             vocab_size=vocab_size,
             hidden_size=self.size.hidden_size,
             num_hidden_layers=self.size.num_hidden_layers,
@@ -126,7 +125,7 @@ def make_run(file: File, suite: str, where: str, *, size: str, context_length: i
             f"training.warmup_tokens: {training.warmup_tokens} are more than the {shape.tokens} tokens of "
             f"sizes.{size}, so its learning rate would only rise; give fewer"
         )
-    return FoXRun(
+    run = FoXRun(
         suite=suite,
         training=training,
         weights=file.weights,
@@ -136,6 +135,8 @@ def make_run(file: File, suite: str, where: str, *, size: str, context_length: i
         data=data,
         **point,
     )
+    run.model_config(1)  # a shape or an epsilon that no model can have fails here
+    return run
 
 
 class FoXSuite(Suite):
@@ -217,6 +218,17 @@ class FoXSuite(Suite):
         if longest:
             return [run for run in _largest(runs) if run.context_length == top]
         return _largest([run for run in runs if run.context_length < top])
+
+    @property
+    def twins(self) -> list[FoXRun]:
+        """Exact runs of FoX (Pro) and of its RoPE twin that are otherwise equal."""
+
+        def of_both(run: FoXRun) -> tuple:
+            return (run.size_name, run.context_length, run.seed)
+
+        fox, rope = (self.select(architecture=name, acp=False) for name in ("pro", "rope"))
+        both = set(map(of_both, fox)) & set(map(of_both, rope))
+        return self.union(run for run in (*fox, *rope) if of_both(run) in both)
 
     @property
     def trained_with_needles(self) -> list[FoXRun]:
