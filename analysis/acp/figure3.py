@@ -104,9 +104,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         if gap
         else "With and without ACP the losses are the same at every position, to the last digit."
     )
-    noise = statistics.seed_gap(records)
-    band = "" if noise is None else "Grey: how far two seeds are apart. "
-    noise = "" if noise is None else f" Two seeds of one setting differ by up to {noise:.3f}."
+    apart = seeds_apart(records)
+    band = "Grey: how far two seeds are apart. " * bool(len(apart))
+    noise = f" Two seeds of one setting differ by up to {apart.max():.3f}." if len(apart) else ""
     columns = ("measured_tokens", "window_tokens")
     tokens, windows = (", ".join(f"{n:,}" for n in records[column].unique()) for column in columns)
     caption = f"""**{label}.** {first} The models are {name}. Shown is the loss with ACP less the
