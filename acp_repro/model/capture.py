@@ -59,8 +59,7 @@ class AttentionInputs:
     def search(self) -> Tensor:
         """n_m (B, H, M) int32 by the running sum and search that a call runs here before its kernel."""
         name = choose_implementation(self.q.device)
-        assert self.threshold is not None
-        threshold = self.threshold.expand(self.q.shape[:2]).contiguous()
+        threshold = None if self.threshold is None else self.threshold.expand(self.q.shape[:2]).contiguous()
         tensors = (self.q, self.k, self.v, self.log_fgate, threshold, self.seq_start)
         return find_backend(name).search(AttentionCall(*tensors, 1.0, name))[1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -147,11 +147,10 @@ def prefill(
 
 
 def _prefill_rows(model, input_ids, cache, seq_start) -> Tensor:
-    hidden = None
+    hidden: Any = None
     for part in input_ids.split(max(PREFILL_TOKENS, 128), dim=1):
         hidden = model(part, cache=cache, return_hidden=True, seq_start=seq_start)
         seq_start = None  # the cache remembers it
-    assert hidden is not None
     return model.lm_head(hidden[:, -1]).float()
 
 

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,6 @@ from torch import Tensor, nn
 from acp_repro.common.files import replacing, sha256_of
 
 from .config import ROPE_BASE, FoXConfig
-
-if TYPE_CHECKING:
-    from .fox import FoXForCausalLM
 
 MODEL_TYPE = "forgetting_transformer-project_fox"
 CONFIG_FILE = "config.json"
@@ -122,7 +119,7 @@ def check_finite(source: str | os.PathLike[str], tensors: Mapping[str, Tensor]) 
 
 
 def save_pretrained(
-    model: FoXForCausalLM, folder: str | os.PathLike[str], state_dict: Mapping[str, Tensor] | None = None
+    model: nn.Module, folder: str | os.PathLike[str], state_dict: Mapping[str, Tensor] | None = None
 ) -> None:
     """Writes ``config.json`` and ``model.safetensors`` as the official code reads them.
 
@@ -138,18 +135,18 @@ def save_pretrained(
     Raises:
         ValueError: state_dict does not fit the model's config; the message lists the tensors.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    tensors = model.state_dict() if state_dict is None else dict(state_dict)
+    whole: Any = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    tensors = whole.state_dict() if state_dict is None else dict(state_dict)
     check_tensors(
-        type(model),
+        type(whole),
         "state_dict",
-        model.config,
+        whole.config,
         {name: tuple(t.shape) for name, t in tensors.items()},
         [name for name, t in tensors.items() if not t.is_floating_point()],
     )
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     save_file = _import_safetensors().torch.save_file
-    text = json.dumps(config_to_official(model.config), indent=2, sort_keys=True) + "\n"
+    text = json.dumps(config_to_official(whole.config), indent=2, sort_keys=True) + "\n"
     with replacing(Path(folder) / WEIGHTS_FILE) as weights, replacing(Path(folder) / CONFIG_FILE) as config:
         save_file(tensors, weights, metadata={"format": "pt"})
         config.write_bytes(text.encode())
