@@ -9,7 +9,7 @@ import pandas as pd
 
 from acp_repro.common import grid
 
-from ..tables import UnfitRecords, one_each, side_by_side
+from ..tables import UnfitRecords, one_each, side_by_side, some
 
 RUN = ["architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed", "trained_tokens"]
 METHODS = ("acp", "exact")
@@ -49,16 +49,11 @@ def throughput_gain(records: pd.DataFrame) -> pd.DataFrame:
 
 def search_share(records: pd.DataFrame) -> pd.DataFrame:
     """Percentage of attention time (forward + backward, with ACP) that the boundary search takes."""
-    table = one_each(records[records["method"] == "acp"], RUN, "attention_time")
-    if table.empty:
-        raise UnfitRecords("attention_time: no record has method acp")
+    table = one_each(some(records[records["method"] == "acp"], "attention_time, acp"), RUN, "attention_time")
     attention = table["forward_ms"] + table["backward_ms"]
     search = table["boundary_search_ms"]
-    return (
-        table[RUN]
-        .assign(search_ms=search, attention_ms=attention, percent=100 * search / attention)
-        .reset_index(drop=True)
-    )
+    table = table[RUN].assign(search_ms=search, attention_ms=attention, percent=100 * search / attention)
+    return table.reset_index(drop=True)
 
 
 CURVE = ["architecture", "size", "context_length_tokens", "position"]

@@ -32,7 +32,7 @@ class FoXRun(Run):
     training: TrainingConfig
     data: DataConfig
     needle_share: float = 0.0  # of the training sequences hold needles
-    nudged: bool = False  # begins with one weight moved by one unit of bfloat16
+    nudged: bool | int = False  # k begins with the k-th weight moved by one unit of bfloat16
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class FoXRun(Run):
             method += f"{-tolerance:g}"
         needles = f"-needles{100 * self.needle_share:g}" if self.needle_share else ""
         seed = f"-seed{self.seed}" if self.seed else ""
-        nudged = "-nudged" if self.nudged else ""
+        nudged = f"-nudged{self.nudged if self.nudged > 1 else ''}" if self.nudged else ""
         return f"{self.architecture}-{self.size_name.lower()}-{tokens}-{method}{needles}{seed}{nudged}"
 
     @property
@@ -248,6 +248,7 @@ class FoXSuite(Suite):
         none if all are alike in learning rate, words, text and QK-norm."""
         runs = [run for run in self.runs if run.log_pruning_tolerance == PAPER_TOLERANCE]
         runs = [run for run in runs if _shape(run) == _shape(runs[0])]
+        runs = [run for run in runs if run.seed == runs[0].seed or _suspects(run) == _suspects(runs[0])]
         return runs if len({_suspects(run) for run in runs}) > 2 else []
 
     @property
@@ -286,8 +287,8 @@ def _suspects(run: FoXRun) -> tuple:
 def _paired(runs: Iterable[FoXRun]) -> list[FoXRun]:
     """Those of ``runs`` that exist among them both with ACP (log epsilon = -10) and exact, otherwise
     equal."""
-    runs = [r for r in runs if r.log_pruning_tolerance in (PAPER_TOLERANCE, None) and not r.nudged]
-    keys = [(run.architecture, run.size_name, run.context_length, run.needle_share, run.seed) for run in runs]
+    runs = [run for run in runs if run.log_pruning_tolerance in (PAPER_TOLERANCE, None)]
+    keys = [(*run.setting[:3], *run.setting[4:], run.seed) for run in runs]  # all but the tolerance
     return [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]
 
 
