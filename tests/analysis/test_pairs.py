@@ -50,16 +50,11 @@ def test_losses_match_where_pairs_that_part_rule_out_a_difference(pairs, word):
     assert figure3.losses_match(losses(*pairs)).word is word
 
 
-@pytest.mark.parametrize(
-    ("gaps", "word"),
-    [
-        ((-0.05, -0.04, -0.06), MEASURED),
-        ((0.001, 0.002, 0.003), MEASURED),
-        ((0.02, 0.021, 0.022), CONTRADICTED),
-        ((-0.05, 0.04, 0.0), UNTOLD),
-        ((-0.05, -0.04), UNTOLD),
-    ],
-)
+RIGHT, WRONG = [(-0.05, -0.04, -0.06), (0.001, 0.002, 0.003)], [(0.02, 0.021, 0.022)]
+GAPS = {MEASURED: RIGHT, CONTRADICTED: WRONG, UNTOLD: [(-0.05, 0.04, 0.0), (-0.05, -0.04)]}
+
+
+@pytest.mark.parametrize(("gaps", "word"), [(one, word) for word, some in GAPS.items() for one in some])
 def test_fox_is_set_beside_its_rope_twin(gaps, word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     grid = f"[null], architecture: [rope, pro], seed: {[*range(len(gaps))]}"
