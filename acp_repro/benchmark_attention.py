@@ -3,12 +3,14 @@
 Tokens and gates are random. Each kernel is first checked against the equations in float64. One that is wrong,
 or does not fit into memory, gets a line with the reason and no record. Records are written after every
 length. They replace those of the same measurement; all others stay. It runs in bfloat16 on a GPU, and in
-float32 and at small sizes on a CPU.
+float32 and at small sizes on a CPU. With --inference it times the forward pass with ACP alone, at the 86
+shapes of FlagAttention's benchmark, ours beside the authors'.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from .common.command import choose_device, command, described_parser, output_file, positive, run_command
@@ -27,42 +29,55 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
-    from .pipeline.benchmark.attention import give_memory_back, make_problem, shorten_error, time_rivals
-    from .pipeline.benchmark.rivals import available
-
     device = choose_device(options.device)
     suite = load_suite(options.suite) if options.suite else None
     paper = suite.paper if suite else find_paper("acp")
-    gates = options.gates or (suite.measure_settings.gates if suite else "bimodal")
-    gpu = device.type == "cuda"
-    dtype = torch.bfloat16 if gpu else torch.float32
-    lengths = options.lengths or ([4096, 8192, 16384, 32768] if gpu else [512, 1024, 2048])
-    rivals = {name: available(name, device) for name in ("ours", *options.rivals) if name in NAMES}
-    calls = {name: call for name, call in rivals.items() if not isinstance(call, str)}
-    for name, why in rivals.items():
-        if name not in calls:
-            print(f"{name}: {why}")
-    records = []
-    quantity = paper.quantity("kernel_time")
-    provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
-    heads = options.heads or (12 if gpu else 4)
+    quantity = paper.quantity("forward_time" if options.inference else "kernel_time")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": device.type == "cuda"}
 
-    def write() -> list[Path]:
+    def write(records: list[dict]) -> list[Path]:
         paths = [options.csv] * bool(options.csv) + [None] * bool(options.suite)
         return [
             write_suite_records(suite and suite.name, paper, quantity, records, path=path, **provenance)
             for path in paths
         ]
 
+    if options.inference:
+        from .pipeline.benchmark.forward import read_shapes, summary, time_forward
+
+        records = list(time_forward(read_shapes(), device, options.repeats))
+        print(summary(records))
+    else:
+        gates = options.gates or (suite.measure_settings.gates if suite else "bimodal")
+        records = _time_lengths(options, gates, device, dtype, write)
+        print(f"\n{LEGEND}")
+    for made in write(records):
+        print(f"records: {made}")
+    return 0
+
+
+def _time_lengths(options, gates: str, device, dtype, write: Callable[[list[dict]], object]) -> list[dict]:
+    from .pipeline.benchmark import attention, rivals
+
+    gpu = device.type == "cuda"
+    lengths = options.lengths or ([4096, 8192, 16384, 32768] if gpu else [512, 1024, 2048])
+    found = {name: rivals.available(name, device) for name in ("ours", *options.rivals) if name in NAMES}
+    calls = {name: call for name, call in found.items() if not isinstance(call, str)}
+    for name, why in found.items():
+        if name not in calls:
+            print(f"{name}: {why}")
+    records = []
+    heads = options.heads or (12 if gpu else 4)
     for length in lengths:
         tokens = options.tokens or (65536 if gpu else 1)
         try:
-            problem = make_problem(length, heads, options.head_dim, gates, tokens, device, dtype)
+            problem = attention.make_problem(length, heads, options.head_dim, gates, tokens, device, dtype)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            print(f"\n{length} tokens: {shorten_error(error)}")
-            give_memory_back()
+            print(f"\n{length} tokens: {attention.shorten_error(error)}")
+            attention.give_memory_back()
             continue
         print(
             f"\n{length} tokens, {problem.q.shape[0]} x {heads} heads of {options.head_dim}, "
@@ -70,17 +85,14 @@ def main(arguments: list[str] | None = None) -> int:
         )
         found = []
         try:
-            for one in time_rivals(problem, gates, calls, options.repeats):
+            for one in attention.time_rivals(problem, gates, calls, options.repeats):
                 print(f"  {one}") if isinstance(one, str) else found.append(one)
         finally:  # if a long table ends early, its records are kept
             records += found
             if records:
-                write()
+                write(records)
         print(table(found))
-    print(f"\n{LEGEND}")
-    for made in write():
-        print(f"records: {made}")
-    return 0
+    return records
 
 
 LEGEND = """Medians in ms. f: forward, f+b: forward + backward, boundary search inside. Limit: the fastest
@@ -143,6 +155,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         metavar="N",
         help="tokens a sequence (default: 4096 8192 16384 32768 on a GPU, 512 1024 2048 on a CPU)",
+    )
+    add(
+        "--inference",
+        action="store_true",
+        help="the forward pass with ACP at FlagAttention's 86 shapes; of the other options --repeats counts",
     )
     add("--heads", type=positive, metavar="N", help="default: 12 on a GPU, 4 on a CPU")
     add("--head-dim", type=positive, default=64, metavar="N", help="default: %(default)s")

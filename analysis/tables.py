@@ -23,6 +23,13 @@ def one_each(table: pd.DataFrame, key: Sequence[str], what: str) -> pd.DataFrame
     return table
 
 
+def some(table: pd.DataFrame | pd.Series, what: str) -> pd.DataFrame | pd.Series:
+    """``table`` itself, which has a row."""
+    if table.empty:
+        raise UnfitRecords(f"{what}: no record")
+    return table
+
+
 def side_by_side(
     table: pd.DataFrame, key: Sequence[str], column: str, value: str, sides: tuple[str, str], what: str
 ) -> pd.DataFrame:

@@ -47,8 +47,10 @@ def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
 
 
 def test_a_run_may_begin_with_one_weight_moved(load):
-    suite = load(YAML.replace("[-10, null]", "[null], nudged: [false, true]"))
-    plain, nudged = suite.runs
+    suite = load(YAML.replace("[-10, null]", "[null, -10], nudged: [false, true, 2]"))
+    plain, nudged, other, *pruned = suite.runs
+    assert (other.name, pruned[2].name) == ("pro-tiny-128-exact-nudged2", "pro-tiny-128-acp-nudged2")
+    assert all(map(suite.has_exact_pair, suite.runs)) and suite.pairs("pro") == [plain, pruned[0]]
     assert (plain.name, nudged.name) == ("pro-tiny-128-exact", "pro-tiny-128-exact-nudged")
     before = json.loads(json.dumps(plain.as_dict()))
     del before["nudged"]  # as older ones are
@@ -56,12 +58,13 @@ def test_a_run_may_begin_with_one_weight_moved(load):
     assert state.differences(before, nudged) == ["nudged: None, now True"]
     assert suite.select(acp=False) == [plain] and plain.setting != nudged.setting
     models = []
-    for run in suite.runs:
+    for run in (plain, nudged, other):
         torch.manual_seed(run.seed)
-        models.append(FoXTask(run).build())
-    apart = [(a - b).abs() for a, b in zip(*(m.parameters() for m in models), strict=True)]
-    moved = torch.cat([x.detach().flatten() for x in apart])
-    assert (moved > 0).sum() == 1 and moved.max() < 2e-3
+        models.append(torch.cat([p.detach().flatten() for p in FoXTask(run).build().parameters()]))
+    first, second = ((model - models[0]).abs() for model in models[1:])
+    for moved in (first, second):
+        assert (moved > 0).sum() == 1 and moved.max() < 2e-3
+    assert first.argmax() != second.argmax()
 
 
 def current(suite, *quantities):

@@ -39,7 +39,8 @@ class ForgettingTransformerConfig(PreTrainedConfig):
         pad_token_id: int | None = None,
         **kwargs: Any,
     ):
-        fields = config_to_official(FoXConfig())
+        preset = FoXConfig.rope if kwargs.get("use_rope") else FoXConfig.pro
+        fields = config_to_official(preset())
         fields.pop("model_type")
         kwargs.pop("model_type", None)
         if "num_attention_heads" in kwargs:
@@ -55,8 +56,7 @@ class ForgettingTransformerConfig(PreTrainedConfig):
 
     def to_fox(self) -> FoXConfig:
         """The config of our own model."""
-        names = config_to_official(FoXConfig())
-        return config_from_official({name: getattr(self, name) for name in names}, "the config")
+        return config_from_official({**vars(self), "model_type": MODEL_TYPE}, "the config")
 
 
 class ForgettingTransformerCache(Cache):

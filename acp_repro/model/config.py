@@ -11,12 +11,13 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from acp_repro.common.bounds import Count, Positive, check, number, whole, within
+from acp_repro.common.bounds import Count, Must, Positive, check, number, whole, within
 
 # SwiGLU widths are rounded up to a multiple of this.
 MLP_WIDTH_MULTIPLE = 256
 # What ``forgetting_attention`` accepts. It stands here too, so that a wrong suite fails before it starts.
 HEAD_DIM_RANGE = (16, 256)
+ROPE_BASE = 500_000.0  # the authors' in all their configs
 
 _PRO = {
     "hidden_ratio": 3.5,
@@ -42,7 +43,7 @@ LogEpsilon = Annotated[float, number(_LOG_EPSILON, lambda x: -math.inf < x < 0)]
 
 @dataclass(frozen=True, kw_only=True)
 class FoXConfig:
-    """A Forgetting Transformer without position embedding. The defaults are FoX (Pro), 125M.
+    """A Forgetting Transformer, or its RoPE twin. The defaults are FoX (Pro), 125M.
 
     Args:
         vocab_size: tokens in the vocabulary (50257: the GPT-2 ids of LongCrawl64).
@@ -59,10 +60,12 @@ class FoXConfig:
         use_k_shift, use_v_shift: data-dependent token shift on keys, on values.
         use_output_gate: multiply the heads' outputs by sigmoid(W_g x).
         use_output_norm: RMSNorm per head on the heads' outputs.
+        use_rope: rotate queries and keys by their positions (RoPE), and have no forget gate: the paper's
+            Transformer. It is exact.
         log_pruning_tolerance: log epsilon of Section 3, the logarithm of the largest total attention weight
             that may be pruned. None is exact, without pruning.
-        max_position_embeddings: the context of training, in tokens. The model has no positions and reads any
-            length, but transformers and lm-eval cut texts here.
+        max_position_embeddings: the context of training, in tokens. The model reads any length, but
+            transformers and lm-eval cut texts here.
 
     Raises:
         ValueError: a value is out of range or of the wrong type; the message names the argument.
@@ -82,6 +85,7 @@ class FoXConfig:
     use_v_shift: bool = True
     use_output_gate: bool = True
     use_output_norm: bool = True
+    use_rope: bool = False
     log_pruning_tolerance: LogEpsilon | None = -10.0
     max_position_embeddings: Count = 2048
 
@@ -94,6 +98,11 @@ class FoXConfig:
     def llama(cls, **arguments: Any) -> Self:
         """FoX (LLaMA), Appendix C.2: none of the Pro components; ``arguments`` override it."""
         return cls(**{**_LLAMA, **arguments})
+
+    @classmethod
+    def rope(cls, **arguments: Any) -> Self:
+        """Transformer (Pro), Section 4.1: FoX (Pro) with RoPE in place of the gate; as above."""
+        return cls(**{**_PRO, "use_rope": True, "log_pruning_tolerance": None, **arguments})
 
     def __post_init__(self) -> None:
         check(self)
@@ -108,6 +117,11 @@ class FoXConfig:
                 f"hidden_size / num_heads, the head dimension, must be from {low} to {high},"
                 f" got {self.hidden_size} / {self.num_heads} = {self.head_dim}"
             )
+        if self.use_rope:
+            exact = Must("None with use_rope, which has no gates to prune by", lambda x: x is None)
+            exact.ask("log_pruning_tolerance", self.log_pruning_tolerance)
+            even = Must("even with use_rope", lambda x: x % 2 == 0)
+            even.ask("hidden_size / num_heads", self.head_dim)
 
     @property
     def head_dim(self) -> int:
@@ -135,7 +149,7 @@ class FoXConfig:
         qk_norm = 2 * (self.head_dim if self.qk_norm_share_param_across_head else hidden)
         block = (
             self._matrix_parameters_per_block()
-            + heads  # the bias of the forget gate, the only one
+            + heads * (not self.use_rope)  # the bias of the forget gate, the only one
             + 2 * norm
             + (qk_norm if self.qk_norm else 0)
             + (norm if self.use_output_norm else 0)
@@ -173,7 +187,7 @@ class FoXConfig:
     def _matrix_parameters_per_block(self) -> int:
         hidden, heads = self.hidden_size, self.num_heads
         square = 4 + self.use_output_gate  # q, k, v, o, and the output gate
-        per_head = 1 + self.use_k_shift + self.use_v_shift  # forget gate, token shifts
+        per_head = (not self.use_rope) + self.use_k_shift + self.use_v_shift  # forget gate, token shifts
         return square * hidden**2 + per_head * heads * hidden + 3 * hidden * self.mlp_width
 
 

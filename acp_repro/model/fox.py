@@ -1,4 +1,4 @@
-"""The FoX language model: pre-norm blocks, a final RMSNorm, an untied head, no positions."""
+"""The FoX language model: pre-norm blocks, a final RMSNorm, an untied head; positions with RoPE alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .cache import FoXCache
 from .config import FoXConfig
 from .generation import generate
 from .layer_cache import LayerCache
-from .layers import ForgettingAttentionLayer, Linear, RMSNorm
+from .layers import ForgettingAttentionLayer, Linear, RMSNorm, make_rotation
 from .loss import head_cross_entropy
 from .pretrained import read_checkpoint, save_pretrained
 from .swiglu import SwiGLU
@@ -36,9 +36,10 @@ class FoXBlock(nn.Module):
         cache: LayerCache | None = None,
         seq_start: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        rotation: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """(B, T, hidden) -> (B, T, hidden), both in the dtype of the residual stream."""
-        x = x + self.attn(self.attn_norm(x), cache, seq_start, cu_seqlens)
+        x = x + self.attn(self.attn_norm(x), cache, seq_start, cu_seqlens, rotation)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -106,14 +107,22 @@ class FoXModel(nn.Module):
             ) from error
         if cache is not None:
             seq_start = cache.begin(input_ids, seq_start, self)
+        rotation = None
+        if self.config.use_rope:
+            # Scores depend on distances alone, so positions may count padding and earlier documents. Those of
+            # a cache are read on the device, where a CUDA graph finds them at each step. Made once for all
+            # blocks: in a compiled block each head would compute its own sines.
+            end = x.shape[1] if cache is None else cache.seqlens[:1]
+            rotation = make_rotation(x.shape[1], self.config.head_dim, x.device, end)
         recompute = self.gradient_checkpointing and cache is None and torch.is_grad_enabled()
         for index, block in enumerate(self.layers):
             if recompute:
                 # No dropout here, so there is no random state to save and restore.
-                given = (x, None, seq_start, cu_seqlens)
+                given = (x, None, seq_start, cu_seqlens, rotation)
                 x = checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, None if cache is None else cache.layers[index], seq_start, cu_seqlens)
+                held = None if cache is None else cache.layers[index]
+                x = block(x, held, seq_start, cu_seqlens, rotation)
         if cache is not None:
             cache.count(input_ids.shape[1])
         return self.norm(x)

@@ -20,7 +20,7 @@ from acp_repro.attention.threshold import (
 )
 from acp_repro.common.modules import is_plain
 
-from .config import FoXConfig
+from .config import ROPE_BASE, FoXConfig
 from .layer_cache import LayerCache
 
 # The QK-norm of the official models has its own epsilon, independent of norm_eps.
@@ -152,6 +152,28 @@ def token_shift(
     return torch.cat(parts, dim=1).view(z.shape)
 
 
+def make_rotation(
+    tokens: int, head_dim: int, device: torch.device, end: Tensor | int
+) -> tuple[Tensor, Tensor]:
+    """RoPE's cosines (T, 1, 1, D / 2) and sines (T, 1, 2, D / 2), float32, of ``tokens`` positions before
+    ``end``; see :func:`rotate`.
+
+    They are computed in float64, because an angle of a long text has few bits of float32 behind the point.
+    """
+    pair = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device)
+    position = torch.arange(-tokens, 0, device=device) + end
+    angle = position[:, None, None, None] * ROPE_BASE ** (-pair / head_dim)
+    sin = angle.sin().float()
+    return angle.cos().float(), torch.cat((-sin, sin), dim=-2)
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """RoPE of x (B, T, H, D): elements i and i + D / 2 are a pair. In float32; returned in the dtype of x."""
+    cos, sin = rotation
+    pairs = x.float().unflatten(-1, (2, -1))
+    return (pairs * cos + pairs.flip(-2) * sin).flatten(-2).to(x.dtype)
+
+
 class ShiftedLinear(nn.Module):
     """A projection to heads followed by the token shift, for keys or values of FoX (Pro)."""
 
@@ -216,7 +238,7 @@ class ForgettingAttentionCore(nn.Module):
 
 
 class ForgettingAttentionLayer(nn.Module):
-    """Projections, token shift, QK-norm, forget gate, attention, output norm and gate."""
+    """Projections, token shift, QK-norm, forget gate or RoPE, attention, output norm and gate."""
 
     fuses_training = False  # see fuse_training
 
@@ -240,7 +262,7 @@ class ForgettingAttentionLayer(nn.Module):
         self.k_proj = kv_proj(self.shifts["k"])
         self.v_proj = kv_proj(self.shifts["v"])
         self.o_proj = Linear(hidden, hidden, std)
-        self.fgate_proj = Linear(hidden, heads, std, bias=True)
+        self.fgate_proj = None if config.use_rope else Linear(hidden, heads, std, bias=True)
         self.ogate_proj = Linear(hidden, hidden, std) if config.use_output_gate else None
         self.q_norm, self.k_norm = qk_norm(), qk_norm()
         self.output_norm = (
@@ -254,6 +276,7 @@ class ForgettingAttentionLayer(nn.Module):
         cache: LayerCache | None = None,
         seq_start: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        rotation: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """(B, T, hidden) -> (B, T, hidden).
 
@@ -261,6 +284,7 @@ class ForgettingAttentionLayer(nn.Module):
             cache: x holds the tokens after the cached ones, and the cache is extended in place.
             seq_start: (B,) int64, the first real token of each row, counted from the cache's first.
             cu_seqlens: (documents + 1,) integer, the starts of documents packed into one row.
+            rotation: of these tokens, see :func:`make_rotation`; with ``use_rope`` alone.
         """
         fused = cache is not None and cache.fuses and self._can_fuse()
         joint = fused or (self.fuses_training and torch.is_grad_enabled())
@@ -269,8 +293,10 @@ class ForgettingAttentionLayer(nn.Module):
         def product(name: str, projection: nn.Module) -> Tensor:
             return products[name] if name in products else projection(x)
 
-        # float32 from here on, because gates are summed over thousands of tokens.
-        log_fgate = F.logsigmoid(product("fgate", self.fgate_proj).float()).transpose(1, 2)
+        if self.fgate_proj is None:  # gates of 1 forget nothing
+            log_fgate = x.new_zeros((len(x), self.num_heads, x.shape[1]), dtype=torch.float32)
+        else:  # float32 from here on, because gates are summed over thousands of tokens
+            log_fgate = F.logsigmoid(product("fgate", self.fgate_proj).float()).transpose(1, 2)
         if fused:
             mixes = [product(f"{name}_shift", p.shift_proj) for name, p in self._keys_and_values()]
             return self._run_fused(x, mixes, log_fgate, cache)
@@ -289,6 +315,8 @@ class ForgettingAttentionLayer(nn.Module):
         gate = None if self.ogate_proj is None else self._split_heads(product("ogate", self.ogate_proj))
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        if self.fgate_proj is None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         threshold = self._find_threshold(q, k, cache)
         if cache is None:
@@ -318,9 +346,10 @@ class ForgettingAttentionLayer(nn.Module):
                 wide[name] = projection
         if self.ogate_proj is not None:
             wide["ogate"] = self.ogate_proj
-        narrow["fgate"] = self.fgate_proj
+        if self.fgate_proj is not None:
+            narrow["fgate"] = self.fgate_proj
         joint = wide | narrow if torch.compiler.is_compiling() else narrow
-        if not is_plain(*joint.values()):
+        if not joint or not is_plain(*joint.values()):
             return {}
         return dict(zip(joint, joint_products(x, *joint.values()), strict=True))
 
@@ -328,7 +357,7 @@ class ForgettingAttentionLayer(nn.Module):
         """Whether this layer has all of FoX (Pro), and nobody watches what :meth:`_fused` does not call."""
         own = (self.k_proj, self.v_proj, self.q_norm, self.k_norm, self.output_norm)
         shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
-        return shifts and None not in (*own, self.ogate_proj) and is_plain(*own)
+        return shifts and None not in (*own, self.ogate_proj, self.fgate_proj) and is_plain(*own)
 
     def _run_fused(self, x: Tensor, mixes: list[Tensor], log_fgate: Tensor, cache: LayerCache) -> Tensor:
         """:meth:`forward` on a GPU without gradients: two kernels do its small operations."""

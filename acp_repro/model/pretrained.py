@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from acp_repro.common.files import replacing, sha256_of
 
-from .config import FoXConfig
+from .config import ROPE_BASE, FoXConfig
 
 MODEL_TYPE = "forgetting_transformer-project_fox"
 CONFIG_FILE = "config.json"
@@ -31,7 +31,6 @@ RUN_MODEL_FOLDER, RUN_FILE = "model", "run.json"
 # Official keys that select something this model does not have, with the supported values. The first value is
 # the one that is written, and the one that a missing key stands for.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "use_rope": (False,),
     "window_size": (None,),
     "tie_word_embeddings": (False,),
     "num_kv_heads": (None,),  # or num_heads, see _check_supported
@@ -41,8 +40,9 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("swish", "silu"),
     "ogate_act": ("sigmoid",),
 }
+_WITH_ROPE = {"fgate_type": ("none",), "rope_base": (ROPE_BASE, int(ROPE_BASE))}
 # Config fields that a file may leave out, because only the default makes sense.
-_OPTIONAL = ("intermediate_size", "max_position_embeddings", "initializer_range")
+_OPTIONAL = ("intermediate_size", "max_position_embeddings", "initializer_range", "use_rope")
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
 
@@ -200,8 +200,12 @@ def config_from_official(values: Mapping[str, Any], path: str | os.PathLike[str]
 
 def config_to_official(config: FoXConfig) -> dict[str, Any]:
     """The contents of the official ``config.json``: the fields, and what is the same for every FoX here."""
-    fixed = {key: supported[0] for key, supported in _SUPPORTED.items()}
+    fixed = {key: supported[0] for key, supported in _list_supported(config.use_rope).items()}
     return {"model_type": MODEL_TYPE, **fixed, **dataclasses.asdict(config)}
+
+
+def _list_supported(use_rope: bool) -> dict[str, tuple[Any, ...]]:
+    return _SUPPORTED | _WITH_ROPE if use_rope else _SUPPORTED
 
 
 def _check_supported(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
@@ -209,7 +213,7 @@ def _check_supported(path: str | os.PathLike[str], values: Mapping[str, Any]) ->
         raise ValueError(
             f"{path}: model_type {values.get('model_type')!r} is not supported, only {MODEL_TYPE!r} is"
         )
-    for key, supported in _SUPPORTED.items():
+    for key, supported in _list_supported(values.get("use_rope", False)).items():
         value = values.get(key, supported[0])
         if key == "num_kv_heads" and value == values.get("num_heads"):
             continue

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from .. import drawing, style
+from ..tables import some
 from ..verdict import Verdict, in_range
 from . import bars, by_length, models, statistics, versions
 
@@ -103,6 +104,15 @@ def pruned_at_longest(pruned_ratio: pd.DataFrame) -> Verdict:
     longest = by_length.in_order(statistics.pruned_percent(pruned_ratio)).groupby("size", sort=False).tail(1)
     settled = models.settled(longest)["percent"]
     return in_range(settled, *PRUNED_PERCENT, by_length.listed(longest), paper="about 70, accepted: 60 to 80")
+
+
+def pruned_as_in_the_paper(pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if trainings with the paper's learning rate and words prune :data:`PRUNED_PERCENT` past 4k."""
+    paper = pruned_ratio[pruned_ratio["size"].str.endswith("-lr2e-3-50k")]
+    table = statistics.pruned_percent(paper).sort_values("context_length_tokens")
+    longer = some(table[table["context_length_tokens"] > 4096], "pruned_ratio: of none past 4k")
+    ours = by_length.listed(table, digits=1)
+    return in_range(longer["percent"], *PRUNED_PERCENT, ours, paper="about 70", n=len(table))
 
 
 def savings_grow(pruned_ratio: pd.DataFrame) -> Verdict:

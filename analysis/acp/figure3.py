@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.common.statistics import equivalence, over_draws
+from acp_repro.common.statistics import Estimate, equivalence, over_draws
 
 from .. import drawing, style
-from ..tables import one_each
+from ..tables import one_each, some
 from ..verdict import Verdict, Word
 from . import models, paired, statistics, versions
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOSS_WITHIN_NATS = 0.002
+ONE_BIT = "loss, one weight moved"  # a test of same_weights
+WEAK_TOLERANCE = -20.0
+LEAST_TRAININGS = 4  # of an ensemble
 LEFT = ("figure3", "figure11")  # the needle is on their right, see figure3_right
 PAIR = ["architecture", "size", "context_length_tokens", "seed"]
 
@@ -40,10 +43,8 @@ def draw(records: pd.DataFrame) -> Figure:
     figure, axes = drawing.panels(curves["size"].nunique(), 2.5, sharey=True, squeeze=False)
     for ax, (size, of_size) in zip(axes[0], curves.groupby("size", sort=False), strict=True):
         pairs = gaps[gaps["size"] == size]
-        same, mark = (
-            (pairs["gap_nats"] == 0).sum(),
-            "†" * any(_mark(row, unlike) for row in pairs.itertuples()),
-        )
+        same = (pairs["gap_nats"] == 0).sum()
+        mark = "†" * any(_mark(row, unlike) for row in pairs.itertuples())
         within = f"within {pairs['gap_nats'].max():.4f} nats{mark} at every position"
         equal = [f"{same} of {len(pairs)} pairs have equal bits"] if same else []
         ax.set_title(f"{marked[size]}: {', '.join(equal + [within] * bool(same < len(pairs)))}")
@@ -103,13 +104,11 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         if gap
         else "With and without ACP the losses are the same at every position, to the last digit."
     )
-    noise = statistics.seed_gap(records)
-    band = "" if noise is None else "Grey: how far two seeds are apart. "
-    noise = "" if noise is None else f" Two seeds of one setting differ by up to {noise:.3f}."
-    tokens, windows = (
-        ", ".join(f"{n:,}" for n in records[column].unique())
-        for column in ("measured_tokens", "window_tokens")
-    )
+    apart = seeds_apart(records)
+    band = "Grey: how far two seeds are apart. " * bool(len(apart))
+    noise = f" Two seeds of one setting differ by up to {apart.max():.3f}." if len(apart) else ""
+    columns = ("measured_tokens", "window_tokens")
+    tokens, windows = (", ".join(f"{n:,}" for n in records[column].unique()) for column in columns)
     caption = f"""**{label}.** {first} The models are {name}. Shown is the loss with ACP less the
 exact one. Each point is the mean over {windows} positions around it. {band}Dashed: the
 criterion, for the mean over all positions. The text is the same at every length: {tokens}
@@ -172,10 +171,16 @@ def _parting(loss: pd.DataFrame, step_losses: pd.DataFrame | None) -> str:
     if step_losses is None:
         return ""
     steps = step_losses.merge(loss[["suite", "run"]].drop_duplicates(), on=["suite", "run"])
-    exact = steps["log_pruning_tolerance"].isna()
-    both = steps[~exact].merge(steps[exact], on=["suite", *PAIR, "step"], suffixes=("", "_exact"))
-    first = both[both["loss_nats"] != both["loss_nats_exact"]].groupby(["suite", *PAIR])["step"].min()
-    return f", and part at step {style.span(first, 'd')}" if len(first) else ""
+    first = first_differences(steps).dropna()
+    return f", and part at step {style.span(first, '.0f')}" if len(first) else ""
+
+
+def first_differences(steps: pd.DataFrame) -> pd.Series:
+    """By pair the first step at which the losses with ACP and without differ in a bit; NaN if none does."""
+    exact, keys = steps["log_pruning_tolerance"].isna(), ["suite", *PAIR]
+    both = steps[~exact].merge(steps[exact], on=[*keys, "step"], suffixes=("", "_exact"))
+    differ = both["step"].where(both["loss_nats"] != both["loss_nats_exact"])
+    return differ.groupby([both[key] for key in keys]).min()
 
 
 def _seeds_apart(loss: pd.DataFrame) -> str:
@@ -197,3 +202,45 @@ def _forked(fork: pd.DataFrame | None) -> str:
         where = f"parts at step {parted.min()}" if len(parted) else kept
         words.append(f"{name}: {where}")
     return f"side by side with an exact training, {'; '.join(words)}"
+
+
+def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Verdict:
+    """Met if no item moves further than one bit moves the loss of a token; missed past twice that."""
+    table = one_each(pd.concat([records, tasks]), ["suite", "run", "test"], "same_weights")
+    one_bit, largest = table["test"] == ONE_BIT, table["largest_difference_nats"]
+    most, margin = largest[~one_bit].max(), largest[one_bit].min()
+    counts = table.groupby("test", sort=False)[["differing_items", "items", "differing_answers"]].sum()
+    each = "; ".join(
+        f"{row.Index}: {row.differing_items:,} of {row.items:,} differ, {row.differing_answers:.0f} answers"
+        for row in counts.itertuples()
+    )
+    short = f"{most:.2g} nats at most; one bit does {margin:.2g}"
+    met = True if most <= margin else False if most > 2 * margin else None
+    return Verdict.of(met, f"{short}. {each}", short, n=int(one_bit.sum()), unit="model")
+
+
+def same_steps(step_losses: pd.DataFrame) -> Verdict:
+    """Met if three pairs of exact and e^-20 have the bits of every step's loss; missed if one differs."""
+    weak = step_losses["log_pruning_tolerance"].fillna(WEAK_TOLERANCE) == WEAK_TOLERANCE
+    first = first_differences(step_losses[weak & ~step_losses["run"].str.contains("-nudged")])
+    parts, count = some(first, "step_losses, e^-20").dropna(), len(first)
+    ours = f"{count - len(parts)} of {count} pairs have equal bits at every step"
+    ours += f", others part at step {style.span(parts, '.0f')}" if len(parts) else ""
+    met = False if len(parts) else count >= paired.LEAST_PAIRS or None
+    return Verdict.of(met, ours, n=count, unit="pair")
+
+
+def ensembles_match(loss: pd.DataFrame) -> Verdict:
+    """Met if Welch's t rules out :data:`LOSS_WITHIN_NATS` between ACP and exact, over moved trainings."""
+    loss = loss[loss["run"].str.contains("-nudged")]
+    sides = [loss[loss["log_pruning_tolerance"].isna() == exact]["loss_nats"] for exact in (False, True)]
+    acp, exact = (over_draws(some(side, "loss, an ensemble")) for side in sides)
+    ours = f"{len(sides[0])} trainings with ACP and {len(sides[1])} without"
+    if min(map(len, sides)) < LEAST_TRAININGS:
+        return Verdict.of(None, f"{ours}; {LEAST_TRAININGS} of each are needed", n=len(loss))
+    square = acp.error**2 + exact.error**2
+    spread = acp.error**4 / acp.freedom + exact.error**4 / exact.freedom
+    apart = Estimate(acp.mean - exact.mean, square**0.5, square**2 / spread if spread else len(loss) - 2)
+    found = equivalence(apart, LOSS_WITHIN_NATS)
+    short = f"{apart.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}] nats"
+    return Verdict.of(found.shown, f"{short} (90 %), margin {LOSS_WITHIN_NATS:g}; {ours}", short, n=len(loss))

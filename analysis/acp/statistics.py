@@ -9,7 +9,7 @@ import pandas as pd
 
 from acp_repro.common import grid
 
-from ..tables import UnfitRecords, one_each, side_by_side
+from ..tables import UnfitRecords, one_each, side_by_side, some
 
 RUN = ["architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed", "trained_tokens"]
 METHODS = ("acp", "exact")
@@ -49,16 +49,11 @@ def throughput_gain(records: pd.DataFrame) -> pd.DataFrame:
 
 def search_share(records: pd.DataFrame) -> pd.DataFrame:
     """Percentage of attention time (forward + backward, with ACP) that the boundary search takes."""
-    table = one_each(records[records["method"] == "acp"], RUN, "attention_time")
-    if table.empty:
-        raise UnfitRecords("attention_time: no record has method acp")
+    table = one_each(some(records[records["method"] == "acp"], "attention_time, acp"), RUN, "attention_time")
     attention = table["forward_ms"] + table["backward_ms"]
     search = table["boundary_search_ms"]
-    return (
-        table[RUN]
-        .assign(search_ms=search, attention_ms=attention, percent=100 * search / attention)
-        .reset_index(drop=True)
-    )
+    table = table[RUN].assign(search_ms=search, attention_ms=attention, percent=100 * search / attention)
+    return table.reset_index(drop=True)
 
 
 CURVE = ["architecture", "size", "context_length_tokens", "position"]
@@ -83,15 +78,6 @@ def largest_gaps(differences: pd.DataFrame) -> pd.DataFrame:
     gaps = differences.assign(gap_nats=differences["difference"].abs())
     rows = gaps.groupby([*CURVE[:-1], "seed"], sort=False)["gap_nats"].idxmax()
     return gaps.loc[rows, [*CURVE, "seed", "gap_nats"]].reset_index(drop=True)
-
-
-def seed_gap(records: pd.DataFrame) -> float | None:
-    """Largest difference in nats between the curves of two seeds of one setting; None with one seed."""
-    setting = [*CURVE, "log_pruning_tolerance"]
-    one_each(records, [*setting, "seed"], "loss_curve")
-    table = records.fillna({"log_pruning_tolerance": 0.0})  # a missing key would be left out
-    table = table.pivot(index=setting, columns="seed", values="loss_nats")
-    return None if table.shape[1] < 2 else float((table.max(axis=1) - table.min(axis=1)).max())
 
 
 class BlockGrid(NamedTuple):

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import scipy.stats
 
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.suite import load_suite, suite_names
 from analysis.acp import figure3, versions
-from analysis.ledger import all_records
+from analysis.ledger import all_records, judge_claim
 from analysis.tables import UnfitRecords
 from analysis.verdict import Word
+from tests.analysis import synthetic
+from tests.suites import YAML, write_suite
 
 MEASURED, CONTRADICTED, UNTOLD = Word.MEASURED, Word.CONTRADICTED, Word.UNTOLD
 RUN = {"architecture": "pro", "size": "a", "context_length_tokens": 512, "trained_tokens": 10**9}
@@ -45,6 +48,30 @@ CASES = [
 @pytest.mark.parametrize(("pairs", "word"), CASES)
 def test_losses_match_where_pairs_that_part_rule_out_a_difference(pairs, word):
     assert figure3.losses_match(losses(*pairs)).word is word
+
+
+@pytest.mark.parametrize(
+    ("gaps", "word"),
+    [
+        ((-0.05, -0.04, -0.06), MEASURED),
+        ((0.001, 0.002, 0.003), MEASURED),
+        ((0.02, 0.021, 0.022), CONTRADICTED),
+        ((-0.05, 0.04, 0.0), UNTOLD),
+        ((-0.05, -0.04), UNTOLD),
+    ],
+)
+def test_fox_is_set_beside_its_rope_twin(gaps, word, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    grid = f"[null], architecture: [rope, pro], seed: {[*range(len(gaps))]}"
+    write_suite(tmp_path, YAML.replace("[-10, null]", grid))
+    for run in (suite := load_suite("mini")).runs:
+        nats = 3.0 + gaps[run.seed] * (run.architecture == "pro")
+        synthetic.write(run.name, "loss", {"loss_nats": nats})
+        synthetic.write(run.name, "loss_curve", *({"position": p, "loss_nats": nats} for p in (1, 127)))
+    item = PAPER.item("figureA8")
+    (claim,) = (claim for claim in PAPER.claims if claim.items == ("figureA8",))
+    assert judge_claim(claim, item, suite, all_records(suite)).verdict.word is word
+    assert f"mean FoX − RoPE: {sum(gaps) / 3:+.4f}" in synthetic.draw("figureA8") or len(gaps) < 3
 
 
 def test_words_say_which_pairs_part_and_where():
@@ -95,3 +122,33 @@ def test_commits_of_one_code_are_those_that_git_says(monkeypatch):
     assert set(versions.SAME_CODE) <= set(code)
     for one, other in combinations(code, 2):
         assert (code[one] == code[other]) is (version[one] == version[other]), (one, other)
+
+
+def test_the_same_weights_are_judged_by_what_one_bit_does():
+    names = ["loss", figure3.ONE_BIT, "needle"]
+    same = pd.DataFrame({"suite": "s", "run": "one", "test": names, "items": 9, "differing_items": 1})
+    for most, word in (([0.05, 0.1, 0], MEASURED), ([0, 0.1, 0.15], UNTOLD), ([0.3, 0.1, 0], CONTRADICTED)):
+        records = same.assign(largest_difference_nats=most, differing_answers=None)
+        assert figure3.same_weights(records).word is word
+
+
+def test_ensembles_are_compared_by_their_means():
+    near = [(3.0 + n / 1e4, 3.001 - n / 1e4) for n in range(4)]
+    for apart, count, word in ((0, 4, MEASURED), (0.01, 4, CONTRADICTED), (0, 3, UNTOLD)):
+        nats = [(acp + apart, exact) for acp, exact in near][:count]
+        found = figure3.ensembles_match(losses(*nats).assign(run="a-nudged", seed=0))
+        assert found.word is word
+        low, high = scipy.stats.ttest_ind(*zip(*nats, strict=True), equal_var=False).confidence_interval(0.9)
+        assert count < 4 or f"[{low:+.4f}, {high:+.4f}]" in found.ours
+    with pytest.raises(UnfitRecords):
+        figure3.ensembles_match(losses((3.0, 3.0)).assign(run="one"))
+
+
+def test_trainings_are_the_same_if_no_step_differs():
+    pairs = losses(*[(3.0, 3.0)] * 3).replace({"log_pruning_tolerance": {-10.0: -20.0}})
+    steps = pd.concat([pairs.assign(suite="s", run="one", step=step) for step in range(3)], ignore_index=True)
+    assert figure3.same_steps(steps).word is MEASURED
+    assert figure3.same_steps(steps[steps["seed"] < 2]).word is UNTOLD
+    steps.loc[6, "loss_nats"] += 1e-7  # of seed 0 at step 1
+    found = figure3.same_steps(steps)
+    assert found.word is CONTRADICTED and "2 of 3 pairs" in found.ours and "step 1" in found.ours

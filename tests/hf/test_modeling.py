@@ -227,8 +227,7 @@ def test_fields_of_the_config(tmp_path):
     assert config.to_fox() == FoXConfig.pro(**SMALL) and config.num_attention_heads == 4
     with pytest.raises(ValueError, match="num_heads"):
         acp_repro.hf.ForgettingTransformerConfig(num_heads=0)
-    with pytest.raises(ValueError, match="use_rope true is not supported"):
-        acp_repro.hf.ForgettingTransformerConfig(use_rope=True)
+    assert acp_repro.hf.ForgettingTransformerConfig(use_rope=True).to_fox() == FoXConfig.rope()
 
 
 def test_tensors_that_do_not_fit_are_an_error(tmp_path):

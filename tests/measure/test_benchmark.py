@@ -12,7 +12,7 @@ from acp_repro.benchmark_attention import main, table
 from acp_repro.model.capture import AttentionInputs
 from acp_repro.pipeline import state
 from acp_repro.pipeline.benchmark import attention as benchmark
-from acp_repro.pipeline.benchmark import rivals, timing
+from acp_repro.pipeline.benchmark import forward, rivals, timing
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
@@ -238,3 +238,18 @@ def test_flexattention_is_compiled_for_every_shape_or_fails(monkeypatch):
         with pytest.raises(exc.FailOnRecompileLimitHit):
             call(*inputs, threshold)
     torch.compiler.reset()
+
+
+def test_the_forward_pass_in_inference(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    shapes = forward.read_shapes()
+    assert len(shapes) == 86
+    few = shapes[(shapes["keys"] == 63) & (shapes["dtype"] == "bfloat16")]  # one has a single query
+    monkeypatch.setattr(forward, "read_shapes", lambda: few)
+    assert main(["--inference", "--device", "cpu", "--repeats", "1", "--suite", "mini"]) == 0
+    assert "3 shapes, 0 wrong" in capsys.readouterr().out
+    records = read_records(load_suite("mini"), "forward_time")
+    assert len(records) == 3 and records["forward_ms"].gt(0).all() and records["error_budgets"].le(1).all()
+    inputs = forward.draw(next(few.itertuples()), torch.device("cpu"))
+    assert forward.error(torch.zeros_like(inputs[0]), inputs) > 1

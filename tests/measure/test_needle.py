@@ -1,5 +1,6 @@
 """The needle test: what a model is asked, and the quantities that come of it."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -137,6 +138,33 @@ def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
         trial.measure_needle(trained)
     Path("essays").write_text("An essay says this and that. " * 30)
     assert {row["haystack"] for row in trial.measure_needle(trained)} == {"essays"}
+
+
+@pytest.mark.parametrize("tolerance", [-10.0, -0.001])
+def test_the_same_weights_differ_where_pruning_is_felt_and_only_there(trained, tolerance):
+    trained.run = dataclasses.replace(trained.run, log_pruning_tolerance=tolerance)
+    trained.model.set_log_pruning_tolerance(tolerance)
+    scales = {"q_norm.weight": 0.1, "k_norm.weight": 0.1, "fgate_proj.weight": 0.0}
+    with torch.no_grad():  # delta is near, every head forgets alike, and what is pruned weighs something
+        for name, weight in trained.model.named_parameters():
+            weight.mul_(scales.get(".".join(name.split(".")[-2:]), 10.0 if weight.ndim == 2 else 1.0))
+        for block in trained.model.model.layers:
+            block.attn.fgate_proj.bias.fill_(3.0)
+    before = copy.deepcopy(trained.model.state_dict())
+    rows = losses.measure_same_weights(trained)
+    assert all(set(row) == set(PAPER.quantity("same_weights").columns) for row in rows)
+    loss, noise, needle = rows
+    assert (loss["items"], needle["items"]) == (noise["items"], 2) and loss["items"] >= 256
+    assert 0 < noise["largest_difference_nats"] < 1e-4 and noise["differing_items"] > 100
+    if tolerance == -10:
+        assert max(row["largest_difference_nats"] for row in (loss, needle)) < 1e-4
+        assert needle["differing_answers"] == 0
+    else:  # fails if both were measured with pruning, or both without
+        assert loss["differing_items"] > 100
+        assert loss["largest_difference_nats"] > 5 * noise["largest_difference_nats"]
+        assert needle["differing_items"] == 2 and needle["largest_difference_nats"] > 1e-3
+    assert trained.model.config.log_pruning_tolerance == tolerance
+    assert all(torch.equal(before[name], now) for name, now in trained.model.state_dict().items())
 
 
 @pytest.mark.parametrize("pruned", [True, False])

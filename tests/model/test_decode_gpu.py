@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("architecture", ["pro", "llama"])
+@pytest.mark.parametrize("architecture", ["pro", "llama", "rope"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_graph_gives_the_answers_of_the_steps(monkeypatch, architecture, dtype, padded):

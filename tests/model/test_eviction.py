@@ -38,6 +38,7 @@ def make_model(architecture="pro", local_bias=-8.0, global_bias=6.0, **fields):
 
 
 MODELS = {name: make_model(name) for name in ("pro", "llama")}
+MODELS["rope"] = with_strong_gates(FoXForCausalLM(FoXConfig.rope(**SMALL))).requires_grad_(False)
 
 
 @torch.no_grad()
@@ -62,9 +63,7 @@ def parts(draw):
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(
-    parts=parts(), architecture=st.sampled_from(["pro", "llama"]), evict=st.booleans(), padded=st.booleans()
-)
+@given(parts=parts(), architecture=st.sampled_from([*MODELS]), evict=st.booleans(), padded=st.booleans())
 def test_answers_are_those_of_the_whole_forward(parts, architecture, evict, padded):
     """With and without eviction, for rows of different lengths, however the text is cut."""
     model, (length, cuts) = MODELS[architecture], parts

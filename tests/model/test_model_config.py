@@ -15,7 +15,7 @@ SIZES = {
 }
 VOCAB = 50257
 FLAGS = ("qk_norm", "qk_norm_share_param_across_head", "use_k_shift", "use_v_shift", "use_output_gate")
-FLAGS += ("use_output_norm",)
+FLAGS += ("use_output_norm", "use_rope")
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -41,7 +41,7 @@ def test_counts_by_hand(name):
 )
 def test_counts_are_those_of_the_model_for_every_combination(flags, heads, head_dim, width):
     shape = {"vocab_size": 11, "hidden_size": heads * head_dim, "num_hidden_layers": 2, "num_heads": heads}
-    config = FoXConfig(**shape, intermediate_size=width, **flags)
+    config = FoXConfig(**shape, intermediate_size=width, log_pruning_tolerance=None, **flags)
     with torch.device("meta"):
         actual = sum(p.numel() for p in FoXForCausalLM(config).parameters())
     assert config.num_parameters(non_embedding=False) == actual
@@ -60,6 +60,7 @@ def test_counts_are_those_of_the_model_for_every_combination(flags, heads, head_
         ({"qk_norm": 1}, "qk_norm: must be true or false, got 1"),
         ({"log_pruning_tolerance": 10.0}, "without one, attention is exact.*, or None, got 10.0"),
         ({"log_pruning_tolerance": "auto"}, "log_pruning_tolerance: must be a finite number"),
+        ({"use_rope": True}, "log_pruning_tolerance: must be None with use_rope, .* got -10.0"),
     ],
 )
 def test_wrong_values_are_named(arguments, message):

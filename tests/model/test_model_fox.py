@@ -114,6 +114,7 @@ def test_loss_of_the_model_is_that_of_its_logits(small_model, small_ids):
     assert torch.equal(loss, small_model(small_ids, labels=labels))
 
 
+@pytest.mark.parametrize("small_config", ["pro", "llama", "rope"], indirect=True)
 @pytest.mark.parametrize("autocast", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiles_into_one_graph(small_model, small_ids, autocast):
     """aot_eager traces forward and backward without generating code, so this needs no compiler."""

@@ -16,6 +16,7 @@ from acp_repro.model.layers import (
     HeadRMSNorm,
     RMSNorm,
     fuse_training,
+    make_rotation,
     token_shift,
 )
 from acp_repro.model.swiglu import SwiGLU
@@ -146,10 +147,16 @@ def straight_attention(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torc
     q = norm(split(x @ weights["q_proj.weight"].T), "q_norm", QK_NORM_EPS)
     k = norm(shifted("k_proj"), "k_norm", QK_NORM_EPS)
     v = shifted("v_proj")
-    gate = F.logsigmoid(x @ weights["fgate_proj.weight"].T + weights["fgate_proj.bias"])
-    c = gate.cumsum(1).transpose(1, 2)
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(dim)
-    scores = scores + c[..., :, None] - c[..., None, :]
+    if layer.fgate_proj is None:  # RoPE: each pair is a complex number, turned by its position
+        turn = torch.arange(time)[:, None, None] * 500_000.0 ** (-torch.arange(dim // 2) / (dim // 2))
+        turn = torch.polar(torch.ones_like(turn), turn)
+        q, k = (torch.complex(y[..., : dim // 2], y[..., dim // 2 :]) * turn for y in (q, k))
+        scores = torch.einsum("bihd,bjhd->bhij", q, k.conj()).real / math.sqrt(dim)
+    else:
+        gate = F.logsigmoid(x @ weights["fgate_proj.weight"].T + weights["fgate_proj.bias"])
+        c = gate.cumsum(1).transpose(1, 2)
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(dim)
+        scores = scores + c[..., :, None] - c[..., None, :]
     mask = torch.ones(time, time, dtype=torch.bool).triu(1)
     attention = scores.masked_fill(mask, -math.inf).softmax(-1)
     out = torch.einsum("bhij,bjhd->bihd", attention, v)
@@ -157,11 +164,12 @@ def straight_attention(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torc
     return out @ weights["o_proj.weight"].T
 
 
-@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize(("share", "use_rope"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("time", [1, 63, 129])
-def test_attention_layer_is_the_equations(share, time):
+def test_attention_layer_is_the_equations(share, time, use_rope):
     torch.manual_seed(time)
     config = FoXConfig.pro(
+        use_rope=use_rope,
         vocab_size=7,
         hidden_size=64,
         num_hidden_layers=1,
@@ -173,7 +181,8 @@ def test_attention_layer_is_the_equations(share, time):
     x = torch.randn(2, time, 64)
     expected = straight_attention(layer, x)
     # float32 roundings grow as the square root of some hundred operations along the way.
-    assert relative_error(layer(x), expected) < 16 * 2.0**-24 * math.sqrt(64)
+    found = layer(x, rotation=make_rotation(time, 32, x.device, time) if use_rope else None)
+    assert relative_error(found, expected) < 16 * 2.0**-24 * math.sqrt(64)
 
 
 def record_core(layer: ForgettingAttentionLayer) -> list:

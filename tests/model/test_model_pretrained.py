@@ -32,10 +32,12 @@ def edit_config(folder, **changes):
     path.write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
 
 
-@pytest.mark.parametrize(("preset", "share"), [("pro", True), ("llama", False)])
-def test_round_trip(tmp_path, preset, share, small_ids):
+@pytest.mark.parametrize(
+    ("preset", "share", "epsilon"), [("pro", True, -7.5), ("llama", False, -7.5), ("rope", True, None)]
+)
+def test_round_trip(tmp_path, preset, share, epsilon, small_ids):
     config = getattr(FoXConfig, preset)(
-        **SMALL, qk_norm_share_param_across_head=share, log_pruning_tolerance=-7.5, norm_eps=1e-5
+        **SMALL, qk_norm_share_param_across_head=share, log_pruning_tolerance=epsilon, norm_eps=1e-5
     )
     torch.manual_seed(0)
     model = with_strong_gates(FoXForCausalLM(config))
@@ -78,7 +80,9 @@ def test_the_written_config_is_the_authors(saved, official_pro):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"use_rope": 0}, "config.json: use_rope 0 is not supported, only false is"),
+        ({"use_rope": 0}, "config.json: use_rope: must be true or false, got 0"),
+        ({"use_rope": True}, 'fgate_type "full" is not supported, only "none" is'),
+        ({"use_rope": True, "fgate_type": "none", "rope_base": 1e4}, "rope_base 10000.0 is not supported"),
         ({"num_kv_heads": 2}, "num_kv_heads 2 is not supported, only null or the same as num_heads is"),
         ({"model_type": ...}, "only 'forgetting_transformer-project_fox' is"),
         ({"hidden_act": "gelu"}, 'only "swish" or "silu" is'),

@@ -23,6 +23,7 @@ def cu_seqlens():
     return torch.tensor((0, *LENGTHS), dtype=torch.int32).cumsum(0)
 
 
+@pytest.mark.parametrize("small_config", ["pro", "llama", "rope"], indirect=True)
 @pytest.mark.parametrize("how", ["eager", "compiled", "recomputed"])
 def test_each_document_is_as_alone(small_model, documents, cu_seqlens, how):
     row = torch.cat(documents, 1)

@@ -20,6 +20,7 @@ from acp_repro.common.files import Locked
 from acp_repro.model import ForgettingAttentionCore, FoXConfig, FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs
 from acp_repro.model.fox import FoXBlock, FoXModel
+from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
 from acp_repro.pipeline.papers.acp.settings import TrainingConfig
 from acp_repro.pipeline.papers.acp.task import pruned_ratio_per_layer
@@ -85,6 +86,17 @@ def test_a_resumed_run_gives_the_same_bits(run, capsys):
     steps = [json.loads(x)["step"] for x in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(run.steps))
     assert "continuing from step 5" in capsys.readouterr().out
+
+
+def test_the_rope_twin_learns(tmp_path, run):
+    write_suite(tmp_path, YAML.replace("[-10, null]", "[null], architecture: [rope]"))
+    train_run(twin := load_suite("mini").run("rope-tiny-128-exact"))
+    metrics = (twin.folder / "metrics.jsonl").read_text().splitlines()
+    first, last = (json.loads(metrics[i])["loss_nats"] for i in (0, -1))
+    assert last < first - 0.3
+    with pytest.raises(SuiteError, match="log_pruning_tolerance: must be None with use_rope"):
+        write_suite(tmp_path, YAML.replace("[-10, null]", "[-10], architecture: [rope]"))
+        load_suite("mini")
 
 
 def test_a_kill_between_checkpoint_and_metrics_repeats_no_line(run):

@@ -54,15 +54,18 @@ def _cudnn(q, k, v, log_fgate, threshold):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def _official() -> Call:
+def find_official() -> Callable[..., Tensor]:
+    """The authors' ``forgetting_attention``."""
     for module in ("forgetting_transformer.ops.forgetting_attention", "forgetting_transformer"):
         try:
-            call = importlib.import_module(module).forgetting_attention
-            break
+            return importlib.import_module(module).forgetting_attention
         except (ImportError, AttributeError) as error:
             missing = error
-    else:
-        raise ImportError(missing)
+    raise ImportError(missing)
+
+
+def _official() -> Call:
+    call = find_official()
 
     def attend(q, k, v, log_fgate, threshold):
         options = {} if threshold is None else {"adaptive_threshold": threshold}

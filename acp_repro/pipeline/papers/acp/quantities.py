@@ -15,6 +15,14 @@ NEEDLE = (
 )
 
 
+SAME_WEIGHTS = "test items differing_items largest_difference_nats mean_difference_nats differing_answers"
+
+
+def pruning(suite: FoXSuite) -> list[FoXRun]:
+    """Every run with ACP, also those that train with needles or from a changed weight."""
+    return [run for run in suite.runs if run.log_pruning_tolerance is not None]
+
+
 def with_acp(suite: FoXSuite) -> list[FoXRun]:
     return suite.select(acp=True)
 
@@ -28,7 +36,7 @@ def heads_run(suite: FoXSuite) -> list[FoXRun]:
 
 
 def evaluated(suite: FoXSuite) -> list[FoXRun]:
-    return suite.union(suite.evaluated("pro"), suite.evaluated("llama"))
+    return suite.union(suite.evaluated("pro"), suite.evaluated("llama"), suite.twins)
 
 
 def needle_runs(suite: FoXSuite) -> list[FoXRun]:
@@ -135,6 +143,15 @@ QUANTITIES = (
         large=True,
         optional=True,
     ),
+    Quantity("same_weights", SAME_WEIGHTS, f"{M}.losses:measure_same_weights", pruning),
+    Quantity(
+        "same_weights_tasks",
+        SAME_WEIGHTS,
+        f"{M}.lm_eval:measure_same_weights_tasks",
+        pruning,
+        library=HARNESS,
+        optional=True,
+    ),
     Quantity(
         "training_log",
         "step tokens layer pruned_ratio loss_nats averaged_steps training_device throughput_tokens_per_s",
@@ -146,7 +163,7 @@ QUANTITIES = (
         "step_losses",
         "step tokens loss_nats grad_norm",
         f"{M}.losses:measure_step_losses",
-        lambda suite: suite.needle_trainings,
+        lambda suite: [] if suite.weights else list(suite.runs),  # ready weights have no log
         large=True,
         optional=True,
     ),
@@ -157,6 +174,13 @@ QUANTITIES = (
         "gate_gradient_error forward_host_ms forward_backward_host_ms order",
         key="implementation method length_tokens heads head_dim",
         command="python -m acp_repro.benchmark_attention --suite {suite}",
+    ),
+    Quantity(
+        "forward_time",  # error_budgets is of ours, published_us of FlagAttention on an H100
+        "implementation dtype_of_inputs batch queries keys heads head_dim repeats order forward_ms "
+        "error_budgets published_us",
+        key="implementation dtype_of_inputs batch queries keys heads head_dim",
+        command="python -m acp_repro.benchmark_attention --inference --suite {suite}",
     ),
     Quantity(
         "training_step",

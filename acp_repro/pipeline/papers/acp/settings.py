@@ -114,15 +114,15 @@ class MeasureConfig(Strict):
 class GridConfig(Strict):
     """Lists whose product makes the runs, in this order."""
 
-    architecture: Axis[Literal["pro", "llama"]] = field(default_factory=lambda: ["pro"])
+    architecture: Axis[Literal["pro", "llama", "rope"]] = field(default_factory=lambda: ["pro"])
     size: Axis[str]
     context_length: Axis[Count]
     log_pruning_tolerance: Axis[LogEpsilon | None] = field(default_factory=lambda: [-10.0, None])
     seed: Axis[Seed] = field(default_factory=lambda: [0])
     # The share of training sequences that hold needles; see needle/documents.py.
     needle_share: Axis[Share] = field(default_factory=lambda: [0.0])
-    # True begins with one weight changed by one unit of bfloat16, to show the effect of chance on this seed.
-    nudged: Axis[bool] = field(default_factory=lambda: [False])
+    # k begins with the k-th weight changed by one unit of bfloat16, to show the effect of chance (true: 1).
+    nudged: Axis[bool | CountFrom0] = field(default_factory=lambda: [False])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ class FoXRun(Run):
     training: TrainingConfig
     data: DataConfig
     needle_share: float = 0.0  # of the training sequences hold needles
-    nudged: bool = False  # begins with one weight moved by one unit of bfloat16
+    nudged: bool | int = False  # k begins with the k-th weight moved by one unit of bfloat16
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class FoXRun(Run):
             method += f"{-tolerance:g}"
         needles = f"-needles{100 * self.needle_share:g}" if self.needle_share else ""
         seed = f"-seed{self.seed}" if self.seed else ""
-        nudged = "-nudged" if self.nudged else ""
+        nudged = f"-nudged{self.nudged if self.nudged > 1 else ''}" if self.nudged else ""
         return f"{self.architecture}-{self.size_name.lower()}-{tokens}-{method}{needles}{seed}{nudged}"
 
     @property
@@ -84,8 +84,7 @@ class FoXRun(Run):
 
     def model_config(self, vocab_size: int) -> FoXConfig:
         """The model of this run, for so many ids."""
-        make = FoXConfig.pro if self.architecture == "pro" else FoXConfig.llama
-        return make(
+        return getattr(FoXConfig, self.architecture)(
             vocab_size=vocab_size,
             hidden_size=self.size.hidden_size,
             num_hidden_layers=self.size.num_hidden_layers,
@@ -126,7 +125,7 @@ def make_run(file: File, suite: str, where: str, *, size: str, context_length: i
             f"training.warmup_tokens: {training.warmup_tokens} are more than the {shape.tokens} tokens of "
             f"sizes.{size}, so its learning rate would only rise; give fewer"
         )
-    return FoXRun(
+    run = FoXRun(
         suite=suite,
         training=training,
         weights=file.weights,
@@ -136,6 +135,8 @@ def make_run(file: File, suite: str, where: str, *, size: str, context_length: i
         data=data,
         **point,
     )
+    run.model_config(1)  # a shape or an epsilon that no model can have fails here
+    return run
 
 
 class FoXSuite(Suite):
@@ -219,6 +220,17 @@ class FoXSuite(Suite):
         return _largest([run for run in runs if run.context_length < top])
 
     @property
+    def twins(self) -> list[FoXRun]:
+        """Exact runs of FoX (Pro) and of its RoPE twin that are otherwise equal."""
+
+        def of_both(run: FoXRun) -> tuple:
+            return (run.size_name, run.context_length, run.seed)
+
+        fox, rope = (self.select(architecture=name, acp=False) for name in ("pro", "rope"))
+        both = set(map(of_both, fox)) & set(map(of_both, rope))
+        return self.union(run for run in (*fox, *rope) if of_both(run) in both)
+
+    @property
     def trained_with_needles(self) -> list[FoXRun]:
         """Pairs of runs whose training text holds needles, of all seeds."""
         return _paired(run for run in self.runs if run.needle_share)
@@ -236,6 +248,7 @@ class FoXSuite(Suite):
         none if all are alike in learning rate, words, text and QK-norm."""
         runs = [run for run in self.runs if run.log_pruning_tolerance == PAPER_TOLERANCE]
         runs = [run for run in runs if _shape(run) == _shape(runs[0])]
+        runs = [run for run in runs if run.seed == runs[0].seed or _suspects(run) == _suspects(runs[0])]
         return runs if len({_suspects(run) for run in runs}) > 2 else []
 
     @property
@@ -274,8 +287,8 @@ def _suspects(run: FoXRun) -> tuple:
 def _paired(runs: Iterable[FoXRun]) -> list[FoXRun]:
     """Those of ``runs`` that exist among them both with ACP (log epsilon = -10) and exact, otherwise
     equal."""
-    runs = [r for r in runs if r.log_pruning_tolerance in (PAPER_TOLERANCE, None) and not r.nudged]
-    keys = [(run.architecture, run.size_name, run.context_length, run.needle_share, run.seed) for run in runs]
+    runs = [run for run in runs if run.log_pruning_tolerance in (PAPER_TOLERANCE, None)]
+    keys = [(*run.setting[:3], *run.setting[4:], run.seed) for run in runs]  # all but the tolerance
     return [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]
 
 

@@ -53,7 +53,7 @@ class FoXTask(Task):
         model = FoXForCausalLM(self._config, self.run.training.gradient_checkpointing)
         fuse_training(model)
         if self.run.nudged:
-            nudge(model)
+            nudge(model, self.run.nudged)
         return model
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
@@ -137,13 +137,13 @@ class FoXTask(Task):
             )
 
 
-def nudge(model: FoXForCausalLM) -> None:
-    """Changes one weight, the first of the first query projection, to the next number of bfloat16: the
+def nudge(model: FoXForCausalLM, which: int = 1) -> None:
+    """Changes one weight, the ``which``-th of the first query projection, to the next number of bfloat16: the
     smallest change that the products see."""
     weight = model.model.layers[0].attn.q_proj.weight
     with torch.no_grad():
-        first = weight[0, 0].bfloat16()
-        weight[0, 0] = torch.nextafter(first, torch.full_like(first, torch.inf)).float()
+        one = weight.view(-1)[which - 1 : which]
+        one.copy_(torch.nextafter(one.bfloat16(), torch.full_like(one, torch.inf).bfloat16()))
 
 
 def pruned_ratio_per_layer(model: nn.Module, input_ids: Tensor) -> list[float]:

@@ -83,7 +83,7 @@ class Metric:
 @dataclass(frozen=True)
 class TaskResult:
     """The result of one task. A metric of another filter than the first has it after an ``@``. ``truncated``
-    requests lost their beginning because they are longer than the context."""
+    requests lost their beginning because they are longer than the context; ``likelihoods`` are of all."""
 
     task: str
     source: str
@@ -91,6 +91,7 @@ class TaskResult:
     items: int
     truncated: int
     seconds: float
+    likelihoods: list[float]
 
 
 def evaluate(
@@ -184,6 +185,10 @@ def _evaluate(lm: HFLM, loaded: LoadedTask, items: int | None) -> TaskResult:
             if request.request_type == "loglikelihood"
         ),
         seconds=time.perf_counter() - start,
+        likelihoods=[
+            float(request.resps[0][0] if request.request_type == "loglikelihood" else request.resps[0])
+            for request in loaded.task.instances
+        ],
     )
 
 

@@ -1,8 +1,8 @@
 """When do a training with ACP and its exact pair separate, and does pruning separate them?
 
-Four trainings of one run go side by side, step by step: one exact, two with ACP, and one exact with one
-weight changed by one unit of bfloat16. All start from the same weights and read the same batches. So they are
-one training until a step's gradients differ in a bit.
+Six trainings of one run go side by side, step by step: one exact, three with ACP, one exact a second time,
+and one exact with one weight changed by one unit of bfloat16. All start from the same weights and read the
+same batches. So they are one training until a step's gradients differ in a bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from acp_repro.pipeline.training.task import Trained
 from ..task import FoXTask, nudge
 from .pruned_mass import pruned_row_mass
 
-TOLERANCES = (-10.0, -40.0)
+TOLERANCES = (-10.0, -20.0, -40.0)
+REPEAT, NUDGED = "exact, a second time", "one weight moved by a unit of bfloat16"
 MOST_STEPS = 1000
 LOOK_EVERY = 100  # steps between measurements of the pruned mass
 
@@ -57,7 +58,7 @@ def measure_fork(trained: Trained) -> list[dict[str, Any]]:
     task = FoXTask(run)
     trainings = [_start(task, device, "exact", None)]
     trainings += [_start(task, device, f"ACP, log epsilon {t:g}", t) for t in TOLERANCES]
-    trainings.append(_start(task, device, "one weight moved by a unit of bfloat16", None))
+    trainings += [_start(task, device, name, None) for name in (REPEAT, NUDGED)]
     nudge(trainings[-1].model)
     blocks = [block for training in trainings for block in task.blocks(training.model)]
     names = [name for name, _ in trainings[0].model.named_parameters()]

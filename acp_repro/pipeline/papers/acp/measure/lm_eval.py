@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+import torch
+
 from acp_repro.common import files
 from acp_repro.pipeline import state
 from acp_repro.pipeline.data import prepare
@@ -13,6 +15,7 @@ from ..evaluation.catalogue import COLUMNS
 from ..evaluation.evaluation import HARNESS_VERSION, TaskResult, evaluate, harness_model, identity
 from ..evaluation.tasks import load_tasks
 from ..trained import TrainedFoX
+from .losses import summarize
 
 _SHOWN = {(column.task, column.metric) for column in COLUMNS}
 
@@ -39,25 +42,31 @@ def measure_lm_eval(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 
 def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
-    """The results of ``measure.lm_eval_tasks``. Finished tasks are kept in ``.make/SUITE/lm_eval/RUN`` until
-    all records are written, so that a stopped evaluation can continue."""
-    run, asked = trained.run, trained.measure_settings
-    tasks, notes = load_tasks(asked.lm_eval_tasks, asked.lm_eval_data)
-    for note in notes:
-        print(f"note: {note}")
-    tokenizer = prepare(run.data).tokenizer
-    lm = harness_model(trained.model, tokenizer, max_length=run.context_length, dtype=run.training.dtype)
-    kept = state.MAKE / run.suite / "lm_eval" / run.name
-    results = evaluate(
+    """The results of ``measure.lm_eval_tasks``, with the model as it is set now. Finished tasks are kept
+    until all records are written, so that a stopped evaluation can continue."""
+    run = trained.run
+    lm, tasks, kept = trained.once(_harness)
+    return evaluate(
         lm,
         tasks,
-        items=asked.lm_eval_items,
+        items=trained.measure_settings.lm_eval_items,
         kept=kept,
         identity=identity(trained.model, files.sha256_of(run.weights_file)),
         say=lambda line: print(f"{run.name}: {line}"),
     )
+
+
+def _harness(trained: TrainedFoX) -> tuple:
+    """One for all evaluations of a run: the same size of a batch rounds alike."""
+    run, asked = trained.run, trained.measure_settings
+    tasks, notes = load_tasks(asked.lm_eval_tasks, asked.lm_eval_data)
+    for note in notes:
+        print(f"note: {note}")
+    kept = state.MAKE / run.suite / "lm_eval" / run.name
     trained.when_written(lambda: shutil.rmtree(kept))
-    return results
+    tokenizer = prepare(run.data).tokenizer
+    lm = harness_model(trained.model, tokenizer, max_length=run.context_length, dtype=run.training.dtype)
+    return lm, tasks, kept
 
 
 def measure_lm_eval_items(trained: TrainedFoX) -> list[dict[str, Any]]:
@@ -70,3 +79,20 @@ def measure_lm_eval_items(trained: TrainedFoX) -> list[dict[str, Any]]:
         if (result.task, name) in _SHOWN
         for number, (value, weight) in enumerate(metric.items)
     ]
+
+
+def measure_same_weights_tasks(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a task, ACP less exact: the log-likelihoods of its requests, and the items that are right
+    with one alone."""
+    acp, exact = (
+        trained.once(evaluate_run) if method == "acp" else evaluate_run(trained)
+        for method in trained.methods(both=True)
+    )
+    rows = []
+    for one, other in zip(acp, exact, strict=True):
+        rated = [name for name in one.metrics if name.startswith("acc")]
+        right = [zip(*(side.metrics[name].items for name in rated), strict=True) for side in (one, other)]
+        changed = sum(a != b for a, b in zip(*right, strict=True)) if rated else None
+        apart = torch.tensor(one.likelihoods) - torch.tensor(other.likelihoods)
+        rows.append(summarize(one.task, apart, changed))
+    return rows

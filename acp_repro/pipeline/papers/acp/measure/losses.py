@@ -1,17 +1,23 @@
-"""Losses of a run: on held-out text, by position, and of every step of its training."""
+"""Losses of a run: on held-out text, by position, of every step of its training, and of the same weights with
+ACP and without."""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import statistics
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from acp_repro.common.files import read_json_lines
+from acp_repro.model.loss import IGNORED_LABEL
+from acp_repro.pipeline.training.step import autocast
 
+from ..needle.trial import try_wordings
+from ..task import nudge
 from ..trained import TrainedFoX
 
 WINDOW_TOKENS = 101  # Section 4.2 and Figure 3
@@ -96,3 +102,37 @@ def measure_step_losses(trained: TrainedFoX) -> list[dict[str, Any]]:
         {name: line[name] for name in ("step", "tokens", "loss_nats", "grad_norm")}
         for line in read_json_lines(trained.run.folder / "metrics.jsonl")
     ]
+
+
+def measure_same_weights(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """ACP less exact: one record for the loss of every held-out token, one for the prompts of the needle
+    test. Another shows what one bit does: both with ACP, one with a weight moved by a unit of bfloat16."""
+
+    def losses(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        with torch.no_grad(), autocast(trained.device, trained.run.training.dtype):
+            return model.loss_per_token(*batch)[batch[1] != IGNORED_LABEL].cpu()
+
+    moved, tests = copy.deepcopy(trained.model), {"loss": [], "loss, one weight moved": []}
+    nudge(moved)
+    for batch in trained.heldout_batches(trained.measure_settings.loss_tokens):
+        acp, exact = (losses(trained.model, batch) for _ in trained.methods(both=True))
+        for apart, other in zip(tests.values(), (exact, losses(moved, batch)), strict=True):
+            apart.append(acp - other)
+    rows = [summarize(test, torch.cat(apart)) for test, apart in tests.items()]
+    prompts = try_wordings(trained, "easy", trained.methods(both=True))
+    pairs = list(zip(prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :], strict=True))
+    name = "answer_log_likelihood_nats"
+    apart = torch.tensor([acp[name] - exact[name] for acp, exact in pairs])
+    return [*rows, summarize("needle", apart, sum(acp["answer"] != exact["answer"] for acp, exact in pairs))]
+
+
+def summarize(test: str, apart: Tensor, answers: int | None = None) -> dict[str, Any]:
+    """A record of ``same_weights`` from the differences of all items."""
+    return {
+        "test": test,
+        "items": len(apart),
+        "differing_items": int((apart != 0).sum()),
+        "largest_difference_nats": float(apart.abs().max()),
+        "mean_difference_nats": float(apart.mean(dtype=torch.float64)),
+        "differing_answers": answers,
+    }
