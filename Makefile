@@ -57,9 +57,9 @@ test-all: $(INSTALLED) ## run the slow tests too
 	$(PYTEST) -m 'not gpu'
 test-gpu: $(INSTALLED) ## run the tests of the kernels on this machine's GPU
 	$(DO) pytest -m gpu tests
-check: $(INSTALLED) ## ruff
-	@test -x $(BIN)/ruff || $(INSTALL) ruff
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+check: $(INSTALLED) ## ruff, and pyright over the library
+	@test -x $(BIN)/ruff -a -x $(BIN)/pyright || $(INSTALL) ruff 'pyright[nodejs]'
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 notebooks: $(INSTALLED) ## run the notebooks and store them with their pictures
 	$(BIN)/python notebooks/refresh.py
 docs: $(INSTALLED)-docs ## build the documentation site, with its links checked

@@ -9,6 +9,7 @@ share one signature, one threshold and one boundary, and none imports another. `
 from __future__ import annotations
 
 import math
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -86,7 +87,27 @@ def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tupl
     return find_backend(implementation).block_sizes(head_dim, dtype)
 
 
+@overload
 def forgetting_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_fgate: Tensor,
+    *,
+    head_first: bool = False,
+    seq_start: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    window_size: int | None = None,
+    sm_scale: float | None = None,
+    adaptive_threshold: None | float | str | Tensor = None,
+    return_start_index: Literal[False] = False,
+    implementation: str = "auto",
+) -> Tensor: ...
+@overload
+def forgetting_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, *, return_start_index: Literal[True], **options: Any
+) -> tuple[Tensor, Tensor]: ...
+def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # options: those above
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -159,6 +180,7 @@ def forgetting_attention(
         if reads_values(q) and q.numel():
             spread = 2 * logit_bound_from_norms(q, k, sm_scale)
             check_values("2 max||q|| max||k|| sm_scale with cu_seqlens", spread, 0, MOST_BETWEEN_DOCUMENTS)
+    padded_q = None
     if seq_start is not None:
         seq_start = seq_start.contiguous()
         # Memory of padding may hold anything, and in a product 0 times NaN is NaN.
@@ -184,7 +206,7 @@ def forgetting_attention(
         out, start_index = attend(
             AttentionCall(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size)
         )
-    if seq_start is not None:
+    if padded_q is not None:
         out = out.masked_fill(padded_q, 0.0)  # it is 0; its gradient may be anything
     out = out if head_first else out.transpose(1, 2)
     return (out, start_index) if return_start_index else out

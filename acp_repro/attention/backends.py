@@ -12,6 +12,7 @@ import importlib.util
 import os
 import warnings
 from types import ModuleType
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -73,7 +74,9 @@ class Backend:
         """
         raise NotImplementedError
 
-    def backward(self, dout, call: AttentionCall, out, saved, c, boundary) -> tuple[Tensor, ...]:
+    def backward(
+        self, dout, call: AttentionCall, out, saved, c, boundary
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gradients of out with respect to q, k, v and log_fgate, in the shapes and dtypes of these."""
         raise NotImplementedError
 
@@ -132,8 +135,8 @@ class Blockwise(Backend):
 
     def backward(self, dout, call, out, saved, c, boundary):
         grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
-        *grads, dc = blockwise.backward(dout, call, c, boundary, *grid)
-        return *grads, log_fgate_grad(dc, call.log_fgate)
+        dq, dk, dv, dc = blockwise.backward(dout, call, c, boundary, *grid)
+        return dq, dk, dv, log_fgate_grad(dc, call.log_fgate)
 
 
 class Triton(Backend):
@@ -193,6 +196,10 @@ def choose_implementation(device: torch.device) -> str:
     return chosen
 
 
+@overload
+def find_backend(implementation: str) -> Backend: ...
+@overload
+def find_backend(implementation: str, *others: str) -> Backend | None: ...
 def find_backend(implementation: str, *others: str) -> Backend | None:
     """The backend of that name; None for a name in ``others``, which the caller handles itself.
 

@@ -174,7 +174,8 @@ def backward(
         dc.index_add_(0, chunk.gates.flatten(), dscores.sum(1).flatten(), alpha=-1.0)
         dc.index_add_(0, chunk.gates[:, -block_q:].flatten(), dscores.sum(2).flatten())
     dc = dc.view(*c.shape[:2], -1)[..., : c.shape[-1]]
-    return *map(problem.unflatten, (dq, dk, dv), call[:3]), dc
+    dq, dk, dv = map(problem.unflatten, (dq, dk, dv), call[:3])
+    return dq, dk, dv, dc
 
 
 def decode(q: Tensor, cache: PagedKVCache, start_block, seq_start, sm_scale, window_size) -> Tensor:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 
 class AttentionCall(NamedTuple):
@@ -83,7 +84,7 @@ def check_scale(sm_scale, head_dim: int) -> float:
     """``sm_scale``, a number of any kind, as a float; by default ``1 / sqrt(head_dim)``."""
     if sm_scale is None:
         return 1.0 / math.sqrt(head_dim)
-    if not (isinstance(sm_scale, numbers.Real) and math.isfinite(sm_scale) and sm_scale > 0):
+    if not (isinstance(sm_scale, numbers.Real) and math.isfinite(sm_scale) and float(sm_scale) > 0):
         raise ValueError(f"sm_scale must be a positive finite number or None, got {sm_scale!r}")
     return float(sm_scale)
 
@@ -168,8 +169,8 @@ def check_values(name: str, x: Tensor | None, low: float, high: float, hint: str
     """Raises ValueError unless all of ``x`` lies in ``[low, high]``, where :func:`reads_values` allows it."""
     if x is None or not reads_values(x):
         return
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):  # by torch.func: the whole batch under vmap
-        x = torch._C._functorch.get_unwrapped(x)
+    while is_functorch_wrapped_tensor(x):  # by torch.func: the whole batch under vmap
+        x = get_unwrapped(x)
     if x.numel() and not bool((x >= low).all() & (x <= high).all()):
         raise ValueError(f"{name} must lie in [{low}, {high}]{hint}, got {x.min():g} to {x.max():g}")
 

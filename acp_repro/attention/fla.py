@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from typing import Any
 
 from torch import Tensor
 
@@ -76,7 +77,7 @@ def restore() -> None:
     _import_layer().parallel_forgetting_attn = own
 
 
-def _import_layer():
+def _import_layer() -> Any:
     try:
         return importlib.import_module("fla.layers.forgetting_attn")
     except ImportError as error:

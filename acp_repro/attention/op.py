@@ -14,6 +14,7 @@ import importlib
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
@@ -129,7 +130,7 @@ def _holds_its_values(x: Tensor | None) -> bool:
         return True
     if type(x) not in (Tensor, torch.nn.Parameter) or x.is_neg():
         return False
-    return not torch._C._functorch.is_legacy_batchedtensor(x)
+    return not is_legacy_batchedtensor(x)
 
 
 def _wants_gradients(tensors: tuple[Tensor, ...]) -> bool:

@@ -151,12 +151,13 @@ def plain(doc: str) -> str:
     return re.sub(r":\w+:`~?\.?([^`]+)`", r"\1", doc).replace("``", "")
 
 
-def described_parser(name: str, doc: str, **more: Any) -> argparse.ArgumentParser:
+def described_parser(name: str, doc: str | None, **more: Any) -> argparse.ArgumentParser:
     """The parser of ``python -m acp_repro.NAME``, described by its module's docstring.
 
     Lines stay as they are where there is an ``epilog``. Else the docstring becomes one paragraph, without the
     command in its first line.
     """
+    doc = doc or ""  # of `python -OO`
     if "epilog" in more:
         more["formatter_class"] = argparse.RawDescriptionHelpFormatter
     else:

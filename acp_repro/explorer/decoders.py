@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +88,7 @@ def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerIn
     Raises:
         NotReadable: no attention layer of the model can be read.
     """
-    reading = Reading()
+    reading, decoder = Reading(), cast(Any, model)
 
     def see_layer(layer: int, inputs: LayerInputs) -> None:
         reading.layers.append(layer)
@@ -99,10 +99,10 @@ def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerIn
         def see_fox(layer: int, inputs: AttentionInputs) -> None:
             see_layer(layer, LayerInputs(inputs.q, inputs.k, inputs.q.shape[-1] ** -0.5, fox=inputs))
 
-        watch, run = watch_attention(model, see_fox), model.model
+        watch, run = watch_attention(model, see_fox), decoder.model
     else:
         watch = _watch(model, see_layer, reading.skipped)
-        run = functools.partial(model.base_model, use_cache=False)
+        run = functools.partial(decoder.base_model, use_cache=False)
     with watch, torch.no_grad():
         run(input_ids)
     if not reading.layers:
@@ -123,7 +123,7 @@ def load_decoder(path: str, device: torch.device) -> tuple[nn.Module, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", use_safetensors=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto", use_safetensors=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise NotReadable(
             f"{path}: no folder or model of the Hub to read ({str(error).splitlines()[0]})"
@@ -166,9 +166,7 @@ def _attend_with_softcap(query, key, value, mask, scaling, softcap, rows: int = 
 
 
 @contextlib.contextmanager
-def _watch(
-    model: nn.Module, see: Callable[[int, LayerInputs], None], skipped: dict[int, str]
-) -> Iterator[None]:
+def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[int, str]) -> Iterator[None]:
     """While open, calls ``see`` for each layer of a decoder of transformers."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -237,12 +235,12 @@ def _why_not(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, kwarg
     return "" if (seen == ((distance >= 0) & (distance < window))).all() else "has a mask that is not causal"
 
 
-def _bloom_qk(module: nn.Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, float]:
+def _bloom_qk(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, float]:
     q, k, _ = module._reshape(module.query_key_value(hidden_states))
     return q, k, module.inv_norm_factor
 
 
-def _mpt_qk(module: nn.Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, float]:
+def _mpt_qk(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, float]:
     qkv = module.Wqkv(hidden_states)
     if module.clip_qkv:
         qkv = qkv.clamp(min=-module.clip_qkv, max=module.clip_qkv)
@@ -253,7 +251,7 @@ def _mpt_qk(module: nn.Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, f
 _ALIBI = {"BloomAttention": ("alibi", _bloom_qk), "MptAttention": ("position_bias", _mpt_qk)}
 
 
-def _alibi_inputs(module: nn.Module, arguments: dict[str, Any]) -> tuple[int, LayerInputs]:
+def _alibi_inputs(module: Any, arguments: dict[str, Any]) -> tuple[int, LayerInputs]:
     name, project = _ALIBI[type(module).__name__]
     hidden_states, bias = arguments["hidden_states"], arguments[name]
     q, k, scaling = project(module, hidden_states)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -66,7 +67,7 @@ class ModelHeads:
     @property
     def shape(self) -> tuple[int, int]:
         """Layers, and heads of each."""
-        return self.table["layer"].nunique(), self.table["head"].nunique()
+        return len({*self.table["layer"]}), len({*self.table["head"]})
 
     def head(self, layer: int, head: int) -> Head:
         """The head of that layer and number; KeyError if there is none."""
@@ -237,6 +238,7 @@ def weigh_heads(
 
 def _weigh_layer(layer: int, inputs: AttentionInputs, cell: int) -> Iterator[Head]:
     c = cumulative_log_fgate(inputs.log_fgate[:1])[0]
+    assert inputs.threshold is not None
     threshold = inputs.threshold.expand(inputs.q.shape[:2])[0]
     for head in range(inputs.q.shape[1]):
         q, k = (x[0, head] for x in (inputs.q, inputs.k))
@@ -299,7 +301,7 @@ class _Tally:
     """Sums over the calls of one layer; windows as a histogram, so memory does not grow with text."""
 
     def __init__(self):
-        self.pruned = self.token_pruned = self.windows = self.gates = 0
+        self.pruned = self.token_pruned = self.windows = self.gates = cast(Any, 0)
         self.causal = self.token_causal = 0
         self.threshold: Tensor | None = None
         self.grid: tuple[int, int] = (0, 0)
@@ -318,6 +320,7 @@ class _Tally:
         histogram = torch.bincount(slot.flatten(), minlength=heads * (length + 1))
         self.windows += histogram.view(heads, -1).cpu()
         self.gates += inputs.log_fgate.double().exp().sum((0, 2)).cpu()
+        assert inputs.threshold is not None
         lowest = inputs.threshold.expand(batch, heads).amin(0).cpu()
         self.threshold = lowest if self.threshold is None else self.threshold.minimum(lowest)
 
@@ -326,6 +329,7 @@ class _Tally:
         most = largest_pruned_ratio(length, *self.grid)
         queries = int(self.windows[0].sum())
         zero = float(pruning_threshold(0.0, length, log_pruning_tolerance))
+        assert self.threshold is not None
         for head in range(len(self.windows)):
             ratio, delta = int(self.pruned[head]) / self.causal, float(self.threshold[head])
             yield {

@@ -52,6 +52,7 @@ class Listing(NamedTuple):
     @classmethod
     def of(cls, models: Sequence[ModelHeads], most: int = MOST_KEYS) -> Listing:
         """The fullest listing with at most ``most`` keys, over all models together."""
+        count, least = 0, 0.0
         for least in LEAST_WEIGHTS:
             count = sum(int(cls(1, least).mask(head).sum()) for model in models for head in model.heads)
             if count <= most:
@@ -161,7 +162,7 @@ def _plain(column) -> list:
 
 def render(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
     """The whole page: what it shows at first, and texts in base64 by the names that the scripts look for."""
-    folder = resources.files(__package__) / "page"
+    folder = resources.files("acp_repro.explorer") / "page"
 
     def read(name: str) -> str:
         return (folder / name).read_text(encoding="utf-8")

@@ -40,6 +40,7 @@ class Scorer(Protocol):
         kwargs: dict[str, Any],
     ) -> Tensor:
         """(B, Hkv, T): a larger score is kept longer; attentions is None, because no weights are formed."""
+        ...
 
 
 @dataclass
@@ -100,7 +101,8 @@ def read_heads(
         NotReadable: the model has no causal attention that can be read, or a FoX model is given scorers.
         UsageError: ``tokens`` are no ids of the model.
     """
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    whole: Any = model.config
+    config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
     ids = check_ids(tokens, config.vocab_size).to(next(model.parameters()).device)
     length, late = ids.shape[1], ids.shape[1] - ids.shape[1] // LATE
     log_pruning_tolerance = log_pruning_tolerance or DEFAULT_LOG_PRUNING_TOLERANCE
@@ -179,6 +181,7 @@ def _certified(model: nn.Module, log_pruning_tolerance: float) -> Iterator[None]
 def _threshold(inputs: LayerInputs, log_pruning_tolerance: float) -> Tensor | None:
     """(H,) delta of the first sequence; None where nothing decays."""
     if inputs.fox is not None:
+        assert inputs.fox.threshold is not None
         return inputs.fox.threshold.expand(inputs.q.shape[:2])[0]
     if inputs.slopes is None:
         return None
@@ -200,7 +203,9 @@ def _left_out(
 
 def _scores(scorer: Scorer, inputs: LayerInputs) -> Tensor:
     """(Hkv, T) on the CPU."""
-    scores = scorer.score(inputs.module, inputs.hidden_states, inputs.k, inputs.values, None, {})
+    module, hidden, values = inputs.module, inputs.hidden_states, inputs.values
+    assert module is not None and hidden is not None and values is not None
+    scores = scorer.score(module, hidden, inputs.k, values, None, {})
     if scores.shape != inputs.k.shape[:3]:
         raise NotReadable(f"a scorer must give {tuple(inputs.k.shape[:3])}, got {tuple(scores.shape)}")
     return scores[0].float().cpu()

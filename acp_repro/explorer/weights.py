@@ -116,7 +116,7 @@ def head_weights(
     scores = q.new_empty(min(rows, length), length)
     future = torch.ones(len(scores), len(scores), dtype=torch.bool, device=device).triu_(1)
     # Powers of 2, because exp on a CPU is many times slower where its result is almost 0, as most are here.
-    scaling = q.shape[1] ** -0.5 if scaling is None else scaling
+    scaling = float(q.shape[1] ** -0.5) if scaling is None else scaling
     q, decay = q * (scaling / (softcap or math.log(2))), decay / math.log(2)
     for first in range(0, length, rows):
         last = min(length, first + rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -67,8 +67,8 @@ class ForgettingTransformerCache(Cache):
         max_cache_len: the longest length allowed, in tokens; see ``FoXCache``.
     """
 
-    is_compileable = False
-    is_croppable = True
+    is_compileable = False  # pyright: ignore[reportAssignmentType]  # properties there
+    is_croppable = True  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, config: ForgettingTransformerConfig, max_cache_len: int | None = None):
         super().__init__(layers=[])
@@ -114,8 +114,8 @@ class ForgettingTransformerCache(Cache):
         """Whether each layer has a sliding window; no layer has."""
         return [False] * len(self)
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
-        """Not supported, because this signature has no forget gates."""
+    def update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not supported, because keys and values come without forget gates."""
         raise NotImplementedError("only its FoX model fills a ForgettingTransformerCache; do not call update")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -124,7 +124,9 @@ class ForgettingTransformerCache(Cache):
         if self.fox.length and not kept:
             self.fox = self.fox.select_rows(beam_idx)
 
-    batch_select_indices = reorder_cache
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """As :meth:`reorder_cache`."""
+        self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row becomes ``repeats`` rows that continue separately."""

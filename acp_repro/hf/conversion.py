@@ -46,7 +46,7 @@ def to_transformers(
     target = Path(target)
     target.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(find_folder(source), config, longcrawl64)
-    end = None if tokenizer is None else tokenizer.eos_token_id
+    end: int | None = None if tokenizer is None else tokenizer.eos_token_id  # pyright: ignore[reportAssignmentType]
     dtypes = {tensor.dtype for tensor in tensors.values()}
     hf_config = ForgettingTransformerConfig(
         **{name: value for name, value in config_to_official(config).items() if name != "model_type"},

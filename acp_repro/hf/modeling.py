@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ _SAY_NOTHING = {"max_length_q", "max_length_k", "cache_position"}
 class ForgettingTransformerModel(PreTrainedModel):
     """FoX without its head, for ``AutoModel``."""
 
+    config: ForgettingTransformerConfig
     config_class = ForgettingTransformerConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -38,7 +40,9 @@ class ForgettingTransformerModel(PreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], *model_args: Any, **kwargs: Any
+    ) -> Self:
         """As in transformers, but only safetensors are read, and tensors that do not fit are an error.
 
         Raises:
@@ -49,9 +53,9 @@ class ForgettingTransformerModel(PreTrainedModel):
         with_info = kwargs.pop("output_loading_info", False)
         check_sum(Path(str(pretrained_model_name_or_path), kwargs.get("subfolder", "")))
         forced = dict.fromkeys(("output_loading_info", "ignore_mismatched_sizes", "use_safetensors"), True)
-        model, info = super().from_pretrained(
-            pretrained_model_name_or_path, *model_args, **{**kwargs, **forced}
-        )
+        options = {**kwargs, **forced}
+        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *model_args, **options)
+        model, info = loaded
         problems = [
             *(f"missing {name}" for name in sorted(info["missing_keys"])),
             *(f"unexpected {name}" for name in sorted(info["unexpected_keys"])),
@@ -67,17 +71,17 @@ class ForgettingTransformerModel(PreTrainedModel):
         told = getattr(model, "generation_config", None)  # none without a head
         if told and (told.bos_token_id, told.eos_token_id) == MEANINGLESS_IDS:  # from config.json unchanged
             told.bos_token_id, told.eos_token_id = model.config.bos_token_id, model.config.eos_token_id
-        return (model, info) if with_info else model
+        return (model, info) if with_info else model  # pyright: ignore[reportReturnType]
 
-    def _init_weights(self, module: nn.Module) -> None:
+    def _init_weights(self, module: Any) -> None:
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Embedding:
         """The embedding, as transformers names it."""
         return self.model.embeddings
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replaces the embedding."""
         self.model.embeddings = value
 
@@ -118,6 +122,7 @@ class ForgettingTransformerModel(PreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         tokens = input_ids if inputs_embeds is None else inputs_embeds
+        assert tokens is not None
         documents = find_documents(tokens, attention_mask, past_key_values, position_ids, kwargs)
         unused = [name for name, value in kwargs.items() if value is not None and name not in _SAY_NOTHING]
         if unused:
@@ -228,7 +233,7 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
         Returns:
             logits (B, T, vocab) in the dtype of the head's product; loss, a scalar in nats.
         """
-        output = super().forward(
+        output: Any = super().forward(
             input_ids,
             attention_mask,
             position_ids,

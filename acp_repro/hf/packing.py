@@ -31,14 +31,14 @@ def find_documents(
             if ends[0] != 0 or ends[-1] != length or bool((ends.diff() < 0).any()):
                 raise ValueError(f"{name} must start with 0, end with the length {length} and never fall")
             said[name] = document_starts(ends, length)[None]
-    starts = next(iter(said.values()), None)
-    if not all(torch.equal(other, starts) for other in said.values()):
+    starts = [*said.values()]
+    if not all(torch.equal(other, starts[0]) for other in starts):
         raise ValueError(f"{' and '.join(said)} do not say the same documents")
-    if starts is None or not bool(starts[:, 1:].any()):
+    if not starts or not bool(starts[0][:, 1:].any()):
         return None
     if batch > 1:
         raise ValueError(f"documents must be packed into a batch of one row, got {batch} rows")
-    return F.pad(starts[0].nonzero()[:, 0], (0, 1), value=length)
+    return F.pad(starts[0][0].nonzero()[:, 0], (0, 1), value=length)
 
 
 def _find_restarts(mask: Tensor | None, cache: Any, at: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ def shap_values(
     players = int(memory.kept[0])
     explainer = shap.PermutationExplainer(value, np.zeros((1, players)), seed=seed)
     least = 2 * players + 1  # one permutation, forwards and backwards
-    found = explainer(np.ones((1, players)), max_evals=max(least, evaluations), silent=True)
+    found: Any = explainer(np.ones((1, players)), max_evals=max(least, evaluations), silent=True)
     values = found.values.reshape(players, len(written))  # shap drops the axis of a single token
     return Attribution(values, memory.positions[0].tolist(), written)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import checkpoint
-from .blocks import fuse_norms
+from .blocks import T5, fuse_norms
 from .decoder import decode_teacher, write_greedily
 from .encoder import Encoded, Memory, encode_masked, encode_removed
 from .gates import compression_loss, expected_lengths, soft_lengths
@@ -67,7 +67,14 @@ class PruningAutoencoder(nn.Module):
             the T5's config lacks one of the ids that T5 needs.
     """
 
-    def __init__(self, t5: nn.Module, pruning: PruningConfig, tokenizer: TextTokenizer | None = None):
+    t5: T5
+
+    def __init__(
+        self,
+        t5: transformers.T5ForConditionalGeneration,
+        pruning: PruningConfig,
+        tokenizer: TextTokenizer | None = None,
+    ):
         super().__init__()
         fuse_norms(t5)
         self.t5, self.pruning, self.tokenizer = t5, pruning, tokenizer
@@ -108,7 +115,7 @@ class PruningAutoencoder(nn.Module):
             vocab_size=tokenizer.vocab_size,
             pad_token_id=tokenizer.pad_id,
             eos_token_id=tokenizer.eos_id,
-            decoder_start_token_id=tokenizer.pad_id,
+            decoder_start_token_id=tokenizer.pad_id,  # pyright: ignore[reportCallIssue]
             **{"dropout_rate": 0.0, **FLAN_T5_SMALL, **shape},
         )
         return cls(transformers.T5ForConditionalGeneration(config), pruning, tokenizer)

@@ -6,17 +6,21 @@ microseconds. The host cannot start them as fast as a GPU ends them. Weights and
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+T5: TypeAlias = Any  # a module of transformers' T5: those have no static types
 
-def heads(attention: nn.Module, projected: Tensor) -> Tensor:
+
+def heads(attention: T5, projected: Tensor) -> Tensor:
     """(B, T, H * d) -> (B, H, T, d), same dtype."""
     return projected.unflatten(-1, (attention.n_heads, attention.key_value_proj_dim)).transpose(1, 2)
 
 
-def attend(attention: nn.Module, hidden: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+def attend(attention: T5, hidden: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """T5's attention, which does not scale its scores.
 
     Args:
@@ -36,20 +40,18 @@ def attend(attention: nn.Module, hidden: Tensor, keys: Tensor, values: Tensor, b
     return attention.o(mixed.transpose(1, 2).flatten(2))
 
 
-def _self_attention(layer: nn.Module, hidden: Tensor, bias: Tensor) -> Tensor:
+def _self_attention(layer: T5, hidden: Tensor, bias: Tensor) -> Tensor:
     attention, normed = layer.SelfAttention, layer.layer_norm(hidden)
     keys, values = heads(attention, attention.k(normed)), heads(attention, attention.v(normed))
     return hidden + layer.dropout(attend(attention, normed, keys, values, bias))
 
 
-def encoder_block(block: nn.Module, hidden: Tensor, bias: Tensor) -> Tensor:
+def encoder_block(block: T5, hidden: Tensor, bias: Tensor) -> Tensor:
     """A ``T5Block`` of an encoder: (B, T, D), any floating dtype -> the same; ``bias`` of :func:`attend`."""
     return block.layer[1](_self_attention(block.layer[0], hidden, bias))
 
 
-def decoder_block(
-    block: nn.Module, hidden: Tensor, bias: Tensor, memory: Tensor, memory_bias: Tensor
-) -> Tensor:
+def decoder_block(block: T5, hidden: Tensor, bias: Tensor, memory: Tensor, memory_bias: Tensor) -> Tensor:
     """A ``T5Block`` of a decoder on whole texts: (B, T, D), any floating dtype -> the same.
 
     Args:
@@ -72,7 +74,7 @@ class FusedNorm(nn.Module):
         norm: the norm whose weight it takes, under the same name.
     """
 
-    def __init__(self, norm: nn.Module):
+    def __init__(self, norm: T5):
         super().__init__()
         self.weight, self.eps = norm.weight, norm.variance_epsilon
 
@@ -85,7 +87,7 @@ class FusedNorm(nn.Module):
             return F.rms_norm(hidden.float(), weight.shape, weight, self.eps).to(dtype)
 
 
-def fuse_norms(t5: nn.Module) -> None:
+def fuse_norms(t5: T5) -> None:
     """Replaces the norms of ``t5``, in place, and its GELU if it is the tanh form. Names and weights stay."""
     for module in list(t5.modules()):
         for name, child in list(module.named_children()):

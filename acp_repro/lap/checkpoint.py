@@ -15,16 +15,18 @@ from typing import Any
 
 import transformers
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
+from transformers.utils.hub import cached_file
 
 from ..common import files
+from .blocks import T5
 from .settings import PruningConfig, PruningError
 from .text import TOKENIZER_FILE, TextTokenizer
 
 CONFIG_KEY = "learnable_attention_pruning"  # in the config.json of T5
 
 
-def read_t5(name_or_folder: str | Path, **options: Any) -> tuple[nn.Module, TextTokenizer]:
+def read_t5(name_or_folder: str | Path, **options: Any) -> tuple[T5, TextTokenizer]:
     """A T5 without gates and its tokeniser, from a folder or the Hub.
 
     Args:
@@ -38,7 +40,7 @@ def read_t5(name_or_folder: str | Path, **options: Any) -> tuple[nn.Module, Text
         t5 = _load_weights(name_or_folder, "missing_keys", "mismatched_keys", **options)
         path = Path(name_or_folder) / TOKENIZER_FILE
         if not path.is_file():
-            path = Path(transformers.utils.cached_file(str(name_or_folder), TOKENIZER_FILE))
+            path = Path(str(cached_file(str(name_or_folder), TOKENIZER_FILE)))
     except OSError as error:
         raise PruningError(
             f"{name_or_folder}: no T5 with model.safetensors and {TOKENIZER_FILE} ({_first_line(error)}); "
@@ -48,11 +50,7 @@ def read_t5(name_or_folder: str | Path, **options: Any) -> tuple[nn.Module, Text
 
 
 def write_checkpoint(
-    folder: Path,
-    t5: nn.Module,
-    state: Mapping[str, Tensor],
-    pruning: PruningConfig,
-    tokenizer: TextTokenizer | None,
+    folder: Path, t5: T5, state: Mapping[str, Tensor], pruning: PruningConfig, tokenizer: TextTokenizer | None
 ) -> None:
     """Writes the folder.
 
@@ -71,7 +69,7 @@ def write_checkpoint(
         tokenizer.save(folder)
 
 
-def read_checkpoint(folder: Path) -> tuple[nn.Module, PruningConfig, TextTokenizer | None]:
+def read_checkpoint(folder: Path) -> tuple[T5, PruningConfig, TextTokenizer | None]:
     """Reads what :func:`write_checkpoint` wrote.
 
     Raises:
@@ -96,7 +94,7 @@ def read_checkpoint(folder: Path) -> tuple[nn.Module, PruningConfig, TextTokeniz
     return t5, pruning, TextTokenizer.read(path) if path.is_file() else None
 
 
-def _load_weights(name_or_folder: str | Path, *faults: str, **options: Any) -> nn.Module:
+def _load_weights(name_or_folder: str | Path, *faults: str, **options: Any) -> T5:
     """A T5 whose weights have none of the ``faults``, keys of transformers' loading info.
 
     transformers itself initialises weights that lack or do not fit, with a long warning.
@@ -104,11 +102,12 @@ def _load_weights(name_or_folder: str | Path, *faults: str, **options: Any) -> n
     options = {"use_safetensors": True, "ignore_mismatched_sizes": True, **options}
     try:
         with _silence_transformers():
-            t5, found = transformers.T5ForConditionalGeneration.from_pretrained(
+            loaded: Any = transformers.T5ForConditionalGeneration.from_pretrained(
                 name_or_folder, output_loading_info=True, **options
             )
     except (SafetensorError, ValueError) as error:
         raise OSError(f"model.safetensors cannot be read: {error}") from error
+    t5, found = loaded
     # For a weight of another shape, transformers gives both shapes too.
     names = sorted(key if isinstance(key, str) else key[0] for fault in faults for key in found[fault])
     if names:

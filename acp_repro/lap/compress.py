@@ -84,6 +84,7 @@ def mark_tokens(model: PruningAutoencoder, memory: Memory, row: int, colour: boo
     length = int(memory.lengths[row]) - 1  # EOS is always kept
     ids = memory.input_ids[row, :length].tolist()
     parts = []
+    assert model.tokenizer is not None
     gates = iter(memory.dropped_by[row].tolist())
     for token, count in model.tokenizer.characters(ids):
         gate = min((gate for gate in islice(gates, count) if gate >= 0), default=-1)
@@ -98,6 +99,7 @@ def mark_tokens(model: PruningAutoencoder, memory: Memory, row: int, colour: boo
 def group_by_gate(model: PruningAutoencoder, memory: Memory, row: int) -> list[tuple[str, list[str]]]:
     """(where, tokens): what each gate drops, then what is kept, EOS included; in the order of the text."""
     length = int(memory.lengths[row])
+    assert model.tokenizer is not None
     tokens = model.tokenizer.tokens(memory.input_ids[row, :length].tolist())
     gates = memory.dropped_by[row, :length].tolist()
     named = [(f"gate {gate + 1} drops", gate) for gate in range(memory.gates)] + [("kept", -1)]

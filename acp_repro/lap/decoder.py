@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .blocks import attend, decoder_block, heads
+from .blocks import T5, attend, decoder_block, heads
 from .encoder import relative_bias
 
 
-def logits_of(t5: nn.Module, hidden: Tensor) -> Tensor:
+def logits_of(t5: T5, hidden: Tensor) -> Tensor:
     """The head of a ``T5ForConditionalGeneration``, (..., D) -> (..., V) float. It scales its input in T5
     1.0."""
     if t5.config.scale_decoder_outputs:
@@ -23,9 +23,7 @@ def logits_of(t5: nn.Module, hidden: Tensor) -> Tensor:
     return t5.lm_head(hidden)
 
 
-def decode_teacher(
-    t5: nn.Module, memory: Tensor, memory_mask: Tensor, inputs: Tensor, window: int | None
-) -> Tensor:
+def decode_teacher(t5: T5, memory: Tensor, memory_mask: Tensor, inputs: Tensor, window: int | None) -> Tensor:
     """Logits (B, T, V) float of each next token, given the true tokens before it.
 
     Args:
@@ -56,7 +54,7 @@ class Decoding:
         window: N; None keeps all tokens.
     """
 
-    def __init__(self, t5: nn.Module, memory: Tensor, memory_mask: Tensor, window: int | None):
+    def __init__(self, t5: T5, memory: Tensor, memory_mask: Tensor, window: int | None):
         self._t5, self._window = t5, window
         self._mask = memory_mask[:, None, None, :]
         self._memory = []
@@ -105,7 +103,7 @@ class Decoding:
 
 
 def write_greedily(
-    t5: nn.Module, memory: Tensor, memory_mask: Tensor, window: int | None, most: int
+    t5: T5, memory: Tensor, memory_mask: Tensor, window: int | None, most: int
 ) -> list[list[int]]:
     """Token ids of each text, without EOS; each is the most probable one after those before it.
 

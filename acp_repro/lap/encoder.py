@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .blocks import encoder_block
+from .blocks import T5, encoder_block
 from .gates import log_gates, open_probability, pair_mask, straight_through
 from .settings import PruningConfig
 
@@ -74,7 +74,7 @@ class Memory:
         return len(self.lengths)
 
 
-def relative_bias(attention: nn.Module, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+def relative_bias(attention: T5, query_positions: Tensor, key_positions: Tensor) -> Tensor:
     """T5's bias for any positions: (..., Q) and (..., K) integer -> (..., H, Q, K) float.
 
     Args:
@@ -96,7 +96,7 @@ def clear_signal(hidden: Tensor) -> Tensor:
 
 
 def encode_masked(
-    stack: nn.Module,
+    stack: T5,
     input_ids: Tensor,
     real: Tensor,
     eos: Tensor,
@@ -170,7 +170,7 @@ def _kept_mask(gate: Tensor, config: PruningConfig) -> Tensor:
 
 
 def encode_removed(
-    stack: nn.Module, input_ids: Tensor, real: Tensor, eos: Tensor, config: PruningConfig
+    stack: T5, input_ids: Tensor, real: Tensor, eos: Tensor, config: PruningConfig
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The encoder with dropped tokens removed after each gate; the arguments of :func:`encode_masked`.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from acp_repro.common.bounds import Count, CountFrom0, Finite, PositiveOrInf, check, number
 from acp_repro.common.errors import UsageError
 
-GATES = ("published", "article")
-TRAINING_MASKS = ("soft", "straight_through", "hard_concrete")
+Gate = Literal["published", "article"]
+TrainingMask = Literal["soft", "straight_through", "hard_concrete"]
+GATES, TRAINING_MASKS = get_args(Gate), get_args(TrainingMask)
 _TEMPERATURE = (
     "a finite number above 0, because it divides (for hard gates take training_mask: straight_through)"
 )
@@ -49,14 +50,14 @@ class PruningConfig:
         max_length: the most tokens of a text, EOS included.
     """
 
-    gate: Literal[GATES] = "published"
+    gate: Gate = "published"
     noise: Literal["gumbel", "logistic", "none"] = "gumbel"
     beta: Finite = 5.0
     tau: Temperature = 0.1
     signal_limit: PositiveOrInf | None = None
     gate_every: Count = 2
     threshold: Annotated[float, number("a number below 0, as log gates are", lambda x: x < 0)] = -1.0
-    training_mask: Literal[TRAINING_MASKS] = "soft"
+    training_mask: TrainingMask = "soft"
     credit_nats: PositiveOrInf = 10.0
     decoder_window: CountFrom0 | None = 5
     max_length: Count = 512

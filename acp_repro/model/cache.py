@@ -150,7 +150,7 @@ class FoXCache:
         """Makes room for ``tokens`` more; waits for the device once in ``BLOCK_SIZE`` tokens."""
         self._check_length(tokens)
         columns = -(-(self.tokens_in_table + tokens) // BLOCK_SIZE)
-        if all(columns <= layer.pool.columns for layer in self.layers):
+        if all(columns <= layer.filled[0].columns for layer in self.layers):
             return
         for layer in self.layers:
             layer.reserve(columns)
@@ -166,14 +166,16 @@ class FoXCache:
 
     def _drop_columns(self) -> None:
         """Drops columns that no head of any layer uses, so that tables do not grow with the stream."""
-        count = int(torch.stack([layer.held.amin() for layer in self.layers]).amin())
+        count = int(torch.stack([layer.filled[2].amin() for layer in self.layers]).amin())
         if not count:
             return
         for layer in self.layers:
-            layer.pool.drop_columns(count)
-            layer.held.sub_(count)
-            layer.start.sub_(count)
+            pool, start, held, _ = layer.filled
+            pool.drop_columns(count)
+            held.sub_(count)
+            start.sub_(count)
         self.dropped_columns += count
+        assert self.seqlens is not None
         self.seqlens.sub_(count * BLOCK_SIZE)
         if self.device_start is not None:
             self.device_start.sub_(count * BLOCK_SIZE).clamp_(min=0)
@@ -205,6 +207,7 @@ class FoXCache:
                 "before the tokens that may be removed"
             )
         self.length = left
+        assert self.seqlens is not None
         self.seqlens.sub_(tokens_to_remove)
         for layer in self.layers:
             layer.remove_tokens(tokens_to_remove, -(-self.tokens_in_table // BLOCK_SIZE))
@@ -249,9 +252,9 @@ class FoXCache:
         """What is held now, in bytes. It waits for the device."""
         per_head, per_layer = [], []
         for layer in self.layers:
-            pool = layer.pool
-            kept = (pool.columns - layer.held.long().cpu()) * pool.block_bytes
+            pool, _, held, _ = layer.filled
+            kept = (pool.columns - held.long().cpu()) * pool.block_bytes
             per_head.append(kept)
             per_layer.append(kept.amax(-1) * pool.heads)
-        allocated = sum(layer.pool.allocated_bytes for layer in self.layers)
+        allocated = sum(layer.filled[0].allocated_bytes for layer in self.layers)
         return MemoryUse(torch.stack(per_head), torch.stack(per_layer), allocated)

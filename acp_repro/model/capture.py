@@ -53,13 +53,13 @@ class AttentionInputs:
 
     def count(self, *grid: int) -> BlockCount:
         """Blocks that the call prunes, on a grid of (block_q, block_k), by default that of its device."""
-        grid, length = grid or self.grid(), self.q.shape[2]
-        return count_blocks(self.boundary(*grid), length, length, *grid)
+        (block_q, block_k), length = grid or self.grid(), self.q.shape[2]
+        return count_blocks(self.boundary(block_q, block_k), length, length, block_q, block_k)
 
     def search(self) -> Tensor:
         """n_m (B, H, M) int32 by the running sum and search that a call runs here before its kernel."""
         name = choose_implementation(self.q.device)
-        threshold = self.threshold.expand(self.q.shape[:2]).contiguous()
+        threshold = None if self.threshold is None else self.threshold.expand(self.q.shape[:2]).contiguous()
         tensors = (self.q, self.k, self.v, self.log_fgate, threshold, self.seq_start)
         return find_backend(name).search(AttentionCall(*tensors, 1.0, name))[1]
 

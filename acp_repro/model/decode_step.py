@@ -51,7 +51,8 @@ class DecodeStep:
         self.cache.reserve(1)
         with CAPTURING:
             if self._version != self.cache.version:
-                self._capture()
+                self._capture(self._tokens)
+            assert self._graph is not None and self._logits is not None
             self._graph.replay()
         self.cache.count(1)
         return self._logits
@@ -60,10 +61,10 @@ class DecodeStep:
         hidden = self.model(tokens[:, None], cache=self.cache, return_hidden=True)
         return self.model.lm_head(hidden[:, -1]).float()
 
-    def _capture(self) -> None:
+    def _capture(self, tokens: Tensor) -> None:
         self._graph = None  # before its memory is needed again
         graph = torch.cuda.CUDAGraph()
-        device = self._tokens.device.type
+        device = tokens.device.type
         # Without this, casts that autocast caches would be freed when it ends, and the graph would read them.
         autocast = torch.autocast(
             device,
@@ -73,7 +74,7 @@ class DecodeStep:
         )
         # Another thread may allocate memory meanwhile.
         with autocast, torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._logits = self._run(self._tokens)
+            self._logits = self._run(tokens)
         self.cache.count(-1)  # capturing computed nothing
         self._graph, self._version = graph, self.cache.version
         self.captures += 1

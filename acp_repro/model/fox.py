@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,12 +63,15 @@ class FoXModel(nn.Module):
             there. The gradients are the same, for less memory and about a third more work.
     """
 
+    embeddings: nn.Embedding
+    layers: Sequence[FoXBlock]  # an nn.ModuleList
+
     def __init__(self, config: FoXConfig):
         super().__init__()
         self.config = config
         self.gradient_checkpointing = False
         self.embeddings = Embedding(config.vocab_size, config.hidden_size, config.initializer_range)
-        self.layers = nn.ModuleList(FoXBlock(config) for _ in range(config.num_hidden_layers))
+        self.layers = cast(Any, nn.ModuleList(FoXBlock(config) for _ in range(config.num_hidden_layers)))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
     def forward(
@@ -112,7 +116,7 @@ class FoXModel(nn.Module):
             # Scores depend on distances alone, so positions may count padding and earlier documents. Those of
             # a cache are read on the device, where a CUDA graph finds them at each step. Made once for all
             # blocks: in a compiled block each head would compute its own sines.
-            end = x.shape[1] if cache is None else cache.seqlens[:1]
+            end = x.shape[1] if cache is None or cache.seqlens is None else cache.seqlens[:1]
             rotation = make_rotation(x.shape[1], self.config.head_dim, x.device, end)
         recompute = self.gradient_checkpointing and cache is None and torch.is_grad_enabled()
         for index, block in enumerate(self.layers):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ def choose_tokens(
     finite = logits.isfinite().all()
     said = "the logits hold NaN or infinity: the weights are damaged, or their dtype is too small"
     if logits.is_cuda:
-        torch._assert_async(finite, said)
+        torch._assert_async(finite, said)  # pyright: ignore[reportPrivateImportUsage]
     elif not finite:
         raise ValueError(said)
     if temperature == 0:
@@ -147,6 +147,7 @@ def prefill(
 
 
 def _prefill_rows(model, input_ids, cache, seq_start) -> Tensor:
+    hidden: Any = None
     for part in input_ids.split(max(PREFILL_TOKENS, 128), dim=1):
         hidden = model(part, cache=cache, return_hidden=True, seq_start=seq_start)
         seq_start = None  # the cache remembers it
@@ -163,7 +164,7 @@ def _stream(model, input_ids, max_new_tokens, stop_ids, choose, seq_start) -> It
     for _ in range(max_new_tokens):
         logits = prefill(model, input_ids, cache, seq_start) if tokens is None else step(tokens)
         chosen = choose_tokens(logits, **choose)
-        tokens = chosen if stopped is None else torch.where(stopped, tokens, chosen)
+        tokens = chosen if tokens is None or stopped is None else torch.where(stopped, tokens, chosen)
         yield tokens
         if stop_ids:
             stopped = torch.isin(tokens, stops)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -48,7 +48,14 @@ class LayerCache:
     @property
     def parent(self) -> FoXCache:
         """The cache that this layer's cache is part of."""
-        return self._parent()
+        return cast("FoXCache", self._parent())
+
+    @property
+    def filled(self) -> tuple[BlockPool, Tensor, Tensor, Tensor]:
+        """``pool``, ``start``, ``held`` and the lengths, which are there from the first token on."""
+        pool, start, held, seqlens = self.pool, self.start, self.held, self.parent.seqlens
+        assert pool is not None and start is not None and held is not None and seqlens is not None
+        return pool, start, held, seqlens
 
     @property
     def evicts(self) -> bool:
@@ -60,9 +67,9 @@ class LayerCache:
         """Whether a layer may use the kernels of ``step_kernels``: on a GPU, after the padding."""
         # And while only the last input of the token shift is kept. Compiled code has its own kernels.
         parent = self.parent
-        if self.parent.length < parent.latest_start or parent.recording or torch.compiler.is_compiling():
+        if parent.length < parent.latest_start or parent.recording or torch.compiler.is_compiling():
             return False
-        return choose_implementation(parent.seqlens.device) == "triton"
+        return parent.seqlens is not None and choose_implementation(parent.seqlens.device) == "triton"
 
     def shift_state(self, name: str) -> Tensor | None:
         """(B, 1, H, D), the token shift's last input of ``name``; None before the first token."""
@@ -123,26 +130,27 @@ class LayerCache:
             )
 
     def _decode(self, core, q, k, v, log_fgate, threshold):
-        seqlens, seq_start = self.parent.seqlens, self.parent.device_start
-        self.pool.write(seqlens, k, v, log_fgate)
+        pool, start, held, seqlens = self.filled
+        pool.write(seqlens, k, v, log_fgate)
         if self.threshold is None:
-            self.start.copy_(self.held)  # delta may have fallen: search again from what is there
+            start.copy_(held)  # delta may have fallen: search again from what is there
         return forgetting_attention_with_kvcache(
             q,
-            self.pool.paged(seqlens),
-            self.start,
+            pool.paged(seqlens),
+            start,
             head_first=True,
-            seq_start=seq_start,
+            seq_start=self.parent.device_start,
             adaptive_threshold=threshold,
             implementation=core.implementation,
         )
 
     def _prefill(self, core, q, k, v, log_fgate, threshold):
-        pool, parent, tokens = self.pool, self.parent, k.shape[2]
+        pool, _, first, seqlens = self.filled
+        parent, tokens = self.parent, k.shape[2]
         seq_start, held = parent.device_start, parent.tokens_in_table
         if held:
             # The lengths count the new tokens already.
-            before = pool.paged(parent.seqlens).c_at(parent.seqlens.long()[:, None] - tokens - 1)
+            before = pool.paged(seqlens).c_at(seqlens.long()[:, None] - tokens - 1)
             out = self._attend_past(core, q, k, v, log_fgate, threshold)
         else:
             before = torch.zeros(k.shape[:2], dtype=torch.float64, device=k.device)[..., None]
@@ -151,8 +159,8 @@ class LayerCache:
             out = core(q, k, v, log_fgate, threshold, seq_start)
         c = running_sum(log_fgate, before)
         columns = -(-(held + tokens) // BLOCK_SIZE)
-        start = self.held.long()
-        if self.evicts:
+        start = first.long()
+        if self.threshold is not None and self.evicts:
             pruned = c[..., -1:] - pool.end_decays(c, held, columns) < self.threshold.double()[..., None]
             pruned = pruned & (torch.arange(columns, device=c.device) >= start[..., None])
             start = torch.minimum(start + pruned.sum(-1), torch.full_like(start, columns - 1))
@@ -165,12 +173,13 @@ class LayerCache:
                 self._move_start(start)
         if pool.take(columns, start) and not held:
             parent.evicted_at = self.parent.length + tokens  # what never had a block
-        pool.write(parent.seqlens, k, v, log_fgate, c)
+        pool.write(seqlens, k, v, log_fgate, c)
         return out
 
     def _attend_past(self, core, q, k, v, log_fgate, threshold):
         """Attention to what is held and to the new tokens, for some rows at a time."""
         # What is held is made dense. For all rows that would take as much memory as the past without ACP.
+        pool, _, earliest, _ = self.filled
         held, out = self.parent.tokens_in_table, torch.empty_like(q)
         if threshold is not None:
             threshold = threshold.expand(q.shape[:2])
@@ -178,7 +187,7 @@ class LayerCache:
         at_once = max(_PAST_BYTES // row_bytes, 1)
         for first_row in range(0, len(q), at_once):
             rows = slice(first_row, first_row + at_once)
-            k_past, v_past, gates_past, first = self.pool.gather(self.held[rows], held, rows)
+            k_past, v_past, gates_past, first = pool.gather(earliest[rows], held, rows)
             keys, values = torch.cat((k_past, k[rows]), 2), torch.cat((v_past, v[rows]), 2)
             gates = torch.cat((gates_past, log_fgate[rows]), 2)
             seq_start = self.parent.device_start
@@ -190,31 +199,33 @@ class LayerCache:
 
     def _evict(self, start: Tensor, length: int) -> None:
         """Returns blocks before ``start`` (B, H) to the pool: no query from ``length`` on needs them."""
-        if bool((start > self.held).any()):
-            self.pool.give_back(start)
+        pool, _, held, _ = self.filled
+        if bool((start > held).any()):
+            pool.give_back(start)
             self.parent.evicted_at = length
         self._move_start(start)
 
     def _move_start(self, start: Tensor) -> None:
-        self.held.copy_(start)
-        self.start.copy_(torch.maximum(self.start, self.held))
+        _, first_read, held, _ = self.filled
+        held.copy_(start)
+        first_read.copy_(torch.maximum(first_read, held))
 
     def reserve(self, columns: int) -> None:
         """Takes blocks up to column ``columns``, after returning those that no query will read."""
-        if columns <= self.pool.columns:
+        pool, start, held, seqlens = self.filled
+        if columns <= pool.columns:
             return
         if self.evicts:
-            paged = self.pool.paged(self.parent.seqlens)
-            paged.advance(self.start, self.threshold, 1, self.parent.device_start)
-            self._evict(self.start.long(), self.parent.length)
-        self.pool.take(columns, self.held.long())
+            pool.paged(seqlens).advance(start, self.threshold, 1, self.parent.device_start)
+            self._evict(start.long(), self.parent.length)
+        pool.take(columns, held.long())
 
     def remove_tokens(self, tokens: int, columns: int) -> None:
         """Removes the last ``tokens`` tokens; ``columns`` columns are left."""
         for name, z in self._shift.items():
             left = z.shape[1] - tokens
             self._shift[name] = z[:, left - 1 : left].clone()
-        if self.pool is not None:
+        if self.pool is not None and self.start is not None and self.held is not None:
             self.pool.truncate(columns)
             self.start.copy_(self.held)
 
@@ -230,7 +241,7 @@ class LayerCache:
         for name in _ROW_STATE:
             held = [getattr(part, name) for part in parts]
             setattr(self, name, None if held[0] is None else torch.cat(held))
-        self.pool = join_pools([part.pool for part in parts])
+        self.pool = join_pools([part.filled[0] for part in parts])
 
     def select_rows(self, rows: Tensor, parent: FoXCache) -> LayerCache:
         """A copy for ``parent`` whose row i is row ``rows[i]`` of this one; ``rows`` is (B',) int64."""

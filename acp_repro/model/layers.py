@@ -6,6 +6,8 @@ Parameter names are those of the official checkpoints, so a state dict needs no 
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -120,7 +122,7 @@ def fuse_training(model: nn.Module) -> None:
     # All products of one input at once, and SwiGLU's product not kept.
     for module in model.modules():
         if hasattr(module, "fuses_training"):
-            module.fuses_training = True
+            cast(Any, module).fuses_training = True
 
 
 def token_shift(
@@ -202,11 +204,11 @@ class ShiftedLinear(nn.Module):
             y and z, both (B, T, H, D) in the dtype of the product. The last z is ``previous`` of the next
             call, and all that decoding has to remember.
         """
-        z = (self.linear(x) if z is None else z).unflatten(-1, (self.num_heads, -1))
-        shift_logit = self.shift_proj(x) if shift_logit is None else shift_logit
+        new: Tensor = (self.linear(x) if z is None else z).unflatten(-1, (self.num_heads, -1))
+        logit: Tensor = self.shift_proj(x) if shift_logit is None else shift_logit
         if padding is not None:
-            z = z.masked_fill(padding[..., None, None], 0.0)
-        return token_shift(z, shift_logit, previous, starts), z
+            new = new.masked_fill(padding[..., None, None], 0.0)
+        return token_shift(new, logit, previous, starts), new
 
 
 class ForgettingAttentionCore(nn.Module):
@@ -231,7 +233,7 @@ class ForgettingAttentionCore(nn.Module):
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """``forgetting_attention`` (B, H, Tq, D), heads first; the threshold is (H,), (B, H) or None."""
-        options = {"seq_start": seq_start, "cu_seqlens": cu_seqlens, "implementation": self.implementation}
+        options: Any = dict(seq_start=seq_start, cu_seqlens=cu_seqlens, implementation=self.implementation)
         return forgetting_attention(
             q, k, v, log_fgate, head_first=True, adaptive_threshold=adaptive_threshold, **options
         )
@@ -250,10 +252,10 @@ class ForgettingAttentionLayer(nn.Module):
         self.log_pruning_tolerance = config.log_pruning_tolerance
         self.shifts = {"k": config.use_k_shift, "v": config.use_v_shift}
 
-        def kv_proj(shifted: bool) -> nn.Module:
+        def kv_proj(shifted: bool) -> Linear | ShiftedLinear:
             return ShiftedLinear(hidden, heads, std) if shifted else Linear(hidden, hidden, std)
 
-        def qk_norm() -> nn.Module | None:
+        def qk_norm() -> HeadRMSNorm | None:
             share = config.qk_norm_share_param_across_head
             norm = HeadRMSNorm(heads, config.head_dim, QK_NORM_EPS, share)
             return norm if config.qk_norm else None
@@ -290,14 +292,14 @@ class ForgettingAttentionLayer(nn.Module):
         joint = fused or (self.fuses_training and torch.is_grad_enabled())
         products = self._multiply_jointly(x) if joint else {}
 
-        def product(name: str, projection: nn.Module) -> Tensor:
+        def product(name: str, projection: Any) -> Tensor:
             return products[name] if name in products else projection(x)
 
         if self.fgate_proj is None:  # gates of 1 forget nothing
             log_fgate = x.new_zeros((len(x), self.num_heads, x.shape[1]), dtype=torch.float32)
         else:  # float32 from here on, because gates are summed over thousands of tokens
             log_fgate = F.logsigmoid(product("fgate", self.fgate_proj).float()).transpose(1, 2)
-        if fused:
+        if cache is not None and fused:
             mixes = [product(f"{name}_shift", p.shift_proj) for name, p in self._keys_and_values()]
             return self._run_fused(x, mixes, log_fgate, cache)
         padding = None
@@ -313,9 +315,10 @@ class ForgettingAttentionLayer(nn.Module):
             for name, projection in self._keys_and_values()
         )
         gate = None if self.ogate_proj is None else self._split_heads(product("ogate", self.ogate_proj))
-        if self.q_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.fgate_proj is None:
+            assert rotation is not None
             q, k = rotate(q, rotation), rotate(k, rotation)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         threshold = self._find_threshold(q, k, cache)
@@ -331,7 +334,7 @@ class ForgettingAttentionLayer(nn.Module):
             out = out * torch.sigmoid(gate)
         return self.o_proj(out.flatten(2))
 
-    def _keys_and_values(self) -> tuple[tuple[str, nn.Module], ...]:
+    def _keys_and_values(self) -> tuple[tuple[str, Linear | ShiftedLinear], ...]:
         return ("k", self.k_proj), ("v", self.v_proj)
 
     def _multiply_jointly(self, x: Tensor) -> dict[str, Tensor]:
@@ -357,14 +360,15 @@ class ForgettingAttentionLayer(nn.Module):
         """Whether this layer has all of FoX (Pro), and nobody watches what :meth:`_fused` does not call."""
         own = (self.k_proj, self.v_proj, self.q_norm, self.k_norm, self.output_norm)
         shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
-        return shifts and None not in (*own, self.ogate_proj, self.fgate_proj) and is_plain(*own)
+        return shifts and all((*own, self.ogate_proj, self.fgate_proj)) and is_plain(*filter(None, own))
 
     def _run_fused(self, x: Tensor, mixes: list[Tensor], log_fgate: Tensor, cache: LayerCache) -> Tensor:
         """:meth:`forward` on a GPU without gradients: two kernels do its small operations."""
         from .step_kernels import norm_and_gate, shift_and_norm
 
-        names = ("k_shift", "v_shift")
-        z = [proj.linear(x) for proj in (self.k_proj, self.v_proj)]
+        names, norm = ("k_shift", "v_shift"), self.output_norm
+        assert self.q_norm and self.k_norm and self.ogate_proj and norm
+        z = [cast(ShiftedLinear, proj).linear(x) for proj in (self.k_proj, self.v_proj)]
         states = [cache.shift_state(name) for name in names]
         weights = (self.q_norm.weight, self.k_norm.weight)
         q, k, v = shift_and_norm(self.q_proj(x), z, mixes, states, weights, self.num_heads, QK_NORM_EPS)
@@ -372,7 +376,6 @@ class ForgettingAttentionLayer(nn.Module):
             for name, last in zip(names, z, strict=True):
                 cache.keep_shift_state(name, self._split_heads(last[:, -1:]))
         out = cache.attend(self.core, q, k, v, log_fgate, self._find_threshold(q, k, cache))
-        norm = self.output_norm
         return self.o_proj(norm_and_gate(out, self.ogate_proj(x), norm.weight, norm.eps))
 
     def _split_heads(self, x: Tensor) -> Tensor:
@@ -411,7 +414,7 @@ class ForgettingAttentionLayer(nn.Module):
         length = (
             k.shape[-2] if cache is None else cache.parent.max_length or cache.parent.length + k.shape[-2]
         )
-        if self.q_norm is None or not is_plain(self.q_norm, self.k_norm):
+        if self.q_norm is None or self.k_norm is None or not is_plain(self.q_norm, self.k_norm):
             if cache is None:
                 return threshold_from_norms(q, k, log_pruning_tolerance=self.log_pruning_tolerance)
             cache.refusal = (

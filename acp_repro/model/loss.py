@@ -37,7 +37,7 @@ _LINE_GPU = 64
 
 def head_cross_entropy(hidden: Tensor, head: nn.Module, labels: Tensor) -> Tensor:
     """:func:`linear_cross_entropy` of a plain linear ``head``, else of the logits that ``head`` gives."""
-    if is_plain(head) and head.bias is None:
+    if isinstance(head, nn.Linear) and is_plain(head) and head.bias is None:
         return linear_cross_entropy(hidden, head.weight, labels)
     logits = head(hidden).float().transpose(1, 2)
     return F.cross_entropy(logits, labels.long(), ignore_index=IGNORED_LABEL, reduction="none")
@@ -120,11 +120,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             read = hidden[rows].to(ctx.dtype)
             logits = kept[index] if index < len(kept) else read @ rows_of_words.T
             grad = _grad_of_logits(logits, labels[rows], lse[rows], grad_loss[rows], vocab)
-            if needs_hidden:
+            if grad_hidden is not None:
                 grad_hidden[rows] = grad @ rows_of_words
-            if needs_weight:
+            if grad_rows is not None:
                 grad_rows += grad.T @ read
-        grad_weight = grad_rows[:vocab].to(weight.dtype) if needs_weight else None
+        grad_weight = None if grad_rows is None else grad_rows[:vocab].to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None, None
 
 

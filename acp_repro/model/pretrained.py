@@ -135,18 +135,18 @@ def save_pretrained(
     Raises:
         ValueError: state_dict does not fit the model's config; the message lists the tensors.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    tensors = model.state_dict() if state_dict is None else dict(state_dict)
+    whole: Any = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    tensors = whole.state_dict() if state_dict is None else dict(state_dict)
     check_tensors(
-        type(model),
+        type(whole),
         "state_dict",
-        model.config,
+        whole.config,
         {name: tuple(t.shape) for name, t in tensors.items()},
         [name for name, t in tensors.items() if not t.is_floating_point()],
     )
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     save_file = _import_safetensors().torch.save_file
-    text = json.dumps(config_to_official(model.config), indent=2, sort_keys=True) + "\n"
+    text = json.dumps(config_to_official(whole.config), indent=2, sort_keys=True) + "\n"
     with replacing(Path(folder) / WEIGHTS_FILE) as weights, replacing(Path(folder) / CONFIG_FILE) as config:
         save_file(tensors, weights, metadata={"format": "pt"})
         config.write_bytes(text.encode())

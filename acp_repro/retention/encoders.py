@@ -56,7 +56,7 @@ class Encoder:
         return out[0] if isinstance(out, tuple) else out
 
 
-def get_module(module: nn.Module, path: str) -> nn.Module:
+def get_module(module: nn.Module, path: str) -> Any:
     """The submodule at a dotted path."""
     return functools.reduce(getattr, path.split("."), module)
 
@@ -87,7 +87,7 @@ def find_encoder(model: nn.Module) -> Encoder:
     encoder = _KNOWN[model_type]
     try:
         block = encoder.find_layers(encoder.find_stack(model))[0]
-        get_module(block, encoder.query), get_module(block, encoder.key)
+        _ = get_module(block, encoder.query), get_module(block, encoder.key)
     except AttributeError as error:
         raise ValueError(f"{type(model).__name__}: {error}; correct its register_encoder") from None
     if getattr(model.config, "is_decoder", False):

@@ -40,15 +40,15 @@ def run(
     state = begin(retention, hidden, mask)
     gate_at = {place: index for index, place in enumerate(retention.places)}
     if 0 in gate_at:
-        pass_gate(state, gate_at[0], layers[0], state.hidden, state.valid)
+        pass_gate(state, gate_at[0], layers[0], (state.hidden, state.valid))
     size = 0 if 0 in gate_at else group_size(state, kwargs)
     for number, block in enumerate(layers, 1):
         index = gate_at.get(number)
         looks_back = index is not None and retention.gates[index].needs_attention
-        before = (state.hidden, state.valid) if looks_back else (None, None)
+        before = (state.hidden, state.valid) if looks_back else None
         run_block(state, block, kwargs, size)
         if index is not None:
-            pass_gate(state, index, block, *before)
+            pass_gate(state, index, block, before)
             size = 0
     set_penalty(state)
     return spread_states(state)
@@ -61,12 +61,12 @@ def begin(retention: Retention, hidden: Tensor, mask: Any) -> State:
         raise RuntimeError("call the model that retain returned, not its encoder by itself")
     batch, length = hidden.shape[:2]
     extra = length - call.valid.shape[1]  # Longformer pads to its window
-    valid, protected, ids = (
-        nn.functional.pad(x, (0, extra)) if extra and x is not None else x
-        for x in (call.valid, call.protected, call.ids)
-    )
+    valid, protected, ids = call.valid, call.protected, call.ids
+    if extra:
+        valid, protected = (nn.functional.pad(x, (0, extra)) for x in (valid, protected))
+        ids = None if ids is None else nn.functional.pad(ids, (0, extra))
     global_ = mask > 0 if windowed else None
-    if windowed:
+    if global_ is not None:
         protected = (protected | global_) & valid
     call = Call(valid, protected, ids, call.is_full and not extra, call.protects_more or windowed)
     budgets, is_full = host_budgets(retention, call)
@@ -138,6 +138,7 @@ def run_groups(state: State, block: nn.Module, kwargs: dict, size: int) -> Tenso
         part = state.retention.encoder.run(block, state.hidden[rows], mask[rows] if sliced else mask, kwargs)
         out = part.new_empty(state.shape) if out is None else out
         out[rows] = part
+    assert out is not None
     return out
 
 
@@ -152,13 +153,12 @@ def _scale_states(hidden: Tensor, z: Tensor) -> Tensor:
 # ---- one gate ----------------------------------------------------------------------------------
 
 
-def pass_gate(state: State, index: int, block: nn.Module, before: Tensor, valid_before: Tensor) -> None:
+def pass_gate(state: State, index: int, block: nn.Module, before: tuple[Tensor, Tensor] | None) -> None:
     """Scores the tokens (B, T) and multiplies, masks or removes them.
 
     Args:
         block: the block before the gate.
-        before: (B, T, D), the input of that block.
-        valid_before: (B, T) bool, the tokens of that input.
+        before: the input (B, T, D) of that block, and (B, T) bool, its tokens, for a gate that needs them.
     """
     retention, config, phase = state.retention, state.retention.config, state.retention.phase
     gate = retention.gates[index]
@@ -166,28 +166,27 @@ def pass_gate(state: State, index: int, block: nn.Module, before: Tensor, valid_
         return  # nothing to learn, nothing to drop
     received = None
     if gate.needs_attention:
+        assert before is not None
         heads = retention.model_config.num_attention_heads
         with torch.no_grad():
-            received = attention_received(
-                retention.encoder, block, before, valid_before, heads, state.global_
-            )
+            received = attention_received(retention.encoder, block, *before, heads, state.global_)
     inputs = GateInputs(state.hidden, state.valid, received, state.ids, state.positions, state.is_full)
     scores = gate(inputs)
     by_threshold = config.selection == "threshold" and config.is_learned
     # Whether the kept tokens are known as indices of a known number, without a mask between.
     by_index = phase == "hard" and _gathers(retention) and not by_threshold
-    ranking = None if by_threshold else gate.rank_values(scores, inputs)
+    ranking = scores if by_threshold else gate.rank_values(scores, inputs)
     if not by_index or not removal.selects_in_kernel(ranking) or ranking is not scores:
         note_nan(state, index, scores)  # else the kernel finds them itself
     free = state.valid & ~state.protected
     counted = None
     if config.is_learned and (retention.training or retention._records is not None):
         counted = torch.where(free, counted_share(config, scores), state.valid.to(scores.dtype))
-    if config.is_learned and retention.training:
+    if counted is not None and retention.training:
         extra = gate.extra_loss(scores, free)
         add_violation(state, index, counted)
         state.terms += [] if extra is None else [extra]
-    kept = z = None
+    kept = z = places = None
     if by_index:
         places = removal.find_places(state, index, ranking)
         if retention._records is not None:
@@ -200,12 +199,15 @@ def pass_gate(state: State, index: int, block: nn.Module, before: Tensor, valid_
             kept = keep_top(ranking, state.valid, state.protected, state.budget(index))
         z = kept.float() if phase == "hard" else sample_z(state, gate, scores, kept)
     if retention._records is not None:
+        assert kept is not None and z is not None
         record_gate(state, index, scores, kept, z, counted)
     if config.dropped == "last":
         state.held = spread_states(state)
-    if by_index:
+    if places is not None:
         removal.gather_best(state, places)
-    elif phase in ("soft", "open"):
+        return
+    assert kept is not None and z is not None
+    if phase in ("soft", "open"):
         state.c = z if state.c is None else state.c * z
         state.hidden = _scale_states(state.hidden, z)
         if config.gate_keys:
@@ -249,13 +251,15 @@ def record_gate(
     """Adds the gate's scores (B, T) float32 and choices, at the original places, to the list of
     ``recorded``."""
     retention, (batch, length) = state.retention, state.shape[:2]
+    call, records = retention._call, retention._records
+    assert call is not None and records is not None
 
     def spread(x: Tensor, filling: float | bool) -> Tensor:
         full = torch.full((batch, length + 1), filling, dtype=x.dtype, device=x.device)
         at = torch.where(state.valid, state.positions, length)
-        return full.scatter(1, at, x)[:, : retention._call.valid.shape[1]].detach()
+        return full.scatter(1, at, x)[:, : call.valid.shape[1]].detach()
 
-    retention._records.append(
+    records.append(
         GateRecord(
             retention.places[index],
             spread(scores, torch.nan),

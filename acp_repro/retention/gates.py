@@ -127,6 +127,7 @@ class H2OGate(Gate):
 
     def forward(self, inputs: GateInputs) -> Tensor:
         """The attention received, (B, T) float32."""
+        assert inputs.received is not None
         return inputs.received
 
 
@@ -147,6 +148,7 @@ class RankGate(Gate):
     def forward(self, inputs: GateInputs) -> Tensor:
         """Log-odds (B, T) float32 of the gate of each token's rank."""
         length = inputs.valid.sum(1, keepdim=True).clamp(min=1)
+        assert inputs.received is not None
         rank = _ranks(inputs.received.masked_fill(~inputs.valid, -torch.inf))
         bucket = (
             (rank * self.config.ranks).div(length, rounding_mode="floor").clamp(max=self.config.ranks - 1)
@@ -157,6 +159,7 @@ class RankGate(Gate):
 
     def rank_values(self, scores: Tensor, inputs: GateInputs) -> Tensor:
         """The attention received, (B, T) float32."""
+        assert inputs.received is not None
         return inputs.received
 
 
@@ -176,6 +179,7 @@ class InformationGate(Gate):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         last = self.sampler[-1]
+        assert isinstance(last, nn.Linear)
         last.bias.copy_(torch.tensor([self.config.initial_logit, 0.0]))
 
     def forward(self, inputs: GateInputs) -> Tensor:
@@ -197,7 +201,7 @@ class InformationGate(Gate):
         return self.config.bottleneck_weight * (kl * valid).sum() / valid.sum().clamp(min=1)
 
 
-GATES = {
+GATES: dict[str, type[Gate]] = {
     "adaptive": AdaptiveGate,
     "random": RandomGate,
     "h2o": H2OGate,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from transformers.masking_utils import create_bidirectional_mask
 from . import key_bias
 from .budget import compact, flat_rows, take, top_indices
 from .scorer import has_kernels
+
+if TYPE_CHECKING:
+    from .retention import Retention
 
 LONGEST = 16_384  # the most tokens of a row that one program of ``select_kernel`` holds
 
@@ -74,7 +77,7 @@ class GateRecord:
 class State:
     """One call between two blocks: the T' tokens that are left, and what the gates did with them."""
 
-    retention: nn.Module
+    retention: Retention
     call: Call  # of the whole sequence, with the encoder's own padding
     budgets: list[list[int]] | None  # for each gate, M of each example; None if the host may not read them
     shape: torch.Size  # (B, T, D) of the whole sequence
@@ -137,7 +140,7 @@ def find_places(state: State, gate: int, ranking: Tensor) -> Places:
 
     protected = None if state.call.protects_first else state.protected
     chosen = select(ranking.detach(), candidates, protected, budget, width)
-    valid = None if same else torch.arange(width, device=ranking.device) < budget[:, None]
+    valid = None if budget is None else torch.arange(width, device=ranking.device) < budget[:, None]
     retention._nan_checks.append((retention.places[gate], chosen.is_nan.any()))
     return Places(chosen.indices, valid, chosen.rows, chosen.slots)
 
@@ -186,7 +189,7 @@ def gather(state: State, places: Places) -> None:
 def block_mask(state: State) -> Any:
     """The attention mask of the tokens that are left, in the form that the blocks take."""
     hidden, valid = state.hidden, state.valid
-    if state.retention.encoder.windowed:
+    if state.global_ is not None:  # a windowed encoder
         limits = torch.finfo(hidden.dtype)
         mask = torch.zeros(valid.shape, dtype=hidden.dtype, device=hidden.device)
         return mask.masked_fill(state.global_, limits.max).masked_fill(~valid, limits.min)

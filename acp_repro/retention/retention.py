@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from .budget import Length, active_gates, token_budgets
 from .encoders import Encoder
-from .gates import GATES
+from .gates import GATES, Gate
 from .removal import Call, GateRecord
 from .settings import RetentionConfig
 
@@ -29,6 +29,9 @@ class Retention(nn.Module):
         penalty: the budget's share of the last training loss, a float32 scalar; None before.
     """
 
+    multiplier: Tensor
+    gates: Sequence[Gate]  # an nn.ModuleList
+
     def __init__(self, config: RetentionConfig, encoder: Encoder, model_config: Any, num_layers: int):
         super().__init__()
         self.config, self.encoder, self.model_config = config, encoder, model_config
@@ -36,8 +39,8 @@ class Retention(nn.Module):
         self.all_places = config.places(num_layers)
         self.places = active_gates(config, self.all_places)
         hidden_size = model_config.hidden_size
-        gate = GATES.get(config.method)
-        self.gates = nn.ModuleList(gate(config, hidden_size) for _ in self.places)
+        gates = nn.ModuleList(GATES[config.method](config, hidden_size) for _ in self.places)
+        self.gates = cast(Any, gates)
         start = torch.full((len(self.places),), float(config.initial_multiplier))
         if config.is_learned and config.multiplier == "joint":
             self.multiplier = nn.Parameter(start)

@@ -105,13 +105,13 @@ class RetentionScorer(nn.Module):
 
             return scan(parts, kept, self.decay, self.v.weight.view(-1), self.v.bias)
         local_part, global_part = wide(parts).chunk(2, -1)
-        if kept is not None:  # to the front, and back
-            indices, _ = compact(kept, kept.shape[1])
+        indices = None if kept is None else compact(kept, kept.shape[1])[0]
+        if indices is not None:  # to the front, and back
             global_part = take(global_part, indices)
         with torch.autocast(hidden.device.type, enabled=False):  # powers of the decay need float32
             summary = running_summary(global_part, self.decay)
             before = nn.functional.pad(summary[:, :-1], (0, 0, 1, 0))
-            if kept is not None:
+            if indices is not None:
                 before = torch.empty_like(before).scatter(1, indices[..., None].expand_as(before), before)
             activity = torch.tanh(local_part + before)
             if plain:

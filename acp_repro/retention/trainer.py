@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import TrainerCallback
 
 
@@ -14,13 +16,15 @@ class RetentionCallback(TrainerCallback):
     def __init__(self):
         self._violation: list[float] = []
 
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         _retention(model).step = state.global_step
 
-    def on_step_end(self, args, state, control, model=None, **kwargs):
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._violation = _retention(model).ascend().tolist()
 
-    def on_log(self, args, state, control, model=None, logs=None, **kwargs):
+    def on_log(
+        self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any
+    ) -> None:
         if logs is not None and self._violation:
             ours = {
                 "retention_multiplier": _retention(model).multiplier.tolist(),
@@ -30,6 +34,6 @@ class RetentionCallback(TrainerCallback):
             state.log_history[-1] |= ours  # a copy that was made before
 
 
-def _retention(model):
+def _retention(model: Any) -> Any:
     """The ``retention`` of the model, or of the model inside a wrapper."""
     return getattr(model, "module", model).retention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import transformers
@@ -20,7 +20,9 @@ from .settings import RetentionConfig
 _PREFIX = "Retained"
 
 
-def retain(model: nn.Module, config: RetentionConfig, teacher: nn.Module | None = None) -> nn.Module:
+def retain(
+    model: transformers.PreTrainedModel, config: RetentionConfig, teacher: nn.Module | None = None
+) -> RetainedModel:
     """Puts gates into an encoder of transformers, in place, and returns it.
 
     The call stays the same: the same arguments, and the same outputs in the original places. One argument is
@@ -46,12 +48,13 @@ def retain(model: nn.Module, config: RetentionConfig, teacher: nn.Module | None 
     _attach(model, config)
     model.config.retention = config.as_dict()
     model.__class__ = retained_class(type(model))
+    retained = cast(RetainedModel, model)
     if teacher is not None:
-        model.set_teacher(teacher)
-    return model
+        retained.set_teacher(teacher)
+    return retained
 
 
-def from_pretrained(folder: str | Path, **options: Any) -> nn.Module:
+def from_pretrained(folder: str | Path, **options: Any) -> RetainedModel:
     """Loads what ``save_pretrained`` of a retained model wrote, with its gates and their settings.
 
     Args:
@@ -73,13 +76,13 @@ def from_pretrained(folder: str | Path, **options: Any) -> nn.Module:
     return retained_class(base).from_pretrained(folder, **{**options, "use_safetensors": True})
 
 
-class RetainedModel:
+class RetainedModel(transformers.PreTrainedModel if TYPE_CHECKING else object):
     """The attributes that a retained model has in addition to its own class."""
 
     @property
     def retention(self) -> Retention:
         """The gates."""
-        return find_encoder(self).find_stack(self).retention
+        return cast(Any, find_encoder(self).find_stack(self)).retention
 
     def set_teacher(self, teacher: nn.Module | None) -> None:
         """Sets the dense model from which method ``top`` is distilled.
@@ -124,15 +127,15 @@ def retained_class(base: type) -> type:
             output = _add_penalty(self, output, given)
         return output
 
-    made = type(
+    made: Any = type(
         f"{_PREFIX}{base.__name__}", (RetainedModel, base), {"__init__": __init__, "forward": forward}
     )
     return made
 
 
-def _attach(model: nn.Module, config: RetentionConfig) -> None:
+def _attach(model: Any, config: RetentionConfig) -> None:
     encoder = find_encoder(model)
-    stack = encoder.find_stack(model)
+    stack: Any = encoder.find_stack(model)
     layers = encoder.find_layers(stack)
     retention = Retention(config, encoder, model.config, len(layers))
     weight = next(model.parameters())
@@ -158,7 +161,7 @@ def _retained_stack(base: type) -> type:
     return type(f"{_PREFIX}{base.__name__}", (base,), {"forward": forward})
 
 
-def _refuse_states_of_blocks(model: nn.Module, given: dict[str, Any]) -> None:
+def _refuse_states_of_blocks(model: RetainedModel, given: dict[str, Any]) -> None:
     """Raises ValueError if argument or config ask for states or attentions while tokens are dropped."""
     retention = model.retention
     gathers = retention.phase == "hard" and retention.config.removal == "gather"
@@ -173,12 +176,13 @@ def _refuse_states_of_blocks(model: nn.Module, given: dict[str, Any]) -> None:
             )
 
 
-def _find_tokens(model: nn.Module, given: dict[str, Any], protected_mask: Tensor | None) -> Call:
+def _find_tokens(model: RetainedModel, given: dict[str, Any], protected_mask: Tensor | None) -> Call:
     """Which tokens there are, and which are never dropped."""
     ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
     if (ids is None) == (embeds is None):
         raise ValueError("give either input_ids or inputs_embeds")
     tokens = embeds if ids is None else ids
+    assert tokens is not None
     shape, device = tokens.shape[:2], tokens.device
     if 0 in shape:
         raise ValueError(f"a batch of {shape[0]} texts of {shape[1]} tokens is empty; leave it out")
@@ -217,7 +221,7 @@ def _find_question(model: nn.Module, config: RetentionConfig, ids: Tensor | None
     return valid & (is_end.cumsum(1) - is_end.long() == 0) & is_end.any(1, keepdim=True)
 
 
-def _add_penalty(model: nn.Module, output: Any, given: dict[str, Any]) -> Any:
+def _add_penalty(model: RetainedModel, output: Any, given: dict[str, Any]) -> Any:
     """The output with the penalty, and ToP's distillation, added to its loss; unchanged if it has no loss."""
     as_tuple = isinstance(output, tuple)
     loss = output[0] if as_tuple else getattr(output, "loss", None)
@@ -234,7 +238,7 @@ def _add_penalty(model: nn.Module, output: Any, given: dict[str, Any]) -> Any:
     return output
 
 
-def _distil(output: Any, teacher: nn.Module, given: dict[str, Any]) -> Tensor:
+def _distil(output: Any, teacher: nn.Module, given: dict[str, Any]) -> Tensor | float:
     """KL(teacher || model), a scalar: the mean of an example, over all logits that the head gives."""
     labels = ("labels", "start_positions", "end_positions")
     with torch.no_grad():
