@@ -78,7 +78,8 @@ class Row:
     n: int | None = None
     unit: str = ""
     numbers: str = ""
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    axis: str = ""
     suite: str = ""
     scale: str = ""
     others: Sequence[Sequence[str]] = ()
@@ -319,6 +320,7 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
         unit=unit if verdict.n or runs else "",
         numbers=verdict.ours,
         values=verdict.values,
+        axis=verdict.axis,
         scale=". ".join(dict.fromkeys(map(_scale, found))),
         records=list(dict.fromkeys(files)),
     )

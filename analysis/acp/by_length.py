@@ -60,7 +60,7 @@ def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
     labels = (style.length_label(end) for end in (lengths.min(), lengths.max()))
     short = ", ".join(f"{style.span(e, f'{sign}.0f')} % at {at}" for e, at in zip(ends, labels, strict=True))
     short = short if several else f"one context length only{where}"
-    return Verdict.of(met, words + alone, short, values=by_model(table))
+    return Verdict.of(met, words + alone, short, values=by_model(table), axis="%")
 
 
 def attention_share() -> Verdict:

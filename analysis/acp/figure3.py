@@ -163,6 +163,8 @@ def losses_match(
     apart = f"the others end at most {most:.4f} nats apart{_parting(loss, step_losses)}"
     parts = [equal, f"{apart}{_seeds_apart(loss)}", mean, ours]
     words = "; ".join(filter(None, (*parts, _forked(fork)))) + note
+    labels = (f"{s}, {size}, {style.length_label(n)}, seed {seed}" for s, _, size, n, seed in counted.index)
+    more |= {"values": dict(zip(labels, counted, strict=True)), "axis": "ACP − exact (nats)"}
     return Verdict.of(found.shown, words, short, **more)
 
 

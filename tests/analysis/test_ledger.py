@@ -42,6 +42,8 @@ def test_the_committed_pages_are_those_of_the_rows(rows, monkeypatch, tmp_path):
         *(f"docs/claims/{n}.md" for n in ("acp", "lap", "retention")),
     ):
         assert (ROOT / page).read_text("utf-8") == Path(page).read_text("utf-8"), "run `make reproduction`"
+    plots = re.findall(r"\(plots/([^)]+)\)", Path("docs/claims/retention.md").read_text("utf-8"))
+    assert plots and all((ROOT / "docs/claims/plots" / name).is_file() for name in plots)
 
 
 def test_each_claim_has_a_row_with_evidence_and_a_short_answer(rows, monkeypatch):
