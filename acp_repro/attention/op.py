@@ -286,4 +286,4 @@ def _visited_flops(q: Tensor, k: Tensor, boundary: Tensor, implementation: str, 
         queries = torch.full(boundary.shape[-1:], block_q, device=boundary.device)
         queries[-1] = seqlen_q - block_q * (len(queries) - 1)  # the last row of blocks may be short
         scores -= block_k * int((boundary * queries).sum())
-    return attention_flops(scores, 1, 1, head_dim, backward)
+    return int(attention_flops(scores, 1, 1, head_dim, backward))
