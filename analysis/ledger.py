@@ -271,8 +271,7 @@ def _unmeasured(row: Row, claim: Claim, item: Item, suites: Sequence[Suite]) -> 
     lacks = " or ".join(f"`{name}`" for name in claim.quantities)
     if able is None or not set(claim.quantities) <= set(item.quantities):
         what = f"a run of {item.runs_needed}" if able is None else f"records of {lacks} of such a run"
-        verdict = Verdict(Word.UNTOLD, f"no suite has {what}", "no suite has such a run")
-        return replace(_fill(row, verdict), missing=True)
+        return replace(_fill(row, Verdict(Word.UNTOLD, f"no suite has {what}")), missing=True)
     why = f"no records of {lacks}; `make {item.name} SUITE={able.name}` makes them"
     row = _fill(row, Verdict(Word.UNTOLD, why, "not measured"))
     return replace(row, missing=True, **_rerun(claim.quantities, item, able, item.runs(able)))
@@ -434,7 +433,7 @@ def read_models(path: Path = PATH) -> list[dict[str, Any]]:
 
 def is_judged(suite: str) -> bool:
     """Whether ``claims.json`` is of the records that a suite has now."""
-    return _content().get("suites", {}).get(suite) == digest(suite)
+    return _content().get("suites", {}).get(suite, hashlib.sha256().hexdigest()) == digest(suite)
 
 
 def trained_models() -> list[dict[str, Any]]:

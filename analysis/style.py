@@ -24,7 +24,9 @@ PAPER = "#9a9a9a"
 BOUNDARY = "#E69F00"  # of Figures 1 and 6; stands out from DECAY_MAP in colour and in grey
 # Of data/books, in 16,384 words, by suite. In logs the loss rises there: an epoch ends with the late parts of
 # long books, which are easy, and the next begins with the first part of every book.
-EPOCH_TOKENS = dict.fromkeys(("h100", "h200-arms", "h200-llama", "h200-long", "h200-sizes"), 89_000_000)
+EPOCH_TOKENS = dict.fromkeys(
+    ("h100", "h100-pairs", "h200-arms", "h200-llama", "h200-long", "h200-sizes"), 89_000_000
+)
 
 
 def __getattr__(name: str) -> Any:

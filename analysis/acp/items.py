@@ -23,6 +23,7 @@ from . import (
     figureA2,
     figureA5,
     figureA7,
+    figureA8,
     table1,
     table2,
     table4,
@@ -218,6 +219,15 @@ ITEMS = tuple(
             ("pruned_ratio",),
             lambda suite: suite.arms,
             "trainings with ACP that differ in learning rate, words, text or QK-norm",
+            ours=True,
+        ),
+        Item(
+            "figureA8",
+            figureA8.make,
+            "FoX (Pro) and its RoPE twin",
+            LOSSES,
+            lambda suite: suite.twins,
+            "FoX (Pro) and RoPE, both exact",
             ours=True,
         ),
         Item(

@@ -17,7 +17,7 @@ from .. import style
 from ..published import published
 
 PUBLISHED = published("analysis.acp")
-ARCHITECTURES = {"pro": "FoX (Pro)", "llama": "FoX (LLaMA)"}
+ARCHITECTURES = {"pro": "FoX (Pro)", "llama": "FoX (LLaMA)", "rope": "RoPE (Pro)"}
 # The pruned share is highest at first: 125M at 16k prunes 93 % after 20M tokens and 88 % after 100M. The
 # paper leaves the start of training out (Section 4.1). A small model is past it after a token a weight.
 PAPER_SIZES = ("125M", "360M", "760M")

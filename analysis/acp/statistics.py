@@ -80,15 +80,6 @@ def largest_gaps(differences: pd.DataFrame) -> pd.DataFrame:
     return gaps.loc[rows, [*CURVE, "seed", "gap_nats"]].reset_index(drop=True)
 
 
-def seed_gap(records: pd.DataFrame) -> float | None:
-    """Largest difference in nats between the curves of two seeds of one setting; None with one seed."""
-    setting = [*CURVE, "log_pruning_tolerance"]
-    one_each(records, [*setting, "seed"], "loss_curve")
-    table = records.fillna({"log_pruning_tolerance": 0.0})  # a missing key would be left out
-    table = table.pivot(index=setting, columns="seed", values="loss_nats")
-    return None if table.shape[1] < 2 else float((table.max(axis=1) - table.min(axis=1)).max())
-
-
 class BlockGrid(NamedTuple):
     """The first rows of blocks of one head's attention (Figure 1)."""
 

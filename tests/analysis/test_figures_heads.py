@@ -177,9 +177,7 @@ def test_curves_are_paired_position_by_position():
     (gap,) = statistics.largest_gaps(differences).itertuples()
     assert (gap.context_length_tokens, gap.position) == (256, 2)
     assert gap.gap_nats == pytest.approx(0.2)
-    assert statistics.seed_gap(table) is None
     more = pd.concat([table, curve(None, [3.1, 2.5, 1.2], seed=1)])
-    assert statistics.seed_gap(more) == pytest.approx(0.5)
     # A seed without its pair says nothing of the difference.
     pd.testing.assert_frame_equal(statistics.loss_differences(more), statistics.loss_differences(table))
     # With it there are two pairs, each with its own gap: the mean of both would hide the larger one.

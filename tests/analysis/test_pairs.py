@@ -11,9 +11,11 @@ import scipy.stats
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.suite import load_suite, suite_names
 from analysis.acp import figure3, versions
-from analysis.ledger import all_records
+from analysis.ledger import all_records, judge_claim
 from analysis.tables import UnfitRecords
 from analysis.verdict import Word
+from tests.analysis import synthetic
+from tests.suites import YAML, write_suite
 
 MEASURED, CONTRADICTED, UNTOLD = Word.MEASURED, Word.CONTRADICTED, Word.UNTOLD
 RUN = {"architecture": "pro", "size": "a", "context_length_tokens": 512, "trained_tokens": 10**9}
@@ -46,6 +48,30 @@ CASES = [
 @pytest.mark.parametrize(("pairs", "word"), CASES)
 def test_losses_match_where_pairs_that_part_rule_out_a_difference(pairs, word):
     assert figure3.losses_match(losses(*pairs)).word is word
+
+
+@pytest.mark.parametrize(
+    ("gaps", "word"),
+    [
+        ((-0.05, -0.04, -0.06), MEASURED),
+        ((0.001, 0.002, 0.003), MEASURED),
+        ((0.02, 0.021, 0.022), CONTRADICTED),
+        ((-0.05, 0.04, 0.0), UNTOLD),
+        ((-0.05, -0.04), UNTOLD),
+    ],
+)
+def test_fox_is_set_beside_its_rope_twin(gaps, word, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    grid = f"[null], architecture: [rope, pro], seed: {[*range(len(gaps))]}"
+    write_suite(tmp_path, YAML.replace("[-10, null]", grid))
+    for run in (suite := load_suite("mini")).runs:
+        nats = 3.0 + gaps[run.seed] * (run.architecture == "pro")
+        synthetic.write(run.name, "loss", {"loss_nats": nats})
+        synthetic.write(run.name, "loss_curve", *({"position": p, "loss_nats": nats} for p in (1, 127)))
+    item = PAPER.item("figureA8")
+    (claim,) = (claim for claim in PAPER.claims if claim.items == ("figureA8",))
+    assert judge_claim(claim, item, suite, all_records(suite)).verdict.word is word
+    assert f"mean FoX − RoPE: {sum(gaps) / 3:+.4f}" in synthetic.draw("figureA8") or len(gaps) < 3
 
 
 def test_words_say_which_pairs_part_and_where():
@@ -122,5 +148,6 @@ def test_trainings_are_the_same_if_no_step_differs():
     assert figure3.same_steps(steps).word is MEASURED
     assert figure3.same_steps(steps[steps["seed"] < 2]).word is UNTOLD
     steps.loc[6, "loss_nats"] += 1e-7  # of seed 0 at step 1
-    found = figure3.same_steps(steps)
+    found = figure3.same_steps(steps, pd.DataFrame({"training": [figure3.REPEAT], "parts_here": [0]}))
     assert found.word is CONTRADICTED and "2 of 3 pairs" in found.ours and "step 1" in found.ours
+    assert figure3.same_steps(steps).word is UNTOLD  # the machine may do that, and not pruning

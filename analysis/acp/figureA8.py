@@ -1,0 +1,61 @@
+"""Figure A8: FoX (Pro) against its RoPE twin, the Transformer (Pro), which the paper builds on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from acp_repro.common.statistics import LEVEL, over_draws
+
+from .. import drawing, style
+from ..tables import side_by_side
+from ..verdict import Verdict, Word
+from . import paired
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ON_PAR_NATS = 0.01  # 1 % of perplexity; two seeds of one setting are up to 0.028 apart
+KEY = ["size", "context_length_tokens", "seed"]
+
+
+def twins(records: pd.DataFrame, *more: str) -> pd.DataFrame:
+    """``difference``, FoX less RoPE in nats, of each pair of one seed; ``more`` may be the position."""
+    table = side_by_side(records, [*KEY, *more], "architecture", "loss_nats", ("pro", "rope"), "twins")
+    return table.assign(difference=table["pro"] - table["rope"])
+
+
+def fox_is_on_par(loss: pd.DataFrame, loss_curve: pd.DataFrame) -> Verdict:
+    """Met if the pairs rule out that FoX is worse by :data:`ON_PAR_NATS`; missed if they show that it is."""
+    apart = twins(loss)["difference"]
+    seeds = f"FoX − RoPE in nats: {', '.join(f'{gap:+.4f}' for gap in apart)}"
+    more = {"n": len(apart), "unit": "pair"}
+    if len(apart) < paired.LEAST_PAIRS:
+        short = f"{len(apart)} of {paired.LEAST_PAIRS} pairs are there"
+        return Verdict(Word.UNTOLD, f"{short}. {seeds}", short, **more)
+    mean, low, high = over_draws(apart).interval(2 * LEVEL)
+    met = True if high < ON_PAR_NATS else False if low > ON_PAR_NATS else None
+    curve = twins(loss_curve, "position")
+    eighth = curve["context_length_tokens"] / 8
+    ends = [curve[curve["position"] < eighth], curve[curve["position"] >= 7 * eighth]]
+    first, last = (f"{end['difference'].mean():+.4f}" for end in ends)
+    short = f"FoX − RoPE: {mean:+.4f} [{low:+.4f}, {high:+.4f}] nats"
+    where = f"in the first eighth of the context {first}, in the last {last}"
+    return Verdict.of(met, f"mean {short} (90 %), margin {ON_PAR_NATS:g}; {where}; {seeds}", short, **more)
+
+
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    curves = twins(found.records["loss_curve"], "position")
+    figure, ax = drawing.panels()
+    for seed, curve in curves.groupby("seed"):
+        ax.plot(curve["position"], curve["difference"], lw=1, label=f"seed {seed}")
+    ax.axhline(0, color="0.4", lw=0.8)
+    style.token_axis(ax.xaxis, int(curves["context_length_tokens"].max()))
+    ax.set(xlabel="token position", ylabel="loss, FoX − RoPE (nats)")
+    verdict = fox_is_on_par(found.records["loss"], found.records["loss_curve"])
+    ax.set_title(verdict.short)
+    drawing.legend(figure)
+    caption = f"""**Figure A8.** FoX (Pro) against its RoPE twin: the same parts with RoPE in place of the
+gate, both exact. Below 0 FoX is the better. The pairs of one seed read the same batches: {verdict.ours}."""
+    return figure, caption
