@@ -81,9 +81,7 @@ def test_words_say_which_pairs_part_and_where():
     found = figure3.losses_match(records, pd.DataFrame(steps), fork)
     assert found.short == "1 of 4 pairs have equal bits, others 0.0010 at most" and found.n == 4
     assert "and part at step 1; two seeds of one setting differ by up to 0.200" in found.ours
-    assert (
-        "side by side with an exact training, A: parts at step 9" in found.ours and "-0.00004" in found.ours
-    )
+    assert "A: parts at step 9" in found.ours and "-0.00004" in found.ours
     assert figure3.losses_match(losses((3.0, 3.0))[:1]).word is UNTOLD
     with pytest.raises(UnfitRecords, match="loss: more than one record"):
         figure3.losses_match(pd.concat([losses((3.0, 3.0))] * 2))
@@ -145,5 +143,6 @@ def test_trainings_are_the_same_if_no_step_differs():
     assert figure3.same_steps(steps).word is MEASURED
     assert figure3.same_steps(steps[steps["seed"] < 2]).word is UNTOLD
     steps.loc[6, "loss_nats"] += 1e-7  # of seed 0 at step 1
-    found = figure3.same_steps(steps)
+    found = figure3.same_steps(steps, pd.DataFrame({"training": [figure3.REPEAT], "parts_here": [0]}))
     assert found.word is CONTRADICTED and "2 of 3 pairs" in found.ours and "step 1" in found.ours
+    assert figure3.same_steps(steps).word is UNTOLD  # the machine may do that, and not pruning
