@@ -6,7 +6,7 @@ ARG TORCH=cpu
 RUN apt-get update && apt-get install -y --no-install-recommends gcc git libc6-dev make && rm -rf /var/lib/apt/lists/*
 ENV PIP_NO_CACHE_DIR=1 PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/${TORCH}
 WORKDIR /acp_repro
-COPY pyproject.toml constraints.txt Makefile README.md LICENSE ./
+COPY pyproject.toml uv.lock Makefile README.md LICENSE ./
 COPY acp_repro acp_repro
 RUN make setup
 COPY . .

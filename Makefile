@@ -28,21 +28,24 @@ help: ## list every target
 
 setup: $(INSTALLED) ## install everything into .venv
 
-# constraints.txt pins what was tested; a GPU machine that has its own torch can pass PIN= to keep it.
-PIN ?= -c constraints.txt
-INSTALL := $(BIN)/pip install --disable-pip-version-check $(PIN)
-$(INSTALLED): pyproject.toml constraints.txt
+# uv.lock pins what was tested; a GPU machine that has its own torch can pass PIN= to keep it.
+PIN ?= -c .venv/pins.txt
+UV := $(shell which uv 2>/dev/null)
+INSTALL := $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/pip install --disable-pip-version-check) $(PIN)
+HAS_VENV := test -x $(BIN)/$(if $(UV),python,pip)
+$(INSTALLED): pyproject.toml uv.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "error: $(PYTHON) is no Python of 3.11 or newer; run make PYTHON=/path/to/python3.11"; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	@$(HAS_VENV) || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { echo "error: $(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \
+	@$(HAS_VENV) || $(PYTHON) -m venv .venv || \
 	  { echo "error: $(CURDIR)/.venv cannot be made, see above; clone into a folder that you may write to"; exit 1; }
+	@awk -F'"' '/^name =/ {n = $$2} /^version = "/ && n != "acp-repro" {print n "==" $$2}' uv.lock >.venv/pins.txt
 	@echo "installing into .venv (a few minutes the first time)"
 	@$(INSTALL) -e '.[test]' && touch $@
 
 # What few targets need, such as the LM Evaluation Harness, comes with the first of them.
-$(INSTALLED)-docs $(INSTALLED)-eval: $(INSTALLED)-%: $(INSTALLED)
+$(INSTALLED)-docs $(INSTALLED)-eval $(INSTALLED)-dev: $(INSTALLED)-%: $(INSTALLED)
 	@echo "installing the extra $* into .venv"
 	@$(INSTALL) -e '.[$*]' && touch $@
 

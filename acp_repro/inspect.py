@@ -43,9 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     from tqdm import tqdm
 
+    from .explorer import inspect_heads, read_heads, weigh_heads
     from .explorer.explorer import Explorer, check_comparable
-    from .explorer.heads import inspect_heads, weigh_heads
-    from .explorer.heads_table import print_heads
+    from .explorer.heads_table import print_decoder, print_heads
     from .pipeline.papers.acp.checkpoint_folder import BATCH_TOKENS, TextCheckpoint
 
     checkpoint, *others = map(TextCheckpoint, paths)
@@ -55,18 +55,23 @@ def main(arguments: list[str] | None = None) -> int:
     length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
     tokens = options.tokens or DEFAULT_TOKENS
     input_ids = checkpoint.input_ids(length, tokens, text=options.text, token_ids=options.token_ids)
+    without_gates = any(one.config.use_rope for one in (checkpoint, *others))
+    epsilon = {"log_pruning_tolerance": options.log_pruning_tolerance}
 
     def measure(function, checkpoint):
+        model = checkpoint.load(device)
+        if without_gates:  # then of both, so that they have the same columns
+            return read_heads(model, input_ids, progress=True, **epsilon)
         batches = input_ids.split(max(1, BATCH_TOKENS // length))
         return function(
-            checkpoint.load(device),
+            model,
             (batch.to(device) for batch in tqdm(batches, unit="batch", leave=False, disable=None)),
-            log_pruning_tolerance=options.log_pruning_tolerance,
             dtype=checkpoint.autocast_dtype(device),
+            **epsilon,
         )
 
     source = checkpoint.source(options.text, options.token_ids)
-    if options.html:
+    if options.html or without_gates:  # the page is made when it is written
         # A reader of the page does not see the command line, and need not know the machine's folders.
         given = options.token_ids or options.text
         facts = [Path(given).name if given else source.partition(" (--")[0]]
@@ -74,11 +79,15 @@ def main(arguments: list[str] | None = None) -> int:
         for one, model in zip((checkpoint, *others), models, strict=True):
             model.name, model.facts = one.name, facts
         page = Explorer(*models, tokenizer=checkpoint.tokenizer)
-        heads = models[0].table.loc[:, :"log_pruning_tolerance"]  # what `inspect_heads` gives
+        heads = models[0].table if without_gates else models[0].table.loc[:, :"log_pruning_tolerance"]
     else:
-        heads = measure(inspect_heads, checkpoint)
+        heads, page = measure(inspect_heads, checkpoint), None
     print(f"text: {source}")
-    print_heads(str(checkpoint.folder), heads, options.sort)
+    (print_decoder if without_gates else print_heads)(str(checkpoint.folder), heads, options.sort)
+    return _write_files(options, heads, page)
+
+
+def _write_files(options: argparse.Namespace, heads, page) -> int:
     if options.csv:
         files.write_text(options.csv, heads.to_csv(index=False))
         print(f"csv     {options.csv.resolve()}")
@@ -115,23 +124,14 @@ def _inspect_decoder(options: argparse.Namespace) -> int:
         if len(ids) < length:
             raise UsageError(f"the text has {len(ids)} tokens; give that --length, or a longer text")
         ids = ids[: min(count, len(ids)) // length * length].view(-1, length)
-    epsilon = (
-        {"log_pruning_tolerance": options.log_pruning_tolerance} if options.log_pruning_tolerance else {}
-    )
-    heads = read_heads(model, ids, progress=True, **epsilon)
+    heads = read_heads(model, ids, log_pruning_tolerance=options.log_pruning_tolerance, progress=True)
     given = options.token_ids or options.text
     heads.facts = [Path(given).name if given else SampleSource.title]
     print(f"text: {given or SampleSource.title}")
     print_decoder(options.checkpoint, heads.table, options.sort)
     for line in heads.skipped:
         print(f"skipped {line}")
-    if options.csv:
-        files.write_text(options.csv, heads.table.to_csv(index=False))
-        print(f"csv     {options.csv.resolve()}")
-    if options.html:
-        path = Explorer(heads, tokenizer=tokenizer).save(options.html)
-        print(f"html    {path.resolve()} ({path.stat().st_size / 1e6:.1f} MB)")
-    return 0
+    return _write_files(options, heads.table, Explorer(heads, tokenizer=tokenizer))
 
 
 def _check_reads_like(one: Checkpoint, other: Checkpoint) -> None:

@@ -107,6 +107,26 @@ def save(figure: Figure, path: Path, caption: str) -> Path:
     return path
 
 
+def save_forest(values: Mapping[str, float | Sequence[float]], axis: str, path: Path) -> None:
+    """Writes a PNG with a line for each value, and for its interval where it is (mean, low, high)."""
+    from matplotlib import pyplot as plt
+
+    style.use_style()
+    figure, ax = panels(height=0.5 + 0.16 * len(values), width=5.0)
+    for row, value in enumerate(values.values()):
+        mean, *ends = value if isinstance(value, Sequence) else (value,)
+        ax.plot(ends or [mean], [row] * (len(ends) or 1), color=style.SIZES[0])
+        ax.plot([mean], [row], "o", ms=3, color=style.SIZES[0])
+    ax.set(yticks=range(len(values)), yticklabels=values, xlabel=axis)
+    ax.invert_yaxis()
+    if ax.get_xlim()[0] < 0 < ax.get_xlim()[1]:
+        ax.axvline(0, color=style.PAPER, lw=0.8)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.03)
+    plt.close(figure)
+    files.write_bytes(path, _small(file.getvalue()))
+
+
 def _wrap_titles(figure: Figure) -> None:
     """Breaks each panel's title where the panel ends."""
     figure.draw_without_rendering()  # places the panels, so that they have a width

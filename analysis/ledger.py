@@ -78,7 +78,8 @@ class Row:
     n: int | None = None
     unit: str = ""
     numbers: str = ""
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    axis: str = ""
     suite: str = ""
     scale: str = ""
     others: Sequence[Sequence[str]] = ()
@@ -271,8 +272,8 @@ def _unmeasured(row: Row, claim: Claim, item: Item, suites: Sequence[Suite]) -> 
     lacks = " or ".join(f"`{name}`" for name in claim.quantities)
     if able is None or not set(claim.quantities) <= set(item.quantities):
         what = f"a run of {item.runs_needed}" if able is None else f"records of {lacks} of such a run"
-        verdict = Verdict(Word.UNTOLD, f"no suite has {what}", "no suite has such a run")
-        return replace(_fill(row, verdict), missing=True)
+        short = "not measured" if able else "no suite has such a run"
+        return replace(_fill(row, Verdict(Word.UNTOLD, f"no suite has {what}", short)), missing=True)
     why = f"no records of {lacks}; `make {item.name} SUITE={able.name}` makes them"
     row = _fill(row, Verdict(Word.UNTOLD, why, "not measured"))
     return replace(row, missing=True, **_rerun(claim.quantities, item, able, item.runs(able)))
@@ -319,6 +320,7 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
         unit=unit if verdict.n or runs else "",
         numbers=verdict.ours,
         values=verdict.values,
+        axis=verdict.axis,
         scale=". ".join(dict.fromkeys(map(_scale, found))),
         records=list(dict.fromkeys(files)),
     )

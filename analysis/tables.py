@@ -23,9 +23,9 @@ def one_each(table: pd.DataFrame, key: Sequence[str], what: str) -> pd.DataFrame
     return table
 
 
-def some(table: pd.DataFrame | pd.Series, what: str) -> pd.DataFrame | pd.Series:
-    """``table`` itself, which has a row."""
-    if table.empty:
+def some(table: pd.DataFrame | pd.Series | None, what: str) -> pd.DataFrame | pd.Series:
+    """``table`` itself, which is there and has a row."""
+    if table is None or table.empty:
         raise UnfitRecords(f"{what}: no record")
     return table
 

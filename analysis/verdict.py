@@ -34,7 +34,8 @@ class Verdict:
         ours: all numbers, in the Markdown of captions.
         short: the answer in at most 60 characters; empty where ``ours`` is as short.
         n, unit: how many of what the verdict rests on; by default the trainings or the timed models.
-        values: numbers by the model that they are of, for tables of other pages.
+        values: numbers by what they are of, or (mean, low, high), for plots and tables; ``axis`` has their
+            unit.
     """
 
     word: Word
@@ -42,7 +43,8 @@ class Verdict:
     short: str = ""
     n: int | None = None
     unit: str = ""
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, float | tuple[float, float, float]] = field(default_factory=dict)
+    axis: str = ""
 
     @classmethod
     def of(cls, met: bool | None, ours: str, short: str = "", **more) -> Self:

@@ -17,12 +17,16 @@ LINK = re.compile(r"(?<=\]\()(?!https?:|#)[^)\s#]+")
 SHARED_LINE = re.compile(
     r"<b><code>(?:<[^<>]*>)*(\w+),(?:</\w+>)*</code></b>\s*\(<code>((?:(?!</code>).)*)</code>\)"
 )
+# A formula as GitHub shows it, and before it the code in which a dollar is a dollar.
+FORMULA = re.compile(r"(?s:```.*?```)|`[^`\n]*`|\$(\S[^$`\n]*)\$")
+SYMBOLS = dict(leq="≤", geq="≥", iff="⇔", times="×", max="max", epsilon="ε")
+SYMBOLS |= dict(alpha="α", beta="β", gamma="γ", lambda_="λ", rho="ρ")
 NUMBERED = re.compile(r"(?m)^(\d+\. \S.*\n)((?: {3}.*\n|\n(?= {3}))+)")
 
 
 def on_files(files, config):
     chosen = Files(file for file in files if file.src_dir != config.docs_dir)  # those of the theme
-    wanted = re.findall(r"[\w./-]+\.md", str(config.nav))
+    wanted = [*re.findall(r"[\w./-]+\.md", str(config.nav)), *config.extra_css, *config.extra["polyfills"]]
     while wanted:
         path = wanted.pop()
         if path in chosen.src_uris:
@@ -43,13 +47,27 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, **_):
     """What belongs to a numbered point stands three spaces in on GitHub, four for this Markdown."""
     markdown = NUMBERED.sub(lambda point: point[1] + re.sub("(?m)^ {3}", " " * 4, point[2]), markdown)
-    return _without_folders(markdown, page.file.src_uri)
+    return FORMULA.sub(_shown, _without_folders(markdown, page.file.src_uri))
 
 
 def on_page_content(html, **_):
     """Docstrings name functions as Sphinx does, :func:`name`, and attributes that share a line, `k, v`."""
     html = re.sub(r":(func|class|meth|attr|data|mod|exc):(?=<code>)", "", html)
     return SHARED_LINE.sub(r"<b><code>\1</code></b>, <b><code>\2</code></b>", html)
+
+
+def _shown(found: re.Match) -> str:
+    """A formula as HTML: with letters for TeX's commands, and what is raised or lowered."""
+    if not (text := found[1]):
+        return found[0]
+    text = re.sub(r"\\(?:mathrm|(sqrt))\{(\w+)\}", lambda m: ("√" if m[1] else "") + m[2], text)
+    text = re.sub(r"\\([a-z]+)", lambda m: SYMBOLS.get(m[1]) or SYMBOLS[m[1] + "_"], text)
+    text = text.replace("-", "−").replace("*", "&#42;")
+    for sign, tag in (("_", "sub"), (r"\^", "sup")):
+        text = re.sub(
+            sign + r"(?:\{([^}]*)\}|(&#42;|\w))", lambda m, t=tag: f"<{t}>{m[1] or m[2]}</{t}>", text
+        )
+    return text
 
 
 def _without_folders(markdown: str, path: str) -> str:

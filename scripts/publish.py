@@ -32,7 +32,26 @@ from acp_repro.pipeline.training.run_folder import TrainingError, check_done
 
 LARGEST_BYTES = 12_000_000  # what a clone should have to download
 
-CARD = """# {name}
+# Front matter as the Hugging Face Hub reads it: of each paper the language, the tags, and the data in words.
+FRONT = {
+    "acp": ("en", "forgetting-transformer, pruning, text-generation", "English books in the public domain"),
+    "retention": ("code", "adaptive-retention, text-classification", "the Python standard library"),
+    "lap": (
+        "en",
+        "learnable-attention-pruning, autoencoder, t5",
+        "short sentences of Python's documentation and a novel",
+    ),
+}
+
+CARD = """---
+license: apache-2.0
+language: {language}
+library_name: acp_repro
+tags: [{tags}]
+datasets: [{data}]
+---
+
+# {name}
 
 {about}
 
@@ -83,7 +102,10 @@ def publish(suite: Suite, run: Run, folder: Path, data: str = "") -> Path:
         again = f"python scripts/publish.py --suite {suite.name} --run {run.name}{name}"
         rows["retrain"] = f"`{run.command}`, then `{again}`"
         lines = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-        (made / "README.md").write_text(CARD.format(name=folder.name, about=about, rows=lines, end=end))
+        front = dict(zip(("language", "tags", "data"), FRONT[suite.paper.name], strict=True))
+        (made / "README.md").write_text(
+            CARD.format(name=folder.name, about=about, rows=lines, end=end, **front)
+        )
         if folder.exists():
             folder.rename(Path(beside) / "before")
         made.rename(folder)

@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 import torch
 
-from acp_repro import inspect, load_pretrained
+from acp_repro import FoXConfig, FoXForCausalLM, inspect, load_pretrained
 from acp_repro.explorer.blocks import BLOCK, known_afterwards, seen_on_the_way
 from acp_repro.explorer.decoders import NotReadable, read_layers
 from acp_repro.explorer.read import read_heads
 from acp_repro.explorer.weights import head_weights
+from acp_repro.model import save_pretrained
 
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 T = 150
@@ -180,6 +181,20 @@ def test_the_command_and_its_page(tmp_path, capsys):
     assert inspect.main([*given, "--html", str(page), "--compare", "pretrained/pro-3m-4k-acp"]) == 2
     assert inspect.main([str(tmp_path / "llama")]) == 2
     assert "has no tokenizer; give token ids" in capsys.readouterr().err
+
+
+def test_a_rope_twin_of_ours_is_read_like_any_decoder(ids, tmp_path, capsys):
+    shape = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2}
+    for name in ("rope", "pro"):
+        torch.manual_seed(1)
+        save_pretrained(twin := FoXForCausalLM(getattr(FoXConfig, name)(**shape)), tmp_path / name)
+        assert bool(read_heads(twin, ids).table["known"].any()) == (name == "pro")
+    np.save(tmp_path / "ids.npy", ids.numpy())
+    page = tmp_path / "heads.html"
+    given = ["--token-ids", str(tmp_path / "ids.npy"), "--length", str(T), "--html", str(page)]
+    assert inspect.main([str(tmp_path / "rope"), *given, "--compare", str(tmp_path / "pro")]) == 0
+    assert "2 layers of 2 heads" in (said := capsys.readouterr().out) and "seen on the way" in said
+    assert '"mean_forget_gate"' not in page.read_text(encoding="utf-8").partition("</script>")[0]
 
 
 def test_what_cannot_be_read_is_said_in_one_line(ids):

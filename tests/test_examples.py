@@ -1,4 +1,4 @@
-"""The scripts of docs/examples do what they say."""
+"""The scripts of examples do what they say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from acp_repro.attention import forgetting_attention
 from acp_repro.model.capture import AttentionInputs
 
-EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def load(name: str):

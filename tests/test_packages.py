@@ -1,5 +1,6 @@
 """The wall that pyproject.toml draws, and what needs no torch or triton."""
 
+import ast
 import pkgutil
 import subprocess
 import sys
@@ -30,6 +31,18 @@ def test_imports_go_one_way():
     ]
     done = subprocess.run(linter, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_attention_can_be_moved_as_a_folder():
+    """The rules of Hugging Face's `kernels`: relative imports, torch, Triton and the standard library."""
+    folder, allowed = ROOT / "acp_repro" / "attention", {"torch", "triton", *sys.stdlib_module_names}
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level <= len(path.relative_to(folder).parts), (path, node.lineno)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                names = [getattr(node, "module", None) or alias.name for alias in node.names]
+                assert {name.partition(".")[0] for name in names} <= allowed, (path, node.lineno)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def work(tmp_path_factory):
         for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS", "GOALS"):  # of the `make test` that runs this
             patch.delenv(name, raising=False)
         write_suite(folder)
-        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        for name in ("Makefile", "pyproject.toml", "uv.lock"):
             shutil.copy(ROOT / name, folder)
         for name in ("acp_repro", "analysis"):
             (folder / name).symlink_to(ROOT / name)

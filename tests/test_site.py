@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from tests.test_heads_page import PATIENCE_MS, browser  # noqa: F401
+
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "notebooks" / "README.md"]
 TAGS = ("li", "ol", "tr", "pre", "img", "h2", "h3")
@@ -64,3 +66,16 @@ def test_every_public_name_has_its_entry(site, name):
     # A constant has no docstring, and so no entry.
     assert not [name for name in public if f'id="{module}.{name}"' not in page and not name.isupper()]
     assert ":func:" not in page
+
+
+def test_a_page_from_disk_has_search_and_formulas_and_cuts_no_code(site, browser):  # noqa: F811
+    tab = browser.new_page(viewport={"width": 1280, "height": 860})
+    tab.set_default_timeout(PATIENCE_MS)
+    tab.goto((site / "REPRODUCTION.html").as_uri())
+    assert "$" not in tab.inner_text("article") and tab.inner_text("sub >> nth=0") == "ij"
+    tab.goto((site / "docs" / "attention.html").as_uri())
+    cut = "code => code.scrollWidth > code.clientWidth"
+    assert not tab.evaluate(f"[...document.querySelectorAll('pre > code')].some({cut})")
+    tab.click(".md-search__input")
+    tab.keyboard.type("boundary")
+    tab.wait_for_selector(".md-search-result__item")

@@ -61,10 +61,9 @@ def test_a_run_may_begin_with_one_weight_moved(load):
     for run in (plain, nudged, other):
         torch.manual_seed(run.seed)
         models.append(torch.cat([p.detach().flatten() for p in FoXTask(run).build().parameters()]))
-    first, second = ((model - models[0]).abs() for model in models[1:])
-    for moved in (first, second):
-        assert (moved > 0).sum() == 1 and moved.max() < 2e-3
-    assert first.argmax() != second.argmax()
+    apart = [(model - models[0]).abs() for model in models[1:]]
+    assert all((moved > 0).sum() == 1 and moved.max() < 2e-3 for moved in apart)
+    assert apart[0].argmax() != apart[1].argmax()
 
 
 def current(suite, *quantities):

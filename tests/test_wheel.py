@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_docs import python_that_runs
+
 ROOT = Path(__file__).parent.parent
 EXTRAS = "scipy pandas yaml pydantic tqdm safetensors matplotlib seaborn markdown_it tokenizers rich"
 
@@ -26,34 +28,43 @@ def clone(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def site(clone, tmp_path_factory):
-    """A folder that holds the installed wheel and nothing else."""
+def python(clone, tmp_path_factory):
+    """The interpreter of an environment with the wheel; a .pth leads to the other packages that are here."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(clone)]
     subprocess.run(build, check=True)
     (wheel,) = folder.glob("*.whl")
-    subprocess.run([*PIP, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True)
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"acp_repro"}
-    return folder / "site"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+    python = folder / "venv" / "bin" / "python"
+    subprocess.run([*PIP, "--python", str(python), "install", "--no-deps", str(wheel)], check=True)
+    (site,) = folder.glob("venv/lib/python*/site-packages")
+    (site / "here.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    return python
 
 
-def run(site: Path, code: str, blocked: str = EXTRAS) -> str:
-    path = f"import sys; sys.path.insert(0, {str(site)!r})\n"
-    block = f"{path}for n in {blocked.split()!r}: sys.modules[n] = None\n"
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", block + code], cwd=site, capture_output=True, text=True, check=True
-    )
-    return done.stdout
+def run(python: Path, *arguments: str) -> str:
+    command = [str(python), "-I", *arguments]  # the folder that it runs in is not on its path
+    return subprocess.run(command, cwd=python.parent, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_methods_need_torch_and_numpy_alone(site):
-    code = """
+def test_readme_and_commands_work_from_another_folder(python):
+    run(python, "-c", python_that_runs((ROOT / "README.md").read_text(encoding="utf-8")))
+    model = str(ROOT / "pretrained" / "pro-3m-4k-acp")
+    assert "local" in run(python, "-m", "acp_repro.inspect", model, "--length", "512")
+    assert run(python, "-m", "acp_repro.generate", model, "--prompt", "It was", "--max-new-tokens", "5")
+
+
+def test_the_methods_need_torch_and_numpy_alone(python):
+    code = f"""
+import sys
+for name in {EXTRAS.split()}: sys.modules[name] = None
 import acp_repro
-assert "torch" not in sys.modules and acp_repro.__file__.startswith(sys.path[0])
+assert "torch" not in sys.modules and acp_repro.__file__.startswith(sys.prefix)
 from acp_repro import BPETokenizer, ByteTokenizer, FoXConfig, FoXForCausalLM, forgetting_attention
 try:
-    BPETokenizer("{}")
+    BPETokenizer("{{}}")
 except ImportError as error:
     assert "pip install tokenizers" in str(error)
 assert ByteTokenizer().prompt("a") == [256, 97]
@@ -63,14 +74,14 @@ assert forgetting_attention(q, q, q, -torch.rand(1, 70, 2), adaptive_threshold="
 shape = dict(vocab_size=20, hidden_size=32, num_hidden_layers=1, num_heads=2)
 print(FoXForCausalLM(FoXConfig.pro(**shape))(torch.zeros(1, 9, dtype=torch.long)).shape[-1])
 """
-    assert run(site, code).strip() == "20"
+    assert run(python, "-c", code).strip() == "20"
 
 
-def test_files_that_the_package_reads_come_along(site):
+def test_files_that_the_package_reads_come_along(python):
     code = """
 from acp_repro.pipeline.data import sample_text
 from acp_repro.explorer.pack import render
 print(len(sample_text()), len(render("heads", {}, {})))
 """
-    text, page = map(int, run(site, code, blocked="").split())
+    text, page = map(int, run(python, "-c", code).split())
     assert text > 100_000 and page > 300_000  # D3 alone has 280 kB

@@ -28,7 +28,7 @@ from .checks import (
 from .decay import MOST_BETWEEN_DOCUMENTS, cut_documents, documents_threshold
 from .decoding import check_decode_arguments, decode_op, run_decode
 from .kvcache import PagedKVCache
-from .op import attend
+from .op import attend, register_flop_formulas
 from .threshold import (
     logit_bound_from_norms,
     logit_bound_from_qk_norm,
@@ -45,6 +45,7 @@ __all__ = [
     "logit_bound_from_qk_norm",
     "pruning_grid",
     "pruning_threshold",
+    "register_flop_formulas",
     "why",
 ]
 

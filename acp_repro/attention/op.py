@@ -9,6 +9,8 @@ are called directly. The dispatcher's path through a Python operator costs the h
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from .backends import find_backend, kernels
+from .boundary import attention_flops
 from .checks import AttentionCall, check_gates, check_threshold, check_values
 
 
@@ -256,3 +259,31 @@ def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolera
     """:func:`threshold_from_norms_op`, which is called only if PyTorch must see an operator."""
     call = kernels().threshold_from_norms if _needs_no_operator((q, k)) else threshold_from_norms_op
     return call(q, k, factor, log_pruning_tolerance)
+
+
+@functools.cache
+def register_flop_formulas() -> None:
+    """Makes ``torch.utils.flop_counter.FlopCounterMode`` count forgetting attention; call it before a counter
+    is made. Importing the package does not do it, because PyTorch's counter imports Triton.
+
+    It counts the scores on and under the diagonal in visited blocks, or in all causal blocks where the
+    boundary has no values (fake and meta tensors). On a GPU each count waits for the boundary.
+    """
+    register = importlib.import_module("torch.utils.flop_counter").register_flop_formula
+    register(torch.ops.acp_repro.forgetting_attention, get_raw=True)(
+        lambda q, k, *rest, out_val: _visited_flops(q, k, out_val[3], rest[5], backward=False)
+    )
+    register(torch.ops.acp_repro.forgetting_attention_backward, get_raw=True)(
+        lambda _, q, k, *rest, out_val: _visited_flops(q, k, rest[5], rest[8], backward=True)
+    )
+
+
+def _visited_flops(q: Tensor, k: Tensor, boundary: Tensor, implementation: str, backward: bool) -> int:
+    (batch, heads, seqlen_q, head_dim), seqlen_k = q.shape, k.shape[2]
+    scores = batch * heads * seqlen_q * (2 * seqlen_k - seqlen_q + 1) // 2
+    if type(boundary) is Tensor and not boundary.is_meta:
+        block_q, block_k = find_backend(implementation).block_sizes(head_dim, q.dtype)
+        queries = torch.full(boundary.shape[-1:], block_q, device=boundary.device)
+        queries[-1] = seqlen_q - block_q * (len(queries) - 1)  # the last row of blocks may be short
+        scores -= block_k * int((boundary * queries).sum())
+    return int(attention_flops(scores, 1, 1, head_dim, backward))

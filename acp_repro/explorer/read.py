@@ -62,7 +62,7 @@ def read_heads(
     model: nn.Module,
     tokens: Tensor | Sequence[int],
     *,
-    log_pruning_tolerance: float = DEFAULT_LOG_PRUNING_TOLERANCE,
+    log_pruning_tolerance: float | None = None,
     scorers: Mapping[str, Scorer] | None = None,
     budget: float = 0.5,
     progress: bool = False,
@@ -72,7 +72,7 @@ def read_heads(
     Args:
         model: a FoX model, or a causal decoder of transformers; it is left as it was.
         tokens: int64 ids, (T,) or (sequences, T), without padding.
-        log_pruning_tolerance: log epsilon of the certificate.
+        log_pruning_tolerance: log epsilon of the certificate, by default -10.
         scorers: methods of your own that choose keys, by name.
         budget: share of the keys that a scorer may keep.
         progress: show a bar of heads, where stderr is a terminal.
@@ -104,8 +104,8 @@ def read_heads(
     whole: Any = model.config
     config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
     ids = check_ids(tokens, config.vocab_size).to(next(model.parameters()).device)
-    length = ids.shape[1]
-    late = length - length // LATE
+    length, late = ids.shape[1], ids.shape[1] - ids.shape[1] // LATE
+    log_pruning_tolerance = log_pruning_tolerance or DEFAULT_LOG_PRUNING_TOLERANCE
     rows: dict[int, list[list[dict[str, float]]]] = {}
     first: dict[tuple[int, int], Head] = {}
     generator = torch.Generator().manual_seed(0)

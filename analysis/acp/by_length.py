@@ -7,7 +7,7 @@ import pandas as pd
 from acp_repro.pipeline.papers.acp.cost import attention_share_of_flops
 
 from .. import style
-from ..tables import one_each
+from ..tables import UnfitRecords, one_each
 from ..verdict import Verdict
 from . import models
 
@@ -43,24 +43,24 @@ def by_model(table: pd.DataFrame, column: str = "percent") -> dict[str, float]:
 
 
 def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
-    """Met if every size has more at every longer context; undecided with one context length. Sizes decide as
+    """Met if every size has more at every longer context. Sizes decide as
     in :func:`models.settled`."""
     table = in_order(table)
     deciding = models.settled(table)
     words = listed(table, sign=sign)
     several = [rows for _, rows in deciding.groupby("size", sort=False) if len(rows) > 1]
-    met = all((rows["percent"].diff().iloc[1:] > 0).all() for rows in several) if several else None
+    where = " past the start of training" if len(deciding) < len(table) else ""
+    if not several:
+        raise UnfitRecords(f"one context length only{where}")
+    met = all((rows["percent"].diff().iloc[1:] > 0).all() for rows in several)
     if "of_grid_percent" in table:
         words += f"; of what the grid allows: {listed(table, 'of_grid_percent')}"
         met = met and all((rows["of_grid_percent"].diff().iloc[1:] >= 0).all() for rows in several)
-    where = " past the start of training" if len(deciding) < len(table) else ""
-    alone = "" if several else f" (one context length only{where})"
     lengths = deciding["context_length_tokens"]
     ends = [deciding.loc[lengths == end, "percent"] for end in (lengths.min(), lengths.max())]
     labels = (style.length_label(end) for end in (lengths.min(), lengths.max()))
     short = ", ".join(f"{style.span(e, f'{sign}.0f')} % at {at}" for e, at in zip(ends, labels, strict=True))
-    short = short if several else f"one context length only{where}"
-    return Verdict.of(met, words + alone, short, values=by_model(table))
+    return Verdict.of(met, words, short, values=by_model(table), axis="%")
 
 
 def attention_share() -> Verdict:

@@ -125,7 +125,7 @@ def time_saved(attention_time: pd.DataFrame) -> Verdict:
     table = by_length.in_order(statistics.time_reduction(attention_time))
     low, high = models.PUBLISHED.range("figure2", "attention_time_reduction")
     ours, values = by_length.listed(table), by_length.by_model(table)
-    return in_range(models.settled(table)["percent"], low, high, ours, values=values)
+    return in_range(models.settled(table)["percent"], low, high, ours, values=values, axis="%")
 
 
 def throughput_gained(throughput: pd.DataFrame) -> Verdict:
@@ -133,7 +133,7 @@ def throughput_gained(throughput: pd.DataFrame) -> Verdict:
     table = by_length.in_order(statistics.throughput_gain(throughput))
     low, high = models.PUBLISHED.range("figure2", "throughput_gain")
     ours, values = by_length.listed(table, sign="+"), by_length.by_model(table)
-    return in_range(models.settled(table)["percent"], low, high, ours, values=values)
+    return in_range(models.settled(table)["percent"], low, high, ours, values=values, axis="%")
 
 
 def gains_grow(throughput: pd.DataFrame) -> Verdict:

@@ -50,8 +50,7 @@ def throughput_gain(records: pd.DataFrame) -> pd.DataFrame:
 def search_share(records: pd.DataFrame) -> pd.DataFrame:
     """Percentage of attention time (forward + backward, with ACP) that the boundary search takes."""
     table = one_each(some(records[records["method"] == "acp"], "attention_time, acp"), RUN, "attention_time")
-    attention = table["forward_ms"] + table["backward_ms"]
-    search = table["boundary_search_ms"]
+    attention, search = table["forward_ms"] + table["backward_ms"], table["boundary_search_ms"]
     table = table[RUN].assign(search_ms=search, attention_ms=attention, percent=100 * search / attention)
     return table.reset_index(drop=True)
 

@@ -10,6 +10,7 @@ from acp_repro.common.command import command, run_command
 from acp_repro.pipeline.suite import load_suite, suite_names
 
 from .. import ledger
+from ..drawing import save_forest
 from . import page
 
 PATH, README = Path("REPRODUCTION.md"), Path("README.md")
@@ -21,7 +22,10 @@ def main(arguments: list[str] | None = None) -> None:
     rows = ledger.judge_all()
     ledger.run_tests(rows)
     ledger.write(rows)
-    write_pages(ledger.read(), ledger.read_models())
+    rows = ledger.read()
+    write_pages(rows, ledger.read_models())
+    for row in filter(page.is_plotted, rows.values()):
+        save_forest(row.values, row.axis, page.CLAIMS / "plots" / f"{row.id}.png")
 
 
 def write_pages(rows: dict[str, ledger.Row], models: list[dict]) -> None:

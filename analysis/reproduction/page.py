@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 from collections import Counter
@@ -152,12 +153,13 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
             f"### {row.id.partition('.')[2]}",
             f"**{row.claim}**{f' ({row.where})' if row.where else ''}",
         ]
+        numbers = row.numbers if row.numbers != row.ours else ""
         facts = {
             "Paper": row.paper,
             "Criterion": row.criterion,
             "Verdict": f"**{row.verdict}**{f', n = {_plural(row)}' if row.n else ''}",
             "Here": row.ours,
-            "Numbers": row.numbers if row.numbers != row.ours else "",
+            "Numbers": "" if is_plotted(row) else numbers,
             **{f"Suite {name}": f"{verdict}: {numbers}" for name, verdict, numbers in row.others},
             "Models": row.scale,
             "Changed": row.changed,
@@ -165,7 +167,15 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
             "Again": f"`make claim ID={row.id}`: {row.cost}" if row.commands else row.cost,
         }
         parts.append("\n".join(f"- {name}: {_minus(words)}" for name, words in facts.items() if words))
+        if is_plotted(row):
+            folded = f"<details><summary>All numbers</summary>{html.escape(_minus(numbers))}</details>"
+            parts += [f"![{row.claim}: {row.axis}](plots/{row.id}.png)", folded]
     return "\n\n".join(parts) + "\n"
+
+
+def is_plotted(row: Row) -> bool:
+    """Whether the page shows its numbers as a plot: where they are more than six."""
+    return len(row.values) > 6
 
 
 def _records(row: Row) -> str:

@@ -165,4 +165,7 @@ def _sorted_out(
     met = False if False in each else None if None in each else True
     counts = [(sum(value is of for value in each), words) for of, words in _COUNTED]
     short = ", ".join(f"{word} {n}" for n, word in counts if n) + f" of {len(found)} settings"
-    return Verdict.of(met, "; ".join(parts) + doubts, short, n=len(found), unit="setting")
+    values = {words(one).partition(": ")[0]: one.estimate.interval() for one in found}
+    values = values if len(values) == len(found) else {}
+    more = {"values": values, "axis": "points of the score, 95 % interval"}
+    return Verdict.of(met, "; ".join(parts) + doubts, short, n=len(found), unit="setting", **more)

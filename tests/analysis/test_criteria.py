@@ -144,7 +144,6 @@ CASES = [
     (figure2.savings_grow, blocks(50, 60), MEASURED),
     (figure2.savings_grow, blocks(60, 60), NO),
     (figure2.savings_grow, both(blocks(50, 60), blocks(60, 50, size="b")), NO),
-    (figure2.savings_grow, blocks(50), UNTOLD),
     (figure2.savings_grow, blocks(60, 50, lengths=(1024, 512)), MEASURED),
     # The grid lets 465 of 528 blocks go at 512 tokens and 1,953 of 2,080 at 1k, so 2 points more are less.
     (figure2.savings_grow, blocks(60, 62), NO),
@@ -157,7 +156,6 @@ CASES = [
     (figure2.throughput_gained, rates(207.0), OTHER),
     (figure2.throughput_gained, rates(109.0), OTHER),
     (figure2.throughput_gained, rates(99.0), NO),
-    (figure2.gains_grow, rates(120.0), UNTOLD),
     (figure2.attention_sped_up, times(0.8), MEASURED),
     (figure2.attention_sped_up, times(0.5), OTHER),
     (figure2.attention_sped_up, times(2.1), NO),

@@ -42,6 +42,8 @@ def test_the_committed_pages_are_those_of_the_rows(rows, monkeypatch, tmp_path):
         *(f"docs/claims/{n}.md" for n in ("acp", "lap", "retention")),
     ):
         assert (ROOT / page).read_text("utf-8") == Path(page).read_text("utf-8"), "run `make reproduction`"
+    plots = re.findall(r"\(plots/([^)]+)\)", Path("docs/claims/retention.md").read_text("utf-8"))
+    assert plots and all((ROOT / "docs/claims/plots" / name).is_file() for name in plots)
 
 
 def test_each_claim_has_a_row_with_evidence_and_a_short_answer(rows, monkeypatch):
@@ -107,7 +109,7 @@ def another(name: str, *pairs: tuple[bytes, bytes]) -> None:
         ("acp.figure2.4", Word.ANOTHER_SIZE, "100 to 150 % (paper: 10 to 40 %)", 2),
         ("acp.figure7.2", Word.UNTOLD, "not measured", None),
         ("acp.figure10.1", Word.UNTOLD, "no suite has such a run", None),
-        ("acp.text.34", Word.UNTOLD, "waits for a run on a GPU, token by token", None),
+        ("acp.text.34", Word.UNTOLD, "not measured", None),
         ("acp.text.5", Word.MISPRINT, "wrong as printed: the bound is exp(2U + $D_{ij}$)", None),
         ("acp.text.6", Word.PROVED, "Appendix A proves it", None),
         ("acp.text.9", Word.CHECKED, "the test passes", None),
@@ -180,7 +182,8 @@ def test_a_claim_is_trained_measured_and_judged_again(again, monkeypatch, capsys
     [
         (["acp.figure2"], "the ID 'acp.figure2'; did you mean acp.figure2.1, acp.figure2.2, acp.figure2.3"),
         (["acp.figure2.1", "--suite", "none"], "experiments/none.yaml: no such suite"),
-        (["acp.text.34"], "nothing measures it: waits for a run on a GPU, token by token"),
+        (["acp.text.1"], "nothing measures it: no suite has a run of FoX (Pro) and RoPE, both exact"),
+        (["acp.text.34"], "nothing measures it: no suite has records of `same_weights`"),
         (["acp.figure11.1"], "or name a suite to measure it on: SUITE=name"),
         (["acp.figure10.1", "--suite", "mini"], "suite mini cannot show acp.figure10.1"),
     ],

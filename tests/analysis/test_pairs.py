@@ -50,16 +50,11 @@ def test_losses_match_where_pairs_that_part_rule_out_a_difference(pairs, word):
     assert figure3.losses_match(losses(*pairs)).word is word
 
 
-@pytest.mark.parametrize(
-    ("gaps", "word"),
-    [
-        ((-0.05, -0.04, -0.06), MEASURED),
-        ((0.001, 0.002, 0.003), MEASURED),
-        ((0.02, 0.021, 0.022), CONTRADICTED),
-        ((-0.05, 0.04, 0.0), UNTOLD),
-        ((-0.05, -0.04), UNTOLD),
-    ],
-)
+RIGHT, WRONG = [(-0.05, -0.04, -0.06), (0.001, 0.002, 0.003)], [(0.02, 0.021, 0.022)]
+GAPS = {MEASURED: RIGHT, CONTRADICTED: WRONG, UNTOLD: [(-0.05, 0.04, 0.0), (-0.05, -0.04)]}
+
+
+@pytest.mark.parametrize(("gaps", "word"), [(one, word) for word, some in GAPS.items() for one in some])
 def test_fox_is_set_beside_its_rope_twin(gaps, word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     grid = f"[null], architecture: [rope, pro], seed: {[*range(len(gaps))]}"
@@ -86,9 +81,7 @@ def test_words_say_which_pairs_part_and_where():
     found = figure3.losses_match(records, pd.DataFrame(steps), fork)
     assert found.short == "1 of 4 pairs have equal bits, others 0.0010 at most" and found.n == 4
     assert "and part at step 1; two seeds of one setting differ by up to 0.200" in found.ours
-    assert (
-        "side by side with an exact training, A: parts at step 9" in found.ours and "-0.00004" in found.ours
-    )
+    assert "A: parts at step 9" in found.ours and "-0.00004" in found.ours
     assert figure3.losses_match(losses((3.0, 3.0))[:1]).word is UNTOLD
     with pytest.raises(UnfitRecords, match="loss: more than one record"):
         figure3.losses_match(pd.concat([losses((3.0, 3.0))] * 2))
@@ -150,5 +143,6 @@ def test_trainings_are_the_same_if_no_step_differs():
     assert figure3.same_steps(steps).word is MEASURED
     assert figure3.same_steps(steps[steps["seed"] < 2]).word is UNTOLD
     steps.loc[6, "loss_nats"] += 1e-7  # of seed 0 at step 1
-    found = figure3.same_steps(steps)
+    found = figure3.same_steps(steps, pd.DataFrame({"training": [figure3.REPEAT], "parts_here": [0]}))
     assert found.word is CONTRADICTED and "2 of 3 pairs" in found.ours and "step 1" in found.ours
+    assert figure3.same_steps(steps).word is UNTOLD  # the machine may do that, and not pruning

@@ -18,10 +18,10 @@ from acp_repro.model import FoXCache, FoXConfig, load_pretrained
 
 from .tiny import SMALL, saved
 
-SHAPES = [("pro", {"qk_norm_share_param_across_head": True}), ("llama", {})]
+SHAPES = [("pro", {"qk_norm_share_param_across_head": True}), ("llama", {}), ("rope", {})]
 
 
-@pytest.fixture(params=SHAPES, ids=["pro", "llama"])
+@pytest.fixture(params=SHAPES, ids=["pro", "llama", "rope"])
 def both(request, tmp_path):
     architecture, fields = request.param
     ours = saved(tmp_path, architecture, **fields)

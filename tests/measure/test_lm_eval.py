@@ -305,11 +305,11 @@ def test_a_suite_s_records_and_its_table(evaluation, tmp_path, monkeypatch):
     assert table["begins_with_bos"].all()
     items = records("lm_eval_items")
     assert len(items) == 2 * 2 * 3  # runs, metrics, items
-    asked = ["lm_eval", "same_weights_tasks", "--suite", "mini", "--run", "pro-tiny-128-acp", "--again"]
-    assert measure.main([*asked, "--device", "cpu"]) == 0
+    assert (
+        measure.main(["lm_eval", "same_weights_tasks", "--suite", "mini", "--again", "--device", "cpu"]) == 0
+    )
     same = records("same_weights_tasks").iloc[0]
-    assert (same["test"], same["items"], same["differing_answers"]) == ("book_last_word", 3, 0)
-    assert same["largest_difference_nats"] < 0.01
+    assert (same["items"], same["differing_answers"]) == (3, 0) and same["largest_difference_nats"] < 0.01
     path = drawing.draw("mini", "table1")
     text = path.read_text()
     assert "ACP − exact" in text

@@ -154,15 +154,12 @@ def test_the_same_weights_differ_where_pruning_is_felt_and_only_there(trained, t
     rows = losses.measure_same_weights(trained)
     assert all(set(row) == set(PAPER.quantity("same_weights").columns) for row in rows)
     loss, noise, needle = rows
-    assert (loss["items"], needle["items"]) == (noise["items"], 2) and loss["items"] >= 256
     assert 0 < noise["largest_difference_nats"] < 1e-4 and noise["differing_items"] > 100
     if tolerance == -10:
         assert max(row["largest_difference_nats"] for row in (loss, needle)) < 1e-4
-        assert needle["differing_answers"] == 0
     else:  # fails if both were measured with pruning, or both without
-        assert loss["differing_items"] > 100
         assert loss["largest_difference_nats"] > 5 * noise["largest_difference_nats"]
-        assert needle["differing_items"] == 2 and needle["largest_difference_nats"] > 1e-3
+        assert needle["differing_items"] == needle["items"] == 2 and needle["largest_difference_nats"] > 1e-3
     assert trained.model.config.log_pruning_tolerance == tolerance
     assert all(torch.equal(before[name], now) for name, now in trained.model.state_dict().items())
 
@@ -175,13 +172,8 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"device": "a chip"}))
     lines = [
-        {
-            "step": i,
-            "tokens": 10 * (i + 1),
-            "loss_nats": float(i),
-            "throughput_tokens_per_s": 1e3 + i,
-            "grad_norm": 1.0,
-        }
+        {"step": i, "tokens": 10 * (i + 1), "loss_nats": float(i), "grad_norm": 1.0}
+        | {"throughput_tokens_per_s": 1e3 + i}
         | ({"pruned_ratio": [0.1, i / 1000]} if pruned and i % 2 == 0 else {})
         for i in range(401)
     ]

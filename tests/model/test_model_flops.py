@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from acp_repro.attention import forgetting_attention, register_flop_formulas
 from acp_repro.attention.boundary import attention_flops
-from acp_repro.model import FoXConfig
+from acp_repro.attention.reference import kept_entries
+from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.config import peak_flops
 
 
@@ -22,6 +25,28 @@ def test_flops_by_hand():
     assert config.flops_per_token(length, backward=False) * 3 == config.flops_per_token(length)
     with pytest.raises(ValueError, match=r"kept_ratio: must be a number in \[0, 1\]"):
         config.flops_per_token(length, 1.1)
+
+
+def test_pytorch_counts_what_the_model_computes():
+    """Exact attention gives `flops_per_token`; with pruning, only scores that are kept count."""
+    register_flop_formulas()
+    shape = {"vocab_size": 97, "hidden_size": 32, "num_heads": 2, "log_pruning_tolerance": None}
+    ids = torch.zeros(2, 150, dtype=torch.long)
+    for config in (FoXConfig.pro(**shape), FoXConfig.llama(**shape)):
+        with FlopCounterMode(display=False) as counter:
+            FoXForCausalLM(config)(ids)
+        assert counter.get_total_flops() == 300 * config.flops_per_token(150, backward=False)
+
+    q, k, v = torch.randn(3, 1, 300, 2, 16).requires_grad_()
+    gates = -torch.tensor([0.1, 1e-4]).expand(1, 300, 2)  # one head is pruned
+    options = {"adaptive_threshold": -10.0, "return_start_index": True}
+    with FlopCounterMode(display=False) as counter:
+        out, boundary = forgetting_attention(q[:, 70:], k, v, gates, **options)
+        out.sum().backward()
+    diagonal = torch.ones(230, 300, dtype=torch.bool).tril(70)
+    pairs = int((kept_entries(boundary, 230, 300, 64, 64) & diagonal).sum())
+    assert pairs < 2 * diagonal.sum()
+    assert counter.get_total_flops() == sum(attention_flops(pairs, 1, 1, 16, back) for back in (False, True))
 
 
 @pytest.mark.parametrize(

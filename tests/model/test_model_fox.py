@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from model_helpers import SMALL, relative_error
+from model_helpers import SMALL, relative_error, with_strong_gates
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from acp_repro.model import FoXConfig, FoXForCausalLM, linear_cross_entropy
@@ -133,6 +133,22 @@ def test_compiles_into_one_graph(small_model, small_ids, autocast):
     for name, right in exact.items():
         error = relative_error(compiled[name], right)
         assert error <= 2 * relative_error(plain[name], right) + 1e-4, name
+
+
+@pytest.mark.parametrize("tolerance", [None, -10.0])
+def test_exported_program_gives_the_same_bits(tolerance, tmp_path):
+    """Read back from a file, for another batch and length; its gates decide what is skipped."""
+    config = FoXConfig.pro(**SMALL, log_pruning_tolerance=tolerance)
+    model = with_strong_gates(FoXForCausalLM(config)).eval()
+    auto = torch.export.Dim.AUTO
+    with torch.no_grad():
+        ids = torch.randint(0, 97, (2, 130))
+        program = torch.export.export(model, (ids,), dynamic_shapes={"input_ids": {0: auto, 1: auto}})
+        torch.export.save(program, tmp_path / "model.pt2")
+        loaded = torch.export.load(tmp_path / "model.pt2").module()
+        for shape in ((2, 130), (3, 300)):
+            ids = torch.randint(0, 97, shape)
+            assert torch.equal(loaded(ids), model(ids))
 
 
 @pytest.mark.parametrize("ids", [torch.zeros(1, 3), torch.zeros(1, 0).long(), torch.zeros(3).long()])

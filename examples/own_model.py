@@ -1,4 +1,4 @@
-"""Forgetting attention in a model of one's own: ``python docs/examples/own_model.py``, some seconds on a CPU.
+"""Forgetting attention in a model of one's own: ``python examples/own_model.py``, some seconds on a CPU.
 
 The task is to repeat: a sequence is random tokens, then the same tokens again. Who predicts the second
 half has to look back a fixed distance, and may forget what lies further back. The layer learns which; with
