@@ -66,8 +66,8 @@ def reproduction(
     ]
     parts = [
         "# Reproduction: what holds of what the papers claim",
-        "One line a claim. Its link leads to the paper's words, the criterion, all numbers, the records "
-        "and the command that measures it again. The verdicts are [explained "
+        "One line a claim. Its link leads to the paper's words, the criterion, numbers, records "
+        "and what measures it again. The verdicts are [explained "
         "here](docs/chain.md#every-claim-in-one-ledger). `make reproduction` writes this page, "
         "[claims.json](claims.json) and the tables of the [README](README.md).",
         _table(("Paper", *Word), counts),
@@ -80,10 +80,10 @@ def reproduction(
     parts += [
         "## Criteria that changed after scores were seen",
         "Everywhere the suite nearest to the paper decides; it was the one with most shapes among those "
-        "that could tell. That moved Figure 7, figure10.2, figure10.5 and text.17.",
+        "that could tell. That moved Figure 7 and text.17.",
         _table(("what changed", "claims"), ((words, ", ".join(ids)) for words, ids in changed.items())),
         "## Trained models",
-        "Of ACP; loss in nats on held-out text.",
+        "Of ACP, FoX (Pro) unless named; loss in nats on held-out text.",
         _models(models),
         "## What is missing",
         _table(("paper", "missing", "made by"), missing),
@@ -94,21 +94,29 @@ def reproduction(
 
 
 def _models(models: Iterable[Mapping]) -> str:
-    """A line for each pair: trained with ACP and exact."""
-    pairs: dict[tuple[str, str], dict[str, Mapping]] = {}
+    """A line for each pair, trained with ACP and exact; its seeds share the line."""
+    pairs: dict[tuple[str, str], dict[str, list[Mapping]]] = {}
     for one in models:
-        method = "exact" if "-exact" in one["run"] else "acp"
-        pairs.setdefault((one["suite"], one["run"].replace(f"-{method}", "")), {})[method] = one
-    rows = []
-    for (suite, name), pair in pairs.items():
-        both = [pair.get(method, {}) for method in ("acp", "exact")]
-        first = next(filter(None, both))
-        loss = (f"{one['loss_nats']:.4f}" if "loss_nats" in one else "–" for one in both)
-        pruned = f"{both[0]['pruned_percent']:.1f} %" if "pruned_percent" in both[0] else "–"
-        minutes = " + ".join(f"{one['gpu_minutes']:.0f}" for one in both if one)
-        commit = first.get("commit", "–")[:7]
-        rows.append((suite, name, style.count_label(first["tokens"]), *loss, pruned, minutes, commit))
-    header = ("suite", "model", "tokens", "loss, ACP", "loss, exact", "pruned", "GPU minutes", "commit")
+        name, exact, rest = re.fullmatch(
+            r"(.*?)-(?:acp(?=\d)|acp|(exact))(.*?)(?:-seed\d+)?", one["run"]
+        ).groups()
+        sides = pairs.setdefault(
+            (one["suite"], name + rest.replace("20", ", e^-20")), {"acp": [], "exact": []}
+        )
+        sides["exact" if exact else "acp"].append(one)
+    rows, suite = [], ""
+    for (of_suite, name), pair in pairs.items():
+        every = [*pair["acp"], *pair["exact"]]
+        losses = (
+            ", ".join(f"{x['loss_nats']:.4f}" for x in side if "loss_nats" in x) for side in pair.values()
+        )
+        pruned = [f"{x['pruned_percent']:.1f}" for x in pair["acp"] if "pruned_percent" in x]
+        minutes = f"{sum(x['gpu_minutes'] for x in every):.0f}"
+        commit = next((x["commit"][:7] for x in every if "commit" in x), "")
+        tokens = style.count_label(every[0]["tokens"])
+        shown, suite = of_suite * (of_suite != suite), of_suite
+        rows.append((shown, name.removeprefix("pro-"), tokens, *losses, ", ".join(pruned), minutes, commit))
+    header = ("suite", "model", "tokens", "loss, ACP", "loss, exact", "pruned %", "GPU min", "commit")
     return _table(header, rows)
 
 
