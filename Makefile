@@ -45,7 +45,7 @@ $(INSTALLED): pyproject.toml uv.lock
 	@$(INSTALL) -e '.[test]' && touch $@
 
 # What few targets need, such as the LM Evaluation Harness, comes with the first of them.
-$(INSTALLED)-docs $(INSTALLED)-eval $(INSTALLED)-dev: $(INSTALLED)-%: $(INSTALLED)
+$(INSTALLED)-docs $(INSTALLED)-eval: $(INSTALLED)-%: $(INSTALLED)
 	@echo "installing the extra $* into .venv"
 	@$(INSTALL) -e '.[$*]' && touch $@
 
