@@ -89,14 +89,15 @@ def _note_other_settings(found: Found) -> None:
         )
 
 
-def save(figure: Figure, path: Path, caption: str) -> Path:
-    """Writes ``path``, a PNG, and beside it a PDF and the caption as Markdown; prints where."""
+def save(figure: Figure, path: Path, caption: str, formats: Sequence[str] = ("pdf", "png")) -> Path:
+    """Writes ``path``, a PNG, and beside it a PDF, and a caption as Markdown; prints where."""
     from matplotlib import pyplot as plt
 
     # The PNG comes last: Make takes it as the sign that all three are there.
-    files.write_text(path.with_suffix(".md"), caption.strip() + "\n")
+    if caption:
+        files.write_text(path.with_suffix(".md"), caption.strip() + "\n")
     _wrap_titles(figure)
-    for suffix in ("pdf", "png"):
+    for suffix in formats:
         undated = {"CreationDate": None} if suffix == "pdf" else None  # the same bytes if drawn again
         file = io.BytesIO()
         figure.savefig(file, format=suffix, bbox_inches="tight", pad_inches=0.03, metadata=undated)
@@ -107,10 +108,8 @@ def save(figure: Figure, path: Path, caption: str) -> Path:
     return path
 
 
-def save_forest(values: Mapping[str, float | Sequence[float]], axis: str, path: Path) -> None:
-    """Writes a PNG with a line for each value, and for its interval where it is (mean, low, high)."""
-    from matplotlib import pyplot as plt
-
+def forest(values: Mapping[str, float | Sequence[float]], axis: str) -> Figure:
+    """A line for each value, and for its interval where it is (mean, low, high)."""
     style.use_style()
     figure, ax = panels(height=0.5 + 0.16 * len(values), width=5.0)
     for row, value in enumerate(values.values()):
@@ -121,10 +120,7 @@ def save_forest(values: Mapping[str, float | Sequence[float]], axis: str, path: 
     ax.invert_yaxis()
     if ax.get_xlim()[0] < 0 < ax.get_xlim()[1]:
         ax.axvline(0, color=style.PAPER, lw=0.8)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.03)
-    plt.close(figure)
-    files.write_bytes(path, _small(file.getvalue()))
+    return figure
 
 
 def _wrap_titles(figure: Figure) -> None:

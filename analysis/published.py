@@ -36,8 +36,7 @@ class Published:
     def _row(self, item: str, quantity: str) -> pd.Series:
         table = self.table[self.table["size"].isna()]
         rows = table[(table["item"] == item) & (table["quantity"] == quantity)]
-        if len(rows) != 1:
-            raise LookupError(f"{self.package}: paper_values.csv has {len(rows)} rows of {item} {quantity}")
+        assert len(rows) == 1, f"{self.package}: paper_values.csv has {len(rows)} rows of {item} {quantity}"
         return rows.iloc[0]
 
 

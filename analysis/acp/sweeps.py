@@ -36,8 +36,7 @@ def closest(margins: pd.Series) -> str:
 
 def power_of_ten(value: float) -> str:
     """8123456 -> "8·10⁶", 23.4 -> "23", for labels and captions alike."""
-    if not 0 < value < math.inf:
-        raise ValueError(f"power_of_ten: {value} is not a positive finite number")
+    assert 0 < value < math.inf, value
     if 1 <= value < 99.5:
         return f"{value:.2g}"
     digit, exponent = f"{value:.0e}".split("e")

@@ -10,7 +10,7 @@ from acp_repro.common.command import command, run_command
 from acp_repro.pipeline.suite import load_suite, suite_names
 
 from .. import ledger
-from ..drawing import save_forest
+from ..drawing import forest, save
 from . import page
 
 PATH, README = Path("REPRODUCTION.md"), Path("README.md")
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
     rows = ledger.read()
     write_pages(rows, ledger.read_models())
     for row in filter(page.is_plotted, rows.values()):
-        save_forest(row.values, row.axis, page.CLAIMS / "plots" / f"{row.id}.png")
+        save(forest(row.values, row.axis), page.CLAIMS / "plots" / f"{row.id}.png", "", ["png"])
 
 
 def write_pages(rows: dict[str, ledger.Row], models: list[dict]) -> None:
