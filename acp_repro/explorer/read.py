@@ -25,6 +25,7 @@ from .weights import cell_tokens, head_weights
 
 LATE = 8  # the last eighth of the queries tells which of the keys before it were needed
 SINKS = 4
+MOST_HEADS = 256  # whose pages hold 33 kB of squares a head; of more, a quarter of that
 
 
 class Scorer(Protocol):
@@ -105,6 +106,8 @@ def read_heads(
     config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
     ids = check_ids(tokens, config.vocab_size).to(next(model.parameters()).device)
     length, late = ids.shape[1], ids.shape[1] - ids.shape[1] // LATE
+    count = config.num_hidden_layers * getattr(config, "num_attention_heads", getattr(config, "num_heads", 1))
+    cell = cell_tokens(length, 256 if count <= MOST_HEADS else 128)
     log_pruning_tolerance = log_pruning_tolerance or DEFAULT_LOG_PRUNING_TOLERANCE
     rows: dict[int, list[list[dict[str, float]]]] = {}
     first: dict[tuple[int, int], Head] = {}
@@ -130,7 +133,7 @@ def read_heads(
                 own_c,
                 delta,
                 grid=(BLOCK, BLOCK),
-                cell=cell_tokens(length),
+                cell=cell,
                 strongest=STRONGEST,
                 scaling=inputs.scaling,
                 softcap=inputs.softcap,
@@ -160,7 +163,7 @@ def read_heads(
     table = table.assign(**weight_columns(heads), context_length_tokens=length, measured_tokens=ids.numel())
     table["map_x"], table["map_y"] = place_heads(table, heads)
     name = Path(getattr(model.config, "name_or_path", "") or type(model).__name__).name
-    cell, blocks = cell_tokens(length), (BLOCK, BLOCK)
+    blocks = (BLOCK, BLOCK)
     return DecoderHeads(table, heads, ids[0].cpu(), cell, blocks, None, name, skipped=skipped)
 
 

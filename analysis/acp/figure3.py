@@ -209,10 +209,11 @@ def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Ve
     table = one_each(pd.concat([records, tasks]), ["suite", "run", "test"], "same_weights")
     one_bit, largest = table["test"] == ONE_BIT, table["largest_difference_nats"]
     most, margin = largest[~one_bit].max(), largest[one_bit].min()
-    counts = table.groupby("test", sort=False)[["differing_items", "items", "differing_answers"]].sum()
+    counts = table.groupby("test", sort=False)[["differing_items", "items", "differing_answers"]]
     each = "; ".join(
-        f"{row.Index}: {row.differing_items:,} of {row.items:,} differ, {row.differing_answers:.0f} answers"
-        for row in counts.itertuples()
+        f"{row.Index}: {row.differing_items:,.0f} of {row.items:,.0f} differ"
+        + (f", and {row.differing_answers:.0f} greedy answers" if row.differing_answers >= 0 else "")
+        for row in counts.sum(min_count=1).itertuples()
     )
     short = f"{most:.2g} nats at most; one bit does {margin:.2g}"
     met = True if most <= margin else False if most > 2 * margin else None

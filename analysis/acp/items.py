@@ -224,7 +224,7 @@ ITEMS = tuple(
         Item(
             "figureA8",
             figureA8.make,
-            "FoX (Pro) and its RoPE twin",
+            "The RoPE twin of FoX (Pro)",
             LOSSES,
             lambda suite: suite.twins,
             "FoX (Pro) and RoPE, both exact",

@@ -25,14 +25,14 @@ MARKERS = {
 QUESTIONS = (
     ("Is pruning safe?", "acp.figureA1.1", "760M at 4k, every head"),
     ("Does ACP change the loss of a training?", "acp.text.19", "125M to 760M, 4k to 16k, nats"),
-    ("Do the same weights retrieve alike with it?", "acp.figureA6.2", "125M at 4k, 24 facts in long texts"),
+    ("Is a training at ε = e^-20 the same, bit for bit?", "acp.text.36", "125M at 4k, 75 % pruned"),
+    ("Do the same weights do the same with it?", "acp.text.34", "125M at 4k and 16k, 17M tokens"),
     (
         "How much attention time does it save at the paper's pruned share?",
         "acp.table_speed.1",
         "12 heads, H100",
     ),
     ("How much faster is training there?", "acp.table_speed.2", "125M and 760M, 4k and 16k"),
-    ("Are heads local or global?", "acp.figure4.1", "760M at 4k"),
 )
 
 
