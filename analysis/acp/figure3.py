@@ -213,7 +213,7 @@ def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Ve
     each = "; ".join(
         f"{row.Index}: {row.differing_items:,.0f} of {row.items:,.0f} differ"
         + (f", and {row.differing_answers:.0f} greedy answers" if row.differing_answers >= 0 else "")
-        for row in counts.sum(min_count=1).itertuples()
+        for row in counts.sum(min_count=1).astype(float).itertuples()
     )
     short = f"{most:.2g} nats at most; one bit does {margin:.2g}"
     met = True if most <= margin else False if most > 2 * margin else None

@@ -39,7 +39,7 @@ def test_search_share_by_hand():
     table = statistics.search_share(times)
     assert table[["search_ms", "attention_ms"]].to_numpy().tolist() == [[0.4, 8.0]]
     assert table["percent"].tolist() == pytest.approx([5.0])
-    with pytest.raises(UnfitRecords, match="no record has method acp"):
+    with pytest.raises(UnfitRecords, match="attention_time, acp: no record"):
         statistics.search_share(times[1:])
 
 
