@@ -180,6 +180,7 @@ def test_memory_that_runs_out_is_one_line(capsys, error):
     assert line.startswith("error: there is not enough memory; make") and line.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_what_trains_side_by_side_ends_with_its_command(work):
     """However that was killed: else nobody could train these runs before they are done."""
     write_suite(work, YAML.replace("tokens: 1536", "tokens: 1536000"), name="long")
@@ -267,6 +268,7 @@ def wait_until(true, seconds):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_ranks_of_one_machine_are_started_by_the_command(work):
     ranks = start("acp_repro.train", "--suite", "mini", "--run", EXACT, "--nproc", "2", "--device", "cpu")
     _, error = ranks.communicate(timeout=240)

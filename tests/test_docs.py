@@ -88,6 +88,7 @@ for page, code in json.load(sys.stdin).items():
 """
 
 
+@pytest.mark.slow
 def test_python_runs():
     pytest.importorskip("safetensors", reason="pip install '.[checkpoints]'")
     pytest.importorskip("tokenizers", reason="pip install '.[bpe]'")

@@ -211,6 +211,7 @@ def test_two_at_once_take_turns(work, monkeypatch):
 
 
 @needs_make
+@pytest.mark.slow
 def test_make_stopped_keeps_finished_weights_and_goes_on(work):
     write_suite(work, LONG, name="long")
     process = subprocess.Popen(
@@ -259,6 +260,7 @@ def test_what_a_user_writes_is_never_run(work, words):
 
 
 @needs_make
+@pytest.mark.slow
 def test_make_hands_its_goals_and_options_to_one_process(work):
     Path("asked").unlink(missing_ok=True)
     output = run_make("-n", "figure3", "figure4", "SUITE=mini", "NPROC=2", "JOBS=3")

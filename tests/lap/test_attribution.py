@@ -14,6 +14,7 @@ from acp_repro.pipeline.papers.lap.measure.attribution import choose_texts, sele
 from tests.lap.tiny import TEXTS, model
 
 
+@pytest.mark.slow
 def test_values_add_up_to_what_the_whole_memory_is_worth():
     built = model(max_length=24)
     row = built.token_ids([TEXTS[0]])[0].tolist()

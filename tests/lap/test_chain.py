@@ -304,6 +304,7 @@ def test_gates_first_drop_at_random_and_cost_nothing(suite):
     assert trainee.model(*batch, blind=True).cross_entropy.item() == pytest.approx(blind[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_every_quantity_figure_and_claim(suite, monkeypatch):
     for library in ("sacrebleu", "rouge_score", "rapidfuzz", "sklearn", "shap"):
         pytest.importorskip(library, reason="pip install -e '.[lap]'")

@@ -30,6 +30,7 @@ def test_it_is_small_and_of_the_suite_that_its_card_names(shipped, monkeypatch):
     assert run.command in (FOLDER / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_it_keeps_its_accuracy_with_fewer_tokens(shipped, monkeypatch):
     """The suite's goal, on sentences that were held out from its training, with tokens really removed."""
     monkeypatch.chdir(ROOT)

@@ -27,6 +27,7 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_command(checkpoint, capsys):
     csv = checkpoint / "out" / "needle.csv"
     arguments = [

@@ -32,6 +32,7 @@ def test_decoding_with_pruning_stays_within_epsilon(small_model, small_ids, cuts
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_compiled_model_goes_on_from_a_cache():
     model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**{**SMALL, "num_hidden_layers": 1})))
     model.set_log_pruning_tolerance(-1.0)

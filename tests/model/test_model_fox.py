@@ -116,6 +116,7 @@ def test_loss_of_the_model_is_that_of_its_logits(small_model, small_ids):
 
 @pytest.mark.parametrize("small_config", ["pro", "llama", "rope"], indirect=True)
 @pytest.mark.parametrize("autocast", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
 def test_compiles_into_one_graph(small_model, small_ids, autocast):
     """aot_eager traces forward and backward without generating code, so this needs no compiler."""
 
@@ -136,6 +137,7 @@ def test_compiles_into_one_graph(small_model, small_ids, autocast):
 
 
 @pytest.mark.parametrize("tolerance", [None, -10.0])
+@pytest.mark.slow
 def test_exported_program_gives_the_same_bits(tolerance, tmp_path):
     """Read back from a file, for another batch and length; its gates decide what is skipped."""
     config = FoXConfig.pro(**SMALL, log_pruning_tolerance=tolerance)

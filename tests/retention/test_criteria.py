@@ -125,6 +125,7 @@ def test_an_error_is_of_examples_and_of_seeds():
         assert found.estimate.error == pytest.approx(math.sqrt(of_examples + of_seeds * (1 / 2 + 1 / seeds)))
 
 
+@pytest.mark.slow
 def test_eight_null_comparisons_seldom_contradict():
     draw, found = np.random.default_rng(0), []
     for _ in range(200):

@@ -188,6 +188,7 @@ def test_a_resume_gives_the_same_bits(here, name):
     assert run.weights_file.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_everything_is_measured_drawn_and_reported(here, capsys):
     for run in here.runs:
         train(PAPER, run, device=CPU, report=str)

@@ -74,6 +74,7 @@ def on_a_device():
 
 
 @pytest.mark.parametrize("length", [1, 129, _slow(64), _slow(300)])
+@pytest.mark.slow
 def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
     device = on_a_device()
     from acp_repro.retention.select_kernel import place, select
@@ -126,6 +127,7 @@ def test_the_kernel_of_top_m_sees_a_nan():
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_pass_with_kernels_is_one_without(kind, monkeypatch):
     device = on_a_device()
     model, inputs = build(kind).to(device), batch(rows=5)
@@ -197,6 +199,7 @@ def test_groups_of_examples_change_nothing(kind, settings, monkeypatch):
 @pytest.mark.parametrize("head", ["TokenClassification", _slow("QuestionAnswering")])
 @pytest.mark.parametrize("gates", ["input", _slow("after_blocks")])
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_whole_pass_is_one_graph_that_drops_what_eager_ones_drop(head, gates):
     """No value is read by the host, which so does not know how many tokens are protected."""
     model, inputs = build(head=head), batch()

@@ -77,6 +77,7 @@ def compile_on_cpu():
     ("ranks", "settings", "before"),
     [(2, ", parallel: ddp", None), (2, ", parallel: fsdp, gradient_checkpointing: true", compile_on_cpu)],
 )
+@pytest.mark.slow
 def test_the_loss_curve_does_not_depend_on_the_ranks(make_run, one_rank, ranks, settings, before):
     run = make_run("many", settings)
     assert train_on(ranks, Path.cwd(), NAME, before=before) == [(0, "")] * ranks
