@@ -26,7 +26,7 @@ QUESTIONS = (
     ("Is pruning safe?", "acp.figureA1.1", "760M at 4k, every head"),
     ("Does ACP change the loss of a training?", "acp.text.19", "125M to 760M, 4k to 16k, nats"),
     ("Is a training at ε = e^-20 the same, bit for bit?", "acp.text.36", "125M at 4k, 75 % pruned"),
-    ("Do the same weights do the same with it?", "acp.text.34", "125M at 4k and 16k, 17M tokens"),
+    ("Do the same weights give the same likelihoods?", "acp.text.34", "125M at 4k and 16k, 17M tokens"),
     (
         "How much attention time does it save at the paper's pruned share?",
         "acp.table_speed.1",
@@ -97,12 +97,10 @@ def _models(models: Iterable[Mapping]) -> str:
     """A line for each pair, trained with ACP and exact; its seeds share the line."""
     pairs: dict[tuple[str, str], dict[str, list[Mapping]]] = {}
     for one in models:
-        name, exact, rest = re.fullmatch(
-            r"(.*?)-(?:acp(?=\d)|acp|(exact))(.*?)(?:-seed\d+)?", one["run"]
-        ).groups()
-        sides = pairs.setdefault(
-            (one["suite"], name + rest.replace("20", ", e^-20")), {"acp": [], "exact": []}
-        )
+        pattern = r"(.*?)-(?:acp([\d.]*)|(exact))(.*?)(?:-seed\d+)?"
+        name, tolerance, exact, rest = re.fullmatch(pattern, one["run"]).groups()
+        name += rest + (f", e^-{tolerance}" if tolerance else "")
+        sides = pairs.setdefault((one["suite"], name), {"acp": [], "exact": []})
         sides["exact" if exact else "acp"].append(one)
     rows, suite = [], ""
     for (of_suite, name), pair in pairs.items():
