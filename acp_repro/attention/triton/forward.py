@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .backward import kernel_key, try_launch, why_portable
-from .differences import DecayTerms, decay_terms, load_pair, unpack
+from .differences import DecayTerms, load_pair, unpack
+from .gates import decay_terms
 from .launch import launch
 from .query_tile import exact_scores, key_tiles, stream_keys
 from .tiles import (
@@ -206,12 +207,23 @@ def _forward_kernel(
 
 
 def forward(
-    q, k, v, c: Tensor, boundary: Tensor | None, seq_start, sm_scale, block_q, block_k, window_size=None
+    q,
+    k,
+    v,
+    c: Tensor,
+    boundary: Tensor | None,
+    seq_start,
+    sm_scale,
+    block_q,
+    block_k,
+    window_size=None,
+    terms: DecayTerms | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``O = softmax(sm_scale Q K^T + D) V`` over the kept blocks of the causal grid.
 
     q, k, v, seq_start and window_size are those of :class:`..checks.AttentionCall`, c is (B, H, Tk) float64.
-    boundary (B, H, M) int32 does not fall from one query block to the next; None keeps every block.
+    boundary (B, H, M) int32 does not fall from one query block to the next; None keeps every block. terms are
+    those of c for :func:`terms_layout`, if they are there already.
 
     Returns:
         out like q, and lse (B, H, Tq) float32, the log to base 2 of each row's sum: as the backward pass
@@ -221,24 +233,28 @@ def forward(
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     tile = tiles_for(q, block_q, block_k).forward
+    terms = decay_terms(c.contiguous(), seq_start, *terms_layout(q, k, block_q, block_k)) if terms is None else terms
     q, k, v = (make_addressable(x) for x in (q, k, v))
-    c = c.contiguous()
     boundary = None if boundary is None else boundary.contiguous()
     rows = allocate_rows(out)
-    given = (q, k, v, rows, lse, c, boundary, seq_start, sm_scale, block_q, block_k)
-    redo = terms = None
+    given = (q, k, v, rows, lse, terms, boundary, seq_start, sm_scale, block_q, block_k)
+    redo = None
     faster = faster_forward(q, k, v, block_q, block_k, tile, window_size)
     if faster is not None:
-        # Rows of the pairs start at multiples of 16 bytes, as the copy engine wants them.
-        terms = decay_terms(c, seq_start, tile.columns, triton.cdiv(k.shape[2], 4) * 4)
         tiles = triton.cdiv(q.shape[2], tile.rows)
         marks = torch.empty((*q.shape[:2], tiles, 2), dtype=torch.int32, device=q.device)
-        if try_launch(faster, (*given, terms, marks), kernel_key(q, k, block_q, block_k)):
+        if try_launch(faster, (*given, marks), kernel_key(q, k, block_q, block_k)):
             redo = marks
-    launch_forward(*given, tile, window_size=window_size, terms=terms, redo=redo)
+    launch_forward(*given, tile, window_size=window_size, redo=redo)
     if rows is not out:
         out.copy_(rows)
     return out, lse
+
+
+def terms_layout(q, k, block_q, block_k) -> tuple[int, int]:
+    """For which key tiles :func:`forward` takes the terms of c, and how far its heads are apart."""
+    # Rows of the pairs start at multiples of 16 bytes, as the copy engine wants them.
+    return tiles_for(q, block_q, block_k).forward.columns, triton.cdiv(k.shape[2], 4) * 4
 
 
 def faster_forward(q, k, v, block_q, block_k, tile: Tile, window_size=None) -> Callable | None:
@@ -258,7 +274,7 @@ def launch_forward(
     v,
     out,
     lse,
-    c,
+    terms: DecayTerms,
     boundary,
     seq_start,
     sm_scale,
@@ -267,13 +283,11 @@ def launch_forward(
     tile: Tile,
     descriptors: bool | None = None,
     window_size: int | None = None,
-    terms: DecayTerms | None = None,
     redo: Tensor | None = None,
 ) -> None:
     """:func:`forward` into given tensors with a given tile; ``redo`` names the tiles that are left to do."""
     batch, heads, seqlen_q, head_dim = q.shape
     row_tiles = triton.cdiv(seqlen_q, tile.rows)
-    terms = decay_terms(c, seq_start, tile.columns) if terms is None else terms
     if descriptors is None:
         descriptors = can_stream(k, v)
     launch(

@@ -1,7 +1,14 @@
-"""The running sum of the log gates and its adjoint, each in one kernel: one program per head.
+"""What becomes of the gates, in one kernel, and the adjoint of their sum in another.
 
-PyTorch takes a conversion, a clamp and a scan for the first, and nine kernels for the second. At 4,096
-tokens that was 6 % of a pruned forward and backward pass. Sums are float64 and in a fixed order.
+A pass of attention needs three things of the gates, and none costs more than its launch:
+
+- c, their running sum (Section 2). Sums are float64 and in a fixed order, one program a head.
+- The boundary, by a binary search per row of blocks (Section 3, Algorithm 1). c is non-increasing and a
+  rounded subtraction is monotone, so along a row the blocks that the serial scan would skip come first. Each
+  row can therefore be searched alone, and the result is that of the scan to the last bit.
+- The terms of c that the tiles of :mod:`.differences` take.
+
+`read_gates` gives all, the functions below it one each.
 """
 
 from __future__ import annotations
@@ -12,24 +19,192 @@ import triton.language as tl
 from torch import Tensor
 
 from ..decay import LOG_FGATE_FLOOR
+from .differences import DecayTerms, allocate_terms, pack
 from .launch import launch
+from .tiles import LOG2E, window_start
 
 _BLOCK = 2048
+_ROWS = 256
 _FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
+_SIZES = "heads chunks length queries row blocks block_q block_k steps window".split()
 
 
-@triton.jit(do_not_specialize=["heads", "length"])
-def _sum_kernel(log_fgate, c, stride_b, stride_h, stride_t, heads, length, BLOCK: tl.constexpr):
-    bh = tl.program_id(0)
-    log_fgate += (bh // heads).to(tl.int64) * stride_b + (bh % heads).to(tl.int64) * stride_h
-    c += bh.to(tl.int64) * length
+@triton.jit(do_not_specialize=_SIZES)
+def _gates_kernel(
+    log_fgate,
+    c,
+    pairs,
+    tail,
+    threshold,
+    delta,
+    seq_start,
+    boundary,
+    stride_b,
+    stride_h,
+    stride_t,
+    heads,
+    chunks,
+    length,
+    row,
+    queries,
+    blocks,
+    block_q,
+    block_k,
+    steps,
+    window,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """c from log_fgate, where that is given: then ``chunks``, the programs of a head, is 1."""
+    bh = tl.program_id(0) // chunks
+    chunk = tl.program_id(0) % chunks
+    wide = bh.to(tl.int64)
+    c += wide * length
+    if seq_start is not None:
+        earliest = tl.load(seq_start + bh // heads)
+    if log_fgate is not None:
+        log_fgate += (bh // heads).to(tl.int64) * stride_b + (bh % heads).to(tl.int64) * stride_h
     carry = tl.zeros([], dtype=tl.float64)
-    for first in range(0, length, BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        x = tl.load(log_fgate + i.to(tl.int64) * stride_t, mask=i < length, other=0.0)
-        x = tl.maximum(x.to(tl.float64), _FLOOR, propagate_nan=tl.PropagateNan.ALL)
-        tl.store(c + i, carry + tl.cumsum(x, 0), mask=i < length)
-        carry += tl.sum(x, 0)
+    for first in range(chunk * BLOCK, length, chunks * BLOCK):
+        j = first + tl.arange(0, BLOCK)
+        valid = j < length
+        if log_fgate is not None:
+            x = tl.load(log_fgate + j.to(tl.int64) * stride_t, mask=valid, other=0.0)
+            x = tl.maximum(x.to(tl.float64), _FLOOR, propagate_nan=tl.PropagateNan.ALL)
+            c_j = carry + tl.cumsum(x, 0)
+            tl.store(c + j, c_j, mask=valid)
+            carry += tl.sum(x, 0)
+        else:
+            c_j = tl.load(c + j, mask=valid, other=0.0)
+        if pairs is not None:
+            scaled = c_j * LOG2E
+            high = scaled.to(tl.float32)
+            low = (scaled - high.to(tl.float64)).to(tl.float32)
+            # c falls, so its last number in a tile is the least. (Where it is NaN, so is all that reads it.)
+            apart = tl.reshape(tl.where(valid, c_j, float("inf")), [BLOCK // TILE, TILE])
+            below = tl.reshape(tl.min(apart, 1)[:, None] - apart, [BLOCK])
+            below = (below * LOG2E).to(tl.float32)
+            if seq_start is not None:
+                below = tl.where(j < earliest, float("-inf"), below)
+            tl.store(pairs + wide * row + j, pack(high, low), mask=valid)
+            tl.store(tail + wide * row + j, below, mask=valid)
+    if boundary is not None:
+        tl.debug_barrier()  # other warps have stored what is read here of c
+        if threshold is not None:
+            delta = tl.load(threshold + bh)
+        for base in range(chunk * ROWS, blocks, chunks * ROWS):
+            m = base + tl.arange(0, ROWS)
+            first = tl.where(m < blocks, m * block_q, 0) + (length - queries)
+            diagonal = first // block_k
+            low = tl.zeros([ROWS], dtype=tl.int32)
+            if delta is not None:
+                high = diagonal
+                c_row = tl.load(c + first)
+                for _ in range(steps):
+                    middle = (low + high) // 2
+                    column = tl.load(c + tl.minimum(middle * block_k + (block_k - 1), length - 1))
+                    searching = low < high
+                    pruned = c_row - column < delta.to(tl.float64)  # a NaN compares as false: kept
+                    low = tl.where(searching & pruned, middle + 1, low)
+                    high = tl.where(searching & (pruned == 0), middle, high)
+            if seq_start is not None:
+                low = tl.maximum(low, tl.minimum(earliest, length).to(tl.int32) // block_k)
+            if window is not None:
+                low = tl.maximum(low, tl.maximum(window_start(first, window), 0) // block_k)
+            tl.store(boundary + wide * blocks + m, tl.minimum(low, diagonal), mask=m < blocks)
+
+
+def read_gates(
+    log_fgate: Tensor | None,
+    c: Tensor | None = None,
+    *,
+    terms: DecayTerms | None = None,
+    tile: int = 16,
+    boundary: Tensor | None = None,
+    grid: tuple[int, int] = (1, 1),
+    queries: int = 0,
+    threshold: Tensor | float | None = None,
+    seq_start: Tensor | None = None,
+    window_size: int | None = None,
+) -> Tensor:
+    """c (B, H, T) float64 of ``log_fgate`` (B, H, T) float32, any strides; or c as it is given, contiguous.
+
+    ``terms`` (for tiles of ``tile`` keys) and ``boundary`` (of blocks of ``grid`` for the last ``queries``
+    positions) are written where they are given. threshold: delta, a number or (B, H) float32.
+    """
+    batch, heads, length = shape = c.shape if log_fgate is None else log_fgate.shape
+    chunks = 1
+    if log_fgate is None:
+        chunks = triton.cdiv(length, _BLOCK) if boundary is None else triton.cdiv(boundary.shape[2], _ROWS)
+    else:
+        c = torch.empty(shape, dtype=torch.float64, device=log_fgate.device)
+    if c.numel() == 0:
+        return c
+    number = None
+    if isinstance(threshold, float):
+        threshold, number = None, threshold
+    elif threshold is not None:
+        if threshold.shape != (batch, heads):  # a view of an argument would keep a pass from repeating
+            threshold = threshold.expand(batch, heads)
+        threshold = threshold.contiguous()
+    pairs, tail = (None, None) if terms is None else terms
+    launch(
+        _gates_kernel,
+        (batch * heads * chunks,),
+        log_fgate,
+        c,
+        pairs,
+        tail,
+        threshold,
+        number,
+        seq_start,
+        boundary,
+        *(c if log_fgate is None else log_fgate).stride(),
+        heads,
+        chunks,
+        length,
+        0 if pairs is None else pairs.shape[2],
+        queries,
+        0 if boundary is None else boundary.shape[2],
+        *grid,
+        triton.cdiv(length, grid[1]).bit_length(),
+        window_size,
+        TILE=tile,
+        BLOCK=_BLOCK,
+        ROWS=_ROWS,
+        num_warps=8,
+    )
+    return c
+
+
+def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
+    """:func:`..decay.cumulative_log_fgate` of (B, H, T) float32, any strides."""
+    return read_gates(log_fgate)
+
+
+def find_boundary(
+    c: Tensor, threshold: Tensor | None, seqlen_q, block_q, block_k, seq_start=None, window_size=None
+) -> Tensor:
+    """:func:`..boundary.find_boundary`, which has these arguments; the host never waits."""
+    boundary = allocate_boundary(c, seqlen_q, block_q)
+    given = {"boundary": boundary, "grid": (block_q, block_k), "queries": seqlen_q, "threshold": threshold}
+    if boundary.numel():
+        read_gates(None, c.contiguous(), **given, seq_start=seq_start, window_size=window_size)
+    return boundary
+
+
+def allocate_boundary(like: Tensor, seqlen_q: int, block_q: int) -> Tensor:
+    """(B, H, M) int32, for gates or c (B, H, T)."""
+    shape = (*like.shape[:2], triton.cdiv(seqlen_q, block_q))
+    return torch.empty(shape, dtype=torch.int32, device=like.device)
+
+
+def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int, row: int | None = None) -> DecayTerms:
+    """Splits ``c`` (B, H, Tk) for key tiles of ``tile`` positions; heads are ``row`` numbers apart."""
+    terms = allocate_terms(c, tile, row)
+    read_gates(None, c, terms=terms, tile=tile, seq_start=seq_start)
+    return terms
 
 
 @triton.jit(do_not_specialize=["heads", "length"])
@@ -48,25 +223,6 @@ def _adjoint_kernel(dc, log_fgate, grad, stride_b, stride_h, stride_t, heads, le
         total = carry + tl.cumsum(x, 0, reverse=True)
         tl.store(grad + i, tl.where(gate < _FLOOR, 0.0, total).to(tl.float32), mask=inside)
         carry += tl.sum(x, 0)
-
-
-def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
-    """:func:`..decay.cumulative_log_fgate` of (B, H, T) float32, any strides."""
-    c = torch.empty(log_fgate.shape, dtype=torch.float64, device=log_fgate.device)
-    batch, heads, length = log_fgate.shape
-    if c.numel():
-        launch(
-            _sum_kernel,
-            (batch * heads,),
-            log_fgate,
-            c,
-            *log_fgate.stride(),
-            heads,
-            length,
-            BLOCK=_BLOCK,
-            num_warps=8,
-        )
-    return c
 
 
 def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:

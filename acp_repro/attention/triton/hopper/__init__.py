@@ -15,7 +15,8 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ..differences import DecayTerms, decay_terms
+from ..differences import DecayTerms
+from ..gates import decay_terms
 from ..launch import launch
 from ..tiles import GROUP, LOG2E, outer_strides
 from .forward import forward_kernel
@@ -58,11 +59,11 @@ def _describe_tail(terms: DecayTerms) -> TensorDescriptor:
 
 
 def launch_forward(
-    q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, terms, redo
+    q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, redo
 ) -> None:
     """:func:`..forward.launch_forward` for inputs that `find_obstacle` has nothing against.
 
-    ``terms`` are of c, for tiles of 64 keys; rows of multiples of four numbers. ``redo`` (B, H, tiles of 128
+    ``terms`` are for tiles of 64 keys, with heads a multiple of four numbers apart. ``redo`` (B, H, tiles of 128
     queries, 2) int32 is not 0 where the portable kernel must do a tile again.
     """
     batch, heads, seqlen, head_dim = q.shape
