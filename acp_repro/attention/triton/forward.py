@@ -78,6 +78,10 @@ def _masked_tiles(
     return acc, l_i, m_i
 
 
+# Key tiles before the diagonal up to which they are all taken with the online softmax, in one loop.
+_FEW = tl.constexpr(3)
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def _forward_kernel(
     q,
@@ -150,10 +154,11 @@ def _forward_kernel(
     )
 
     q_tile = load_rows(q, row, q_t, seqlen_q, ROWS, D, BLOCK_D, True)
-    # First the tiles on the diagonal: a row's own key has no decay, so they tell how large its
-    # scores are.
+    # First the tiles on the diagonal and the last before it: a row's nearest keys have the least decay, and
+    # are 64 or more, so they tell how large its scores are. Of a few tiles these are all.
+    near = diagonal - tl.where(diagonal - start > _FEW, 1, diagonal - start)
     acc, l_i, m_i = _masked_tiles(
-        q_tile, keys, pairs, first, seq_start, earliest, window, scale, diagonal, end, COLUMNS, D, DESCRIPTORS
+        q_tile, keys, pairs, first, seq_start, earliest, window, scale, near, end, COLUMNS, D, DESCRIPTORS
     )
 
     # Then the decayed rest, against that fixed level: no running maximum, no rescaling. Scores
@@ -165,7 +170,7 @@ def _forward_kernel(
     # What a tile needs of c is loaded one tile ahead; `tail` has room for the one past the end.
     bias = tl.load(tail + start * COLUMNS + tl.arange(0, COLUMNS))
     pair_end = tl.load(pairs + tl.minimum(start * COLUMNS + (COLUMNS - 1), seqlen_k - 1))
-    for n in tl.range(start, diagonal):
+    for n in tl.range(start, near):
         column = n * COLUMNS
         k_tile, v_tile = stream_keys(keys, column, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
         high_end, low_end = unpack(pair_end)
@@ -180,7 +185,7 @@ def _forward_kernel(
         parts += tl.sum(tl.reshape(p, [ROWS, COLUMNS // 8, 8]), 1)
         acc = product(p.to(v_tile.dtype), v_tile, acc)
     l_i += tl.sum(parts, 1)
-    # A score so far above all of the diagonal's that its weight overflows is rare, and then the row
+    # A score so far above all of the nearest keys' that its weight overflows is rare, and then the row
     # is done again. (Up to the limit, bfloat16 and float32 lose nothing; float16 ends at 65504.)
     LIMIT: tl.constexpr = 32768.0 if q_tile.dtype == tl.float16 else 1e18
     if tl.max(tl.where(l_i < LIMIT, 0, 1), 0) > 0:

@@ -100,6 +100,7 @@ def _attend(
     ROWS: gl.constexpr,
     D: gl.constexpr,
     STAGES: gl.constexpr,
+    ROOM: gl.constexpr,
     LIMIT: gl.constexpr,
 ):
     """64 queries: those of tile ``diagonal + HALF``."""
@@ -137,7 +138,9 @@ def _attend(
     kept = gl.expand_dims(i, 1) >= gl.expand_dims(j, 0)
     kept = kept & gl.expand_dims((j >= earliest) & (j < seqlen), 0)
     scores = gl.where(kept, scores, float("-inf"))
-    m_i = gl.max(scores, 1)
+    # Room above the largest: sums that begin at 2**-ROOM may grow to LIMIT. A row's first key may be its own
+    # alone, and farther ones may be much larger.
+    m_i = gl.max(scores, 1) + ROOM
     # A row with no key: any finite number will do, every exponent is -inf.
     m_finite = gl.where(m_i == float("-inf"), 0.0, m_i)
     p = gl.exp2(scores - gl.expand_dims(m_finite, 1))
@@ -174,7 +177,7 @@ def _attend(
     none = gl.convert_layout(l_i == 0.0, of_acc)
     result = gl.where(gl.expand_dims(none, 1), 0.0, acc / gl.expand_dims(whole, 1))
     store_tile(out, result, o_t, seqlen - first, ROWS, D)
-    gl.store(lse + i, m_i + gl.log2(l_i), mask=inside)
+    gl.store(lse + i, (m_i - ROOM) + gl.log2(l_i * 2.0**ROOM), mask=inside)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -266,6 +269,8 @@ def forward_kernel(
     lse += wide * seqlen
     pairs += wide * padded
     redo += (wide * tiles + tile) * 2
+    # bfloat16 has the exponents of float32: values down to 1e-30 keep their digits in sums of 2**-40 of them.
+    ROOM: gl.constexpr = 0 if q.dtype == gl.float16 else 40
     LIMIT: gl.constexpr = 32768.0 if q.dtype == gl.float16 else 1e18
     gl.warp_specialize(
         [
@@ -294,6 +299,7 @@ def forward_kernel(
                     ROWS,
                     D,
                     STAGES,
+                    ROOM,
                     LIMIT,
                 ),
             ),
@@ -322,6 +328,7 @@ def forward_kernel(
                     ROWS,
                     D,
                     STAGES,
+                    ROOM,
                     LIMIT,
                 ),
             ),
