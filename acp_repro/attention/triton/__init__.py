@@ -30,6 +30,7 @@ __all__ = [
     "forward",
     "forward_pass",
     "log_fgate_grad",
+    "repeat_launches",
     "threshold_from_norms",
     "why_portable",
     "write_blocks",

@@ -24,7 +24,6 @@ import triton.language as tl
 from torch import Tensor
 
 
-
 class DecayTerms(NamedTuple):
     """c in units of log 2."""
 

@@ -238,7 +238,11 @@ def forward(
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     tile = tiles_for(q, block_q, block_k).forward
-    terms = decay_terms(c.contiguous(), seq_start, *terms_layout(q, k, block_q, block_k)) if terms is None else terms
+    terms = (
+        decay_terms(c.contiguous(), seq_start, *terms_layout(q, k, block_q, block_k))
+        if terms is None
+        else terms
+    )
     q, k, v = (make_addressable(x) for x in (q, k, v))
     boundary = None if boundary is None else boundary.contiguous()
     rows = allocate_rows(out)

@@ -93,6 +93,8 @@ def _gates_kernel(
         tl.debug_barrier()  # other warps have stored what is read here of c
         if threshold is not None:
             delta = tl.load(threshold + bh)
+        if delta is not None:
+            delta = tl.cast(tl.cast(delta, tl.float32), tl.float64)
         for base in range(chunk * ROWS, blocks, chunks * ROWS):
             m = base + tl.arange(0, ROWS)
             first = tl.where(m < blocks, m * block_q, 0) + (length - queries)
@@ -105,7 +107,7 @@ def _gates_kernel(
                     middle = (low + high) // 2
                     column = tl.load(c + tl.minimum(middle * block_k + (block_k - 1), length - 1))
                     searching = low < high
-                    pruned = c_row - column < delta.to(tl.float64)  # a NaN compares as false: kept
+                    pruned = c_row - column < delta  # a NaN compares as false: kept
                     low = tl.where(searching & pruned, middle + 1, low)
                     high = tl.where(searching & (pruned == 0), middle, high)
             if seq_start is not None:

@@ -167,8 +167,8 @@ class Plan:
     def __init__(self, recording: _Recording, results: tuple[Tensor | None, ...]):
         if recording.others:
             raise LookupError(f"it calls {recording.others[0]}")
-        whole = {_layout(x): x for x in recording.allocated}
-        made = [whole.pop(_layout(x)) for x in results if x is not None]  # what it did not allocate: KeyError
+        whole = {_extent(x): x for x in recording.allocated}
+        made = [whole.pop(_extent(x)) for x in results if x is not None]  # what it did not allocate: KeyError
         pieces = list(whole.values())
         if any(x.data_ptr() % ALIGNMENT for x in recording.allocated):
             raise LookupError("memory that PyTorch allocated is not aligned")
@@ -177,6 +177,9 @@ class Plan:
         *self.offsets, self.scratch = 0, *ends
         inputs, own = recording.inputs, [*made, *pieces]
         self._slots = {id(x): n for n, x in enumerate(inputs) if x is not None}
+        # A view of an input is known by its address, if no other input has it.
+        places = [None if x is None else x.data_ptr() for x in inputs]
+        self._views = {at: n for n, at in enumerate(places) if places.count(at) == 1}
         self._own = {x.untyped_storage().data_ptr(): len(inputs) + n for n, x in enumerate(own)}
         self._stream = len(inputs) + len(own)
         self._places: dict[tuple, int] = {}
@@ -203,6 +206,8 @@ class Plan:
     def _address(self, x: Tensor) -> int:
         if id(x) in self._slots:
             return self._slots[id(x)]
+        if x.data_ptr() in self._views:
+            return self._views[x.data_ptr()]
         storage = x.untyped_storage().data_ptr()
         if storage not in self._own:
             raise LookupError("it launches a kernel on a tensor that is neither an argument nor its own")
@@ -235,9 +240,9 @@ class Plan:
         return tuple(results)
 
 
-def _layout(x: Tensor) -> tuple:
-    """What makes a tensor the whole of an allocation; PyTorch may show one as different objects."""
-    return x.untyped_storage().data_ptr(), x.data_ptr(), x.shape, x.stride(), x.dtype
+def _extent(x: Tensor) -> tuple:
+    """What makes a tensor the whole of an allocation; PyTorch may show one as different objects and views."""
+    return x.untyped_storage().data_ptr(), x.data_ptr(), x.numel(), x.dtype
 
 
 def _descriptors_like(x) -> Callable[[int], Any]:

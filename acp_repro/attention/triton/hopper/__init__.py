@@ -58,9 +58,7 @@ def _describe_tail(terms: DecayTerms) -> TensorDescriptor:
     return TensorDescriptor(terms.tail, [terms.tail.numel()], [1], [ROWS], gl.NVMMASharedLayout(0, 32, 1))
 
 
-def launch_forward(
-    q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, redo
-) -> None:
+def launch_forward(q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, redo) -> None:
     """:func:`..forward.launch_forward` for inputs that `find_obstacle` has nothing against.
 
     ``terms`` are for tiles of 64 keys, with heads a multiple of four numbers apart. ``redo`` (B, H, tiles of 128
