@@ -26,7 +26,7 @@ from .tiles import LOG2E, window_start
 _BLOCK = 2048
 _ROWS = 256
 _FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
-_SIZES = "heads chunks length queries row blocks block_q block_k steps window".split()
+_SIZES = ["heads", "chunks", "length", "queries", "row", "blocks", "block_q", "block_k", "steps", "window"]
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -66,8 +66,8 @@ def _gates_kernel(
     if log_fgate is not None:
         log_fgate += (bh // heads).to(tl.int64) * stride_b + (bh % heads).to(tl.int64) * stride_h
     carry = tl.zeros([], dtype=tl.float64)
-    for first in range(chunk * BLOCK, length, chunks * BLOCK):
-        j = first + tl.arange(0, BLOCK)
+    for base in range(chunk * BLOCK, length, chunks * BLOCK):
+        j = base + tl.arange(0, BLOCK)
         valid = j < length
         if log_fgate is not None:
             x = tl.load(log_fgate + j.to(tl.int64) * stride_t, mask=valid, other=0.0)
@@ -79,15 +79,15 @@ def _gates_kernel(
             c_j = tl.load(c + j, mask=valid, other=0.0)
         if pairs is not None:
             scaled = c_j * LOG2E
-            high = scaled.to(tl.float32)
-            low = (scaled - high.to(tl.float64)).to(tl.float32)
+            rounded = scaled.to(tl.float32)
+            rest = (scaled - rounded.to(tl.float64)).to(tl.float32)
             # c falls, so its last number in a tile is the least. (Where it is NaN, so is all that reads it.)
             apart = tl.reshape(tl.where(valid, c_j, float("inf")), [BLOCK // TILE, TILE])
             below = tl.reshape(tl.min(apart, 1)[:, None] - apart, [BLOCK])
             below = (below * LOG2E).to(tl.float32)
             if seq_start is not None:
                 below = tl.where(j < earliest, float("-inf"), below)
-            tl.store(pairs + wide * row + j, pack(high, low), mask=valid)
+            tl.store(pairs + wide * row + j, pack(rounded, rest), mask=valid)
             tl.store(tail + wide * row + j, below, mask=valid)
     if boundary is not None:
         tl.debug_barrier()  # other warps have stored what is read here of c
@@ -95,8 +95,8 @@ def _gates_kernel(
             delta = tl.load(threshold + bh)
         if delta is not None:
             delta = tl.cast(tl.cast(delta, tl.float32), tl.float64)
-        for base in range(chunk * ROWS, blocks, chunks * ROWS):
-            m = base + tl.arange(0, ROWS)
+        for block in range(chunk * ROWS, blocks, chunks * ROWS):
+            m = block + tl.arange(0, ROWS)
             first = tl.where(m < blocks, m * block_q, 0) + (length - queries)
             diagonal = first // block_k
             low = tl.zeros([ROWS], dtype=tl.int32)

@@ -61,8 +61,8 @@ def _describe_tail(terms: DecayTerms) -> TensorDescriptor:
 def launch_forward(q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, redo) -> None:
     """:func:`..forward.launch_forward` for inputs that `find_obstacle` has nothing against.
 
-    ``terms`` are for tiles of 64 keys, with heads a multiple of four numbers apart. ``redo`` (B, H, tiles of 128
-    queries, 2) int32 is not 0 where the portable kernel must do a tile again.
+    ``terms`` are for tiles of 64 keys, with heads a multiple of four numbers apart. ``redo`` (B, H, tiles of
+    128 queries, 2) int32 is not 0 where the portable kernel must do a tile again.
     """
     batch, heads, seqlen, head_dim = q.shape
     launch(
