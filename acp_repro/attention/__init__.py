@@ -173,9 +173,9 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
         and (seq_start is None and cu_seqlens is None and _PLAIN.issuperset(map(type, options)))
         and (implementation == "triton" or (implementation == "auto" and HAS_TRITON and q.is_cuda))
     ):
-        found = _kept_ready()(q, k, v, log_fgate, (implementation, *options, *map(type, options)))
+        found = _kept_ready()(q, k, v, log_fgate, (implementation, options, *map(type, options)))
     else:
-        found = _attend(q, k, v, log_fgate, implementation, *options, seq_start, cu_seqlens)
+        found = _attend(q, k, v, log_fgate, implementation, options, seq_start, cu_seqlens)
     return found if return_start_index else found[0]
 
 
@@ -185,27 +185,14 @@ _PLAIN = {bool, int, float, type(None)}  # whose values, with their types, tell 
 @functools.cache
 def _kept_ready():
     """:func:`_attend` in inference. What it has checked and launched once is only launched again."""
-    return kernels().repeat_launches(
-        lambda q, k, v, log_fgate, constants: _attend(q, k, v, log_fgate, *constants[:6], launched_alone=True)
-    )
+    return kernels().repeat_launches(lambda *call: _attend(*call[:4], *call[4][:2], launched_alone=True))
 
 
 def _attend(
-    q,
-    k,
-    v,
-    log_fgate,
-    implementation,
-    head_first,
-    window_size,
-    sm_scale,
-    adaptive_threshold,
-    return_start_index,
-    seq_start=None,
-    cu_seqlens=None,
-    launched_alone=False,
+    q, k, v, log_fgate, implementation, options, seq_start=None, cu_seqlens=None, launched_alone=False
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`forgetting_attention`; with ``launched_alone`` no operator of ours is called."""
+    head_first, window_size, sm_scale, adaptive_threshold, return_start_index = options
     dtypes = (find_backend(implementation, "auto") or Backend).dtypes
     check_arguments(q, k, v, log_fgate, head_first=head_first, seq_start=seq_start, dtypes=dtypes)
     if implementation == "auto":

@@ -12,9 +12,8 @@ import torch
 
 from .backward import backward, find_refusal, sum_of_shares, why_portable
 from .decode import decode
-from .differences import allocate_terms
 from .forward import forward, terms_layout
-from .gates import allocate_boundary, cumulative_log_fgate, find_boundary, log_fgate_grad, read_gates
+from .gates import cumulative_log_fgate, find_boundary, log_fgate_grad, read_gates
 from .launch import repeat_launches
 from .norms import threshold_from_norms
 from .paged_write import write_blocks, write_kvcache
@@ -44,20 +43,8 @@ def forward_pass(q, k, v, log_fgate, threshold, seq_start, constants):
     sm_scale, grid, window_size, for_backward, delta = constants
     seq_start = seq_start if seq_start is None else seq_start.contiguous()  # the kernels know no stride of it
     # The search of a pass that prunes nothing writes zeros, which costs no more than filling them in.
-    boundary = allocate_boundary(log_fgate, q.shape[2], grid[0])
-    tile, row = terms_layout(q, k, *grid)
-    terms = allocate_terms(log_fgate, tile, row)
-    c = read_gates(
-        log_fgate,
-        terms=terms,
-        tile=tile,
-        boundary=boundary,
-        grid=grid,
-        queries=q.shape[2],
-        threshold=threshold if delta is None else delta,
-        seq_start=seq_start,
-        window_size=window_size,
-    )
+    layout, delta = terms_layout(q, k, *grid), threshold if delta is None else delta
+    c, terms, boundary = read_gates(log_fgate, None, layout, grid, q.shape[2], delta, seq_start, window_size)
     out, lse = forward(q, k, v, c, boundary, seq_start, sm_scale, *grid, window_size, terms)
     return (out, lse, c, boundary) if for_backward else (out, None, None, boundary)
 

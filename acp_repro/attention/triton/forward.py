@@ -212,17 +212,7 @@ def _forward_kernel(
 
 
 def forward(
-    q,
-    k,
-    v,
-    c: Tensor,
-    boundary: Tensor | None,
-    seq_start,
-    sm_scale,
-    block_q,
-    block_k,
-    window_size=None,
-    terms: DecayTerms | None = None,
+    q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None, terms=None
 ) -> tuple[Tensor, Tensor]:
     """``O = softmax(sm_scale Q K^T + D) V`` over the kept blocks of the causal grid.
 
@@ -238,11 +228,8 @@ def forward(
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     tile = tiles_for(q, block_q, block_k).forward
-    terms = (
-        decay_terms(c.contiguous(), seq_start, *terms_layout(q, k, block_q, block_k))
-        if terms is None
-        else terms
-    )
+    if terms is None:
+        terms = decay_terms(c.contiguous(), seq_start, *terms_layout(q, k, block_q, block_k))
     q, k, v = (make_addressable(x) for x in (q, k, v))
     boundary = None if boundary is None else boundary.contiguous()
     rows = allocate_rows(out)

@@ -1,14 +1,9 @@
-"""What becomes of the gates, in one kernel, and the adjoint of their sum in another.
+"""What a pass needs of the gates, in one kernel, and the adjoint of their running sum in another.
 
-A pass of attention needs three things of the gates, and none costs more than its launch:
-
-- c, their running sum (Section 2). Sums are float64 and in a fixed order, one program a head.
-- The boundary, by a binary search per row of blocks (Section 3, Algorithm 1). c is non-increasing and a
-  rounded subtraction is monotone, so along a row the blocks that the serial scan would skip come first. Each
-  row can therefore be searched alone, and the result is that of the scan to the last bit.
-- The terms of c that the tiles of :mod:`.differences` take.
-
-`read_gates` gives all, the functions below it one each.
+The sum c (Section 2) is float64 and in a fixed order, one program a head. The boundary comes of a binary
+search per row of blocks (Section 3, Algorithm 1). c is non-increasing and a rounded subtraction is monotone,
+so along a row the blocks that the serial scan would skip come first. Each row can therefore be searched
+alone, and the result is that of the scan to the last bit. The terms of c are those of :mod:`.differences`.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..decay import LOG_FGATE_FLOOR
-from .differences import DecayTerms, allocate_terms, pack
+from .differences import DecayTerms, pack
 from .launch import launch
 from .tiles import LOG2E, window_start
 
@@ -118,95 +113,83 @@ def _gates_kernel(
 
 
 def read_gates(
-    log_fgate: Tensor | None,
-    c: Tensor | None = None,
-    *,
-    terms: DecayTerms | None = None,
-    tile: int = 16,
-    boundary: Tensor | None = None,
-    grid: tuple[int, int] = (1, 1),
-    queries: int = 0,
-    threshold: Tensor | float | None = None,
-    seq_start: Tensor | None = None,
-    window_size: int | None = None,
-) -> Tensor:
-    """c (B, H, T) float64 of ``log_fgate`` (B, H, T) float32, any strides; or c as it is given, contiguous.
+    log_fgate, c=None, layout=None, grid=None, queries=0, threshold=None, seq_start=None, window_size=None
+) -> tuple[Tensor, DecayTerms | None, Tensor | None]:
+    """What a pass needs of ``log_fgate`` (B, H, T) float32, any strides; or of c, if that is there already.
 
-    ``terms`` (for tiles of ``tile`` keys) and ``boundary`` (of blocks of ``grid`` for the last ``queries``
-    positions) are written where they are given. threshold: delta, a number or (B, H) float32.
+    Args:
+        layout: (positions of a key tile, numbers from one head's terms to the next's); None: no terms.
+        grid: (block_q, block_k) for a boundary of the last ``queries`` positions; None: no boundary.
+        threshold: delta, a float or (B, H) float32; None prunes nothing.
+
+    Returns:
+        c (B, H, T) float64, the terms, and the boundary (B, H, M) int32.
     """
-    batch, heads, length = shape = c.shape if log_fgate is None else log_fgate.shape
-    chunks = 1
+    gates = c if log_fgate is None else log_fgate
+    batch, heads, length = gates.shape
+    terms, boundary, chunks = DecayTerms(None, None), None, 1
+    if layout is not None:
+        pairs = torch.empty((batch, heads, layout[1]), dtype=torch.int64, device=gates.device)
+        # The kernels read `tail` one tile ahead, and so one tile past its end.
+        size = pairs.numel() + 2 * layout[0]
+        terms = DecayTerms(pairs, torch.empty(size, dtype=torch.float32, device=gates.device))
+    if grid is not None:
+        shape = (batch, heads, triton.cdiv(queries, grid[0]))
+        boundary = torch.empty(shape, dtype=torch.int32, device=gates.device)
     if log_fgate is None:
-        chunks = triton.cdiv(length, _BLOCK) if boundary is None else triton.cdiv(boundary.shape[2], _ROWS)
+        chunks = triton.cdiv(length, _BLOCK) if grid is None else triton.cdiv(boundary.shape[2], _ROWS)
     else:
-        c = torch.empty(shape, dtype=torch.float64, device=log_fgate.device)
-    if c.numel() == 0:
-        return c
-    number = None
-    if isinstance(threshold, float):
-        threshold, number = None, threshold
+        c = torch.empty(gates.shape, dtype=torch.float64, device=gates.device)
+    delta = threshold if isinstance(threshold, float) else None
+    if delta is not None:
+        threshold = None
     elif threshold is not None:
         if threshold.shape != (batch, heads):  # a view of an argument would keep a pass from repeating
             threshold = threshold.expand(batch, heads)
         threshold = threshold.contiguous()
-    pairs, tail = (None, None) if terms is None else terms
-    launch(
-        _gates_kernel,
-        (batch * heads * chunks,),
-        log_fgate,
-        c,
-        pairs,
-        tail,
-        threshold,
-        number,
-        seq_start,
-        boundary,
-        *(c if log_fgate is None else log_fgate).stride(),
-        heads,
-        chunks,
-        length,
-        0 if pairs is None else pairs.shape[2],
-        queries,
-        0 if boundary is None else boundary.shape[2],
-        *grid,
-        triton.cdiv(length, grid[1]).bit_length(),
-        window_size,
-        TILE=tile,
-        BLOCK=_BLOCK,
-        ROWS=_ROWS,
-        num_warps=8,
-    )
-    return c
+    if gates.numel() and chunks:
+        launch(
+            _gates_kernel,
+            (batch * heads * chunks,),
+            log_fgate,
+            c,
+            *terms,
+            threshold,
+            delta,
+            seq_start,
+            boundary,
+            *gates.stride(),
+            heads,
+            chunks,
+            length,
+            layout[1] if layout else 0,
+            queries,
+            boundary.shape[2] if grid else 0,
+            *(grid or (1, 1)),
+            triton.cdiv(length, grid[1]).bit_length() if grid else 0,
+            window_size,
+            TILE=layout[0] if layout else 16,
+            BLOCK=_BLOCK,
+            ROWS=_ROWS,
+            num_warps=8,
+        )
+    return c, terms, boundary
 
 
 def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
     """:func:`..decay.cumulative_log_fgate` of (B, H, T) float32, any strides."""
-    return read_gates(log_fgate)
+    return read_gates(log_fgate)[0]
 
 
-def find_boundary(
-    c: Tensor, threshold: Tensor | None, seqlen_q, block_q, block_k, seq_start=None, window_size=None
-) -> Tensor:
+def find_boundary(c, threshold, seqlen_q, block_q, block_k, seq_start=None, window_size=None) -> Tensor:
     """:func:`..boundary.find_boundary`, which has these arguments; the host never waits."""
-    boundary = allocate_boundary(c, seqlen_q, block_q)
-    given = {"boundary": boundary, "grid": (block_q, block_k), "queries": seqlen_q, "threshold": threshold}
-    if boundary.numel():
-        read_gates(None, c.contiguous(), **given, seq_start=seq_start, window_size=window_size)
-    return boundary
-
-
-def allocate_boundary(like: Tensor, seqlen_q: int, block_q: int) -> Tensor:
-    """(B, H, M) int32, for gates or c (B, H, T)."""
-    shape = (*like.shape[:2], triton.cdiv(seqlen_q, block_q))
-    return torch.empty(shape, dtype=torch.int32, device=like.device)
+    grid = (block_q, block_k)
+    return read_gates(None, c.contiguous(), None, grid, seqlen_q, threshold, seq_start, window_size)[2]
 
 
 def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int, row: int | None = None) -> DecayTerms:
     """Splits ``c`` (B, H, Tk) for key tiles of ``tile`` positions; heads are ``row`` numbers apart."""
-    terms = allocate_terms(c, tile, row)
-    read_gates(None, c, terms=terms, tile=tile, seq_start=seq_start)
-    return terms
+    return read_gates(None, c, (tile, c.shape[2] if row is None else row), seq_start=seq_start)[1]
 
 
 @triton.jit(do_not_specialize=["heads", "length"])

@@ -68,8 +68,9 @@ def repeat_launches(function: Callable) -> Callable:
     """``function(*tensors, constants)``, which allocates and launches, kept ready for its next calls.
 
     It takes tensors of one device or None, the first a tensor, and last a tuple of hashable constants on
-    which all else that it does depends, and returns tensors that it allocated, or None. The first call for
-    each key (constants; shape, strides, dtype and alignment of each tensor) runs it, the second is recorded.
+    which all else that it does depends, and returns tensors that it allocated or views of all of one, or
+    None. The first call for each key (constants; shape, strides, dtype, device and alignment of each tensor)
+    runs it, the second is recorded.
     """
     plans: dict[tuple, Any] = {}
 
@@ -78,10 +79,9 @@ def repeat_launches(function: Callable) -> Callable:
         *tensors, constants = arguments
         if not can_repeat(tensors[0]):
             return function(*arguments)
-        device = tensors[0].device
         addresses = [0 if x is None else x.data_ptr() for x in tensors]
-        layouts = [None if x is None else (x.shape, x.stride(), x.dtype) for x in tensors]
-        key = (device, constants, *layouts, *[address % ALIGNMENT for address in addresses])
+        layouts = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors]
+        key = (constants, *layouts, *[address % ALIGNMENT for address in addresses])
         plan = plans.get(key)
         if plan is None:
             if len(plans) >= MOST_PLANS:
@@ -92,7 +92,7 @@ def repeat_launches(function: Callable) -> Callable:
             return results
         elif isinstance(plan, Plan):
             with enter_device(tensors[0]):
-                return plan(addresses, device)
+                return plan(addresses, tensors[0].device)
         return function(*arguments)
 
     call.plans = plans
