@@ -46,12 +46,13 @@ def _masked_tiles(
     scale,
     begin,
     end,
+    ROOM: tl.constexpr,
     COLUMNS: tl.constexpr,
     D: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     """Key tiles ``begin .. end`` with every mask, exact differences of c and the online softmax: m_i is
-    each row's running maximum, in units of log 2, l_i its running sum."""
+    each row's running maximum, in units of log 2, l_i its running sum. Sums are times ``2**-ROOM``."""
     ROWS: tl.constexpr = q_tile.shape[0]
     BLOCK_D: tl.constexpr = q_tile.shape[1]
     seqlen_k = keys[-1]
@@ -75,10 +76,10 @@ def _masked_tiles(
         l_i = l_i * alpha + tl.sum(p, 1)
         acc = product(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])
         m_i = m_new
-    return acc, l_i, m_i
+    return acc * 2.0**-ROOM, l_i * 2.0**-ROOM, m_i
 
 
-# Key tiles before the diagonal up to which they are all taken with the online softmax, in one loop.
+# Of float16, key tiles before the diagonal up to which all are taken with the online softmax.
 _FEW = tl.constexpr(3)
 
 
@@ -154,18 +155,34 @@ def _forward_kernel(
     )
 
     q_tile = load_rows(q, row, q_t, seqlen_q, ROWS, D, BLOCK_D, True)
-    # First the tiles on the diagonal and the last before it: a row's nearest keys have the least decay, and
-    # are 64 or more, so they tell how large its scores are. Of a few tiles these are all.
-    near = diagonal - tl.where(diagonal - start > _FEW, 1, diagonal - start)
+    # First the tiles on the diagonal: a row's own key has no decay, so they tell how large its
+    # scores are. Of float16 also the one before them, or all if they are few.
+    near = diagonal
+    if q_tile.dtype == tl.float16:
+        near -= tl.where(diagonal - start > _FEW, 1, diagonal - start)
+    ROOM: tl.constexpr = 0.0 if q_tile.dtype == tl.float16 else 40.0
     acc, l_i, m_i = _masked_tiles(
-        q_tile, keys, pairs, first, seq_start, earliest, window, scale, near, end, COLUMNS, D, DESCRIPTORS
+        q_tile,
+        keys,
+        pairs,
+        first,
+        seq_start,
+        earliest,
+        window,
+        scale,
+        near,
+        end,
+        ROOM,
+        COLUMNS,
+        D,
+        DESCRIPTORS,
     )
 
     # Then the decayed rest, against that fixed level: no running maximum, no rescaling. Scores
     # leave out c_i - c[first], the same for a whole row, and so does the level.
     high_base, low_base = unpack(tl.load(pairs + first))
     high_i, low_i = load_pair(pairs, position, inside)
-    level = m_i - ((high_i - high_base) + (low_i - low_base))
+    level = m_i - ((high_i - high_base) + (low_i - low_base)) + ROOM
     parts = tl.zeros([ROWS, 8], dtype=tl.float32)  # of the sum; a thread's own, so no exchange
     # What a tile needs of c is loaded one tile ahead; `tail` has room for the one past the end.
     bias = tl.load(tail + start * COLUMNS + tl.arange(0, COLUMNS))
@@ -185,8 +202,10 @@ def _forward_kernel(
         parts += tl.sum(tl.reshape(p, [ROWS, COLUMNS // 8, 8]), 1)
         acc = product(p.to(v_tile.dtype), v_tile, acc)
     l_i += tl.sum(parts, 1)
-    # A score so far above all of the nearest keys' that its weight overflows is rare, and then the row
-    # is done again. (Up to the limit, bfloat16 and float32 lose nothing; float16 ends at 65504.)
+    # A score so far above those that its weight overflows is rare, and then the row is done again.
+    # bfloat16 and float32 lose nothing from 2**-ROOM up to the limit, nor does a product with values down to
+    # 1e-30. (A first row has one key on the diagonal, and farther ones may be much larger.) float16 ends at
+    # 65504, and far below 1 it loses digits.
     LIMIT: tl.constexpr = 32768.0 if q_tile.dtype == tl.float16 else 1e18
     if tl.max(tl.where(l_i < LIMIT, 0, 1), 0) > 0:
         acc, l_i, m_i = _masked_tiles(
@@ -200,6 +219,7 @@ def _forward_kernel(
             scale,
             start,
             end,
+            ROOM,
             COLUMNS,
             D,
             DESCRIPTORS,
@@ -208,7 +228,7 @@ def _forward_kernel(
     acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     store_rows(out, acc, row, o_t, seqlen_q, ROWS, D, BLOCK_D)
     i = row + tl.arange(0, ROWS)
-    tl.store(lse + bh * seqlen_q + i, m_i + tl.math.log2(l_i), mask=inside)
+    tl.store(lse + bh * seqlen_q + i, m_i + tl.math.log2(l_i * 2.0**ROOM), mask=inside)
 
 
 def forward(

@@ -1,6 +1,6 @@
 """The forward for Hopper: 128 queries a program, in two groups of warps that share the tiles of keys.
 
-The same sums as :mod:`..forward`: the tiles on the diagonal come first, and their maximum serves the row.
+The same sums as :mod:`..forward`: the tile on the diagonal comes first, and its maximum serves the row.
 While one group takes exponentials, the other has products to do. A tile of which a row's sum leaves the range
 is marked in ``redo``, and the portable kernel does it again.
 """
@@ -138,15 +138,13 @@ def _attend(
     kept = gl.expand_dims(i, 1) >= gl.expand_dims(j, 0)
     kept = kept & gl.expand_dims((j >= earliest) & (j < seqlen), 0)
     scores = gl.where(kept, scores, float("-inf"))
-    # Room above the largest: sums that begin at 2**-ROOM may grow to LIMIT. A row's first key may be its own
-    # alone, and farther ones may be much larger.
-    m_i = gl.max(scores, 1) + ROOM
+    m_i = gl.max(scores, 1)
     # A row with no key: any finite number will do, every exponent is -inf.
     m_finite = gl.where(m_i == float("-inf"), 0.0, m_i)
-    p = gl.exp2(scores - gl.expand_dims(m_finite, 1))
+    p = gl.exp2((scores - gl.expand_dims(m_finite, 1)) - ROOM)
     parts = gl.sum(gl.reshape(p, [ROWS, ROWS // 8, 8]), 1)
     p_left = gl.convert_layout(p.to(q_s.dtype), LEFT)
-    level = m_finite - since_first
+    level = m_finite - since_first + ROOM
     begin = 2 - HALF
     pair_end = gl.load(pairs + (gl.minimum((_tile_of(begin, diagonal, start) + 1) * ROWS, seqlen) - 1))
     acc = gl.zeros([ROWS, D], gl.float32, SUMS)
@@ -177,7 +175,7 @@ def _attend(
     none = gl.convert_layout(l_i == 0.0, of_acc)
     result = gl.where(gl.expand_dims(none, 1), 0.0, acc / gl.expand_dims(whole, 1))
     store_tile(out, result, o_t, seqlen - first, ROWS, D)
-    gl.store(lse + i, (m_i - ROOM) + gl.log2(l_i * 2.0**ROOM), mask=inside)
+    gl.store(lse + i, m_i + gl.log2(l_i * 2.0**ROOM), mask=inside)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -269,8 +267,7 @@ def forward_kernel(
     lse += wide * seqlen
     pairs += wide * padded
     redo += (wide * tiles + tile) * 2
-    # bfloat16 has the exponents of float32: values down to 1e-30 keep their digits in sums of 2**-40 of them.
-    ROOM: gl.constexpr = 0 if q.dtype == gl.float16 else 40
+    ROOM: gl.constexpr = 0.0 if q.dtype == gl.float16 else 40.0  # as in the portable kernel
     LIMIT: gl.constexpr = 32768.0 if q.dtype == gl.float16 else 1e18
     gl.warp_specialize(
         [
