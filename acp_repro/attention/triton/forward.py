@@ -160,7 +160,7 @@ def _forward_kernel(
     near = diagonal
     if q_tile.dtype == tl.float16:
         near -= tl.where(diagonal - start > _FEW, 1, diagonal - start)
-    ROOM: tl.constexpr = 0.0 if q_tile.dtype == tl.float16 else 40.0
+    ROOM: tl.constexpr = 0.0 if q_tile.dtype == tl.float16 else 48.0
     acc, l_i, m_i = _masked_tiles(
         q_tile,
         keys,
@@ -204,7 +204,7 @@ def _forward_kernel(
     l_i += tl.sum(parts, 1)
     # A score so far above those that its weight overflows is rare, and then the row is done again.
     # bfloat16 and float32 lose nothing from 2**-ROOM up to the limit, nor does a product with values down to
-    # 1e-30. (A first row has one key on the diagonal, and farther ones may be much larger.) float16 ends at
+    # 1e-27. (A first row has one key on the diagonal, and farther ones may be much larger.) float16 ends at
     # 65504, and far below 1 it loses digits.
     LIMIT: tl.constexpr = 32768.0 if q_tile.dtype == tl.float16 else 1e18
     if tl.max(tl.where(l_i < LIMIT, 0, 1), 0) > 0:

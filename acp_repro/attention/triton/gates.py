@@ -18,7 +18,7 @@ from .differences import DecayTerms, pack
 from .launch import launch
 from .tiles import LOG2E, window_start
 
-_BLOCK = 2048
+_BLOCK = 4096
 _ROWS = 256
 _FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
 _SIZES = ["heads", "chunks", "length", "queries", "row", "blocks", "block_q", "block_k", "steps", "window"]
@@ -171,7 +171,7 @@ def read_gates(
             TILE=layout[0] if layout else 16,
             BLOCK=_BLOCK,
             ROWS=_ROWS,
-            num_warps=8,
+            num_warps=16,
         )
     return c, terms, boundary
 
@@ -225,6 +225,6 @@ def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
             heads,
             length,
             BLOCK=_BLOCK,
-            num_warps=8,
+            num_warps=16,
         )
     return grad
