@@ -27,6 +27,7 @@ from .tiles import (
     make_addressable,
     padded_head_dim,
     product,
+    room_for,
     share_of_work,
     store_rows,
     tiles_for,
@@ -46,13 +47,12 @@ def _masked_tiles(
     scale,
     begin,
     end,
-    ROOM: tl.constexpr,
     COLUMNS: tl.constexpr,
     D: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     """Key tiles ``begin .. end`` with every mask, exact differences of c and the online softmax: m_i is
-    each row's running maximum, in units of log 2, l_i its running sum. Sums are times ``2**-ROOM``."""
+    each row's running maximum, in units of log 2, l_i its running sum."""
     ROWS: tl.constexpr = q_tile.shape[0]
     BLOCK_D: tl.constexpr = q_tile.shape[1]
     seqlen_k = keys[-1]
@@ -76,7 +76,7 @@ def _masked_tiles(
         l_i = l_i * alpha + tl.sum(p, 1)
         acc = product(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])
         m_i = m_new
-    return acc * 2.0**-ROOM, l_i * 2.0**-ROOM, m_i
+    return acc, l_i, m_i
 
 
 # Of float16, key tiles before the diagonal up to which all are taken with the online softmax.
@@ -125,6 +125,7 @@ def _forward_kernel(
     BLOCK_D: tl.constexpr,
     SHARED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    ROOM: tl.constexpr,
 ):
     bh, tile = share_of_work(batch_heads, row_tiles, group)
     tile = row_tiles - 1 - tile  # the last rows, which have the most keys, start first
@@ -160,23 +161,11 @@ def _forward_kernel(
     near = diagonal
     if q_tile.dtype == tl.float16:
         near -= tl.where(diagonal - start > _FEW, 1, diagonal - start)
-    ROOM: tl.constexpr = 0.0 if q_tile.dtype == tl.float16 else 48.0
     acc, l_i, m_i = _masked_tiles(
-        q_tile,
-        keys,
-        pairs,
-        first,
-        seq_start,
-        earliest,
-        window,
-        scale,
-        near,
-        end,
-        ROOM,
-        COLUMNS,
-        D,
-        DESCRIPTORS,
+        q_tile, keys, pairs, first, seq_start, earliest, window, scale, near, end, COLUMNS, D, DESCRIPTORS
     )
+    acc *= 2.0**-ROOM
+    l_i *= 2.0**-ROOM
 
     # Then the decayed rest, against that fixed level: no running maximum, no rescaling. Scores
     # leave out c_i - c[first], the same for a whole row, and so does the level.
@@ -203,9 +192,7 @@ def _forward_kernel(
         acc = product(p.to(v_tile.dtype), v_tile, acc)
     l_i += tl.sum(parts, 1)
     # A score so far above those that its weight overflows is rare, and then the row is done again.
-    # bfloat16 and float32 lose nothing from 2**-ROOM up to the limit, nor does a product with values down to
-    # 1e-27. (A first row has one key on the diagonal, and farther ones may be much larger.) float16 ends at
-    # 65504, and far below 1 it loses digits.
+    # (Up to the limit, bfloat16 and float32 lose nothing; float16 ends at 65504.)
     LIMIT: tl.constexpr = 32768.0 if q_tile.dtype == tl.float16 else 1e18
     if tl.max(tl.where(l_i < LIMIT, 0, 1), 0) > 0:
         acc, l_i, m_i = _masked_tiles(
@@ -219,11 +206,12 @@ def _forward_kernel(
             scale,
             start,
             end,
-            ROOM,
             COLUMNS,
             D,
             DESCRIPTORS,
         )
+        acc *= 2.0**-ROOM
+        l_i *= 2.0**-ROOM
 
     acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     store_rows(out, acc, row, o_t, seqlen_q, ROWS, D, BLOCK_D)
@@ -340,5 +328,6 @@ def launch_forward(
         BLOCK_D=padded_head_dim(head_dim),
         SHARED=heads // k.shape[1],
         DESCRIPTORS=descriptors,
+        ROOM=room_for(q, sm_scale),
         **tile.options(q.device),
     )

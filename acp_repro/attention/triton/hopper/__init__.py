@@ -18,7 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ..differences import DecayTerms
 from ..gates import decay_terms
 from ..launch import launch
-from ..tiles import GROUP, LOG2E, outer_strides
+from ..tiles import GROUP, LOG2E, outer_strides, room_for
 from .forward import forward_kernel
 from .key_side import key_side_kernel
 from .query_side import query_side_kernel
@@ -92,6 +92,7 @@ def launch_forward(q, k, v, out, lse, terms, boundary, seq_start, sm_scale, bloc
         STAGES=_FORWARD_STAGES,
         HAS_BOUNDARY=boundary is not None,
         HAS_START=seq_start is not None,
+        ROOM=room_for(q, sm_scale),
         num_warps=4,
         maxnreg=168,
     )

@@ -208,6 +208,7 @@ def forward_kernel(
     STAGES: gl.constexpr,
     HAS_BOUNDARY: gl.constexpr,
     HAS_START: gl.constexpr,
+    ROOM: gl.constexpr,
 ):
     tiles = gl.cdiv(seqlen, 2 * ROWS)
     bh, tile = share_of_work(batch_heads, tiles, group)
@@ -267,7 +268,6 @@ def forward_kernel(
     lse += wide * seqlen
     pairs += wide * padded
     redo += (wide * tiles + tile) * 2
-    ROOM: gl.constexpr = 0.0 if q.dtype == gl.float16 else 48.0  # as in the portable kernel
     LIMIT: gl.constexpr = 32768.0 if q.dtype == gl.float16 else 1e18
     gl.warp_specialize(
         [
