@@ -104,8 +104,7 @@ def as_published(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
-    """The criterion on runs that train as published alone. Where there are none, others cannot tell; nor can
-    they where none drops a twentieth of the tokens."""
+    """The criterion on runs that train as published alone. Others cannot tell, nor gates that stay open."""
 
     @functools.wraps(check)
     def judge(records: pd.DataFrame) -> Verdict:
