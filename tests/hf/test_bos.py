@@ -16,9 +16,8 @@ from acp_repro import convert, generate, load_pretrained
 from acp_repro.model import BPETokenizer
 from acp_repro.pipeline.data import TokenSequences
 from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
-from tests.conftest import REPO_ROOT
+from tests.conftest import SHIPPED as FOLDER
 
-FOLDER = REPO_ROOT / "pretrained" / "pro-3m-4k-acp"
 SENTENCE = "It was a dark and stormy night"  # the README's
 
 
