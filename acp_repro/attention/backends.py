@@ -159,10 +159,9 @@ class Triton(Backend):
 
     def forward(self, call, for_backward=True):
         q, k, v, log_fgate, threshold, seq_start, sm_scale, _, window_size = call
-        number = threshold if isinstance(threshold, float) else None  # a constant of the launch
+        tensor, number = (None, threshold) if isinstance(threshold, float) else (threshold, None)
         constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size, for_backward, number)
-        delta = threshold if number is None else None
-        return kernels().forward_pass(q, k, v, log_fgate, delta, seq_start, constants)
+        return kernels().forward_pass(q, k, v, log_fgate, tensor, seq_start, constants)
 
     def backward(self, dout, call, out, saved, c, boundary):
         q, k, v, log_fgate, _, seq_start, sm_scale, _, window_size = call

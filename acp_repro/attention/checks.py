@@ -185,7 +185,6 @@ def check_gates(log_fgate: Tensor) -> None:
 
 def check_threshold(threshold: Tensor | float | None) -> None:
     """Checks the values of delta as :func:`check_values` does."""
-    if isinstance(threshold, float):  # checked already
-        return
     hint = " (delta = -2U - log L + log epsilon; NaN under 'auto': q or k holds it)"
-    check_values("adaptive_threshold", threshold, -math.inf, 0, hint)
+    if not isinstance(threshold, float):  # which is checked already
+        check_values("adaptive_threshold", threshold, -math.inf, 0, hint)

@@ -111,11 +111,8 @@ def infer(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 def launches_alone(tensors: tuple[Tensor, ...]) -> bool:
     """Whether a call on these is for :func:`infer`, and reads no value of them."""
-    return (
-        _needs_no_operator(tensors)
-        and all(isinstance(x, Tensor) for x in tensors)
-        and not (_wants_gradients(tensors) or torch.is_anomaly_enabled())
-    )
+    plain = _needs_no_operator(tensors) and all(isinstance(x, Tensor) for x in tensors)
+    return plain and not (_wants_gradients(tensors) or torch.is_anomaly_enabled())
 
 
 def _needs_no_operator(tensors: tuple[Tensor | None, ...]) -> bool:

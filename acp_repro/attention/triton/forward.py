@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .backward import kernel_key, try_launch, why_portable
-from .differences import DecayTerms, load_pair, unpack
+from .differences import load_pair, unpack
 from .gates import decay_terms
 from .launch import launch
 from .query_tile import exact_scores, key_tiles, stream_keys
@@ -249,7 +249,7 @@ def forward(
         marks = torch.empty((*q.shape[:2], tiles, 2), dtype=torch.int32, device=q.device)
         if try_launch(faster, (*given, marks), kernel_key(q, k, block_q, block_k)):
             redo = marks
-    launch_forward(*given, tile, window_size=window_size, redo=redo)
+    launch_forward(*given, tile, window_size, redo)
     if rows is not out:
         out.copy_(rows)
     return out, lse
@@ -273,27 +273,12 @@ def faster_forward(q, k, v, block_q, block_k, tile: Tile, window_size=None) -> C
 
 
 def launch_forward(
-    q,
-    k,
-    v,
-    out,
-    lse,
-    terms: DecayTerms,
-    boundary,
-    seq_start,
-    sm_scale,
-    block_q,
-    block_k,
-    tile: Tile,
-    descriptors: bool | None = None,
-    window_size: int | None = None,
-    redo: Tensor | None = None,
+    q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, tile: Tile, window_size, redo
 ) -> None:
     """:func:`forward` into given tensors with a given tile; ``redo`` names the tiles that are left to do."""
     batch, heads, seqlen_q, head_dim = q.shape
     row_tiles = triton.cdiv(seqlen_q, tile.rows)
-    if descriptors is None:
-        descriptors = can_stream(k, v)
+    descriptors = can_stream(k, v)
     launch(
         _forward_kernel,
         (row_tiles * batch * heads,),

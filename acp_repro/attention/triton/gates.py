@@ -141,16 +141,15 @@ def read_gates(
     else:
         c = torch.empty(gates.shape, dtype=torch.float64, device=gates.device)
     delta = threshold if isinstance(threshold, float) else None
-    if delta is not None:
-        threshold = None
-    elif threshold is not None:
-        if threshold.shape != (batch, heads):  # a view of an argument would keep a pass from repeating
-            threshold = threshold.expand(batch, heads)
+    threshold = threshold if delta is None else None
+    if threshold is not None:  # a view of an argument would keep a pass from repeating
+        threshold = threshold if threshold.shape == (batch, heads) else threshold.expand(batch, heads)
         threshold = threshold.contiguous()
+    tile, row = layout or (16, 0)
+    blocks, grid = (boundary.shape[2], grid) if grid else (0, (1, 1))
+    sizes = heads, chunks, length, row, queries, blocks, *grid, triton.cdiv(length, grid[1]).bit_length()
     if gates.numel() and chunks:
-        launch(
-            _gates_kernel,
-            (batch * heads * chunks,),
+        given = (
             log_fgate,
             c,
             *terms,
@@ -159,20 +158,11 @@ def read_gates(
             seq_start,
             boundary,
             *gates.stride(),
-            heads,
-            chunks,
-            length,
-            layout[1] if layout else 0,
-            queries,
-            boundary.shape[2] if grid else 0,
-            *(grid or (1, 1)),
-            triton.cdiv(length, grid[1]).bit_length() if grid else 0,
+            *sizes,
             window_size,
-            TILE=layout[0] if layout else 16,
-            BLOCK=_BLOCK,
-            ROWS=_ROWS,
-            num_warps=16,
         )
+        options = {"TILE": tile, "BLOCK": _BLOCK, "ROWS": _ROWS, "num_warps": 16}
+        launch(_gates_kernel, (batch * heads * chunks,), *given, **options)
     return c, terms, boundary
 
 
@@ -215,16 +205,6 @@ def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
     grad = torch.empty(log_fgate.shape, dtype=log_fgate.dtype, device=log_fgate.device)
     batch, heads, length = log_fgate.shape
     if grad.numel():
-        launch(
-            _adjoint_kernel,
-            (batch * heads,),
-            dc.contiguous(),
-            log_fgate,
-            grad,
-            *log_fgate.stride(),
-            heads,
-            length,
-            BLOCK=_BLOCK,
-            num_warps=16,
-        )
+        given = (dc.contiguous(), log_fgate, grad, *log_fgate.stride(), heads, length)
+        launch(_adjoint_kernel, (batch * heads,), *given, BLOCK=_BLOCK, num_warps=16)
     return grad

@@ -68,9 +68,8 @@ def repeat_launches(function: Callable) -> Callable:
     """``function(*tensors, constants)``, which allocates and launches, kept ready for its next calls.
 
     It takes tensors of one device or None, the first a tensor, and last a tuple of hashable constants on
-    which all else that it does depends, and returns tensors that it allocated or views of all of one, or
-    None. The first call for each key (constants; shape, strides, dtype, device and alignment of each tensor)
-    runs it, the second is recorded.
+    which all else that it does depends, and returns tensors that it allocated, whole, or None. The first call
+    for each key (constants; layout, dtype, device, alignment of each tensor) runs it, the second is recorded.
     """
     plans: dict[tuple, Any] = {}
 

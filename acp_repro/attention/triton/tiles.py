@@ -74,12 +74,10 @@ _FLOAT32 = {
 
 
 def room_for(q: Tensor, sm_scale: float) -> float:
-    """A forward's sums begin at ``2**-room`` and may grow to 1e18.
+    """A forward's sums begin at ``2**-room`` and may grow to 1e18: room for scores above the diagonal's.
 
-    The level of a row is that of its keys on the diagonal, which may be its own alone. Where scores differ
-    much, larger ones before it would pass the limit, and the row would be done again. bfloat16 and float32
-    lose nothing by room, nor do products with values down to 1e-30. float16 ends at 65504, and far below 1 it
-    loses digits. With the usual scale there is no need, and heads of 128 took 5 % longer with room.
+    bfloat16 and float32 lose nothing by it, nor do products with values down to 1e-30; float16 ends at 65504.
+    The usual scale has no need of it, and heads of 128 took 5 % longer with room.
     """
     return 32.0 if sm_scale * q.shape[-1] ** 0.5 > 2 and q.dtype != torch.float16 else 0.0
 
