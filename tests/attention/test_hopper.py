@@ -27,8 +27,6 @@ backward = importlib.import_module("acp_repro.attention.triton.backward")
 forward = importlib.import_module("acp_repro.attention.triton.forward")
 IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
-
-
 needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="run make test-gpu where an H100 is")
 
 

@@ -1,11 +1,9 @@
-"""Launches that are kept ready give what Triton's own way of launching gives, bit for bit.
-
-Without a GPU the kernels run in Triton's interpreter, behind a launcher that gets addresses.
-"""
+"""Launches that are kept ready give the bits of Triton's own, here in its interpreter where no GPU is."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import threading
 
@@ -114,26 +112,17 @@ def test_a_repeated_pass_gives_the_bits_of_tritons_own_launches(repeated, shape,
     assert len(repeated) == 2 * (3 if threshold == "auto" else 2)
 
 
-@pytest.mark.parametrize("head_first", [True, False])
-def test_a_call_in_inference_is_repeated_whole_and_still_checked(repeated, monkeypatch, head_first):
+def test_a_call_in_inference_is_repeated_whole_and_still_checked(repeated, monkeypatch):
     monkeypatch.setattr(checks, "reads_values", lambda x: False)  # as on a GPU
-    options = {"head_first": head_first, "implementation": "triton", "return_start_index": True}
-
-    def call(given, **more):
-        if not head_first:
-            given = [x.transpose(1, 2) for x in given]
-        return forgetting_attention(*given, **options, **({"adaptive_threshold": -2.0} | more))
-
+    call = functools.partial(forgetting_attention, implementation="triton", return_start_index=True)
     for seed in range(3):
-        given = inputs(heads=1, length=5, keys=17, seed=seed)[:4]
-        found = call(given)
+        given = [x.transpose(1, 2) for x in inputs(heads=1, length=5, keys=17, seed=seed)[:4]]
+        found = call(*given, adaptive_threshold=-2.0)
     assert len(repeated) == 1
-    assert_equal(found, by_triton(lambda: call(given)))
-    for wrong in ({"adaptive_threshold": 2.0}, {"window_size": True}, {"sm_scale": 0}):
+    assert_equal(found, by_triton(lambda: call(*given, adaptive_threshold=-2.0)))
+    for wrong in ({"adaptive_threshold": 2.0}, {"window_size": True}, {"log_fgate": given[3][:, 1:]}):
         with pytest.raises((TypeError, ValueError)):
-            call(given, **wrong)
-    with pytest.raises(ValueError, match="log_fgate must have shape"):
-        call([*given[:3], given[3][..., 1:]])
+            call(**{**dict(zip(("q", "k", "v", "log_fgate"), given, strict=True)), **wrong})
 
 
 def test_what_is_more_than_launches_is_never_repeated(repeated, caplog):

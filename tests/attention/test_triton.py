@@ -8,7 +8,6 @@ a sum of rounding errors with random signs, one draw of which is compared with a
 conversion: twice again.
 """
 
-import importlib
 import math
 
 import pytest
@@ -285,17 +284,6 @@ def test_long_sequences(seqlen, head_dim, dtype):
     boundary = boundary_for(inputs[4], seqlen, *grid, delta=delta)
     assert boundary[:, 0].max() > 0
     check(inputs, boundary, None, head_dim**-0.5, *grid)
-
-
-@pytest.mark.parametrize("group", [2] if DEVICE == "cpu" else [1, 2, 5, 24])
-def test_the_order_of_launches_changes_no_bit(monkeypatch, group):
-    """How many heads are launched together is a matter of speed, also where the last group is not whole."""
-    inputs = make_inputs(70 if SMALLER else 130, 70 if SMALLER else 130, 64, torch.bfloat16, batch=1, heads=3)
-    grid = (boundary_for(inputs[4], inputs[0].shape[2], 64, 64), None, 0.125, 64, 64)
-    expected = run(inputs, *grid)
-    for name in ("forward", "backward", "hopper"):
-        monkeypatch.setattr(importlib.import_module(f"acp_repro.attention.triton.{name}"), "GROUP", group)
-    assert all(torch.equal(a, b) for a, b in zip(run(inputs, *grid), expected, strict=True))
 
 
 @pytest.mark.gpu
