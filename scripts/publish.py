@@ -1,6 +1,6 @@
 """Puts a trained run of any paper into pretrained/, with a card that says how it was made.
 
-    python scripts/publish.py --suite small --run pro-3m-4k-acp
+    python scripts/publish.py --suite small --run pro-13m-4k-acp
     python scripts/publish.py --suite lap-english --run exact-1 --name lap-0.6m
     python scripts/publish.py --suite retention --run stdlib-tiny-ar-30-input --name ar-tiny-stdlib
 

@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 REPO_ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = REPO_ROOT / "pretrained" / "pro-3m-4k-acp"
+SHIPPED = REPO_ROOT / "pretrained" / "pro-13m-4k-acp"
 
 
 def pytest_collection_modifyitems(items):
