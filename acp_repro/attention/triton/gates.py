@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..decay import LOG_FGATE_FLOOR
-from .differences import DecayTerms, pack
+from .differences import DecayTerms, allocate_terms, pack
 from .launch import launch
 from .tiles import LOG2E, window_start
 
@@ -127,12 +127,8 @@ def read_gates(
     """
     gates = c if log_fgate is None else log_fgate
     batch, heads, length = gates.shape
-    terms, boundary, chunks = DecayTerms(None, None), None, 1
-    if layout is not None:
-        pairs = torch.empty((batch, heads, layout[1]), dtype=torch.int64, device=gates.device)
-        # The kernels read `tail` one tile ahead, and so one tile past its end.
-        size = pairs.numel() + 2 * layout[0]
-        terms = DecayTerms(pairs, torch.empty(size, dtype=torch.float32, device=gates.device))
+    terms = DecayTerms(None, None) if layout is None else allocate_terms(gates, *layout)
+    boundary, chunks = None, 1
     if grid is not None:
         shape = (batch, heads, triton.cdiv(queries, grid[0]))
         boundary = torch.empty(shape, dtype=torch.int32, device=gates.device)
