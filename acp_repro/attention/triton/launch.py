@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable
 from itertools import accumulate, starmap
@@ -108,6 +109,7 @@ def can_repeat(x: Tensor) -> bool:
         or any(getattr(hook, "calls", hook) for hook in hooks)  # a chain, or one that a user has put there
         or runtime.debug
         or knobs.compilation.instrumentation_mode
+        or os.environ.get("ACP_REPRO_PORTABLE")  # a kept call has the kernels that it was kept with
         or getattr(runtime, "add_stages_inspection_hook", None)
     )
 
