@@ -190,7 +190,7 @@ def _kept_ready():
 
 def _attend(
     q, k, v, log_fgate, implementation, options, seq_start=None, cu_seqlens=None, launched_alone=False
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Any, Any]:
     """:func:`forgetting_attention`; with ``launched_alone`` no operator of ours is called."""
     head_first, window_size, sm_scale, adaptive_threshold, return_start_index = options
     dtypes = (find_backend(implementation, "auto") or Backend).dtypes
@@ -309,7 +309,7 @@ def _effective_window(window_size: int | None, seqlen_k: int) -> int | None:
     return None if window_size is None or window_size >= seqlen_k else window_size
 
 
-def _resolve_threshold(adaptive_threshold, q, k, sm_scale: float, as_number: bool) -> Tensor | float | None:
+def _resolve_threshold(adaptive_threshold, q, k, sm_scale: float, as_number: bool) -> Any:
     """`adaptive_threshold` as (B, H) float32, or None for exact attention. q, k are head-first."""
     if isinstance(adaptive_threshold, str) and adaptive_threshold == "auto":
         return threshold_from_norms(q, k, sm_scale) if q.numel() else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class AttentionCall(NamedTuple):
     k: Tensor
     v: Tensor
     log_fgate: Tensor
-    threshold: Tensor | float | None
+    threshold: Any
     seq_start: Tensor | None
     sm_scale: float
     implementation: str
@@ -139,7 +139,7 @@ def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start) -> None:
         raise ValueError(f"cu_seqlens must start with 0, end with the length {length} and never fall")
 
 
-def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tensor | float:
+def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Any:
     """``adaptive_threshold``, a number or a tensor, as a (batch, heads) float32 tensor on ``device``, or
     without a device as the number that it is."""
     rule = "adaptive_threshold must be None, a number <= 0, 'auto', or a tensor broadcastable to "
@@ -183,7 +183,7 @@ def check_gates(log_fgate: Tensor) -> None:
     check_values("log_fgate", log_fgate, -math.inf, 0, " (logsigmoid of the gate's logits)")
 
 
-def check_threshold(threshold: Tensor | float | None) -> None:
+def check_threshold(threshold: Any) -> None:
     """Checks the values of delta as :func:`check_values` does."""
     hint = " (delta = -2U - log L + log epsilon; NaN under 'auto': q or k holds it)"
     if not isinstance(threshold, float):  # which is checked already
