@@ -128,21 +128,19 @@ def read_gates(
     gates = c if log_fgate is None else log_fgate
     batch, heads, length = gates.shape
     terms = DecayTerms(None, None) if layout is None else allocate_terms(gates, *layout)
-    boundary, chunks = None, 1
+    blocks, boundary, chunks = triton.cdiv(queries, grid[0]) if grid else 0, None, 1
     if grid is not None:
-        shape = (batch, heads, triton.cdiv(queries, grid[0]))
-        boundary = torch.empty(shape, dtype=torch.int32, device=gates.device)
+        boundary = torch.empty((batch, heads, blocks), dtype=torch.int32, device=gates.device)
     if log_fgate is None:
-        chunks = triton.cdiv(length, _BLOCK) if grid is None else triton.cdiv(boundary.shape[2], _ROWS)
+        chunks = triton.cdiv(length, _BLOCK) if grid is None else triton.cdiv(blocks, _ROWS)
     else:
         c = torch.empty(gates.shape, dtype=torch.float64, device=gates.device)
-    delta = threshold if isinstance(threshold, float) else None
-    threshold = threshold if delta is None else None
+    delta, threshold = (threshold, None) if isinstance(threshold, float) else (None, threshold)
     if threshold is not None:  # a view of an argument would keep a pass from repeating
         threshold = threshold if threshold.shape == (batch, heads) else threshold.expand(batch, heads)
         threshold = threshold.contiguous()
     tile, row = layout or (16, 0)
-    blocks, grid = (boundary.shape[2], grid) if grid else (0, (1, 1))
+    grid = grid or (1, 1)
     sizes = heads, chunks, length, row, queries, blocks, *grid, triton.cdiv(length, grid[1]).bit_length()
     if gates.numel() and chunks:
         given = (
