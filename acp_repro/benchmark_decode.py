@@ -1,10 +1,10 @@
 """Times a decoding step: ``python -m acp_repro.benchmark_decode [--shapes 16x65536 ...] [--suite NAME]``.
 
 First attention alone: one query token over a cache of random tokens, with and without ACP. It is checked
-against the equations in float64 before it is timed. Then a whole model of random weights: prefill, step, and
-the memory of its cache. Beside each time stands the time to read once the data that it needs: the kept keys
-and values, and a model's weights. On a GPU it runs in bfloat16, as CUDA graphs, and empties the level-2 cache
-before each call of the attention. On a CPU it runs in float32 and at small sizes.
+against the equations in float64 before it is timed. Then a whole model of random weights (and the authors'
+where it is installed): prefill, step, and the memory of its cache. Beside our times stands the time to
+read once the data that it needs. On a GPU ours runs in bfloat16, as CUDA graphs, and the level-2 cache is
+emptied before each call of the attention. On a CPU it runs in float32 and at small sizes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Puts a trained run of any paper into pretrained/, with a card that says how it was made.
 
-    python scripts/publish.py --suite small --run pro-3m-4k-acp
+    python scripts/publish.py --suite small --run pro-13m-4k-acp
     python scripts/publish.py --suite lap-english --run exact-1 --name lap-0.6m
     python scripts/publish.py --suite retention --run stdlib-tiny-ar-30-input --name ar-tiny-stdlib
 
@@ -30,7 +30,7 @@ from acp_repro.pipeline.run import Run
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training.run_folder import TrainingError, check_done
 
-LARGEST_BYTES = 12_000_000  # what a clone should have to download
+LARGEST_BYTES = 30_000_000  # what a clone should have to download
 
 # Front matter as the Hugging Face Hub reads it: of each paper the language, the tags, and the data in words.
 FRONT = {

@@ -2,6 +2,7 @@
 Triton is imported, and tests of a GPU say why they skip. And the fixtures that several folders use."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 REPO_ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = REPO_ROOT / "pretrained" / "pro-13m-4k-acp"
 
 
 def pytest_collection_modifyitems(items):
@@ -29,6 +31,17 @@ def poisoned():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def small_fox(tmp_path_factory) -> Path:
+    """Folder of a small FoX of random bfloat16 weights, with the tokenizer of the shipped one."""
+    from tests.hf.tiny import saved  # imports Triton
+
+    folder = tmp_path_factory.mktemp("models") / "small-fox"
+    saved(folder, vocab_size=4096).bfloat16().save_pretrained(folder)
+    shutil.copy(SHIPPED / "tokenizer.json", folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,14 @@ import pandas as pd
 import pytest
 import torch
 
-from acp_repro import FoXConfig, FoXForCausalLM, inspect, load_pretrained
+from acp_repro import FoXConfig, FoXForCausalLM, inspect
 from acp_repro.explorer.blocks import BLOCK, known_afterwards, seen_on_the_way
 from acp_repro.explorer.decoders import NotReadable, read_layers
 from acp_repro.explorer.read import read_heads
 from acp_repro.explorer.weights import head_weights
 from acp_repro.model import save_pretrained
+from tests.conftest import SHIPPED
+from tests.test_heads import small_model
 
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 T = 150
@@ -137,12 +139,12 @@ def test_alibi_has_a_certificate(ids):
 
 def test_fox_has_the_certificate_of_acp():
     hf = pytest.importorskip("acp_repro.hf", reason="pip install -e '.[transformers]'")
-    model = load_pretrained("pretrained/pro-3m-4k-acp")
+    model = small_model()
     ids = torch.randint(0, 256, (2, 512), generator=torch.Generator().manual_seed(0))
     before = model.config.log_pruning_tolerance
     table = read_heads(model, ids).table
     assert model.config.log_pruning_tolerance == before
-    assert len(table) == 36 and table["known"].max() > 0.3
+    assert len(table) == 4 and table["known"].max() > 0.3
     copy = hf.ForgettingTransformerForCausalLM(
         hf.ForgettingTransformerConfig(**dataclasses.asdict(model.config))
     )
@@ -178,7 +180,7 @@ def test_the_command_and_its_page(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "2 layers of 4 heads\n300 tokens in sequences of 150" in said and "seen on the way" in said
     assert len(pd.read_csv(table)) == 8 and '"keys_99":[' in page.read_text(encoding="utf-8")
-    assert inspect.main([*given, "--html", str(page), "--compare", "pretrained/pro-3m-4k-acp"]) == 2
+    assert inspect.main([*given, "--html", str(page), "--compare", str(SHIPPED)]) == 2
     assert inspect.main([str(tmp_path / "llama")]) == 2
     assert "has no tokenizer; give token ids" in capsys.readouterr().err
 
@@ -204,4 +206,4 @@ def test_what_cannot_be_read_is_said_in_one_line(ids):
     with pytest.raises(NotReadable, match="it calls no attention that transformers knows"):
         read_heads(make_model("GPTJ", rotary_dim=4), ids)
     with pytest.raises(NotReadable, match="this one is a FoX"):
-        read_heads(load_pretrained("pretrained/pro-3m-4k-acp"), ids, scorers={"norms": Norms()})
+        read_heads(small_model(), ids, scorers={"norms": Norms()})

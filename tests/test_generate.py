@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acp_repro.generate import DEFAULT_PROMPT, StopText, main, stream_text
-from acp_repro.model import BPETokenizer, ByteTokenizer
+from acp_repro.model import BPETokenizer, ByteTokenizer, load_pretrained
 
-ROOT = Path(__file__).parent.parent
-PRETRAINED = str(ROOT / "pretrained" / "pro-3m-4k-acp")
 TEXTS = st.text(max_size=30) | st.text("aé€🙂🙃\n ", max_size=30)
 
 
@@ -27,9 +24,9 @@ def threads():
 
 
 @pytest.fixture(scope="module")
-def bpe():
+def bpe(small_fox):
     pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
-    return BPETokenizer((Path(PRETRAINED) / "tokenizer.json").read_text(encoding="utf-8"))
+    return BPETokenizer((small_fox / "tokenizer.json").read_text(encoding="utf-8"))
 
 
 def check_pieces(tokenizer, text):
@@ -76,9 +73,9 @@ def test_stops_cut_where_the_whole_text_has_the_first(pieces, stops):
         assert text.startswith(shown) and not any(one in shown for one in stops)
 
 
-def test_it_writes_on_and_repeats_by_seed(bpe, capsys):
+def test_it_writes_on_and_repeats_by_seed(bpe, small_fox, capsys):
     def written(*options):
-        assert main([PRETRAINED, "--max-new-tokens", "12", *options]) == 0
+        assert main([str(small_fox), "--max-new-tokens", "12", *options]) == 0
         return capsys.readouterr()
 
     one = written("--seed", "7")
@@ -91,16 +88,16 @@ def test_it_writes_on_and_repeats_by_seed(bpe, capsys):
     assert written("--prompt", "It was", "--seed", seed).out == unseeded.out
 
 
-def test_it_stops_at_text_and_at_tokens(bpe, capsys):
+def test_it_stops_at_text_and_at_tokens(bpe, small_fox, capsys):
     def written(*options):
-        arguments = [PRETRAINED, "--prompt", "It was", "--temperature", "0", "--max-new-tokens", "25"]
+        arguments = [str(small_fox), "--prompt", "It was", "--temperature", "0", "--max-new-tokens", "25"]
         assert main([*arguments, *options]) == 0
         return capsys.readouterr().out
 
     whole = written().removeprefix("It was").rstrip("\n")
     stop = whole[9:12]
     assert written("--stop", stop) == f"It was{whole[: whole.index(stop)]}\n"
-    token = int(bpe.encode(whole)[5])
+    token = int(load_pretrained(small_fox).generate(torch.tensor([bpe.prompt("It was")]), 6, 0.0)[0, -1])
     shorter = written("--stop", str(token)).removeprefix("It was").rstrip("\n")
     assert whole.startswith(shorter) and len(shorter) < len(whole)
 
@@ -109,13 +106,14 @@ def test_it_stops_at_text_and_at_tokens(bpe, capsys):
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere holds no config.json"),
-        ([PRETRAINED, "--stop", "999999"], "a number is a token id, and the model's are 0 to 4095"),
+        (["small", "--stop", "999999"], "a number is a token id, and the model's are 0 to 4095"),
         (["no-tokenizer"], "has 4096 token ids and no tokenizer.json"),
     ],
 )
-def test_errors_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+def test_errors_are_one_line(arguments, message, small_fox, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(PRETRAINED, "no-tokenizer", ignore=shutil.ignore_patterns("tokenizer.json"))
+    shutil.copytree(small_fox, "small")
+    shutil.copytree(small_fox, "no-tokenizer", ignore=shutil.ignore_patterns("tokenizer.json"))
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
@@ -126,5 +124,5 @@ def test_errors_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):
 )
 def test_impossible_options_are_refused(option, capsys):
     with pytest.raises(SystemExit) as raised:
-        main([PRETRAINED, option])
+        main(["small", option])
     assert raised.value.code == 2 and option.partition("=")[0] in capsys.readouterr().err

@@ -16,6 +16,7 @@ from acp_repro.explorer.explorer import Explorer, explore, token_pieces
 from acp_repro.explorer.heads import weigh_heads
 from acp_repro.explorer.pack import D3, LEAST_WEIGHTS, render
 from acp_repro.model import ByteTokenizer
+from tests.conftest import SHIPPED
 from tests.test_heads import small_model
 
 ROOT = Path(__file__).parent.parent
@@ -76,13 +77,11 @@ def test_the_page_is_whole_and_loads_nothing(page):
 
 
 def test_the_page_that_comes_with_the_docs_is_of_the_present_sources():
-    path = ROOT / "docs" / "heads-pro-3m-4k-acp.html"
+    path = ROOT / "docs" / f"heads-{SHIPPED.name}.html"
     text = path.read_text(encoding="utf-8")
     about = json.loads(re.search(r'id="about">(.*?)</script>', text, re.S)[1])
     blobs = dict(re.findall(r'<script type="text/plain" id="(\w+)">(.*?)</script>', text, re.S))
-    assert text == render("Heads of pro-3m-4k-acp", about, blobs), (
-        f"python -m acp_repro.inspect pretrained/pro-3m-4k-acp --html {path.relative_to(ROOT)}"
-    )
+    assert text == render(f"Heads of {SHIPPED.name}", about, blobs), f"inspect {SHIPPED} --html {path}"
     assert len(text.encode()) < 3_000_000 and len(about["models"][0]["table"]["kind"]) == 36
 
 

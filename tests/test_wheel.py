@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SHIPPED
 from tests.test_docs import python_that_runs
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = "scipy pandas yaml pydantic tqdm safetensors matplotlib seaborn markdown_it tokenizers rich"
 
 pytestmark = pytest.mark.slow
-
-
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 
@@ -51,8 +50,8 @@ def run(python: Path, *arguments: str) -> str:
 
 def test_readme_and_commands_work_from_another_folder(python):
     run(python, "-c", python_that_runs((ROOT / "README.md").read_text(encoding="utf-8")))
-    model = str(ROOT / "pretrained" / "pro-3m-4k-acp")
-    assert "local" in run(python, "-m", "acp_repro.inspect", model, "--length", "512")
+    model = str(SHIPPED)
+    assert "local" in run(python, "-m", "acp_repro.inspect", model, "--length", "512", "--tokens", "512")
     assert run(python, "-m", "acp_repro.generate", model, "--prompt", "It was", "--max-new-tokens", "5")
 
 

@@ -158,9 +158,10 @@ class Triton(Backend):
         return kernels().block_sizes(head_dim, dtype)
 
     def forward(self, call, for_backward=True):
-        *tensors, sm_scale, _, window_size = call
-        grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
-        return kernels().forward_pass(*tensors, (sm_scale, grid, window_size, for_backward))
+        q, k, v, log_fgate, threshold, seq_start, sm_scale, _, window_size = call
+        tensor, number = (None, threshold) if isinstance(threshold, float) else (threshold, None)
+        constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size, for_backward, number)
+        return kernels().forward_pass(q, k, v, log_fgate, tensor, seq_start, constants)
 
     def backward(self, dout, call, out, saved, c, boundary):
         q, k, v, log_fgate, _, seq_start, sm_scale, _, window_size = call

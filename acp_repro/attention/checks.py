@@ -15,14 +15,14 @@ class AttentionCall(NamedTuple):
     """The checked arguments, heads first, as operators and implementations take them.
 
     q is (B, H, Tq, D), k and v are (B, Hkv, Tk, D) with H a multiple of Hkv, log_fgate is (B, H, Tk) float32,
-    threshold is (B, H) float32 or None, and seq_start is (B,) int64 or None.
+    threshold is (B, H) float32, a number (for `triton`) or None, and seq_start is (B,) int64 or None.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     log_fgate: Tensor
-    threshold: Tensor | None
+    threshold: Tensor | float | None
     seq_start: Tensor | None
     sm_scale: float
     implementation: str
@@ -139,8 +139,9 @@ def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start) -> None:
         raise ValueError(f"cu_seqlens must start with 0, end with the length {length} and never fall")
 
 
-def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tensor:
-    """``adaptive_threshold``, a number or a tensor, as a (batch, heads) float32 tensor on ``device``."""
+def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tensor | float:
+    """``adaptive_threshold``, a number or a tensor, as a (batch, heads) float32 tensor on ``device``, or
+    without a device as the number that it is."""
     rule = "adaptive_threshold must be None, a number <= 0, 'auto', or a tensor broadcastable to "
     rule += f"({batch}, {heads})"
     if isinstance(adaptive_threshold, Tensor):
@@ -155,6 +156,8 @@ def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tens
         raise TypeError(f"{rule}; got {adaptive_threshold!r}")
     if not adaptive_threshold <= 0:
         raise ValueError(f"{rule}; got {adaptive_threshold}")
+    if device is None:
+        return float(adaptive_threshold)
     # In the default dtype it might be rounded up, and then more would be pruned than requested.
     return torch.full((batch, heads), float(adaptive_threshold), dtype=torch.float32, device=device)
 
@@ -180,7 +183,8 @@ def check_gates(log_fgate: Tensor) -> None:
     check_values("log_fgate", log_fgate, -math.inf, 0, " (logsigmoid of the gate's logits)")
 
 
-def check_threshold(threshold: Tensor | None) -> None:
+def check_threshold(threshold: Tensor | float | None) -> None:
     """Checks the values of delta as :func:`check_values` does."""
     hint = " (delta = -2U - log L + log epsilon; NaN under 'auto': q or k holds it)"
-    check_values("adaptive_threshold", threshold, -math.inf, 0, hint)
+    if not isinstance(threshold, float):  # which is checked already
+        check_values("adaptive_threshold", threshold, -math.inf, 0, hint)

@@ -99,8 +99,20 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
     elif _wants_gradients(call[:4]):
         out, boundary = _AttendPlainly.apply(*call)
     else:
-        out, _, _, boundary = _run_forward(*call, for_backward=False)
+        return infer(call)
     return out, boundary
+
+
+def infer(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """:func:`attend` without an operator and without gradients."""
+    out, _, _, boundary = _run_forward(*call, for_backward=False)
+    return out, boundary
+
+
+def launches_alone(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether a call on these is for :func:`infer`, and reads no value of them."""
+    plain = _needs_no_operator(tensors) and all(isinstance(x, Tensor) for x in tensors)
+    return plain and not (_wants_gradients(tensors) or torch.is_anomaly_enabled())
 
 
 def _needs_no_operator(tensors: tuple[Tensor | None, ...]) -> bool:

@@ -2,8 +2,8 @@
 
     import acp_repro.hf
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    model = AutoModelForCausalLM.from_pretrained("pretrained/pro-3m-4k-acp")
-    tokenizer = AutoTokenizer.from_pretrained("pretrained/pro-3m-4k-acp")  # puts BOS in front, as in training
+    model = AutoModelForCausalLM.from_pretrained("pretrained/pro-13m-4k-acp")
+    tokenizer = AutoTokenizer.from_pretrained("pretrained/pro-13m-4k-acp")  # puts BOS in front
 
 Folders of this project and the authors' checkpoints hold the same tensors under the same names. Both are read
 as they are, by path or by name on the Hub. No code of a checkpoint is run.

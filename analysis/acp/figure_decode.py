@@ -41,7 +41,7 @@ def draw(records: pd.DataFrame) -> Figure:
             official = whose in RIVALS
             if not official:
                 ax.set_title(f"{what}: ACP takes {style.span(percent)} % of the exact one")
-            look = {"mfc": "white", "label": "the authors' kernel"} if official else {"label": "ours"}
+            look = {"mfc": "white", "label": "the authors'"} if official else {"label": "ours"}
             color = style.SIZES[int(official)]
             ax.plot(percent, [rows.index(row) for row in sides.index], "o", ms=5, color=color, **look)
         ax.axvline(100, color="0.4", lw=1, label="as without ACP")
@@ -68,7 +68,7 @@ model has random weights. Left of 100 % ACP is the better. Right: what the cache
 
 def _official(records: pd.DataFrame) -> str:
     """What ACP changes in the authors' kernel, as a sentence; empty where it was not timed."""
-    theirs = records[records["implementation"] == "official"]
+    theirs = records[(records["implementation"] == "official") & (records["scope"] == "attention")]
     if theirs.empty:
         return ""
     times = theirs.pivot(index=["batch", "length_tokens"], columns="method", values="step_ms")

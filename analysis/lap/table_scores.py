@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from .. import drawing, style
-from ..tables import one_each
+from ..tables import one_each, some
 from ..verdict import Verdict, Word
 from . import models
 from .figure_dynamics import SMALL_ACCURACY
@@ -72,25 +72,21 @@ def _of_run(records: pd.DataFrame, name: str) -> str:
     )
 
 
-NO_GATES = Verdict(Word.UNTOLD, "no run with gates is measured")
-
-
 def gated(reconstruction: pd.DataFrame, decoding: str) -> pd.DataFrame:
     """``reconstruction`` records of runs with gates, by run."""
     records = one_each(reconstruction, ["run", "decoding"], "reconstruction")
-    return records[records["compression"].notna() & (records["decoding"] == decoding)].set_index("run")
+    rows = records[records["compression"].notna() & (records["decoding"] == decoding)]
+    return some(rows, "reconstruction, with gates").set_index("run")
 
 
 def article_scores(reconstruction: pd.DataFrame) -> Verdict:
     """Met if a gated run reaches all three scores of the article with fewer tokens."""
     runs = gated(reconstruction, "removed")
-    if runs.empty:
-        return NO_GATES
     met = (
         (runs["token_accuracy"] >= ACCURACY)
         & (runs["bleu"] >= BLEU)
         & (runs["rouge_l"] >= ROUGE)
-        & (runs["kept_ratio"] <= 0.95)
+        & (runs["kept_ratio"] <= models.MOST_KEPT)
     )
     words = {
         name: f"{r.token_accuracy:.3f}, {r.bleu:.3f}, {r.rouge_l:.3f} at {r.kept_ratio:.0%}"
@@ -102,17 +98,15 @@ def article_scores(reconstruction: pd.DataFrame) -> Verdict:
 def small_goal(reconstruction: pd.DataFrame) -> Verdict:
     """Met if a gated run keeps few tokens and its accuracy."""
     runs = gated(reconstruction, "removed")
-    if runs.empty:
-        return NO_GATES
     met = (runs["token_accuracy"] >= SMALL_ACCURACY) & (runs["kept_ratio"] <= SMALL_KEPT)
     words = {name: f"{r.token_accuracy:.3f} at {r.kept_ratio:.0%}" for name, r in runs.iterrows()}
     return Verdict.of(met.any(), models.each_in_words(words))
 
 
-def _gap(reconstruction: pd.DataFrame, training_mask: str) -> Verdict:
-    """Met if no run that was trained with such gates loses more than ``GAP`` of its accuracy by removal."""
+def soft_gap(reconstruction: pd.DataFrame) -> Verdict:
+    """Met if no run with soft masks loses more than ``GAP`` of its accuracy by removal."""
     soft, removed = (gated(reconstruction, name) for name in ("soft", "removed"))
-    runs = removed.index[removed["training_mask"] == training_mask]
+    runs = removed.index[removed["training_mask"] == "soft"]
     if runs.empty:
         return Verdict(Word.UNTOLD, "no such run is in the suite")
     before, after = soft["token_accuracy"][runs], removed["token_accuracy"][runs]
@@ -123,16 +117,9 @@ def _gap(reconstruction: pd.DataFrame, training_mask: str) -> Verdict:
     return Verdict.of((before - after <= GAP).all(), models.each_in_words(words))
 
 
-def soft_gap(reconstruction: pd.DataFrame) -> Verdict:
-    """Met if soft masks may become removal, by either reading of the gate."""
-    return _gap(reconstruction, "soft")
-
-
 def free_running(reconstruction: pd.DataFrame) -> Verdict:
     """Met if a gated run writes more than half of the texts word for word."""
     runs = gated(reconstruction, "free")
-    if runs.empty:
-        return NO_GATES
     others = reconstruction[reconstruction["compression"].isna() & (reconstruction["decoding"] == "free")]
     ours = models.each_in_words({name: f"{share:.0%}" for name, share in runs["exact_match"].items()})
     if len(others):

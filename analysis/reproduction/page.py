@@ -27,11 +27,7 @@ QUESTIONS = (
     ("Does ACP change the loss of a training?", "acp.text.19", "125M to 760M, 4k to 16k, nats"),
     ("Is a training at ε = e^-20 the same, bit for bit?", "acp.text.36", "125M at 4k, 75 % pruned"),
     ("Do the same weights give the same likelihoods?", "acp.text.34", "125M at 4k and 16k, 17M tokens"),
-    (
-        "How much attention time does it save at the paper's pruned share?",
-        "acp.table_speed.1",
-        "12 heads, H100",
-    ),
+    ("What attention time is saved at the paper's pruned share?", "acp.table_speed.1", "12 heads, H100"),
     ("How much faster is training there?", "acp.table_speed.2", "125M and 760M, 4k and 16k"),
 )
 
@@ -105,14 +101,11 @@ def _models(models: Iterable[Mapping]) -> str:
     rows, suite = [], ""
     for (of_suite, name), pair in pairs.items():
         every = [*pair["acp"], *pair["exact"]]
-        losses = (
-            ", ".join(f"{x['loss_nats']:.4f}" for x in side if "loss_nats" in x) for side in pair.values()
-        )
+        losses = (", ".join(f"{x['loss_nats']:.4f}" for x in y if "loss_nats" in x) for y in pair.values())
         pruned = [f"{x['pruned_percent']:.1f}" for x in pair["acp"] if "pruned_percent" in x]
         minutes = f"{sum(x['gpu_minutes'] for x in every):.0f}"
         commit = next((x["commit"][:7] for x in every if "commit" in x), "")
-        tokens = style.count_label(every[0]["tokens"])
-        shown, suite = of_suite * (of_suite != suite), of_suite
+        shown, suite, tokens = of_suite * (of_suite != suite), of_suite, style.count_label(every[0]["tokens"])
         rows.append((shown, name.removeprefix("pro-"), tokens, *losses, ", ".join(pruned), minutes, commit))
     header = ("suite", "model", "tokens", "loss, ACP", "loss, exact", "pruned %", "GPU min", "commit")
     return _table(header, rows)
@@ -165,18 +158,25 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
             "Criterion": row.criterion,
             "Verdict": f"**{row.verdict}**{f', n = {_plural(row)}' if row.n else ''}",
             "Here": row.ours,
-            "Numbers": "" if is_plotted(row) else numbers,
-            **{f"Suite {name}": f"{verdict}: {numbers}" for name, verdict, numbers in row.others},
+            "Numbers": "" if is_plotted(row) else _items(numbers),
+            **{f"Suite {name}": _items(f"{verdict}: {numbers}") for name, verdict, numbers in row.others},
             "Models": row.scale,
             "Changed": row.changed,
             "Records": _records(row),
             "Again": f"`make claim ID={row.id}`: {row.cost}" if row.commands else row.cost,
         }
-        parts.append("\n".join(f"- {name}: {_minus(words)}" for name, words in facts.items() if words))
+        lines = (f"- {name}: {_minus(words)}" for name, words in facts.items() if words)
+        parts.append("\n".join(lines).replace(": \n", ":\n"))
         if is_plotted(row):
-            folded = f"<details><summary>All numbers</summary>{html.escape(_minus(numbers))}</details>"
-            parts += [f"![{row.claim}: {row.axis}](plots/{row.id}.png)", folded]
+            folded = html.escape(_minus(numbers)).replace("; ", "\n<br>")
+            parts.append(f"![{row.claim}: {row.axis}](plots/{row.id}.png)")
+            parts.append(f"<details><summary>All numbers</summary>{folded}</details>")
     return "\n\n".join(parts) + "\n"
+
+
+def _items(words: str) -> str:
+    """An item a line where one line would be too long to read."""
+    return words if len(words) < 300 else "\n    - " + words.replace("; ", "\n    - ")
 
 
 def is_plotted(row: Row) -> bool:

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from acp_repro.attention import PagedKVCache
 from acp_repro.attention.triton import decode, hopper, tiles, write_blocks, write_kvcache
-from acp_repro.attention.triton.differences import decay_terms
+from acp_repro.attention.triton.gates import decay_terms
 from acp_repro.attention.triton.norms import threshold_from_norms
 from acp_repro.model import step_kernels, training_kernels
 from acp_repro.retention import key_bias_kernel
@@ -78,7 +78,7 @@ def compile_all(head_dim: int) -> Iterator[tuple[str, object]]:
         if head_dim == 128:
             terms = decay_terms(c, seq_start, hopper.ROWS, LENGTH)
             redo = empty(BATCH, HEADS, LENGTH // 128, 2, dtype=torch.int32)
-            hopper.launch_forward(q, k, v, rows(HEADS), lse, *given, terms, redo)
+            hopper.launch_forward(q, k, v, rows(HEADS), lse, terms, *given[1:], redo)
         hopper.launch_backward(rows(HEADS), q, k, v, rows(HEADS), lse, *given, *grads)
         yield from compiled
         compiled.clear()

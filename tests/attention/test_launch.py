@@ -16,7 +16,8 @@ pytest.importorskip("triton", reason="pip install triton")
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from acp_repro.attention import forgetting_attention
+from acp_repro import attention
+from acp_repro.attention import checks, forgetting_attention
 from acp_repro.attention import triton as kernels
 from acp_repro.attention.triton import launch, norms
 
@@ -45,7 +46,7 @@ def repeated(monkeypatch):
     """Nothing is ready at first; a list that grows by one with each pass that is repeated."""
     count, run = [], launch.Plan.__call__
     monkeypatch.setattr(launch.Plan, "__call__", lambda *given: (count.append(1), run(*given))[1])
-    for call in (kernels.forward_pass, kernels._backward, norms._find_threshold):
+    for call in (kernels.forward_pass, kernels._backward, norms._find_threshold, attention._kept_ready()):
         call.plans.clear()
     if DEVICE == "cpu":
         from triton.runtime.interpreter import InterpretedFunction
@@ -111,6 +112,28 @@ def test_a_repeated_pass_gives_the_bits_of_tritons_own_launches(repeated, shape,
         if n >= 2:
             assert_equal(actual, by_triton(lambda given=given: both(given, adaptive_threshold=threshold)))
     assert len(repeated) == 2 * (3 if threshold == "auto" else 2)
+
+
+@pytest.mark.parametrize("head_first", [True, False])
+def test_a_call_in_inference_is_repeated_whole_and_still_checked(repeated, monkeypatch, head_first):
+    monkeypatch.setattr(checks, "reads_values", lambda x: False)  # as on a GPU
+    options = {"head_first": head_first, "implementation": "triton", "return_start_index": True}
+
+    def call(given, **more):
+        if not head_first:
+            given = [x.transpose(1, 2) for x in given]
+        return forgetting_attention(*given, **options, **({"adaptive_threshold": -2.0} | more))
+
+    for seed in range(3):
+        given = inputs(heads=1, length=5, keys=17, seed=seed)[:4]
+        found = call(given)
+    assert len(repeated) == 1
+    assert_equal(found, by_triton(lambda: call(given)))
+    for wrong in ({"adaptive_threshold": 2.0}, {"window_size": True}, {"sm_scale": 0}):
+        with pytest.raises((TypeError, ValueError)):
+            call(given, **wrong)
+    with pytest.raises(ValueError, match="log_fgate must have shape"):
+        call([*given[:3], given[3][..., 1:]])
 
 
 def test_what_is_more_than_launches_is_never_repeated(repeated, caplog):

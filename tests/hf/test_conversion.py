@@ -18,7 +18,6 @@ from acp_repro.convert import main
 from acp_repro.hf.conversion import byte_characters
 from acp_repro.hf.tokenization import escape, unescape
 from acp_repro.model import BPETokenizer, ByteTokenizer, load_pretrained
-from tests.conftest import REPO_ROOT
 
 from .tiny import saved
 
@@ -32,17 +31,16 @@ def same_bits(a, b):
         assert a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]), name
 
 
-def test_there_and_back(tmp_path):
-    source = REPO_ROOT / "pretrained" / "pro-3m-4k-acp"  # bfloat16
+def test_there_and_back(small_fox, tmp_path):
     there, back = tmp_path / "there", tmp_path / "back"
-    assert main([str(source), str(there), "--to", "transformers"]) == 0
+    assert main([str(small_fox), str(there), "--to", "transformers"]) == 0
     assert main([str(there), str(back), "--to", "official"]) == 0
-    same_bits(source, there)
-    same_bits(source, back)
-    assert load_pretrained(back).config == load_pretrained(source).config
+    same_bits(small_fox, there)
+    same_bits(small_fox, back)
+    assert load_pretrained(back).config == load_pretrained(small_fox).config
     model = AutoModelForCausalLM.from_pretrained(there)
     tokenizer = AutoTokenizer.from_pretrained(there)
-    ours = BPETokenizer((source / "tokenizer.json").read_text())
+    ours = BPETokenizer((small_fox / "tokenizer.json").read_text())
     assert tokenizer(TEXT)["input_ids"] == ours.prompt(TEXT)
     assert tokenizer.decode(tokenizer(TEXT)["input_ids"], skip_special_tokens=True) == TEXT
     assert tokenizer.bos_token_id == tokenizer.eos_token_id == model.config.eos_token_id == ours.bos_id
@@ -51,7 +49,7 @@ def test_there_and_back(tmp_path):
     again = BPETokenizer((back / "tokenizer.json").read_text())
     assert (again.bos_id, again.vocab_size) == (ours.bos_id, ours.vocab_size)
     assert again.encode(TEXT).tolist() == ours.encode(TEXT).tolist()
-    for folder in (source, back):
+    for folder in (small_fox, back):
         assert AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"] == ours.prompt(TEXT)
     (back / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"back has no tokenizer\.json; put the model's there"):

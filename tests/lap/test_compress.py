@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from acp_repro.lap.compress import LEGEND, TERMINAL_LEGEND, group_by_gate, main, mark_tokens
+from tests.conftest import SHIPPED
 from tests.lap.tiny import TEXTS, model
 
 
@@ -47,7 +48,7 @@ def test_what_cannot_be_is_one_line(folder, tmp_path, capsys, monkeypatch):
     for arguments, words in (
         (["nowhere", "--text", "a"], "holds no config.json"),
         ([str(tmp_path / "mute"), "--text", "a"], "mute: holds no tokenizer.json; copy it there"),
-        (["pretrained/pro-3m-4k-acp", "--text", "a"], "a checkpoint of forgetting_transformer-project_fox"),
+        ([str(SHIPPED), "--text", "a"], "a checkpoint of forgetting_transformer-project_fox"),
         ([folder, "--file", str(tmp_path / "long.txt")], "long.txt:4 has "),
         # A file is read before the model, which takes seconds to load.
         (["nowhere", "--file", str(tmp_path / "latin.txt")], "latin.txt: cannot be read"),

@@ -78,8 +78,7 @@ def test_answers_are_those_of_the_whole_forward(parts, architecture, evict, padd
 
 
 @pytest.mark.parametrize(
-    ("architecture", "prompt", "starts"),
-    [("pro", 64, [0, 63]), ("llama", 129, [9, 40]), pytest.param("pro", 190, None, marks=pytest.mark.slow)],
+    ("architecture", "prompt", "starts"), [("pro", 64, [0, 63]), ("llama", 129, [9, 40]), ("pro", 190, None)]
 )
 @torch.no_grad()
 def test_what_a_step_leaves_out_weighs_less_than_epsilon(architecture, prompt, starts, monkeypatch):

@@ -72,7 +72,7 @@ def test_files_without_safetensors_name_what_to_install():
         """
 from acp_repro import FoXConfig, FoXForCausalLM, load_pretrained
 model = FoXForCausalLM(FoXConfig.pro(vocab_size=7, hidden_size=32, num_hidden_layers=1, num_heads=2))
-for call in (lambda: model.save_pretrained('out'), lambda: load_pretrained('pretrained/pro-3m-4k-acp')):
+for call in (lambda: model.save_pretrained('out'), lambda: load_pretrained('pretrained/pro-13m-4k-acp')):
     try:
         call()
     except ImportError as error:

@@ -7,6 +7,7 @@ import pytest
 
 from acp_repro.retention import show
 from acp_repro.retention.show import visible
+from tests.conftest import SHIPPED as FOX
 
 from .models import build
 
@@ -43,7 +44,7 @@ def test_errors_are_one_line(tmp_path, capsys):
         ([str(SHIPPED), "--text", "  "], "the text is empty; give some"),
         ([str(SHIPPED), "--file", str(SHIPPED / "model.safetensors")], "safetensors: cannot be read"),
         ([str(SHIPPED), "--text", "x", "--budget", "0"], "budget: must be a number in (0, 1]"),
-        ([str(ROOT / "pretrained/pro-3m-4k-acp"), "--text", "x"], "fox without gates; give a run"),
+        ([str(FOX), "--text", "x"], "fox without gates; give a run"),
         ([str(cut), "--text", "x"], "model and tokenizer cannot be read"),
         ([str(tmp_path / "dense"), "--text", "x"], "a checkpoint of distilbert without gates"),
     ):

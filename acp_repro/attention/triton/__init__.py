@@ -3,7 +3,7 @@
 The functions below are the whole interface. :func:`forward_pass` and :func:`backward_pass` are the two passes
 as the operator takes them: every launch of each is kept ready for the next call. The last argument of each
 holds constants: the scale of scores; (block_q, block_k), the pruning grid; how many keys a query sees, or
-None; and for the forward pass whether lse and c are wanted.
+None; and for the forward pass whether lse and c are wanted, and delta where it is one number.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import torch
 
 from .backward import backward, find_refusal, sum_of_shares, why_portable
 from .decode import decode
-from .forward import forward
-from .gates import cumulative_log_fgate, log_fgate_grad
+from .forward import forward, terms_layout
+from .gates import cumulative_log_fgate, find_boundary, log_fgate_grad, read_gates
 from .launch import repeat_launches
 from .norms import threshold_from_norms
 from .paged_write import write_blocks, write_kvcache
-from .search import find_boundary
 from .tiles import block_sizes, can_stream, is_streamable, make_addressable
 
 __all__ = [
@@ -30,6 +29,7 @@ __all__ = [
     "forward",
     "forward_pass",
     "log_fgate_grad",
+    "repeat_launches",
     "threshold_from_norms",
     "why_portable",
     "write_blocks",
@@ -40,12 +40,12 @@ __all__ = [
 @repeat_launches
 def forward_pass(q, k, v, log_fgate, threshold, seq_start, constants):
     """Output, lse (B, H, Tq) float32 and c (B, H, Tk) float64 or None, and boundary (B, H, M) int32."""
-    sm_scale, grid, window_size, for_backward = constants
+    sm_scale, grid, window_size, for_backward, delta = constants
     seq_start = seq_start if seq_start is None else seq_start.contiguous()  # the kernels know no stride of it
-    c = cumulative_log_fgate(log_fgate)
     # The search of a pass that prunes nothing writes zeros, which costs no more than filling them in.
-    boundary = find_boundary(c, threshold, q.shape[2], *grid, seq_start, window_size)
-    out, lse = forward(q, k, v, c, boundary, seq_start, sm_scale, *grid, window_size)
+    layout, delta = terms_layout(q, k, *grid), threshold if delta is None else delta
+    c, terms, boundary = read_gates(log_fgate, None, layout, grid, q.shape[2], delta, seq_start, window_size)
+    out, lse = forward(q, k, v, c, boundary, seq_start, sm_scale, *grid, window_size, terms)
     return (out, lse, c, boundary) if for_backward else (out, None, None, boundary)
 
 

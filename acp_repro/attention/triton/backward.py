@@ -22,7 +22,7 @@ import triton
 from torch import Tensor
 from triton.errors import TritonError
 
-from .differences import decay_terms
+from .gates import decay_terms
 from .key_side import key_side_kernel
 from .launch import launch
 from .query_side import query_side_kernel

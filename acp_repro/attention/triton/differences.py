@@ -18,15 +18,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from .launch import launch
-from .tiles import COUNTS, LOG2E
-
-_BLOCK = 512
 
 
 class DecayTerms(NamedTuple):
@@ -58,49 +52,3 @@ def unpack(pair):
 def load_pair(pairs, position, inside):
     """``high, low`` at ``position``; 0 where not ``inside``."""
     return unpack(tl.load(pairs + position, mask=inside, other=0))
-
-
-@triton.jit(do_not_specialize=COUNTS)
-def _decay_kernel(c, seq_start, pairs, tail, heads, seqlen_k, row, chunks, tile, BLOCK: tl.constexpr):
-    bh = tl.program_id(0) // chunks
-    j = (tl.program_id(0) % chunks) * BLOCK + tl.arange(0, BLOCK)
-    valid = j < seqlen_k
-    offset = bh.to(tl.int64) * seqlen_k
-    c_j = tl.load(c + offset + j, mask=valid, other=0.0)
-    end = tl.minimum((j // tile + 1) * tile, seqlen_k) - 1
-    c_end = tl.load(c + offset + end, mask=valid, other=0.0)
-    scaled = c_j * LOG2E
-    high = scaled.to(tl.float32)
-    low = (scaled - high.to(tl.float64)).to(tl.float32)
-    below = ((c_end - c_j) * LOG2E).to(tl.float32)
-    if seq_start is not None:
-        below = tl.where(j < tl.load(seq_start + bh // heads), float("-inf"), below)
-    own = bh.to(tl.int64) * row + j
-    tl.store(pairs + own, pack(high, low), mask=valid)
-    tl.store(tail + own, below, mask=valid)
-
-
-def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int, row: int | None = None) -> DecayTerms:
-    """Splits ``c`` (B, H, Tk) for key tiles of ``tile`` positions; heads are ``row`` numbers apart."""
-    batch, heads, seqlen_k = c.shape
-    row = seqlen_k if row is None else row
-    pairs = torch.empty((batch, heads, row), dtype=torch.int64, device=c.device)
-    # The kernels read `tail` one tile ahead, and so one tile past its end.
-    tail = torch.empty(pairs.numel() + 2 * tile, dtype=torch.float32, device=c.device)
-    chunks = triton.cdiv(seqlen_k, _BLOCK)
-    launch(
-        _decay_kernel,
-        (batch * heads * chunks,),
-        c,
-        seq_start,
-        pairs,
-        tail,
-        heads,
-        seqlen_k,
-        row,
-        chunks,
-        tile,
-        BLOCK=_BLOCK,
-        num_warps=4,
-    )
-    return DecayTerms(pairs, tail)

@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .backward import kernel_key, try_launch, why_portable
-from .differences import DecayTerms, decay_terms, load_pair, unpack
+from .differences import load_pair, unpack
+from .gates import decay_terms
 from .launch import launch
 from .query_tile import exact_scores, key_tiles, stream_keys
 from .tiles import (
@@ -26,6 +27,7 @@ from .tiles import (
     make_addressable,
     padded_head_dim,
     product,
+    room_for,
     share_of_work,
     store_rows,
     tiles_for,
@@ -77,6 +79,10 @@ def _masked_tiles(
     return acc, l_i, m_i
 
 
+# Of float16, key tiles before the diagonal up to which all are taken with the online softmax.
+_FEW = tl.constexpr(3)
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def _forward_kernel(
     q,
@@ -119,6 +125,7 @@ def _forward_kernel(
     BLOCK_D: tl.constexpr,
     SHARED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    ROOM: tl.constexpr,
 ):
     bh, tile = share_of_work(batch_heads, row_tiles, group)
     tile = row_tiles - 1 - tile  # the last rows, which have the most keys, start first
@@ -150,21 +157,26 @@ def _forward_kernel(
 
     q_tile = load_rows(q, row, q_t, seqlen_q, ROWS, D, BLOCK_D, True)
     # First the tiles on the diagonal: a row's own key has no decay, so they tell how large its
-    # scores are.
+    # scores are. Of float16 also the one before them, or all if they are few.
+    near = diagonal
+    if q_tile.dtype == tl.float16:
+        near -= tl.where(diagonal - start > _FEW, 1, diagonal - start)
     acc, l_i, m_i = _masked_tiles(
-        q_tile, keys, pairs, first, seq_start, earliest, window, scale, diagonal, end, COLUMNS, D, DESCRIPTORS
+        q_tile, keys, pairs, first, seq_start, earliest, window, scale, near, end, COLUMNS, D, DESCRIPTORS
     )
+    acc *= 2.0**-ROOM
+    l_i *= 2.0**-ROOM
 
     # Then the decayed rest, against that fixed level: no running maximum, no rescaling. Scores
     # leave out c_i - c[first], the same for a whole row, and so does the level.
     high_base, low_base = unpack(tl.load(pairs + first))
     high_i, low_i = load_pair(pairs, position, inside)
-    level = m_i - ((high_i - high_base) + (low_i - low_base))
+    level = m_i - ((high_i - high_base) + (low_i - low_base)) + ROOM
     parts = tl.zeros([ROWS, 8], dtype=tl.float32)  # of the sum; a thread's own, so no exchange
     # What a tile needs of c is loaded one tile ahead; `tail` has room for the one past the end.
     bias = tl.load(tail + start * COLUMNS + tl.arange(0, COLUMNS))
     pair_end = tl.load(pairs + tl.minimum(start * COLUMNS + (COLUMNS - 1), seqlen_k - 1))
-    for n in tl.range(start, diagonal):
+    for n in tl.range(start, near):
         column = n * COLUMNS
         k_tile, v_tile = stream_keys(keys, column, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
         high_end, low_end = unpack(pair_end)
@@ -179,8 +191,8 @@ def _forward_kernel(
         parts += tl.sum(tl.reshape(p, [ROWS, COLUMNS // 8, 8]), 1)
         acc = product(p.to(v_tile.dtype), v_tile, acc)
     l_i += tl.sum(parts, 1)
-    # A score so far above all of the diagonal's that its weight overflows is rare, and then the row
-    # is done again. (Up to the limit, bfloat16 and float32 lose nothing; float16 ends at 65504.)
+    # A score so far above those that its weight overflows is rare, and then the row is done again.
+    # (Up to the limit, bfloat16 and float32 lose nothing; float16 ends at 65504.)
     LIMIT: tl.constexpr = 32768.0 if q_tile.dtype == tl.float16 else 1e18
     if tl.max(tl.where(l_i < LIMIT, 0, 1), 0) > 0:
         acc, l_i, m_i = _masked_tiles(
@@ -198,20 +210,23 @@ def _forward_kernel(
             D,
             DESCRIPTORS,
         )
+        acc *= 2.0**-ROOM
+        l_i *= 2.0**-ROOM
 
     acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     store_rows(out, acc, row, o_t, seqlen_q, ROWS, D, BLOCK_D)
     i = row + tl.arange(0, ROWS)
-    tl.store(lse + bh * seqlen_q + i, m_i + tl.math.log2(l_i), mask=inside)
+    tl.store(lse + bh * seqlen_q + i, m_i + tl.math.log2(l_i * 2.0**ROOM), mask=inside)
 
 
 def forward(
-    q, k, v, c: Tensor, boundary: Tensor | None, seq_start, sm_scale, block_q, block_k, window_size=None
+    q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None, terms=None
 ) -> tuple[Tensor, Tensor]:
     """``O = softmax(sm_scale Q K^T + D) V`` over the kept blocks of the causal grid.
 
     q, k, v, seq_start and window_size are those of :class:`..checks.AttentionCall`, c is (B, H, Tk) float64.
-    boundary (B, H, M) int32 does not fall from one query block to the next; None keeps every block.
+    boundary (B, H, M) int32 does not fall from one query block to the next; None keeps every block. terms are
+    those of c for :func:`terms_layout`, if they are there already.
 
     Returns:
         out like q, and lse (B, H, Tq) float32, the log to base 2 of each row's sum: as the backward pass
@@ -221,24 +236,29 @@ def forward(
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     tile = tiles_for(q, block_q, block_k).forward
+    if terms is None:
+        terms = decay_terms(c.contiguous(), seq_start, *terms_layout(q, k, block_q, block_k))
     q, k, v = (make_addressable(x) for x in (q, k, v))
-    c = c.contiguous()
     boundary = None if boundary is None else boundary.contiguous()
     rows = allocate_rows(out)
-    given = (q, k, v, rows, lse, c, boundary, seq_start, sm_scale, block_q, block_k)
-    redo = terms = None
+    given = (q, k, v, rows, lse, terms, boundary, seq_start, sm_scale, block_q, block_k)
+    redo = None
     faster = faster_forward(q, k, v, block_q, block_k, tile, window_size)
     if faster is not None:
-        # Rows of the pairs start at multiples of 16 bytes, as the copy engine wants them.
-        terms = decay_terms(c, seq_start, tile.columns, triton.cdiv(k.shape[2], 4) * 4)
         tiles = triton.cdiv(q.shape[2], tile.rows)
         marks = torch.empty((*q.shape[:2], tiles, 2), dtype=torch.int32, device=q.device)
-        if try_launch(faster, (*given, terms, marks), kernel_key(q, k, block_q, block_k)):
+        if try_launch(faster, (*given, marks), kernel_key(q, k, block_q, block_k)):
             redo = marks
-    launch_forward(*given, tile, window_size=window_size, terms=terms, redo=redo)
+    launch_forward(*given, tile, window_size, redo)
     if rows is not out:
         out.copy_(rows)
     return out, lse
+
+
+def terms_layout(q, k, block_q, block_k) -> tuple[int, int]:
+    """For which key tiles :func:`forward` takes the terms of c, and how far its heads are apart."""
+    # Rows of the pairs start at multiples of 16 bytes, as the copy engine wants them.
+    return tiles_for(q, block_q, block_k).forward.columns, triton.cdiv(k.shape[2], 4) * 4
 
 
 def faster_forward(q, k, v, block_q, block_k, tile: Tile, window_size=None) -> Callable | None:
@@ -253,29 +273,12 @@ def faster_forward(q, k, v, block_q, block_k, tile: Tile, window_size=None) -> C
 
 
 def launch_forward(
-    q,
-    k,
-    v,
-    out,
-    lse,
-    c,
-    boundary,
-    seq_start,
-    sm_scale,
-    block_q,
-    block_k,
-    tile: Tile,
-    descriptors: bool | None = None,
-    window_size: int | None = None,
-    terms: DecayTerms | None = None,
-    redo: Tensor | None = None,
+    q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, tile: Tile, window_size, redo
 ) -> None:
     """:func:`forward` into given tensors with a given tile; ``redo`` names the tiles that are left to do."""
     batch, heads, seqlen_q, head_dim = q.shape
     row_tiles = triton.cdiv(seqlen_q, tile.rows)
-    terms = decay_terms(c, seq_start, tile.columns) if terms is None else terms
-    if descriptors is None:
-        descriptors = can_stream(k, v)
+    descriptors = can_stream(k, v)
     launch(
         _forward_kernel,
         (row_tiles * batch * heads,),
@@ -310,5 +313,6 @@ def launch_forward(
         BLOCK_D=padded_head_dim(head_dim),
         SHARED=heads // k.shape[1],
         DESCRIPTORS=descriptors,
+        ROOM=room_for(q, sm_scale),
         **tile.options(q.device),
     )

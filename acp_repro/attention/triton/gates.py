@@ -1,7 +1,9 @@
-"""The running sum of the log gates and its adjoint, each in one kernel: one program per head.
+"""What a pass needs of the gates, in one kernel, and the adjoint of their running sum in another.
 
-PyTorch takes a conversion, a clamp and a scan for the first, and nine kernels for the second. At 4,096
-tokens that was 6 % of a pruned forward and backward pass. Sums are float64 and in a fixed order.
+The sum c (Section 2) is float64 and in a fixed order, one program a head. The boundary comes of a binary
+search per row of blocks (Section 3, Algorithm 1). c is non-increasing and a rounded subtraction is monotone,
+so along a row the blocks that the serial scan would skip come first. Each row can therefore be searched
+alone, and the result is that of the scan to the last bit. The terms of c are those of :mod:`.differences`.
 """
 
 from __future__ import annotations
@@ -12,24 +14,172 @@ import triton.language as tl
 from torch import Tensor
 
 from ..decay import LOG_FGATE_FLOOR
+from .differences import DecayTerms, pack
 from .launch import launch
+from .tiles import LOG2E, window_start
 
-_BLOCK = 2048
+_BLOCK = 4096
+_ROWS = 256
 _FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
+_SIZES = ["heads", "chunks", "length", "queries", "row", "blocks", "block_q", "block_k", "steps", "window"]
 
 
-@triton.jit(do_not_specialize=["heads", "length"])
-def _sum_kernel(log_fgate, c, stride_b, stride_h, stride_t, heads, length, BLOCK: tl.constexpr):
-    bh = tl.program_id(0)
-    log_fgate += (bh // heads).to(tl.int64) * stride_b + (bh % heads).to(tl.int64) * stride_h
-    c += bh.to(tl.int64) * length
+@triton.jit(do_not_specialize=_SIZES)
+def _gates_kernel(
+    log_fgate,
+    c,
+    pairs,
+    tail,
+    threshold,
+    delta,
+    seq_start,
+    boundary,
+    stride_b,
+    stride_h,
+    stride_t,
+    heads,
+    chunks,
+    length,
+    row,
+    queries,
+    blocks,
+    block_q,
+    block_k,
+    steps,
+    window,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """c from log_fgate, where that is given: then ``chunks``, the programs of a head, is 1."""
+    bh = tl.program_id(0) // chunks
+    chunk = tl.program_id(0) % chunks
+    wide = bh.to(tl.int64)
+    c += wide * length
+    if seq_start is not None:
+        earliest = tl.load(seq_start + bh // heads)
+    if log_fgate is not None:
+        log_fgate += (bh // heads).to(tl.int64) * stride_b + (bh % heads).to(tl.int64) * stride_h
     carry = tl.zeros([], dtype=tl.float64)
-    for first in range(0, length, BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        x = tl.load(log_fgate + i.to(tl.int64) * stride_t, mask=i < length, other=0.0)
-        x = tl.maximum(x.to(tl.float64), _FLOOR, propagate_nan=tl.PropagateNan.ALL)
-        tl.store(c + i, carry + tl.cumsum(x, 0), mask=i < length)
-        carry += tl.sum(x, 0)
+    for base in range(chunk * BLOCK, length, chunks * BLOCK):
+        j = base + tl.arange(0, BLOCK)
+        valid = j < length
+        if log_fgate is not None:
+            x = tl.load(log_fgate + j.to(tl.int64) * stride_t, mask=valid, other=0.0)
+            x = tl.maximum(x.to(tl.float64), _FLOOR, propagate_nan=tl.PropagateNan.ALL)
+            c_j = carry + tl.cumsum(x, 0)
+            tl.store(c + j, c_j, mask=valid)
+            carry += tl.sum(x, 0)
+        else:
+            c_j = tl.load(c + j, mask=valid, other=0.0)
+        if pairs is not None:
+            scaled = c_j * LOG2E
+            rounded = scaled.to(tl.float32)
+            rest = (scaled - rounded.to(tl.float64)).to(tl.float32)
+            # c falls, so its last number in a tile is the least. (Where it is NaN, so is all that reads it.)
+            apart = tl.reshape(tl.where(valid, c_j, float("inf")), [BLOCK // TILE, TILE])
+            below = tl.reshape(tl.min(apart, 1)[:, None] - apart, [BLOCK])
+            below = (below * LOG2E).to(tl.float32)
+            if seq_start is not None:
+                below = tl.where(j < earliest, float("-inf"), below)
+            tl.store(pairs + wide * row + j, pack(rounded, rest), mask=valid)
+            tl.store(tail + wide * row + j, below, mask=valid)
+    if boundary is not None:
+        tl.debug_barrier()  # other warps have stored what is read here of c
+        if threshold is not None:
+            delta = tl.load(threshold + bh)
+        if delta is not None:
+            delta = tl.cast(tl.cast(delta, tl.float32), tl.float64)
+        for block in range(chunk * ROWS, blocks, chunks * ROWS):
+            m = block + tl.arange(0, ROWS)
+            first = tl.where(m < blocks, m * block_q, 0) + (length - queries)
+            diagonal = first // block_k
+            low = tl.zeros([ROWS], dtype=tl.int32)
+            if delta is not None:
+                high = diagonal
+                c_row = tl.load(c + first)
+                for _ in range(steps):
+                    middle = (low + high) // 2
+                    column = tl.load(c + tl.minimum(middle * block_k + (block_k - 1), length - 1))
+                    searching = low < high
+                    pruned = c_row - column < delta  # a NaN compares as false: kept
+                    low = tl.where(searching & pruned, middle + 1, low)
+                    high = tl.where(searching & (pruned == 0), middle, high)
+            if seq_start is not None:
+                low = tl.maximum(low, tl.minimum(earliest, length).to(tl.int32) // block_k)
+            if window is not None:
+                low = tl.maximum(low, tl.maximum(window_start(first, window), 0) // block_k)
+            tl.store(boundary + wide * blocks + m, tl.minimum(low, diagonal), mask=m < blocks)
+
+
+def read_gates(
+    log_fgate, c=None, layout=None, grid=None, queries=0, threshold=None, seq_start=None, window_size=None
+) -> tuple[Tensor, DecayTerms | None, Tensor | None]:
+    """What a pass needs of ``log_fgate`` (B, H, T) float32, any strides; or of c, if that is there already.
+
+    Args:
+        layout: (positions of a key tile, numbers from one head's terms to the next's); None: no terms.
+        grid: (block_q, block_k) for a boundary of the last ``queries`` positions; None: no boundary.
+        threshold: delta, a float or (B, H) float32; None prunes nothing.
+
+    Returns:
+        c (B, H, T) float64, the terms, and the boundary (B, H, M) int32.
+    """
+    gates = c if log_fgate is None else log_fgate
+    batch, heads, length = gates.shape
+    terms, boundary, chunks = DecayTerms(None, None), None, 1
+    if layout is not None:
+        pairs = torch.empty((batch, heads, layout[1]), dtype=torch.int64, device=gates.device)
+        # The kernels read `tail` one tile ahead, and so one tile past its end.
+        size = pairs.numel() + 2 * layout[0]
+        terms = DecayTerms(pairs, torch.empty(size, dtype=torch.float32, device=gates.device))
+    if grid is not None:
+        shape = (batch, heads, triton.cdiv(queries, grid[0]))
+        boundary = torch.empty(shape, dtype=torch.int32, device=gates.device)
+    if log_fgate is None:
+        chunks = triton.cdiv(length, _BLOCK) if grid is None else triton.cdiv(boundary.shape[2], _ROWS)
+    else:
+        c = torch.empty(gates.shape, dtype=torch.float64, device=gates.device)
+    delta = threshold if isinstance(threshold, float) else None
+    threshold = threshold if delta is None else None
+    if threshold is not None:  # a view of an argument would keep a pass from repeating
+        threshold = threshold if threshold.shape == (batch, heads) else threshold.expand(batch, heads)
+        threshold = threshold.contiguous()
+    tile, row = layout or (16, 0)
+    blocks, grid = (boundary.shape[2], grid) if grid else (0, (1, 1))
+    sizes = heads, chunks, length, row, queries, blocks, *grid, triton.cdiv(length, grid[1]).bit_length()
+    if gates.numel() and chunks:
+        given = (
+            log_fgate,
+            c,
+            *terms,
+            threshold,
+            delta,
+            seq_start,
+            boundary,
+            *gates.stride(),
+            *sizes,
+            window_size,
+        )
+        options = {"TILE": tile, "BLOCK": _BLOCK, "ROWS": _ROWS, "num_warps": 16}
+        launch(_gates_kernel, (batch * heads * chunks,), *given, **options)
+    return c, terms, boundary
+
+
+def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
+    """:func:`..decay.cumulative_log_fgate` of (B, H, T) float32, any strides."""
+    return read_gates(log_fgate)[0]
+
+
+def find_boundary(c, threshold, seqlen_q, block_q, block_k, seq_start=None, window_size=None) -> Tensor:
+    """:func:`..boundary.find_boundary`, which has these arguments; the host never waits."""
+    grid = (block_q, block_k)
+    return read_gates(None, c.contiguous(), None, grid, seqlen_q, threshold, seq_start, window_size)[2]
+
+
+def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int, row: int | None = None) -> DecayTerms:
+    """Splits ``c`` (B, H, Tk) for key tiles of ``tile`` positions; heads are ``row`` numbers apart."""
+    return read_gates(None, c, (tile, c.shape[2] if row is None else row), seq_start=seq_start)[1]
 
 
 @triton.jit(do_not_specialize=["heads", "length"])
@@ -50,40 +200,11 @@ def _adjoint_kernel(dc, log_fgate, grad, stride_b, stride_h, stride_t, heads, le
         carry += tl.sum(x, 0)
 
 
-def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
-    """:func:`..decay.cumulative_log_fgate` of (B, H, T) float32, any strides."""
-    c = torch.empty(log_fgate.shape, dtype=torch.float64, device=log_fgate.device)
-    batch, heads, length = log_fgate.shape
-    if c.numel():
-        launch(
-            _sum_kernel,
-            (batch * heads,),
-            log_fgate,
-            c,
-            *log_fgate.stride(),
-            heads,
-            length,
-            BLOCK=_BLOCK,
-            num_warps=8,
-        )
-    return c
-
-
 def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
     """:func:`..decay.log_fgate_grad` of (B, H, T) float32; contiguous."""
     grad = torch.empty(log_fgate.shape, dtype=log_fgate.dtype, device=log_fgate.device)
     batch, heads, length = log_fgate.shape
     if grad.numel():
-        launch(
-            _adjoint_kernel,
-            (batch * heads,),
-            dc.contiguous(),
-            log_fgate,
-            grad,
-            *log_fgate.stride(),
-            heads,
-            length,
-            BLOCK=_BLOCK,
-            num_warps=8,
-        )
+        given = (dc.contiguous(), log_fgate, grad, *log_fgate.stride(), heads, length)
+        launch(_adjoint_kernel, (batch * heads,), *given, BLOCK=_BLOCK, num_warps=16)
     return grad

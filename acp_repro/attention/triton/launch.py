@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable
 from itertools import accumulate, starmap
@@ -68,8 +69,8 @@ def repeat_launches(function: Callable) -> Callable:
     """``function(*tensors, constants)``, which allocates and launches, kept ready for its next calls.
 
     It takes tensors of one device or None, the first a tensor, and last a tuple of hashable constants on
-    which all else that it does depends, and returns tensors that it allocated, or None. The first call for
-    each key (constants; shape, strides, dtype and alignment of each tensor) runs it, the second is recorded.
+    which all else that it does depends, and returns tensors that it allocated, whole, or None. The first call
+    for each key (constants; layout, dtype, device, alignment of each tensor) runs it, the second is recorded.
     """
     plans: dict[tuple, Any] = {}
 
@@ -78,10 +79,9 @@ def repeat_launches(function: Callable) -> Callable:
         *tensors, constants = arguments
         if not can_repeat(tensors[0]):
             return function(*arguments)
-        device = tensors[0].device
         addresses = [0 if x is None else x.data_ptr() for x in tensors]
-        layouts = [None if x is None else (x.shape, x.stride(), x.dtype) for x in tensors]
-        key = (device, constants, *layouts, *[address % ALIGNMENT for address in addresses])
+        layouts = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors]
+        key = (constants, *layouts, *[address % ALIGNMENT for address in addresses])
         plan = plans.get(key)
         if plan is None:
             if len(plans) >= MOST_PLANS:
@@ -92,7 +92,7 @@ def repeat_launches(function: Callable) -> Callable:
             return results
         elif isinstance(plan, Plan):
             with enter_device(tensors[0]):
-                return plan(addresses, device)
+                return plan(addresses, tensors[0].device)
         return function(*arguments)
 
     call.plans = plans
@@ -109,6 +109,7 @@ def can_repeat(x: Tensor) -> bool:
         or any(getattr(hook, "calls", hook) for hook in hooks)  # a chain, or one that a user has put there
         or runtime.debug
         or knobs.compilation.instrumentation_mode
+        or os.environ.get("ACP_REPRO_PORTABLE")  # a kept call has the kernels that it was kept with
         or getattr(runtime, "add_stages_inspection_hook", None)
     )
 
@@ -167,8 +168,8 @@ class Plan:
     def __init__(self, recording: _Recording, results: tuple[Tensor | None, ...]):
         if recording.others:
             raise LookupError(f"it calls {recording.others[0]}")
-        whole = {_layout(x): x for x in recording.allocated}
-        made = [whole.pop(_layout(x)) for x in results if x is not None]  # what it did not allocate: KeyError
+        whole = {_extent(x): x for x in recording.allocated}
+        made = [whole.pop(_extent(x)) for x in results if x is not None]  # what it did not allocate: KeyError
         pieces = list(whole.values())
         if any(x.data_ptr() % ALIGNMENT for x in recording.allocated):
             raise LookupError("memory that PyTorch allocated is not aligned")
@@ -177,6 +178,9 @@ class Plan:
         *self.offsets, self.scratch = 0, *ends
         inputs, own = recording.inputs, [*made, *pieces]
         self._slots = {id(x): n for n, x in enumerate(inputs) if x is not None}
+        # A view of an input is known by its address, if no other input has it.
+        places = [None if x is None else x.data_ptr() for x in inputs]
+        self._views = {at: n for n, at in enumerate(places) if places.count(at) == 1}
         self._own = {x.untyped_storage().data_ptr(): len(inputs) + n for n, x in enumerate(own)}
         self._stream = len(inputs) + len(own)
         self._places: dict[tuple, int] = {}
@@ -203,6 +207,8 @@ class Plan:
     def _address(self, x: Tensor) -> int:
         if id(x) in self._slots:
             return self._slots[id(x)]
+        if x.data_ptr() in self._views:
+            return self._views[x.data_ptr()]
         storage = x.untyped_storage().data_ptr()
         if storage not in self._own:
             raise LookupError("it launches a kernel on a tensor that is neither an argument nor its own")
@@ -235,9 +241,9 @@ class Plan:
         return tuple(results)
 
 
-def _layout(x: Tensor) -> tuple:
-    """What makes a tensor the whole of an allocation; PyTorch may show one as different objects."""
-    return x.untyped_storage().data_ptr(), x.data_ptr(), x.shape, x.stride(), x.dtype
+def _extent(x: Tensor) -> tuple:
+    """What makes a tensor the whole of an allocation; PyTorch may show one as different objects and views."""
+    return x.untyped_storage().data_ptr(), x.data_ptr(), x.numel(), x.dtype
 
 
 def _descriptors_like(x) -> Callable[[int], Any]:

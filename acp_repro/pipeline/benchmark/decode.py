@@ -20,12 +20,12 @@ from acp_repro.attention import (
 )
 from acp_repro.attention.reference import decode as decode_reference
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
-from acp_repro.model.cache import MemoryUse
 from acp_repro.model.decode_step import DecodeStep
 from acp_repro.model.generation import prefill
 
 from .attention import mean_gates
 from .rivals import Call as Rival
+from .rivals import available, decode_officially, official_model
 from .timing import ORDER, Call, Clock, device_ms, interleaved, orders, peak_memory
 
 _BLOCK = 64
@@ -189,58 +189,64 @@ def measure_attention(
 def measure_model(
     config: FoXConfig, gates: str, batch: int, length: int, repeats: int, device: torch.device
 ) -> Iterator[dict]:
-    """A record with and one without ACP of a whole model of random weights: prefill, and the mean step."""
+    """A record with and one without ACP of a whole model of random weights: prefill, and the mean step. Then
+    those of the authors' model where it is installed: bfloat16 by autocast, and no CUDA graph."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    torch.manual_seed(0)
-    model = FoXForCausalLM(config).to(device, dtype).requires_grad_(False)
     nats = -mean_gates(gates, config.num_heads)
-    for block in model.model.layers:
-        block.attn.fgate_proj.bias.copy_(-nats.expm1().log())  # logsigmoid of it is -nats
+    torch.manual_seed(0)
     prompt = torch.randint(0, config.vocab_size, (batch, length), device=device)
     methods = {"acp": config.log_pruning_tolerance, "exact": None}
+    for rival in (False, True)[: 1 + callable(available("official", device))]:
+        torch.manual_seed(0)
+        model = official_model(config) if rival else FoXForCausalLM(config).to(dtype)
+        model = model.to(device).requires_grad_(False)
+        blocks = list(model.model.layers)
+        for block in blocks:
+            block.attn.fgate_proj.bias.copy_(-nats.expm1().log())  # logsigmoid of it is -nats
+        decode = decode_officially if rival else _decode_once
 
-    def once(method: str) -> tuple[float, float, MemoryUse]:
-        model.set_log_pruning_tolerance(methods[method])
-        return _decode_once(model, prompt, repeats)
+        def once(method: str, model=model, blocks=blocks, decode=decode) -> tuple:
+            for block in blocks:
+                block.attn.log_pruning_tolerance = methods[method]
+            return decode(model, prompt, repeats)
 
-    peaks: dict[str, int | None] = dict.fromkeys(methods)
-    for method in methods:  # compiles
-        if device.type == "cuda":  # weights, cache, and the activations of a prefill
-            there = torch.cuda.memory_allocated(device)
-            peaks[method] = there + peak_memory(functools.partial(once, method), device)
-        else:
-            once(method)
-    passes: dict[str, list] = {method: [] for method in methods}
-    for method in itertools.chain(*orders(methods, 2)):
-        passes[method].append(once(method))
-    for method, found in passes.items():
-        prefill_ms, step_ms, uses = zip(*found, strict=True)
-        kept = int(uses[0].per_head.sum())
-        reads = _reads(kept + config.num_parameters() * dtype.itemsize, device)
-        yield {
-            "scope": "model",
-            "gates": gates,
-            "batch": batch,
-            "length_tokens": length,
-            "layers": config.num_hidden_layers,
-            "heads": config.num_heads,
-            "head_dim": config.head_dim,
-            "repeats": repeats,
-            "order": ORDER,
-            "implementation": choose_implementation(device),
-            "method": method,
-            "prefill_ms": median(prefill_ms),
-            "step_ms": median(step_ms),
-            "read_ms": min(map(median, interleaved(reads, device, repeats, _clock(device)).values())),
-            "kept_bytes": kept,
-            "layer_kept_bytes": int(uses[0].per_layer.sum()),
-            "allocated_bytes": uses[0].allocated,
-            "peak_bytes": peaks[method],
-        }
+        peaks: dict[str, int | None] = dict.fromkeys(methods)
+        for method in methods:  # compiles
+            if device.type == "cuda":  # weights, cache, and the activations of a prefill
+                there = torch.cuda.memory_allocated(device)
+                peaks[method] = there + peak_memory(functools.partial(once, method), device)
+            else:
+                once(method)
+        passes: dict[str, list] = {method: [] for method in methods}
+        for method in itertools.chain(*orders(methods, 2)):
+            passes[method].append(once(method))
+        for method, found in passes.items():
+            prefill_ms, step_ms, uses = zip(*found, strict=True)
+            record = {
+                "scope": "model",
+                "gates": gates,
+                "batch": batch,
+                "length_tokens": length,
+                "layers": config.num_hidden_layers,
+                "heads": config.num_heads,
+                "head_dim": config.head_dim,
+                "repeats": repeats,
+                "order": ORDER,
+                "implementation": "official" if rival else choose_implementation(device),
+                "method": method,
+                "prefill_ms": median(prefill_ms),
+                "step_ms": median(step_ms),
+                "peak_bytes": peaks[method],
+            }
+            if not rival:
+                reads = _reads(uses[0]["kept_bytes"] + config.num_parameters() * dtype.itemsize, device)
+                times = interleaved(reads, device, repeats, _clock(device)).values()
+                record |= {"read_ms": min(map(median, times)), **uses[0]}
+            yield record
 
 
 @torch.no_grad()
-def _decode_once(model: FoXForCausalLM, prompt: Tensor, repeats: int) -> tuple[float, float, MemoryUse]:
+def _decode_once(model: FoXForCausalLM, prompt: Tensor, repeats: int) -> tuple[float, float, dict[str, int]]:
     """Milliseconds of the prefill and of a step, and the memory of the cache at the end."""
     cache = FoXCache(model.config.num_hidden_layers, max_length=prompt.shape[1] + repeats + 3)
     step = DecodeStep(model, cache)
@@ -248,4 +254,6 @@ def _decode_once(model: FoXForCausalLM, prompt: Tensor, repeats: int) -> tuple[f
     for _ in range(3):  # of which one captures the graph
         step(prompt[:, 0])
     total_ms = device_ms(lambda: [step(prompt[:, 0]) for _ in range(repeats)], prompt.device)
-    return prefill_ms, total_ms / repeats, cache.memory()
+    use = cache.memory()
+    kept = {"kept_bytes": int(use.per_head.sum()), "layer_kept_bytes": int(use.per_layer.sum())}
+    return prefill_ms, total_ms / repeats, {**kept, "allocated_bytes": use.allocated}

@@ -6,18 +6,22 @@ A rival that is not installed, or cannot run here, is left out with the reason.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
+import unittest.mock
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...attention import forgetting_attention
 from ...attention.boundary import find_boundary
 from ...attention.decay import cumulative_log_fgate
 from ...attention.reference import forgetting_attention as equations
+from ...model import FoXConfig
+from .timing import device_ms
 
 Call = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | str | None], Tensor]
 
@@ -72,6 +76,30 @@ def _official() -> Call:
         return call(q, k, v, log_fgate, head_first=True, sm_scale=q.shape[-1] ** -0.5, **options)
 
     return attend
+
+
+def official_model(config: FoXConfig) -> nn.Module:
+    """The authors' model, whose config has fields of the same names."""
+    theirs = importlib.import_module("forgetting_transformer.model.forgetting_transformer")
+    values = dataclasses.asdict(config)
+    return theirs.ForgettingTransformerForCausalLM(theirs.ForgettingTransformerConfig(**values))
+
+
+@torch.no_grad()
+def decode_officially(model: nn.Module, prompt: Tensor, repeats: int) -> tuple[float, float, dict]:
+    """Milliseconds of the prefill and of a step of the authors' model; nothing of the memory of its cache."""
+    kind = importlib.import_module("transformers.cache_utils").Cache
+    made: list[Any] = []
+    # Transformers 5 asks its cache for arguments that theirs, which replaces all of it, does not give.
+    no_arguments = unittest.mock.patch.object(kind, "__init__", lambda self: None)
+    with no_arguments, torch.autocast(prompt.device.type, torch.bfloat16):
+        # Without the logits of every place, which would not fit.
+        prefill_ms = device_ms(lambda: made.append(model.model(prompt, use_cache=True)), prompt.device)
+        cache = made.pop().past_key_values
+        step = functools.partial(model, prompt[:, :1], past_key_values=cache, use_cache=True)
+        device_ms(lambda: [step() for _ in range(3)], prompt.device)
+        total_ms = device_ms(lambda: [step() for _ in range(repeats)], prompt.device)
+    return prefill_ms, total_ms / repeats, {}
 
 
 def _fla() -> Call:

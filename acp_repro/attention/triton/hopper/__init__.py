@@ -15,9 +15,10 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ..differences import DecayTerms, decay_terms
+from ..differences import DecayTerms
+from ..gates import decay_terms
 from ..launch import launch
-from ..tiles import GROUP, LOG2E, outer_strides
+from ..tiles import GROUP, LOG2E, outer_strides, room_for
 from .forward import forward_kernel
 from .key_side import key_side_kernel
 from .query_side import query_side_kernel
@@ -57,13 +58,11 @@ def _describe_tail(terms: DecayTerms) -> TensorDescriptor:
     return TensorDescriptor(terms.tail, [terms.tail.numel()], [1], [ROWS], gl.NVMMASharedLayout(0, 32, 1))
 
 
-def launch_forward(
-    q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, terms, redo
-) -> None:
+def launch_forward(q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, redo) -> None:
     """:func:`..forward.launch_forward` for inputs that `find_obstacle` has nothing against.
 
-    ``terms`` are of c, for tiles of 64 keys; rows of multiples of four numbers. ``redo`` (B, H, tiles of 128
-    queries, 2) int32 is not 0 where the portable kernel must do a tile again.
+    ``terms`` are for tiles of 64 keys, with heads a multiple of four numbers apart. ``redo`` (B, H, tiles of
+    128 queries, 2) int32 is not 0 where the portable kernel must do a tile again.
     """
     batch, heads, seqlen, head_dim = q.shape
     launch(
@@ -93,6 +92,7 @@ def launch_forward(
         STAGES=_FORWARD_STAGES,
         HAS_BOUNDARY=boundary is not None,
         HAS_START=seq_start is not None,
+        ROOM=room_for(q, sm_scale),
         num_warps=4,
         maxnreg=168,
     )

@@ -1,6 +1,6 @@
 """The forward for Hopper: 128 queries a program, in two groups of warps that share the tiles of keys.
 
-The same sums as :mod:`..forward`: the tiles on the diagonal come first, and their maximum serves the row.
+The same sums as :mod:`..forward`: the tile on the diagonal comes first, and its maximum serves the row.
 While one group takes exponentials, the other has products to do. A tile of which a row's sum leaves the range
 is marked in ``redo``, and the portable kernel does it again.
 """
@@ -100,6 +100,7 @@ def _attend(
     ROWS: gl.constexpr,
     D: gl.constexpr,
     STAGES: gl.constexpr,
+    ROOM: gl.constexpr,
     LIMIT: gl.constexpr,
 ):
     """64 queries: those of tile ``diagonal + HALF``."""
@@ -140,10 +141,10 @@ def _attend(
     m_i = gl.max(scores, 1)
     # A row with no key: any finite number will do, every exponent is -inf.
     m_finite = gl.where(m_i == float("-inf"), 0.0, m_i)
-    p = gl.exp2(scores - gl.expand_dims(m_finite, 1))
+    p = gl.exp2((scores - gl.expand_dims(m_finite, 1)) - ROOM)
     parts = gl.sum(gl.reshape(p, [ROWS, ROWS // 8, 8]), 1)
     p_left = gl.convert_layout(p.to(q_s.dtype), LEFT)
-    level = m_finite - since_first
+    level = m_finite - since_first + ROOM
     begin = 2 - HALF
     pair_end = gl.load(pairs + (gl.minimum((_tile_of(begin, diagonal, start) + 1) * ROWS, seqlen) - 1))
     acc = gl.zeros([ROWS, D], gl.float32, SUMS)
@@ -174,7 +175,7 @@ def _attend(
     none = gl.convert_layout(l_i == 0.0, of_acc)
     result = gl.where(gl.expand_dims(none, 1), 0.0, acc / gl.expand_dims(whole, 1))
     store_tile(out, result, o_t, seqlen - first, ROWS, D)
-    gl.store(lse + i, m_i + gl.log2(l_i), mask=inside)
+    gl.store(lse + i, m_i + gl.log2(l_i * 2.0**ROOM), mask=inside)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -207,6 +208,7 @@ def forward_kernel(
     STAGES: gl.constexpr,
     HAS_BOUNDARY: gl.constexpr,
     HAS_START: gl.constexpr,
+    ROOM: gl.constexpr,
 ):
     tiles = gl.cdiv(seqlen, 2 * ROWS)
     bh, tile = share_of_work(batch_heads, tiles, group)
@@ -294,6 +296,7 @@ def forward_kernel(
                     ROWS,
                     D,
                     STAGES,
+                    ROOM,
                     LIMIT,
                 ),
             ),
@@ -322,6 +325,7 @@ def forward_kernel(
                     ROWS,
                     D,
                     STAGES,
+                    ROOM,
                     LIMIT,
                 ),
             ),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import itertools
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -22,6 +21,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.config import peak_flops
 from acp_repro.model.layers import fuse_training
 from acp_repro.pipeline.benchmark.attention import mean_gates
+from acp_repro.pipeline.benchmark.rivals import official_model
 from acp_repro.pipeline.benchmark.timing import ORDER, interleaved, peak_memory
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.provenance import device_name
@@ -181,15 +181,12 @@ def _ours(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
 
 
 def _official(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
-    module = "forgetting_transformer.model.forgetting_transformer"
     if world_size() > 1:
         raise SuiteError("the authors' model is compared on one rank; leave --official out, or use --nproc 1")
     try:
-        theirs = importlib.import_module(module)
+        model = official_model(config)
     except ImportError as error:
-        raise SuiteError(f"--official: {module} cannot be imported ({error})") from None
-    values = dataclasses.asdict(config)  # the fields have the authors' names
-    model = theirs.ForgettingTransformerForCausalLM(theirs.ForgettingTransformerConfig(**values))
+        raise SuiteError(f"--official: the authors' model cannot be imported ({error})") from None
     if run.training.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     model = model.to(device).train()
