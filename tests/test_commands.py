@@ -150,6 +150,7 @@ def test_a_pipe_that_closes_early_is_no_error():
     assert done.stdout.startswith("paper: ") and not done.stderr and done.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_runs_of_a_file_elsewhere_train_side_by_side_as_alone_and_leave_nothing_there(work, tmp_path, device):
     mine, alone = (f"{name}-{device}" for name in ("mine", "alone"))
@@ -199,9 +200,7 @@ LONG = YAML.replace("tokens: 1536", "tokens: 1536000").replace("seconds: 0", "se
     ("how", "number"),
     [
         ("--run RUN", signal.SIGINT),
-        pytest.param("--run RUN", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("--jobs 2", signal.SIGINT, marks=pytest.mark.slow),
-        ("--jobs 2", signal.SIGTERM),
+        pytest.param("--jobs 2", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("--run RUN --nproc 2", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )

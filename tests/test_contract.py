@@ -82,27 +82,8 @@ def folder(tmp_path, monkeypatch):
         for i in range(24)
     ]
     (tmp_path / "toy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [
-        "the",
-        "food",
-        "was",
-        "good",
-        "bad",
-        "cold",
-        "warm",
-        "and",
-        "we",
-        "liked",
-        "hated",
-        "it",
-        "very",
-        "much",
-        "so",
-        "come",
-        "again",
-        "never",
-        "here",
-    ]
+    sentence = "the food was good bad cold warm and we liked hated it very much so come again never here"
+    words = sentence.split()
     texts = [{"text": " ".join(words[i % 7 : i % 7 + 4 + i % 9])} for i in range(120)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     package = tmp_path / "site/toy-1.0.dist-info"

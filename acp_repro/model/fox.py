@@ -52,7 +52,8 @@ class Embedding(nn.Embedding):
         super().__init__(num_embeddings, embedding_dim)
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.std)
+        if not self.weight.is_meta:  # see Linear
+            nn.init.normal_(self.weight, std=self.std)
 
 
 class FoXModel(nn.Module):

@@ -40,7 +40,8 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=bias)
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.std)
+        if not self.weight.is_meta:  # on meta, torch would load its compiler, which takes seconds
+            nn.init.normal_(self.weight, std=self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -91,22 +92,15 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
 
 
-class HeadRMSNorm(nn.Module):
+class HeadRMSNorm(RMSNorm):
     """RMSNorm of each head separately: QK-norm, and the output norm of FoX (Pro).
 
     With ``share_across_heads``, one weight of (head_dim,) serves all heads; else it is (heads * head_dim,).
     """
 
     def __init__(self, num_heads: int, head_dim: int, eps: float, share_across_heads: bool = False):
-        super().__init__()
+        super().__init__(head_dim if share_across_heads else num_heads * head_dim, eps)
         self.head_dim = head_dim
-        self.eps = eps
-        size = head_dim if share_across_heads else num_heads * head_dim
-        self.weight = nn.Parameter(torch.empty(size))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """(B, T, H, D) -> the same; times sigmoid(gate), the output gate, before the only rounding."""

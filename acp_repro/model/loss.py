@@ -148,10 +148,13 @@ def _grad_of_logits(logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tens
         from .training_kernels import logits_grad
 
         return logits_grad(logits, labels, lse, grad_loss, vocab, IGNORED_LABEL)
-    # Compares with the word's number; a scatter would end the fusion of compiled code and start a copy.
+    grad = torch.exp(logits.float() - lse[:, None])
     word = torch.arange(logits.shape[-1], device=logits.device)
-    grad = torch.exp(logits.float() - lse[:, None]) - (word == labels[:, None]).float()
-    grad = grad * grad_loss.masked_fill(labels == IGNORED_LABEL, 0.0)[:, None]
+    if torch.compiler.is_compiling():  # a scatter would end the fusion and start a copy
+        grad = grad - (word == labels[:, None]).float()
+    else:
+        grad[torch.arange(len(grad), device=grad.device), labels.clamp(min=0)] -= 1.0
+    grad = grad.mul_(grad_loss.masked_fill(labels == IGNORED_LABEL, 0.0)[:, None])
     if vocab < logits.shape[-1]:
         grad = grad.masked_fill(word >= vocab, 0.0)
     return grad.to(logits.dtype)

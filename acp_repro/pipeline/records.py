@@ -79,7 +79,6 @@ def write_suite_records(
 
 
 def _values(row: Mapping[str, Any], columns: Iterable[str]) -> tuple[str, ...]:
-    """As in a file of records, where None is empty."""
     return tuple("" if row[name] is None else str(row[name]) for name in columns)
 
 

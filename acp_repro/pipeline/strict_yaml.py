@@ -83,13 +83,19 @@ def _loader() -> type:
     return Loader
 
 
-def build(cls: type[T], content: dict[str, Any], path: Path) -> T:
-    """``content`` of the file at ``path`` as an instance of the dataclass ``cls``."""
+@functools.cache
+def _adapter(cls: type):
     from pydantic import TypeAdapter, ValidationError
 
+    return TypeAdapter(cls), ValidationError
+
+
+def build(cls: type[T], content: dict[str, Any], path: Path) -> T:
+    """``content`` of the file at ``path`` as an instance of the dataclass ``cls``."""
+    adapter, invalid = _adapter(cls)
     try:  # as JSON, where a list may become a tuple
-        return TypeAdapter(cls).validate_json(json.dumps(content), strict=True)
-    except ValidationError as error:
+        return adapter.validate_json(json.dumps(content), strict=True)
+    except invalid as error:
         raise SuiteError(f"{path}: {_in_words(cls, content, error.errors())}") from None
 
 

@@ -24,7 +24,7 @@ def positive(records: pd.DataFrame) -> pd.DataFrame:
     table = table.assign(
         positive=table["shap_nats"].clip(lower=0),
         distance=table["written_position"] - table["kept_position"],
-        is_eos=[ast.literal_eval(token) == EOS for token in table["kept_token"]],
+        is_eos=table["kept_token"].map({t: ast.literal_eval(t) == EOS for t in table["kept_token"].unique()}),
     )
     total = table.groupby(VECTOR)["positive"].transform("sum")
     return table[total > 0].assign(share=table["positive"] / total)
@@ -82,9 +82,10 @@ def widths(table: pd.DataFrame) -> pd.Series:
 def width_of_each(table: pd.DataFrame) -> pd.DataFrame:
     """How much of the text the shortest run of tokens covers that holds half of a vector's attribution: a row
     with ``is_eos``, ``run``, ``text`` and ``width``."""
+    needed = table[[*VECTOR, "is_eos", "text_tokens", "written_position", "share"]]
     rows = [
         (vector["is_eos"].iloc[0], *name[:2], _shortest(vector) / vector["text_tokens"].iloc[0])
-        for name, vector in table.groupby(VECTOR)
+        for name, vector in needed.sort_values("written_position").groupby(VECTOR)
     ]
     return pd.DataFrame(rows, columns=["is_eos", "run", "text", "width"])
 
@@ -111,9 +112,8 @@ def over_texts(table: pd.DataFrame, part: pd.Series, whole: pd.Series | float = 
 
 
 def _shortest(vector: pd.DataFrame) -> int:
-    """Tokens of the shortest run that holds :data:`SLICE` of one vector's attribution."""
-    ordered = vector.sort_values("written_position")
-    places, shares = ordered["written_position"].to_list(), ordered["share"].to_list()
+    """Tokens of the shortest run that holds :data:`SLICE` of one vector's attribution, in order of place."""
+    places, shares = vector["written_position"].to_list(), vector["share"].to_list()
     best, held, start = places[-1] - places[0] + 1, 0.0, 0
     for end, share in enumerate(shares):
         held += share

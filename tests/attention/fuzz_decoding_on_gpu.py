@@ -198,7 +198,7 @@ def first_kept(case, sums, lengths, starts, start):
 
 
 @pytest.mark.skipif(DEVICE == "cuda" or not HAS_TRITON, reason="the GPU runs the kernels in the test below")
-@pytest.mark.parametrize("seed", [3, 10, 4])
+@pytest.mark.parametrize("seed", [3, 10, pytest.param(4, marks=pytest.mark.slow)])
 def test_kernels_in_the_interpreter(seed):
     check_steps(draw_steps(seed), "triton")
 

@@ -111,7 +111,7 @@ def test_a_triton_that_refuses_them_falls_back_with_a_reason(monkeypatch):
         (1, "exact", torch.bfloat16, 128),
         (65, "shared", torch.bfloat16, 128),
         (600, "padded", torch.bfloat16, 128),
-        (600, "pruned", torch.float16, 128),
+        pytest.param(600, "pruned", torch.float16, 128, marks=pytest.mark.slow),
         (600, "huge", torch.bfloat16, 128),
     ],
 )

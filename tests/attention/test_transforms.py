@@ -115,6 +115,7 @@ def test_vmap_over_thresholds_and_starts(inputs):
 
 
 @needs_triton
+@pytest.mark.slow
 def test_one_start_serves_all_that_is_mapped(inputs):
     """Of a batch of one it becomes a view of stride 0, past whose end the kernels read."""
     problems = [x[:, :1, :70, :1].contiguous() for x in inputs]

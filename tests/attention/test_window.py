@@ -36,7 +36,7 @@ def each_with(values, fast):
 
 
 @pytest.mark.parametrize("threshold", [None, -20.0])
-@pytest.mark.parametrize(("implementation", "length"), each_with((1, 63, 65, 129, 1000), fast=(65,)))
+@pytest.mark.parametrize(("implementation", "length"), each_with((1, 63, 65, 129, 300), fast=(65,)))
 def test_a_row_sees_itself_and_the_keys_before_it(implementation, length, threshold):
     """With a threshold the later of the two starts a row: kept are the threshold's blocks, in the window."""
     inputs = make_inputs(length, length)
@@ -52,7 +52,7 @@ def test_a_row_sees_itself_and_the_keys_before_it(implementation, length, thresh
 
 @pytest.mark.parametrize(("implementation", "window"), each_with((1, 30, 64, 150), fast=(30,)))
 def test_fewer_queries_than_keys_and_padding(implementation, window):
-    inputs = make_inputs(66, 136, heads=4, kv_heads=2, batch=2)
+    inputs = make_inputs(66, 136, heads=2, kv_heads=1, batch=2)
     seq_start = torch.tensor([0, 77], device=DEVICE)
     found, start = run(inputs, implementation, window_size=window, seq_start=seq_start)
     judge(found, right(inputs, window, start, (64, 64), seq_start=seq_start))

@@ -32,7 +32,7 @@ def documents():
     "options",
     [
         {},
-        {"return_flash_attn_kwargs": True, "return_seq_idx": True},
+        pytest.param({"return_flash_attn_kwargs": True, "return_seq_idx": True}, marks=pytest.mark.slow),
         {"return_flash_attn_kwargs": True, "return_position_ids": False},
         {"return_seq_idx": True, "return_position_ids": False},
     ],

@@ -1,6 +1,7 @@
 """The paper's chain on a suite of seconds: batches, training, resume, every quantity, figure and claim."""
 
 import dataclasses
+import functools
 import json
 import math
 from pathlib import Path
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 
 from acp_repro.common.errors import UserError
 from acp_repro.lap import compress
+from acp_repro.pipeline.data import corpora
 from acp_repro.pipeline.data.corpora import short_sentences, stdlib_sentences
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.errors import RecordError, SuiteError
@@ -210,7 +212,8 @@ def test_more_texts_are_trained_on_and_never_held_out(suite, work):
 
 
 @pytest.mark.slow
-def test_sentences_of_the_standard_library():
+def test_sentences_of_the_standard_library(monkeypatch):
+    monkeypatch.setattr(corpora, "docstring_sentences", functools.cache(corpora.docstring_sentences))
     found = list(stdlib_sentences(20, 80))
     texts = [row.text for row in found]
     assert len(set(texts)) == len(texts) > 5000 and {row.number for row in found} == {0, 1}

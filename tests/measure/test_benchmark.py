@@ -214,6 +214,7 @@ def test_flexattention_computes_the_equations():
             torch.testing.assert_close(call(q, k, v, log_fgate, delta), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_flexattention_is_compiled_for_every_shape_or_fails(monkeypatch):
     """PyTorch's own limit is eight variants; then it runs FlexAttention as it is, which holds all scores."""
     pytest.importorskip("torch.nn.attention.flex_attention", reason="pip install 'torch>=2.5'")

@@ -41,7 +41,7 @@ def chain(tmp_path_factory):
     write_suite(folder, SUITE)
     try:
         names = [word for name in (ACP, EXACT, LONG) for word in ("--run", name)]
-        assert train_command.main(["--suite", "mini", *names]) == 0
+        assert train_command.main(["--suite", "mini", "--jobs", "1", *names]) == 0
         assert measure(["loss", "loss_curve", "--suite", "mini", *names]) == 0
         yield folder
     finally:

@@ -59,6 +59,7 @@ def test_token_shift_is_the_naive_loop_whole_and_in_two_parts(batch, time, heads
         torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=budget)
 
 
+@pytest.mark.slow
 def test_compiled_token_shift_keeps_only_what_it_was_given_for_the_backward_pass():
     """A shifted copy in float32 beside the keys and values took a tenth of a block's activations."""
     z = torch.randn(1, 32, 2, 8, dtype=torch.bfloat16, requires_grad=True)

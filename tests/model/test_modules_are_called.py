@@ -47,7 +47,7 @@ def replace(model, old, new):
     return model
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_adapter_on_every_projection_works_and_learns(small_model, small_ids, compiled):
     adapted = replace(small_model, nn.Linear, Adapter)
     merged = replace(copy.deepcopy(adapted), Adapter, Adapter.merged)
@@ -63,7 +63,7 @@ def test_an_adapter_on_every_projection_works_and_learns(small_model, small_ids,
     assert not dead
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_hooks_of_every_module_are_called(small_model, small_ids, compiled):
     fuse_training(small_model)
     called, names = set(), dict(small_model.named_modules())

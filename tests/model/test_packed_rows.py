@@ -24,7 +24,7 @@ def cu_seqlens():
 
 
 @pytest.mark.parametrize("small_config", ["pro", "llama", "rope"], indirect=True)
-@pytest.mark.parametrize("how", ["eager", "compiled", "recomputed"])
+@pytest.mark.parametrize("how", ["eager", pytest.param("compiled", marks=pytest.mark.slow), "recomputed"])
 def test_each_document_is_as_alone(small_model, documents, cu_seqlens, how):
     row = torch.cat(documents, 1)
     labels = row.roll(-1, 1)

@@ -46,14 +46,9 @@ def inputs(batch, heads, length, width, dtype):
     return [t.requires_grad_() for t in (*x, bias)]
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 37, 16), (1, 2, 129, 32), (2, 1, 2, 64), (1, 1, 640, 16)])
+@pytest.mark.parametrize("shape", [(2, 3, 37, 16), (1, 2, 129, 32), (2, 1, 2, 64), (1, 1, 260, 16)])
 @pytest.mark.parametrize(
-    ("dropout", "splits"),
-    [
-        (0.0, 1),
-        (0.1, 3),
-        *(pytest.param(*x, marks=pytest.mark.slow) for x in ((0.0, 3), (0.1, 1), (0.7, 1), (0.7, 3))),
-    ],
+    ("dropout", "splits"), [(0.0, 1), (0.1, 3), pytest.param(0.7, 1, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("dtype", BUDGET)
 def test_answer_and_gradients(shape, dropout, splits, dtype, poisoned, monkeypatch):

@@ -24,9 +24,10 @@ def test_at_budget_1_the_answers_are_the_dense_models(kind, head):
         assert torch.equal(answers(found), answers(expected))
 
 
-@pytest.mark.parametrize("head", [*HEADS[:2], pytest.param(HEADS[2], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("gates", ["input", "after_blocks", (1, 3), "output"])
+@pytest.mark.parametrize(
+    ("gates", "head"), [*zip(("input", "after_blocks", (1, 3)), HEADS, strict=True), ("output", HEADS[0])]
+)
 @torch.no_grad()
 def test_removed_tokens_are_as_masked_ones(kind, head, gates):
     model, inputs = build(kind, head), batch()

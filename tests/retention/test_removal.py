@@ -73,7 +73,7 @@ def on_a_device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize("length", [1, 129, _slow(64), _slow(300)])
+@pytest.mark.parametrize("length", [1, 64, 129])
 @pytest.mark.slow
 def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
     device = on_a_device()
@@ -196,8 +196,9 @@ def test_groups_of_examples_change_nothing(kind, settings, monkeypatch):
     assert sizes == [5, 2, 2, 1] * 2
 
 
-@pytest.mark.parametrize("head", ["TokenClassification", _slow("QuestionAnswering")])
-@pytest.mark.parametrize("gates", ["input", _slow("after_blocks")])
+@pytest.mark.parametrize(
+    ("head", "gates"), [("TokenClassification", "input"), ("QuestionAnswering", "after_blocks")]
+)
 @torch.no_grad()
 @pytest.mark.slow
 def test_a_whole_pass_is_one_graph_that_drops_what_eager_ones_drop(head, gates):

@@ -53,7 +53,6 @@ class LongCrawl64:
         return tokenizer
 
     def save_tokenizer(self, folder: str | Path) -> Path | None:
-        """As `Corpus.save_tokenizer`; without network a line says that the file is missing."""
         try:
             return save_json(self.tokenizer.json_text, folder)
         except DataError as error:

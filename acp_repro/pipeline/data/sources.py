@@ -169,16 +169,13 @@ class StdlibSource(Source):
 
 
 def _stdlib_modules(root: Path) -> Iterator[tuple[str, Path]]:
-    for path in root.rglob("*.py"):
-        relative = path.relative_to(root)
-        # The list of module names keeps out all else in that folder: site-packages, sitecustomize.py, and the
-        # build's own settings (_sysconfigdata, config-3.x).
-        if (
-            Path(relative.parts[0]).stem in sys.stdlib_module_names
-            and not _SKIPPED_FOLDERS.intersection(relative.parts[:-1])
-            and relative.as_posix() not in _SKIPPED_FILES
-        ):
-            yield relative.as_posix(), path
+    # The list of module names keeps out all else in that folder: site-packages, sitecustomize.py, and the
+    # build's own settings (_sysconfigdata, config-3.x).
+    for top in (path for path in root.iterdir() if path.stem in sys.stdlib_module_names):
+        for path in [top] if top.suffix == ".py" else top.rglob("*.py"):
+            name = path.relative_to(root).as_posix()
+            if not _SKIPPED_FOLDERS.intersection(name.split("/")[:-1]) and name not in _SKIPPED_FILES:
+                yield name, path
 
 
 def _read_module(path: Path) -> str:

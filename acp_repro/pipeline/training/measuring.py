@@ -32,7 +32,6 @@ def bring_up_to_date(
 
     Args:
         wanted: the pairs of a run together, so that its weights are read once.
-        device: see :func:`choose_device`.
         again: measure again even if up to date. With a ``path`` or an option it is always measured, because a
             record does not say how it was made.
         path: another file to write, without a proof.

@@ -61,7 +61,6 @@ class FoXTask(Task):
         return self._sequences.batch(index, self._rows)
 
     def loss(self, model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """See ``Task.loss``. ``input_ids`` and ``labels`` are (B, T) integers."""
         return model(input_ids, labels=labels).mean()
 
     def learning_rate(self, step: int) -> float:
@@ -73,7 +72,6 @@ class FoXTask(Task):
         return size.learning_rate * factor
 
     def blocks(self, model: FoXForCausalLM) -> list[nn.Module]:
-        """See ``Task.blocks``: the layers."""
         return list(model.model.layers)
 
     def watch(self, model: nn.Module, input_ids: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -83,7 +81,6 @@ class FoXTask(Task):
         return {"pruned_ratio": pruned_ratio_per_layer(model, input_ids[:1])}
 
     def shown(self, watched: dict[str, Any]) -> str:
-        """See ``Task.shown``: the mean pruned share."""
         ratios = watched.get("pruned_ratio")
         return f"pruned {sum(ratios) / len(ratios):.0%}" if ratios else ""
 
@@ -111,7 +108,6 @@ class FoXTask(Task):
         }
 
     def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """See ``Task.save``. The tokeniser comes with the model."""
         save_pretrained(model, folder, weights)
         self.corpus.save_tokenizer(folder)
 
