@@ -149,7 +149,8 @@ none).
         "trained on": "{tokens:,} tokens, on one {device}, in {seconds:.0f} seconds",
         "loss on held-out text": f"{loss['loss_nats']:.4f} nats a token, over "
         f"{loss['measured_tokens']:,} tokens",
-        "pruned share of blocks": f"{pruned:.1%}, over {blocks['measured_tokens'].iloc[0]:,} tokens",
+        "pruned share of blocks": f"{pruned:.1%} on the GPU's grid, over "
+        f"{blocks['measured_tokens'].iloc[0]:,} tokens",
     }
     end = """\
 Loss and pruned share were measured with the float32 weights, as trained. `make figure4 SUITE=pretrained`

@@ -148,7 +148,8 @@ def losses_match(
     if why := paired.too_few(counted):
         return Verdict(Word.UNTOLD, f"{why}. {ours}{note}", why, **more)
     same, most = int((counted == 0).sum()), counted.abs().max()
-    short = f"{same} of {len(counted)} pairs have equal bits, others {most:.4f} at most"
+    equal = f"{same} of {len(counted)} pairs end at the same loss"
+    short = f"{equal}, others {most:.4f} at most"
     estimate = over_draws(counted)
     found = equivalence(estimate, LOSS_WITHIN_NATS)
     ends = f"[{found.low:+.4f}, {found.high:+.4f}] (90 %)"
@@ -157,7 +158,6 @@ def losses_match(
         part = over_draws(counted[counted != 0])
         alone = equivalence(part, LOSS_WITHIN_NATS)
         mean += f"; of those that part {part.mean:+.4f} [{alone.low:+.4f}, {alone.high:+.4f}]"
-    equal = f"{same} of {len(counted)} pairs have equal bits"
     apart = f"the others end at most {most:.4f} nats apart{_parting(loss, step_losses)}"
     parts = [equal, f"{apart}{_seeds_apart(loss)}", mean, ours]
     words = "; ".join(filter(None, (*parts, _forked(fork)))) + note
@@ -214,7 +214,7 @@ def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Ve
         f"{row.Index}: {row.differing_items:,.0f} of {row.items:,.0f} differ"
         + (f", and {row.differing_answers:.0f} greedy answers" if row.differing_answers >= 0 else "")
         for row in counts.sum(min_count=1).astype(float).itertuples()
-    )
+    ) + "; no model was asked a downstream task" * (tasks is None)
     short = f"{most:.2g} nats at most; one bit does {margin:.2g}"
     met = True if most <= margin else False if most > 2 * margin else None
     return Verdict.of(met, f"{short}. {each}", short, n=int(one_bit.sum()), unit="model")
@@ -237,11 +237,15 @@ def same_steps(step_losses: pd.DataFrame, fork: pd.DataFrame | None = None) -> V
 def ensembles_match(loss: pd.DataFrame) -> Verdict:
     """Met if Welch's t rules out :data:`LOSS_WITHIN_NATS` between ACP and exact, over moved trainings."""
     loss = loss[loss["run"].str.contains("-nudged")]
-    sides = [loss[loss["log_pruning_tolerance"].isna() == exact]["loss_nats"] for exact in (False, True)]
-    acp, exact = (over_draws(some(side, "loss, an ensemble")) for side in sides)
-    ours = f"{len(sides[0])} trainings with ACP and {len(sides[1])} without"
-    if min(map(len, sides)) < LEAST_TRAININGS:
-        return Verdict.of(None, f"{ours}; {LEAST_TRAININGS} of each are needed", n=len(loss))
+    loss = loss.set_index(loss["run"].str.replace("-acp|-exact", "", regex=True))
+    sides = (loss[loss["log_pruning_tolerance"].isna() == exact]["loss_nats"] for exact in (False, True))
+    acp, exact = (some(side, "loss, an ensemble") for side in sides)
+    ours, gaps = f"{len(acp)} trainings with ACP and {len(exact)} without", (acp - exact).dropna()
+    short = f"{ours}; {LEAST_TRAININGS} of each are needed"
+    ours += f"; {(gaps == 0).sum()} of {len(gaps)} pairs with the same nudge end at the same loss"
+    if min(len(acp), len(exact)) < LEAST_TRAININGS:
+        return Verdict.of(None, ours, short, n=len(loss))
+    acp, exact = over_draws(acp), over_draws(exact)
     square = acp.error**2 + exact.error**2
     spread = acp.error**4 / acp.freedom + exact.error**4 / exact.freedom
     apart = Estimate(acp.mean - exact.mean, square**0.5, square**2 / spread if spread else len(loss) - 2)

@@ -98,18 +98,13 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
     speed = points["throughput_tokens_per_s"].groupby(tenth).median()
     first, last, late = speed.iloc[0], speed.iloc[-1], speed.iloc[TENTHS // 2 :]
     furthest = 100 * (late / last - 1).abs().max()
-    ours = (
-        f"{style.count_label(first)} tokens/s in the first tenth, {style.count_label(last)} in the last, "
-        f"within {furthest:.1f} % of that from the half on"
-    )
-    slower = 100 * (first / last - 1)
-    short = f"{slower:.1f} % slower than at first, then within {furthest:.1f} %"
-    if furthest > SETTLED_PERCENT or slower <= furthest:
+    ours = f"{style.count_label(first)} tokens/s in the first tenth, {style.count_label(last)} in the last, "
+    ours += f"within {furthest:.1f} % of that from the half on"
+    faster = 100 * (first / last - 1)
+    short = f"{faster:.1f} % faster at first, then within {furthest:.1f} %"
+    if furthest > SETTLED_PERCENT or faster <= furthest:
         return Verdict(Word.CONTRADICTED, ours, short)
-    if slower <= SETTLED_PERCENT:
-        return Verdict(
-            Word.ANOTHER_SIZE,
-            f"{ours} (the first is {slower:.1f} % faster, not over {SETTLED_PERCENT:g} %)",
-            short,
-        )
+    if faster <= SETTLED_PERCENT:
+        ours += f" (the first is {faster:.1f} % faster, not over {SETTLED_PERCENT:g} %)"
+        return Verdict(Word.ANOTHER_SIZE, ours, short)
     return Verdict(Word.MEASURED, ours, short)

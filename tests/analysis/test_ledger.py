@@ -137,7 +137,7 @@ def test_a_pooled_claim_is_judged_once_on_all_suites(mini):
             synthetic.write(f"pro-tiny-{length}-{method}", "loss", {"loss_nats": nats})
     another("other", (b"mini", b"other"))
     row = judge("acp.text.19")
-    assert (row.n, row.unit) == (3, "pair") and row.numbers.startswith("0 of 3 pairs have equal bits")
+    assert (row.n, row.unit) == (3, "pair") and row.numbers.startswith("0 of 3 pairs end at the same loss")
     assert {Path(path).parts[1] for path in row.records} == {"mini", "other"} and len(row.commands) == 4
 
 
