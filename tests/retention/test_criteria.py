@@ -128,7 +128,7 @@ def test_an_error_is_of_examples_and_of_seeds():
 @pytest.mark.slow
 def test_eight_null_comparisons_seldom_contradict():
     draw, found = np.random.default_rng(0), []
-    for _ in range(60):
+    for _ in range(200):
         right = draw.random((8, 2, 300)) < 0.8
         tables = []
         for task, both in enumerate(right):
@@ -136,7 +136,7 @@ def test_eight_null_comparisons_seldom_contradict():
             table["items_right"] = ["".join("-+"[int(x)] for x in row) for row in both]
             tables.append(table)
         found.append(status(table1.beats_h2o, pd.concat(tables), NO_BAG))
-    assert found.count(MISSED) <= 3
+    assert found.count(MISSED) <= 10
 
 
 @pytest.mark.parametrize(
