@@ -125,13 +125,14 @@ def test_the_same_weights_are_judged_by_what_one_bit_does():
         assert figure3.same_weights(records).word is word
 
 
-def test_ensembles_are_compared_by_their_means():
-    near = [(3.0 + n / 1e4, 3.001 - n / 1e4) for n in range(4)]
+def test_trainings_of_one_nudge_are_compared_in_pairs():
+    near = [(3.0 + n / 1e2, 3.0005 + n / 1e2 - n / 1e4) for n in range(4)]
     for apart, count, word in ((0, 4, MEASURED), (0.01, 4, CONTRADICTED), (0, 3, UNTOLD)):
         nats = [(acp + apart, exact) for acp, exact in near][:count]
-        found = figure3.ensembles_match(losses(*nats).assign(run="a-nudged", seed=0))
+        runs = [f"{side}-nudged{n}" for n in range(count) for side in ("-acp", "-exact")]
+        found = figure3.ensembles_match(losses(*nats).assign(run=runs, seed=0))
         assert found.word is word
-        low, high = scipy.stats.ttest_ind(*zip(*nats, strict=True), equal_var=False).confidence_interval(0.9)
+        low, high = scipy.stats.ttest_rel(*zip(*nats, strict=True)).confidence_interval(0.9)
         assert count < 4 or f"[{low:+.4f}, {high:+.4f}]" in found.ours
     with pytest.raises(UnfitRecords):
         figure3.ensembles_match(losses((3.0, 3.0)).assign(run="one"))
