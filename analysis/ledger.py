@@ -285,9 +285,13 @@ def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
         pd.concat(tables) if (tables := [one.tables[name] for one in found if name in one.tables]) else None
         for name in claim.quantities
     ]
+    verdict = claim.check(*together)
+    if verdict.runs:
+        found = [replace(f, runs=[r for r in f.runs if (r.suite, r.name) in verdict.runs]) for f in found]
+        found = [one for one in found if one.runs]
     each = [_rerun(one.tables, one.item, one.suite, one.runs) for one in found]
     return replace(
-        _fill(row, claim.check(*together), found),
+        _fill(row, verdict, found),
         suite=max(found, key=_nearness).suite.name,
         commands=list(dict.fromkeys(command for one in each for command in one["commands"])),
         cost="; ".join(f"{one.suite.name}: {again['cost']}" for one, again in zip(found, each, strict=True)),
@@ -357,7 +361,8 @@ def _scale(finding: Finding) -> str:
     models, parts = _models(finding), []
     if models and finding.runs:
         at_scale = " (the paper's scale)" if _at_paper_scale(finding) else ""
-        parts.append(models.shapes(finding.runs) + at_scale)
+        start = ", start of training" * (not getattr(models, "past_start", len)(finding.runs))
+        parts.append(models.shapes(finding.runs) + at_scale + start)
     both = pd.concat([table[["trained_tokens", "device"]] for table in finding.tables.values()])
     counts = both["trained_tokens"].dropna()
     tokens = counts[counts > 0]
@@ -448,10 +453,11 @@ def trained_models() -> list[dict[str, Any]]:
         tables = all_records(suite, ("loss", "pruned_ratio"))
         by_run = {name: dict(list(table.groupby("run"))) for name, table in tables.items()}
         for run in suite.runs:
-            if not (trained := state.recorded_settings(run).get("trained")):
+            trained = state.recorded_settings(run).get("trained", {})
+            if not trained and run.name not in by_run.get("loss", {}):
                 continue
             one = {"suite": suite.name, "run": run.name, "tokens": run.size.tokens}
-            one["gpu_minutes"] = round(trained["gpu_seconds"] / 60, 1)
+            one["gpu_minutes"] = round(trained.get("gpu_seconds", 0) / 60, 1)
             if (rows := by_run.get("loss", {}).get(run.name)) is not None:
                 one |= {"loss_nats": round(float(rows["loss_nats"].iloc[0]), 4)}
                 one["commit"] = rows["commit"].iloc[0]

@@ -209,13 +209,12 @@ def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Ve
     table = one_each(pd.concat([records, tasks]), ["suite", "run", "test"], "same_weights")
     one_bit, largest = table["test"] == ONE_BIT, table["largest_difference_nats"]
     most, margin = largest[~one_bit].max(), largest[one_bit].min()
-    counts = table.rename(columns={"differing_answers": "answers"}).groupby("test", sort=False)
-    counts = counts[["differing_items", "items", "answers"]].sum(min_count=1).astype(float)
-    answers = {"needle": "greedy answers"}  # of tasks those that are right with one alone
+    counts = table.rename(columns={"differing_answers": "other"}).groupby("test", sort=False)
+    counts = counts[["differing_items", "items", "other"]].sum(min_count=1).astype(float)
     each = "; ".join(
         f"{row.Index}{' by a unit of bfloat16' * (row.Index == ONE_BIT)}: "
         f"{row.differing_items:,.0f} of {row.items:,.0f} likelihoods differ"
-        + (f", {row.answers:.0f} {answers.get(row.Index, 'answers')} differ" if row.answers >= 0 else "")
+        + (f", {row.other:.0f} {'greedy ' * (row.Index == 'needle')}answers differ" if row.other >= 0 else "")
         for row in counts.itertuples()
     ) + "; no model was asked a downstream task" * (tasks is None)
     short = f"{most:.2g} nats apart; one bit of a weight moves a token by {margin:.2g}"

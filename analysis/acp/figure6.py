@@ -134,5 +134,5 @@ def weights_sparse(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verd
     """Met if under :data:`SPARSE_PERCENT` of the causal entries of A are recorded, those over 0.1."""
     lengths = decay.groupby(["run", "layer", "head"])["position"].nunique()
     percent = 100 * len(attention_weights) / (lengths * (lengths + 1) / 2).sum()
-    ours = f"{percent:.2g} % of the entries are over 0.1 in the {len(lengths)} heads shown"
+    ours = f"{percent:.2g} % of entries are over 0.1 in the {len(lengths)} heads shown"
     return Verdict.of(bool(percent < SPARSE_PERCENT), ours)

@@ -88,8 +88,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 
 def throughput_settles(training_log: pd.DataFrame) -> Verdict:
     """Met if every training with ACP slows down at first and keeps its speed in its second half; short if one
-    slows down by little, yet by more than it varies there. Undecided where no log holds the speed, or enough
-    points."""
+    slows down by little, yet by more than it varies there. Undecided where logs hold too few speeds."""
     rows, points = [], training_log[training_log["layer"].notna()].dropna(subset="throughput_tokens_per_s")
     for _, run in points.drop_duplicates(["run", "tokens"]).groupby("run", sort=False):
         tenth = (TENTHS * run["tokens"] / (run["tokens"].max() + 1)).astype(int)
