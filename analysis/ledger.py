@@ -173,11 +173,11 @@ def judge_claim(claim: Claim, item: Item, suite: Suite, records: Mapping[str, pd
     tables = records_of_runs(suite, claim.quantities, runs, records)
     if missing := [name for name in suite.paper.required(claim.quantities) if name not in tables]:
         return Finding(suite, Verdict(Word.UNTOLD, f"no records of {' or '.join(missing)}"), True)
-    measured = {run for table in tables.values() for run in table["run"].dropna()}
     try:
         verdict = claim.check(*(tables.get(name) for name in claim.quantities))
     except UnfitRecords as error:
         return Finding(suite, Verdict(Word.UNTOLD, str(error)), True)
+    measured = set(verdict.runs) or {run for table in tables.values() for run in table["run"].dropna()}
     return Finding(suite, verdict, False, [run for run in runs if run.name in measured], tables, item)
 
 
@@ -285,13 +285,9 @@ def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
         pd.concat(tables) if (tables := [one.tables[name] for one in found if name in one.tables]) else None
         for name in claim.quantities
     ]
-    verdict = claim.check(*together)
-    if verdict.runs:
-        found = [replace(f, runs=[r for r in f.runs if (r.suite, r.name) in verdict.runs]) for f in found]
-        found = [one for one in found if one.runs]
     each = [_rerun(one.tables, one.item, one.suite, one.runs) for one in found]
     return replace(
-        _fill(row, verdict, found),
+        _fill(row, claim.check(*together), found),
         suite=max(found, key=_nearness).suite.name,
         commands=list(dict.fromkeys(command for one in each for command in one["commands"])),
         cost="; ".join(f"{one.suite.name}: {again['cost']}" for one, again in zip(found, each, strict=True)),

@@ -33,7 +33,7 @@ class Verdict:
     Attributes:
         ours: all numbers, in the Markdown of captions.
         short: the answer in at most 60 characters; empty where ``ours`` is as short.
-        runs: the (suite, run) that it rests on, where a check leaves others of its records out.
+        runs: those of a suite that it rests on; by default all that have records.
         n, unit: how many of what the verdict rests on; by default the trainings or the timed models.
         values: numbers by what they are of, or (mean, low, high), for plots and tables; ``axis`` has their
             unit.
@@ -46,7 +46,7 @@ class Verdict:
     unit: str = ""
     values: Mapping[str, float | tuple[float, float, float]] = field(default_factory=dict)
     axis: str = ""
-    runs: Sequence[tuple[str, str]] = ()
+    runs: Sequence[str] = ()
 
     @classmethod
     def of(cls, met: bool | None, ours: str, short: str = "", **more) -> Self:

@@ -233,7 +233,8 @@ def same_steps(step_losses: pd.DataFrame, fork: pd.DataFrame | None = None) -> V
     repeats = [] if fork is None else fork.loc[fork["training"] == REPEAT, "parts_here"]
     same = not len(parts) and count >= paired.LEAST_PAIRS
     met = same or (False if len(parts) and len(repeats) and not any(repeats) else None)
-    return Verdict.of(met, ours, n=count, unit="pair")
+    judged = steps.merge(first.index.to_frame(index=False))["run"].unique()
+    return Verdict.of(met, ours, n=count, unit="pair", runs=judged)
 
 
 def ensembles_match(loss: pd.DataFrame) -> Verdict:

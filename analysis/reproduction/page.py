@@ -77,7 +77,7 @@ def reproduction(
         "The suite with most shapes among those that could tell decided. That moved Figure 7.",
         _table(("what changed", "claims"), ((words, ", ".join(ids)) for words, ids in changed.items())),
         "## Trained models",
-        "Of ACP, FoX (Pro) unless named; loss in nats on held-out text, by seed. Pairs of two codes: "
+        "Of ACP, FoX (Pro) unless named; held-out loss in nats, by seed. Pairs of two codes: "
         "[text.19](docs/claims/acp.md#text19).",
         _models(models),
         "## What is missing",
@@ -145,9 +145,9 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         f"# Claims of {paper.title}",
         f"[The paper]({paper.url}) makes {summary(rows)}. Each entry has the paper's words, the criterion, "
         "all numbers, the records and what measures it again. Square brackets hold a 95 % interval unless "
-        "they say otherwise. Intervals are without Holm's correction, verdicts with it, so an interval may be "
-        "clear of the bound where the verdict is “cannot be told”. *Start of training* marks a model that saw "
-        "few tokens for its size.",
+        "they say otherwise. Intervals are without Holm's correction, verdicts with it, so an interval may "
+        "be clear of the bound where the verdict is “cannot be told”. *Start of training* marks a model that "
+        "saw few tokens for its size.",
     ]
     for row in rows:
         parts += [
