@@ -196,4 +196,5 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
         for row in other.itertuples()
     )
     ours = (f"{counts}: {each}" if each else counts) + f"; not known: {', '.join(unknown)}" * bool(unknown)
-    return Verdict.of(True if len(other) else None, ours, counts)
+    n = 2 * len(table[[*paired.SETTING, "method", "code"]].drop_duplicates())
+    return Verdict.of(True if len(other) else None, ours, counts, n=n)
