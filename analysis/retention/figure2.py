@@ -82,9 +82,10 @@ calls threshold is the stretch, gamma and zeta of Eq. 6."""
 
 
 def plateau(score: pd.DataFrame) -> Verdict:
-    table = errors.settings(score, [*errors.SETTING, *DEFAULTS])
+    key = ["suite", *errors.SETTING]
+    table = errors.settings(score, [*key, *DEFAULTS])
     usual = (table[list(DEFAULTS)] == list(DEFAULTS.values())).all(axis=1)
-    found = errors.compared(table[~usual], table[usual], errors.SETTING)
+    found = errors.compared(table[~usual], table[usual], key)
     if not found:
         return Verdict.of(None, "nothing is swept")
 
