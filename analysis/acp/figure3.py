@@ -236,14 +236,16 @@ def same_steps(step_losses: pd.DataFrame, fork: pd.DataFrame | None = None) -> V
 
 
 def ensembles_match(loss: pd.DataFrame) -> Verdict:
-    """Met if two one-sided paired t tests rule out :data:`LOSS_WITHIN_NATS` between trainings of one nudge."""
+    """Met if paired t tests rule out :data:`LOSS_WITHIN_NATS` between trainings of one nudge."""
     loss = loss[loss["run"].str.contains("-nudged")]
     loss = loss.set_index(loss["run"].str.replace("-acp|-exact", "", regex=True))
     sides = (loss[loss["log_pruning_tolerance"].isna() == exact]["loss_nats"] for exact in (False, True))
     acp, exact = (some(side, "loss, an ensemble") for side in sides)
     apart = (acp - exact).dropna()
-    ours = f"{(apart == 0).sum()} of {len(apart)} pairs end at the same loss; between nudges it has a standard "
-    ours += f"deviation of {loss.groupby(level=0)['loss_nats'].mean().std():.4f} nats"
+    nudges = loss.groupby(level=0)["loss_nats"].mean().std()
+    ours = (
+        f"{(apart == 0).sum()} of {len(apart)} pairs end at the same loss; between nudges SD {nudges:.4f}"
+    )
     if len(apart) < LEAST_NUDGES:
         return Verdict.of(None, ours, f"{LEAST_NUDGES} pairs are needed", n=len(apart), unit="pair")
     estimate = over_draws(apart)

@@ -139,7 +139,8 @@ def decoding_not_faster(decode_time: pd.DataFrame) -> Verdict:
     faster = theirs["exact"] / theirs["acp"] if len(theirs) else pd.Series(dtype=float)
     if len(faster):
         short = f"{style.span(faster, '.2f')} times as fast with ACP"
-        return Verdict.of(bool((faster < 1.1).all()), _in_words(theirs, _gain), short, n=len(faster), unit="shape")
+        met, ours = bool((faster < 1.1).all()), _in_words(theirs, _gain)
+        return Verdict.of(met, ours, short, n=len(faster), unit="shape")
     short = "the authors' model was never timed as a whole"
     return Verdict(Word.UNTOLD, short)
 
