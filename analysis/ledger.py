@@ -173,11 +173,11 @@ def judge_claim(claim: Claim, item: Item, suite: Suite, records: Mapping[str, pd
     tables = records_of_runs(suite, claim.quantities, runs, records)
     if missing := [name for name in suite.paper.required(claim.quantities) if name not in tables]:
         return Finding(suite, Verdict(Word.UNTOLD, f"no records of {' or '.join(missing)}"), True)
-    measured = {run for table in tables.values() for run in table["run"].dropna()}
     try:
         verdict = claim.check(*(tables.get(name) for name in claim.quantities))
     except UnfitRecords as error:
         return Finding(suite, Verdict(Word.UNTOLD, str(error)), True)
+    measured = set(verdict.runs) or {run for table in tables.values() for run in table["run"].dropna()}
     return Finding(suite, verdict, False, [run for run in runs if run.name in measured], tables, item)
 
 
@@ -357,7 +357,8 @@ def _scale(finding: Finding) -> str:
     models, parts = _models(finding), []
     if models and finding.runs:
         at_scale = " (the paper's scale)" if _at_paper_scale(finding) else ""
-        parts.append(models.shapes(finding.runs) + at_scale)
+        start = ", start of training" * (not getattr(models, "past_start", len)(finding.runs))
+        parts.append(models.shapes(finding.runs) + at_scale + start)
     both = pd.concat([table[["trained_tokens", "device"]] for table in finding.tables.values()])
     counts = both["trained_tokens"].dropna()
     tokens = counts[counts > 0]
@@ -448,10 +449,11 @@ def trained_models() -> list[dict[str, Any]]:
         tables = all_records(suite, ("loss", "pruned_ratio"))
         by_run = {name: dict(list(table.groupby("run"))) for name, table in tables.items()}
         for run in suite.runs:
-            if not (trained := state.recorded_settings(run).get("trained")):
+            trained = state.recorded_settings(run).get("trained", {})
+            if not trained and run.name not in by_run.get("loss", {}):
                 continue
             one = {"suite": suite.name, "run": run.name, "tokens": run.size.tokens}
-            one["gpu_minutes"] = round(trained["gpu_seconds"] / 60, 1)
+            one["gpu_minutes"] = round(trained.get("gpu_seconds", 0) / 60, 1)
             if (rows := by_run.get("loss", {}).get(run.name)) is not None:
                 one |= {"loss_nats": round(float(rows["loss_nats"].iloc[0]), 4)}
                 one["commit"] = rows["commit"].iloc[0]

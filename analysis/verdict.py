@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
@@ -33,6 +33,7 @@ class Verdict:
     Attributes:
         ours: all numbers, in the Markdown of captions.
         short: the answer in at most 60 characters; empty where ``ours`` is as short.
+        runs: those of a suite that it rests on; by default all that have records.
         n, unit: how many of what the verdict rests on; by default the trainings or the timed models.
         values: numbers by what they are of, or (mean, low, high), for plots and tables; ``axis`` has their
             unit.
@@ -45,6 +46,7 @@ class Verdict:
     unit: str = ""
     values: Mapping[str, float | tuple[float, float, float]] = field(default_factory=dict)
     axis: str = ""
+    runs: Sequence[str] = ()
 
     @classmethod
     def of(cls, met: bool | None, ours: str, short: str = "", **more) -> Self:

@@ -104,7 +104,7 @@ def pruned_at_longest(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if every size prunes :data:`PRUNED_PERCENT` at its longest context; beyond if some prune more."""
     longest = by_length.in_order(statistics.pruned_percent(pruned_ratio)).groupby("size", sort=False).tail(1)
     settled = models.settled(longest)["percent"]
-    return in_range(settled, *PRUNED_PERCENT, by_length.listed(longest), paper="about 70, accepted: 60 to 80")
+    return in_range(settled, *PRUNED_PERCENT, by_length.listed(longest), paper="about 70", n=len(settled))
 
 
 def pruned_as_in_the_paper(pruned_ratio: pd.DataFrame) -> Verdict:
@@ -112,8 +112,8 @@ def pruned_as_in_the_paper(pruned_ratio: pd.DataFrame) -> Verdict:
     paper = pruned_ratio[pruned_ratio["size"].str.endswith("-lr2e-3-50k")]
     table = statistics.pruned_percent(paper).sort_values("context_length_tokens")
     longer = some(table[table["context_length_tokens"] > 4096], "pruned_ratio: of none past 4k")
-    ours = by_length.listed(table, digits=1)
-    return in_range(longer["percent"], *PRUNED_PERCENT, ours, paper="about 70", n=len(table))
+    more = {"paper": "about 70", "n": len(longer), "runs": paper["run"].unique()}
+    return in_range(longer["percent"], *PRUNED_PERCENT, by_length.listed(table, digits=1), **more)
 
 
 def savings_grow(pruned_ratio: pd.DataFrame) -> Verdict:

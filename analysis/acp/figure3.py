@@ -150,15 +150,14 @@ def losses_match(
         return Verdict(Word.UNTOLD, f"{why}. {ours}{note}", why, **more)
     same, most = int((counted == 0).sum()), counted.abs().max()
     equal = f"{same} of {len(counted)} pairs end at the same loss"
-    short = f"{equal}, others {most:.4f} at most"
-    estimate = over_draws(counted)
-    found = equivalence(estimate, LOSS_WITHIN_NATS)
-    ends = f"[{found.low:+.4f}, {found.high:+.4f}] (90 %)"
-    mean = f"mean {estimate.mean:+.4f} {ends}, margin {LOSS_WITHIN_NATS:g}"
-    if same and len(counted) - same > 1:
-        part = over_draws(counted[counted != 0])
-        alone = equivalence(part, LOSS_WITHIN_NATS)
-        mean += f"; of those that part {part.mean:+.4f} [{alone.low:+.4f}, {alone.high:+.4f}]"
+    found = equivalence(every := over_draws(counted), LOSS_WITHIN_NATS)
+    alone = equivalence(part := over_draws(counted[counted != 0]), LOSS_WITHIN_NATS)
+    ends = f"{part.mean:+.4f} [{alone.low:+.4f}, {alone.high:+.4f}]"
+    short = f"{same} of {len(counted)} pairs equal, others {ends}"
+    mean = f"mean {every.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}] (90 %), margin {LOSS_WITHIN_NATS:g}"
+    if same:
+        beyond = ", which is not within the margin" * (not alone.shown)
+        mean += f"; of the {len(counted) - same} that part {ends}{beyond}"
     apart = f"the others end at most {most:.4f} nats apart{_parting(loss, step_losses)}"
     parts = [equal, f"{apart}{_seeds_apart(loss)}", mean, ours]
     words = "; ".join(filter(None, (*parts, _forked(fork)))) + note
@@ -201,7 +200,8 @@ def _forked(fork: pd.DataFrame | None) -> str:
         parted = steps.loc[steps["parts_here"] == 1, "step"]
         kept = f"keeps every bit for {steps['step'].max()} steps"
         where = f"parts at step {parted.min()}" if len(parted) else kept
-        words.append(f"{name}: {where}")
+        unit = " by a unit of float32" * (name == "one weight moved")  # the name of an older record
+        words.append(f"{name}{unit}: {where}")
     return f"side by side with an exact training, {'; '.join(words)}"
 
 
@@ -210,13 +210,15 @@ def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Ve
     table = one_each(pd.concat([records, tasks]), ["suite", "run", "test"], "same_weights")
     one_bit, largest = table["test"] == ONE_BIT, table["largest_difference_nats"]
     most, margin = largest[~one_bit].max(), largest[one_bit].min()
-    counts = table.groupby("test", sort=False)[["differing_items", "items", "differing_answers"]]
+    counts = table.rename(columns={"differing_answers": "other"}).groupby("test", sort=False)
+    counts = counts[["differing_items", "items", "other"]].sum(min_count=1).astype(float)
     each = "; ".join(
-        f"{row.Index}: {row.differing_items:,.0f} of {row.items:,.0f} differ"
-        + (f", and {row.differing_answers:.0f} greedy answers" if row.differing_answers >= 0 else "")
-        for row in counts.sum(min_count=1).astype(float).itertuples()
+        f"{row.Index}{' by a unit of bfloat16' * (row.Index == ONE_BIT)}: "
+        f"{row.differing_items:,.0f} of {row.items:,.0f} likelihoods differ"
+        + (f", {row.other:.0f} {'greedy ' * (row.Index == 'needle')}answers differ" if row.other >= 0 else "")
+        for row in counts.itertuples()
     ) + "; no model was asked a downstream task" * (tasks is None)
-    short = f"{most:.2g} nats at most; one bit does {margin:.2g}"
+    short = f"{most:.2g} nats apart; one bit of a weight moves a token by {margin:.2g}"
     met = True if most <= margin else False if most > 2 * margin else None
     return Verdict.of(met, f"{short}. {each}", short, n=int(one_bit.sum()), unit="model")
 
@@ -232,7 +234,8 @@ def same_steps(step_losses: pd.DataFrame, fork: pd.DataFrame | None = None) -> V
     repeats = [] if fork is None else fork.loc[fork["training"] == REPEAT, "parts_here"]
     same = not len(parts) and count >= paired.LEAST_PAIRS
     met = same or (False if len(parts) and len(repeats) and not any(repeats) else None)
-    return Verdict.of(met, ours, n=count, unit="pair")
+    judged = steps.merge(first.index.to_frame(index=False))["run"].unique()
+    return Verdict.of(met, ours, n=count, unit="pair", runs=judged)
 
 
 def ensembles_match(loss: pd.DataFrame) -> Verdict:

@@ -113,15 +113,9 @@ def _by_run(pruned_ratio: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFr
     ]
 
 
-def local_and_global_heads(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if every local head prunes more than half of its blocks, and some head none."""
+def a_head_prunes_nothing(pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if some head prunes no block."""
     if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
-    local = pruned_ratio["pruned_ratio"][head_kinds(pruned_ratio) == "local"]
-    none = int((pruned_ratio["pruned_blocks"] == 0).sum())
-    if local.empty:
-        return Verdict(Word.UNTOLD, "no head is local")
-    least = f"local heads prune {100 * local.min():.1f} % of their blocks or more"
-    heads = "1 head prunes" if none == 1 else f"{none} heads prune"
-    short = f"at least {100 * local.min():.0f} % of their blocks; {heads} none"
-    return Verdict.of(bool(local.min() > 0.5) and none > 0, f"{least}; {heads} none", short)
+    none = pruned_ratio["pruned_blocks"] == 0
+    return Verdict.of(bool(none.any()), f"{none.sum()} of {len(none)} heads")

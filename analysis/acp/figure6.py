@@ -117,7 +117,8 @@ savings. Titles count layers and heads from 0 and give the savings on this one s
 def large_weights_kept(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verdict:
     """Met if no recorded weight (over 0.1) lies left of the boundary."""
     lost, all_of_them = large_weights_lost(decay, attention_weights)
-    return Verdict.of(lost == 0, f"{lost} of {all_of_them:,} such weights are pruned")
+    heads = len(decay[["layer", "head"]].drop_duplicates())
+    return Verdict.of(lost == 0, f"{lost} of {all_of_them:,} such weights in the {heads} heads shown")
 
 
 def large_weights_lost(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> tuple[int, int]:
@@ -133,4 +134,5 @@ def weights_sparse(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verd
     """Met if under :data:`SPARSE_PERCENT` of the causal entries of A are recorded, those over 0.1."""
     lengths = decay.groupby(["run", "layer", "head"])["position"].nunique()
     percent = 100 * len(attention_weights) / (lengths * (lengths + 1) / 2).sum()
-    return Verdict.of(bool(percent < SPARSE_PERCENT), f"{percent:.2g} % of the entries are over 0.1")
+    ours = f"{percent:.2g} % of entries are over 0.1 in the {len(lengths)} heads shown"
+    return Verdict.of(bool(percent < SPARSE_PERCENT), ours)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,10 +94,11 @@ def savings_fall_with_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
         return Verdict(Word.UNTOLD, "only one epsilon")
     percent = 100 * table["block_pruned_ratio"]
     each = ", ".join(
-        f"{p:.1f} % at {_e_to(e)}" for p, e in zip(percent, table["swept_log_pruning_tolerance"], strict=True)
+        f"{p:.1f} % at {sweeps.e_to(e)}"
+        for p, e in zip(percent, table["swept_log_pruning_tolerance"], strict=True)
     )
     met = percent.is_monotonic_decreasing and percent.iloc[-1] < percent.iloc[0]
-    ends = [_e_to(table["swept_log_pruning_tolerance"].iloc[end]) for end in (0, -1)]
+    ends = [sweeps.e_to(table["swept_log_pruning_tolerance"].iloc[end]) for end in (0, -1)]
     short = f"{percent.iloc[0]:.1f} % at {ends[0]}, {percent.iloc[-1]:.1f} % at {ends[1]}"
     return Verdict.of(bool(met), each, short)
 
@@ -116,19 +118,20 @@ def loss_unmoved(epsilon_sweep: pd.DataFrame) -> Verdict:
     if -10.0 not in table.index or table.index[0] >= -10.0:
         return Verdict(Word.UNTOLD, "the sweep lacks e^-10 or a smaller epsilon")
     gap = table[-10.0] - table.iloc[0]
-    words = f"{abs(gap):.6f} nats from the loss at {_e_to(table.index[0])}"
+    words = f"{abs(gap):.6f} nats from the loss at {sweeps.e_to(table.index[0])}"
     return Verdict.of(bool(abs(gap) < SAME_LOSS_NATS), words)
 
 
 def swept_mass_below_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Met if at every epsilon the largest pruned mass is below it."""
-    table = epsilon_sweep
-    return sweeps.mass_below(table["largest_pruned_mass"], table["swept_log_pruning_tolerance"])
+    table = _swept(epsilon_sweep)
+    epsilon, mass = table["swept_log_pruning_tolerance"], table["largest_pruned_mass"]
+    each = {e: f"{m:.1e} at {sweeps.e_to(e)}" for e, m in zip(epsilon, mass, strict=True)}
+    if (found := sweeps.mass_below(mass, epsilon)).word is Word.UNTOLD:
+        return found
+    paper = ", ".join(words for e, words in each.items() if e in (-1.0, -10.0))
+    return replace(found, ours=f"a query loses at most {', '.join(each.values())}", short=f"at most {paper}")
 
 
 def _swept(epsilon_sweep: pd.DataFrame) -> pd.DataFrame:
     return one_each(epsilon_sweep, ["swept_log_pruning_tolerance"], "epsilon_sweep")
-
-
-def _e_to(exponent: float) -> str:
-    return f"$e^{{{exponent:g}}}$"

@@ -10,7 +10,7 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import UnfitRecords
 from ..verdict import Verdict, Word
-from . import models, training_logs
+from . import by_length, models, training_logs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,24 +87,23 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 
 
 def throughput_settles(training_log: pd.DataFrame) -> Verdict:
-    """Met if training with ACP slows down at first and keeps its speed in its second half; short if it slows
-    down by little, yet by more than it varies there. Undecided where the logs do not hold the speed, or too
-    few points."""
-    points = training_log[training_log["layer"].notna()].drop_duplicates("tokens").sort_values("tokens")
-    points = points.dropna(subset="throughput_tokens_per_s")
-    if len(points) < 2 * TENTHS:
+    """Met if every training with ACP slows down at first and keeps its speed in its second half; short if one
+    slows down by little, yet by more than it varies there. Undecided where logs hold too few speeds."""
+    rows, points = [], training_log[training_log["layer"].notna()].dropna(subset="throughput_tokens_per_s")
+    for _, run in points.drop_duplicates(["run", "tokens"]).groupby("run", sort=False):
+        tenth = (TENTHS * run["tokens"] / (run["tokens"].max() + 1)).astype(int)
+        speed = run["throughput_tokens_per_s"].groupby(tenth).median()
+        percent = 100 * (speed / speed.iloc[-1] - 1)
+        ends = {"percent": percent.iloc[0], "furthest": percent.iloc[TENTHS // 2 :].abs().max()}
+        rows += [run.iloc[0].to_dict() | ends] * (len(run) >= 2 * TENTHS)
+    if not rows:
         raise UnfitRecords("no record holds throughput while a model trains")
-    tenth = (TENTHS * points["tokens"] / (points["tokens"].max() + 1)).astype(int)
-    speed = points["throughput_tokens_per_s"].groupby(tenth).median()
-    first, last, late = speed.iloc[0], speed.iloc[-1], speed.iloc[TENTHS // 2 :]
-    furthest = 100 * (late / last - 1).abs().max()
-    ours = f"{style.count_label(first)} tokens/s in the first tenth, {style.count_label(last)} in the last, "
-    ours += f"within {furthest:.1f} % of that from the half on"
-    faster = 100 * (first / last - 1)
-    short = f"{faster:.1f} % faster at first, then within {furthest:.1f} %"
-    if furthest > SETTLED_PERCENT or faster <= furthest:
-        return Verdict(Word.CONTRADICTED, ours, short)
-    if faster <= SETTLED_PERCENT:
-        ours += f" (the first is {faster:.1f} % faster, not over {SETTLED_PERCENT:g} %)"
-        return Verdict(Word.ANOTHER_SIZE, ours, short)
-    return Verdict(Word.MEASURED, ours, short)
+    table = by_length.in_order(pd.DataFrame(rows))
+    faster, furthest = table["percent"], table["furthest"]
+    within = f"within {furthest.max():.1f} %"
+    ours = f"faster in the first tenth than in the last: {by_length.listed(table, digits=1)}; "
+    ours += f"from the half on {within} of the last"
+    settles = (furthest <= SETTLED_PERCENT).all() and (faster > furthest).all()
+    word = Word.MEASURED if (faster > SETTLED_PERCENT).all() else Word.ANOTHER_SIZE
+    short = f"{style.span(faster, '.1f')} % faster at first, then {within}"
+    return Verdict(word if settles else Word.CONTRADICTED, ours, short, len(table))

@@ -89,16 +89,12 @@ def same_weights(facts: pd.DataFrame) -> Verdict:
     with_acp = facts[facts["log_pruning_tolerance"].notna()]
     key = ["suite", "run", *CELL, "fact"]
     one_each(with_acp, [*key, "method"], "needle_facts")
-    both = with_acp.pivot(index=key, columns="method", values="answer_log_likelihood_nats")
-    both = both.reindex(columns=METHODS).dropna()
-    if both.empty:
+    both = with_acp.pivot(index=key, columns="method")
+    nats, answers = (both[name].reindex(columns=METHODS) for name in ("answer_log_likelihood_nats", "answer"))
+    if (nats := nats.dropna()).empty:
         return Verdict(Word.UNTOLD, "no model was asked both with ACP and without")
-    apart = (both["acp"] - both["exact"]).abs()
-    trainings = both.index.droplevel([name for name in key if name not in ("suite", "run")]).nunique()
-    same = f"identical in {(apart == 0).sum():,} of {len(apart):,} prompts"
-    return Verdict.of(
-        bool(apart.max() < SAME_NATS),
-        f"{same} of {trainings} trainings; the largest difference is {apart.max():.2g} nats",
-        same,
-        n=trainings,
-    )
+    apart = (nats["acp"] - nats["exact"]).abs()
+    other = (answers["acp"] != answers["exact"]).loc[nats.index].groupby(["suite", "run"]).sum()
+    same = f"equal in {(apart == 0).sum():,} of {len(apart):,}; {other.sum()} greedy answers differ"
+    each = f"{same}, {', '.join(map(str, other))} by training; likelihoods by {apart.max():.2g} nats at most"
+    return Verdict.of(bool(apart.max() < SAME_NATS), each, same, n=len(other))

@@ -11,7 +11,7 @@ from acp_repro.pipeline.papers.acp.evaluation.catalogue import COLUMNS
 from acp_repro.pipeline.papers.acp.evaluation.comparison import is_perplexity, shown
 
 from ..tables import UnfitRecords, one_each
-from . import models
+from . import models, versions
 
 SETTING = ["architecture", "size", "context_length_tokens"]
 COLUMN = ["task", "metric"]
@@ -99,10 +99,13 @@ def _known(pairs: pd.DataFrame, guess: float | None, vocabulary: float) -> bool:
 
 
 def between_seeds(records: pd.DataFrame) -> pd.DataFrame:
-    """Every task's metric of the two lowest seeds of each setting that has two."""
-    keys = [*SETTING, "method", *COLUMN]
+    """Every task's metric of the two lowest seeds of each setting that has two of one code."""
+    keys = [*SETTING, "method", "code", *COLUMN]
     method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
-    records = one_each(records.assign(method=method), [*keys, "seed", "item"], "lm_eval_items")
+    ran_on = records.reindex(columns=list(versions.RAN_ON)).replace({"commit": versions.SAME_CODE})
+    code = ran_on.groupby([*ran_on], dropna=False).ngroup()
+    records = records.assign(method=method, code=code)
+    one_each(records, [*keys, "seed", "item"], "lm_eval_items")
     rows = []
     for key, found in records.groupby(keys, sort=False):
         sides = [side.set_index("item") for _, side in found.groupby("seed")][:2]

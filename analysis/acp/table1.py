@@ -182,19 +182,18 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
 
 
 def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
-    """Met if a column differs between two seeds of one setting beyond chance; else undecided."""
-    table = paired.between_seeds(lm_eval_items)
+    """Met if a column that exact models know differs between two seeds beyond chance; else undecided."""
+    _, unknown = paired.equivalences(paired.differences(lm_eval_items), models.vocabulary(lm_eval_items))
+    columns = lm_eval_items["task"] + " " + lm_eval_items["metric"]
+    table = paired.between_seeds(lm_eval_items[~columns.isin(unknown)])
     if table.empty:
-        return Verdict(Word.UNTOLD, "no setting is measured with two seeds")
+        return Verdict(Word.UNTOLD, "no setting is measured with two seeds of one code")
     other = table[table["adjusted_p_value"] < paired.TASKS_P_VALUE]
-    seeds = lm_eval_items.assign(seed=lm_eval_items["log_pruning_tolerance"].isna())  # a pair are two seeds
-    unlike = versions.notes(versions.unlike(seeds, _PAIR))
-    counts = f"{len(other)} of {len(table)} metrics{unlike[:1]} differ between two seeds"
+    counts = f"{len(other)} of {len(table)} metrics differ between two seeds"
     each = "; ".join(
         f"{row.size}, {style.length_label(row.context_length_tokens)}: {row.task} {row.metric} "
         f"{row.first:.4g} and {row.second:.4g}"
         for row in other.itertuples()
     )
-    ours = "; ".join(filter(None, (f"{counts}: {each}" if each else counts, unlike)))
-    short = f"{len(other)} of {len(table)} metrics differ between two seeds"
-    return Verdict.of(True if len(other) else None, ours, short)
+    ours = (f"{counts}: {each}" if each else counts) + f"; not known: {', '.join(unknown)}" * bool(unknown)
+    return Verdict.of(True if len(other) else None, ours, counts)

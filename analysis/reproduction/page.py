@@ -24,9 +24,9 @@ MARKERS = {
 # The README's questions: the row that answers, and its scale.
 QUESTIONS = (
     ("Is pruning safe?", "acp.figureA1.1", "760M at 4k, every head"),
-    ("Does ACP change the loss of a training?", "acp.text.19", "125M to 760M, 4k to 16k, nats"),
-    ("Is a training at ε = e^-20 the same, bit for bit?", "acp.text.36", "125M at 4k, 75 % pruned"),
-    ("Do the same weights give the same likelihoods?", "acp.text.34", "125M at 4k and 16k, 17M tokens"),
+    ("Does ACP change the loss of a training?", "acp.text.19", "125M to 760M, 4k to 16k, nats (90 %)"),
+    ("The same bit for bit at ε = e^-20 (default e^-10)?", "acp.text.36", "125M at 4k, start of training"),
+    ("Do the same weights give the same likelihoods?", "acp.text.34", "125M at 4k (start of training), 16k"),
     ("What attention time is saved at the paper's pruned share?", "acp.table_speed.1", "12 heads, H100"),
     ("How much faster is training there?", "acp.table_speed.2", "125M and 760M, 4k and 16k"),
 )
@@ -62,10 +62,9 @@ def reproduction(
     ]
     parts = [
         "# Reproduction: what holds of what the papers claim",
-        "One line a claim. Its link leads to the paper's words, the criterion, numbers, records "
-        "and what measures it again. The verdicts are [explained "
-        "here](docs/chain.md#every-claim-in-one-ledger). `make reproduction` writes this page, "
-        "[claims.json](claims.json) and the tables of the [README](README.md).",
+        "One line a claim. Its link has the paper's words, the criterion, all numbers and what measures it "
+        "again. [What verdicts mean](docs/chain.md#every-claim-in-one-ledger). `make reproduction` writes "
+        "this page, [claims.json](claims.json) and the tables of the [README](README.md).",
         _table(("Paper", *Word), counts),
         "Of several suites (sets of trainings) the one nearest to the paper's size and context decides, "
         "whatever its answer. n is of trainings unless it says more.",
@@ -75,11 +74,11 @@ def reproduction(
         parts += [f"## {paper.title}", note, _lines(of_paper[paper.name])]
     parts += [
         "## Criteria that changed after scores were seen",
-        "Everywhere the suite nearest to the paper decides; it was the one with most shapes among those "
-        "that could tell. That moved Figure 7 and text.17.",
+        "The suite with most shapes among those that could tell decided. That moved Figure 7.",
         _table(("what changed", "claims"), ((words, ", ".join(ids)) for words, ids in changed.items())),
         "## Trained models",
-        "Of ACP, FoX (Pro) unless named; loss in nats on held-out text.",
+        "Of ACP, FoX (Pro) unless named; held-out loss in nats, by seed. Pairs of two codes: "
+        "[text.19](docs/claims/acp.md#text19).",
         _models(models),
         "## What is missing",
         _table(("paper", "missing", "made by"), missing),
@@ -101,12 +100,13 @@ def _models(models: Iterable[Mapping]) -> str:
     rows, suite = [], ""
     for (of_suite, name), pair in pairs.items():
         every = [*pair["acp"], *pair["exact"]]
-        losses = (", ".join(f"{x['loss_nats']:.4f}" for x in y if "loss_nats" in x) for y in pair.values())
+        losses = ([f"{x['loss_nats']:.4f}" if "loss_nats" in x else "–" for x in y] for y in pair.values())
+        sides = map(", ".join, losses)
         pruned = [f"{x['pruned_percent']:.1f}" for x in pair["acp"] if "pruned_percent" in x]
         minutes = f"{sum(x['gpu_minutes'] for x in every):.0f}"
         commit = next((x["commit"][:7] for x in every if "commit" in x), "")
         shown, suite, tokens = of_suite * (of_suite != suite), of_suite, style.count_label(every[0]["tokens"])
-        rows.append((shown, name.removeprefix("pro-"), tokens, *losses, ", ".join(pruned), minutes, commit))
+        rows.append((shown, name.removeprefix("pro-"), tokens, *sides, ", ".join(pruned), minutes, commit))
     header = ("suite", "model", "tokens", "loss, ACP", "loss, exact", "pruned %", "GPU min", "commit")
     return _table(header, rows)
 
@@ -145,7 +145,9 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         f"# Claims of {paper.title}",
         f"[The paper]({paper.url}) makes {summary(rows)}. Each entry has the paper's words, the criterion, "
         "all numbers, the records and what measures it again. Square brackets hold a 95 % interval unless "
-        "they say otherwise. *Start of training* marks a model that saw few tokens for its size.",
+        "they say otherwise. Intervals are without Holm's correction, verdicts with it, so an interval may "
+        "be clear of the bound where the verdict is “cannot be told”. *Start of training* marks a model that "
+        "saw few tokens for its size.",
     ]
     for row in rows:
         parts += [
@@ -220,7 +222,7 @@ def _savings(rows: Mapping[str, Row]) -> str:
     lines = (
         ("blocks skipped", "acp.figure2.2", "about 70 %"),
         ("attention time saved", "acp.figure2.3", "50 to 70 %"),
-        ("training faster by", "acp.figure2.4", "10 to 40 %"),
+        ("training faster than exact by", "acp.figure2.4", "10 to 40 %"),
     )
     contexts = ("4k", "8k", "16k")
     body = (

@@ -57,21 +57,19 @@ def test_only_what_chance_does_not_explain_differs():
 
 
 def test_seeds_differ_where_chance_does_not_explain_it():
-    one = pd.concat([items("acp", right(500)), items("acp", right(500), "boolq"), items("exact", right(510))])
+    one = pd.concat([items("acp", right(700)), items("acp", right(500), "boolq"), items("exact", right(710))])
     assert table1.seeds_differ(one).word == Word.UNTOLD
-    same = pd.concat([one, items("acp", right(502), seed=1), items("acp", right(500), "boolq", seed=1)])
+    same = pd.concat([one, items("acp", right(702), seed=1), items("acp", right(500), "boolq", seed=1)])
     told = table1.seeds_differ(same)
     assert told.word == Word.UNTOLD and told.ours == "0 of 2 metrics differ between two seeds"
-    other = pd.concat([one, items("acp", right(540), seed=1), items("acp", right(500), "boolq", seed=1)])
+    other = pd.concat([one, items("acp", right(740), seed=1), items("acp", right(500), "boolq", seed=1)])
     told = table1.seeds_differ(other)
     assert told.word == Word.MEASURED
-    assert told.ours == "1 of 2 metrics differ between two seeds: 125M, 4k: piqa acc 0.5 and 0.54"
-    apart = table1.seeds_differ(other.assign(commit=other["seed"].map(str)))
-    assert apart.ours.startswith("1 of 2 metrics† differ") and apart.ours.endswith(
-        "two versions of the kernels"
-    )
-    by_method = other["log_pruning_tolerance"].map(str)
-    assert "†" not in table1.seeds_differ(other.assign(commit=by_method)).ours
+    assert told.ours == "1 of 2 metrics differ between two seeds: 125M, 4k: piqa acc 0.7 and 0.74"
+    assert table1.seeds_differ(other.assign(commit=other["seed"])).word is Word.UNTOLD  # of two codes
+    assert table1.seeds_differ(other.assign(commit=other["log_pruning_tolerance"].map(str))) == told
+    guessed = other.assign(value=other["value"] * (other["item"] < 510))
+    assert table1.seeds_differ(guessed).ours == "0 of 1 metrics differ between two seeds; not known: piqa acc"
     with pytest.raises(UnfitRecords, match="at two seeds: not the same items"):
         table1.seeds_differ(pd.concat([one, items("acp", right(5, 10), seed=1)]))
 

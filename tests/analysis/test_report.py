@@ -107,7 +107,7 @@ def section(text: str, name: str) -> str:
 def test_verdicts_are_shown_with_their_numbers(made):
     _, text = made
     figure2 = words(section(text, "figure2"))
-    assert "✓ measured in the paper's range About 70 % of the FLOPs" in figure2
+    assert "✓ measured in the paper's range About 70 % of FLOPs" in figure2
     assert "tiny (1.5k tokens, start of training): 50 % at 256, 70 % at 512" in figure2
     assert "around 70 % of the FLOPs" in figure2  # the paper's words
     assert "training): +100 % at 256, +150 % at 512 (150 % is above the range of 10 to 40 %)" in figure2

@@ -156,7 +156,7 @@ QUANTITIES = (
         "training_log",
         "step tokens layer pruned_ratio loss_nats averaged_steps training_device throughput_tokens_per_s",
         f"{M}.losses:measure_training_log",
-        lambda suite: suite.longest_trained,
+        lambda suite: suite.union(suite.longest_trained, suite.longest_trained and suite.with_acp("pro")),
         later=("throughput_tokens_per_s",),
     ),
     Quantity(
