@@ -178,7 +178,7 @@ def judge_claim(claim: Claim, item: Item, suite: Suite, records: Mapping[str, pd
         verdict = claim.check(*(tables.get(name) for name in claim.quantities))
     except UnfitRecords as error:
         return Finding(suite, Verdict(Word.UNTOLD, str(error)), True)
-    return Finding(suite, verdict, False, [run for run in runs if run.name in measured], tables, item)
+    return Finding(suite, verdict, verdict.n == 0, [r for r in runs if r.name in measured], tables, item)
 
 
 def judge_all(only: str | None = None) -> list[Row]:
