@@ -246,9 +246,7 @@ def ensembles_match(loss: pd.DataFrame) -> Verdict:
     acp, exact = (some(side, "loss, an ensemble") for side in sides)
     apart = (acp - exact).dropna()
     nudges = loss.groupby(level=0)["loss_nats"].mean().std()
-    ours = (
-        f"{(apart == 0).sum()} of {len(apart)} pairs end at the same loss; between nudges SD {nudges:.4f}"
-    )
+    ours = f"{(apart == 0).sum()} of {len(apart)} pairs end at the same loss; between nudges SD {nudges:.4f}"
     if len(apart) < LEAST_NUDGES:
         return Verdict.of(None, ours, f"{LEAST_NUDGES} pairs are needed", n=len(apart), unit="pair")
     estimate = over_draws(apart)
