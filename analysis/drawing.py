@@ -128,9 +128,8 @@ def _wrap_titles(figure: Figure) -> None:
     figure.draw_without_rendering()  # places the panels, so that they have a width
     for ax in figure.axes:
         inches = ax.get_window_extent().width / figure.dpi
-        ax.set_title(
-            textwrap.fill(ax.get_title(loc="left"), max(20, int(inches * 72 / (0.51 * style.POINTS))))
-        )
+        words, letters = ax.get_title(loc="left").replace(" %", "\xa0%"), inches * 72 / (0.51 * style.POINTS)
+        ax.set_title(textwrap.fill(words, max(20, int(letters))))
 
 
 def panels(columns: int = 1, height: float = 2.4, width: float | None = None, **options: Any) -> tuple:

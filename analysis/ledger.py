@@ -178,7 +178,8 @@ def judge_claim(claim: Claim, item: Item, suite: Suite, records: Mapping[str, pd
     except UnfitRecords as error:
         return Finding(suite, Verdict(Word.UNTOLD, str(error)), True)
     measured = set(verdict.runs) or {run for table in tables.values() for run in table["run"].dropna()}
-    return Finding(suite, verdict, False, [run for run in runs if run.name in measured], tables, item)
+    found = [run for run in runs if run.name in measured]
+    return Finding(suite, verdict, verdict.n == 0, found, tables, item)
 
 
 def judge_all(only: str | None = None) -> list[Row]:

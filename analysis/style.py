@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
     import numpy as np
     from matplotlib.colors import ListedColormap
 
-    return ListedColormap(matplotlib.colormaps["Blues_r"](np.linspace(0, 0.88, 256)))
+    return ListedColormap(matplotlib.colormaps["Blues_r"](np.linspace(0.25, 0.88, 256)))
 
 
 def use_style() -> None:
@@ -54,7 +54,7 @@ def use_style() -> None:
             "figure.dpi": 200,
             "savefig.dpi": 300,
             "legend.frameon": False,
-            "legend.handlelength": 1.4,
+            "legend.handlelength": 3.0,
             "legend.columnspacing": 1.3,
             "axes.axisbelow": True,
             "axes.titlelocation": "left",

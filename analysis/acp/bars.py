@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from .. import drawing, style
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MARKS = ("", "////", "....")  # of GPU types
+POINTS_OF_A_NUMBER = 8.0  # nearer to the line of the limit, a number stands in its bar
+DASH_WIDTH = 0.3  # of a bar, where nothing was measured
 
 
 def look(size: str, index: int, tokens: float, mark: str = "") -> dict:
@@ -30,30 +33,32 @@ def grouped(ax: Axes, table: pd.DataFrame, marks: dict[str, str]) -> None:
     Args:
         marks: by ``device``, for tables that have one.
     """
-    from matplotlib.patheffects import withStroke
-
     one_each(table, ["size", "context_length_tokens"], "bars")
     lengths = sorted(table["context_length_tokens"].unique())
     sizes = list(dict.fromkeys(table["size"]))
-    width = 0.94 / max(len(sizes), 2)
     measured = table.set_index(["size", "context_length_tokens"])
-    for at, length in enumerate(lengths):
+    at, centres, pad = 0.0, [], 0.05 + 0.6 / len(measured)
+    for length in lengths:
+        start = at
         for index, size in enumerate(sizes):
-            x, words, height = at + (index - (len(sizes) - 1) / 2) * width, "–", 0.0
-            if (size, length) in measured.index:
-                row = measured.loc[size, length]
-                height, words = row["percent"], f"{row['percent']:.0f}"
-                mark = marks.get(row.get("device"), "")
-                ax.bar(x, height, 0.9 * width, **look(size, index, row["trained_tokens"], mark))
-            halo = {"path_effects": [withStroke(linewidth=1.5, foreground="white")]}
-            drawing.note(ax, words, (x, max(height, 0)), (0, 1), zorder=5, **halo)
+            if (size, length) not in measured.index:
+                at += DASH_WIDTH
+                drawing.note(ax, "–", (at - DASH_WIDTH / 2, 0), (0, 0.1))
+                continue
+            row, x, at = measured.loc[size, length], at + 0.5, at + 1
+            height, mark = row["percent"], marks.get(row.get("device"), "")
+            ax.bar(x, height, 0.88, **look(size, index, row["trained_tokens"], mark))
+            inside = row.get("grid_percent", np.inf) - height < POINTS_OF_A_NUMBER
+            drawing.note(ax, f"{height:.0f}", (x, max(height, 0)), (0, -2 if inside else 0.1))
         if "grid_percent" in table:
             most = table.loc[table["context_length_tokens"] == length, "grid_percent"].max()
-            ax.hlines(most, at - 0.48, at + 0.48, color="0.2", lw=1, label="the most that the grid allows")
-    ax.set_xlim(-0.55, len(lengths) - 0.45)
-    ax.margins(y=0.1)
+            ax.hlines(most, start, at, color="0.2", lw=1, label="the most that the grid allows")
+        centres.append((start + at) / 2)
+        at += 0.3
+    ax.set_xlim(-pad, at - 0.3 + pad)
+    ax.margins(y=0.08)
     ax.grid(visible=False, axis="x")
-    ax.set_xticks(range(len(lengths)), map(style.length_label, lengths))
+    ax.set_xticks(centres, map(style.length_label, lengths))
     ax.tick_params(axis="x", length=0)
     ax.set_xlabel("context length $L$ (tokens)")
 
@@ -61,7 +66,4 @@ def grouped(ax: Axes, table: pd.DataFrame, marks: dict[str, str]) -> None:
 def of_paper(ax: Axes, low: float, high: float) -> None:
     """What the paper prints at these context lengths, as a band behind the bars; one value as a line."""
     look = {"color": "0.82", "zorder": 0, "label": "the paper, 4k to 16k"}
-    if low == high:
-        ax.axhline(low, lw=3, **look)
-    else:
-        ax.axhspan(low, high, lw=0, **look)
+    ax.axhspan(low, high, lw=3 * (low == high), **look)

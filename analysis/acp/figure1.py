@@ -33,8 +33,10 @@ def draw(records: pd.DataFrame) -> Figure:
     mesh = _panel(axes[0], grid, np.zeros_like(grid.first_kept), delta)
     axes[0].set_title(f"Without ACP: all {(grid.last + 1).sum()} blocks")
     _panel(axes[1], grid, grid.first_kept, delta)
-    axes[1].set_title(f"With ACP: {grid.first_kept.sum()} of {(grid.last + 1).sum()} blocks pruned")
+    pruned = f"{grid.first_kept.sum()} of {(grid.last + 1).sum()}"
     rows = np.repeat(np.arange(len(grid.first_kept) + 1), 2)[1:-1] * grid.block_q
+    where = f"one\xa0head, first {min(len(head), rows[-1]):,} tokens"
+    axes[1].set_title(f"With ACP: {pruned} blocks pruned ({where})")
     axes[1].plot(
         np.repeat(grid.first_kept, 2) * grid.block_k,
         rows,
@@ -55,8 +57,6 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def _panel(ax: Axes, grid: statistics.BlockGrid, start: np.ndarray, delta: float) -> QuadMesh:
     """The causal blocks in their decay's colour, and an arrow over those that each row visits."""
-    from matplotlib.patheffects import withStroke
-
     rows, columns = grid.largest_decay.shape
     # Past twice delta all is equally gone; delta itself is then the middle of the colours.
     mesh = ax.pcolormesh(
@@ -82,7 +82,6 @@ def _panel(ax: Axes, grid: statistics.BlockGrid, start: np.ndarray, delta: float
                 "lw": 0.8,
                 "shrinkA": 0,
                 "shrinkB": 0,
-                "path_effects": [withStroke(linewidth=1.8, foreground="white")],
             },
         )
     ax.set(xticks=[], yticks=[], aspect="equal")

@@ -38,15 +38,15 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> Figure:
     devices = sorted({*time["device"], *speed["device"]})
     marks = dict(zip(devices, bars.MARKS, strict=False))
     panels = (
-        (pruned, "pruned_ratio", f"ACP prunes {_settled(pruned)} of the attention's blocks"),
-        (time, "attention_time_reduction", f"Attention takes {_settled(time)} less time"),
-        (speed, "throughput_gain", f"Training processes {_settled(speed)} more tokens a second"),
+        (pruned, "pruned_ratio", "ACP prunes {} of the attention's blocks", "blocks pruned"),
+        (time, "attention_time_reduction", "Attention takes {} less time", "attention time saved"),
+        (speed, "throughput_gain", "Training processes {} more tokens a second", "throughput gained"),
     )
-    figure, axes = drawing.panels(3, 2.8)
-    for ax, (table, quantity, title) in zip(axes, panels, strict=True):
+    figure, axes = drawing.panels(3, 3.1)
+    for ax, (table, quantity, title, axis) in zip(axes, panels, strict=True):
         bars.of_paper(ax, *models.PUBLISHED.range(item, quantity))
         bars.grouped(ax, table, marks)
-        ax.set_title(title)
+        ax.set(title=title.format(_settled(table)), ylabel=f"{axis} (%)")
     for index, (size, tokens) in enumerate(pruned.groupby("size", sort=False)["trained_tokens"]):
         axes[0].bar(0, 0, label=_named(size, tokens), **bars.look(size, index, tokens.max()))
     for device, mark in marks.items() if len(marks) > 1 else ():
@@ -56,8 +56,9 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> Figure:
 
 
 def _settled(table: pd.DataFrame) -> str:
-    """The range of ``percent`` past the start of training, if that is there."""
-    return f"{style.span(models.settled(table)['percent'])} %"
+    """The range of ``percent`` past the start of training, if that is there: "77 to 86 % (full bars)"."""
+    shown = models.settled(table)
+    return f"{style.span(shown['percent'])} %" + " (full\xa0bars)" * (len(shown) < len(table))
 
 
 def _on_devices(table: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:

@@ -61,6 +61,7 @@ def _seeds(facts: pd.DataFrame) -> Figure:
     own = facts[(facts["method"] == "exact") == facts["log_pruning_tolerance"].isna()]
     log_likelihood = own.groupby(["seed", "fact", "method"])["answer_log_likelihood_nats"].mean()
     seeds = list((-log_likelihood).unstack("method").dropna().groupby("seed"))
+    ends = (-0.5, 0.5 - 1.02 * log_likelihood.min())
     figure, axes = drawing.panels(
         len(seeds), 2.9, width=2.33 * len(seeds), squeeze=False, sharex=True, sharey=True
     )
@@ -71,7 +72,8 @@ def _seeds(facts: pd.DataFrame) -> Figure:
         ax.set_title(f"Seed {seed}: {words if apart.any() else same}")
         ax.axline((0, 0), slope=1, color=style.PAPER, lw=0.8, zorder=1)
         ax.scatter(nats["exact"], nats["acp"], 12, alpha=0.8)
-        ax.set(xlabel="nats from certain, exact", aspect="equal")
+        ax.set(xlabel="nats from certain, exact", xlim=ends, ylim=ends, aspect="equal")
+        ax.locator_params(nbins=4)
     axes[0, 0].set_ylabel("nats from certain, with ACP")
     return figure
 
@@ -118,23 +120,22 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         if table["needle_share"].any()
         else ""
     )
-    many = (
-        "" if facts is None else f"{needle_facts.kept(facts).ours}. Older pairs are in Table A1. One fact: "
-    )
-    shown = "Every model finds too few words for a picture"
+    result, shown = found_words(records), "Every model finds too few words for a picture"
     if facts is not None:
+        result = f"{needle_facts.kept(facts).ours}."
         shown = (
-            "Each point is one of many facts, asked for in turn: the mean negative log-likelihood of the "
-            "right answer, with ACP and exact. On the grey line both are equal"
+            "Each point is one of many facts, asked for in turn, with ACP and exact. Nats from certain: the "
+            "mean negative log-likelihood of the right answer, 0 if certain. The grey line: both are equal. "
+            "Older pairs are in Table A1. What follows is one fact, not drawn"
         )
     elif _finds(records):
         shown = (
             'Shown is the share of the sentence\'s words in the greedy answer, not counting words like "and"'
         )
     model = f"{models.in_words(records['size'].unique())} of {models.ARCHITECTURES[first['architecture']]}"
-    caption = f"""**{found.item.label}.** {found_words(records)} This is the needle in a haystack,
+    caption = f"""**{found.item.label}.** {result} This is the needle in a haystack,
 {first["mode"]} mode: a sentence is hidden at a depth of {first["haystack"]} and asked for at the end. The
-models are {model}, with ACP and without: {other}. {shown}. {many}{means}.{trained} {numbers}. {over}"""
+models are {model}, with ACP and without: {other}. {shown}. {means}.{trained} {numbers}. {over}"""
     return draw(records, facts), caption
 
 

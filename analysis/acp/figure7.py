@@ -46,16 +46,13 @@ def _savings(ax: Axes, records: pd.DataFrame) -> None:
     x = records["swept_log_pruning_tolerance"]
     for column, color, line, label in (
         ("token_pruned_ratio", ENTRIES, "s--", "entry by entry, what no grid can exceed"),
-        ("block_pruned_ratio", BLOCKS, "o-", "in the code's blocks, with the loss in nats"),
+        ("block_pruned_ratio", BLOCKS, "o-", "in the code's blocks"),
     ):
         ax.plot(x, 100 * records[column], line, color=color, label=label)
-    for row in records.itertuples():
-        place = row.swept_log_pruning_tolerance, 100 * row.block_pruned_ratio
-        drawing.note(ax, f"{row.loss_nats:.3f}", place, (0, -4))
     shares = 100 * records[["token_pruned_ratio", "block_pruned_ratio"]]
     low, high = shares.min(axis=None), shares.max(axis=None)
     span = max(high - low, LEAST_POINTS)
-    ax.set_ylim(max(-0.1 * span, low - 0.3 * span), high + 0.15 * span)
+    ax.set_ylim(max(-0.1 * span, low - 0.15 * span), high + 0.15 * span)
     ax.set_ylabel("attention pruned (%)" + ", axis cut" * bool(ax.get_ylim()[0] > 0))
     least, most = 100 * records["block_pruned_ratio"].iloc[[0, -1]]
     loss = style.span(records["loss_nats"], ".3f")

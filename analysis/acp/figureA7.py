@@ -69,21 +69,21 @@ def draw(table: pd.DataFrame) -> Figure:
     Args:
         table: of :func:`shares`.
     """
-    moved = f"{counts(table).sum()} of {(~table['is_base']).sum()} trainings leave the band of the criterion"
+    moved = f"{counts(table).sum()} of {(~table['is_base']).sum()} changes count: over ±{COUNTS_POINTS:g}"
     table = table.iloc[::-1]  # the first on top
     figure, (left, right) = drawing.panels(2, 0.9 + 0.26 * len(table), sharey=True)
     places, base = np.arange(len(table)), table["is_base"].to_numpy()
     mean = table.loc[base, "percent"].mean()
-    band = f"within {COUNTS_POINTS:g} points of the seeds: does not count"
+    band = f"±{COUNTS_POINTS:g} points of the seeds: does not count"
     left.axvspan(mean - COUNTS_POINTS, mean + COUNTS_POINTS, color="0.9", lw=0, zorder=0, label=band)
     left.axvline(70, color="0.4", ls="--", lw=1, label='the paper: "about 70 %"')
-    for some, look in ((base, {"label": "a seed of the base"}), (~base, {"mfc": "white", "label": "n = 1"})):
+    for some, look in ((base, {"label": "a seed"}), (~base, {"mfc": "white", "label": "a change, n = 1"})):
         left.plot(table["percent"][some], places[some], "o", ms=5, color=style.SIZES[0], **look)
     for place, percent in zip(places, table["percent"], strict=True):
         drawing.note(left, f"{percent:.1f}", (percent, place), (6, 0))
     left.set_yticks(places, table["what"])
     left.margins(x=0.12)
-    left.set(ylim=(-0.6, len(table) - 0.4), xlabel="attention pruned (%)", title=moved)
+    left.set(ylim=(-0.6, len(table) - 0.4), xlabel="attention pruned (%)", title=f"{moved} points")
     start = pd.Series(0.0, index=table.index)
     for kind, colour in figure4.KINDS.items():
         right.barh(places, 100 * table[kind], 0.6, left=start, color=colour, label=figure4.WORDS[kind])
@@ -108,6 +108,6 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = f"""**Figure A7.** {message(table)} Shown is what moves the pruned share of
 {models.in_words([base.size_name])} at {base.context_length:,} tokens. Each training sees
 {style.count_label(base.size.tokens)} tokens and differs from the first in what its line names. A suspect
-counts if it moves the share by more than {COUNTS_POINTS:g} points (beyond the grey band) and by more than
+counts if it moves the share by more than {COUNTS_POINTS:g} points (leaves the grey band) and by more than
 twice the gap between two seeds. {seeds}"""
     return draw(table), caption

@@ -133,7 +133,8 @@ def decoding_not_faster(decode_time: pd.DataFrame) -> Verdict:
     faster = theirs["exact"] / theirs["acp"] if len(theirs) else pd.Series(dtype=float)
     if len(faster):
         short = f"{style.span(faster, '.2f')} times as fast with ACP"
-        return Verdict.of(bool((faster < 1.1).all()), short, short, n=len(faster), unit="shape")
+        met, ours = bool((faster < 1.1).all()), _in_words(theirs, _gain)
+        return Verdict.of(met, ours, short, n=len(faster), unit="shape")
     short = "the authors' model was never timed as a whole"
     return Verdict(Word.UNTOLD, short)
 
@@ -142,8 +143,7 @@ def graphs_help(decode_time: pd.DataFrame) -> Verdict:
     """Whether whole steps in CUDA graphs gain what training does, for long prompts of large batches."""
     most = (decode_time["length_tokens"] >= LONG_TOKENS) & (decode_time["batch"] >= LARGE_BATCH)
     every, large = (_decoding(some, "model", "step_ms") for some in (decode_time, decode_time[most]))
-    ours = _in_words(every, lambda row: f"{row.exact / row.acp:.2f} times as fast")
-    ours += _assumed(decode_time, "model")
+    ours = _in_words(every, _gain) + _assumed(decode_time, "model")
     if large.empty:
         return Verdict(Word.UNTOLD, ours, f"no prompt of {LONG_TOKENS:,} tokens for {LARGE_BATCH} rows")
     gain = 100 * (large["exact"] / large["acp"] - 1)
@@ -169,6 +169,10 @@ def _assumed(decode_time: pd.DataFrame, scope: str) -> str:
 
 def _saved(row) -> str:
     return f"{100 * (1 - row.acp / row.exact):.0f} % less"
+
+
+def _gain(row) -> str:
+    return f"{row.exact / row.acp:.2f} times as fast"
 
 
 def _in_words(table: pd.DataFrame, words) -> str:

@@ -62,7 +62,7 @@ def draw(records: pd.DataFrame) -> Figure:
     at = style.length_label(records["length_tokens"].max())
     times, rates = (" and ".join(each) for each in zip(*ours, strict=True))
     time.set_title(f"At {at}, ours takes {times}")
-    rate.set_title(f"There, blocks that are left are computed at {rates} TFLOP/s")
+    rate.set_title(f"At {at}, blocks that are left are computed at {rates} TFLOP/s")
     time.set(ylabel="forward + backward (ms)", yscale="log")
     time.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     time.yaxis.set_major_formatter("{x:g}")

@@ -120,7 +120,7 @@ def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
         hard = "by hard concrete gates, not the article's"
         soft = "not its beta 5, tau 0.1 and lambda from step 500"
         parts = [hard] * ("hard_concrete" in masks) + [soft] * (masks != {"hard_concrete"})
-        short = "by other gates, or another beta, tau and lambda" if soft in parts else hard
+        short = "other gates, beta, tau or lambda" if soft in parts else hard
         return replace(found, word=Word.UNTOLD, short=short, ours=f"{' and '.join(parts)}: {found.ours}")
 
     return judge

@@ -28,12 +28,17 @@ class Comparison(NamedTuple):
     row: Any
     estimate: Estimate
     scores: tuple[float, float]
-    paired: bool
+    splits: Sequence[str]  # of items that both answered; none where scores alone are compared
 
     @property
     def place(self) -> str:
         """ "imdb, after blocks", or "imdb (base), after blocks" where there are several encoders."""
         return f"{self.row.task}, {self.row.gates.replace('_', ' ')}"
+
+    @property
+    def percent(self) -> float:
+        """The first score, of the second."""
+        return 100 * self.scores[0] / self.scores[1]
 
     @property
     def points(self) -> str:
@@ -119,7 +124,8 @@ def _compare(row: Any, share: float) -> Comparison:
     of_seeds = row.spread**2 * (1 / row.seeds + share**2 / row.seeds_other)
     # The freedom of a sum of two variances (Satterthwaite); that of items is as good as unlimited.
     freedom = row.freedom * (1 + of_items / of_seeds) ** 2 if of_seeds else math.inf
-    return Comparison(row, Estimate(mean, math.sqrt(of_items + of_seeds), freedom), scores, bool(common))
+    estimate = Estimate(mean, math.sqrt(of_items + of_seeds), freedom)
+    return Comparison(row, estimate, scores, [split for split, _ in common])
 
 
 def _error(percent: float, count: int) -> float:
@@ -128,7 +134,7 @@ def _error(percent: float, count: int) -> float:
 
 def above(
     found: Sequence[Comparison],
-    words: Callable[[Comparison], str] = lambda one: f"{one.place}: {one.points}",
+    words: Callable[[Comparison], str],
     missed_below: Callable[[Comparison], float] = lambda one: 0.0,
 ) -> Verdict:
     """Whether each difference is above 0, a verdict for each."""
@@ -155,17 +161,19 @@ def _sorted_out(
     found: Sequence[Comparison], each: Sequence[bool | None], words: Callable[[Comparison], str]
 ) -> Verdict:
     """Of all, and in words those that hold, those that do not and those that cannot tell."""
+    splits = " and ".join(sorted({split for one in found for split in one.splits}))
+    where = f"items of {splits}" if splits else "scores of test"
     parts = []
     for of, named in ((True, "holds on"), (False, "does not hold on"), (None, "cannot be told on")):
         some = [words(one) for one, value in zip(found, each, strict=True) if value is of]
-        parts += [f"{named} {len(some)} of {len(found)}: {'; '.join(some)}"] if some else []
-    bare = "; ".join(dict.fromkeys(one.place for one in found if not one.paired))
+        parts += [f"{named} {len(some)} of {len(found)} ({where}): {'; '.join(some)}"] if some else []
+    bare = "; ".join(dict.fromkeys(one.place for one in found if not one.splits))
     doubts = f"; not paired by item: {bare}" if bare else ""
     doubts += "" if all(one.row.freedom for one in found) else _ONE_TRAINING
     met = False if False in each else None if None in each else True
     counts = [(sum(value is of for value in each), words) for of, words in _COUNTED]
-    short = ", ".join(f"{word} {n}" for n, word in counts if n) + f" of {len(found)} settings"
+    short = ", ".join(f"{word} {n}" for n, word in counts if n) + f" of {len(found)}"
     values = {words(one).partition(": ")[0]: one.estimate.interval() for one in found}
     values = values if len(values) == len(found) else {}
-    more = {"values": values, "axis": "points of the score, 95 % interval"}
+    more = {"values": values, "axis": f"points of the score, {where}, 95 % interval"}
     return Verdict.of(met, "; ".join(parts) + doubts, short, n=len(found), unit="setting", **more)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def bounds(records: pd.DataFrame) -> pd.DataFrame:
     """One row a gate: lambda A, in nats, and what the loss with top-M exceeds the loss with soft gates by."""
     table = records.copy()
-    per_unit = (table["unit"] == "share").map({True: 1.0, False: 0.0})
     # lambda is per share of tokens or per token; A in the same unit, with the mean length from the budget.
     length = table["budget_tokens"] / table["budget"]
-    slack = table["slack_tokens"] / length.where(per_unit > 0, 1.0)
+    slack = table["slack_tokens"] / length.where(table["unit"] == "share", 1.0)
     return table.assign(
+        length=length,
         weighted_slack_nats=table["multiplier"] * slack,
         gap_nats=table["hard_loss_nats"] - table["soft_loss_nats"],
     )
@@ -40,7 +40,6 @@ def draw(records: pd.DataFrame) -> Figure:
         records: ``slackness`` records, one a trained gate.
     """
     table = bounds(records)
-    table = table.assign(length=table["budget_tokens"] / table["budget"])
     budgets = sorted(table["budget"].unique())
     figure, (left, right) = drawing.panels(2, 2.5)
     ways = {"counted_tokens": ("sum of p", -0.2), "open_tokens": ("open gates", 0.2)}

@@ -63,10 +63,7 @@ is not."""
 
 
 def unbiased(estimator: pd.DataFrame) -> Verdict:
-    table = estimator[
-        (estimator["relaxation"] == "hard_concrete")
-        & (estimator["swept_temperature"] == DEFAULTS["temperature"])
-    ]
+    table = estimator[_usual(estimator)]
     ok = table["relative_bias"] <= 3 * table["relative_bias_error"]
     low, high = 100 * table["relative_bias"].min(), 100 * table["relative_bias"].max()
     error = 100 * table["relative_bias_error"].max()

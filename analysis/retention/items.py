@@ -58,9 +58,7 @@ ITEMS = tuple(
             table5.make,
             "Tokens kept in each layer",
             ("tokens_kept",),
-            lambda suite: table5._one_a_budget(
-                r for r in suite.adaptive if r.backbone.num_hidden_layers != 12
-            ),
+            lambda suite: table5.one_a_budget(suite, deep=False),
             "Adaptive Retention in an encoder of another depth than 12",
         ),
         Item(
@@ -68,9 +66,7 @@ ITEMS = tuple(
             table5.make,
             "Tokens kept in each of 12 layers",
             ("tokens_kept",),
-            lambda suite: table5._one_a_budget(
-                r for r in suite.adaptive if r.backbone.num_hidden_layers == 12
-            ),
+            lambda suite: table5.one_a_budget(suite, deep=True),
             "Adaptive Retention in an encoder of 12 blocks",
         ),
         Item(

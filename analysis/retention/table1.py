@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from .. import drawing
+from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
 from . import errors, models
@@ -33,37 +36,26 @@ def tabulate(records: pd.DataFrame, bag: pd.DataFrame, item: str) -> drawing.Tab
     values = values[["source", "row", "column", "mean", "std", "count"]]
     order = list(models.METHODS)
     names = sorted(
-        {(m, g) for m, g in zip(ours["method"], ours["gates"], strict=True)},
-        key=lambda p: (order.index(p[0]), p[1]),
+        ours.set_index(["method", "gates"]).index.unique(), key=lambda p: (order.index(p[0]), p[1])
     )
-    measured = list(dict.fromkeys(ours["column"]))
-    quoted = list(dict.fromkeys(paper["column"]))
-    rows = []
-    for method, gates in names:
-        name = models.row_name(method, gates)
-        found = ours[ours["row"] == name].set_index("column")
-        printed = paper[paper["row"] == models.METHODS[method]].set_index("column")["mean"]
-        rows.append(
-            {"": name}
-            | {c: _cell(found.loc[c]) if c in found.index else "–" for c in measured}
-            | {c: f"{printed[c]:.1f}" if c in printed.index else "–" for c in quoted}
-        )
-    words = {_column(row): row.score_percent for row in _of_words(bag).itertuples()}
+    measured = {name: {r.column: _cell(r) for r in of.itertuples()} for name, of in ours.groupby("row")}
+    quoted = {
+        name: dict(zip(of["column"], of["mean"].map("{:.1f}".format), strict=True))
+        for name, of in paper.groupby("row", sort=False)
+    }
+    rows = [
+        {"": models.row_name(*name)}
+        | measured[models.row_name(*name)]
+        | quoted.get(models.METHODS[name[0]], {})
+        for name in names
+    ]
     rows.append(
-        {"": "Bag of words"}
-        | {c: f"{words[c]:.1f}" if c in words else "–" for c in measured}
-        | dict.fromkeys(quoted, "–")
+        {"": "Bag of words"} | {_column(r): f"{r.score_percent:.1f}" for r in _of_words(bag).itertuples()}
     )
     done = {models.METHODS[method] for method, _ in names}
-    for name in dict.fromkeys(paper["row"]):
-        if name not in done:
-            printed = paper[paper["row"] == name].set_index("column")["mean"]
-            rows.append(
-                {"": f"{name} (quoted)"}
-                | dict.fromkeys(measured, "–")
-                | {c: f"{printed[c]:.1f}" for c in quoted}
-            )
-    return drawing.Table(pd.DataFrame(rows), values)
+    rows += [{"": f"{name} (quoted)"} | cells for name, cells in quoted.items() if name not in done]
+    columns = ["", *dict.fromkeys(ours["column"]), *dict.fromkeys(paper["column"])]
+    return drawing.Table(pd.DataFrame(rows, columns=columns).fillna("–"), values)
 
 
 def _column(row: Any) -> str:
@@ -92,10 +84,9 @@ def left_out(score: pd.DataFrame, bag: pd.DataFrame) -> str:
     return f"Left out of this: {tasks}, {why}. " if tasks else ""
 
 
-def _cell(row: pd.Series) -> str:
+def _cell(row: Any) -> str:
     """ "91.5 ± 0.2 (3)": mean and standard deviation of so many seeds; one seed has no deviation."""
-    spread = f" ± {row['std']:.1f} ({row['count']:.0f})" if row["count"] > 1 else ""
-    return f"{row['mean']:.1f}{spread}"
+    return f"{row.mean:.1f}" + (f" ± {row.std:.1f} ({row.count:.0f})" if row.count > 1 else "")
 
 
 def _seeds(table: pd.DataFrame) -> str:
@@ -121,60 +112,67 @@ regression on as many words as the encoder reads tokens, the best of six setting
 
 def _against(
     score: pd.DataFrame, bag: pd.DataFrame, method: str, share: float = 1.0
-) -> list[errors.Comparison]:
+) -> tuple[list[errors.Comparison], list[errors.Comparison]]:
     """Adaptive Retention less a share of another method, at the same place and budget (dense: at any), on
-    what the dense model has learnt."""
-    learnt = ~pd.MultiIndex.from_frame(score[_TASK]).isin(unlearnt(score, bag))
-    table = errors.settings(score[learnt])
+    what the dense model has learnt, and on what it has not."""
+    table, tasks = errors.settings(score), unlearnt(score, bag)
     ours, other = table[table["method"] == "ar"], table[table["method"] == method]
     on = _TASK + ([] if method == "dense" else ["budget", "gates"])
-    return errors.compared(ours, other, on, share)
+    both: tuple[list, list] = [], []
+    for one in errors.compared(ours, other, on, share):
+        both[(one.row.dataset, one.row.backbone) in tasks].append(one)
+    return both
 
 
 def _kept(score: pd.DataFrame, bag: pd.DataFrame, percent: int) -> str:
     """The least and the most of the dense model's score that Adaptive Retention keeps, as a sentence."""
-    found = [one for one in _against(score, bag, "dense") if one.scores[1]]
-    kept = {
-        f"{one.row.dataset}, {models.PLACES[one.row.gates]}": 100 * one.scores[0] / one.scores[1]
-        for one in found
-    }
+    found, _ = _against(score[score["split"] == "test"], bag, "dense")
+    kept = {f"{one.row.dataset}, {models.PLACES[one.row.gates]}": one.percent for one in found}
     ends = dict.fromkeys((min(kept, key=kept.__getitem__), max(kept, key=kept.__getitem__))) if kept else ()
     words = " to ".join(f"{kept[place]:.0f} % ({place})" for place in ends)
-    without = left_out(score, bag)
-    if not words:
-        return without
     subject = f"With {percent} % of the tokens, Adaptive Retention keeps "
-    return f"{subject}{words} of the dense model's score. Dev items count where records hold them. {without}"
+    whole = f"{subject}{words} of the dense model's test score. " if words else ""
+    return whole + left_out(score, bag)
 
 
 def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
-    found = _against(score[score["split"] == "test"], bag, "dense", KEPT_OF_DENSE)
-    if not found:
-        return Verdict.of(None, "no task has both a dense model and Adaptive Retention")
+    found, left = _against(score[score["split"] == "test"], bag, "dense", KEPT_OF_DENSE)
 
     def words(one: errors.Comparison) -> str:
-        mean, dense = one.scores
         half = one.estimate.interval().high - one.estimate.mean
-        return f"{one.place}: {mean:.1f} ± {half:.1f} of {dense:.1f} ({100 * mean / dense:.1f} %)"
+        return f"{one.place}: {one.scores[0]:.1f} ± {half:.1f} of {one.scores[1]:.1f} ({one.percent:.1f} %)"
 
-    return errors.above(found, words)
+    verdict = _judge(errors.above, found, left, words)
+    if not (found and left):
+        return verdict
+    kept = pd.Series([one.percent for one in left], [one.row.dataset for one in left])
+    shares = ", ".join(f"{task} ({style.span(each)} %)" for task, each in kept.groupby(level=0, sort=False))
+    return replace(verdict, short=f"{verdict.short}; not {shares}")
 
 
 def level_with_infor_coef(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
-    found = _against(score, bag, "infor_coef")
-    if not found:
-        return Verdict.of(None, "no task has both at the same place and budget")
-    return errors.within(found, LEVEL_POINTS, lambda one: f"{one.place}: {one.points}")
+    within = functools.partial(errors.within, margin=LEVEL_POINTS)
+    both = _against(score, bag, "infor_coef")
+    return _judge(within, *both, lambda one: f"{one.place}, {100 * one.row.budget:g} %: {one.points}")
 
 
 def beats_random(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
-    return _beats(score, bag, "random")
+    return _judge(errors.above, *_against(score, bag, "random"))
 
 
 def beats_h2o(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
-    return _beats(score, bag, "h2o")
+    return _judge(errors.above, *_against(score, bag, "h2o"))
 
 
-def _beats(score: pd.DataFrame, bag: pd.DataFrame, method: str) -> Verdict:
-    found = _against(score, bag, method)
-    return errors.above(found) if found else Verdict.of(None, "no task has both at the same place and budget")
+def _judge(
+    of: Callable[..., Verdict],
+    found: Sequence[errors.Comparison],
+    left: Sequence[errors.Comparison],
+    words: Callable[[errors.Comparison], str] = lambda one: f"{one.place}: {one.points}",
+) -> Verdict:
+    """The verdict on what is learnt; what is left out is named."""
+    out = f"left out: {'; '.join(map(words, left))}" if left else ""
+    if not found:
+        return Verdict.of(None, out or "no task has both at the same place and budget", n=len(left))
+    verdict = of(found, words=words)
+    return replace(verdict, ours=f"{verdict.ours}; {out}" if out else verdict.ours)

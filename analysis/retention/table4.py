@@ -46,17 +46,12 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     quoted = pd.DataFrame(
         {
             "": [f"{name} (quoted, 30 %)" for name in paper.index],
-            "tokens": "–",
             "ms per batch": [f"{1e3 * x:.0f}" for x in paper["batch_seconds"]],
             "ms per 1k tokens": [f"{1e3 * x:.0f}" for x in paper["seconds_per_1k_tokens"]],
             "throughput": [f"{x:.2f}x" for x in paper["throughput"]],
-            "scorer": "–",
-            _MEMORY: "–",
-            "training time": "–",
-            "training memory": "–",
         }
     )
-    return drawing.Table(pd.concat([shown, quoted], ignore_index=True), values)
+    return drawing.Table(pd.concat([shown, quoted], ignore_index=True).fillna("–"), values)
 
 
 _USED = [

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pandas as pd
 
-from acp_repro.pipeline.papers.retention.suite import RetentionRun
+from acp_repro.pipeline.papers.retention.suite import RetentionRun, RetentionSuite
 
 from .. import drawing
 from ..tables import one_each
@@ -43,21 +41,25 @@ The paper's columns exceed their budget, as its own text says."""
 
 
 def budget_holds(tokens_kept: pd.DataFrame) -> Verdict:
-    table = tokens_kept[(tokens_kept["layer"] > 0) & (tokens_kept["schedule"] != "profile")]
-    over = table["kept_share"] - table["budget"]
-    worst = table.loc[over.idxmax()]
-    words = (
-        f"at most {100 * worst['kept_share']:.1f} % of the tokens go on at a budget of "
-        f"{100 * worst['budget']:g} % "
-        f"({worst['schedule']}, layer {worst['layer']})"
+    layers = tokens_kept[tokens_kept["layer"] > 0]
+    most = 100 * layers.groupby(["budget", "schedule"], sort=False)["kept_share"].max()
+    own = most.drop("profile", level="schedule", errors="ignore")
+    over = own - 100 * own.index.get_level_values("budget")
+    budget = over.idxmax()[0]
+    words = "; ".join(
+        f"at a budget of {100 * of:g} % at most "
+        + ", ".join(f"{share:.1f} % ({schedule})" for schedule, share in shares.droplevel(0).items())
+        for of, shares in most.groupby("budget", sort=False)
     )
-    short = f"at most {100 * worst['kept_share']:.1f} % kept of a budget of {100 * worst['budget']:g} %"
-    return Verdict.of((over <= 0).all(), words, short)
+    profile = f"; profile {most[budget, 'profile']:.1f} %" if len(most) > len(own) else ""
+    short = f"at most {own[budget].max():.1f} % of {100 * budget:g} %{profile}"
+    return Verdict.of((over <= 0).all(), f"{words} of the tokens go on", short)
 
 
-def _one_a_budget(runs: Iterable[RetentionRun]) -> list[RetentionRun]:
-    """The schedules depend on nothing else."""
+def one_a_budget(suite: RetentionSuite, deep: bool) -> list[RetentionRun]:
+    """Of Adaptive Retention in 12 blocks, or in fewer; the schedules depend on nothing else."""
     of_budget: dict[float, RetentionRun] = {}
-    for run in runs:
-        of_budget.setdefault(run.budget, run)
+    for run in suite.adaptive:
+        if (run.backbone.num_hidden_layers == 12) == deep:
+            of_budget.setdefault(run.budget, run)
     return list(of_budget.values())

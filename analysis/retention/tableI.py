@@ -39,8 +39,8 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     table = tabulate(records)
     caption = f"""**Table I.** {_saved(table.values)}Shown are FLOPs of the encoder's blocks for one example,
 beside the measured time. The formula is in `acp_repro.retention.cost`. It counts projections and feed-forward
-layers, attention, and the scorer. Appendix I says that dense attention needs O(T² d) of memory. Its matrix
-has T² entries a head, so the bytes of that function have no d."""
+layers, attention, and the scorer. Appendix I bounds the memory of dense attention by O(T² d), which is
+loose: its matrix has T² entries a head, whatever d."""
     return table, caption
 
 

@@ -76,7 +76,7 @@ def lambdas(*kept, **same):
         (figure_curve.lambda_compresses, lambdas(0.6, 0.4, 0.55), MISSED),
         (figure_curve.lambda_compresses, lambdas(0.59, 0.6, 0.5), UNTOLD),
         (figure_curve.lambda_compresses, lambdas(0.6), UNTOLD),
-        (figure_curve.lambda_compresses, lambdas(0.6, 0.4, training_mask="soft"), UNTOLD),
+        (figure_curve.lambda_compresses, lambdas(0.6, 0.4, training_mask="soft"), MET),
         (
             figure_curve.lambda_compresses,
             scores({"kept_ratio": 0.4}, {"compression": 2.0, "kept_ratio": 0.5, "seed": 1}),
@@ -227,10 +227,10 @@ SAVES = (ENCODER_TIME, ENCODER_MEMORY, DECODER_TIME, DECODER_MEMORY)
         # The host starts kernels, whatever they work on: no time of removal. One length does not show it.
         (times(growth=1.9), dict.fromkeys((ENCODER_TIME, DECODER_TIME), UNTOLD)),
         (times().query("length_tokens == 32"), dict.fromkeys((ENCODER_TIME, DECODER_TIME), UNTOLD)),
-        # Committed: the encoder's peak comes before any gate, and batches do not fill the decoder.
+        # Committed: at 75 % removal is slow, the peak comes before any gate, batches do not fill the decoder.
         (
             pd.read_csv(ROOT / "results/lap-h200/exact-10/removal_time.csv"),
-            {ENCODER_MEMORY: UNTOLD, DECODER_TIME: UNTOLD},
+            dict.fromkeys((ENCODER_TIME, ENCODER_MEMORY, DECODER_TIME), UNTOLD),
         ),
     ],
 )
