@@ -251,5 +251,5 @@ def ensembles_match(loss: pd.DataFrame) -> Verdict:
         return Verdict.of(None, ours, f"{LEAST_NUDGES} pairs are needed", n=len(apart), unit="pair")
     estimate = over_draws(apart)
     found = equivalence(estimate, LOSS_WITHIN_NATS)
-    short = f"{estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}] nats"
+    short = f"ACP − exact: {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}] nats"
     return Verdict.of(found.shown, f"{short} (90 %); {ours}", short, n=len(apart), unit="pair")

@@ -72,7 +72,7 @@ def _claims(report: Report) -> list[str]:
     judged = [(e, row) for e in report.entries for row in e.rows]
     title = "## What the paper claims, checked"
     if not judged:
-        return [title, "No claim of the paper is written down as a criterion."]
+        return [title, "Its figures have no criterion; [REPRODUCTION.md](../../REPRODUCTION.md) has all."]
     counts = Counter(row.verdict for _, row in judged)
     count = ", ".join(f"{counts[word]} {word}" for word in Word if counts[word])
     rows = [
