@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LOSS_WITHIN_NATS = 0.002
 ONE_BIT, REPEAT = "loss, one weight moved", "exact, a second time"  # of same_weights, of fork
-WEAK_TOLERANCE, LEAST_NUDGES = -20.0, 4
+WEAK_TOLERANCE = -20.0
 LEFT = ("figure3", "figure11")  # the needle is on their right, see figure3_right
 PAIR = ["architecture", "size", "context_length_tokens", "seed"]
 
@@ -153,7 +153,7 @@ def losses_match(
     found = equivalence(every := over_draws(counted), LOSS_WITHIN_NATS)
     alone = equivalence(part := over_draws(counted[counted != 0]), LOSS_WITHIN_NATS)
     ends = f"{part.mean:+.4f} [{alone.low:+.4f}, {alone.high:+.4f}]"
-    short = f"{same} of {len(counted)} pairs equal, others {ends}"
+    short = f"{same} of {len(counted)} equal; all {every.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
     mean = f"mean {every.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}] (90 %), margin {LOSS_WITHIN_NATS:g}"
     if same:
         beyond = ", which is not within the margin" * (not alone.shown)
@@ -218,9 +218,14 @@ def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Ve
         + (f", {row.other:.0f} {'greedy ' * (row.Index == 'needle')}answers differ" if row.other >= 0 else "")
         for row in counts.itertuples()
     ) + "; no model was asked a downstream task" * (tasks is None)
-    short = f"{most:.2g} nats apart; one bit of a weight moves a token by {margin:.2g}"
+    needle = table[table["test"] == "needle"]
+    ours = f"{most:.2g} nats apart; one bit of a weight moves a token by up to {margin:.2g}. {each}"
+    short = (
+        f"{most:.2g} nats apart; {needle['differing_answers'].sum():.0f} of {needle['items'].sum():,} greedy "
+    )
+    short += "answers differ"
     met = True if most <= margin else False if most > 2 * margin else None
-    return Verdict.of(met, f"{short}. {each}", short, n=int(one_bit.sum()), unit="model")
+    return Verdict.of(met, ours, short, n=int(one_bit.sum()), unit="model")
 
 
 def same_steps(step_losses: pd.DataFrame, fork: pd.DataFrame | None = None) -> Verdict:
@@ -245,11 +250,10 @@ def ensembles_match(loss: pd.DataFrame) -> Verdict:
     sides = (loss[loss["log_pruning_tolerance"].isna() == exact]["loss_nats"] for exact in (False, True))
     acp, exact = (some(side, "loss, an ensemble") for side in sides)
     apart = (acp - exact).dropna()
-    nudges = loss.groupby(level=0)["loss_nats"].mean().std()
-    ours = f"{(apart == 0).sum()} of {len(apart)} pairs end at the same loss; between nudges SD {nudges:.4f}"
-    if len(apart) < LEAST_NUDGES:
-        return Verdict.of(None, ours, f"{LEAST_NUDGES} pairs are needed", n=len(apart), unit="pair")
-    estimate = over_draws(apart)
-    found = equivalence(estimate, LOSS_WITHIN_NATS)
+    estimate, nudges = over_draws(apart), loss.groupby(level=0)["loss_nats"].mean().std()
+    found, more = equivalence(estimate, LOSS_WITHIN_NATS), {"n": len(apart), "unit": "pair"}
     short = f"ACP − exact: {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}] nats"
-    return Verdict.of(found.shown, f"{short} (90 %); {ours}", short, n=len(apart), unit="pair")
+    ours = f"{short} (90 %); {(apart == 0).sum()} of {len(apart)} pairs equal; between nudges SD {nudges:.4f}"
+    if why := paired.too_few(apart):
+        return Verdict(Word.UNTOLD, ours, why, **more)
+    return Verdict.of(found.shown, ours, short, **more)

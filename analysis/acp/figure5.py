@@ -118,4 +118,5 @@ def a_head_prunes_nothing(pruned_ratio: pd.DataFrame) -> Verdict:
     if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
     none = pruned_ratio["pruned_blocks"] == 0
-    return Verdict.of(bool(none.any()), f"{none.sum()} of {len(none)} heads")
+    several = (head_kinds(pruned_ratio) == "global").sum()
+    return Verdict.of(bool(none.any()), f"{none.sum()} of {several} global heads")

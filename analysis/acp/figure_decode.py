@@ -41,7 +41,7 @@ def draw(records: pd.DataFrame) -> Figure:
             percent = 100 * (sides["acp"] / sides["exact"])
             official = whose in RIVALS
             if not official:
-                ax.set_title(f"{what}: ACP takes {style.span(percent)} % of the exact one")
+                ax.set_title(f"{what}: ours with ACP takes {style.span(percent)} % of exact")
             look = {"mfc": "white", "label": "the authors'"} if official else {"label": "ours"}
             color = style.SIZES[int(official)]
             ax.plot(percent, [rows.index(row) for row in sides.index], "o", ms=5, color=color, **look)
@@ -127,14 +127,14 @@ def decoding_gains_grow(decode_time: pd.DataFrame) -> Verdict:
 
 
 def decoding_not_faster(decode_time: pd.DataFrame) -> Verdict:
-    """Met if no whole step of the authors' model is clearly faster with ACP. Ours runs in CUDA graphs, of
-    which the paper expects a gain, so it says nothing of that."""
+    """Met if no whole step of the authors' model is clearly faster with ACP, and open where one timing says
+    so. Ours runs in CUDA graphs, of which the paper expects a gain, so it says nothing of that."""
     theirs = _decoding(decode_time, "model", "step_ms", official=True)
     faster = theirs["exact"] / theirs["acp"] if len(theirs) else pd.Series(dtype=float)
     if len(faster):
-        short = f"{style.span(faster, '.2f')} times as fast with ACP"
-        met, ours = bool((faster < 1.1).all()), _in_words(theirs, _gain) + _assumed(decode_time, "model")
-        return Verdict.of(met, ours, short, n=len(faster), unit="shape")
+        short = f"{style.span(faster, '.2f')} times as fast with ACP, timed once"
+        met = True if (faster < 1.1).all() else None
+        return Verdict.of(met, _in_words(theirs, _gain), short, n=len(faster), unit="shape")
     short = "the authors' model was never timed as a whole"
     return Verdict(Word.UNTOLD, short)
 

@@ -82,8 +82,7 @@ def reproduction(
         _models(models),
         "## What is missing",
         _table(("paper", "missing", "made by"), missing),
-        "Studies that are answered are at the tag `v1-full` "
-        "([notebook](docs/lab-notebook.md#studies-that-are-answered)).",
+        "Studies that are answered: [notebook](docs/lab-notebook.md#studies-that-are-answered).",
     ]
     return "\n\n".join(parts) + "\n"
 

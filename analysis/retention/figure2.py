@@ -52,8 +52,8 @@ def draw(records: pd.DataFrame) -> Figure:
             (drawn,) = ax.plot(line[name], line["score_percent"], "o-", label=label)
             ax.vlines(line[name], line["low"], line["high"], color=drawn.get_color())
             for usual in line.loc[line[name] == DEFAULTS[name], "score_percent"]:
-                ends = usual - PLATEAU_POINTS, usual + PLATEAU_POINTS
-                ax.axhspan(*ends, color=drawn.get_color(), alpha=0.12, lw=0, zorder=0)
+                ends, band = (usual - PLATEAU_POINTS, usual + PLATEAU_POINTS), f"±{PLATEAU_POINTS:g} points"
+                ax.axhspan(*ends, color=drawn.get_color(), alpha=0.12, lw=0, zorder=0, label=band)
             moved.append(line["score_percent"].max() - line["score_percent"].min())
         ax.axvline(DEFAULTS[name], color="0.4", lw=1, ls="--", zorder=1, label="the paper's default")
         ax.set(xlabel=title, title=f"Moving it changes a test score by at most {max(moved):.1f} points")
@@ -80,10 +80,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         for (task, budget), points in spans(records).items()
     )
     caption = f"""**Figure 2.** Moving one setting of the relaxation changes the test score by at most
-{moved}. Each point is Adaptive Retention's mean over seeds, and a bar spans them; a point without a bar
-has one seed. A band reaches {PLATEAU_POINTS:g} points from the default, as far as the criterion allows;
-it counts items of dev too. The axis does not begin at 0. What the paper's figure
-calls threshold is the stretch, gamma and zeta of Eq. 6."""
+{moved}. Each point is Adaptive Retention's mean over seeds, and a bar spans them where it is
+longer than the point. Bands are of the criterion, which counts items of dev too. The axis does
+not begin at 0. What the paper's figure calls threshold is the stretch, gamma and zeta of Eq. 6."""
     return draw(records), caption
 
 

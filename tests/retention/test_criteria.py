@@ -160,7 +160,7 @@ def test_an_ablation_fails_where_the_printed_loss_is_ruled_out(task, total, verd
 )
 def test_a_plateau_needs_items_enough_to_rule_out_a_slope(total, other, more, verdict):
     def at(share, **columns):
-        return items(total=total, ar=[int(share * total)]).assign(**figure2.DEFAULTS | columns)
+        return items(total=total, ar=[int(share * total)]).assign(suite="s", **figure2.DEFAULTS | columns)
 
     rows = [at(0.8), at(other, temperature=1.0)] + ([at(more, seed=1)] if more else [])
     assert status(figure2.plateau, pd.concat(rows)) == verdict
