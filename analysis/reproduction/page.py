@@ -82,7 +82,6 @@ def reproduction(
         _models(models),
         "## What is missing",
         _table(("paper", "missing", "made by"), missing),
-        "Studies that are answered: [notebook](docs/lab-notebook.md#studies-that-are-answered).",
     ]
     return "\n\n".join(parts) + "\n"
 
