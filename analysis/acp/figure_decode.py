@@ -127,13 +127,13 @@ def decoding_gains_grow(decode_time: pd.DataFrame) -> Verdict:
 
 
 def decoding_not_faster(decode_time: pd.DataFrame) -> Verdict:
-    """Met if no whole step of the authors' model is clearly faster with ACP, and open where one timing says
-    so. Ours runs in CUDA graphs, of which the paper expects a gain, so it says nothing of that."""
+    """Met if no whole step of the authors' model is clearly faster with ACP, and open up to how far launches
+    move one timing. Ours runs in CUDA graphs, of which the paper expects a gain: it says nothing of that."""
     theirs = _decoding(decode_time, "model", "step_ms", official=True)
     faster = theirs["exact"] / theirs["acp"] if len(theirs) else pd.Series(dtype=float)
     if len(faster):
         short = f"{style.span(faster, '.2f')} times as fast with ACP, timed once"
-        met = True if (faster < 1.1).all() else None
+        met = True if (faster < 1.1).all() else False if (faster > 4 / 3).any() else None
         return Verdict.of(met, _in_words(theirs, _gain), short, n=len(faster), unit="shape")
     short = "the authors' model was never timed as a whole"
     return Verdict(Word.UNTOLD, short)
