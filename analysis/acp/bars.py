@@ -34,8 +34,7 @@ def grouped(ax: Axes, table: pd.DataFrame, marks: dict[str, str]) -> None:
         marks: by ``device``, for tables that have one.
     """
     one_each(table, ["size", "context_length_tokens"], "bars")
-    lengths = sorted(table["context_length_tokens"].unique())
-    sizes = list(dict.fromkeys(table["size"]))
+    lengths, sizes = sorted(table["context_length_tokens"].unique()), list(dict.fromkeys(table["size"]))
     measured = table.set_index(["size", "context_length_tokens"])
     at, centres, pad = 0.0, [], 0.05 + 0.6 / len(measured)
     for length in lengths:
@@ -47,9 +46,10 @@ def grouped(ax: Axes, table: pd.DataFrame, marks: dict[str, str]) -> None:
                 continue
             row, x, at = measured.loc[size, length], at + 0.5, at + 1
             height, mark = row["percent"], marks.get(row.get("device"), "")
-            ax.bar(x, height, 0.88, **look(size, index, row["trained_tokens"], mark))
+            ax.bar(x, height, 0.88, **(bar := look(size, index, row["trained_tokens"], mark)))
             inside = row.get("grid_percent", np.inf) - height < POINTS_OF_A_NUMBER
-            drawing.note(ax, f"{height:.0f}", (x, max(height, 0)), (0, -2 if inside else 0.1))
+            ink = {"color": "white"} if inside and bar["fc"][3] == 1 else {}  # on a full bar
+            drawing.note(ax, f"{height:.0f}", (x, max(height, 0)), (0, -2 if inside else 0.1), **ink)
         if "grid_percent" in table:
             most = table.loc[table["context_length_tokens"] == length, "grid_percent"].max()
             ax.hlines(most, start, at, color="0.2", lw=1, label="the most that the grid allows")
