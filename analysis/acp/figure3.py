@@ -150,11 +150,11 @@ def losses_match(
         return Verdict(Word.UNTOLD, f"{why}. {ours}{note}", why, **more)
     same, most = int((counted == 0).sum()), counted.abs().max()
     equal = f"{same} of {len(counted)} pairs end at the same loss"
-    found = equivalence(every := over_draws(counted), LOSS_WITHIN_NATS)
+    near = equivalence(all_ := over_draws(counted), LOSS_WITHIN_NATS)
     alone = equivalence(part := over_draws(counted[counted != 0]), LOSS_WITHIN_NATS)
     ends = f"{part.mean:+.4f} [{alone.low:+.4f}, {alone.high:+.4f}]"
-    short = f"{same} of {len(counted)} equal; all {every.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
-    mean = f"mean {every.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}] (90 %), margin {LOSS_WITHIN_NATS:g}"
+    short = f"{same} of {len(counted)} pairs equal; mean {all_.mean:+.4f} [{near.low:+.4f}, {near.high:+.4f}]"
+    mean = f"mean {all_.mean:+.4f} [{near.low:+.4f}, {near.high:+.4f}] (90 %), margin {LOSS_WITHIN_NATS:g}"
     if same:
         beyond = ", which is not within the margin" * (not alone.shown)
         mean += f"; of the {len(counted) - same} that part {ends}{beyond}"
@@ -163,7 +163,7 @@ def losses_match(
     words = "; ".join(filter(None, (*parts, _forked(fork)))) + note
     labels = (f"{s}, {size}, {style.length_label(n)}, seed {seed}" for s, _, size, n, seed in counted.index)
     more |= {"values": dict(zip(labels, counted, strict=True)), "axis": "ACP − exact (nats)"}
-    return Verdict.of(found.shown, words, short, **more)
+    return Verdict.of(near.shown, words, short, **more)
 
 
 def _parting(loss: pd.DataFrame, step_losses: pd.DataFrame | None) -> str:
