@@ -243,9 +243,8 @@ class RetentionSuite(Suite):
         """Tables 1 and 2: every method at this budget and the dense models of the same tasks, all seeds."""
         methods = [name for name in METHODS if name not in ABLATIONS]
         runs = self.select(*methods, budget=budget)
-        pruned = {run.place[:2] for run in runs if not run.is_dense}
-        runs = [run for run in runs if run.place[:2] in pruned]
-        return runs if any(run.is_dense for run in runs) else []
+        pruned, dense = ({run.place[:2] for run in runs if run.is_dense is of} for of in (False, True))
+        return [run for run in runs if run.place[:2] in pruned & dense]
 
     @property
     def dense(self) -> list[RetentionRun]:
