@@ -197,5 +197,6 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
         for row in other.itertuples()
     )
     ours = (f"{counts}: {each}" if each else counts) + f"; not known: {', '.join(unknown)}" * bool(unknown)
-    n = 2 * len(table[[*paired.SETTING, "method", "code"]].drop_duplicates())
-    return Verdict.of(True if len(other) else None, ours, counts, n=n)
+    two = table.groupby([*paired.SETTING, "method", "code"])[["first", "second"]]
+    trainings = {tuple(rows[side]) for _, rows in two for side in rows}  # of equal bits once
+    return Verdict.of(True if len(other) else None, ours, counts, n=len(trainings))
