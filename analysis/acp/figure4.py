@@ -116,7 +116,7 @@ def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     found = head_kinds(pruned_ratio)
     local, rest, everywhere = (int((found == k).sum()) for k in ("local", "between", "global"))
     met = local > 0 and everywhere > 0 and local + everywhere > rest
-    return Verdict.of(met, f"{local} local, {everywhere} global, {rest} between heads of one training")
+    return Verdict.of(met, f"{local} local, {everywhere} global, {rest} between")
 
 
 def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:

@@ -118,7 +118,7 @@ def large_weights_kept(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> 
     """Met if no recorded weight (over 0.1) lies left of the boundary."""
     lost, all_of_them = large_weights_lost(decay, attention_weights)
     heads = len(decay[["layer", "head"]].drop_duplicates())
-    return Verdict.of(lost == 0, f"{lost} of {all_of_them:,} such weights in the {heads} heads shown")
+    return Verdict.of(lost == 0, f"{lost} of {all_of_them:,} in the {heads} heads shown")
 
 
 def large_weights_lost(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> tuple[int, int]:
@@ -134,5 +134,5 @@ def weights_sparse(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verd
     """Met if under :data:`SPARSE_PERCENT` of the causal entries of A are recorded, those over 0.1."""
     lengths = decay.groupby(["run", "layer", "head"])["position"].nunique()
     percent = 100 * len(attention_weights) / (lengths * (lengths + 1) / 2).sum()
-    ours = f"{percent:.2g} % of entries are over 0.1 in the {len(lengths)} heads shown"
+    ours = f"{percent:.2g} % of entries over 0.1 in the {len(lengths)} heads shown"
     return Verdict.of(bool(percent < SPARSE_PERCENT), ours)

@@ -117,9 +117,8 @@ def loss_unmoved(epsilon_sweep: pd.DataFrame) -> Verdict:
     table = _swept(epsilon_sweep).set_index("swept_log_pruning_tolerance")["loss_nats"].sort_index()
     if -10.0 not in table.index or table.index[0] >= -10.0:
         return Verdict(Word.UNTOLD, "the sweep lacks e^-10 or a smaller epsilon")
-    gap = table[-10.0] - table.iloc[0]
-    words = f"{abs(gap):.6f} nats from the loss at {sweeps.e_to(table.index[0])}"
-    return Verdict.of(bool(abs(gap) < SAME_LOSS_NATS), words)
+    gap, least = abs(table[-10.0] - table.iloc[0]), sweeps.e_to(table.index[0])
+    return Verdict.of(bool(gap < SAME_LOSS_NATS), f"{gap:.6f} nats from the loss at {least}")
 
 
 def swept_mass_below_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:

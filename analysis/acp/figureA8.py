@@ -16,7 +16,7 @@ from . import paired
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ON_PAR_NATS = 0.01  # 1 % of perplexity; two seeds of one setting are up to 0.028 apart
+ON_PAR_NATS = 0.01  # 1 % of perplexity
 KEY = ["size", "context_length_tokens", "seed"]
 
 
@@ -37,10 +37,10 @@ def fox_is_on_par(loss: pd.DataFrame, loss_curve: pd.DataFrame) -> Verdict:
     mean, low, high = over_draws(apart).interval(2 * LEVEL)
     met = True if high < ON_PAR_NATS else False if low > ON_PAR_NATS else None
     curve = twins(loss_curve, "position")
-    eighth = curve["context_length_tokens"] / 8
-    ends = [curve[curve["position"] < eighth], curve[curve["position"] >= 7 * eighth]]
-    first, last = (f"{end['difference'].mean():+.4f}" for end in ends)
-    short = f"FoX − RoPE: {mean:+.4f} [{low:+.4f}, {high:+.4f}] nats"
+    eighth = 8 * curve["position"] // curve["context_length_tokens"]
+    first, last = (f"{curve['difference'][eighth == end].mean():+.4f}" for end in (0, 7))
+    tokens = style.count_span(loss["trained_tokens"])
+    short = f"FoX − RoPE: {mean:+.4f} [{low:+.4f}, {high:+.4f}] nats, {tokens} tokens"
     where = f"in the first eighth of the context {first}, in the last {last}"
     return Verdict.of(met, f"mean {short} (90 %), margin {ON_PAR_NATS:g}; {where}; {seeds}", short, **more)
 

@@ -160,15 +160,16 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
     columns, unknown = paired.equivalences(table, models.vocabulary(lm_eval_items))
     known, every = len(columns), len(columns) + len(unknown)
-    left_out = f"; not known: {', '.join(unknown)}" if unknown else ""
-    if why := paired.too_few(table["difference"].abs().groupby([table[key] for key in keys]).max()):
-        return Verdict(Word.UNTOLD, why + left_out + note, why)
-    pairs = f"{len(table[keys].drop_duplicates())} pairs"
+    left_out = f"; not known: {', '.join(unknown)}" * bool(unknown) + note
+    apart = table["difference"].abs().groupby([table[key] for key in keys]).max()
+    pairs, more = f"{len(apart)} pairs", {"n": len(apart) or None, "unit": "pair"}
+    if why := paired.too_few(apart):
+        return Verdict(Word.UNTOLD, why + left_out, why, **more)
     if not every:
         return Verdict(Word.UNTOLD, f"no column of the paper's{note}")
     if 2 * known < every:
-        ours = f"{pairs}: the exact models know {known} of {every} columns, less than half{left_out}{note}"
-        return Verdict(Word.UNTOLD, ours, f"the exact models know {known} of {every} columns")
+        why = f"the exact models know {known} of {every} columns"
+        return Verdict(Word.UNTOLD, f"{pairs}: {why}, less than half{left_out}", why, **more)
     within, beyond = (columns[f"adjusted_{name}"] < LEVEL for name in ("p_value", "beyond_p_value"))
     ours = f"{pairs}: {within.sum()} of {known} columns differ by less than the paper's own pairs"
     for word, some in (("beyond", columns[beyond]), ("open", columns[~within & ~beyond])):
@@ -178,7 +179,7 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
             for row in some.itertuples(name="Row")
         )
         ours += f"; {word}: {each}" if each else ""
-    return Verdict.of(False if beyond.any() else True if within.all() else None, ours + left_out + note)
+    return Verdict.of(False if beyond.any() else True if within.all() else None, ours + left_out, **more)
 
 
 def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
@@ -196,5 +197,6 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
         for row in other.itertuples()
     )
     ours = (f"{counts}: {each}" if each else counts) + f"; not known: {', '.join(unknown)}" * bool(unknown)
-    n = 2 * len(table[[*paired.SETTING, "method", "code"]].drop_duplicates())
-    return Verdict.of(True if len(other) else None, ours, counts, n=n)
+    two = table.groupby([*paired.SETTING, "method", "code"])[["first", "second"]]
+    trainings = {tuple(rows[side]) for _, rows in two for side in rows}  # of equal bits once
+    return Verdict.of(True if len(other) else None, ours, counts, n=len(trainings))

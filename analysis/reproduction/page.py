@@ -67,7 +67,7 @@ def reproduction(
         "this page, [claims.json](claims.json) and the tables of the [README](README.md).",
         _table(("Paper", *Word), counts),
         "Of several suites (sets of trainings) the one nearest to the paper's size and context decides, "
-        "whatever its answer. n is of trainings unless it says more.",
+        "whatever its answer. n is of trainings unless it says more. Brackets: 90 %.",
     ]
     for paper in papers:
         note = Path(__file__).with_name(f"{paper.name}.md").read_text(encoding="utf-8").strip()
@@ -142,10 +142,10 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
     parts = [
         f"# Claims of {paper.title}",
         f"[The paper]({paper.url}) makes {summary(rows)}. Each entry has the paper's words, the criterion, "
-        "all numbers, the records and what measures it again. Square brackets hold a 95 % interval unless "
-        "they say otherwise. Intervals are without Holm's correction, verdicts with it, so an interval may "
-        "be clear of the bound where the verdict is “cannot be told”. *Start of training* marks a model that "
-        "saw few tokens for its size.",
+        "all numbers, the records and what measures it again. Square brackets hold a 95 % interval (of "
+        "losses 90 %) unless they say otherwise. Intervals are without Holm's correction, verdicts with it, "
+        "so an interval may be clear of the bound where the verdict is “cannot be told”. *Start of training* "
+        "marks a model that saw few tokens for its size.",
     ]
     for row in rows:
         parts += [
