@@ -252,8 +252,8 @@ def ensembles_match(loss: pd.DataFrame) -> Verdict:
     apart = (acp - exact).dropna()
     estimate, nudges = over_draws(apart), loss.groupby(level=0)["loss_nats"].mean().std()
     found, more = equivalence(estimate, LOSS_WITHIN_NATS), {"n": len(apart), "runs": list(loss["run"])}
-    short = f"ACP − exact: {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}] nats"
-    ours = f"{short} (90 %); {(apart == 0).sum()} of {len(apart)} pairs equal; between nudges SD {nudges:.4f}"
+    short = f"{(apart == 0).sum()} of {len(apart)} pairs equal; [{found.low:+.4f}, {found.high:+.4f}] nats"
+    ours = f"{short} (90 %), ACP − exact, mean {estimate.mean:+.5f}; between nudges SD {nudges:.4f}"
     if why := paired.too_few(apart):
         return Verdict(Word.UNTOLD, ours, why, unit="pair", **more)
     return Verdict.of(found.shown, ours, short, unit="pair", **more)

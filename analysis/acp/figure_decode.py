@@ -117,7 +117,7 @@ def decoding_gains_grow(decode_time: pd.DataFrame) -> Verdict:
     met = all(large > 0.9 * small for small, large in pairs) if pairs else None
     first, last = (100 * saved["saved"].iloc[end] for end in (0, -1))
     ours = _in_words(times, _saved) + _assumed(decode_time, "attention")
-    short = f"{first:.0f} % less at the smallest, {last:.0f} % at the largest, drawn gates"
+    short = f"ours {first:.0f} % less (smallest) to {last:.0f} % (largest), drawn gates"
     return Verdict.of(met, ours, short, n=len(saved), unit="shape")
 
 
@@ -132,9 +132,7 @@ def decoding_not_faster(decode_time: pd.DataFrame) -> Verdict:
     faster = (each["exact"] / each["acp"]).unstack("turn")
     always = (faster.min(axis=1) > CLEARLY) & (faster.count(axis=1) >= TIMINGS)
     met = True if (faster.max(axis=1) < CLEARLY).all() else False if always.any() else None
-    short = (
-        f"{style.span(faster.median(axis=1), '.2f')} times as fast with ACP; timings: {len(faster.columns)}"
-    )
+    short = f"{style.span(faster.median(axis=1), '.2f')} times as fast with ACP; {faster.shape[1]} timings"
     ours = _in_words(faster, lambda row: f"{style.span(pd.Series(row[1:]).dropna(), '.2f')} times as fast")
     return Verdict.of(met, ours, short, n=len(faster), unit="shape")
 

@@ -114,7 +114,9 @@ def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
             kept = gated.get("kept_ratio", watched)
             if kept is None or kept.min() <= MOST_KEPT:
                 return found
-            return replace(found, word=Word.UNTOLD, short="the gates hardly close in so few steps")
+            return replace(
+                found, word=Word.UNTOLD, short=f"gates keep {100 * kept.min():.0f} % of the tokens"
+            )
         found = check(records)
         masks = set(records.loc[records["compression"].notna(), "training_mask"])
         hard = "by hard concrete gates, not the article's"

@@ -24,7 +24,11 @@ MARKERS = {
 # The README's questions: the row that answers, and its scale.
 QUESTIONS = (
     ("Is pruning safe?", "acp.figureA1.1", "760M at 4k, every head"),
-    ("Does ACP change the loss of a training?", "acp.text.19", "125M to 760M, 4k to 16k, nats (90 %)"),
+    (
+        "Do trainings with ACP and exact ones end at one loss?",
+        "acp.text.19",
+        "125M to 760M, 4k to 16k, nats (90 %)",
+    ),
     ("The same bit for bit at ε = e^-20 (default e^-10)?", "acp.text.36", "125M at 4k, start of training"),
     ("Do the same weights give the same likelihoods?", "acp.text.34", "125M at 4k (start of training), 16k"),
     ("What attention time is saved at the paper's pruned share?", "acp.table_speed.1", "12 heads, H100"),

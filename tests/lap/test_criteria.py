@@ -254,5 +254,5 @@ def test_runs_that_do_not_train_as_published_tell_nothing_of_the_article(monkeyp
     kept = [("lap-paper", 0.5), ("lap-paper", 0.99), ("lap-h200", 0.5)]
     found = [check(good.assign(suite=suite, kept_ratio=share)) for suite, share in kept]
     assert [one.word for one in found] == [MET, UNTOLD, UNTOLD]
-    assert "hardly close" in found[1].short and "not its beta 5, tau 0.1" in found[2].ours
+    assert "keep 99 %" in found[1].short and "not its beta 5, tau 0.1" in found[2].ours
     assert check(scores({}).assign(suite="lap-paper")).short == "by hard concrete gates, not the article's"
