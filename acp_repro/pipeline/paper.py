@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +104,7 @@ class Quantity:
     Attributes:
         name: of the quantity and the file of its records.
         columns: the measured columns, as words of one string. A name ends with its unit; counts, ratios and
-            indices need none.
+            indices need none. After ``x_ms+``, a median, stands ``x_turns_ms``: all the times behind it.
         measure: ``MODULE:FUNCTION``, imported when it measures: ``function(trained, **options)`` gives the
             rows. Empty if ``command`` makes them.
         runs: the runs of a suite that it is about.
@@ -139,7 +140,13 @@ class Quantity:
 
     def __post_init__(self):
         if isinstance(self.columns, str):
-            object.__setattr__(self, "columns", tuple(self.columns.split()))
+            columns = re.sub(r"(\w+)_ms\+", r"\1_ms \1_turns_ms", self.columns)
+            object.__setattr__(self, "columns", tuple(columns.split()))
+
+    def fits(self, columns: Iterable[str], found: Iterable[str]) -> bool:
+        """Whether a file with ``found`` has all ``columns``, but for those that came later."""
+        found, later = list(found), [n for n in self.columns if n in self.later or n.endswith("_turns_ms")]
+        return [name for name in columns if name in found or name not in later] == found
 
     @property
     def has_library(self) -> bool:

@@ -27,11 +27,7 @@ PANELS = (
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """What ACP leaves of the time of attention, of a model's step, and of its cache, by batch, then length.
-
-    Args:
-        records: ``decode_time`` records of one device and one kind of gates; of several timings the median.
-    """
+    """What ACP leaves of the time of attention, of a model's step and of its cache, by batch, then length."""
     rows = sorted(set(zip(records["batch"], records["length_tokens"], strict=True)))
     figure, axes = drawing.panels(3, 0.9 + 0.2 * len(rows), sharey=True)
     for ax, (scope, value, what) in zip(axes, PANELS, strict=True):

@@ -197,7 +197,7 @@ def test_all_methods_of_all_rivals_take_turns(monkeypatch):
     all_of_them = [*ours, ("ours", "exact"), ("eager", "exact")]
     assert turns == [all_of_them, all_of_them, ours]  # forward, forward + backward, search
     assert [r["method"] for r in records] == ["acp", "acp auto", "exact", "exact"]
-    assert {r["repeats"] for r in records} == {4}
+    assert {r["repeats"] for r in records} == {4} == {len(r["forward_turns_ms"].split()) for r in records}
 
 
 def test_flexattention_computes_the_equations():

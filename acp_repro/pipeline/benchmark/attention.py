@@ -12,7 +12,6 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ from ...attention.threshold import logit_bound_from_norms
 from ...common.errors import is_out_of_memory
 from ...model.capture import AttentionInputs
 from .rivals import RIVALS, Call
-from .timing import ORDER, Clock, device_ms, host_ms, interleaved, orders
+from .timing import ORDER, Clock, device_ms, host_ms, in_columns, interleaved, orders
 
 Key = tuple[str, str]  # a rival and one of its methods
 
@@ -221,11 +220,10 @@ def time_rivals(problem: Problem, gates: str, calls: Mapping[str, Call], repeats
             failed[key] = "not timed, its scores do not fit into memory"
         attempt(key, functools.partial(look, key))
 
-    def timed(part: Callable[[Key], Any], clock: Clock, keys: list[Key]) -> dict[Key, float]:
+    def timed(part: Callable[[Key], Any], clock: Clock, keys: list[Key]) -> dict[Key, list[float]]:
         parts = {k: functools.partial(attempt, k, functools.partial(part, k)) for k in keys}
         title = "times" if shown else None
-        times = interleaved(parts, device, repeats, clock, warm_ups=4 if gpu else 1, title=title)
-        return {k: median(values) for k, values in times.items()}
+        return interleaved(parts, device, repeats, clock, warm_ups=4 if gpu else 1, title=title)
 
     keys = [key for key in keys if key not in failed]
     leaves = [x.detach().requires_grad_() for x in problem.inputs]
@@ -239,12 +237,12 @@ def time_rivals(problem: Problem, gates: str, calls: Mapping[str, Call], repeats
 
     searching = [key for key in keys if key[0] == "ours" and key[1].startswith("acp")]
     columns = {
-        "forward_ms": timed(attend, device_ms, keys),
-        "forward_backward_ms": timed(both, device_ms, keys),
-        "search_ms": timed(lambda key: problem.search(key[1]), device_ms, searching),
+        "forward": timed(attend, device_ms, keys),
+        "forward_backward": timed(both, device_ms, keys),
+        "search": timed(lambda key: problem.search(key[1]), device_ms, searching),
         # A CPU is both host and device.
-        "forward_host_ms": timed(torch.no_grad()(attend), host_ms, keys) if gpu else {},
-        "forward_backward_host_ms": timed(both, host_ms, keys) if gpu else {},
+        "forward_host": timed(torch.no_grad()(attend), host_ms, keys) if gpu else {},
+        "forward_backward_host": timed(both, host_ms, keys) if gpu else {},
     }
     turns = len(list(orders(keys, repeats)))
     yield from (f"{name}, {method}: {reason}" for (name, method), reason in failed.items())
@@ -264,7 +262,7 @@ def time_rivals(problem: Problem, gates: str, calls: Mapping[str, Call], repeats
             "nominal_forward_tflop": forward,
             "nominal_forward_backward_tflop": forward + backward,
             "gate_gradient_error": gate_errors[key],
-            **{column: times.get(key) for column, times in columns.items()},
+            **in_columns(**{name: times.get(key, []) for name, times in columns.items()}),
         }
 
 

@@ -26,7 +26,7 @@ from acp_repro.model.generation import prefill
 from .attention import mean_gates
 from .rivals import Call as Rival
 from .rivals import available, decode_officially, official_model
-from .timing import ORDER, Call, Clock, device_ms, interleaved, orders, peak_memory
+from .timing import ORDER, Call, Clock, device_ms, in_columns, interleaved, orders, peak_memory
 
 _BLOCK = 64
 # More bytes than the level-2 cache of any GPU: written between two calls, so that keys come from memory.
@@ -178,11 +178,10 @@ def measure_attention(
             calls[name, method] = torch.no_grad()(step)
             records.append({**shared, "implementation": name, "method": method})
     found = interleaved(calls, device, repeats, _clock(device))
-    times = {key: median(values) for key, values in found.items()}
     for one in records:
-        one["step_ms"] = times[one["implementation"], one["method"]]
+        one |= in_columns(step=found[one["implementation"], one["method"]])
         if one["implementation"] not in rivals:
-            one["read_ms"] = min(times["amax", one["method"]], times["sum", one["method"]])
+            one["read_ms"] = min(median(found[name, one["method"]]) for name in ("amax", "sum"))
     return records
 
 
@@ -234,8 +233,7 @@ def measure_model(
                 "order": ORDER,
                 "implementation": "official" if rival else choose_implementation(device),
                 "method": method,
-                "prefill_ms": median(prefill_ms),
-                "step_ms": median(step_ms),
+                **in_columns(prefill=prefill_ms, step=step_ms),
                 "peak_bytes": peaks[method],
             }
             if not rival:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 from typing import Any
 
 import pandas as pd
@@ -23,7 +23,7 @@ from ...attention.reference import forgetting_attention as equations
 from ...attention.reference import kept_entries
 from ...model.capture import AttentionInputs
 from .rivals import available, find_official
-from .timing import ORDER, orders, wall_ms
+from .timing import ORDER, in_columns, orders, wall_ms
 
 SM_SCALE, THRESHOLD = 1.3, -10.0
 _CALLS = 40  # in a row, so that neither clock rate nor queue is that of the other implementation
@@ -93,7 +93,7 @@ def time_forward(shapes: pd.DataFrame, device: torch.device, repeats: int) -> It
                 **{key: getattr(row, key) for key in ("batch", "queries", "keys", "heads", "head_dim")},
                 "repeats": len(values),
                 "order": ORDER,
-                "forward_ms": median(values),
+                **in_columns(forward=values),
                 "error_budgets": budgets if name == ours else None,
                 "published_us": None if pd.isna(row.published_us) else row.published_us,
             }

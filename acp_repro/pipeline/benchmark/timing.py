@@ -10,8 +10,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -91,6 +92,12 @@ def interleaved(
                     times[name].append(milliseconds)
                 progress.update()
     return times
+
+
+def in_columns(**times: Sequence[float]) -> dict[str, Any]:
+    """The median of each call's milliseconds, and all of them as words; None where there are none."""
+    each = {f"{k}_turns_ms": " ".join(f"{x:.5g}" for x in v) or None for k, v in times.items()}
+    return {f"{k}_ms": median(v) if v else None for k, v in times.items()} | each
 
 
 def peak_memory(work: Call, device: torch.device) -> int:

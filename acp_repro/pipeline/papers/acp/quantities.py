@@ -55,7 +55,7 @@ QUANTITIES = (
     ),
     Quantity(
         "attention_time",
-        "implementation method measured_tokens repeats forward_ms backward_ms boundary_search_ms order",
+        "implementation method measured_tokens repeats forward_ms+ backward_ms+ boundary_search_ms order",
         f"{M}.speed:measure_attention_time",
         with_acp,
         group="speed",
@@ -63,11 +63,11 @@ QUANTITIES = (
     ),
     Quantity(
         "throughput",
-        "implementation method measured_tokens repeats throughput_tokens_per_s order",
+        "implementation method measured_tokens repeats throughput_tokens_per_s pass_ms+ order",
         f"{M}.speed:measure_throughput",
         with_acp,
         group="speed",
-        later=("order",),
+        later=("order", "pass_ms"),
     ),
     Quantity(
         "loss_curve",
@@ -170,21 +170,21 @@ QUANTITIES = (
     Quantity(
         "kernel_time",  # nominal counts the whole causal grid
         "implementation method gates length_tokens heads head_dim measured_tokens repeats pruned_ratio "
-        "forward_ms forward_backward_ms search_ms nominal_forward_tflop nominal_forward_backward_tflop "
-        "gate_gradient_error forward_host_ms forward_backward_host_ms order",
+        "forward_ms+ forward_backward_ms+ search_ms+ nominal_forward_tflop nominal_forward_backward_tflop "
+        "gate_gradient_error forward_host_ms+ forward_backward_host_ms+ order",
         key="implementation method length_tokens heads head_dim",
         command="python -m acp_repro.benchmark_attention --suite {suite}",
     ),
     Quantity(
         "forward_time",  # error_budgets is of ours, published_us of FlagAttention on an H100
-        "implementation dtype_of_inputs batch queries keys heads head_dim repeats order forward_ms "
+        "implementation dtype_of_inputs batch queries keys heads head_dim repeats order forward_ms+ "
         "error_budgets published_us",
         key="implementation dtype_of_inputs batch queries keys heads head_dim",
         command="python -m acp_repro.benchmark_attention --inference --suite {suite}",
     ),
     Quantity(
         "training_step",
-        "implementation method vocab_size ranks parallel step_tokens steps repeats step_ms "
+        "implementation method vocab_size ranks parallel step_tokens steps repeats step_ms+ "
         "throughput_tokens_per_s mfu_nominal peak_memory_bytes pruned_ratio order",
         key="architecture size context_length_tokens implementation method vocab_size ranks parallel",
         command="python -m acp_repro.benchmark_training --suite {suite}",
@@ -203,8 +203,8 @@ QUANTITIES = (
     Quantity(
         # The cache is measured as it is, for each head, and as one block table for all heads of a layer.
         "decode_time",
-        "scope implementation method gates batch length_tokens layers heads head_dim repeats step_ms "
-        "read_ms prefill_ms kept_bytes layer_kept_bytes allocated_bytes peak_bytes output_error order",
+        "scope implementation method gates batch length_tokens layers heads head_dim repeats step_ms+ "
+        "read_ms prefill_ms+ kept_bytes layer_kept_bytes allocated_bytes peak_bytes output_error order",
         key="scope implementation method batch length_tokens heads head_dim",
         command="python -m acp_repro.benchmark_decode --suite {suite}",
     ),

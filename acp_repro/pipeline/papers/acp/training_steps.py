@@ -22,7 +22,7 @@ from acp_repro.model.config import peak_flops
 from acp_repro.model.layers import fuse_training
 from acp_repro.pipeline.benchmark.attention import mean_gates
 from acp_repro.pipeline.benchmark.rivals import official_model
-from acp_repro.pipeline.benchmark.timing import ORDER, interleaved, peak_memory
+from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.provenance import device_name
 from acp_repro.pipeline.training.distributed import parallelize, rank, world_size
@@ -136,8 +136,8 @@ def _time_steps(
             "steps": steps,
             "repeats": len(values),
             "order": ORDER,
-            "step_ms": (step := median(values) / steps),
-            "throughput_tokens_per_s": (rate := 1e3 * tokens * world_size() / step),
+            **in_columns(step=[ms / steps for ms in values]),
+            "throughput_tokens_per_s": (rate := 1e3 * tokens * world_size() * steps / median(values)),
             "mfu_nominal": peak_rate and rate * flops / (peak_rate * world_size()),
             "peak_memory_bytes": peaks[method],
             "pruned_ratio": pruned if method == "acp" and made.name != "official" else None,

@@ -35,7 +35,7 @@ QUANTITIES = (
     ),
     Quantity(
         "removal_time",
-        "method length_tokens measured_texts repeats kept_ratio encoder_ms decoder_ms encoder_peak_bytes "
+        "method length_tokens measured_texts repeats kept_ratio encoder_ms+ decoder_ms+ encoder_peak_bytes "
         "decoder_peak_bytes memory_bytes order",
         f"{M}.removal_time:measure_removal_time",
         lambda suite: [suite.main_run],

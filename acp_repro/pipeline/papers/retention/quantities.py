@@ -50,9 +50,9 @@ QUANTITIES = (
     ),
     Quantity(
         "speed",
-        "length_tokens batch_examples repeats batch_ms dense_batch_ms scorer_ms throughput_tokens_per_s "
+        "length_tokens batch_examples repeats batch_ms+ dense_batch_ms+ scorer_ms throughput_tokens_per_s "
         "dense_throughput_tokens_per_s peak_memory_bytes dense_peak_memory_bytes training_batch_examples "
-        "training_batch_ms dense_training_batch_ms training_peak_memory_bytes "
+        "training_batch_ms+ dense_training_batch_ms+ training_peak_memory_bytes "
         "dense_training_peak_memory_bytes example_flop dense_example_flop order",
         f"{M}.speed:measure_speed",
         lambda suite: suite.timed(),

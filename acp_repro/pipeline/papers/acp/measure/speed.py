@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import defaultdict
 from statistics import median
 from typing import Any
 
@@ -13,32 +13,29 @@ from tqdm import tqdm
 from acp_repro.attention import choose_implementation, forgetting_attention
 from acp_repro.model.capture import AttentionInputs, attention_inputs
 from acp_repro.model.layers import fuse_training
-from acp_repro.pipeline.benchmark.timing import ORDER, interleaved
+from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved
 from acp_repro.pipeline.training.optimizer import make_optimizer
 from acp_repro.pipeline.training.run_folder import compiles
 from acp_repro.pipeline.training.step import autocast, compiled_blocks, train_step
 
 from ..trained import TrainedFoX
 
-METHODS = ("acp", "exact")
+METHODS, PARTS = ("acp", "exact"), ("forward", "backward")
 
 
 def measure_attention_time(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a method (``acp``, ``exact``): milliseconds for all layers on the measured text (Appendix
-    B).
-
-    Both methods get the same inputs and take turns. A number is the sum over layers and batches of the median
-    over repeats. The forward time includes the boundary search, which is also timed by itself.
-    """
+    """One record a method: milliseconds for all layers on the measured text (Appendix B), the sum of medians.
+    The forward time includes the boundary search."""
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
-    total: Counter = Counter()
+    each: defaultdict = defaultdict(list)
     calls = len(batches) * trained.model.config.num_hidden_layers
     progress = tqdm(total=calls, desc=f"{trained.run.name}: attention time", unit="layer")
     with progress, autocast(trained.device, trained.run.training.dtype):
         for input_ids, _ in batches:
             for inputs in attention_inputs(trained.model, input_ids):
                 times = _times(inputs, trained.device, trained.measure_settings.timing_repeats)
-                total.update({key: median(values) for key, values in times.items()})
+                for key, values in times.items():
+                    each[key].append(values)
                 progress.update()
     return [
         {
@@ -47,9 +44,9 @@ def measure_attention_time(trained: TrainedFoX) -> list[dict[str, Any]]:
             "measured_tokens": sum(input_ids.numel() for input_ids, _ in batches),
             "repeats": len(times["forward", method]),
             "order": ORDER,
-            "forward_ms": total["forward", method],
-            "backward_ms": total["backward", method],
-            "boundary_search_ms": total["search", method] if method == "acp" else None,
+            **in_columns(**{part: list(map(sum, zip(*each[part, method], strict=True))) for part in PARTS}),
+            **{f"{part}_ms": sum(map(median, each[part, method])) for part in PARTS},
+            "boundary_search_ms": sum(map(median, each["search", "acp"])) if method == "acp" else None,
         }
         for method in METHODS
     ]
@@ -82,11 +79,8 @@ def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[
 
 
 def measure_throughput(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a method: tokens a second of whole training steps, optimiser included.
-
-    The final weights are used because throughput drops while gates open and then stays constant (Section
-    4.1). A learning rate of 0 keeps them unchanged. Both methods take turns; the first turn compiles.
-    """
+    """One record a method: tokens a second of whole training steps with the final weights, which a rate of 0
+    keeps: throughput drops while gates open, then stays (Section 4.1). The first turn compiles."""
     run, config = trained.run, trained.run.training
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     tokens = sum(input_ids.numel() for input_ids, _ in batches)
@@ -120,6 +114,7 @@ def measure_throughput(trained: TrainedFoX) -> list[dict[str, Any]]:
             "repeats": len(values),
             "order": ORDER,
             "throughput_tokens_per_s": tokens / (median(values) / 1e3),
+            **in_columns(**{"pass": values}),
         }
         for method, values in times.items()
     ]

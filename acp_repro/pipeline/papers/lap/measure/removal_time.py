@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from statistics import median
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from acp_repro.lap import PruningAutoencoder
 from acp_repro.lap.autoencoder import pad
 from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
-from acp_repro.pipeline.benchmark.timing import ORDER, interleaved, peak_memory, wall_ms
+from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory, wall_ms
 
 from ..task import TrainedPruning
 
@@ -99,8 +98,7 @@ def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tens
             "repeats": len(encoder_ms[name]),
             "order": ORDER,
             "kept_ratio": float(memory.kept_ratio.mean()),
-            "encoder_ms": median(encoder_ms[name]),
-            "decoder_ms": median(decoder_ms[name]),
+            **in_columns(encoder=encoder_ms[name], decoder=decoder_ms[name]),
             "encoder_peak_bytes": peak_memory(encode[name], trained.device),
             "decoder_peak_bytes": peak_memory(decode[name], trained.device),
             "memory_bytes": held_bytes(model, held[name][0]),

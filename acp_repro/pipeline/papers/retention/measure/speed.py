@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from acp_repro.common.gradients import without_gradients
-from acp_repro.pipeline.benchmark.timing import ORDER, interleaved, peak_memory, wall_ms
+from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory, wall_ms
 from acp_repro.pipeline.training.step import autocast
 from acp_repro.pipeline.training.task import Trained
 from acp_repro.retention import RetentionConfig, encoder_cost, token_budgets
@@ -82,8 +82,7 @@ def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
     ours, plain = median(times["ours"]), median(times["dense"])
     return {
         "repeats": len(times["ours"]),
-        "batch_ms": ours,
-        "dense_batch_ms": plain,
+        **in_columns(batch=times["ours"], dense_batch=times["dense"]),
         "scorer_ms": scoring,
         "throughput_tokens_per_s": 1e3 * ids.numel() / ours,
         "dense_throughput_tokens_per_s": 1e3 * ids.numel() / plain,
@@ -115,14 +114,12 @@ def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
     try:
         repeats = trained.measure_settings.timing_repeats
         times = interleaved({"ours": step, "dense": dense}, trained.device, repeats, wall_ms)
-        ours, plain = median(times["ours"]), median(times["dense"])
         memory, dense_memory = _peak(trained.device, step), _peak(trained.device, dense)
     except torch.cuda.OutOfMemoryError:
-        ours = plain = memory = dense_memory = None
+        times, memory, dense_memory = {"ours": [], "dense": []}, None, None
     return {
         "training_batch_examples": len(ids),
-        "training_batch_ms": ours,
-        "dense_training_batch_ms": plain,
+        **in_columns(training_batch=times["ours"], dense_training_batch=times["dense"]),
         "training_peak_memory_bytes": memory,
         "dense_training_peak_memory_bytes": dense_memory,
     }
