@@ -90,10 +90,10 @@ def make(found: drawing.Found) -> tuple[Figure, str, str]:
 {models.ARCHITECTURES[architecture]} here, and training throughput gains {gained}.
 {pale if models.starting(pruned).any() else ""}Left: share of pruned blocks on held-out text. The diagonal
 and the blocks that touch it always stay, so no head can prune more than {most_allowed} (black lines). Middle:
-attention time, forward and backward, with the boundary search, for
-{", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput. {THRESHOLD[architecture]} Grey: what
-the paper prints for 125M to 760M parameters and 4k to 16k tokens. Its hardware is another, so compare
-percentages only. A dash: not measured."""
+attention time saved, forward and backward, with the boundary search, for
+{", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput gained.
+{THRESHOLD[architecture]} Grey: what the paper prints for 125M to 760M parameters and 4k to 16k tokens.
+Its hardware is another, so compare percentages only."""
     return draw(records, found.item.name), caption, commits
 
 

@@ -28,7 +28,7 @@ def difference(run: FoXRun, base: FoXRun) -> str:
     if run.needle_share != base.needle_share:
         parts.append(f"{100 * run.needle_share:g} % of the text asks for facts")
     if ours.learning_rate != theirs.learning_rate:
-        parts.append(f"learning rate {ours.learning_rate:g} (not {theirs.learning_rate:g})")
+        parts.append(f"learning rate {ours.learning_rate:g}")
     if ours.qk_norm_share_param_across_head != theirs.qk_norm_share_param_across_head:
         parts.append("QK-norm weights shared by all heads")
     if ours.vocab_size != theirs.vocab_size:
@@ -43,8 +43,14 @@ def shares(records: pd.DataFrame, runs: Sequence[FoXRun]) -> pd.DataFrame:
         own = records[records["run"] == run.name]
         percent = 100 * own["pruned_blocks"].sum() / own["causal_blocks"].sum()
         what = difference(run, runs[0])
+        seed = f"seed {run.seed}" if run.seed or not what else ""
         rows.append(
-            {"run": run.name, "what": what or f"seed {run.seed}", "is_base": not what, "percent": percent}
+            {
+                "run": run.name,
+                "what": ", ".join(filter(None, (what, seed))),
+                "is_base": not what,
+                "percent": percent,
+            }
             | figure4.kinds(own)
         )
     table = pd.DataFrame(rows)
@@ -64,12 +70,8 @@ def counts(table: pd.DataFrame) -> pd.Series:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Left: the pruned share of each training. Right: the kinds of its heads.
-
-    Args:
-        table: of :func:`shares`.
-    """
-    moved = f"{counts(table).sum()} of {(~table['is_base']).sum()} changes count: over ±{COUNTS_POINTS:g}"
+    """Left: the pruned share of each training of :func:`shares`. Right: the kinds of its heads."""
+    moved = f"{counts(table).sum()} of {(~table['is_base']).sum()} trainings move by over {COUNTS_POINTS:g}"
     table = table.iloc[::-1]  # the first on top
     figure, (left, right) = drawing.panels(2, 0.9 + 0.26 * len(table), sharey=True)
     places, base = np.arange(len(table)), table["is_base"].to_numpy()
@@ -77,7 +79,10 @@ def draw(table: pd.DataFrame) -> Figure:
     band = f"±{COUNTS_POINTS:g} points of the seeds: does not count"
     left.axvspan(mean - COUNTS_POINTS, mean + COUNTS_POINTS, color="0.9", lw=0, zorder=0, label=band)
     left.axvline(70, color="0.4", ls="--", lw=1, label='the paper: "about 70 %"')
-    for some, look in ((base, {"label": "a seed"}), (~base, {"mfc": "white", "label": "a change, n = 1"})):
+    for some, look in (
+        (base, {"label": "a seed"}),
+        (~base, {"mfc": "white", "label": "a change, one training"}),
+    ):
         left.plot(table["percent"][some], places[some], "o", ms=5, color=style.SIZES[0], **look)
     for place, percent in zip(places, table["percent"], strict=True):
         drawing.note(left, f"{percent:.1f}", (percent, place), (6, 0))
@@ -97,7 +102,7 @@ def draw(table: pd.DataFrame) -> Figure:
 def message(table: pd.DataFrame) -> str:
     """Which suspects count, by the criterion, as a sentence."""
     counted = [f"{row.what} ({row.moved_points:+.1f} points)" for row in table[counts(table)].itertuples()]
-    return f"What counts: {', '.join(counted)}." if counted else "No suspect counts."
+    return f"What counts: {'; '.join(counted)}." if counted else "No change counts."
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
@@ -105,9 +110,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     table, base = shares(records, found.runs), found.runs[0]
     gap = seed_gap(table)
     seeds = f"The two are {gap:.2g} points apart." if gap == gap else "There is one seed."
-    caption = f"""**Figure A7.** {message(table)} Shown is what moves the pruned share of
+    caption = f"""**Figure A7.** {message(table)} Left: what moves the pruned share of
 {models.in_words([base.size_name])} at {base.context_length:,} tokens. Each training sees
-{style.count_label(base.size.tokens)} tokens and differs from the first in what its line names. A suspect
-counts if it moves the share by more than {COUNTS_POINTS:g} points (leaves the grey band) and by more than
-twice the gap between two seeds. {seeds}"""
+{style.count_label(base.size.tokens)} tokens and differs from the first in what its line names. That counts
+if it moves the share by more than {COUNTS_POINTS:g} points (leaves the grey band) and by more than twice the
+gap between two seeds of the first. {seeds} Right: the kinds of its heads."""
     return draw(table), caption

@@ -128,7 +128,7 @@ def decoding_not_faster(decode_time: pd.DataFrame) -> Verdict:
     faster = (each["exact"] / each["acp"]).unstack("turn")
     always = (faster.min(axis=1) > CLEARLY) & (faster.count(axis=1) >= TIMINGS)
     met = True if (faster.max(axis=1) < CLEARLY).all() else False if always.any() else None
-    short = f"{style.span(faster.median(axis=1), '.2f')} times as fast with ACP; {faster.shape[1]} timings"
+    short = f"{style.span(faster.median(axis=1), '.2f')} times as fast, medians; {faster.shape[1]} timings"
     ours = _in_words(faster, lambda row: f"{style.span(pd.Series(row[1:]).dropna(), '.2f')} times as fast")
     return Verdict.of(met, ours, short, n=len(faster), unit="shape")
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
-from .. import drawing
+from .. import drawing, style
 from ..verdict import Verdict
 from . import models
 
@@ -45,8 +44,8 @@ def draw(records: pd.DataFrame) -> Figure:
         share = ratios[column] / before.iloc[:, gate]
         right.plot(ratios.index, share, color=GATES[gate % 4], label=f"gate {gate + 1}")
     left.set_title(drops_and_learns(records).ours.capitalize())
-    late = [line.get_ydata()[-len(ratios) // 10 :].mean() for line in right.lines]
-    right.set_title(f"Gate {np.argmin(late) + 1} keeps least: {100 * min(late):.0f} % of what reaches it")
+    late = pd.Series([100 * line.get_ydata()[-len(ratios) // 10 :].mean() for line in right.lines])
+    right.set_title(f"Each gate keeps {style.span(late)} % of what reaches it")
     left.set(ylim=(0, 1.03), ylabel="share", xlabel="step")
     right.set(ylabel="kept of what reached the gate", xlabel="step")
     drawing.legend(figure)

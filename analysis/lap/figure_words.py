@@ -35,8 +35,7 @@ def draw(records: pd.DataFrame) -> Figure:
         share = 100 * table["kept_tokens"] / table["tokens"]
         names = table["group"].astype(str).str.replace(" ", "\n")
         ax.bar(names, share, color=style.SIZES[0])
-        least = table["group"].loc[share.idxmin()]
-        ax.set_title(f"{style.span(share)} % are kept, least: {least}")
+        ax.set_title(f"{style.span(share)} % are kept")
         ax.axhline(mean, color="0.4", lw=1, ls="--", label=f"all tokens: {mean:.0f} %")
         ax.set_xlabel(label)
         ax.grid(visible=False, axis="x")
@@ -57,5 +56,5 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 
     caption = f"""**Kept tokens.** Of the hundred most frequent tokens, the least kept are
 {listed(ordered.head(6))}, and the most kept are {listed(ordered.tail(6))}. Shown is the share of held-out
-tokens, without EOS, that every gate keeps."""
+tokens, without EOS, that every gate keeps: by kind, frequency and place."""
     return draw(records), caption

@@ -67,11 +67,11 @@ def _mean(table: pd.DataFrame, place: pd.Series) -> pd.DataFrame:
 
 
 def behind(table: pd.DataFrame, reach: int) -> Interval | None:
-    """Share of the attribution of vectors, EOS apart, on their origin and the ``reach`` tokens before it;
-    None where no other vector has any."""
+    """Mean share of a vector's attribution, EOS apart, on its origin and the ``reach`` tokens before it; None
+    where no other vector has any."""
     others = table[~table["is_eos"].astype(bool)]
-    held = others["positive"].where(others["distance"].between(-reach, 0), 0.0)
-    return None if others.empty else over_texts(others, held, others["positive"])
+    held = others["share"].where(others["distance"].between(-reach, 0), 0.0)
+    return None if others.empty else over_texts(others, held, others["share"])
 
 
 def widths(table: pd.DataFrame) -> pd.Series:

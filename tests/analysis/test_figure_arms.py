@@ -40,13 +40,13 @@ def records(runs, percents):
 
 
 def test_a_suspect_counts_past_four_points_and_twice_the_gap_between_seeds(runs):
-    table = figureA7.shares(records(runs, [77, 78, 71, 74, 82, 77.5, 77.5]), runs)
-    assert table["moved_points"].round(1).tolist() == [-0.5, 0.5, -6.5, -3.5, 4.5, 0, 0]
-    assert figureA7.counts(table).tolist() == [False, False, True, False, True, False, False]
-    far = figureA7.shares(records(runs, [76, 79, 71, 74, 82, 77.5, 77.5]), runs)  # seeds 3 points apart
-    assert figureA7.counts(far).tolist() == [False, False, True, False, False, False, False]
-    alone = figureA7.shares(records([runs[0], *runs[2:]], [77, 60, 74, 82, 77.5, 77.5]), [runs[0], *runs[2:]])
-    assert not figureA7.counts(alone).any()  # without a second seed nothing can be told
+    table = figureA7.shares(records(runs, [77, 78, 71, 74, 82, *[77.5] * 3]), runs)
+    assert table["moved_points"].round(1).tolist() == [-0.5, 0.5, -6.5, -3.5, 4.5, 0, 0, 0]
+    assert figureA7.counts(table).to_numpy().nonzero()[0].tolist() == [2, 4]
+    far = figureA7.shares(records(runs, [76, 79, 71, 74, 82, *[77.5] * 3]), runs)  # seeds 3 points apart
+    assert figureA7.counts(far).to_numpy().nonzero()[0].tolist() == [2]
+    one, percents = [runs[0], *runs[2:]], [77, 60, 74, 82, *[77.5] * 3]
+    assert not figureA7.counts(figureA7.shares(records(one, percents), one)).any()  # no second seed
 
 
 def test_all_that_were_trained_are_drawn(monkeypatch):

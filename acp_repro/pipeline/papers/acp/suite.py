@@ -248,7 +248,6 @@ class FoXSuite(Suite):
         none if all are alike in learning rate, words, text and QK-norm."""
         runs = [run for run in self.runs if run.log_pruning_tolerance == PAPER_TOLERANCE]
         runs = [run for run in runs if _shape(run) == _shape(runs[0])]
-        runs = [run for run in runs if run.seed == runs[0].seed or _suspects(run) == _suspects(runs[0])]
         return runs if len({_suspects(run) for run in runs}) > 2 else []
 
     @property
