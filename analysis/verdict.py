@@ -88,6 +88,7 @@ def in_range(
     digits = len(_apart(measured.min(), ends).partition(".")[2])
     paper = paper or (f"{low:g} to {high:g}" if high > low else f"{low:g}")
     short = f"{style.span(measured, f'.{digits}f')}{suffix} (paper: {paper}{suffix})"
+    more |= {"axis": f"{more['axis']}; paper: {paper}{suffix}"} if "axis" in more else {}
     return Verdict(word, ours + (f" ({' and '.join(reasons)})" if reasons else ""), short, **more)
 
 

@@ -162,7 +162,10 @@ def losses_match(
     parts = [equal, f"{apart}{_seeds_apart(loss)}", mean, ours]
     words = "; ".join(filter(None, (*parts, _forked(fork)))) + note
     labels = (f"{s}, {size}, {style.length_label(n)}, seed {seed}" for s, _, size, n, seed in counted.index)
-    more |= {"values": dict(zip(labels, counted, strict=True)), "axis": "ACP − exact (nats)"}
+    more |= {
+        "values": dict(zip(labels, counted, strict=True)),
+        "axis": f"ACP − exact, nats (mean ±{LOSS_WITHIN_NATS:g})",
+    }
     return Verdict.of(near.shown, words, short, **more)
 
 

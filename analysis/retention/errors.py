@@ -142,9 +142,8 @@ def above(
     bounds = [-missed_below(one) for one in found]
     shown = holm([2 * one.estimate.p_above(0) for one in found]) < LEVEL
     missed = holm([2 * one.p_above(bound) for one, bound in zip(below, bounds, strict=True)]) < LEVEL
-    return _sorted_out(
-        found, [True if s else False if m else None for s, m in zip(shown, missed, strict=True)], words
-    )
+    each = [True if s else False if m else None for s, m in zip(shown, missed, strict=True)]
+    return _sorted_out(found, each, words, "> 0")
 
 
 def within(found: Sequence[Comparison], margin: float, words: Callable[[Comparison], str]) -> Verdict:
@@ -152,13 +151,12 @@ def within(found: Sequence[Comparison], margin: float, words: Callable[[Comparis
     tests = [equivalence(one.estimate, margin) for one in found]
     same = holm([test.p_value for test in tests]) < LEVEL
     beyond = holm([test.beyond_p_value for test in tests]) < LEVEL
-    return _sorted_out(
-        found, [True if s else False if b else None for s, b in zip(same, beyond, strict=True)], words
-    )
+    each = [True if s else False if b else None for s, b in zip(same, beyond, strict=True)]
+    return _sorted_out(found, each, words, f"within ±{margin:g}")
 
 
 def _sorted_out(
-    found: Sequence[Comparison], each: Sequence[bool | None], words: Callable[[Comparison], str]
+    found: Sequence[Comparison], each: Sequence[bool | None], words: Callable[[Comparison], str], asked: str
 ) -> Verdict:
     """Of all, and in words those that hold, those that do not and those that cannot tell."""
     splits = " and ".join(sorted({split for one in found for split in one.splits}))
@@ -175,5 +173,5 @@ def _sorted_out(
     short = ", ".join(f"{word} {n}" for n, word in counts if n) + f" of {len(found)}"
     values = {words(one).partition(": ")[0]: one.estimate.interval() for one in found}
     values = values if len(values) == len(found) else {}
-    more = {"values": values, "axis": f"points of the score, {where}, 95 % interval"}
+    more = {"values": values, "axis": f"points, {where}, 95 % interval; asked: {asked}"}
     return Verdict.of(met, "; ".join(parts) + doubts, short, n=len(found), unit="setting", **more)
