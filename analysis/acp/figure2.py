@@ -102,9 +102,9 @@ Its hardware is another, so compare percentages only."""
 
 def pruned_at_longest(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if every size prunes :data:`PRUNED_PERCENT` at its longest context; beyond if some prune more."""
-    longest = by_length.in_order(statistics.pruned_percent(pruned_ratio)).groupby("size", sort=False).tail(1)
-    settled = models.settled(longest)["percent"]
-    return in_range(settled, *PRUNED_PERCENT, by_length.listed(longest), paper="about 70", n=len(settled))
+    table = by_length.in_order(statistics.pruned_percent(pruned_ratio))
+    settled = models.settled(table.groupby("size", sort=False).tail(1))["percent"]
+    return in_range(settled, *PRUNED_PERCENT, by_length.listed(table), paper="about 70", n=len(settled))
 
 
 def pruned_as_in_the_paper(pruned_ratio: pd.DataFrame) -> Verdict:

@@ -61,10 +61,10 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 
 
 def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if in every training all heads of the first two layers are local."""
+    """Met if in every training all heads of the first two layers prune most of what the grid allows."""
     words, short_of = [], []
     for run, heads in _by_run(pruned_ratio):
-        local = head_kinds(heads) == "local"
+        local = heads["pruned_ratio"] > grid_limit(heads)[0] / 2
         layers = [some for _, some in local.groupby(heads["layer"])][:2]
         counts = " and ".join(f"{some.sum()} of {len(some)}" for some in layers)
         short_of.append(sum(int((~some).sum()) for some in layers))
@@ -73,7 +73,7 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
         return Verdict(Word.UNTOLD, "no model has layers past the second, and blocks enough")
     missed = [count for count in short_of if count]
     short = f"all in {short_of.count(0)} of {len(short_of)} trainings"
-    short += f", else {style.span(pd.Series(missed), 'd')} heads short" if missed else ""
+    short += f", else {style.span(pd.Series(missed), 'd')} short" if missed else ""
     named = [one for one, count in zip(words, short_of, strict=True) if count]
     others = f"; others, in layers 0 and 1: {'; '.join(named)}" if named else ""
     return Verdict.of(not missed, short + others, short, n=len(short_of))

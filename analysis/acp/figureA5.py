@@ -9,7 +9,7 @@ import pandas as pd
 
 from .. import drawing, style
 from ..tables import UnfitRecords
-from ..verdict import Verdict, Word
+from ..verdict import Verdict
 from . import by_length, models, training_logs
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 
 
 def throughput_settles(training_log: pd.DataFrame) -> Verdict:
-    """Met if every training with ACP slows down at first and keeps its speed in its second half; short if one
-    slows down by little, yet by more than it varies there. Undecided where logs hold too few speeds."""
+    """Met if every training with ACP slows down at first, by more than it varies in its second half, and keeps
+    its speed there. Undecided where logs hold too few speeds."""
     rows, points = [], training_log[training_log["layer"].notna()].dropna(subset="throughput_tokens_per_s")
     for _, run in points.drop_duplicates(["run", "tokens"]).groupby("run", sort=False):
         tenth = (TENTHS * run["tokens"] / (run["tokens"].max() + 1)).astype(int)
@@ -104,6 +104,5 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
     ours = f"faster in the first tenth than in the last: {by_length.listed(table, digits=1)}; "
     ours += f"from the half on {within} of the last"
     settles = (furthest <= SETTLED_PERCENT).all() and (faster > furthest).all()
-    word = Word.MEASURED if (faster > SETTLED_PERCENT).all() else Word.ANOTHER_SIZE
     short = f"{style.span(faster, '.1f')} % faster at first, then {within}"
-    return Verdict(word if settles else Word.CONTRADICTED, ours, short, len(table))
+    return Verdict.of(bool(settles), ours, short, n=len(table))

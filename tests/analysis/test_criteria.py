@@ -172,7 +172,7 @@ CASES = [
     (figure4.most_heads_local, heads(1, 1, 0.5), MEASURED),
     (figure4.most_heads_local, heads(1, 0.5), NO),
     # Every training counts.
-    (figure5.first_layers_local, heads(1, 1, 0.1, layers=[0, 1, 2]), MEASURED),
+    (figure5.first_layers_local, heads(1, 0.6, 0.1, layers=[0, 1, 2]), MEASURED),  # most is pruned
     (figure5.first_layers_local, heads(1, 0.1, 1, layers=[0, 1, 2]), NO),
     (figure5.first_layers_local, both(layers((1, 0, 0)), heads(1, 0.1, 1, layers=[0, 1, 2], run="b")), NO),
     (figure5.first_layers_local, heads(1, 1, layers=[0, 1]), UNTOLD),
@@ -187,7 +187,7 @@ CASES = [
     (figure5.a_head_prunes_nothing, heads(1.0, 0.0), MEASURED),
     (figure5.a_head_prunes_nothing, heads(1.0, 0.1), NO),
     (figureA5.throughput_settles, FAST, MEASURED),
-    (figureA5.throughput_settles, both(FAST, SLOW.assign(run="b", size="b")), OTHER),  # a little slower
+    (figureA5.throughput_settles, both(FAST, SLOW.assign(run="b", size="b")), MEASURED),  # a little slower
     (figureA5.throughput_settles, speeds(1040, *[1000] * 7, 1045, 1000), NO),  # no more than it varies
     (figureA5.throughput_settles, speeds(1200, *[1000] * 6, 1060, 1000, 1000), NO),  # not level
     (figure7.savings_fall_with_epsilon, SWEEP, MEASURED),
@@ -239,7 +239,7 @@ def test_large_weights_are_counted_and_few():
 
 def test_words_give_each_number_and_what_is_beyond():
     more = figure2.pruned_at_longest(both(blocks(10, 70), blocks(60, 81, size="b")))
-    assert more.ours == "a: 70 % at 1k; b: 81 % at 1k (81 % is above the range of 60 to 80 %)"
+    assert more.ours == "a: 10 % at 512, 70 % at 1k; b: 60 % at 512, 81 % at 1k (81 % is above the range of 60 to 80 %)"
     assert more.short == "70 to 81 % (paper: about 70 %)"
     assert figure2.throughput_gained(rates(120.0)).values == pytest.approx({"a at 512": 20.0})
     shares = statistics.pruned_percent(both(blocks(60, 70), blocks(70, 90, **YOUNG)))
