@@ -87,8 +87,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 
 
 def throughput_settles(training_log: pd.DataFrame) -> Verdict:
-    """Met if every training with ACP slows down at first, by more than it varies in its second half, and keeps
-    its speed there. Undecided where logs hold too few speeds."""
+    """Met if every training with ACP slows down at first, by more than its second half varies, and keeps its
+    speed there. Undecided where logs hold too few speeds."""
     rows, points = [], training_log[training_log["layer"].notna()].dropna(subset="throughput_tokens_per_s")
     for _, run in points.drop_duplicates(["run", "tokens"]).groupby("run", sort=False):
         tenth = (TENTHS * run["tokens"] / (run["tokens"].max() + 1)).astype(int)

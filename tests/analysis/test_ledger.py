@@ -166,9 +166,9 @@ def test_a_claim_is_trained_measured_and_judged_again(again, monkeypatch, capsys
         f"-m acp_repro.measure pruned_ratio --suite mini {runs} --again",
     ]
     said = capsys.readouterr().out
-    assert f"old: measured in the paper's range: {TINY}: 70 % at 512" in said
+    assert f"old: measured in the paper's range: {TINY}: 50 % at 256, 70 % at 512" in said
     assert "cost: trains 2 runs of no recorded time, then measures in a time not recorded" in said
-    assert f"new: same direction, another size: {TINY}: 10 % at 512" in said
+    assert f"new: same direction, another size: {TINY}: 50 % at 256, 10 % at 512" in said
     assert claim.main(["acp.text.4"]) == 0 and again[-1].startswith("-m pytest -q tests/attention/")
     monkeypatch.setattr(claim, "run_words", lambda words: 3)
     assert claim.main(["acp.figure2.1"]) == 3
