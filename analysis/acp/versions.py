@@ -28,6 +28,7 @@ SAME_CODE = {
     "e3527856122b": "86f75ef6e418",
     "ce23526c74e6": "86f75ef6e418",
     "62d52d2141a6": "86f75ef6e418",
+    "b5154bbd8eb4": "2071518815ee",
 }
 PAIR = (
     *("suite", "architecture", "size", "context_length_tokens"),
