@@ -78,7 +78,7 @@ def reproduction(
         parts += [f"## {paper.title}", note, _lines(of_paper[paper.name])]
     parts += [
         "## Criteria that changed after scores were seen",
-        "Before, the suite with most shapes among those that could tell decided. That moved Figure 7.",
+        "Before, the suite with most shapes that could tell decided. That moved Figure 7.",
         _table(("before", "claims"), ((words, ", ".join(ids)) for words, ids in changed.items())),
         "## Trained models",
         "Of ACP, FoX (Pro) unless named; held-out loss in nats, by seed. Pairs of two codes: "
