@@ -23,7 +23,7 @@ MARKERS = {
 }
 # The README's questions: the row that answers, and its scale.
 QUESTIONS = (
-    ("Is pruning safe?", "acp.figureA1.1", "760M at 4k, every head"),
+    ("Is pruning safe?", "acp.figureA1.1", "760M at 4k, every head; a share of its weights"),
     (
         "Do trainings with ACP and exact ones end at one loss?",
         "acp.text.19",
