@@ -136,8 +136,8 @@ def losses_match(
     each = "; ".join(
         f"{f'{suite}, ' if several else ''}{size}, {style.length_label(length)}: "
         + ", ".join(
-            # Another digit where four would show a difference as none.
-            f"{gap:+.{4 + (0 < abs(gap) < 5e-5)}f}{unlike[pair][:1]}"
+            # Four digits would show a smaller difference as none.
+            f"{gap:+{'.0e' if 0 < abs(gap) < 5e-5 else '.4f'}}{unlike[pair][:1]}"
             + (f" (seed {pair[-1]})" if len(gaps) > 1 else "")
             for pair, gap in gaps.items()
         )

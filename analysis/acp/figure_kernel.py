@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Label and colour; every other implementation of the records is a backend of ours.
 RIVALS = {
-    "official": ("official", style.SIZES[1]),
+    "official": ("the authors'", style.SIZES[1]),
     "flex": ("FlexAttention", style.SIZES[2]),
     "fla": ("flash-linear-attention", style.SIZES[3]),
     "fa4": ("FlashAttention-4", "#e377c2"),

@@ -81,7 +81,7 @@ def test_words_say_which_pairs_part_and_where():
     found = figure3.losses_match(records, pd.DataFrame(steps), fork)
     assert found.short == "1 of 4 pairs equal; mean -0.0000 [-0.0010, +0.0010]" and found.n == 4
     assert "and part at step 1; two seeds of one setting differ by up to 0.200" in found.ours
-    assert "A: parts at step 9" in found.ours and "-0.00004" in found.ours
+    assert "A: parts at step 9" in found.ours and "-4e-05" in found.ours
     assert figure3.losses_match(losses((3.0, 3.0))[:1]).word is UNTOLD
     with pytest.raises(UnfitRecords, match="loss: more than one record"):
         figure3.losses_match(pd.concat([losses((3.0, 3.0))] * 2))
