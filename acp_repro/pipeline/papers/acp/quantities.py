@@ -70,6 +70,13 @@ QUANTITIES = (
         later=("order", "pass_ms"),
     ),
     Quantity(
+        "throughput_with_checkpointing",
+        "implementation method measured_tokens repeats throughput_tokens_per_s pass_ms+ order",
+        f"{M}.speed:measure_throughput_with_checkpointing",
+        with_acp,
+        optional=True,
+    ),
+    Quantity(
         "loss_curve",
         "position window_tokens measured_tokens loss_nats",
         f"{M}.losses:measure_loss_curve",

@@ -118,3 +118,13 @@ def measure_throughput(trained: TrainedFoX) -> list[dict[str, Any]]:
         }
         for method, values in times.items()
     ]
+
+
+def measure_throughput_with_checkpointing(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """:func:`measure_throughput` with gradient checkpointing, as the paper trains (Appendix B)."""
+    before = trained.model.gradient_checkpointing
+    trained.model.gradient_checkpointing = True
+    try:
+        return measure_throughput(trained)
+    finally:
+        trained.model.gradient_checkpointing = before
