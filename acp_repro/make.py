@@ -46,29 +46,20 @@ def main(arguments: list[str] | None = None) -> int:
             if code:
                 return code
     for target in dict.fromkeys(target for target in wanted if not isinstance(target, tuple)):
-        path = plan.output(suite, target)
         if isinstance(target, Item) and target.is_table and target.name in goals:
-            print(path.read_text(encoding="utf-8"))
-        elif target not in stale:
-            kind = "figure" if isinstance(target, Item) else "report" if target == plan.REPORT else "page"
-            print(f"{kind}: {path.resolve()}")
+            print(target.path(suite.name).read_text(encoding="utf-8"))
     return 0
 
 
-def _make(suite: Suite, words: str, target: plan.Drawn | None) -> int:
+def _make(suite: Suite, words: str, target: Item | None) -> int:
     """Runs a command; returns its exit code. Items are drawn here: the modules of all are read already."""
     print(words, flush=True)
-    if target is None:
-        return run_words(words)
-    made_of = plan.fingerprint(suite, target)
-    if isinstance(target, Item):
+    if target is not None:
         from analysis import drawing
 
         drawing.draw(str(suite.path), target.name)
-    elif code := run_words(words):
-        return code
-    plan.write_proof(suite, target, made_of)
-    return 0
+        return 0
+    return run_words(words)
 
 
 def _help(suite_name: str) -> int:

@@ -1,27 +1,22 @@
-"""Plans what is missing for a figure, for Make and for the commands alike.
+"""Plans the steps that a figure needs, for Make and for the commands.
 
 A *target* is the weights of a run, a record, an item (figure or table), a page, the report, or
-REPRODUCTION.md. ``needs`` gives the graph, and ``missing`` what of it is stale. ``state`` judges weights and
-records. A figure is current if the JSON beside it has the hashes of its records, its code and itself.
+REPRODUCTION.md. ``needs`` returns the dependencies of a target, and ``missing`` the targets that must be
+made.
+``state`` decides whether weights and records are up to date. Everything that is drawn is always drawn again,
+because drawing takes seconds.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import functools
-import hashlib
-import importlib.util
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from graphlib import TopologicalSorter
-from pathlib import Path
 
-from ..common import files
 from . import state
 from .errors import SuiteError, UnknownName
-from .paper import FIGURES, NO_RUN, RESULTS, Item, Page, Quantity, Suite
-from .registry import paper_module
-from .run import EXPERIMENTS, Run
+from .paper import Item, Page, Quantity, Suite
+from .run import Run
 
 Record = tuple[Run | None, Quantity]  # no run for a quantity of the whole suite
 REPORT, REPRODUCTION = "report", "reproduction"
@@ -125,17 +120,13 @@ def missing(suite: Suite, wanted: Collection[Target]) -> list[Target]:
 
 
 def is_current(suite: Suite, target: Target) -> bool:
-    """Whether a target need not be made, for its own sake."""
+    """Whether a target is up to date; what is drawn never is."""
     match target:
         case Run():
             return state.has_weights(target)
         case (run, quantity):
             return state.is_current(suite, run, quantity)
-    path = output(suite, target)
-    made_of = fingerprint(suite, target)
-    return path.is_file() and state.read_json(_proof_path(path)) == made_of | {
-        "sha256": files.sha256_of(path)
-    }
+    return False
 
 
 def training_groups(suite: Suite, runs: Sequence[Run]) -> Iterator[list[Run]]:
@@ -148,7 +139,7 @@ def training_groups(suite: Suite, runs: Sequence[Run]) -> Iterator[list[Run]]:
         sorter.done(*ready)
 
 
-Step = tuple[str, Drawn | None]
+Step = tuple[str, Item | None]  # a command, and the item that the command draws
 
 
 def stages(suite: Suite, stale: Sequence[Target], train_options: str = "") -> list[list[Step]]:
@@ -162,9 +153,9 @@ def stages(suite: Suite, stale: Sequence[Target], train_options: str = "") -> li
         [(train_command(suite, runs) + train_options, None)] if runs else [],
         [(command, None) for command in measure_commands(suite, records)],
         [(f"python -m analysis {item.name} --suite {suite.option}", item) for item in drawn],
-        [(page.command_for(suite), page) for page in suite.paper.pages if page in stale],
-        [(f"python -m analysis.report --suite {suite.option}", REPORT)] * (REPORT in stale),
-        [("python -m analysis.reproduction", REPRODUCTION)] * (REPRODUCTION in stale),
+        [(page.command_for(suite), None) for page in suite.paper.pages if page in stale],
+        [(f"python -m analysis.report --suite {suite.option}", None)] * (REPORT in stale),
+        [("python -m analysis.reproduction", None)] * (REPRODUCTION in stale),
     ]
     return [stage for stage in every if stage]
 
@@ -191,101 +182,3 @@ def measure_commands(suite: Suite, records: Iterable[Record]) -> list[str]:
         named = "".join(f" --run {run.name}" for run in runs)
         commands.append(f"python -m acp_repro.measure {names} --suite {suite.option}{named}")
     return commands
-
-
-def output(suite: Suite, target: Drawn) -> Path:
-    """The file that is the last to be written of a target."""
-    if target == REPRODUCTION:
-        return Path("REPRODUCTION.md")
-    return FIGURES / suite.name / "report.html" if target == REPORT else target.path(suite.name)
-
-
-def write_proof(suite: Suite, target: Drawn, made_of: dict[str, str]) -> None:
-    """Writes the JSON beside a figure, a table or a page; ``made_of`` is its fingerprint from before it was
-    made."""
-    path = output(suite, target)
-    files.write_json(_proof_path(path), made_of | {"sha256": files.sha256_of(path)})
-
-
-def _proof_path(path: Path) -> Path:
-    return path.with_suffix(".json")
-
-
-def fingerprint(suite: Suite, target: Drawn) -> dict[str, str]:
-    """Hashes of what a figure, a table or a page is made from: files as they are now, code as it was read."""
-    paper, name, code = suite.paper, suite.name, set()
-    match target:
-        case Item():
-            records = records_of(suite, [target])
-            inputs = [q.path(name, NO_RUN if run is None else run.name) for run, q in records]
-            code.update(sources(target.make.__module__), sources(paper_module(paper.name)))
-        case Page():
-            inputs = [target.run(suite).folder / "done.json"]
-            code.update(sources(target.module))
-        case "report":  # the JSON beside a figure stands for its code, and so for that of its claims
-            inputs = [*RESULTS.glob(f"{name}/*/*.csv*"), *FIGURES.glob(f"{name}/*.*"), Path("claims.json")]
-            code.update(sources("analysis.report"), sources(f"{paper.analysis}.items"))
-        case _:
-            inputs = [
-                *RESULTS.glob("*/*/*.csv*"),
-                *EXPERIMENTS.glob("*.yaml"),
-                *(path for kind in ("csv", "toml", "md") for path in Path("analysis").rglob(f"*.{kind}")),
-            ]
-            code.update(Path("analysis").rglob("*.py"), Path("acp_repro/pipeline/papers").glob("*/*.py"))
-    own = output(suite, target).stem
-    inputs = [path for path in (*inputs, suite.path) if path.is_file() and path.stem != own]
-    return {"inputs": _digest(inputs, files.sha256_of), "sources": _digest(code, _hash_of_code)}
-
-
-def _digest(paths: Iterable[Path], hash_of: Callable[[Path], str]) -> str:
-    lines = [f"{path.as_posix()} {hash_of(path)}\n" for path in sorted(paths)]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-# Once a process: a figure that this process draws is of the modules that it read at its start.
-_hash_of_code = functools.cache(files.sha256_of)
-
-
-@functools.cache
-def sources(module: str) -> frozenset[Path]:
-    """The files of a module and of all that it imports, and the data and templates beside them."""
-    packages = ("acp_repro", "analysis", module.partition(".")[0])
-    found: dict[str, Path] = {}
-    waiting = [module, f"{module}.__main__"]  # a package that is run
-    while waiting:
-        name = waiting.pop()
-        ours = f"{name}.".startswith(tuple(f"{package}." for package in packages))
-        if ours and name not in found and (path := _file(name)):
-            found[name] = path
-            waiting += _imports(name, path)
-    folders = {path.parent for path in found.values()}
-    data = {path for folder in folders for path in folder.iterdir() if path.suffix in _DATA}
-    return frozenset({*found.values(), *data})
-
-
-_DATA = {".csv", ".toml", ".css", ".j2", ".html", ".js"}
-
-
-@functools.cache
-def _imports(name: str, path: Path) -> list[str]:
-    """All that a module may import, anywhere in it."""
-    names: list[str] = []
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            stem = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            names += [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
-    return names
-
-
-@functools.cache
-def _file(name: str) -> Path | None:
-    """The file of a module. Its `find_spec` would import its parent packages, and with one of them torch."""
-    top, *rest = name.split(".")
-    spec = importlib.util.find_spec(top)
-    if spec is None or spec.origin is None:
-        return None
-    place = Path(spec.origin).parent.joinpath(*rest)
-    return next((f for f in (place / "__init__.py", place.with_suffix(".py")) if f.is_file()), None)
