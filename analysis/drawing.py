@@ -26,6 +26,7 @@ from acp_repro.pipeline.run import Run
 from acp_repro.pipeline.suite import load_suite
 
 from . import style
+from .tables import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -203,10 +204,8 @@ def save_table(table: Table, path: Path, caption: str) -> Path:
     """Writes ``path``, Markdown of caption and table, and beside it CSV; prints the Markdown."""
     # The text comes last: Make takes it as the sign that both are there.
     files.write_text(path.with_suffix(".csv"), table.values.to_csv(index=False))
-    header = list(table.shown.columns)
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    lines = [f"| {' | '.join(row)} |" for row in (header, rule, *table.shown.to_numpy().tolist())]
-    text = "\n".join([caption.strip(), "", *lines, ""])
+    shown = markdown_table(table.shown.columns, table.shown.to_numpy().tolist(), right=True)
+    text = f"{caption.strip()}\n\n{shown}\n"
     files.write_text(path, text)
     print(f"table: {path.resolve()}")
     return path

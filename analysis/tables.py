@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -43,3 +43,11 @@ def side_by_side(
     if both.empty or len(first) != len(second) or both[list(sides)].isna().any(axis=None):
         raise UnfitRecords(f"{what}: every run needs a record of {column} {sides[0]} and one of {sides[1]}")
     return both
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: bool = False) -> str:
+    """A Markdown table of text cells; ``right`` aligns all columns but the first to the right."""
+    rule = ["---", *["---:" if right else "---"] * (len(header) - 1)]
+    cells = ([" ".join(cell.split()).replace("|", r"\|") for cell in row] for row in (header, *rows))
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([lines[0], f"| {' | '.join(rule)} |", *lines[1:]])

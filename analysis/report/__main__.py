@@ -9,19 +9,16 @@ from acp_repro.common.command import command, run_command
 from acp_repro.pipeline.paper import FIGURES
 
 from .gather import gather
-from .html import page
 from .page import render
 
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    """Writes ``figures/SUITE/report.md``, and of it ``report.html``: one file with its pictures inside."""
+    """Writes ``figures/SUITE/report.md``."""
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
     parser.add_argument("--suite", default="cpu", help="whose records to show (default: cpu)")
     report = gather(parser.parse_args(arguments).suite)
-    folder, text = FIGURES / report.suite.name, render(report)
-    files.write_text(folder / "report.md", text)
-    path = files.write_text(folder / "report.html", page(text, folder))
+    path = files.write_text(FIGURES / report.suite.name / "report.md", render(report))
     print(f"report: {path.resolve()}")
 
 

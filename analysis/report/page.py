@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
 
 from acp_repro.pipeline.paper import Item, Suite
 
 from ..ledger import Row
+from ..tables import markdown_table
 from ..verdict import Word
 from .gather import Entry, Report
 
@@ -31,14 +31,14 @@ def render(report: Report) -> str:
         "claims": ("Claims", _claims(report)),
         **{e.item.name: (e.item.label, _section(e, report)) for e in report.entries if e.shown},
         "elsewhere": ("Not in this suite", _elsewhere(report)),
-        "runs": ("Runs", ["## Runs", _table(report.runs.columns, report.runs.to_numpy().tolist())]),
+        "runs": ("Runs", ["## Runs", markdown_table(report.runs.columns, report.runs.to_numpy().tolist())]),
     }
     sections = {name: section for name, section in sections.items() if section[1]}
     left_out = ", ".join(f"{x.title} (`make {x.name} SUITE={suite.option}`)" for x in report.left_out)
     blocks = [
         f"# {paper.title}, re-run: suite {suite.name}",
         f"{suite.description[:1].upper()}{suite.description[1:]}.",
-        _table(("", ""), _facts(report)),
+        markdown_table(("", ""), _facts(report)),
         " · ".join(f"[{label}](#{name})" for name, (label, _) in sections.items()),
     ]
     for name, (_, text) in sections.items():
@@ -82,7 +82,7 @@ def _claims(report: Report) -> list[str]:
     return [
         title,
         f"{len(judged)} {'claim' if len(judged) == 1 else 'claims'}: {count}. {report.note}".strip(),
-        _table(("Verdict", "Claim", "Here", "Judged on"), rows),
+        markdown_table(("Verdict", "Claim", "Here", "Judged on"), rows),
     ]
 
 
@@ -124,7 +124,7 @@ def _card(row: Row, suite: Suite) -> list[str]:
         *(("This suite alone", words) for words in own),
         ("Again", f"`make claim ID={row.id} SUITE={suite.option}`"),
     ]
-    return [f"#### {_badge(row)} {row.claim}", _table(("", ""), rows)]
+    return [f"#### {_badge(row)} {row.claim}", markdown_table(("", ""), rows)]
 
 
 def _elsewhere(report: Report) -> list[str]:
@@ -151,9 +151,3 @@ def _badge(row: Row) -> str:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count > 1)}"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    cells = [header, ["---"] * len(header), *rows]
-    lines = ([" ".join(cell.split()).replace("|", r"\|") for cell in row] for row in cells)
-    return "\n".join(f"| {' | '.join(row)} |" for row in lines)

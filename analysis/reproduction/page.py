@@ -13,6 +13,7 @@ from acp_repro.pipeline.paper import Paper, Suite
 
 from .. import style
 from ..ledger import Row
+from ..tables import markdown_table
 from ..verdict import Word
 from .missing import gaps
 
@@ -235,9 +236,7 @@ def _savings(rows: Mapping[str, Row]) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = (header, ["---"] * len(header), *rows)
-    cells = ([_minus(" ".join(cell.split())).replace("|", "\\|") for cell in line] for line in lines)
-    return "\n".join(f"|{'|'.join(line)}|" for line in cells)
+    return _minus(markdown_table(header, rows))
 
 
 def _minus(words: str) -> str:
