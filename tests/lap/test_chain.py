@@ -177,7 +177,7 @@ def test_sides_of_labels_and_splits(suite):
     assert {t.label for t in texts.train} == {0, 1, None}  # three stars are on neither side
     assert not {t.text for t in texts.train} & {t.text for t in texts.heldout}
     assert len(texts.train) + len(texts.heldout) == 240 and 2 < len(texts.heldout) < 40
-    with pytest.raises(DataError, match="texts.jsonl:1: no field 'body'; this line has: "):
+    with pytest.raises(DataError, match="texts.jsonl:1: no field 'body'; this record has: "):
         load_texts(dataclasses.replace(suite.file.data, text_field="body"))
 
 
