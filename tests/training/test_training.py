@@ -155,7 +155,7 @@ def test_a_checkpoint_is_safetensors_and_nothing_else(run):
     """Law 9: what is not there cannot be unpickled."""
     train_run(run, stop_after=1)
     (path,) = (run.folder / "checkpoints").iterdir()
-    assert {f.name.partition("-")[0] for f in path.iterdir()} == {"shard", "SHA256SUMS"}
+    assert {f.name.partition("-")[0] for f in path.iterdir()} == {"shard", "SHA256SUMS", "run.json"}
     (shard,) = path.glob("*.safetensors")
     tensors = load_file(shard)
     assert tensors["optimizer.step"].tolist() == [1.0]
@@ -223,13 +223,30 @@ def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys)
     train_run(load_suite("mini").run(run.name))
 
 
+@pytest.mark.parametrize("text", [None, '{"settings": {"tr'])
+def test_a_checkpoint_holds_the_settings_of_its_run(run, trained, tmp_path, text):
+    train_run(run, stop_after=2)
+    description = (run.folder / "run.json").read_bytes()
+    for stop in (3, None):
+        (run.folder / "run.json").unlink()
+        if text is not None:
+            (run.folder / "run.json").write_text(text)
+        write_suite(tmp_path, YAML.replace("learning_rate: 1e-2", "learning_rate: 2e-2"))
+        with pytest.raises(TrainingError, match="learning_rate: 0.01, now 0.02"):
+            train_run(load_suite("mini").run(run.name))
+        write_suite(tmp_path)
+        train_run(run, stop_after=stop)
+        assert (run.folder / "run.json").read_bytes() == description
+    assert is_done(run) and same(weights(run), trained)
+
+
 @pytest.mark.parametrize(("text", "steps"), [(None, None), ('{"settings": {"tr', 1)])
 def test_what_nobody_knows_the_settings_of_is_left_alone(run, text, steps):
     train_run(run, stop_after=steps)
     if text is None:
         (run.folder / "run.json").unlink()
-    else:
-        (run.folder / "run.json").write_text(text)
+    for path in (run.folder / "run.json", *run.folder.glob("checkpoints/*/run.json")) if text else ():
+        path.write_text(text)
     with pytest.raises(TrainingError, match=r"run.json is missing or damaged.*Copy it back.*rm -r runs/mini"):
         train_run(run)
 
@@ -275,6 +292,15 @@ def test_weights_get_their_name_last(run, trained, monkeypatch):
     assert not run.model_folder.exists()
     train_run(run)
     assert is_done(run) and same(weights(run), trained)
+
+
+def test_a_run_that_another_process_finishes_first_is_not_trained_again(run, monkeypatch):
+    train_run(run)
+    before = (run.folder / "metrics.jsonl").read_bytes()
+    answers = iter((False,))  # as seen before the other process wrote its weights
+    monkeypatch.setattr(loop_module, "is_done", lambda run: next(answers, True))
+    assert train_run(run) == run.folder
+    assert (run.folder / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_second_process_on_the_same_run_is_refused(run):

@@ -2,7 +2,8 @@
 
 A checkpoint is a folder ``step-00000042`` of safetensors files, one a rank. ``torch.distributed.checkpoint``
 writes and reads it. So a run can continue with another number of ranks, with DDP, FSDP2 or neither. Nothing
-is unpickled: the header of each file says where its pieces belong.
+is unpickled: the header of each file says where its pieces belong. A copy of the run's ``run.json`` is beside
+them, so a checkpoint holds the settings of its weights.
 
 The folder gets its name once all of it is on the disk, ``SHA256SUMS`` included. A checkpoint that does not
 match its sums is skipped with a warning, and the previous one is used. Two are kept. If the disk fills up
@@ -60,7 +61,8 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-    """Writes one checkpoint and deletes all but the newest :data:`KEEP`. All ranks must call."""
+    """Writes one checkpoint, with the ``run.json`` that is beside ``folder``, and deletes all but the newest
+    :data:`KEEP`. All ranks must call."""
     path = folder / f"step-{step:08d}"
     temporary = folder / f".{path.name}"
     try:
@@ -154,6 +156,8 @@ def _make_empty(temporary: Path) -> None:
     for leftover in temporary.parent.glob(".step-*"):  # of a run that was killed
         shutil.rmtree(leftover)
     temporary.mkdir()
+    shutil.copyfile(temporary.parent.with_name("run.json"), temporary / "run.json")
+    sync(temporary / "run.json")
 
 
 def _publish(temporary: Path, path: Path, sums: dict[str, str | None]) -> None:

@@ -4,7 +4,7 @@ A run folder holds all that explains it::
 
     run.json        what was run: the resolved settings, the data, ranks, versions and commit
     metrics.jsonl   one line a step
-    checkpoints/    the newest two, until the run is done
+    checkpoints/    the newest two, each with a copy of run.json, until the run is done
     model/          config.json and model.safetensors, in the authors' format, once it is done
     done.json       tokens, seconds, the last loss, peak memory, the hash of the weights
 
@@ -82,11 +82,14 @@ def train(
         )
     with contextlib.ExitStack() as stack:
 
-        def begin() -> None:
+        def begin() -> bool:
             stack.enter_context(lock(folder))
             check_unchanged(run)
+            return is_done(run)
 
-        on_rank_zero(begin)
+        if on_rank_zero(begin):
+            report(f"{run.name}: another process has just finished it")
+            return folder
         task = paper.load_task()(run)
         check_ranks(run, task.micro_batches)
         torch.manual_seed(run.seed)  # the same weights on every rank

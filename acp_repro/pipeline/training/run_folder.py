@@ -41,7 +41,7 @@ def check_unchanged(run: Run) -> None:
     """Refuses to overwrite a run of other or unknown settings, or weights unlike ``done.json``."""
     begun = latest_checkpoint(run.folder / "checkpoints") is not None
     finished = run.weights_file.is_file() and not begun
-    before = read_json(run.folder / "run.json").get("settings")
+    before = description(run).get("settings")
     if before is None:
         if not begun and not finished:
             return  # nothing to lose
@@ -61,9 +61,16 @@ def check_unchanged(run: Run) -> None:
         )
 
 
+def description(run: Run) -> dict[str, Any]:
+    """The content of ``run.json``, or of its copy in the newest checkpoint if that file is missing or
+    damaged; empty if neither can be read."""
+    newest = latest_checkpoint(run.folder / "checkpoints") or run.folder
+    return read_json(run.folder / "run.json") or read_json(newest / "run.json")
+
+
 def text_hash(run: Run) -> str | None:
     """The hash of the text and tokeniser with which the run was begun, if its folder has it."""
-    return (read_json(run.folder / "run.json").get("data") or {}).get("hash")
+    return (description(run).get("data") or {}).get("hash")
 
 
 def check_same_text(run: Run, data: dict[str, Any]) -> None:
