@@ -26,6 +26,7 @@ from acp_repro.pipeline.papers.acp.settings import TrainingConfig
 from acp_repro.pipeline.papers.acp.task import pruned_ratio_per_layer
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training import loop as loop_module
+from acp_repro.pipeline.training import trainer as trainer_module
 from acp_repro.pipeline.training.checkpoint import CheckpointError, save_checkpoint
 from acp_repro.pipeline.training.optimizer import make_optimizer, warmup_and_cosine
 from acp_repro.pipeline.training.prefetch import Prefetcher
@@ -146,7 +147,7 @@ def test_foreign_and_wholly_corrupt_checkpoints_are_refused(run):
         train_run(run)
     shutil.rmtree(folder)
     other = torch.nn.Linear(3, 2)
-    save_checkpoint(folder, 1, other, make_optimizer(other, TrainingConfig(), 1e-3))
+    save_checkpoint(folder, 1, other, make_optimizer(other, TrainingConfig(), 1e-3), {})
     with pytest.raises(CheckpointError, match="of another model"):
         train_run(run)
 
@@ -238,6 +239,19 @@ def test_a_checkpoint_holds_the_settings_of_its_run(run, trained, tmp_path, text
         train_run(run, stop_after=stop)
         assert (run.folder / "run.json").read_bytes() == description
     assert is_done(run) and same(weights(run), trained)
+
+
+def test_a_description_that_is_deleted_while_the_run_trains_is_written_again(run, monkeypatch):
+    """As by a folder's removal that meets a process which was thought dead."""
+    save = trainer_module.save_checkpoint
+
+    def save_and_delete(*given):
+        (run.folder / "run.json").unlink(missing_ok=True)
+        return save(*given)
+
+    monkeypatch.setattr(trainer_module, "save_checkpoint", save_and_delete)
+    train_run(run)
+    assert is_done(run)
 
 
 @pytest.mark.parametrize(("text", "steps"), [(None, None), ('{"settings": {"tr', 1)])

@@ -69,7 +69,7 @@ def check_text(data: bytes, where: str) -> bytes:
 
 
 def json_records(
-    lines: Iterable[bytes], where: str, text_field: str = "text"
+    lines: Iterable[bytes], where: str | Path, text_field: str = "text"
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, record) of each value in JSON: one value a line, or the entries of one array.
 
@@ -120,8 +120,7 @@ def read_records(path: str | Path, text_field: str = "text") -> Iterator[tuple[s
     if not path.is_file():
         raise DataError(f"path: {path} is no file; relative paths start at {Path.cwd()}")
     with open_plain(path) as stream:
-        is_csv = ending(path) == ".csv"
-        yield from _csv(path, stream) if is_csv else json_records(stream, str(path), text_field)
+        yield from _csv(path, stream) if ending(path) == ".csv" else json_records(stream, path, text_field)
 
 
 def _csv(path: Path, stream: io.BufferedIOBase) -> Iterator[tuple[str, dict[str, Any]]]:

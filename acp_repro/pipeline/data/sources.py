@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -232,8 +233,11 @@ class TextSource(Source):
         self._text_field, paths = text_field, list(paths)
         self._files = [(name, path) for name, path in _expand(paths, key) if path.resolve() not in left_out]
         if not self._files:
-            state = "is held out" if left_out else "is hidden, or there is none"
-            raise DataError(f"{key}: every file under {', '.join(map(str, paths))} {state}")
+            raise DataError(
+                f"{key}: every file under {', '.join(map(str, paths))} is held out"
+                if left_out
+                else f"{key}: {', '.join(map(str, paths))} holds no file that is not hidden"
+            )
 
     @functools.cached_property
     def identity(self) -> str:
@@ -253,7 +257,7 @@ class TextSource(Source):
                 if is_json(path):
                     texts = (
                         (f"{name}:{place.rpartition(':')[2]}", text_of(record, self._text_field, place))
-                        for place, record in json_records(stream, str(path), self._text_field)
+                        for place, record in json_records(stream, path, self._text_field)
                     )
                     # Half of a surrogate pair is not a character, and UTF-8 cannot hold it.
                     texts = ((document, text.encode(errors="replace")) for document, text in texts)
@@ -292,13 +296,9 @@ def _files_of(path: Path, key: str, read: set[Path]) -> Iterator[Path]:
 @usage_errors()
 def check_length(path: str | None, least: int, key: str = "--text") -> None:
     """Checks that the text at ``path``, if one is given, has ``least`` bytes: no text has more tokens."""
-    size = 0
-    for document in TextSource([path], key=key).documents() if path else ():
-        size += len(document.data)
-        if size >= least:
-            return
-    if path:
+    documents = TextSource([path], key=key).documents() if path else ()
+    if path and not any(size >= least for size in accumulate(len(one.data) for one in documents)):
         raise DataError(
-            f"{key}: {path} {f'has {size:,} bytes of text' if size else 'is empty or blank'}, too little "
-            f"for a sequence of {least:,} tokens; name a longer text, or a shorter length"
+            f"{key}: {path} is empty or too short: a sequence of {least:,} tokens takes {least:,} bytes of "
+            "text or more; name a longer text, or a shorter length"
         )

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from ...common.files import write_json
 from ..paper import Paper
 from ..run import Run
 from .checkpoint import load_checkpoint
@@ -35,9 +36,9 @@ from .run_folder import (
     check_same_text,
     check_unchanged,
     compiles,
+    describe,
     is_done,
     lock,
-    write_description,
     write_done,
 )
 from .step import compile_blocks
@@ -96,7 +97,8 @@ def train(
         model = task.build().to(device)
         facts = task.describe(model)
         on_rank_zero(lambda: check_same_text(run, facts["data"]))
-        on_rank_zero(lambda: write_description(run, device, facts))
+        description = describe(run, device, facts)
+        on_rank_zero(lambda: write_json(folder / "run.json", description))
         wrapped = parallelize(model, task.blocks(model), run.parallel_mode(world_size()), device)
         if compiles(run, device):
             compile_blocks(task.blocks(model))
@@ -107,7 +109,7 @@ def train(
         if first_step:
             report(f"{run.name}: continuing from step {first_step}")
         looks = watch_every or max(1, min(100, task.steps // 25))
-        trainer = Trainer(task, model, wrapped, optimizer, device, looks, position)
+        trainer = Trainer(task, model, wrapped, optimizer, device, looks, description, position)
         signals = stack.enter_context(StopSignals(speak=rank() == 0))
         done = trainer.run_from(first_step, stop_after, signals)
         if done:
@@ -118,6 +120,8 @@ def train(
                 unnamed = folder / ".model"
                 unnamed.mkdir(exist_ok=True)
                 task.save(model, unnamed, weights)
+                # Again, because without it nobody would know the settings of the finished weights.
+                write_json(folder / "run.json", description)
                 write_done(run, task.step_tokens, unnamed / "model.safetensors")
                 shutil.rmtree(folder / "model", ignore_errors=True)
                 unnamed.replace(folder / "model")

@@ -83,11 +83,11 @@ def check_same_text(run: Run, data: dict[str, Any]) -> None:
         )
 
 
-def write_description(run: Run, device: torch.device, facts: dict[str, Any]) -> None:
-    """Writes ``run.json``: settings, software, machine, and the facts of `Task.describe`."""
+def describe(run: Run, device: torch.device, facts: dict[str, Any]) -> dict[str, Any]:
+    """The content of ``run.json``: settings, software, machine, and the facts of `Task.describe`."""
     ranks = world_size()
     launcher = f"torchrun --standalone --nproc-per-node {ranks} -m --"
-    description = {
+    return {
         "settings": run.as_dict(),
         "command": run.command if ranks == 1 else run.command.replace("python -m", launcher, 1),
         "device": device_name(device),
@@ -98,7 +98,6 @@ def write_description(run: Run, device: torch.device, facts: dict[str, Any]) -> 
         "versions": {"torch": torch.__version__, "triton": version("triton"), "commit": commit()},
         **facts,
     }
-    files.write_json(run.folder / "run.json", description)
 
 
 def write_done(run: Run, step_tokens: int, weights: Path) -> None:
