@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,14 +25,16 @@ from acp_repro.model.fox import FoXBlock, FoXModel
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
 from acp_repro.pipeline.papers.acp.settings import TrainingConfig
-from acp_repro.pipeline.papers.acp.task import pruned_ratio_per_layer
+from acp_repro.pipeline.papers.acp.task import FoXTask, pruned_ratio_per_layer
+from acp_repro.pipeline.papers.lap.task import PruningTask
+from acp_repro.pipeline.papers.retention.pretraining import EncoderTask
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training import loop as loop_module
 from acp_repro.pipeline.training import trainer as trainer_module
 from acp_repro.pipeline.training.checkpoint import CheckpointError, save_checkpoint
 from acp_repro.pipeline.training.optimizer import make_optimizer, warmup_and_cosine
 from acp_repro.pipeline.training.prefetch import Prefetcher
-from acp_repro.pipeline.training.run_folder import TrainingError, is_done
+from acp_repro.pipeline.training.run_folder import TrainingError, is_done, write_done
 from acp_repro.pipeline.training.step import eager
 from tests.suites import YAML, train_run, trained_run, write_suite
 from tests.training.ranks import train_on
@@ -87,6 +91,63 @@ def test_a_resumed_run_gives_the_same_bits(run, capsys):
     steps = [json.loads(x)["step"] for x in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(run.steps))
     assert "continuing from step 5" in capsys.readouterr().out
+    (folder / "checkpoints" / "step-00000005").mkdir(parents=True)  # as a kill leaves it
+    train_run(run)
+    assert "already done" in capsys.readouterr().out and not (folder / "checkpoints").exists()
+
+
+def test_training_is_a_plain_loop_of_adamw(run, tmp_path, monkeypatch):
+    yaml = YAML.replace("[-10, null]", "[-10], seed: [3]")
+    write_suite(tmp_path, yaml.replace("dtype: float32", "dtype: float32, max_grad_norm: 0.5"))
+    run = load_suite("mini").run("pro-tiny-128-acp-seed3")
+    calls = []
+    for when in ("before_step", "after_step"):
+        monkeypatch.setattr(FoXTask, when, lambda self, model, step, when=when: calls.append((when, step)))
+    train_run(run)
+    assert calls == [(when, step) for step in range(6) for when in ("before_step", "after_step")]
+    lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
+
+    task = FoXTask(run)
+    torch.manual_seed(3)
+    model = task.build()
+    matrices, vectors = ([p for p in model.parameters() if (p.dim() == 1) == flat] for flat in (False, True))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    rates = (0.5, 1.0, 1.0, 0.8535534, 0.5, 0.1464466)  # 512 tokens of warm-up, then a cosine to 0 at 1,536
+    for step, (line, rate) in enumerate(zip(lines, rates, strict=True)):
+        optimizer.zero_grad()
+        losses = [task.loss(model, *task.batch(index)) / 2 for index in (2 * step, 2 * step + 1)]
+        for loss in losses:
+            loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * rate
+        optimizer.step()
+        assert (line["step"], line["tokens"]) == (step, 256 * (step + 1))
+        assert line["learning_rate"] == pytest.approx(1e-2 * rate)
+        assert line["loss_nats"] == pytest.approx(sum(losses).item(), rel=1e-5)
+        assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+        assert norm > 0.5
+    for name, weight in weights(run).items():
+        torch.testing.assert_close(model.state_dict()[name], weight, rtol=0, atol=1e-4)
+    assert len({line["throughput_tokens_per_s"] for line in lines}) > 1
+    done = json.loads((run.folder / "done.json").read_text())
+    assert done["loss_nats_last_20th"] == lines[-1]["loss_nats"]
+
+
+def test_the_totals_of_a_run_are_those_of_its_lines(run):
+    """Also where a resume changed the number of ranks."""
+    run.folder.mkdir(parents=True)
+    common = {"tokens": 40, "loss_nats": 2.0}
+    lines = [
+        {"throughput_tokens_per_s": 10, "ranks": 1, "peak_memory_bytes": 7} | common,
+        {"throughput_tokens_per_s": 5, "ranks": 4, "peak_memory_bytes": 3} | common,
+    ]
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_done(run, 20, run.folder / "metrics.jsonl")
+    done = json.loads((run.folder / "done.json").read_text())
+    assert (done["tokens"], done["seconds"], done["gpu_seconds"]) == (40, 6.0, 18.0)
+    assert done["peak_memory_bytes"] == 7
 
 
 def test_the_rope_twin_learns(tmp_path, run):
@@ -221,7 +282,11 @@ def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys)
     assert "error: runs/mini/pro-tiny-128-acp was begun with other" in capsys.readouterr().err
     # When checkpoints are written changes nothing about the weights.
     write_suite(tmp_path, YAML.replace("checkpoint_every_seconds: 0", "checkpoint_every_seconds: 9"))
-    train_run(load_suite("mini").run(run.name))
+    train_run(load_suite("mini").run(run.name), stop_after=4)
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [
+        "step-00000001",
+        "step-00000004",
+    ]
 
 
 @pytest.mark.parametrize("text", [None, '{"settings": {"tr'])
@@ -351,6 +416,23 @@ def test_a_nan_stops_the_run(run, monkeypatch, spoil, device, said):
     assert not is_done(run) and not run.weights_file.exists()
 
 
+def test_a_gradient_that_is_not_finite_stops_the_run(run, monkeypatch):
+    """Where the loss still is."""
+    step = trainer_module.train_step
+    monkeypatch.setattr(
+        trainer_module, "train_step", lambda *a, **k: (step(*a, **k)[0], torch.tensor(math.inf))
+    )
+    with pytest.raises(TrainingError, match="step 0 gave loss 5.* and gradient norm inf"):
+        train_run(run)
+
+
+def test_a_resume_begins_with_a_look_at_the_model(run):
+    for stop in (3, None):
+        train_run(run, stop_after=stop, watch_every=2)
+    lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in lines if "pruned_ratio" in x] == [0, 2, 3, 4]
+
+
 def test_metrics_say_what_a_person_watches(run):
     train_run(run, watch_every=2)
     lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
@@ -385,10 +467,39 @@ def test_weight_decay_is_on_matrices_only():
     decayed, plain = optimizer.param_groups
     assert {p.dim() for p in decayed["params"]} == {2} and decayed["weight_decay"] == 0.1
     assert {p.dim() for p in plain["params"]} == {1} and plain["weight_decay"] == 0.0
+    assert decayed["betas"] == plain["betas"] == (0.9, 0.95)
     assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))
 
 
+def test_a_weight_of_another_rate_learns_at_its_multiple():
+    layer = torch.nn.Linear(2, 2)
+    optimizer = make_optimizer(layer, TrainingConfig(), 1e-2, {layer.weight: 0.5})
+    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert rates == {layer.weight: 0.005, layer.bias: 0.01}
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "rates"),
+    [
+        (
+            PruningTask,
+            {"warmup_steps": 2, "decay_share": 0.4, "steps": 10},
+            [0.5, 1, 1, 1, 1, 1, 1, 0.775, 0.55, 0.325],
+        ),
+        (PruningTask, {"warmup_steps": 0, "decay_share": 0.0, "steps": 3}, [1, 1, 1]),
+        (EncoderTask, {"warmup_share": 0.4}, [0.5, 1, 1, 2 / 3, 1 / 3]),
+    ],
+)
+def test_schedules_of_the_other_papers(task, settings, rates):
+    training = SimpleNamespace(learning_rate=0.1, **settings)
+    made = SimpleNamespace(run=SimpleNamespace(training=training), steps=len(rates))
+    found = [task.learning_rate(made, step) for step in range(len(rates))]
+    assert found == pytest.approx([0.1 * rate for rate in rates])
+
+
 def test_schedule_is_linear_then_cosine_to_zero():
+    assert warmup_and_cosine(35, 10, 40, 1040) == 1.0  # a step that ends after the warm-up
+    assert warmup_and_cosine(1100, 10, 40, 1040) == 0.0  # beyond the last token
     factors = [warmup_and_cosine(t, 10, 40, 1040) for t in range(0, 1050, 10)]
     assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
     assert factors[54] == pytest.approx(0.5)
@@ -432,6 +543,8 @@ def test_prefetched_batches_are_those_of_a_plain_loop():
     with pytest.raises(ZeroDivisionError):  # at its place
         next(batches)
     assert next(batches, None) is None
+    slow = Prefetcher(lambda index: (time.sleep(0.02), (torch.tensor(index),))[1], range(4), "cpu", depth=1)
+    assert [batch.item() for (batch,) in slow] == [0, 1, 2, 3] and slow.waited_seconds > 0.05
 
 
 def test_closing_batches_early_does_not_hang():
