@@ -1,6 +1,7 @@
 """Trainings side by side: where they part, and what parted them."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 

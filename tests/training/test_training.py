@@ -9,7 +9,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,8 +25,6 @@ from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
 from acp_repro.pipeline.papers.acp.settings import TrainingConfig
 from acp_repro.pipeline.papers.acp.task import FoXTask, pruned_ratio_per_layer
-from acp_repro.pipeline.papers.lap.task import PruningTask
-from acp_repro.pipeline.papers.retention.pretraining import EncoderTask
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training import loop as loop_module
 from acp_repro.pipeline.training import trainer as trainer_module
@@ -476,25 +473,6 @@ def test_a_weight_of_another_rate_learns_at_its_multiple():
     optimizer = make_optimizer(layer, TrainingConfig(), 1e-2, {layer.weight: 0.5})
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
     assert rates == {layer.weight: 0.005, layer.bias: 0.01}
-
-
-@pytest.mark.parametrize(
-    ("task", "settings", "rates"),
-    [
-        (
-            PruningTask,
-            {"warmup_steps": 2, "decay_share": 0.4, "steps": 10},
-            [0.5, 1, 1, 1, 1, 1, 1, 0.775, 0.55, 0.325],
-        ),
-        (PruningTask, {"warmup_steps": 0, "decay_share": 0.0, "steps": 3}, [1, 1, 1]),
-        (EncoderTask, {"warmup_share": 0.4}, [0.5, 1, 1, 2 / 3, 1 / 3]),
-    ],
-)
-def test_schedules_of_the_other_papers(task, settings, rates):
-    training = SimpleNamespace(learning_rate=0.1, **settings)
-    made = SimpleNamespace(run=SimpleNamespace(training=training), steps=len(rates))
-    found = [task.learning_rate(made, step) for step in range(len(rates))]
-    assert found == pytest.approx([0.1 * rate for rate in rates])
 
 
 def test_schedule_is_linear_then_cosine_to_zero():
