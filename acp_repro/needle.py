@@ -31,8 +31,8 @@ from .pipeline.data.sources import check_length
 @command(extra="chain,bpe")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    opened = Checkpoint(options.checkpoint)  # before torch is imported
-    longest = opened.context_length or DEFAULT_CONTEXT_LENGTH
+    # Before torch is imported:
+    longest = Checkpoint(options.checkpoint).context_length or DEFAULT_CONTEXT_LENGTH
     check_length(options.haystack, max(options.lengths or [longest]), "--haystack")
     if options.csv and options.csv.exists():
         raise UsageError(f"--csv: {options.csv} exists already; give another name, or delete it")

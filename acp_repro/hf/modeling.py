@@ -270,8 +270,7 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
                 f"cache_implementation={generation_config.cache_implementation!r} is not supported: FoX has "
                 "a cache of its own (ForgettingTransformerCache)"
             )
-        mask = model_kwargs.get("attention_mask")
-        if mask is not None and not bool(mask[:, -1].all()):
+        if (mask := model_kwargs.get("attention_mask")) is not None and not bool(mask[:, -1].all()):
             raise ValueError(_NOTHING_FOLLOWS)
         if (given := model_kwargs.get("past_key_values")) is not None:
             self._check_cache(given)

@@ -353,8 +353,11 @@ def qasper(path: str) -> Iterator[Row]:
     JSON lines with ``input``, ``instructions`` and ``outputs``. The sample is too small to measure anything;
     it shows that questions run.
     """
-    packed = not is_json(Path(path))
-    lines = json_records(read_members(path, ".jsonl")[0].split(b"\n"), path) if packed else read_records(path)
+    lines = (
+        read_records(path)
+        if is_json(Path(path))
+        else json_records(read_members(path, ".jsonl")[0].split(b"\n"), path)
+    )
     for where, record in lines:
         paper = text_of(record, "input", where)
         asked, answers = (field_of(record, name, where) for name in ("instructions", "outputs"))

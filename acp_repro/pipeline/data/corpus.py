@@ -191,12 +191,12 @@ def _build(config: DataConfig, reader: Reader, writer: EntryWriter) -> dict[str,
         writer.append(f"{split}.tokens", ids.astype(dtype))
         writer.append(f"{split}.offsets", np.array([facts["tokens"]], "<i8"))
     train, heldout = (splits[name]["documents"] for name in SPLITS)
-    if not train and not heldout:
-        raise DataError(f"{config.function.place(config.path)} holds no text; it is empty or blank")
     if not train or (config.heldout and not heldout):
         raise DataError(
             f"{config.function.place(config.path)}: heldout: {config.heldout} leaves {train} documents for "
             f"training and holds out {heldout}; use another share, or more text"
+            if train or heldout
+            else f"{config.function.place(config.path)} holds no text; it is empty or blank"
         )
     return {"identity": reader.identity, "splits": splits}
 

@@ -17,7 +17,6 @@ from typing import Any, BinaryIO
 from acp_repro.common.errors import UserError
 
 _COMPRESSED = {".xz", ".zst", ".gz", ".bz2"}
-_JSON = {".json", ".jsonl", ".ndjson"}
 
 
 class DataError(UserError, ValueError):
@@ -31,7 +30,7 @@ def ending(path: Path) -> str:
 
 def is_json(path: Path) -> bool:
     """Whether the name says that the file holds JSON records: ``.json``, ``.jsonl`` or ``.ndjson``."""
-    return ending(path) in _JSON
+    return ending(path) in {".json", ".jsonl", ".ndjson"}
 
 
 @contextlib.contextmanager

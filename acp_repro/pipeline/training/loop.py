@@ -88,8 +88,7 @@ def train(
             check_unchanged(run)
             return is_done(run)
 
-        if on_rank_zero(begin):
-            report(f"{run.name}: another process has just finished it")
+        if on_rank_zero(begin):  # another process has just finished it
             return folder
         task = paper.load_task()(run)
         check_ranks(run, task.micro_batches)

@@ -64,8 +64,9 @@ def check_unchanged(run: Run) -> None:
 def description(run: Run) -> dict[str, Any]:
     """The content of ``run.json``, or of its copy in the newest checkpoint if that file is missing or
     damaged; empty if neither can be read."""
-    newest = latest_checkpoint(run.folder / "checkpoints") or run.folder
-    return read_json(run.folder / "run.json") or read_json(newest / "run.json")
+    return read_json(run.folder / "run.json") or read_json(
+        (latest_checkpoint(run.folder / "checkpoints") or run.folder) / "run.json"
+    )
 
 
 def text_hash(run: Run) -> str | None:

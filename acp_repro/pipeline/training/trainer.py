@@ -214,8 +214,9 @@ class Trainer:
 
     def _save(self, steps_done: int) -> Path:
         self._read(0)
-        folder = self.run.folder / "checkpoints"
-        path = save_checkpoint(folder, steps_done, self.model, self.optimizer, self.description)
+        path = save_checkpoint(
+            self.run.folder / "checkpoints", steps_done, self.model, self.optimizer, self.description
+        )
         self._restart_clock()
         return path
 

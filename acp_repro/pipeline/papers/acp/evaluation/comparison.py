@@ -6,7 +6,6 @@ import gzip
 import json
 import math
 import re
-import sys
 import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -55,7 +54,7 @@ def shown(mean: float, metric: str) -> float:
     """A metric from the mean of its items: of a perplexity exp of minus the log-likelihood of a word, or that
     in bits. A perplexity above the largest float64 is infinite."""
     if is_perplexity(metric):
-        return math.exp(-mean) if -mean < math.log(sys.float_info.max) else math.inf
+        return math.exp(-mean) if -mean < math.log(np.finfo(np.float64).max) else math.inf
     return mean * _sign(metric)
 
 
