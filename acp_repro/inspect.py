@@ -27,6 +27,7 @@ from .common.command import (
 from .common.errors import UsageError
 from .explorer.checkpoint import Checkpoint, is_fox
 from .model.config import LogEpsilon
+from .pipeline.data.sources import SampleSource, TextSource, check_length
 
 DEFAULT_TOKENS = 32_768
 
@@ -37,8 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not is_fox(options.checkpoint):
         return _inspect_decoder(options)
     paths = [path for path in (options.checkpoint, options.compare) if path is not None]
-    for path in paths:  # before torch is imported
-        Checkpoint(path)
+    opened = [Checkpoint(path) for path in paths]  # before torch is imported
+    length = options.context_length or opened[0].context_length or DEFAULT_CONTEXT_LENGTH
+    check_length(options.text, length)
     device = choose_device(options.device)
 
     from tqdm import tqdm
@@ -52,7 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
     for other in others:  # before anything is computed
         check_comparable(checkpoint.name, checkpoint.config, other.name, other.config)
         _check_reads_like(checkpoint, other)
-    length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
     tokens = options.tokens or DEFAULT_TOKENS
     input_ids = checkpoint.input_ids(length, tokens, text=options.text, token_ids=options.token_ids)
     without_gates = any(one.config.use_rope for one in (checkpoint, *others))
@@ -101,12 +102,12 @@ def _inspect_decoder(options: argparse.Namespace) -> int:
     """Of a decoder of transformers."""
     if options.compare:
         raise UsageError(f"--compare pairs two FoX models; {options.checkpoint} is another decoder")
+    check_length(options.text, 1)
     device = choose_device(options.device)
 
     from .explorer import Explorer, read_heads
     from .explorer.decoders import load_decoder
     from .explorer.heads_table import print_decoder
-    from .pipeline.data.sources import SampleSource, TextSource
     from .pipeline.papers.acp.checkpoint_folder import read_ids
 
     model, tokenizer = load_decoder(options.checkpoint, device)

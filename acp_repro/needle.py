@@ -25,12 +25,15 @@ from .common.command import (
 )
 from .common.errors import UsageError
 from .explorer.checkpoint import Checkpoint
+from .pipeline.data.sources import check_length
 
 
 @command(extra="chain,bpe")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    Checkpoint(options.checkpoint)  # before torch is imported
+    # Before torch is imported:
+    longest = Checkpoint(options.checkpoint).context_length or DEFAULT_CONTEXT_LENGTH
+    check_length(options.haystack, max(options.lengths or [longest]), "--haystack")
     if options.csv and options.csv.exists():
         raise UsageError(f"--csv: {options.csv} exists already; give another name, or delete it")
     device = choose_device(options.device)
@@ -49,7 +52,6 @@ def main(arguments: list[str] | None = None) -> int:
     tokenizer = checkpoint.require_tokenizer()
     check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, str(checkpoint.folder))
     needles = tokenise_needles(tokenizer.encode, tokenizer.bos_id, options.mode)
-    longest = checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
     lengths = sorted(set(options.lengths or ())) or trial.default_lengths(needles, longest, 5)
     haystacks = checkpoint_haystacks(checkpoint, options.haystack, max(lengths), options.samples)
     model = checkpoint.load(device, **({"log_pruning_tolerance": None} if options.exact else {}))

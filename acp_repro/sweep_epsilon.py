@@ -27,6 +27,7 @@ from .common.command import (
 )
 from .explorer.checkpoint import Checkpoint
 from .model.config import LogEpsilon
+from .pipeline.data.sources import check_length
 from .pipeline.errors import SuiteError
 from .pipeline.papers.acp.settings import MeasureConfig
 from .pipeline.papers.acp.suite import FoXSuite
@@ -74,7 +75,9 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
 
 
 def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
-    Checkpoint(options.checkpoint)  # before torch is imported
+    opened = Checkpoint(options.checkpoint)  # before torch is imported
+    length = options.context_length or opened.context_length or DEFAULT_CONTEXT_LENGTH
+    check_length(options.text, length)
     device = choose_device(options.device)
 
     from .pipeline.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
@@ -82,7 +85,6 @@ def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
 
     checkpoint = TextCheckpoint(options.checkpoint)
     print(f"text: {checkpoint.source(options.text, options.token_ids)}")
-    length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
     tokens = max(length, options.tokens or (GPU_TOKENS if device.type == "cuda" else CPU_TOKENS))
     ids = checkpoint.input_ids(length, tokens, text=options.text, token_ids=options.token_ids)
     trained = TrainedCheckpoint(checkpoint, ids, device, MeasureConfig(sweep_tokens=tokens))

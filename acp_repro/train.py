@@ -21,6 +21,7 @@ from .pipeline import plan
 from .pipeline.errors import SuiteError
 from .pipeline.paper import Suite
 from .pipeline.run import Run
+from .pipeline.state import has_weights
 from .pipeline.suite import load_suite
 
 
@@ -36,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
 
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks == 1:  # before torch is imported
+        suite.check_text(run for run in runs if not has_weights(run))
     if options.nproc is not None and ranks == 1:
         if options.jobs is not None:
             raise UsageError(

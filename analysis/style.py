@@ -47,6 +47,7 @@ def use_style() -> None:
     import matplotlib.pyplot as plt
     import seaborn as sns
 
+    matplotlib.rcdefaults()  # a user's matplotlibrc would change the figures
     matplotlib.use("Agg")
     sns.set_theme(context="paper", style="ticks", palette=SIZES)
     plt.rcParams.update(

@@ -48,6 +48,40 @@ def start(*arguments, **environment):
     )
 
 
+def test_text_that_is_empty_or_too_short_is_reported_before_torch_is_loaded(work, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "short.txt").write_text("short")
+    write_suite(work, YAML.replace("text.txt", str(tmp_path / "empty.txt"), 1), "empty")
+    write_suite(work, YAML.replace("[heldout.txt]", f"[{tmp_path / 'short.txt'}]"), "short")
+    names = ("inspect", "train", "sweep_epsilon", "needle")
+    program = f"""
+import shlex, sys
+from acp_repro import {", ".join(names)}
+for name, _, words in (line.partition(" ") for line in sys.stdin):
+    sys.modules["acp_repro." + name].main(shlex.split(words))
+assert "torch" not in sys.modules
+"""
+    commands = {
+        "train --suite empty": "experiments/empty.yaml: data.path: ",
+        "train --suite short": "experiments/short.yaml: data: no heldout document holds context_length = 128",
+        f"inspect runs/mini/{RUN} --text {tmp_path / 'empty.txt'}": "--text: ",
+        f"inspect runs/mini/{RUN} --text {tmp_path / 'short.txt'}": "--text: ",
+        f"sweep_epsilon --checkpoint runs/mini/{RUN} --text {tmp_path / 'short.txt'}": "--text: ",
+        f"needle runs/mini/{RUN} --haystack {tmp_path / 'short.txt'}": "--haystack: ",
+    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input="\n".join(commands),
+        text=True,
+        capture_output=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    for line, begins in zip(done.stderr.splitlines(), commands.values(), strict=True):
+        assert line.startswith(f"error: {begins}"), done.stderr
+
+
 @pytest.mark.parametrize(
     "main", [train.main, inspect.main, benchmark_attention.main], ids=lambda m: m.__module__
 )

@@ -94,6 +94,15 @@ def test_two_folders_of_the_harness_are_compared_item_by_item(two):
     assert float(bits["difference"]) == pytest.approx(-12 * 40 / words / 6 / math.log(2))
 
 
+def test_a_perplexity_beyond_float64_is_infinite_and_its_logarithm_is_compared(two, capsys):
+    samples(Path("good"), "toy", {"perplexity": [-5.0 - i % 3 for i in range(30)]})
+    samples(Path("broken"), "toy", {"perplexity": [-800.0 - i % 3 for i in range(30)]})
+    found = rows("broken", "good")["toy", "perplexity"]
+    assert (found["a"], float(found["b"])) == ("inf", pytest.approx(math.exp(6)))
+    assert float(found["difference"]) == pytest.approx(795)
+    assert "inf" in capsys.readouterr().out
+
+
 def test_few_items_that_agree_are_not_equivalent(two):
     for name in "ab":
         samples(Path(name), "copa", {"acc": right(60, 100)})

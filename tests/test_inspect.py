@@ -163,7 +163,7 @@ MISTAKES = {
     "half": "model.safetensors is missing",
     "flipped": "flipped/done.json names",
     "official --token-ids short.npy": "a document has 300 tokens; give that --length, or less",
-    "official --text four.txt": "the longest of 1 has 4; use a shorter context_length",
+    "official --text four.txt": "--text: four.txt is empty or too short: a sequence of 4,096 tokens takes",
     "official --token-ids blank.txt": "blank.txt: no array of integers",
     "official --token-ids real.npy": "real.npy: no array of integers",
     "official --token-ids big.npy": "token id 300 is not from 0 to 256",

@@ -34,6 +34,13 @@ def load(tmp_path, monkeypatch):
     return load_text
 
 
+def test_reading_part_of_the_records_needs_one_record(load):
+    suite = load(YAML)
+    for runs in (suite.runs, []):
+        with pytest.raises(RecordError, match="no records of loss in results/mini.*; make them with"):
+            read_records(suite, "loss", runs, partial=True)
+
+
 def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
     suite = load(YAML)
     acp, exact = suite.runs

@@ -62,6 +62,19 @@ class Checkpoint:
         return folder.parent.name if folder.name == "model" else folder.name
 
     @functools.cached_property
+    def run(self) -> dict[str, Any] | None:
+        """The content of the run's ``run.json``; None for a model from elsewhere."""
+        folder = self.folder.resolve()
+        file = folder.parent / "run.json"
+        # Only a folder of this name can be a run's weights; elsewhere run.json belongs to another program.
+        return json.loads(file.read_bytes()) if folder.name == "model" and file.is_file() else None
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of the run's training sequences; the authors' format does not have it."""
+        return self.run and self.run["settings"]["context_length"]
+
+    @functools.cached_property
     @usage_errors()
     def config(self) -> FoXConfig:
         """The shape of the model; :class:`UsageError` if it is no FoX."""

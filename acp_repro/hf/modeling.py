@@ -22,6 +22,9 @@ from .packing import find_documents
 
 # Keywords that tell FoX nothing: the longest packed document, and where new tokens go in a cache.
 _SAY_NOTHING = {"max_length_q", "max_length_k", "cache_position"}
+_NOTHING_FOLLOWS = (
+    "rows end with padding, so nothing can follow them: pad on the left (tokenizer.padding_side = 'left')"
+)
 
 
 class ForgettingTransformerModel(PreTrainedModel):
@@ -123,6 +126,8 @@ class ForgettingTransformerModel(PreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         assert tokens is not None
+        if past_key_values is not None:
+            self._check_cache(past_key_values)
         documents = find_documents(tokens, attention_mask, past_key_values, position_ids, kwargs)
         unused = [name for name, value in kwargs.items() if value is not None and name not in _SAY_NOTHING]
         if unused:
@@ -153,18 +158,12 @@ class ForgettingTransformerModel(PreTrainedModel):
                 "no other cache holds gates and token shifts"
             )
         cache.check_model(self.config)
+        if cache.right_padded and cache.get_seq_length():
+            raise ValueError(_NOTHING_FOLLOWS)
 
     def _padding(self, mask: Tensor | None, tokens: Tensor, cache) -> Tensor | None:
         """(B,) the first real token of left-padded rows, or None."""
-        held = 0
-        if cache is not None:
-            self._check_cache(cache)
-            held = cache.get_seq_length()
-            if held and cache.right_padded:
-                raise ValueError(
-                    "the cached rows end with padding, so nothing can follow them: pad on the left "
-                    "(tokenizer.padding_side = 'left')"
-                )
+        held = 0 if cache is None else cache.get_seq_length()
         if mask is not None and held and not bool(mask[:, held:].all()):
             raise ValueError(
                 "attention_mask has zeros after the cached tokens, where no row may have padding"
@@ -271,6 +270,8 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
                 f"cache_implementation={generation_config.cache_implementation!r} is not supported: FoX has "
                 "a cache of its own (ForgettingTransformerCache)"
             )
+        if (mask := model_kwargs.get("attention_mask")) is not None and not bool(mask[:, -1].all()):
+            raise ValueError(_NOTHING_FOLLOWS)
         if (given := model_kwargs.get("past_key_values")) is not None:
             self._check_cache(given)
         elif generation_config.use_cache is not False:

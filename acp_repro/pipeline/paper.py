@@ -71,6 +71,9 @@ class Suite:
     def check(self) -> None:
         """For a paper's own class: checks the suite as a whole."""
 
+    def check_text(self, runs: Iterable[Run]) -> None:
+        """For a paper's own class: checks, without torch, that ``runs`` have text to train on."""
+
     def prerequisites(self, run: Run) -> list[Run]:
         """For a paper's own class: runs of the suite whose weights must exist before ``run`` begins."""
         return []

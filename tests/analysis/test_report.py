@@ -37,6 +37,15 @@ def section(text: str, name: str) -> str:
     return re.search(rf'<div id="{name}"></div>(.*?)<div id=', text, re.DOTALL)[1]
 
 
+def test_a_users_matplotlibrc_changes_no_figure():
+    style.use_style()
+    usual = dict(plt.rcParams)
+    theirs = {"text.usetex": True, "font.family": "serif", "axes.facecolor": "black", "savefig.bbox": "tight"}
+    with plt.rc_context(theirs):
+        style.use_style()
+        assert dict(plt.rcParams) == usual
+
+
 def test_a_picture_has_a_palette_and_keeps_its_resolution(made):
     with Image.open(made[0] / "figures/mini/figure2.png") as picture:
         assert picture.mode == "P" and picture.info["dpi"][0] > 50

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from acp_repro.pipeline.data import cache as module
 from acp_repro.pipeline.data.cache import open_or_build
 
 
@@ -40,6 +41,18 @@ def test_build_then_open(folder):
     assert sorted(p.name for p in folder.parent.iterdir()) == ["entry", "entry.lock"]
 
 
+def test_every_file_is_on_the_disk_before_the_entry_gets_its_name(tmp_path, monkeypatch):
+    synced = []
+
+    def sync(path):
+        assert not (tmp_path / "entry").exists() or path == tmp_path
+        synced.append(path.name)
+
+    monkeypatch.setattr(module, "sync", sync)
+    open_or_build(tmp_path / "entry", "key", build)
+    assert synced == ["a", "b", tmp_path.name]
+
+
 def flip(folder):
     """A change that shows neither in the size nor in the date."""
     path = folder / "a"
@@ -56,6 +69,9 @@ def flip(folder):
         lambda folder: (folder / "a").unlink(),
         lambda folder: (folder / "meta.json").write_text('{"key": '),
         lambda folder: (folder / "meta.json").write_text('{"key": "other", "facts": {}, "files": {}}'),
+        lambda folder: (folder / "meta.json").write_bytes(
+            (folder / "meta.json").read_bytes().replace(b'"key": "key"', b'"key": "other"')
+        ),
     ],
 )
 def test_damage_is_seen_said_and_repaired(folder, damage, caplog):

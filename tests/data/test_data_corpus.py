@@ -156,12 +156,16 @@ def test_no_heldout_is_possible(folder, tmp_path):
     [
         ({"path": "nowhere"}, "path: .* does not exist"),
         ({"heldout": "nowhere"}, "heldout: .* does not exist"),
+        ({"path": "EMPTY"}, "path: .* holds no text; it is empty or blank"),
         ({"heldout": 1e-9}, "heldout: 1e-09 leaves 40 documents for training and holds out 0"),
         ({"heldout": 0.999999}, "leaves 0 documents for training and holds out 40"),
-        ({"text_field": "body"}, r"a.jsonl:1: no field 'body'; this line has: text"),
+        ({"text_field": "body"}, r"a.jsonl:1: no field 'body'; this record has: text"),
     ],
 )
 def test_text_that_does_not_do_is_one_line_and_leaves_no_entry(folder, tmp_path, settings, message):
+    (tmp_path / "EMPTY").write_text(" \n")
+    if settings.get("path") == "EMPTY":
+        settings = {"path": str(tmp_path / "EMPTY")}
     with pytest.raises(DataError, match=message):
         prepare(text(folder, **settings), tmp_path / "cache")
     assert {path.suffix for path in (tmp_path / "cache").glob("*")} <= {".lock"}

@@ -170,7 +170,7 @@ def test_csv_has_labels_too_and_line_breaks_in_its_fields(tmp_path):
         ("file", "a.csv", b"text,label\nshort\n", "a.csv:2: not valid CSV .*without the columns text, label"),
         ("file", "a.csv", b'text,label\nfine,1\n"open,2\nx,3\n', "a.csv:.*: not valid CSV"),
         ("file", "a.csv", "text,label\ncafé,5\n".encode("latin-1"), "a.csv:.*: not valid CSV in UTF-8"),
-        ("cuad", "a.jsonl", b'{"file": 1}\n', "a.jsonl:1: no field 'type'; this line has: file"),
+        ("cuad", "a.jsonl", b'{"file": 1}\n', "a.jsonl:1: no field 'type'; this record has: file"),
         ("cuad", "a.jsonl", b"{\n", "a.jsonl:1: not JSON"),
         ("csabstruct", "a.tar.xz", lzma.compress(b"no tar"), "a.tar.xz: cannot be read"),
         ("sst2", "no.tar", None, "path: .*no.tar is no folder and no .tar"),

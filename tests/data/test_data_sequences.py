@@ -85,11 +85,24 @@ def test_heldout_covers_its_budget_once_in_a_fixed_order(case, batch_size, max_t
             next(iter(sequences.iter_batches(batch_size, max_tokens)))
         return
     batches = list(sequences.iter_batches(batch_size, max_tokens))
+    assert len(batches) == len(sequences.iter_batches(batch_size, max_tokens))
     assert all(x.shape == y.shape == (batch_size, context) for x, y in batches[:-1])
     labels = torch.cat([y for _, y in batches])
     assert labels.shape == (rows, context) and len(set(labels[:, 0].tolist())) == rows
     other = torch.cat([y for _, y in make(lengths, context, 9).iter_batches(100, max_tokens)])
     assert torch.equal(labels, other)  # neither seed nor batch size matters
+
+
+def test_batches_move_to_a_device():
+    for batch in make([8], 4).iter_batches(1).to("meta"):
+        assert [x.device.type for x in batch] == ["meta", "meta"]
+
+
+def test_a_long_run_holds_two_orders_at_most():
+    sequences = make([4, 9, 8], 4)
+    for step in range(40):
+        sequences.batch(step, 3)
+    assert len(sequences._epochs) == 2
 
 
 def test_heldout_goes_over_documents_in_wide_columns(monkeypatch):

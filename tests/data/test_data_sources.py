@@ -10,6 +10,7 @@ from fsspec.compression import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acp_repro.pipeline.data.corpora import file
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.sources import (
     Document,
@@ -127,6 +128,42 @@ def test_blank_lines_of_jsonl_are_no_documents(tmp_path):
     assert texts(TextSource([path])) == ["one", "two"]
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "A.NDJSON.ZST", "a.Json.XZ"])
+@pytest.mark.parametrize("form", ["lines", "array", "indented"])
+def test_json_of_every_name_and_form_is_read_as_documents(tmp_path, name, form):
+    records = [{"id": 1, "body": "one [1]"}, "two", {"body": "three"}]
+    lines = "\ufeff" + "\n\n".join(map(json.dumps, records))
+    text = lines if form == "lines" else json.dumps(records, indent=2 if form == "indented" else None)
+    path = tmp_path / name
+    path.write_bytes(PACK[path.suffix.lower().replace(".json", "")](text.encode()))
+    assert texts(TextSource([path], "body")) == ["one [1]", "two", "three"]
+    assert [row.text for row in file(str(path), "body")] == ["one [1]", "two", "three"]
+
+
+def test_an_array_of_one_string_is_one_document(tmp_path):
+    (tmp_path / "a.json").write_text('["whole text"]')
+    assert [(d.name, d.data) for d in TextSource([tmp_path]).documents()] == [
+        ("a.json:entry 1", b"whole text")
+    ]
+
+
+def test_links_are_followed_and_their_cycles_end(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "b.txt").write_text("B")
+    corpus = tmp_path / "corpus"
+    (corpus / "deep").mkdir(parents=True)
+    (corpus / "a.txt").write_text("A")
+    (corpus / "file.txt").symlink_to(tmp_path / "disk" / "b.txt")
+    (corpus / "shards").symlink_to(tmp_path / "disk")
+    (corpus / "deep" / "up").symlink_to(corpus)
+    (tmp_path / "disk" / "back").symlink_to(corpus)
+    assert texts(TextSource([corpus])) == ["A", "B", "B"]
+    assert texts(TextSource([corpus], exclude=[tmp_path / "disk" / "b.txt"])) == ["A"]
+    (corpus / "lost").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(DataError, match="path: .*corpus/lost does not exist or is a link to nothing"):
+        TextSource([corpus])
+
+
 def test_identity_follows_the_text(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(as_jsonl())
@@ -143,6 +180,11 @@ def test_identity_follows_the_text(tmp_path):
     [
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a\.jsonl:2: not JSON"),
         ("a.jsonl", b'{"text": "x"}\n\n[1]\n', r"a\.jsonl:3: not an object"),
+        ("a.json", b'{"name": "settings"}', r"a\.json:1: no field 'text'; this record has: name"),
+        ("a.json", b'{\n "text": "x"\n}\n', r"a\.json:1: not JSON .*; write one object a line, or one array"),
+        ("a.json", b'["x", 3]', r"a\.json:entry 2: not an object"),
+        ("a.ndjson", b'["x",\n', r"a\.ndjson:1: not JSON"),
+        ("a.json", b"[" * 100_000, r"a\.json:1: not JSON"),
         ("a.jsonl", b'{"body": "x"}', r"a\.jsonl:1: no field 'text'; .*has: body"),
         ("a.jsonl", b'{"text": 3}', r"a\.jsonl:1: the field 'text' holds int, not text"),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', r"a\.jsonl:2: not JSON in UTF-8"),

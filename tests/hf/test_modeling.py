@@ -129,6 +129,11 @@ def test_right_padding_is_for_scoring_alone(both, ids):
     torch.testing.assert_close(output.logits[0, :60], ours(ids[:1, :60])[0], atol=5e-4, rtol=1e-4)
     with pytest.raises(ValueError, match="pad on the left"):
         theirs(ids[:, :1], past_key_values=output.past_key_values)
+    for more in ({}, {"use_cache": False}, {"max_new_tokens": 1}):
+        with pytest.raises(ValueError, match="end with padding.*pad on the left"):
+            theirs.generate(ids, attention_mask=mask, **{"max_new_tokens": 4, **more})
+    with pytest.raises(ValueError, match="pad on the left"):  # as a loop of one's own would call the model
+        theirs(ids[:, :1], position_ids=mask.sum(1)[:, None], past_key_values=output.past_key_values)
     past = theirs(ids[:, :20]).past_key_values
     with pytest.raises(ValueError, match="zeros after the cached tokens"):
         theirs(ids[:, 20:21], attention_mask=1 - torch.eye(21)[19:].long(), past_key_values=past)

@@ -5,6 +5,7 @@ import functools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,6 +50,16 @@ measure:
 """
 SENTENCE = "the food was good bad cold warm and we liked hated it very much so come again never here"
 WORDS = SENTENCE.split()
+
+
+@pytest.mark.parametrize(
+    ("warmup", "decay", "rates"), [(2, 0.4, [0.5, 1, 1, 1, 1, 1, 1, 0.775, 0.55, 0.325]), (0, 0.0, [1, 1, 1])]
+)
+def test_the_schedule_warms_up_stays_and_falls_to_a_tenth(warmup, decay, rates):
+    training = SimpleNamespace(learning_rate=0.1, warmup_steps=warmup, decay_share=decay, steps=len(rates))
+    task = SimpleNamespace(run=SimpleNamespace(training=training))
+    found = [PruningTask.learning_rate(task, step) for step in range(len(rates))]
+    assert found == pytest.approx([0.1 * rate for rate in rates])
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +188,7 @@ def test_sides_of_labels_and_splits(suite):
     assert {t.label for t in texts.train} == {0, 1, None}  # three stars are on neither side
     assert not {t.text for t in texts.train} & {t.text for t in texts.heldout}
     assert len(texts.train) + len(texts.heldout) == 240 and 2 < len(texts.heldout) < 40
-    with pytest.raises(DataError, match="texts.jsonl:1: no field 'body'; this line has: "):
+    with pytest.raises(DataError, match="texts.jsonl:1: no field 'body'; this record has: "):
         load_texts(dataclasses.replace(suite.file.data, text_field="body"))
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ from acp_repro import measure
 from acp_repro import train as train_command
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.papers.retention.paper import PAPER
-from acp_repro.pipeline.papers.retention.pretraining import look_at_neighbours
+from acp_repro.pipeline.papers.retention.pretraining import EncoderTask, look_at_neighbours
 from acp_repro.pipeline.plan import training_groups
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
@@ -49,6 +50,13 @@ grid:
 training: {{learning_rate: 1e-2, dtype: float32}}
 measure: {{examples: 20}}
 """
+
+
+def test_the_schedule_warms_up_and_falls_to_zero():
+    training = SimpleNamespace(learning_rate=0.1, warmup_share=0.4)
+    task = SimpleNamespace(run=SimpleNamespace(training=training), steps=5)
+    found = [EncoderTask.learning_rate(task, step) for step in range(5)]
+    assert found == pytest.approx([0.05, 0.1, 0.1, 0.2 / 3, 0.1 / 3])
 
 
 @pytest.fixture(scope="module")

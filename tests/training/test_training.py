@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,14 @@ from acp_repro.model.fox import FoXBlock, FoXModel
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
 from acp_repro.pipeline.papers.acp.settings import TrainingConfig
-from acp_repro.pipeline.papers.acp.task import pruned_ratio_per_layer
+from acp_repro.pipeline.papers.acp.task import FoXTask, pruned_ratio_per_layer
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training import loop as loop_module
+from acp_repro.pipeline.training import trainer as trainer_module
 from acp_repro.pipeline.training.checkpoint import CheckpointError, save_checkpoint
 from acp_repro.pipeline.training.optimizer import make_optimizer, warmup_and_cosine
 from acp_repro.pipeline.training.prefetch import Prefetcher
-from acp_repro.pipeline.training.run_folder import TrainingError, is_done
+from acp_repro.pipeline.training.run_folder import TrainingError, is_done, write_done
 from acp_repro.pipeline.training.step import eager
 from tests.suites import YAML, train_run, trained_run, write_suite
 from tests.training.ranks import train_on
@@ -86,6 +88,63 @@ def test_a_resumed_run_gives_the_same_bits(run, capsys):
     steps = [json.loads(x)["step"] for x in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(run.steps))
     assert "continuing from step 5" in capsys.readouterr().out
+    (folder / "checkpoints" / "step-00000005").mkdir(parents=True)  # as a kill leaves it
+    train_run(run)
+    assert "already done" in capsys.readouterr().out and not (folder / "checkpoints").exists()
+
+
+def test_training_is_a_plain_loop_of_adamw(run, tmp_path, monkeypatch):
+    yaml = YAML.replace("[-10, null]", "[-10], seed: [3]")
+    write_suite(tmp_path, yaml.replace("dtype: float32", "dtype: float32, max_grad_norm: 0.5"))
+    run = load_suite("mini").run("pro-tiny-128-acp-seed3")
+    calls = []
+    for when in ("before_step", "after_step"):
+        monkeypatch.setattr(FoXTask, when, lambda self, model, step, when=when: calls.append((when, step)))
+    train_run(run)
+    assert calls == [(when, step) for step in range(6) for when in ("before_step", "after_step")]
+    lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
+
+    task = FoXTask(run)
+    torch.manual_seed(3)
+    model = task.build()
+    matrices, vectors = ([p for p in model.parameters() if (p.dim() == 1) == flat] for flat in (False, True))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    rates = (0.5, 1.0, 1.0, 0.8535534, 0.5, 0.1464466)  # 512 tokens of warm-up, then a cosine to 0 at 1,536
+    for step, (line, rate) in enumerate(zip(lines, rates, strict=True)):
+        optimizer.zero_grad()
+        losses = [task.loss(model, *task.batch(index)) / 2 for index in (2 * step, 2 * step + 1)]
+        for loss in losses:
+            loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * rate
+        optimizer.step()
+        assert (line["step"], line["tokens"]) == (step, 256 * (step + 1))
+        assert line["learning_rate"] == pytest.approx(1e-2 * rate)
+        assert line["loss_nats"] == pytest.approx(sum(losses).item(), rel=1e-5)
+        assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+        assert norm > 0.5
+    for name, weight in weights(run).items():
+        torch.testing.assert_close(model.state_dict()[name], weight, rtol=0, atol=1e-4)
+    assert len({line["throughput_tokens_per_s"] for line in lines}) > 1
+    done = json.loads((run.folder / "done.json").read_text())
+    assert done["loss_nats_last_20th"] == lines[-1]["loss_nats"]
+
+
+def test_the_totals_of_a_run_are_those_of_its_lines(run):
+    """Also where a resume changed the number of ranks."""
+    run.folder.mkdir(parents=True)
+    common = {"tokens": 40, "loss_nats": 2.0}
+    lines = [
+        {"throughput_tokens_per_s": 10, "ranks": 1, "peak_memory_bytes": 7} | common,
+        {"throughput_tokens_per_s": 5, "ranks": 4, "peak_memory_bytes": 3} | common,
+    ]
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_done(run, 20, run.folder / "metrics.jsonl")
+    done = json.loads((run.folder / "done.json").read_text())
+    assert (done["tokens"], done["seconds"], done["gpu_seconds"]) == (40, 6.0, 18.0)
+    assert done["peak_memory_bytes"] == 7
 
 
 def test_the_rope_twin_learns(tmp_path, run):
@@ -146,7 +205,7 @@ def test_foreign_and_wholly_corrupt_checkpoints_are_refused(run):
         train_run(run)
     shutil.rmtree(folder)
     other = torch.nn.Linear(3, 2)
-    save_checkpoint(folder, 1, other, make_optimizer(other, TrainingConfig(), 1e-3))
+    save_checkpoint(folder, 1, other, make_optimizer(other, TrainingConfig(), 1e-3), {})
     with pytest.raises(CheckpointError, match="of another model"):
         train_run(run)
 
@@ -155,7 +214,7 @@ def test_a_checkpoint_is_safetensors_and_nothing_else(run):
     """Law 9: what is not there cannot be unpickled."""
     train_run(run, stop_after=1)
     (path,) = (run.folder / "checkpoints").iterdir()
-    assert {f.name.partition("-")[0] for f in path.iterdir()} == {"shard", "SHA256SUMS"}
+    assert {f.name.partition("-")[0] for f in path.iterdir()} == {"shard", "SHA256SUMS", "run.json"}
     (shard,) = path.glob("*.safetensors")
     tensors = load_file(shard)
     assert tensors["optimizer.step"].tolist() == [1.0]
@@ -220,7 +279,41 @@ def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys)
     assert "error: runs/mini/pro-tiny-128-acp was begun with other" in capsys.readouterr().err
     # When checkpoints are written changes nothing about the weights.
     write_suite(tmp_path, YAML.replace("checkpoint_every_seconds: 0", "checkpoint_every_seconds: 9"))
-    train_run(load_suite("mini").run(run.name))
+    train_run(load_suite("mini").run(run.name), stop_after=4)
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [
+        "step-00000001",
+        "step-00000004",
+    ]
+
+
+@pytest.mark.parametrize("text", [None, '{"settings": {"tr'])
+def test_a_checkpoint_holds_the_settings_of_its_run(run, trained, tmp_path, text):
+    train_run(run, stop_after=2)
+    description = (run.folder / "run.json").read_bytes()
+    for stop in (3, None):
+        (run.folder / "run.json").unlink()
+        if text is not None:
+            (run.folder / "run.json").write_text(text)
+        write_suite(tmp_path, YAML.replace("learning_rate: 1e-2", "learning_rate: 2e-2"))
+        with pytest.raises(TrainingError, match="learning_rate: 0.01, now 0.02"):
+            train_run(load_suite("mini").run(run.name))
+        write_suite(tmp_path)
+        train_run(run, stop_after=stop)
+        assert (run.folder / "run.json").read_bytes() == description
+    assert is_done(run) and same(weights(run), trained)
+
+
+def test_a_description_that_is_deleted_while_the_run_trains_is_written_again(run, monkeypatch):
+    """As by a folder's removal that meets a process which was thought dead."""
+    save = trainer_module.save_checkpoint
+
+    def save_and_delete(*given):
+        (run.folder / "run.json").unlink(missing_ok=True)
+        return save(*given)
+
+    monkeypatch.setattr(trainer_module, "save_checkpoint", save_and_delete)
+    train_run(run)
+    assert is_done(run)
 
 
 @pytest.mark.parametrize(("text", "steps"), [(None, None), ('{"settings": {"tr', 1)])
@@ -228,8 +321,8 @@ def test_what_nobody_knows_the_settings_of_is_left_alone(run, text, steps):
     train_run(run, stop_after=steps)
     if text is None:
         (run.folder / "run.json").unlink()
-    else:
-        (run.folder / "run.json").write_text(text)
+    for path in (run.folder / "run.json", *run.folder.glob("checkpoints/*/run.json")) if text else ():
+        path.write_text(text)
     with pytest.raises(TrainingError, match=r"run.json is missing or damaged.*Copy it back.*rm -r runs/mini"):
         train_run(run)
 
@@ -277,6 +370,15 @@ def test_weights_get_their_name_last(run, trained, monkeypatch):
     assert is_done(run) and same(weights(run), trained)
 
 
+def test_a_run_that_another_process_finishes_first_is_not_trained_again(run, monkeypatch):
+    train_run(run)
+    before = (run.folder / "metrics.jsonl").read_bytes()
+    answers = iter((False,))  # as seen before the other process wrote its weights
+    monkeypatch.setattr(loop_module, "is_done", lambda run: next(answers, True))
+    assert train_run(run) == run.folder
+    assert (run.folder / "metrics.jsonl").read_bytes() == before
+
+
 def test_a_second_process_on_the_same_run_is_refused(run):
     import fcntl
 
@@ -309,6 +411,23 @@ def test_a_nan_stops_the_run(run, monkeypatch, spoil, device, said):
     lines = (run.folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(x)["step"] for x in lines] == [0, 1]
     assert not is_done(run) and not run.weights_file.exists()
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(run, monkeypatch):
+    """Where the loss still is."""
+    step = trainer_module.train_step
+    monkeypatch.setattr(
+        trainer_module, "train_step", lambda *a, **k: (step(*a, **k)[0], torch.tensor(math.inf))
+    )
+    with pytest.raises(TrainingError, match="step 0 gave loss 5.* and gradient norm inf"):
+        train_run(run)
+
+
+def test_a_resume_begins_with_a_look_at_the_model(run):
+    for stop in (3, None):
+        train_run(run, stop_after=stop, watch_every=2)
+    lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in lines if "pruned_ratio" in x] == [0, 2, 3, 4]
 
 
 def test_metrics_say_what_a_person_watches(run):
@@ -345,10 +464,20 @@ def test_weight_decay_is_on_matrices_only():
     decayed, plain = optimizer.param_groups
     assert {p.dim() for p in decayed["params"]} == {2} and decayed["weight_decay"] == 0.1
     assert {p.dim() for p in plain["params"]} == {1} and plain["weight_decay"] == 0.0
+    assert decayed["betas"] == plain["betas"] == (0.9, 0.95)
     assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))
 
 
+def test_a_weight_of_another_rate_learns_at_its_multiple():
+    layer = torch.nn.Linear(2, 2)
+    optimizer = make_optimizer(layer, TrainingConfig(), 1e-2, {layer.weight: 0.5})
+    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert rates == {layer.weight: 0.005, layer.bias: 0.01}
+
+
 def test_schedule_is_linear_then_cosine_to_zero():
+    assert warmup_and_cosine(35, 10, 40, 1040) == 1.0  # a step that ends after the warm-up
+    assert warmup_and_cosine(1100, 10, 40, 1040) == 0.0  # beyond the last token
     factors = [warmup_and_cosine(t, 10, 40, 1040) for t in range(0, 1050, 10)]
     assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
     assert factors[54] == pytest.approx(0.5)
@@ -392,6 +521,8 @@ def test_prefetched_batches_are_those_of_a_plain_loop():
     with pytest.raises(ZeroDivisionError):  # at its place
         next(batches)
     assert next(batches, None) is None
+    slow = Prefetcher(lambda index: (time.sleep(0.02), (torch.tensor(index),))[1], range(4), "cpu", depth=1)
+    assert [batch.item() for (batch,) in slow] == [0, 1, 2, 3] and slow.waited_seconds > 0.05
 
 
 def test_closing_batches_early_does_not_hang():

@@ -17,8 +17,8 @@ from pathlib import Path
 from acp_repro.pipeline.data.files import (
     DataError,
     field_of,
-    is_jsonl,
-    json_lines,
+    is_json,
+    json_records,
     read_members,
     read_records,
     text_of,
@@ -38,14 +38,14 @@ def stdlib() -> Source:
 
 @corpus(path="the path of a file or a folder")
 def text(path: str | Sequence[str], text_field: str = "text", exclude: Sequence[str] = ()) -> Source:
-    """Files at `path`: plain text or .jsonl, each also .xz, .zst, .gz, .bz2."""
+    """Files at `path`: plain text or .json, .jsonl, .ndjson, each also .xz, .zst, .gz, .bz2."""
     return TextSource([path] if isinstance(path, str) else path, text_field, exclude)
 
 
 @corpus(path="the path of a file", labels="values of {label_field}")
 def file(path: str, text_field: str = "text", label_field: str | None = None) -> Iterator[Row]:
-    """Records of the file `path`: .csv or JSON lines, each also .xz, .zst, .gz, .bz2."""
-    for where, record in read_records(path):
+    """Records of the file `path`: .csv or JSON, each also .xz, .zst, .gz, .bz2."""
+    for where, record in read_records(path, text_field):
         label = None if label_field is None else str(field_of(record, label_field, where))
         yield Row(text_of(record, text_field, where), label)
 
@@ -235,7 +235,7 @@ def csabstruct(path: str) -> Iterator[Row]:
     """CSAbstruct: abstracts with a question about each sentence; the label is the sentence's role."""
     splits = ("train", "dev", "test")
     for split, data in zip(splits, read_members(path, *(f"/{split}.jsonl" for split in splits)), strict=True):
-        for where, record in json_lines(data.split(b"\n"), f"{path}, {split}.jsonl"):
+        for where, record in json_records(data.split(b"\n"), f"{path}, {split}.jsonl"):
             asked, labels = (field_of(record, name, where) for name in ("sentences", "labels"))
             for sentence, label in zip(asked, labels, strict=True):
                 yield Row(" ".join(asked), label, sentence, split=split)
@@ -260,7 +260,7 @@ def books(
         files: names in the folder; None reads all files.
     """
     place = Path(path).expanduser()
-    shards = sorted(place.glob("*.jsonl*")) if place.is_dir() else [place]
+    shards = sorted(filter(is_json, place.iterdir())) if place.is_dir() else [place]
     if files is not None:
         shards = [place / name for name in files]
     found: dict[str, list[tuple[str, list[str]]]] = {}
@@ -353,8 +353,11 @@ def qasper(path: str) -> Iterator[Row]:
     JSON lines with ``input``, ``instructions`` and ``outputs``. The sample is too small to measure anything;
     it shows that questions run.
     """
-    packed = not is_jsonl(Path(path))
-    lines = json_lines(read_members(path, ".jsonl")[0].split(b"\n"), path) if packed else read_records(path)
+    lines = (
+        read_records(path)
+        if is_json(Path(path))
+        else json_records(read_members(path, ".jsonl")[0].split(b"\n"), path)
+    )
     for where, record in lines:
         paper = text_of(record, "input", where)
         asked, answers = (field_of(record, name, where) for name in ("instructions", "outputs"))

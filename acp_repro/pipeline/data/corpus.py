@@ -195,6 +195,8 @@ def _build(config: DataConfig, reader: Reader, writer: EntryWriter) -> dict[str,
         raise DataError(
             f"{config.function.place(config.path)}: heldout: {config.heldout} leaves {train} documents for "
             f"training and holds out {heldout}; use another share, or more text"
+            if train or heldout
+            else f"{config.function.place(config.path)} holds no text; it is empty or blank"
         )
     return {"identity": reader.identity, "splits": splits}
 

@@ -23,9 +23,14 @@ class DataError(UserError, ValueError):
     """A corpus or its settings cannot be used; the message says where, why and what to do."""
 
 
-def is_jsonl(path: Path) -> bool:
-    """Whether the name, without a compression suffix, ends in ``.jsonl``."""
-    return Path(path.stem if path.suffix in _COMPRESSED else path).suffix == ".jsonl"
+def ending(path: Path) -> str:
+    """The suffix of the name without a compression suffix, in lower case: ``.jsonl`` of ``A.JSONL.GZ``."""
+    return Path(path.stem if path.suffix.lower() in _COMPRESSED else path).suffix.lower()
+
+
+def is_json(path: Path) -> bool:
+    """Whether the name says that the file holds JSON records: ``.json``, ``.jsonl`` or ``.ndjson``."""
+    return ending(path) in {".json", ".jsonl", ".ndjson"}
 
 
 @contextlib.contextmanager
@@ -34,7 +39,7 @@ def open_plain(path: Path) -> Iterator[BinaryIO]:
     from fsspec import compression, core  # slow to import
 
     # Not .zip, which may hold several files.
-    name = core.get_compression(path.name, "infer" if path.suffix in _COMPRESSED else None)
+    name = core.get_compression(path.name, "infer" if path.suffix.lower() in _COMPRESSED else None)
     damage = (EOFError, OSError, lzma.LZMAError, zlib.error, compression.zstd.ZstdError, tarfile.TarError)
     try:
         with open(path, "rb") as raw, compression.compr[name](raw, mode="rb") as stream:
@@ -62,23 +67,38 @@ def check_text(data: bytes, where: str) -> bytes:
     return data
 
 
-def json_lines(lines: Iterable[bytes], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, record) of each line that is not blank; the place is ``where`` and the line's number."""
-    for number, line in enumerate(lines, 1):
+def json_records(
+    lines: Iterable[bytes], where: str | Path, text_field: str = "text"
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, record) of each value in JSON: one value a line, or the entries of one array.
+
+    An array begins in the first line, and is read into memory as a whole. The place is ``where`` and the
+    number of the line or entry. A string becomes the record ``{text_field: string}``. Blank lines are left
+    out.
+    """
+    numbered = enumerate(lines, 1)
+    for number, line in numbered:
         if line.strip():
+            is_array = number == 1 and line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+            content = b"".join([line, *(rest for _, rest in numbered)]) if is_array else line
             try:
-                record = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
-            except ValueError as error:
-                raise DataError(f"{where}:{number}: not JSON in UTF-8 ({error})") from error
-            if not isinstance(record, dict):
-                raise DataError(f"{where}:{number}: not an object with a field of text")
-            yield f"{where}:{number}", record
+                value = json.loads(content.decode("utf-8-sig"))
+            except (ValueError, RecursionError) as error:
+                raise DataError(
+                    f"{where}:{number}: not JSON in UTF-8 ({error}); write one object a line, or one array"
+                ) from error
+            for at, record in enumerate(value, 1) if is_array else [(number, value)]:
+                place = f"{where}:{'entry ' if is_array else ''}{at}"
+                record = {text_field: record} if isinstance(record, str) else record
+                if not isinstance(record, dict):
+                    raise DataError(f"{place}: not an object with a field of text")
+                yield place, record
 
 
 def field_of(record: dict[str, Any], field: str, where: str) -> Any:
     """The value of a field of a record at ``where``."""
     if field not in record:
-        raise DataError(f"{where}: no field {field!r}; this line has: {', '.join(record) or 'none'}")
+        raise DataError(f"{where}: no field {field!r}; this record has: {', '.join(record) or 'none'}")
     return record[field]
 
 
@@ -90,8 +110,8 @@ def text_of(record: dict[str, Any], field: str, where: str) -> str:
     return text
 
 
-def read_records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, record) of each record of a file: CSV with a header (``.csv``), else JSON lines.
+def read_records(path: str | Path, text_field: str = "text") -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, record) of each record of a file: CSV with a header (``.csv``), else `json_records`.
 
     The file may be compressed as .xz, .zst, .gz or .bz2. Values of CSV are text.
     """
@@ -99,7 +119,7 @@ def read_records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if not path.is_file():
         raise DataError(f"path: {path} is no file; relative paths start at {Path.cwd()}")
     with open_plain(path) as stream:
-        yield from _csv(path, stream) if ".csv" in path.suffixes[-2:] else json_lines(stream, str(path))
+        yield from _csv(path, stream) if ending(path) == ".csv" else json_records(stream, path, text_field)
 
 
 def _csv(path: Path, stream: io.BufferedIOBase) -> Iterator[tuple[str, dict[str, Any]]]:

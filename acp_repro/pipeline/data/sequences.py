@@ -157,7 +157,7 @@ class TokenSequences(Sequences):
             raise DataError(
                 f"no {split} document holds context_length = {context_length} tokens: the longest of "
                 f"{len(self._lengths)} has {self._lengths.max(initial=0)}; use a shorter context_length, or "
-                "longer documents"
+                f"longer documents{' (or hold out other text, or none)' if split == 'heldout' else ''}"
             )
         self.share_used = self.tokens_used / len(tokens)
         self._epochs: dict[int, np.ndarray] = {}

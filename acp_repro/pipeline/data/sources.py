@@ -16,10 +16,12 @@ import sys
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from acp_repro.pipeline.data.files import DataError, check_text, is_jsonl, json_lines, open_plain, text_of
+from acp_repro.common.errors import usage_errors
+from acp_repro.pipeline.data.files import DataError, check_text, is_json, json_records, open_plain, text_of
 
 
 class Row(NamedTuple):
@@ -209,10 +211,12 @@ def sample_text() -> str:
 class TextSource(Source):
     """Text from files or folders (recursive), in the order of the paths.
 
-    A ``.jsonl`` file holds one document a line, in the field ``text_field``. Any other file is one document
-    of UTF-8 text. Each may be compressed as ``.xz``, ``.zst``, ``.gz`` or ``.bz2``. Hidden files are left
-    out, and every file under ``exclude``. The held-out split hashes the text itself. So a document keeps its
-    side when files are renamed or re-sharded, and copies of a document are on one side.
+    A ``.json``, ``.jsonl`` or ``.ndjson`` file holds one document a line, or one array of documents. Each
+    document is a string, or an object with the text in the field ``text_field``. Any other file is one
+    document of UTF-8 text. Each file may be compressed as ``.xz``, ``.zst``, ``.gz`` or ``.bz2``; suffixes
+    may be in upper case. Links to files and folders are followed, and each folder is read once. Hidden files
+    are left out, and every file under ``exclude``. The held-out split hashes the text itself. So a document
+    keeps its side when files are renamed or re-sharded, and copies of a document are on one side.
 
     Args:
         key: the setting that names the paths, for errors.
@@ -229,24 +233,31 @@ class TextSource(Source):
         self._text_field, paths = text_field, list(paths)
         self._files = [(name, path) for name, path in _expand(paths, key) if path.resolve() not in left_out]
         if not self._files:
-            raise DataError(f"{key}: every file under {', '.join(map(str, paths))} is held out")
-        # The files' own bytes stand for the text, because hashing a compressed corpus is fast.
+            raise DataError(
+                f"{key}: every file under {', '.join(map(str, paths))} is held out"
+                if left_out
+                else f"{key}: {', '.join(map(str, paths))} holds no file that is not hidden"
+            )
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A SHA-256 of the files' own bytes, because hashing a compressed corpus is fast."""
         digest = hashlib.sha256(b"text")
         for _, path in self._files:
-            form = f"jsonl {text_field}" if is_jsonl(path) else "plain"
+            form = f"jsonl {self._text_field}" if is_json(path) else "plain"
             digest.update(f"{len(form)} {form} {path.suffix}".encode())
             with open(path, "rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
-        self.identity = digest.hexdigest()
+        return digest.hexdigest()
 
     def documents(self) -> Iterator[Document]:
         """Gives the documents that are not blank."""
         for name, path in self._files:
             with open_plain(path) as stream:
-                if is_jsonl(path):
+                if is_json(path):
                     texts = (
                         (f"{name}:{place.rpartition(':')[2]}", text_of(record, self._text_field, place))
-                        for place, record in json_lines(stream, str(path))
+                        for place, record in json_records(stream, path, self._text_field)
                     )
                     # Half of a surrogate pair is not a character, and UTF-8 cannot hold it.
                     texts = ((document, text.encode(errors="replace")) for document, text in texts)
@@ -261,11 +272,33 @@ def _expand(paths: Iterable[str | Path], key: str) -> list[tuple[str, Path]]:
     """(name, path) of every file under ``paths``; names are relative to the path given."""
     files = []
     for given in (Path(path).expanduser() for path in paths):
-        if given.is_dir():
-            below = ((path.relative_to(given), path) for path in given.rglob("*") if path.is_file())
-            files += sorted((r.as_posix(), p) for r, p in below if not any(x[0] == "." for x in r.parts))
-        elif given.is_file():
-            files.append((given.name, given))
-        else:
-            raise DataError(f"{key}: {given} does not exist; relative paths start at {Path.cwd()}")
+        start = given if given.is_dir() else given.parent
+        files += sorted((path.relative_to(start).as_posix(), path) for path in _files_of(given, key, set()))
     return files
+
+
+def _files_of(path: Path, key: str, read: set[Path]) -> Iterator[Path]:
+    """The file at ``path``, or every file under a folder that is not hidden. Links are followed. Folders in
+    ``read`` are left out and the others are added, so that cycles of links end."""
+    if path.is_file():
+        yield path
+    elif not path.is_dir():
+        raise DataError(
+            f"{key}: {path} does not exist or is a link to nothing; relative paths start at {Path.cwd()}"
+        )
+    elif (folder := path.resolve()) not in read:
+        read.add(folder)
+        for inner in sorted(path.iterdir()):
+            if not inner.name.startswith("."):
+                yield from _files_of(inner, key, read)
+
+
+@usage_errors()
+def check_length(path: str | None, least: int, key: str = "--text") -> None:
+    """Checks that the text at ``path``, if one is given, has ``least`` bytes: no text has more tokens."""
+    documents = TextSource([path], key=key).documents() if path else ()
+    if path and not any(size >= least for size in accumulate(len(one.data) for one in documents)):
+        raise DataError(
+            f"{key}: {path} is empty or too short: a sequence of {least:,} tokens takes {least:,} bytes of "
+            "text or more; name a longer text, or a shorter length"
+        )

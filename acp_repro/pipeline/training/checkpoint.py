@@ -2,7 +2,8 @@
 
 A checkpoint is a folder ``step-00000042`` of safetensors files, one a rank. ``torch.distributed.checkpoint``
 writes and reads it. So a run can continue with another number of ranks, with DDP, FSDP2 or neither. Nothing
-is unpickled: the header of each file says where its pieces belong.
+is unpickled: the header of each file says where its pieces belong. ``run.json`` beside them describes the
+run, so a checkpoint holds the settings of its weights.
 
 The folder gets its name once all of it is on the disk, ``SHA256SUMS`` included. A checkpoint that does not
 match its sums is skipped with a warning, and the previous one is used. Two are kept. If the disk fills up
@@ -12,6 +13,7 @@ while the third is written, the last good one is still there.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import warnings
@@ -59,12 +61,15 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     return state
 
 
-def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-    """Writes one checkpoint and deletes all but the newest :data:`KEEP`. All ranks must call."""
+def save_checkpoint(
+    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, description: dict
+) -> Path:
+    """Writes one checkpoint, with ``description`` as its ``run.json``, and deletes all but the newest
+    :data:`KEEP`. All ranks must call."""
     path = folder / f"step-{step:08d}"
     temporary = folder / f".{path.name}"
     try:
-        on_rank_zero(lambda: _make_empty(temporary))
+        on_rank_zero(lambda: _begin(temporary, description))
         writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
         with _alone_is_fine():
             dcp.save(training_state(model, optimizer), storage_writer=writer)
@@ -149,11 +154,14 @@ def _is_intact(path: Path) -> bool:
     return bool(sums) and _hashes(path, names) == sums
 
 
-def _make_empty(temporary: Path) -> None:
+def _begin(temporary: Path, description: dict) -> None:
+    """Creates the folder with its ``run.json`` alone."""
     temporary.parent.mkdir(parents=True, exist_ok=True)
     for leftover in temporary.parent.glob(".step-*"):  # of a run that was killed
         shutil.rmtree(leftover)
     temporary.mkdir()
+    (temporary / "run.json").write_text(json.dumps(description))
+    sync(temporary / "run.json")
 
 
 def _publish(temporary: Path, path: Path, sums: dict[str, str | None]) -> None:

@@ -4,7 +4,7 @@ A run folder holds all that explains it::
 
     run.json        what was run: the resolved settings, the data, ranks, versions and commit
     metrics.jsonl   one line a step
-    checkpoints/    the newest two, until the run is done
+    checkpoints/    the newest two, each with a copy of run.json, until the run is done
     model/          config.json and model.safetensors, in the authors' format, once it is done
     done.json       tokens, seconds, the last loss, peak memory, the hash of the weights
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from ...common.files import write_json
 from ..paper import Paper
 from ..run import Run
 from .checkpoint import load_checkpoint
@@ -35,9 +36,9 @@ from .run_folder import (
     check_same_text,
     check_unchanged,
     compiles,
+    describe,
     is_done,
     lock,
-    write_description,
     write_done,
 )
 from .step import compile_blocks
@@ -82,18 +83,21 @@ def train(
         )
     with contextlib.ExitStack() as stack:
 
-        def begin() -> None:
+        def begin() -> bool:
             stack.enter_context(lock(folder))
             check_unchanged(run)
+            return is_done(run)
 
-        on_rank_zero(begin)
+        if on_rank_zero(begin):  # another process has just finished it
+            return folder
         task = paper.load_task()(run)
         check_ranks(run, task.micro_batches)
         torch.manual_seed(run.seed)  # the same weights on every rank
         model = task.build().to(device)
         facts = task.describe(model)
         on_rank_zero(lambda: check_same_text(run, facts["data"]))
-        on_rank_zero(lambda: write_description(run, device, facts))
+        description = describe(run, device, facts)
+        on_rank_zero(lambda: write_json(folder / "run.json", description))
         wrapped = parallelize(model, task.blocks(model), run.parallel_mode(world_size()), device)
         if compiles(run, device):
             compile_blocks(task.blocks(model))
@@ -104,7 +108,7 @@ def train(
         if first_step:
             report(f"{run.name}: continuing from step {first_step}")
         looks = watch_every or max(1, min(100, task.steps // 25))
-        trainer = Trainer(task, model, wrapped, optimizer, device, looks, position)
+        trainer = Trainer(task, model, wrapped, optimizer, device, looks, description, position)
         signals = stack.enter_context(StopSignals(speak=rank() == 0))
         done = trainer.run_from(first_step, stop_after, signals)
         if done:
@@ -115,6 +119,8 @@ def train(
                 unnamed = folder / ".model"
                 unnamed.mkdir(exist_ok=True)
                 task.save(model, unnamed, weights)
+                # Again, because without it nobody would know the settings of the finished weights.
+                write_json(folder / "run.json", description)
                 write_done(run, task.step_tokens, unnamed / "model.safetensors")
                 shutil.rmtree(folder / "model", ignore_errors=True)
                 unnamed.replace(folder / "model")

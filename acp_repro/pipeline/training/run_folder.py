@@ -41,7 +41,7 @@ def check_unchanged(run: Run) -> None:
     """Refuses to overwrite a run of other or unknown settings, or weights unlike ``done.json``."""
     begun = latest_checkpoint(run.folder / "checkpoints") is not None
     finished = run.weights_file.is_file() and not begun
-    before = read_json(run.folder / "run.json").get("settings")
+    before = description(run).get("settings")
     if before is None:
         if not begun and not finished:
             return  # nothing to lose
@@ -61,9 +61,17 @@ def check_unchanged(run: Run) -> None:
         )
 
 
+def description(run: Run) -> dict[str, Any]:
+    """The content of ``run.json``, or of its copy in the newest checkpoint if that file is missing or
+    damaged; empty if neither can be read."""
+    return read_json(run.folder / "run.json") or read_json(
+        (latest_checkpoint(run.folder / "checkpoints") or run.folder) / "run.json"
+    )
+
+
 def text_hash(run: Run) -> str | None:
     """The hash of the text and tokeniser with which the run was begun, if its folder has it."""
-    return (read_json(run.folder / "run.json").get("data") or {}).get("hash")
+    return (description(run).get("data") or {}).get("hash")
 
 
 def check_same_text(run: Run, data: dict[str, Any]) -> None:
@@ -76,11 +84,11 @@ def check_same_text(run: Run, data: dict[str, Any]) -> None:
         )
 
 
-def write_description(run: Run, device: torch.device, facts: dict[str, Any]) -> None:
-    """Writes ``run.json``: settings, software, machine, and the facts of `Task.describe`."""
+def describe(run: Run, device: torch.device, facts: dict[str, Any]) -> dict[str, Any]:
+    """The content of ``run.json``: settings, software, machine, and the facts of `Task.describe`."""
     ranks = world_size()
     launcher = f"torchrun --standalone --nproc-per-node {ranks} -m --"
-    description = {
+    return {
         "settings": run.as_dict(),
         "command": run.command if ranks == 1 else run.command.replace("python -m", launcher, 1),
         "device": device_name(device),
@@ -91,7 +99,6 @@ def write_description(run: Run, device: torch.device, facts: dict[str, Any]) -> 
         "versions": {"torch": torch.__version__, "triton": version("triton"), "commit": commit()},
         **facts,
     }
-    files.write_json(run.folder / "run.json", description)
 
 
 def write_done(run: Run, step_tokens: int, weights: Path) -> None:

@@ -86,11 +86,12 @@ class Trainer:
         optimizer: torch.optim.AdamW,
         device: torch.device,
         watch_every: int,
+        description: dict[str, Any],
         position: int | None = None,
     ):
         self.task, self.run, self.config, self.device = task, task.run, task.run.training, device
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
-        self.watch_every, self.position = watch_every, position
+        self.watch_every, self.description, self.position = watch_every, description, position
         # (record, loss and norm, when they will be ready) of the steps that are launched but not yet read
         self.unread: list[tuple[dict[str, Any], Tensor, _Moment]] = []
         self.watched: dict[str, Any] = {}
@@ -213,7 +214,9 @@ class Trainer:
 
     def _save(self, steps_done: int) -> Path:
         self._read(0)
-        path = save_checkpoint(self.run.folder / "checkpoints", steps_done, self.model, self.optimizer)
+        path = save_checkpoint(
+            self.run.folder / "checkpoints", steps_done, self.model, self.optimizer, self.description
+        )
         self._restart_clock()
         return path
 

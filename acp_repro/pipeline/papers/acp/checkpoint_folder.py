@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,20 +25,7 @@ BATCH_TOKENS = 8192
 
 
 class TextCheckpoint(Checkpoint):
-    """A checkpoint, with the settings of the run if it is one, and texts as sequences of its tokens."""
-
-    @functools.cached_property
-    def run(self) -> dict[str, Any] | None:
-        """The content of the run's ``run.json``; None for a model from elsewhere."""
-        folder = self.folder.resolve()
-        file = folder.parent / "run.json"
-        # Only a folder of this name can be a run's weights; elsewhere run.json belongs to another program.
-        return json.loads(file.read_bytes()) if folder.name == "model" and file.is_file() else None
-
-    @property
-    def context_length(self) -> int | None:
-        """Tokens of the run's training sequences; the authors' format does not have it."""
-        return self.run and self.run["settings"]["context_length"]
+    """A checkpoint with texts as sequences of its tokens."""
 
     def autocast_dtype(self, device: torch.device) -> str:
         """The dtype in which the model computes: as the run was trained, else bfloat16 on a GPU."""

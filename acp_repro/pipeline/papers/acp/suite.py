@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from acp_repro.model.config import FoXConfig
+from acp_repro.pipeline import data
 from acp_repro.pipeline.data.config import DataConfig
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.paper import Suite, first_seeds
-from acp_repro.pipeline.run import Run
+from acp_repro.pipeline.run import Run, file_of
 
 from .settings import SIZE_OVERRIDES, File, SizeConfig, TrainingConfig
 
@@ -150,6 +151,13 @@ class FoXSuite(Suite):
                 getattr(self, key)
             except SuiteError as error:
                 raise ValueError(f"measure.{key}: {error}") from None
+
+    def check_text(self, runs: Iterable[FoXRun]) -> None:
+        for run in {(repr(run.data), run.context_length): run for run in runs}.values():
+            with run.data.errors_at(f"{file_of(run.suite)}: data"):
+                corpus = data.prepare(run.data)
+                for split in ("train", "heldout") if run.data.heldout != 0 else ("train",):
+                    corpus.sequences(split, run.context_length)
 
     @property
     def heads_run(self) -> FoXRun:

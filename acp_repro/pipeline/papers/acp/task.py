@@ -13,7 +13,7 @@ from acp_repro.model import FoXForCausalLM, load_pretrained, save_pretrained
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.config import peak_flops
 from acp_repro.model.layers import fuse_training
-from acp_repro.pipeline.data import DataError, prepare
+from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.provenance import device_name
 from acp_repro.pipeline.run import file_of
@@ -45,11 +45,6 @@ class FoXTask(Task):
         self._config = run.model_config(self.corpus.vocab_size)
 
     def build(self) -> FoXForCausalLM:
-        if self.run.data.heldout != 0:  # if its documents are too short, fail before hours of training
-            try:
-                self.corpus.sequences("heldout", self.run.context_length)
-            except DataError as error:
-                raise TrainingError(f"{error}; or hold out other text, or none (data.heldout)") from None
         model = FoXForCausalLM(self._config, self.run.training.gradient_checkpointing)
         fuse_training(model)
         if self.run.nudged:

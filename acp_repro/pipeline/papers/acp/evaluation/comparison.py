@@ -52,9 +52,9 @@ Evaluation = dict[tuple[str, str], Items]  # by (task, metric)
 
 def shown(mean: float, metric: str) -> float:
     """A metric from the mean of its items: of a perplexity exp of minus the log-likelihood of a word, or that
-    in bits."""
+    in bits. A perplexity above the largest float64 is infinite."""
     if is_perplexity(metric):
-        return math.exp(-mean)
+        return math.exp(-mean) if -mean < math.log(np.finfo(np.float64).max) else math.inf
     return mean * _sign(metric)
 
 
