@@ -204,6 +204,7 @@ def test_the_grid_of_figure_1_is_the_codes(block_q):
     assert np.allclose(grid.largest_decay[causal], blocks[causal])
     assert grid.last.tolist() == (causal.sum(1) - 1).tolist()
     # What is left of the boundary is under delta, and the block at the boundary is not.
+    assert len(grid.first_kept) == len(blocks)
     for row, first in enumerate(grid.first_kept):
         assert (blocks[row, :first] < -10).all() and blocks[row, first] >= -10
 

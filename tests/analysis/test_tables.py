@@ -79,7 +79,9 @@ def test_averages_of_tables_1_and_3_are_those_of_their_columns():
     table = published("analysis.acp").table
     for item in ("table1", "table3"):
         rows = table[(table["item"] == item) & table["quantity"].str.contains("accuracy")]
-        for _, row in rows.groupby(["context_length_tokens", "method"]):
+        models = rows.groupby(["context_length_tokens", "method"])
+        assert len(models) == 6
+        for _, row in models:
             means = row["quantity"] == "average_accuracy"
             assert row[~means]["low"].mean() == pytest.approx(row[means]["low"].item(), abs=0.0051)
 
@@ -107,6 +109,7 @@ def test_figure2_tells_the_start_of_training_and_what_is_not_measured(suite):
         for name, table in records.items()
     }
     figure = figure2.draw(both)
+    assert len(figure.axes) == 3
     for ax in figure.axes:
         assert [text.get_text() for text in ax.texts].count("–") == 1  # b at 256
         assert [bars[0].get_facecolor()[3] for bars in ax.containers[:3]] == [0.25, 0.25, 1.0]
