@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from model_helpers import SMALL, relative_error, with_strong_gates
 
 from acp_repro.attention.reference import pruned_mass
-from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
+from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM, layer_cache
 from acp_repro.model.blocks import BLOCK_SIZE
 from acp_repro.model.layer_cache import DECODE_TOKENS, LayerCache
 
@@ -163,15 +163,29 @@ def test_cropping_goes_back_as_far_as_nothing_was_evicted():
         ValueError, match=r"keys were evicted at length 300, so the cache cannot go back to 297"
     ):
         cache.crop(3)
-    with pytest.raises(ValueError, match="cannot remove 301 tokens"):
-        cache.crop(301)
+    for wrong in (301, -1):
+        with pytest.raises(ValueError, match=f"cannot remove {wrong} tokens"):
+            cache.crop(wrong)
     keeping = FoXCache(2)
     in_parts(model, ids[:, :300], [], keeping)
     with pytest.raises(ValueError, match="token shift's inputs of 3 tokens ago are not held"):
         keeping.crop(3)
+    keeping.record_past()
+    in_parts(model, ids[:, 300:305], [], keeping)
+    keeping.crop(5)
+    with pytest.raises(ValueError, match="token shift's inputs of 1 tokens ago are not held"):
+        keeping.crop(1)
     cache.record_past()
+    allocated = set()
+    for _ in range(2):
+        in_parts(model, ids[:, 300:390], range(60, 90), cache)
+        assert "record_past" in cache.refusal
+        allocated.add(cache.memory().allocated)
+        cache.crop(90)  # to where keys were evicted, and no further
+        with pytest.raises(ValueError, match="keys were evicted at length 300"):
+            cache.crop(1)
+    assert len(allocated) == 1
     in_parts(model, ids[:, 300:390], range(60, 90), cache)
-    assert "record_past" in cache.refusal
     cache.crop(80)
     assert cache.length == 310
     found = in_parts(model, ids[:, 310:], [40], cache)
@@ -180,6 +194,38 @@ def test_cropping_goes_back_as_far_as_nothing_was_evicted():
     in_parts(model, ids, [370, *range(371, 400)], fresh)
     with pytest.raises(ValueError, match=r"keys were evicted at length 370, so the cache cannot go back"):
         fresh.crop(100)
+
+
+@torch.no_grad()
+def test_blocks_of_padding_are_not_held():
+    """By global heads too, which hold all else."""
+    ids = torch.randint(0, SMALL["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(1))
+    cache = FoXCache(2, max_length=LONGEST)
+    MODELS["pro"](ids, cache=cache, seq_start=torch.tensor([0, 200]))
+    held = cache.memory().per_head[..., 1::2] // cache.layers[0].pool.block_bytes
+    assert (held[:, 0] == 5).all() and (held[:, 1] == 5 - 200 // BLOCK_SIZE).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["pro", "llama"])
+def test_a_chunk_that_reads_the_past_row_by_row_is_as_all_rows_at_once(architecture, monkeypatch):
+    model = MODELS[architecture]
+    ids = torch.randint(0, SMALL["vocab_size"], (3, 300), generator=torch.Generator().manual_seed(1))
+    seen, found = [], []
+    core = model.model.layers[0].attn.core
+    for past_bytes in (2**29, 1):
+        monkeypatch.setattr(layer_cache, "_PAST_BYTES", past_bytes)
+        cache = FoXCache(2, max_length=LONGEST)
+        model(ids[:, :200], cache=cache, seq_start=torch.tensor([0, 190, 70]))
+        calls = []
+        hook = core.register_forward_hook(lambda module, args, out, calls=calls: calls.append(args[4:]))
+        found.append(model(ids[:, 200:], cache=cache))
+        hook.remove()
+        assert len(calls) == (1 if past_bytes > 1 else 3)
+        seen.append([torch.cat(x) for x in zip(*calls, strict=True)])
+    assert relative_error(found[1], found[0]) < 1e-5
+    # Each row has its own delta; where the keys begin depends on which rows are read together.
+    torch.testing.assert_close(seen[1][0], seen[0][0], rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("architecture", ["pro", "llama"])

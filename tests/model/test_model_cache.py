@@ -62,6 +62,10 @@ def test_decoding_under_autocast(small_model, small_ids):
 def test_cache_refuses_gradients(small_model, small_ids):
     with pytest.raises(RuntimeError, match=r"call the model under torch.no_grad\(\)"):
         small_model(small_ids, cache=FoXCache(2))
+    small_model.requires_grad_(False)
+    small_model.model.layers[1].attn.fgate_proj.bias.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"call the model under torch.no_grad\(\)"):
+        small_model(small_ids, cache=FoXCache(2))
 
 
 @torch.no_grad()

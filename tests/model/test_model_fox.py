@@ -112,6 +112,15 @@ def test_loss_of_the_model_is_that_of_its_logits(small_model, small_ids):
     expected = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(loss, small_model(small_ids, labels=labels))
+    small_model.lm_head.bias = torch.nn.Parameter(torch.randn(97))
+    expected = F.cross_entropy(small_model(small_ids).transpose(1, 2), labels, reduction="none")
+    torch.testing.assert_close(small_model.loss_per_token(small_ids, labels), expected)
+
+
+def test_wrong_labels_are_named(small_model, small_ids):
+    for wrong in (small_ids.float(), small_ids[:, 1:]):
+        with pytest.raises(ValueError, match=r"labels must be integers of the shape of input_ids \(2, 150\)"):
+            small_model(small_ids, labels=wrong)
 
 
 @pytest.mark.parametrize("small_config", ["pro", "llama", "rope"], indirect=True)
@@ -150,7 +159,9 @@ def test_exported_program_gives_the_same_bits(tmp_path):
             assert torch.equal(loaded(ids), model(ids))
 
 
-@pytest.mark.parametrize("ids", [torch.zeros(1, 3), torch.zeros(1, 0).long(), torch.zeros(3).long()])
+@pytest.mark.parametrize(
+    "ids", [torch.zeros(1, 3), torch.zeros(1, 0).long(), torch.zeros(3).long(), torch.zeros(1, 3).bool()]
+)
 def test_wrong_input_ids_are_named(ids):
     model = FoXForCausalLM(FoXConfig.pro(**SMALL))
     with pytest.raises(ValueError, match=r"input_ids must be integers of shape \(batch, time\)"):
