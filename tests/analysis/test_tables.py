@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
+from acp_repro.pipeline import provenance
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.suite import load_suite
 from analysis import drawing
@@ -57,6 +58,10 @@ def test_table4_by_hand(suite):
     # 0.1 of 2 ms at 256 tokens, 0.08 of 1.6 at 512; the paper's last row, which we did not measure.
     assert table["tiny (1.5k tokens, start of training)"].tolist() == ["5.0 %", "5.0 %", "–", "–", "–"]
     assert table.loc["16k"].tolist() == ["–", "6 %", "4 %", "3 %"]
+    text = synthetic.draw("table4")
+    assert f"commit {provenance.commit()}" in text and "5.0 % |" in text
+    written = pd.read_csv("figures/mini/table4.csv")  # of numbers, not of what is shown
+    assert written["percent"].tolist() == pytest.approx(values["percent"].tolist())
     ours = values[values["source"] == "measured"]
     assert ours["attention_ms"].tolist() == [2.0, 1.6]
     assert values[values["source"] == "paper"]["search_ms"].isna().all()
@@ -97,6 +102,8 @@ def test_figure10_is_figure2_for_llama(tmp_path, monkeypatch):
     assert caption.startswith("**Figure 10.**") and "FoX (LLaMA)" in caption and "norms" in caption
     heights = [[bars[0].get_height() for bars in ax.containers][:2] for ax in figure.axes]
     assert heights == [[50.0, 70.0], pytest.approx([50.0, 60.0]), pytest.approx([100.0, 150.0])]
+    bands = [min(ax.patches, key=lambda patch: patch.zorder).get_bbox() for ax in figure.axes]
+    assert [(band.y0, band.y1) for band in bands] == [(70, 70), (50, 70), (10, 40)]  # the paper's
     plt.close(figure)
 
 
