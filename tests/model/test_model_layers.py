@@ -123,6 +123,8 @@ def test_head_norm_is_per_head_with_shared_or_own_weights(share):
         torch.testing.assert_close(norm(x)[:, :, h], one(x[:, :, h]))
         gated = one(x[:, :, h]) * torch.sigmoid(gate[:, :, h])
         torch.testing.assert_close(norm(x, gate)[:, :, h], gated)
+    x, gate = x.bfloat16(), gate.bfloat16()  # with its gate, rounded once
+    assert torch.equal(norm(x, gate), norm(x.float(), gate.float()).bfloat16())
 
 
 def straight_attention(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torch.Tensor:
