@@ -93,7 +93,7 @@ def test_a_stream_gives_each_token_before_the_next_is_computed(small_model, smal
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("tolerance", "padded"), [(None, False), (-10.0, True)])
+@pytest.mark.parametrize(("tolerance", "padded"), [(None, False), (-10.0, True), (-400.0, True)])
 def test_many_rows_go_in_parts_and_each_counts_as_alone(
     small_model, small_ids, monkeypatch, tolerance, padded
 ):
@@ -101,14 +101,19 @@ def test_many_rows_go_in_parts_and_each_counts_as_alone(
     of more rows, whose sums may be in another order."""
     small_model.set_log_pruning_tolerance(tolerance)
     prompt = torch.cat((small_ids, small_ids.flip(1), small_ids[:1].roll(7, 1)))  # five rows
-    start = torch.tensor([0, 70, 0, 3, 149]) if padded else None
+    start = torch.tensor([0, 3, 70, 0, 149]) if padded else None
     monkeypatch.setattr(generation, "PREFILL_TOKENS", 2 * prompt.shape[1])
+
+    evicted, twin = [], copy.deepcopy(small_model)
 
     def logits_of(rows):
         cache = FoXCache(2, max_length=400)
         begin = None if start is None else start[rows]
         found = [generation.prefill(small_model, prompt[rows], cache, begin)]
         assert ("attention is exact" in cache.refusal) == (tolerance is None)
+        evicted.append(cache.evicted_at)
+        with pytest.raises(ValueError, match="another model began this cache"):
+            twin(prompt[rows, :1], cache)
         for begin, end in ((0, 1), (1, 2), (2, 52), (52, 53)):  # steps, and a chunk that takes new blocks
             found.append(small_model(prompt[rows, begin:end], cache)[:, -1])
         return found, cache
@@ -119,12 +124,10 @@ def test_many_rows_go_in_parts_and_each_counts_as_alone(
     assert torch.equal(joint[0], apart[0])
     torch.testing.assert_close(joint, apart, rtol=1e-4, atol=1e-5)
     assert torch.equal(cache.memory().per_head, torch.cat([one.memory().per_head for _, one in alone], 1))
-    assert cache.evicted_at == max(one.evicted_at for _, one in alone)
+    assert evicted[0] == max(evicted[1:]) and cache.evicted_at == max(one.evicted_at for _, one in alone)
     assert cache.latest_start == (0 if start is None else 149)
     some = cache.select_rows(torch.tensor([4, 1]))
     assert (some.evicted_at, some.latest_start) == (cache.evicted_at, cache.latest_start)
-    with pytest.raises(ValueError, match="another model began this cache"):
-        copy.deepcopy(small_model)(prompt[:, :1], cache)
     expected = small_model(prompt[:, :1], cache)[[4, 1]]
     torch.testing.assert_close(small_model(prompt[[4, 1], :1], some), expected, rtol=1e-4, atol=1e-5)
 
