@@ -19,6 +19,7 @@ from acp_repro.attention.reference import pruned_mass
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM, layer_cache
 from acp_repro.model.blocks import BLOCK_SIZE
 from acp_repro.model.layer_cache import DECODE_TOKENS, LayerCache
+from acp_repro.model.layers import ForgettingAttentionCore
 
 LONGEST = 640
 
@@ -194,6 +195,22 @@ def test_cropping_goes_back_as_far_as_nothing_was_evicted():
     in_parts(model, ids, [370, *range(371, 400)], fresh)
     with pytest.raises(ValueError, match=r"keys were evicted at length 370, so the cache cannot go back"):
         fresh.crop(100)
+
+
+@torch.no_grad()
+def test_a_step_under_a_lower_delta_reads_blocks_that_were_skipped():
+    """A delta that may fall skips blocks for one step alone."""
+    generator, core, cache = torch.Generator().manual_seed(0), ForgettingAttentionCore(), FoXCache(1)
+    q, k, v = torch.randn(3, 1, 2, 202, 16, generator=generator)
+    gates, pruning = torch.full((1, 2, 202), -0.02), torch.full((1, 2), -1.0)
+    errors = []
+    for new, delta in ((range(200), pruning), (range(200, 201), pruning), (range(201, 202), None)):
+        cache.begin(torch.zeros(1, len(new), dtype=torch.int64), None)
+        out = cache.layers[0].attend(core, *(x[:, :, list(new)] for x in (q, k, v, gates)), delta)
+        cache.count(len(new))
+        right = core(q[:, :, : new.stop], *(x[:, :, : new.stop] for x in (k, v, gates)), None)
+        errors.append(relative_error(out, right[:, :, list(new)]))
+    assert min(errors[:2]) > 0.01 and errors[2] < 1e-6
 
 
 @torch.no_grad()
