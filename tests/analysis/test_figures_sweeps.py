@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
-from analysis import drawing
+from analysis import drawing, style
 from analysis.acp import figure7, figureA1, figureA2, sweeps
 from analysis.tables import UnfitRecords
 from tests.analysis import synthetic
@@ -147,3 +147,5 @@ def test_numbers_by_hand():
     assert sweeps.slack_shares(heads).tolist() == [0.25, 1.0]
     assert sweeps.closest(sweeps.head_margins(heads)).endswith("a factor of 2.7.")
     assert sweeps.closest(pd.Series([np.nan])) == "No row has a pruned block."
+    texts = [style.epochs(passes * 89e6, "h100") for passes in (1.9, 2, 4.5)]
+    assert texts == ["", ", 2.0 epochs", ", 4.5 epochs"] and style.epochs(1e12, "mini") == ""
