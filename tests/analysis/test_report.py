@@ -7,7 +7,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from PIL import Image
 
 from analysis import drawing, style
 from analysis.report.__main__ import main
@@ -62,12 +61,6 @@ def made(tmp_path_factory):
         markdown, page = (Path(f"figures/mini/report.{kind}").read_text("utf-8") for kind in ("md", "html"))
         assert render(gather("mini")) == markdown and as_page(markdown, path.parent) == page
         yield folder, page
-
-
-def test_a_picture_has_a_palette_and_keeps_its_resolution(made):
-    with Image.open(made[0] / "figures/mini/figure2.png") as picture:
-        assert picture.mode == "P" and picture.info["dpi"][0] > 50
-        assert picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_page_is_one_file_without_the_network(made):
