@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 
@@ -209,11 +210,16 @@ def test_embeddings_stand_for_their_ids(both, ids):
 
 
 def test_assisted_generation_is_greedy(both, ids):
+    """The same tokens, whether drafts are right or wrong and taken back."""
     _, theirs = both
     plain = theirs.generate(ids[:1], max_new_tokens=12, do_sample=False)
-    assert torch.equal(
-        theirs.generate(ids[:1], max_new_tokens=12, do_sample=False, assistant_model=theirs), plain
-    )
+    wrong = copy.deepcopy(theirs)
+    with torch.no_grad():
+        wrong.lm_head.weight.copy_(theirs.lm_head.weight.roll(1, 0))
+    for assistant in (theirs, wrong):
+        assert torch.equal(
+            theirs.generate(ids[:1], max_new_tokens=12, do_sample=False, assistant_model=assistant), plain
+        )
     assert torch.equal(
         theirs.generate(ids[:1], max_new_tokens=12, do_sample=False, prompt_lookup_num_tokens=3), plain
     )

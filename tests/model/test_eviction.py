@@ -213,6 +213,14 @@ def test_a_step_under_a_lower_delta_reads_blocks_that_were_skipped():
     assert min(errors[:2]) > 0.01 and errors[2] < 1e-6
 
 
+def test_the_longest_key_of_each_head_is_the_longest_so_far():
+    """Under measured norms it bounds all past keys, so that they need not be read again."""
+    k, layer = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0)), FoXCache(1).layers[0]
+    for first, end in itertools.pairwise((0, 5, 6, 9)):
+        longest = layer.longest_key(k[:, :, first:end])
+        assert torch.equal(longest.norm(dim=-1), k[:, :, :end].norm(dim=-1).amax(-1, keepdim=True))
+
+
 @torch.no_grad()
 def test_blocks_of_padding_are_not_held():
     """By global heads too, which hold all else."""
