@@ -136,6 +136,8 @@ def test_right_padding_is_for_scoring_alone(both, ids):
     mask[1, 5] = 0
     with pytest.raises(ValueError, match="zeros between ones"):
         theirs(ids, attention_mask=mask)
+    with pytest.raises(ValueError, match=r"must have the shape of input_ids, \(2, 90\), got \(2, 1,"):
+        theirs(ids, attention_mask=torch.ones(2, 1, 90, 90))
 
 
 def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(both, ids):

@@ -17,7 +17,7 @@ from model_helpers import SMALL, relative_error, with_strong_gates
 
 from acp_repro.attention.reference import pruned_mass
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM, layer_cache
-from acp_repro.model.blocks import BLOCK_SIZE
+from acp_repro.model.blocks import BLOCK_SIZE, BlockPool, join_pools
 from acp_repro.model.layer_cache import DECODE_TOKENS, LayerCache
 from acp_repro.model.layers import ForgettingAttentionCore
 
@@ -211,6 +211,25 @@ def test_a_step_under_a_lower_delta_reads_blocks_that_were_skipped():
         right = core(q[:, :, : new.stop], *(x[:, :, : new.stop] for x in (k, v, gates)), None)
         errors.append(relative_error(out, right[:, :, list(new)]))
     assert min(errors[:2]) > 0.01 and errors[2] < 1e-6
+
+
+def test_a_pool_gives_its_memory_back_when_most_blocks_are_free():
+    start, pool = torch.zeros(2, 3, dtype=torch.int32), BlockPool(torch.zeros(2, 3, 1, 16))
+    pool.take(40, start)
+    full = pool.allocated_bytes
+    pool.give_back(start + 38)
+    assert pool.allocated_bytes < full / 4
+
+
+def test_joined_pools_have_each_block_once():
+    start, parts = torch.zeros(1, 3, dtype=torch.int32), []
+    for columns in (3, 4):
+        parts.append(BlockPool(torch.zeros(1, 3, 1, 16)))
+        parts[-1].take(4, start)
+        parts[-1].give_back(start + columns - 2)
+    pool = join_pools(parts)
+    blocks = [*pool.table[pool.table != 0].tolist(), *pool.free.tolist()]
+    assert len(pool.free) == 3 + 6 and sorted(blocks) == list(range(1, len(pool.k)))
 
 
 def test_the_longest_key_of_each_head_is_the_longest_so_far():

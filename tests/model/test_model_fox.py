@@ -101,6 +101,23 @@ def test_loss_is_cross_entropy_of_the_logits(chunk_tokens, dtype, line, kept_num
         assert relative_error(our, right_one) <= budget, what
 
 
+def test_the_gradient_of_the_weight_is_summed_in_float32():
+    """In bfloat16 a sum of 1,000 equal numbers ends at 256 of them."""
+    hidden, weight = torch.ones(1, 1000, 8), torch.zeros(2, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, torch.zeros(1, 1000).long(), chunk_tokens=1)
+    (gradient,) = torch.autograd.grad(loss.sum(), weight)
+    assert gradient[:, 0].tolist() == pytest.approx([-500, 500])
+
+
+def test_rows_that_stand_for_no_word_have_no_gradient(monkeypatch):
+    """Their logits are 0, which is far above those of words that are all -1,000."""
+    monkeypatch.setitem(loss_module._LINE, "cpu", 64)
+    hidden, weight = torch.ones(1, 3, 10, requires_grad=True), torch.full((51, 10), -100.0)
+    linear_cross_entropy(hidden, weight, torch.zeros(1, 3).long()).sum().backward()
+    assert hidden.grad.abs().max() < 1e-3
+
+
 def test_loss_of_the_model_is_that_of_its_logits(small_model, small_ids):
     labels = small_ids.roll(-1, 1)
     with torch.no_grad():
