@@ -221,6 +221,15 @@ def test_shards_are_read_from_their_own_folder_if_there_is_no_whole_file(saved):
     assert torch.equal(load_pretrained(saved).lm_head.weight, tensors["lm_head.weight"] + 1)
 
 
+def test_a_loaded_model_does_not_live_on_its_file(saved):
+    model, tensors = load_pretrained(saved), read_tensors(saved)
+    path = saved / "model.safetensors"
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, tensors[name]), name
+
+
 def test_a_run_folder_stands_for_its_weights(saved, tmp_path):
     run = tmp_path / "runs" / "cpu" / "pro-tiny-128-acp"
     run.mkdir(parents=True)
