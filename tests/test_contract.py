@@ -142,7 +142,9 @@ def test_a_paper_goes_from_a_suite_to_a_figure(name, folder, monkeypatch, capsys
 
     # What is trained and measured is there, and a second call only draws.
     suite = load_suite("mini")
-    for kind in map(suite.paper.quantity, suite.paper.item(paper.item).quantities):
+    kinds = [suite.paper.quantity(name) for name in suite.paper.item(paper.item).quantities]
+    assert kinds
+    for kind in kinds:
         header, row = kind.path("mini", run.name).read_text().splitlines()[:2]
         assert tuple(header.split(",")) == suite.paper.columns(kind) and row.startswith(f"mini,{run.name},")
     picture = Path("figures/mini", f"{paper.item}.png").resolve()

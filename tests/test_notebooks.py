@@ -43,7 +43,7 @@ def test_what_is_stored_is_what_the_code_showed(name):
     notebook = read(name)
     nbformat.validate(notebook)
     ids = [cell.id for cell in notebook.cells]
-    assert len(set(ids)) == len(ids) and all(i.startswith(name[:2]) for i in ids)
+    assert 0 < len(set(ids)) == len(ids) and all(i.startswith(name[:2]) for i in ids)
     assert path.read_text(encoding="utf-8") == nbformat.writes(refresh.tidy(notebook)) + "\n"
 
 

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parent.parent
 
 def test_sizes_of_the_paper_have_the_weights_of_their_names(monkeypatch):
     monkeypatch.chdir(ROOT)
-    for run in load_suite("paper").runs:
+    runs = load_suite("paper").runs
+    assert len(runs) == 36
+    for run in runs:
         cost = run_cost(run, "h100", 1)
         assert cost.parameters / 1e6 == pytest.approx(float(run.size_name.removesuffix("M")), rel=0.03)
         assert cost.tokens == run.size.tokens == cost.steps * 2**19  # the budgets are whole steps

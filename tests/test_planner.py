@@ -127,6 +127,23 @@ def test_an_edit_makes_again_what_it_changes_and_no_more(work, tmp_path, monkeyp
         assert kinds(suite, "figure2") == (set(), *figure2[1:])
 
 
+def test_what_takes_one_load_of_the_weights_is_measured_together(work):
+    suite = load_suite("mini")
+    run, exact = suite.runs
+    missing = [
+        (run, PAPER.quantity("loss")),
+        (exact, PAPER.quantity("loss_curve")),
+        (run, PAPER.quantity("decay")),
+    ]
+    command = "python -m acp_repro.measure"
+    assert plan.measure_commands(suite, missing) == [
+        f"{command} loss_curve loss decay attention_weights --suite mini --run {RUN}",
+        f"{command} loss_curve loss --suite mini --run {EXACT}",
+    ]
+    alone = plan.measure_commands(suite, [(run, PAPER.quantity("pruned_ratio"))])
+    assert alone == [f"{command} pruned_ratio --suite mini --run {RUN}"]
+
+
 @pytest.fixture
 def savings(tmp_path, monkeypatch):
     """Records of Figure 2 by hand."""

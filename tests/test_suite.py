@@ -192,7 +192,9 @@ def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
         for method in ("acp", "exact")
     }
     assert len(suite.runs) == 36 and {run.name for run in suite.runs} == names
-    for run in suite.select(acp=True):
+    pruned = suite.select(acp=True)
+    assert len(pruned) == 18
+    for run in pruned:
         exact = suite.run(run.name.replace("-acp", "-exact"))
         before, after = run.as_dict(), exact.as_dict()
         assert [key for key in before if before[key] != after[key]] == ["log_pruning_tolerance"]
@@ -205,7 +207,9 @@ def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
 
 def test_the_pretrained_suite_is_what_its_trainer_trains(monkeypatch):
     monkeypatch.chdir(ROOT)
-    for run in load_suite("pretrained").runs:
+    runs = load_suite("pretrained").runs
+    assert runs
+    for run in runs:
         trained = load_suite(run.weights.trained_by).run(run.name)
         assert run.model_config(4096) == trained.model_config(trained.data.vocab_size)
         assert run.model_config(4096) == load_config(run.model_folder)

@@ -36,15 +36,15 @@ def published_savings(folder) -> Path:
     return path
 
 
-def write(run_name: str, quantity: str, *rows: dict) -> None:
-    """Records of one run of ``mini``; columns that a row leaves out are 1."""
-    suite = load_suite("mini")
+def write(run_name: str, quantity: str, *rows: dict, suite: str = "mini") -> None:
+    """Records of one run of a suite; columns that a row leaves out are 1."""
+    suite = load_suite(suite)
     kind = suite.paper.quantity(quantity)
     rows = [dict.fromkeys(kind.columns, 1) | row for row in rows]
     write_records(suite, suite.run(run_name), kind, rows, **FACTS)
 
 
-def write_savings(architecture: str = "pro") -> None:
+def write_savings(architecture: str = "pro", suite: str = "mini") -> None:
     """At 256 tokens half the blocks, half the time, twice the throughput are saved; at 512 more."""
     for length, pruned, fast in ((256, 5, 1.0), (512, 7, 0.8)):
         run = f"{architecture}-tiny-{length}-acp"
@@ -63,16 +63,19 @@ def write_savings(architecture: str = "pro") -> None:
                 }
                 for layer in (0, 1)
             ),
+            suite=suite,
         )
         write(
             run,
             "attention_time",
             {"method": "acp", "forward_ms": fast, "backward_ms": fast, "boundary_search_ms": fast / 10},
             {"method": "exact", "forward_ms": 2, "backward_ms": 2, "boundary_search_ms": None},
+            suite=suite,
         )
         write(
             run,
             "throughput",
             {"method": "acp", "throughput_tokens_per_s": 200 / fast},
             {"method": "exact", "throughput_tokens_per_s": 100},
+            suite=suite,
         )

@@ -204,6 +204,7 @@ def test_the_grid_of_figure_1_is_the_codes(block_q):
     assert np.allclose(grid.largest_decay[causal], blocks[causal])
     assert grid.last.tolist() == (causal.sum(1) - 1).tolist()
     # What is left of the boundary is under delta, and the block at the boundary is not.
+    assert len(grid.first_kept) == len(blocks)
     for row, first in enumerate(grid.first_kept):
         assert (blocks[row, :first] < -10).all() and blocks[row, first] >= -10
 
@@ -232,11 +233,27 @@ def test_heads_figures_say_what_was_measured(folder):
     figure = figure6.draw({q: read(q) for q in ("decay", "attention_weights")})
     kinds = [ax.get_title(loc="left").split(",")[0].split(":")[0] for ax in figure.axes[:3]]
     assert kinds == ["Local head", "An exception", "Global head"]
-    percents = figure5.draw(read("pruned_ratio")).axes[0].collections[:3]  # global, between and local heads
-    assert [len(heads.get_offsets()) for heads in percents] == [2, 2, 4]
-    bars = figure4.draw(read("pruned_ratio")).axes[0].patches
-    assert sum(bar.get_height() for bar in bars) == pytest.approx(100)
-    assert max(bar.get_x() + bar.get_width() for bar in bars if bar.get_height()) == pytest.approx(30)
+    ax = figure4.draw(read("pruned_ratio")).axes[0]
+    assert max(bar.get_x() + bar.get_width() for bar in ax.patches if bar.get_height()) == pytest.approx(30)
+    shares = [sum(bar.get_height() for bar in bars) for bars in ax.containers]
+    assert shares == pytest.approx([25, 25, 50])  # global, between and local heads
+    assert ax.lines[0].get_xdata() == pytest.approx([30, 30])  # the limit
+
+
+def test_figure_5_marks_heads_of_the_first_two_layers_that_are_not_local():
+    grid = {"context_length_tokens": 256, "block_q_tokens": 64, "block_k_tokens": 64, "run": "one"}
+    ratios = ([0.3, 0.1, 0.0], [0.3, 0.3, 0.2], [0.05, 0.3, 0.0])
+    records = pd.DataFrame(
+        grid | {"layer": layer, "head": head, "pruned_ratio": ratio}
+        for layer, heads in enumerate(ratios)
+        for head, ratio in enumerate(heads)
+    )
+    ax = figure5.draw(records).axes[0]
+    *kinds, marked = ([*map(tuple, points.get_offsets().round(6).tolist())] for points in ax.collections)
+    assert sorted(y for _, y in marked) == [0, 10, 20]  # in percent, of layers 0 and 1
+    assert [sorted(y for _, y in points) for points in kinds] == [[0, 0], [5, 10, 20], [30] * 4]
+    assert {*marked} < {*kinds[0], *kinds[1]}
+    assert ax.lines[0].get_ydata() == pytest.approx([30, 30])  # what the grid allows
 
 
 def test_each_pair_of_seeds_is_drawn_and_named():
@@ -246,8 +263,14 @@ def test_each_pair_of_seeds_is_drawn_and_named():
     records = pd.concat([curve(tolerance, losses, seed=seed) for tolerance, losses, seed in pairs])
     figure = figure3.draw(records)
     shown = [line.get_ydata() for line in figure.axes[0].lines if len(line.get_ydata()) == 3]
-    assert [max(abs(differences)) for differences in shown] == pytest.approx([0.0, 0.1])
+    assert [differences.tolist() for differences in shown] == [[0, 0, 0], pytest.approx([0, -0.1, 0])]
     assert figure3.seeds_apart(records)["big"].tolist() == pytest.approx([0.0, 0.1, 0.0])
+    # Two seeds are 0.1 apart: the band is drawn to 0.1 on both sides, and the criterion at 0.002.
+    (band,) = figure.axes[0].collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((-0.1, 0.1))
+    levels = {line.get_ydata()[0] for line in figure.axes[0].lines if len(line.get_ydata()) == 2}
+    assert levels == {-0.002, 0.002}
 
 
 def test_exact_heads_have_no_boundary_and_no_figure_1(folder):

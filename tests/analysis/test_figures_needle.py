@@ -94,11 +94,6 @@ def test_heat_maps_hold_the_means_of_the_haystacks():
     np.testing.assert_allclose(maps[1], 50)
 
 
-def test_a_needle_that_nobody_finds_is_said_so():
-    pair(512, lambda s, d: 0.0, lambda s, d: 0.004)
-    assert "**Figure 3 (right).** Neither model finds the needle." in synthetic.draw("figure3_right")
-
-
 def test_table_a1_has_the_pairs_of_before_and_todays():
     for method, recall in (("acp", 0.5), ("exact", 0.9)):
         write_needle(f"pro-tiny-512-{method}-needles10", lambda s, d, recall=recall: recall, share=0.1)
@@ -169,14 +164,6 @@ def test_figure_a5():
     assert figureA5.epoch_ends(records, None) == []  # of this text nobody knows it
     assert figureA5.epoch_ends(records, 30_000_000) == [30_000_000, 60_000_000, 90_000_000]
     assert "3 epochs" in training_logs.caption(records, 3)
-
-
-def test_figure_a5_begins_where_layers_change():
-    acp = write_logs().query("layer == 0")
-    acp = pd.concat([acp.assign(layer=layer) for layer in range(24)])
-    acp["pruned_ratio"] = np.where(acp["step"].le(6) | acp["layer"].ne(5), 0.9, 0.4)
-    assert figureA5.draw(acp).axes[0].get_xlim()[0] == pytest.approx(35e6)  # step 6
-    assert "axes begin at\n35M tokens" in training_logs.caption(acp)
 
 
 def test_losses_of_logs_thinned_apart_are_compared_over_the_same_steps():

@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
-from analysis import drawing
+from analysis import drawing, style
 from analysis.acp import figure7, figureA1, figureA2, sweeps
 from analysis.tables import UnfitRecords
 from tests.analysis import synthetic
@@ -101,6 +101,8 @@ def test_figure7_shows_savings_losses_and_masses_in_order_of_epsilon():
     bound, mass = (line for line in right.lines if len(line.get_xdata()) == 3)
     assert bound.get_ydata().tolist() == pytest.approx(np.exp([-40, -10, -1]).tolist())
     assert np.isnan(mass.get_ydata()[0]) and mass.get_ydata()[2] == 1e-4
+    excluded = right.collections[0].get_paths()[0].vertices[:, 1]  # from the bound up to all of the weight
+    assert (excluded.min(), excluded.max()) == pytest.approx((math.exp(-40), 1))
     assert "a factor of 4·10³" in make(figure7)[1]
 
 
@@ -121,6 +123,12 @@ def test_figureA2_shows_the_most_that_each_grid_allows():
     assert most.get_ydata()[1] == pytest.approx(100 * 21 / 36) and most.get_ydata()[2] == 0
 
 
+def test_an_interval_is_drawn_from_end_to_end():
+    ax = drawing.forest({"a": (1.0, -2.0, 3.0), "b": 2.0}, "nats").axes[0]
+    drawn = [(line.get_xdata()[:], line.get_ydata()[:]) for line in ax.lines[:4]]
+    assert [(list(x), list(y)) for x, y in drawn] == [([-2, 3], [0, 0]), ([1], [0]), ([2], [1]), ([2], [1])]
+
+
 def test_numbers_by_hand():
     sweep = pd.DataFrame(
         {"swept_log_pruning_tolerance": [-1.0, -2.0], "largest_pruned_mass": [np.exp(-3), np.nan]}
@@ -139,3 +147,5 @@ def test_numbers_by_hand():
     assert sweeps.slack_shares(heads).tolist() == [0.25, 1.0]
     assert sweeps.closest(sweeps.head_margins(heads)).endswith("a factor of 2.7.")
     assert sweeps.closest(pd.Series([np.nan])) == "No row has a pruned block."
+    texts = [style.epochs(passes * 89e6, "h100") for passes in (1.9, 2, 4.5)]
+    assert texts == ["", ", 2.0 epochs", ", 4.5 epochs"] and style.epochs(1e12, "mini") == ""

@@ -15,13 +15,14 @@ PAPERS = [find_paper(name) for name in paper_names()]
 def test_what_is_declared_is_there(paper):
     names = [item.name for item in paper.items]
     ids = [id for id, _, _ in numbered(paper)]
-    assert len(set(names)) == len(names) and len(set(ids)) == len(ids)
+    assert 0 < len(set(names)) == len(names) and 0 < len(set(ids)) == len(ids)
     for item in paper.items:
-        assert all(paper.quantity(name) for name in item.quantities)
+        assert {paper.quantity(name).name for name in item.quantities} == {*item.quantities}
     for _, claim, item in numbered(paper):
         shown = claim.test or claim.proof or claim.refuted
         assert bool(claim.quantities) + bool(shown) + bool(claim.untested) == 1
-        assert bool(claim.check) or not claim.quantities
+        if claim.quantities:
+            assert claim.check
         place = paper_words(claim, paper, item).split()[0].strip(",:")
         assert place in ("Abstract", "Section", "Sections", "Appendix", "Figure", "Table", "Tables")
 

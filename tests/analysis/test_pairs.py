@@ -66,7 +66,8 @@ def test_fox_is_set_beside_its_rope_twin(gaps, word, tmp_path, monkeypatch):
     item = PAPER.item("figureA8")
     (claim,) = (claim for claim in PAPER.claims if claim.items == ("figureA8",))
     assert judge_claim(claim, item, suite, all_records(suite)).verdict.word is word
-    assert word is not MEASURED or f"mean FoX − RoPE: {sum(gaps) / 3:+.4f}" in synthetic.draw("figureA8")
+    if word is MEASURED:
+        assert f"mean FoX − RoPE: {sum(gaps) / 3:+.4f}" in synthetic.draw("figureA8")
 
 
 def test_words_say_which_pairs_part_and_where():
@@ -112,7 +113,7 @@ def test_commits_of_one_code_are_those_that_git_says(monkeypatch):
                 pytest.skip(f"git does not have commit {commit}: git fetch --unshallow")
             code[commit] = [line for line in tree.stdout.splitlines() if not line.endswith(beside)]
     version = {commit: versions.SAME_CODE.get(commit, commit) for commit in code}
-    assert set(versions.SAME_CODE) <= set(code)
+    assert set(versions.SAME_CODE) <= set(code) and len(code) > 2
     for one, other in combinations(code, 2):
         assert (code[one] == code[other]) is (version[one] == version[other]), (one, other)
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from PIL import Image
 
 from analysis import drawing, style
 from analysis.report.__main__ import main
@@ -44,12 +43,6 @@ def test_a_users_matplotlibrc_changes_no_figure():
     with plt.rc_context(theirs):
         style.use_style()
         assert dict(plt.rcParams) == usual
-
-
-def test_a_picture_has_a_palette_and_keeps_its_resolution(made):
-    with Image.open(made[0] / "figures/mini/figure2.png") as picture:
-        assert picture.mode == "P" and picture.info["dpi"][0] > 50
-        assert picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_links_lead_to_sections_pictures_and_records(made):

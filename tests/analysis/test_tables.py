@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
+from acp_repro.pipeline import provenance
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.suite import load_suite
 from analysis import drawing
@@ -57,9 +58,19 @@ def test_table4_by_hand(suite):
     # 0.1 of 2 ms at 256 tokens, 0.08 of 1.6 at 512; the paper's last row, which we did not measure.
     assert table["tiny (1.5k tokens, start of training)"].tolist() == ["5.0 %", "5.0 %", "–", "–", "–"]
     assert table.loc["16k"].tolist() == ["–", "6 %", "4 %", "3 %"]
+    assert "5.0 % |" in synthetic.draw("table4")
+    written = pd.read_csv("figures/mini/table4.csv")  # of numbers, not of what is shown
+    assert written["percent"].tolist() == pytest.approx(values["percent"].tolist())
     ours = values[values["source"] == "measured"]
     assert ours["attention_ms"].tolist() == [2.0, 1.6]
     assert values[values["source"] == "paper"]["search_ms"].isna().all()
+
+
+def test_a_caption_says_which_commit_measured(suite, monkeypatch):
+    for commit, words in (("abc-dirty", "commit abc-dirty)"), (None, "commit not recorded)")):
+        monkeypatch.setattr(provenance, "commit", lambda commit=commit: commit)
+        synthetic.write_savings()
+        assert words in synthetic.draw("table4")
 
 
 def test_paper_values_are_whole():
@@ -79,7 +90,9 @@ def test_averages_of_tables_1_and_3_are_those_of_their_columns():
     table = published("analysis.acp").table
     for item in ("table1", "table3"):
         rows = table[(table["item"] == item) & table["quantity"].str.contains("accuracy")]
-        for _, row in rows.groupby(["context_length_tokens", "method"]):
+        models = rows.groupby(["context_length_tokens", "method"])
+        assert len(models) == 6
+        for _, row in models:
             means = row["quantity"] == "average_accuracy"
             assert row[~means]["low"].mean() == pytest.approx(row[means]["low"].item(), abs=0.0051)
 
@@ -95,6 +108,8 @@ def test_figure10_is_figure2_for_llama(tmp_path, monkeypatch):
     assert caption.startswith("**Figure 10.**") and "FoX (LLaMA)" in caption and "norms" in caption
     heights = [[bars[0].get_height() for bars in ax.containers][:2] for ax in figure.axes]
     assert heights == [[50.0, 70.0], pytest.approx([50.0, 60.0]), pytest.approx([100.0, 150.0])]
+    bands = [min(ax.patches, key=lambda patch: patch.zorder).get_bbox() for ax in figure.axes]
+    assert [(band.y0, band.y1) for band in bands] == [(70, 70), (50, 70), (10, 40)]  # the paper's
     plt.close(figure)
 
 
@@ -107,6 +122,7 @@ def test_figure2_tells_the_start_of_training_and_what_is_not_measured(suite):
         for name, table in records.items()
     }
     figure = figure2.draw(both)
+    assert len(figure.axes) == 3
     for ax in figure.axes:
         assert [text.get_text() for text in ax.texts].count("–") == 1  # b at 256
         assert [bars[0].get_facecolor()[3] for bars in ax.containers[:3]] == [0.25, 0.25, 1.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import acp_repro.hf
 from acp_repro.convert import main
@@ -26,7 +27,7 @@ TEXT = 'It was "dark"\n\tand stormy; ½ of the rän fell — 雨 🦊 \\ /'
 
 def same_bits(a, b):
     a, b = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
-    assert a.keys() == b.keys()
+    assert a.keys() == b.keys() != set()
     for name in a:
         assert a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]), name
 
@@ -44,7 +45,9 @@ def test_there_and_back(small_fox, tmp_path):
     assert tokenizer(TEXT)["input_ids"] == ours.prompt(TEXT)
     assert tokenizer.decode(tokenizer(TEXT)["input_ids"], skip_special_tokens=True) == TEXT
     assert tokenizer.bos_token_id == tokenizer.eos_token_id == model.config.eos_token_id == ours.bos_id
-    assert model.generation_config.eos_token_id == ours.bos_id
+    told = model.generation_config
+    assert (told.bos_token_id, told.eos_token_id, told.pad_token_id) == (ours.bos_id,) * 3
+    assert AutoConfig.from_pretrained(there).dtype == torch.bfloat16
     # The one that came back is one that this project reads, with BOS in the file.
     again = BPETokenizer((back / "tokenizer.json").read_text())
     assert (again.bos_id, again.vocab_size) == (ours.bos_id, ours.vocab_size)
@@ -98,9 +101,21 @@ def test_the_json_tokenizer_of_longcrawl64(tmp_path):
     assert tokenizer(TEXT)["input_ids"] == [50256, *escaped.encode()]
     assert tokenizer([TEXT, "a"])["input_ids"] == [[50256, *escaped.encode()], [50256, 97]]
     assert tokenizer(TEXT, add_special_tokens=False)["input_ids"] == list(escaped.encode())
+    pair = tokenizer(TEXT, "\n", add_special_tokens=False)["input_ids"]
+    assert pair == [*escaped.encode(), *rb"\n"]
     assert tokenizer.decode(list(escaped.encode())) == TEXT
     assert tokenizer(TEXT + tokenizer.eos_token)["input_ids"][-1] == 50256 == tokenizer.eos_token_id
     assert AutoModelForCausalLM.from_pretrained(out).config.eos_token_id == 50256
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused(small_fox, tmp_path, capsys):
+    """One of 4,096 ids is not GPT-2's, and a model of 97 words cannot read what it gives."""
+    assert main([str(small_fox), str(tmp_path / "out"), "--to", "transformers", "--longcrawl64"]) == 2
+    assert "this tokenizer has 4096 ids, and GPT-2's" in capsys.readouterr().err
+    saved(tmp_path / "source")
+    shutil.copy(small_fox / "tokenizer.json", tmp_path / "source")
+    assert main([str(tmp_path / "source"), str(tmp_path / "other"), "--to", "transformers"]) == 2
+    assert "has 4096 ids and the model 97" in capsys.readouterr().err
 
 
 def test_json_escapes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 
@@ -140,6 +141,8 @@ def test_right_padding_is_for_scoring_alone(both, ids):
     mask[1, 5] = 0
     with pytest.raises(ValueError, match="zeros between ones"):
         theirs(ids, attention_mask=mask)
+    with pytest.raises(ValueError, match=r"must have the shape of input_ids, \(2, 90\), got \(2, 1,"):
+        theirs(ids, attention_mask=torch.ones(2, 1, 90, 90))
 
 
 def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(both, ids):
@@ -174,6 +177,35 @@ def test_a_second_turn_goes_on_from_the_first(both, ids, first_in, beams):
         torch.testing.assert_close(after, ours(more.flip(0))[:, 50:], atol=5e-3, rtol=1e-3)
 
 
+@torch.no_grad()
+def test_a_reset_cache_is_as_new(both, ids):
+    ours, theirs = both
+    cache = acp_repro.hf.ForgettingTransformerCache(theirs.config, max_cache_len=90)
+    mask = torch.ones_like(ids)
+    mask[0, 60:] = 0  # right padding, which nothing may follow
+    assert not cache.is_initialized and cache.get_mask_sizes(90) == (90, 0)
+    theirs(ids, attention_mask=mask, past_key_values=cache)
+    assert cache.is_initialized and cache.get_mask_sizes(1) == (91, 0)
+    cache.reset()
+    assert not cache.is_initialized and cache.get_max_length() == 90
+    parts = [theirs(part, past_key_values=cache).logits for part in (ids[:, :60], ids[:, 60:])]
+    torch.testing.assert_close(torch.cat(parts, 1), ours(ids), atol=5e-3, rtol=1e-3)
+    with pytest.raises(ValueError, match="91 tokens are more than the cache's max_length 90"):
+        theirs(ids[:, :1], past_key_values=cache)
+    assert acp_repro.hf.ForgettingTransformerCache(theirs.config).get_max_length() == -1
+
+
+@torch.no_grad()
+def test_repeated_rows_go_on_separately(both, ids):
+    ours, theirs = both
+    cache = theirs(ids[:, :50]).past_key_values
+    cache.batch_repeat_interleave(2)
+    four = torch.cat((ids, ids.flip(1)))[[0, 2, 1, 3]]  # rows 0 and 1 began as row 0
+    whole = torch.cat((ids.repeat_interleave(2, 0)[:, :50], four[:, 50:]), 1)
+    after = theirs(whole[:, 50:], past_key_values=cache).logits
+    torch.testing.assert_close(after, ours(whole)[:, 50:], atol=5e-3, rtol=1e-3)
+
+
 def test_embeddings_stand_for_their_ids(both, ids):
     ours, theirs = both
     embeddings = theirs.get_input_embeddings()(ids)
@@ -185,11 +217,16 @@ def test_embeddings_stand_for_their_ids(both, ids):
 
 
 def test_assisted_generation_is_greedy(both, ids):
+    """The same tokens, whether drafts are right or wrong and taken back."""
     _, theirs = both
     plain = theirs.generate(ids[:1], max_new_tokens=12, do_sample=False)
-    assert torch.equal(
-        theirs.generate(ids[:1], max_new_tokens=12, do_sample=False, assistant_model=theirs), plain
-    )
+    wrong = copy.deepcopy(theirs)
+    with torch.no_grad():
+        wrong.lm_head.weight.copy_(theirs.lm_head.weight.roll(1, 0))
+    for assistant in (theirs, wrong):
+        assert torch.equal(
+            theirs.generate(ids[:1], max_new_tokens=12, do_sample=False, assistant_model=assistant), plain
+        )
     assert torch.equal(
         theirs.generate(ids[:1], max_new_tokens=12, do_sample=False, prompt_lookup_num_tokens=3), plain
     )
@@ -213,6 +250,15 @@ def test_wrong_caches_are_refused(both, ids, tmp_path):
         theirs(ids)
 
 
+@torch.no_grad()
+def test_a_cache_of_another_head_size_is_refused(ids, tmp_path):
+    saved(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    wider = acp_repro.hf.ForgettingTransformerConfig(**{**SMALL, "hidden_size": 128})
+    with pytest.raises(ValueError, match="of another model"):
+        model(ids, past_key_values=acp_repro.hf.ForgettingTransformerCache(wider))
+
+
 def test_hidden_states_and_the_last_logits(both, ids, tmp_path):
     ours, theirs = both
     with torch.no_grad():
@@ -222,6 +268,21 @@ def test_hidden_states_and_the_last_logits(both, ids, tmp_path):
         assert len(output.hidden_states) == SMALL["num_hidden_layers"] + 1
         assert torch.equal(output.hidden_states[0], ours.model.embeddings(ids))
         assert torch.equal(output.hidden_states[-1], ours(ids, return_hidden=True))
+        some = theirs(ids, logits_to_keep=torch.tensor([70, 3])).logits
+        torch.testing.assert_close(some, ours(ids)[:, [70, 3]], rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_settings_of_the_config_are_defaults_of_a_call(ids, tmp_path):
+    saved(tmp_path)
+    for auto in (AutoModel, AutoModelForCausalLM):
+        model = auto.from_pretrained(tmp_path)
+        usual = model(ids)
+        assert usual.hidden_states is None and usual.past_key_values.get_seq_length() == 90
+        model.config.use_cache, model.config.output_hidden_states = False, True
+        output = model(ids)
+        assert output.past_key_values is None and len(output.hidden_states) == 3
+        assert type(model(ids, return_dict=False)) is tuple
 
 
 def test_fields_of_the_config(tmp_path):
@@ -233,6 +294,7 @@ def test_fields_of_the_config(tmp_path):
     with pytest.raises(ValueError, match="num_heads"):
         acp_repro.hf.ForgettingTransformerConfig(num_heads=0)
     assert acp_repro.hf.ForgettingTransformerConfig(use_rope=True).to_fox() == FoXConfig.rope()
+    assert acp_repro.hf.ForgettingTransformerConfig(num_attention_heads=6).to_fox().num_heads == 6
 
 
 def test_tensors_that_do_not_fit_are_an_error(tmp_path):
@@ -244,14 +306,23 @@ def test_tensors_that_do_not_fit_are_an_error(tmp_path):
         ValueError, match=r"missing model.layers.0.attn.fgate_proj.weight; unexpected .*rotary"
     ):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+    saved(tmp_path)
+    _, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = torch.zeros(97, 65)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lm_head.weight has shape \(97, 65\), should be \(97, 64\)"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_damaged_weights_and_pickles_are_refused(tmp_path):
     model = saved(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "done.json").write_text(json.dumps({"sha256": "0"}))
-    with pytest.raises(ValueError, match=r"not the file that .*done\.json names"):
-        AutoModelForCausalLM.from_pretrained(tmp_path)
+    for given in ({}, {"subfolder": tmp_path.name}):
+        with pytest.raises(ValueError, match=r"not the file that .*done\.json names"):
+            AutoModelForCausalLM.from_pretrained(tmp_path.parent if given else tmp_path, **given)
     (tmp_path / "done.json").unlink()
     tensors["model.norm.weight"][0] = math.inf
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -294,3 +365,14 @@ def test_ids_that_mean_nothing_end_no_text(tmp_path):
     told = model.generation_config
     assert (told.bos_token_id, told.eos_token_id) == (model.config.bos_token_id, model.config.eos_token_id)
     assert told.eos_token_id != 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "words", "end"), [((0, 1), 50257, 50256), ((0, 1), 50256, None), ((2, 1), 9, 1)]
+)
+def test_only_the_authors_pair_of_ids_means_nothing(ids, words, end):
+    """GPT-2's end of text is id 50256, which a vocabulary of 50,256 words does not have."""
+    config = acp_repro.hf.ForgettingTransformerConfig(
+        vocab_size=words, bos_token_id=ids[0], eos_token_id=ids[1]
+    )
+    assert config.eos_token_id == end

@@ -89,8 +89,9 @@ def test_what_forward_does_not_use_is_an_error(model, documents):
     packed = torch.cat((count[:, :30], count[:, :33]), 1)
     with pytest.raises(ValueError, match="position_ids and cu_seq_lens_q do not say the same documents"):
         model(ids, position_ids=packed, cu_seq_lens_q=torch.tensor([0, 31, 63]))
-    with pytest.raises(ValueError, match="cu_seq_lens_q must start with 0, end with the length 63"):
-        model(ids, cu_seq_lens_q=torch.tensor([0, 30]))
+    for wrong in ([0, 30], [1, 63], [0, 40, 30, 63]):
+        with pytest.raises(ValueError, match="cu_seq_lens_q must start with 0, end with the length 63"):
+            model(ids, cu_seq_lens_q=torch.tensor(wrong))
     with pytest.raises(ValueError, match="batch of one row, got 2 rows"):
         model(ids.repeat(2, 1), position_ids=packed)
     with pytest.raises(TypeError, match="no use for is_causal, token_type_ids"):

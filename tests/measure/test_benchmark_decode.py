@@ -32,6 +32,7 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     exact = attention.query("method == 'exact' and batch == 2")["kept_bytes"].item()
     acp = attention.query("method == 'acp' and batch == 2")["kept_bytes"].item()
     assert exact == 2 * 4 * 11 * block and 2 * (11 + 3) * block < acp < 2 * (11 + 3 * 7) * block
+    assert len(model) == 4
     for _, one in model.iterrows():
         assert one["kept_bytes"] <= one["layer_kept_bytes"] and one["kept_bytes"] <= one["allocated_bytes"]
     kept = model.set_index(["method", "batch"])["kept_bytes"]

@@ -93,7 +93,7 @@ def test_the_facts_are_different_questions_that_the_training_text_knows_nothing_
     for wording in wordings:
         assert not taken & set(re.findall("[A-Z][a-z]+", wording.needle))
         assert wording.recall(wording.deed) == 1 and wording.is_exact(f"{wording.lead} {wording.deed}.")
-        assert all(other is wording or other.recall(wording.deed) < 0.3 for other in wordings)
+        assert max(other.recall(wording.deed) for other in wordings if other is not wording) < 0.3
 
 
 # --- haystacks

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from model_helpers import SMALL, relative_error, with_strong_gates
 
 from acp_repro.attention.reference import pruned_mass
-from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
-from acp_repro.model.blocks import BLOCK_SIZE
+from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM, layer_cache
+from acp_repro.model.blocks import BLOCK_SIZE, BlockPool, join_pools
 from acp_repro.model.layer_cache import DECODE_TOKENS, LayerCache
+from acp_repro.model.layers import ForgettingAttentionCore
 
 LONGEST = 640
 
@@ -163,15 +164,29 @@ def test_cropping_goes_back_as_far_as_nothing_was_evicted():
         ValueError, match=r"keys were evicted at length 300, so the cache cannot go back to 297"
     ):
         cache.crop(3)
-    with pytest.raises(ValueError, match="cannot remove 301 tokens"):
-        cache.crop(301)
+    for wrong in (301, -1):
+        with pytest.raises(ValueError, match=f"cannot remove {wrong} tokens"):
+            cache.crop(wrong)
     keeping = FoXCache(2)
     in_parts(model, ids[:, :300], [], keeping)
     with pytest.raises(ValueError, match="token shift's inputs of 3 tokens ago are not held"):
         keeping.crop(3)
+    keeping.record_past()
+    in_parts(model, ids[:, 300:305], [], keeping)
+    keeping.crop(5)
+    with pytest.raises(ValueError, match="token shift's inputs of 1 tokens ago are not held"):
+        keeping.crop(1)
     cache.record_past()
+    allocated = set()
+    for _ in range(2):
+        in_parts(model, ids[:, 300:390], range(60, 90), cache)
+        assert "record_past" in cache.refusal
+        allocated.add(cache.memory().allocated)
+        cache.crop(90)  # to where keys were evicted, and no further
+        with pytest.raises(ValueError, match="keys were evicted at length 300"):
+            cache.crop(1)
+    assert len(allocated) == 1
     in_parts(model, ids[:, 300:390], range(60, 90), cache)
-    assert "record_past" in cache.refusal
     cache.crop(80)
     assert cache.length == 310
     found = in_parts(model, ids[:, 310:], [40], cache)
@@ -180,6 +195,81 @@ def test_cropping_goes_back_as_far_as_nothing_was_evicted():
     in_parts(model, ids, [370, *range(371, 400)], fresh)
     with pytest.raises(ValueError, match=r"keys were evicted at length 370, so the cache cannot go back"):
         fresh.crop(100)
+
+
+@torch.no_grad()
+def test_a_step_under_a_lower_delta_reads_blocks_that_were_skipped():
+    """A delta that may fall skips blocks for one step alone."""
+    generator, core, cache = torch.Generator().manual_seed(0), ForgettingAttentionCore(), FoXCache(1)
+    q, k, v = torch.randn(3, 1, 2, 202, 16, generator=generator)
+    gates, pruning = torch.full((1, 2, 202), -0.02), torch.full((1, 2), -1.0)
+    errors = []
+    for new, delta in ((range(200), pruning), (range(200, 201), pruning), (range(201, 202), None)):
+        cache.begin(torch.zeros(1, len(new), dtype=torch.int64), None)
+        out = cache.layers[0].attend(core, *(x[:, :, list(new)] for x in (q, k, v, gates)), delta)
+        cache.count(len(new))
+        right = core(q[:, :, : new.stop], *(x[:, :, : new.stop] for x in (k, v, gates)), None)
+        errors.append(relative_error(out, right[:, :, list(new)]))
+    assert min(errors[:2]) > 0.01 and errors[2] < 1e-6
+
+
+def test_a_pool_gives_its_memory_back_when_most_blocks_are_free():
+    start, pool = torch.zeros(2, 3, dtype=torch.int32), BlockPool(torch.zeros(2, 3, 1, 16))
+    pool.take(40, start)
+    full = pool.allocated_bytes
+    pool.give_back(start + 38)
+    assert pool.allocated_bytes < full / 4
+
+
+def test_joined_pools_have_each_block_once():
+    start, parts = torch.zeros(1, 3, dtype=torch.int32), []
+    for columns in (3, 4):
+        parts.append(BlockPool(torch.zeros(1, 3, 1, 16)))
+        parts[-1].take(4, start)
+        parts[-1].give_back(start + columns - 2)
+    pool = join_pools(parts)
+    blocks = [*pool.table[pool.table != 0].tolist(), *pool.free.tolist()]
+    assert len(pool.free) == 3 + 6 and sorted(blocks) == list(range(1, len(pool.k)))
+
+
+def test_the_longest_key_of_each_head_is_the_longest_so_far():
+    """Under measured norms it bounds all past keys, so that they need not be read again."""
+    k, layer = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0)), FoXCache(1).layers[0]
+    for first, end in itertools.pairwise((0, 5, 6, 9)):
+        longest = layer.longest_key(k[:, :, first:end])
+        assert torch.equal(longest.norm(dim=-1), k[:, :, :end].norm(dim=-1).amax(-1, keepdim=True))
+
+
+@torch.no_grad()
+def test_blocks_of_padding_are_not_held():
+    """By global heads too, which hold all else."""
+    ids = torch.randint(0, SMALL["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(1))
+    cache = FoXCache(2, max_length=LONGEST)
+    MODELS["pro"](ids, cache=cache, seq_start=torch.tensor([0, 200]))
+    held = cache.memory().per_head[..., 1::2] // cache.layers[0].pool.block_bytes
+    assert (held[:, 0] == 5).all() and (held[:, 1] == 5 - 200 // BLOCK_SIZE).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["pro", "llama"])
+def test_a_chunk_that_reads_the_past_row_by_row_is_as_all_rows_at_once(architecture, monkeypatch):
+    model = MODELS[architecture]
+    ids = torch.randint(0, SMALL["vocab_size"], (3, 300), generator=torch.Generator().manual_seed(1))
+    seen, found = [], []
+    core = model.model.layers[0].attn.core
+    for past_bytes in (2**29, 1):
+        monkeypatch.setattr(layer_cache, "_PAST_BYTES", past_bytes)
+        cache = FoXCache(2, max_length=LONGEST)
+        model(ids[:, :200], cache=cache, seq_start=torch.tensor([190, 0, 70]))
+        calls = []
+        hook = core.register_forward_hook(lambda module, args, out, calls=calls: calls.append(args[4:]))
+        found.append(model(ids[:, 200:], cache=cache))
+        hook.remove()
+        assert len(calls) == (1 if past_bytes > 1 else 3)
+        seen.append([torch.cat(x) for x in zip(*calls, strict=True)])
+    assert relative_error(found[1], found[0]) < 1e-5
+    # Each row has its own delta; where the keys begin depends on which rows are read together.
+    torch.testing.assert_close(seen[1][0], seen[0][0], rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("architecture", ["pro", "llama"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -37,6 +38,14 @@ def kept_slowly(logits: list[float], top_k: int | None, top_p: float | None) -> 
 def test_filters_keep_what_the_slow_ones_keep(logits, top_k, top_p):
     kept = filter_logits(torch.tensor(logits), top_k, top_p).isfinite().nonzero()[:, 0].tolist()
     assert kept == kept_slowly(logits, top_k, top_p)
+
+
+def test_top_p_keeps_no_more_tokens_than_reach_it():
+    assert filter_logits(torch.zeros(4), top_p=0.5).isfinite().tolist() == [True, True, False, False]
+
+
+def test_the_smallest_temperatures_take_the_likeliest_token():
+    assert choose_tokens(torch.tensor([[1.0, 3.0, 2.0], [2.0, 1.0, -1.0]]), 1e-308).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (4, 0.8)])
@@ -84,7 +93,7 @@ def test_a_stream_gives_each_token_before_the_next_is_computed(small_model, smal
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("tolerance", "padded"), [(None, False), (-10.0, True)])
+@pytest.mark.parametrize(("tolerance", "padded"), [(None, False), (-10.0, True), (-400.0, True)])
 def test_many_rows_go_in_parts_and_each_counts_as_alone(
     small_model, small_ids, monkeypatch, tolerance, padded
 ):
@@ -92,13 +101,19 @@ def test_many_rows_go_in_parts_and_each_counts_as_alone(
     of more rows, whose sums may be in another order."""
     small_model.set_log_pruning_tolerance(tolerance)
     prompt = torch.cat((small_ids, small_ids.flip(1), small_ids[:1].roll(7, 1)))  # five rows
-    start = torch.tensor([0, 70, 0, 3, 149]) if padded else None
+    start = torch.tensor([0, 3, 149, 0, 3]) if padded else None
     monkeypatch.setattr(generation, "PREFILL_TOKENS", 2 * prompt.shape[1])
+
+    evicted, twin = [], copy.deepcopy(small_model)
 
     def logits_of(rows):
         cache = FoXCache(2, max_length=400)
         begin = None if start is None else start[rows]
         found = [generation.prefill(small_model, prompt[rows], cache, begin)]
+        assert ("attention is exact" in cache.refusal) == (tolerance is None)
+        evicted.append(cache.evicted_at)
+        with pytest.raises(ValueError, match="another model began this cache"):
+            twin(prompt[rows, :1], cache)
         for begin, end in ((0, 1), (1, 2), (2, 52), (52, 53)):  # steps, and a chunk that takes new blocks
             found.append(small_model(prompt[rows, begin:end], cache)[:, -1])
         return found, cache
@@ -109,10 +124,28 @@ def test_many_rows_go_in_parts_and_each_counts_as_alone(
     assert torch.equal(joint[0], apart[0])
     torch.testing.assert_close(joint, apart, rtol=1e-4, atol=1e-5)
     assert torch.equal(cache.memory().per_head, torch.cat([one.memory().per_head for _, one in alone], 1))
-    assert cache.evicted_at == max(one.evicted_at for _, one in alone)
+    assert evicted[0] == max(evicted[1:]) and cache.evicted_at == max(one.evicted_at for _, one in alone)
+    assert cache.latest_start == (0 if start is None else 149)
     some = cache.select_rows(torch.tensor([4, 1]))
+    assert (some.evicted_at, some.latest_start) == (cache.evicted_at, cache.latest_start)
     expected = small_model(prompt[:, :1], cache)[[4, 1]]
     torch.testing.assert_close(small_model(prompt[[4, 1], :1], some), expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_rows_that_went_in_parts_can_be_taken_back(small_model, small_ids, monkeypatch):
+    monkeypatch.setattr(generation, "PREFILL_TOKENS", 1)
+    cache = FoXCache(2, max_length=120)
+    cache.record_past()
+    generation.prefill(small_model, small_ids[:, :100], cache)
+    cache.crop(40)
+    twin = copy.deepcopy(cache)
+    for one in (cache, twin):
+        for _ in range(2):  # a copy goes on recording
+            found = small_model(small_ids[:, 60:90], cache=one)
+            right = small_model(small_ids[:, :90])[:, 60:]
+            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+            one.crop(30)
 
 
 def test_stopping_tokens(small_model, small_ids):
@@ -132,7 +165,12 @@ def test_stopping_tokens(small_model, small_ids):
     [
         ({"top_k": 0}, "top_k must be a whole number of at least 1"),
         ({"top_p": 1.1}, "top_p must be above 0 and at most 1"),
+        ({"top_k": True}, "top_k must be a whole number of at least 1"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1"),
         ({"temperature": math.nan}, "temperature must be 0"),
+        ({"temperature": math.inf}, "temperature must be 0"),
+        ({"seq_start": torch.tensor([-1])}, r"seq_start must be \(batch,\) numbers of at least 0"),
+        ({"seq_start": torch.zeros(2)}, r"seq_start must be \(batch,\) numbers of at least 0"),
         ({"max_new_tokens": -1}, "max_new_tokens must be 0 or more"),
     ],
 )

@@ -62,6 +62,10 @@ def test_decoding_under_autocast(small_model, small_ids):
 def test_cache_refuses_gradients(small_model, small_ids):
     with pytest.raises(RuntimeError, match=r"call the model under torch.no_grad\(\)"):
         small_model(small_ids, cache=FoXCache(2))
+    small_model.requires_grad_(False)
+    small_model.model.layers[1].attn.fgate_proj.bias.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"call the model under torch.no_grad\(\)"):
+        small_model(small_ids, cache=FoXCache(2))
 
 
 @torch.no_grad()
@@ -103,9 +107,14 @@ def test_a_call_that_failed_leaves_a_right_cache_or_a_clear_error(small_model, s
     after = small_model(small_ids[:, 20:21], cache=cache)
     torch.testing.assert_close(after, small_model(small_ids[:, :21])[:, 20:], rtol=1e-4, atol=1e-4)
 
-    def no_memory(*_):
+    def no_memory(*_, **__):
         raise torch.OutOfMemoryError("no more")
 
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(small_model.model.layers[0], "forward", no_memory)  # before a layer writes
+        small_model(small_ids[:, 21:22], cache=cache)
+    after = small_model(small_ids[:, 21:22], cache=cache)
+    torch.testing.assert_close(after, small_model(small_ids[:, :22])[:, 21:], rtol=1e-4, atol=1e-4)
     for tokens in (1, 12):  # a step, and a chunk of a prefill, that end in the second layer
         cache = FoXCache(2, max_length=60)
         small_model(small_ids[:, :20], cache=cache)

@@ -47,6 +47,10 @@ def test_counts_are_those_of_the_model_for_every_combination(flags, heads, head_
     assert config.num_parameters(non_embedding=False) == actual
 
 
+def test_heads_of_the_largest_size_are_accepted():
+    assert FoXConfig(hidden_size=512, num_heads=2).head_dim == 256
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -60,6 +64,10 @@ def test_counts_are_those_of_the_model_for_every_combination(flags, heads, head_
         ({"qk_norm": 1}, "qk_norm: must be true or false, got 1"),
         ({"log_pruning_tolerance": 10.0}, "without one, attention is exact.*, or None, got 10.0"),
         ({"log_pruning_tolerance": "auto"}, "log_pruning_tolerance: must be a finite number"),
+        (
+            {"use_rope": True, "log_pruning_tolerance": None, "hidden_size": 17, "num_heads": 1},
+            "must be even",
+        ),
         ({"use_rope": True}, "log_pruning_tolerance: must be None with use_rope, .* got -10.0"),
     ],
 )

@@ -25,6 +25,8 @@ def test_flops_by_hand():
     assert config.flops_per_token(length, backward=False) * 3 == config.flops_per_token(length)
     with pytest.raises(ValueError, match=r"kept_ratio: must be a number in \[0, 1\]"):
         config.flops_per_token(length, 1.1)
+    with pytest.raises(ValueError, match=r"kept_ratio: must be a number in \[0, 1\]"):
+        config.flops_per_token(length, -0.1)
 
 
 def test_pytorch_counts_what_the_model_computes():
@@ -32,7 +34,7 @@ def test_pytorch_counts_what_the_model_computes():
     register_flop_formulas()
     shape = {"vocab_size": 97, "hidden_size": 32, "num_heads": 2, "log_pruning_tolerance": None}
     ids = torch.zeros(2, 150, dtype=torch.long)
-    for config in (FoXConfig.pro(**shape), FoXConfig.llama(**shape)):
+    for config in (FoXConfig.pro(**shape), FoXConfig.llama(**shape), FoXConfig.rope(**shape)):
         with FlopCounterMode(display=False) as counter:
             FoXForCausalLM(config)(ids)
         assert counter.get_total_flops() == 300 * config.flops_per_token(150, backward=False)
@@ -55,6 +57,9 @@ def test_pytorch_counts_what_the_model_computes():
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
         ("h100", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA B200", 2250),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA GH200 480GB", None),
     ],

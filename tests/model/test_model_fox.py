@@ -101,6 +101,23 @@ def test_loss_is_cross_entropy_of_the_logits(chunk_tokens, dtype, line, kept_num
         assert relative_error(our, right_one) <= budget, what
 
 
+def test_the_gradient_of_the_weight_is_summed_in_float32():
+    """In bfloat16 a sum of 1,000 equal numbers ends at 256 of them."""
+    hidden, weight = torch.ones(1, 1000, 8), torch.zeros(2, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, torch.zeros(1, 1000).long(), chunk_tokens=1)
+    (gradient,) = torch.autograd.grad(loss.sum(), weight)
+    assert gradient[:, 0].tolist() == pytest.approx([-500, 500])
+
+
+def test_rows_that_stand_for_no_word_have_no_gradient(monkeypatch):
+    """Their logits are 0, which is far above those of words that are all -1,000."""
+    monkeypatch.setitem(loss_module._LINE, "cpu", 64)
+    hidden, weight = torch.ones(1, 3, 10, requires_grad=True), torch.full((51, 10), -100.0)
+    linear_cross_entropy(hidden, weight, torch.zeros(1, 3).long()).sum().backward()
+    assert hidden.grad.abs().max() < 1e-3
+
+
 def test_loss_of_the_model_is_that_of_its_logits(small_model, small_ids):
     labels = small_ids.roll(-1, 1)
     with torch.no_grad():
@@ -112,6 +129,15 @@ def test_loss_of_the_model_is_that_of_its_logits(small_model, small_ids):
     expected = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(loss, small_model(small_ids, labels=labels))
+    small_model.lm_head.bias = torch.nn.Parameter(torch.randn(97))
+    expected = F.cross_entropy(small_model(small_ids).transpose(1, 2), labels, reduction="none")
+    torch.testing.assert_close(small_model.loss_per_token(small_ids, labels), expected)
+
+
+def test_wrong_labels_are_named(small_model, small_ids):
+    for wrong in (small_ids.float(), small_ids[:, 1:]):
+        with pytest.raises(ValueError, match=r"labels must be integers of the shape of input_ids \(2, 150\)"):
+            small_model(small_ids, labels=wrong)
 
 
 @pytest.mark.parametrize("small_config", ["pro", "llama", "rope"], indirect=True)
@@ -150,7 +176,9 @@ def test_exported_program_gives_the_same_bits(tmp_path):
             assert torch.equal(loaded(ids), model(ids))
 
 
-@pytest.mark.parametrize("ids", [torch.zeros(1, 3), torch.zeros(1, 0).long(), torch.zeros(3).long()])
+@pytest.mark.parametrize(
+    "ids", [torch.zeros(1, 3), torch.zeros(1, 0).long(), torch.zeros(3).long(), torch.zeros(1, 3).bool()]
+)
 def test_wrong_input_ids_are_named(ids):
     model = FoXForCausalLM(FoXConfig.pro(**SMALL))
     with pytest.raises(ValueError, match=r"input_ids must be integers of shape \(batch, time\)"):

@@ -11,7 +11,6 @@ from model_helpers import relative_error, with_strong_gates
 
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.layers import (
-    QK_NORM_EPS,
     ForgettingAttentionLayer,
     HeadRMSNorm,
     RMSNorm,
@@ -99,6 +98,7 @@ def test_rms_norm(dtype):
     torch.nn.init.normal_(norm.weight)
     x = (3 * torch.randn(5, 7, 48)).to(dtype)
     x[0, 0] = 0  # eps keeps an all-zero row at zero
+    x[0, 1] *= 1e-4  # and decides the length of a row near zero
     y = norm(x)
     wide = x.double()
     expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight.double()
@@ -123,6 +123,8 @@ def test_head_norm_is_per_head_with_shared_or_own_weights(share):
         torch.testing.assert_close(norm(x)[:, :, h], one(x[:, :, h]))
         gated = one(x[:, :, h]) * torch.sigmoid(gate[:, :, h])
         torch.testing.assert_close(norm(x, gate)[:, :, h], gated)
+    x, gate = x.bfloat16(), gate.bfloat16()  # with its gate, rounded once
+    assert torch.equal(norm(x, gate), norm(x.float(), gate.float()).bfloat16())
 
 
 def straight_attention(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torch.Tensor:
@@ -145,8 +147,8 @@ def straight_attention(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torc
         y = y / (y.square().mean(-1, keepdim=True) + eps).sqrt()
         return y * weights[f"{name}.weight"].view(-1, dim)
 
-    q = norm(split(x @ weights["q_proj.weight"].T), "q_norm", QK_NORM_EPS)
-    k = norm(shifted("k_proj"), "k_norm", QK_NORM_EPS)
+    q = norm(split(x @ weights["q_proj.weight"].T), "q_norm", 1e-5)
+    k = norm(shifted("k_proj"), "k_norm", 1e-5)
     v = shifted("v_proj")
     if layer.fgate_proj is None:  # RoPE: each pair is a complex number, turned by its position
         turn = torch.arange(time)[:, None, None] * 500_000.0 ** (-torch.arange(dim // 2) / (dim // 2))
@@ -161,16 +163,22 @@ def straight_attention(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torc
     mask = torch.ones(time, time, dtype=torch.bool).triu(1)
     attention = scores.masked_fill(mask, -math.inf).softmax(-1)
     out = torch.einsum("bhij,bjhd->bihd", attention, v)
-    out = norm(out, "output_norm", 1e-6).flatten(2) * torch.sigmoid(x @ weights["ogate_proj.weight"].T)
+    if layer.output_norm is not None:
+        out = norm(out, "output_norm", 1e-6)
+    out = out.flatten(2) * torch.sigmoid(x @ weights["ogate_proj.weight"].T)
     return out @ weights["o_proj.weight"].T
 
 
-@pytest.mark.parametrize(("share", "use_rope"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("share", "use_rope", "output_norm"),
+    [(False, False, True), (True, False, True), (False, True, True), (False, False, False)],
+)
 @pytest.mark.parametrize("time", [1, 63, 129])
-def test_attention_layer_is_the_equations(share, time, use_rope):
+def test_attention_layer_is_the_equations(share, time, use_rope, output_norm):
     torch.manual_seed(time)
     config = FoXConfig.pro(
         use_rope=use_rope,
+        use_output_norm=output_norm,
         vocab_size=7,
         hidden_size=64,
         num_hidden_layers=1,
@@ -180,10 +188,32 @@ def test_attention_layer_is_the_equations(share, time, use_rope):
     )
     layer = with_strong_gates(FoXForCausalLM(config)).model.layers[0].attn
     x = torch.randn(2, time, 64)
+    x[:, ::2] *= 0.01  # queries and keys whose norms the epsilon of the QK-norm changes
     expected = straight_attention(layer, x)
     # float32 roundings grow as the square root of some hundred operations along the way.
     found = layer(x, rotation=make_rotation(time, 32, x.device, time) if use_rope else None)
     assert relative_error(found, expected) < 16 * 2.0**-24 * math.sqrt(64)
+
+
+def test_rotations_far_into_a_text_are_those_of_float64():
+    """A float32 angle near position 2,000,000 is off by up to 0.06."""
+    end = 2_000_000
+    cos, sin = make_rotation(3, 32, torch.device("cpu"), end)
+    for row, position in enumerate(range(end - 3, end)):
+        angles = [position * 500_000.0 ** (-n / 16) for n in range(16)]
+        assert cos[row].flatten().tolist() == pytest.approx([math.cos(a) for a in angles], abs=1e-7)
+        assert sin[row, 0, 1].tolist() == pytest.approx([math.sin(a) for a in angles], abs=1e-7)
+
+
+def test_joined_products_in_compiled_code_have_the_bias_of_the_gates():
+    """Compiled code adds the bias apart from the product."""
+    torch.manual_seed(0)
+    config = FoXConfig.llama(vocab_size=7, hidden_size=32, num_hidden_layers=1, num_heads=2)
+    layer, x = with_strong_gates(FoXForCausalLM(config)).model.layers[0].attn, torch.randn(1, 70, 32)
+    expected = layer(x)
+    fuse_training(layer)
+    torch.compiler.reset()
+    assert relative_error(torch.compile(layer, backend="eager")(x), expected) < 1e-5
 
 
 def record_core(layer: ForgettingAttentionLayer) -> list:

@@ -81,6 +81,7 @@ def test_the_written_config_is_the_authors(saved, official_pro):
     ("changes", "message"),
     [
         ({"use_rope": 0}, "config.json: use_rope: must be true or false, got 0"),
+        ({"attention_bias": 0}, "attention_bias 0 is not supported, only false is"),
         ({"use_rope": True}, 'fgate_type "full" is not supported, only "none" is'),
         ({"use_rope": True, "fgate_type": "none", "rope_base": 1e4}, "rope_base 10000.0 is not supported"),
         ({"num_kv_heads": 2}, "num_kv_heads 2 is not supported, only null or the same as num_heads is"),
@@ -196,6 +197,39 @@ def test_the_class_reads_and_writes_folders(saved, tmp_path, small_ids):
         assert (tmp_path / "again" / name).read_bytes() == (saved / name).read_bytes()
 
 
+def test_keys_that_a_config_may_leave_out_or_repeat(saved, tmp_path):
+    config = load_config(saved)
+    edit_config(saved, num_kv_heads=config.num_heads, attention_bias=..., hidden_act="silu")
+    assert load_config(saved) == config
+    save_pretrained(FoXForCausalLM(FoXConfig.rope(**SMALL)), tmp_path / "rope")
+    edit_config(tmp_path / "rope", rope_base=..., fgate_type=...)
+    assert load_config(tmp_path / "rope") == FoXConfig.rope(**SMALL)
+
+
+def test_shards_are_read_from_their_own_folder_if_there_is_no_whole_file(saved):
+    tensors, index = read_tensors(saved), saved / "model.safetensors.index.json"
+    names = ["../elsewhere.safetensors", "two.safetensors"]
+    for name, some in zip(names, (list(tensors)[:3], list(tensors)[3:]), strict=True):
+        save_file({one: tensors[one] + 1 for one in some}, saved / name)
+    places = {one: names[position >= 3] for position, one in enumerate(tensors)}
+    index.write_text(json.dumps({"weight_map": places}))
+    assert torch.equal(load_pretrained(saved).lm_head.weight, tensors["lm_head.weight"])
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"ck.elsewhere\.safetensors is missing"):
+        load_pretrained(saved)
+    (saved.parent / "elsewhere.safetensors").rename(saved / "elsewhere.safetensors")
+    assert torch.equal(load_pretrained(saved).lm_head.weight, tensors["lm_head.weight"] + 1)
+
+
+def test_a_loaded_model_does_not_live_on_its_file(saved):
+    model, tensors = load_pretrained(saved), read_tensors(saved)
+    path = saved / "model.safetensors"
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, tensors[name]), name
+
+
 def test_a_run_folder_stands_for_its_weights(saved, tmp_path):
     run = tmp_path / "runs" / "cpu" / "pro-tiny-128-acp"
     run.mkdir(parents=True)
@@ -207,3 +241,6 @@ def test_a_run_folder_stands_for_its_weights(saved, tmp_path):
     shutil.copytree(saved, run / "model")
     assert load_config(run) == load_config(saved)
     assert torch.equal(load_pretrained(run).lm_head.weight, load_pretrained(saved).lm_head.weight)
+    (run / "done.json").write_text(json.dumps({"sha256": "0"}))
+    with pytest.raises(ValueError, match=r"is not the file that .*done\.json names"):
+        load_pretrained(run)

@@ -54,6 +54,7 @@ def test_blocks_of_other_documents_are_counted_as_pruned(small_model, documents,
     with watch_attention(small_model, lambda _, inputs: seen.append(inputs.boundary(64, 64))):
         small_model(torch.cat(documents, 1), cu_seqlens=cu_seqlens)
     # Rows 64, 128 and 129 begin the blocks; their documents begin at 64, 64 and 129.
+    assert len(seen) == SMALL["num_hidden_layers"]
     assert all((boundary == torch.tensor([0, 1, 1])).all() for boundary in seen)
 
 

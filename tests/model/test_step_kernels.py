@@ -57,6 +57,35 @@ def test_the_kernels_are_the_modules(heads, head_dim, tokens, held, share, dtype
     assert relative_error(gated, output_norm(split(x), split(gate)).flatten(2)) < budget
 
 
+@torch.no_grad()
+def test_the_kernels_read_inputs_of_any_strides():
+    torch.manual_seed(0)
+    heads, head_dim, tokens = 2, 16, 5
+    hidden = heads * head_dim
+
+    def strided(*shape):
+        """Random numbers of a shape, whose rows are not contiguous, and the same in contiguous memory."""
+        x = torch.randn(*shape[:-2], shape[-1], shape[-2], device=DEVICE).mT
+        return x, x.contiguous()
+
+    (q, *z), q_and_z = zip(*(strided(2, tokens, hidden) for _ in range(3)), strict=True)
+    mix, mix_apart = strided(2, tokens, heads), strided(2, tokens, heads)
+    x, x_packed = strided(2, heads, tokens, head_dim)
+    gate, gate_packed = strided(2, tokens, hidden)
+    weights = [torch.randn(head_dim, device=DEVICE) for _ in "qk"]
+
+    def results(q, z, mix, x, gate):
+        found = kernels.shift_and_norm(q, z, mix, [None, None], weights, heads, 1e-3)
+        return *found, kernels.norm_and_gate(x, gate, weights[0].repeat(heads), 1e-3)
+
+    expected = results(q_and_z[0], q_and_z[1:], [mix[1], mix_apart[1]], x_packed, gate_packed)
+    for mixes in ([mix[0], mix_apart[0]], [mix[0], mix_apart[1]], [mix[1], mix_apart[0]]):
+        for found, right in zip(results(q, z, mixes, x, gate), expected, strict=True):
+            assert torch.equal(found, right)
+    gate_up = torch.randn(6, 48, device=DEVICE)[::2]
+    assert torch.equal(kernels.silu_and_multiply(gate_up), kernels.silu_and_multiply(gate_up.clone()))
+
+
 @pytest.mark.parametrize(("width", "dtype"), [(24, torch.float32), (1500, torch.bfloat16)])
 def test_the_product_of_swiglu_is_its_modules(width, dtype):
     torch.manual_seed(0)
@@ -66,6 +95,25 @@ def test_the_product_of_swiglu_is_its_modules(width, dtype):
     if dtype == torch.bfloat16:
         budget = 2.0**-10 if DEVICE == "cuda" else 2 * 2.0**-7
     assert relative_error(found, torch.nn.functional.silu(gate) * up) < budget
+
+
+def patch_fuses(monkeypatch):
+    """Takes the kernels after the padding, on a CPU too."""
+    fuses = property(lambda self: self.parent.length >= self.parent.latest_start)
+    monkeypatch.setattr(LayerCache, "fuses", fuses)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fields", [{}, {"use_output_gate": False}, {"use_rope": True}])
+def test_decoding_from_one_token_on_is_the_whole_forward(fields, monkeypatch):
+    """A step writes the token shift's state, but there is none at first; and a model may lack parts."""
+    torch.manual_seed(0)
+    config = FoXConfig.pro(**{**SMALL, "log_pruning_tolerance": None, **fields})
+    model = with_strong_gates(FoXForCausalLM(config)).to(DEVICE)
+    patch_fuses(monkeypatch)
+    ids, cache = torch.randint(0, SMALL["vocab_size"], (2, 5), device=DEVICE), FoXCache(2, max_length=5)
+    found = torch.cat([model(ids[:, t : t + 1], cache=cache) for t in range(5)], 1)
+    assert relative_error(found, model(ids)) < 2e-5
 
 
 @torch.no_grad()
@@ -78,9 +126,7 @@ def test_a_model_that_takes_them_gives_the_same_logits(monkeypatch):
     calls, shift_and_norm = [], kernels.shift_and_norm
     monkeypatch.setattr(kernels, "shift_and_norm", lambda *a: calls.append(1) or shift_and_norm(*a))
     # Where no GPU is, the kernels run in the interpreter, and the attention beside them as it does.
-    monkeypatch.setattr(
-        LayerCache, "fuses", property(lambda self: 0 < self.parent.length >= self.parent.latest_start)
-    )
+    patch_fuses(monkeypatch)
     cache = FoXCache(2, max_length=100)
     model(ids[:, :80], cache=cache, seq_start=seq_start)
     found = torch.cat([model(ids[:, t : t + 1], cache=cache) for t in range(80, 84)], 1)

@@ -1,0 +1,87 @@
+"""What a record holds, and where it comes from: the commit, marked if the files differ from it."""
+
+import subprocess
+import time
+
+import pytest
+
+from acp_repro.pipeline import provenance
+from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.suite import load_suite
+from tests.analysis import synthetic
+from tests.suites import write_suite
+
+RUN = "pro-tiny-128-acp"
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository with one commit, as the folder around the code; calls git there."""
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "ACP_REPRO_COMMIT"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "acp_repro" / "pipeline" / "provenance.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    (tmp_path / "pyproject.toml").write_text("")
+    monkeypatch.setattr(provenance, "__file__", str(file))
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    git("add", "acp_repro", "pyproject.toml")
+    git("commit", "-m", "one")
+    return tmp_path, git
+
+
+def test_a_commit_is_dirty_if_tracked_files_differ(checkout, monkeypatch):
+    folder, git = checkout
+    commit, find = git("rev-parse", "--short=12", "HEAD"), provenance.commit.__wrapped__
+    (folder / "results.csv").write_text("new, and not tracked")
+    assert find() == commit and len(commit) == 12
+    (folder / "pyproject.toml").write_text("changed")
+    assert find() == f"{commit}-dirty"
+    monkeypatch.setenv("ACP_REPRO_COMMIT", "named")
+    assert find() == "named"
+
+
+def test_code_outside_a_checkout_has_no_commit(checkout):
+    folder, _ = checkout
+    (folder / "pyproject.toml").unlink()
+    assert provenance.commit.__wrapped__() is None
+
+
+@pytest.fixture
+def mini(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    return load_suite("mini")
+
+
+def test_the_same_values_give_the_same_bytes_at_any_time(mini, monkeypatch):
+    path, found = PAPER.quantity("loss_curve").path("mini", RUN), []
+    assert path.suffix == ".gz"
+    for now in (1e9, 1.5e9):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        synthetic.write(RUN, "loss_curve", {"position": 1, "loss_nats": 3.0})
+        found.append(path.read_bytes())
+    assert found[0] == found[1]
+
+
+def test_records_of_some_runs_are_read_if_there_are_any(mini):
+    with pytest.raises(RecordError, match="no records of loss in results/mini for pro-tiny-128-acp, pro-"):
+        read_records(mini, "loss", partial=True)
+    synthetic.write(RUN, "loss", {"loss_nats": 3.0})
+    assert read_records(mini, "loss", partial=True)["run"].tolist() == [RUN]
+    with pytest.raises(RecordError, match="no records of loss in results/mini for pro-tiny-128-exact; make"):
+        read_records(mini, "loss")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_written(mini, value):
+    with pytest.raises(AssertionError, match="loss: not finite, so nothing is written"):
+        synthetic.write(RUN, "loss", {"loss_nats": value})
+    assert not PAPER.quantity("loss").path("mini", RUN).exists()
