@@ -44,13 +44,10 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
         UsageError: the folder holds no model with gates, or no fast tokeniser.
     """
     import torch
-    from safetensors import SafetensorError
     from transformers import PreTrainedTokenizerFast
-    from transformers.utils import logging
 
     from . import from_pretrained
 
-    logging.disable_progress_bar()
     folder = folder / "model" if (folder / "model/config.json").is_file() else folder
     _check_gates(folder)
     try:
@@ -58,7 +55,7 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
         model = from_pretrained(folder, dtype=torch.float32).eval()  # a CPU is slow in bfloat16
         if budget is not None:
             model.retention.configure(budget=budget)
-    except (ValueError, OSError, SafetensorError) as error:
+    except (ValueError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UsageError(f"{folder}: model and tokenizer cannot be read ({reason})") from None
     positions = model.config.max_position_embeddings

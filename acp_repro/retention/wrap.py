@@ -11,6 +11,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from acp_repro.model.third_party import load_config, load_model
+
 from .encoders import find_encoder
 from .forward import run
 from .removal import Call
@@ -62,18 +64,19 @@ def from_pretrained(folder: str | Path, **options: Any) -> RetainedModel:
         options: of transformers' ``from_pretrained``, such as ``dtype``.
 
     Raises:
-        ValueError: there is no such folder, or no retained model in it.
+        ValueError: there is no such folder, no retained model in it, or its weights are damaged or do not fit
+            its config (see :func:`acp_repro.model.third_party.load_model`).
     """
     if Path(folder).is_absolute() and not Path(folder).is_dir():
         raise ValueError(
             f"{folder}: no such folder; give one that save_pretrained wrote, or a name on the Hub"
         )
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = load_config(folder)
     name = (config.architectures or [""])[0]
     if getattr(config, "retention", None) is None or not name.startswith(_PREFIX):
         raise ValueError(f"{folder}: no model with gates; load it with transformers and call retain")
     base = getattr(transformers, name.removeprefix(_PREFIX))
-    return retained_class(base).from_pretrained(folder, **{**options, "use_safetensors": True})
+    return load_model(retained_class(base), folder, **options)
 
 
 class RetainedModel(transformers.PreTrainedModel if TYPE_CHECKING else object):

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers.utils import logging
 
 from acp_repro.common import files
 from acp_repro.common.errors import usage_errors
+from acp_repro.model import third_party
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.run import file_of
 from acp_repro.pipeline.suite import load_suite
@@ -178,9 +178,7 @@ class RetentionTask(EncoderTask):
 
 def load_model(folder: Path) -> nn.Module:
     """A model with gates, or a dense one, as :meth:`RetentionTask.save` wrote it; in evaluation mode."""
-    logging.disable_progress_bar()
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = third_party.load_config(folder)
     if getattr(config, "retention", None) is not None:
         return from_pretrained(folder).eval()
-    base = getattr(transformers, config.architectures[0])
-    return base.from_pretrained(folder, use_safetensors=True).eval()
+    return third_party.load_model(getattr(transformers, config.architectures[0]), folder).eval()
