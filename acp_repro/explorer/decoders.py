@@ -115,8 +115,8 @@ def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerIn
         watch, run = watch_attention(model, see_fox), decoder.model
     else:
         config, length = decoder.config.get_text_config(), input_ids.shape[1]
-        special = {"mpt": "max_seq_len", "bloom": ""}  # BLOOM reads any length
-        limit = getattr(config, special.get(config.model_type, "max_position_embeddings"), None)
+        own = {"mpt": "max_seq_len", "bloom": ""}.get(config.model_type)  # BLOOM reads any length
+        limit = getattr(config, "max_position_embeddings" if own is None else own, None)
         if limit and length > limit:
             raise NotReadable(
                 f"{length} tokens are more than the model's {limit} positions; give fewer (--length)"
@@ -149,10 +149,9 @@ def load_decoder(path: str, device: torch.device) -> tuple[nn.Module, Any]:
     from acp_repro.model.third_party import load_model
 
     model = load_model(AutoModelForCausalLM, path, dtype="auto")
-    try:
+    tokenizer = None
+    with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError):
-        tokenizer = None
     return model.to(device).eval(), tokenizer
 
 
@@ -259,15 +258,12 @@ def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[in
 
 
 def _score(module, kwargs, keys, values, weigh: Callable[[], Tensor], scorer) -> Tensor:
-    """(Hkv, T) on the CPU: the scores of the first sequence, called for as kvpress does after the forward."""
-
-    def call(weights: Tensor | None) -> Tensor:
-        return scorer.score(module, kwargs["hidden_states"], keys, values, weights, kwargs)
-
+    """(Hkv, T) on the CPU: the scores of the first sequence, computed as kvpress calls its presses."""
+    score = functools.partial(scorer.score, module, kwargs["hidden_states"], keys, values)
     try:
-        scores = call(None)
+        scores = score(None, kwargs)
     except AssertionError:  # kvpress' ObservedAttentionPress asserts that it is given weights
-        scores = call(weigh())
+        scores = score(weigh(), kwargs)
     if scores.shape != keys.shape[:3]:
         raise NotReadable(f"a scorer must give {tuple(keys.shape[:3])}, got {tuple(scores.shape)}")
     return scores[0].float().cpu()

@@ -116,19 +116,18 @@ def read_heads(
     length, late = ids.shape[1], ids.shape[1] - ids.shape[1] // LATE
     count = config.num_hidden_layers * getattr(config, "num_attention_heads", getattr(config, "num_heads", 1))
     cell = cell_tokens(length, 256 if count <= MOST_HEADS else 128)
-    if log_pruning_tolerance is None:
-        log_pruning_tolerance = DEFAULT_LOG_PRUNING_TOLERANCE
+    log_epsilon = DEFAULT_LOG_PRUNING_TOLERANCE if log_pruning_tolerance is None else log_pruning_tolerance
     rows: dict[int, list[list[dict[str, float]]]] = {}
     first: dict[tuple[int, int], Head] = {}
     generator = torch.Generator().manual_seed(0)
 
     def see(layer: int, inputs: LayerInputs) -> None:
         if scorers and inputs.score is None:
-            name = "FoX" if inputs.fox else type(model).__name__
             raise NotReadable(
-                f"scorers need values as transformers' attention gets them; this one is a {name}"
+                "scorers choose keys of models whose attention transformers calls by its interface; "
+                f"this one is a {'FoX' if inputs.fox else type(model).__name__}"
             )
-        threshold = _threshold(inputs, log_pruning_tolerance)
+        threshold = _threshold(inputs, log_epsilon)
         chosen = {name: cast(Any, inputs.score)(scorer) for name, scorer in (scorers or {}).items()}
         c = inputs.running_sum(0)
         heads = rows.setdefault(layer, [[] for _ in range(inputs.q.shape[1])])
@@ -165,7 +164,7 @@ def read_heads(
         getattr(scorer, "post_init_from_model", lambda _: None)(model)  # as kvpress does first
     skipped: list[str] = []
     bar = tqdm(unit="head", leave=False, disable=None if progress else True)
-    with bar, _certified(model, log_pruning_tolerance):
+    with bar, _certified(model, log_epsilon):
         for row in ids.split(1):
             skipped = read_layers(model, row, see).lines
     table = pd.DataFrame(
@@ -177,8 +176,7 @@ def read_heads(
     table = table.assign(**weight_columns(heads), context_length_tokens=length, measured_tokens=ids.numel())
     table["map_x"], table["map_y"] = place_heads(table, heads)
     name = Path(getattr(model.config, "name_or_path", "") or type(model).__name__).name
-    blocks = (BLOCK, BLOCK)
-    return DecoderHeads(table, heads, ids[0].cpu(), cell, blocks, None, name, skipped=skipped)
+    return DecoderHeads(table, heads, ids[0].cpu(), cell, (BLOCK, BLOCK), None, name, skipped=skipped)
 
 
 @contextlib.contextmanager

@@ -40,9 +40,8 @@ def read_t5(name_or_folder: str | Path, **options: Any) -> tuple[T5, TextTokeniz
         path = Path(str(cached_file(str(name_or_folder), TOKENIZER_FILE)))
     except (OSError, UsageError) as error:
         raise PruningError(
-            f"{name_or_folder}: no T5 with model.safetensors and {TOKENIZER_FILE} "
-            f"({str(error).strip().splitlines()[0]}); without network give a folder that has them, or train "
-            "from scratch"
+            f"no T5 with model.safetensors and {TOKENIZER_FILE}: {str(error).strip().splitlines()[0]}; give "
+            "a folder that has them, or train from scratch"
         ) from error
     return t5, TextTokenizer.read(path)
 

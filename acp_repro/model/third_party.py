@@ -7,6 +7,7 @@ finite is an error instead of a warning.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from acp_repro.common.errors import UsageError, is_out_of_memory, usage_errors
@@ -27,23 +28,23 @@ SPARE_PARAMETERS = 10**8
 _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
-def load_config(source: str | Path, **hub: Any) -> Any:
+def load_config(source: str | Path, **options: Any) -> Any:
     """The config of a model that transformers knows, from a folder or the Hub.
 
     Args:
-        hub: options of the Hub, such as ``revision``.
+        options: of transformers' ``from_pretrained``, such as ``revision`` or keys of the config.
 
     Raises:
         UsageError: there is no such config, it needs code of its own, or it asks for absurdly many layers.
     """
     with _one_line_errors(source):
-        path = cached_file(str(source), "config.json", **hub)
+        path = cached_file(str(source), "config.json", **_only_hub(options))
         text = Path(str(path)).read_text(encoding="utf-8")
         # Checked in the text: some configs build a list with one entry for each layer.
         for name, value in re.findall(r'"(\w*layers?)"\s*:\s*(\d+)', text):
             if float(value) > MOST_LAYERS:
                 raise UsageError(f"{path}: {name} is {value}, over {MOST_LAYERS}; copy the file again")
-        return transformers.AutoConfig.from_pretrained(str(source), trust_remote_code=False, **hub)
+        return transformers.AutoConfig.from_pretrained(str(source), trust_remote_code=False, **options)
 
 
 def load_model(auto: Any, source: str | Path, *, new_head: bool = False, **options: Any) -> Any:
@@ -59,13 +60,16 @@ def load_model(auto: Any, source: str | Path, *, new_head: bool = False, **optio
         UsageError: a file is missing or truncated, or weights are missing, unexpected, of another shape or
             kind of dtype, or not finite. The message is one line and names the folder and the tensor.
     """
-    hub = {name: options[name] for name in _HUB_OPTIONS if name in options}
+    hub = _only_hub(options)
     config = load_config(source, **hub)
     with _one_line_errors(source):
         dtypes = _read_dtypes(str(source), auto, config, hub)
-        forced: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
-        # Weights of another shape are then in the info, and an error below.
-        forced |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        forced: dict[str, Any] = {
+            "trust_remote_code": False,
+            "use_safetensors": True,
+            "output_loading_info": True,
+            "ignore_mismatched_sizes": True,  # they are in the info, and an error below
+        }
         model, info = auto.from_pretrained(str(source), **{**options, **forced})
     check_loaded(source, model, info, dtypes, new_head)
     return model
@@ -114,24 +118,25 @@ def check_loaded(
         check_finite(source, model.state_dict())
 
 
+def _only_hub(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in _HUB_OPTIONS}
+
+
 def _read_dtypes(source: str, auto: Any, config: Any, hub: dict[str, Any]) -> dict[str, str]:
     """The dtype of each tensor in the files of weights.
 
     Raises:
         UsageError: a file is truncated, or the config asks for more parameters than the files can hold.
     """
-    try:
-        paths = [str(cached_file(source, WEIGHTS_FILE, **hub))]
-    except OSError:
-        index = str(cached_file(source, INDEX_FILE, **hub))
-        paths, _ = get_checkpoint_shard_files(source, index, **hub)
+    find = functools.partial(cached_file, source, _raise_exceptions_for_missing_entries=False, **hub)
+    path = find(WEIGHTS_FILE) or find(INDEX_FILE)
+    if path is None:
+        raise UsageError(f"{source} has no file named {WEIGHTS_FILE}; convert its weights to safetensors")
+    paths = [path] if path.endswith(WEIGHTS_FILE) else get_checkpoint_shard_files(source, path, **hub)[0]
     dtypes = {}
     for path in paths:
-        try:
-            with safe_open(path, framework="pt") as file:
-                dtypes |= {name: file.get_slice(name).get_dtype() for name in sorted(file.keys())}
-        except SafetensorError as error:
-            raise UsageError(f"{path} cannot be read ({error}); copy or download it again") from error
+        with _one_line_errors(path), safe_open(path, framework="pt") as file:
+            dtypes |= {name: file.get_slice(name).get_dtype() for name in sorted(file.keys())}
     with torch.device("meta"):
         shape = auto.from_config(config) if hasattr(auto, "from_config") else auto(config)
     wanted = sum(weight.numel() for weight in shape.parameters())
@@ -153,10 +158,9 @@ def _one_line_errors(source: str | Path) -> Iterator[None]:
     except Exception as error:  # a damaged config.json can raise any of them
         if isinstance(error, UsageError) or is_out_of_memory(error):
             raise
-        what = (str(error).strip() or repr(error)).splitlines()[0]
         raise UsageError(
-            f"{source} cannot be loaded: {what}; give a complete folder or a name on the Hub, whose code is "
-            "never run"
+            f"{source} cannot be read: {(str(error).strip() or repr(error)).splitlines()[0]}; give a "
+            "complete folder or a name on the Hub, whose code is never run"
         ) from error
 
 

@@ -45,9 +45,12 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
     """
     import torch
     from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging
 
     from . import from_pretrained
+    from .encoders import position_limit
 
+    logging.disable_progress_bar()
     folder = folder / "model" if (folder / "model/config.json").is_file() else folder
     _check_gates(folder)
     try:
@@ -58,11 +61,8 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
     except (ValueError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UsageError(f"{folder}: model and tokenizer cannot be read ({reason})") from None
-    positions = model.config.max_position_embeddings
-    if model.config.model_type in ("roberta", "longformer", "camembert"):
-        positions -= 2  # which they reserve
     pair = (question, text) if question else (text,)
-    limit = {"truncation": "longest_first" if question else True, "max_length": positions}
+    limit = {"truncation": "longest_first" if question else True, "max_length": position_limit(model.config)}
     encoded = tokenizer(
         *pair, return_offsets_mapping=True, return_tensors="pt", split_special_tokens=True, **limit
     )

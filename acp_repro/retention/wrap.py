@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from acp_repro.model.third_party import load_config, load_model
 
-from .encoders import find_encoder
+from .encoders import find_encoder, position_limit
 from .forward import run
 from .removal import Call
 from .retention import Retention
-from .settings import RetentionConfig
+from .settings import MODEL_TYPES, RetentionConfig
 
 _PREFIX = "Retained"
 
@@ -189,6 +189,8 @@ def _find_tokens(model: RetainedModel, given: dict[str, Any], protected_mask: Te
     shape, device = tokens.shape[:2], tokens.device
     if 0 in shape:
         raise ValueError(f"a batch of {shape[0]} texts of {shape[1]} tokens is empty; leave it out")
+    if model.config.model_type in MODEL_TYPES and shape[1] > (limit := position_limit(model.config)):
+        raise ValueError(f"{shape[1]} tokens are more than the model's {limit} positions; shorten the texts")
     mask = given.get("attention_mask")
     for name, one in (("attention_mask", mask), ("protected_mask", protected_mask)):
         if one is not None and one.shape != shape:

@@ -10,23 +10,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from acp_repro.common.errors import UsageError
 from acp_repro.model.third_party import load_config, load_model
-from acp_repro.pipeline.training.run_folder import TrainingError
 from acp_repro.retention import retain
 
 from .settings import SPECIAL, BackboneConfig
 from .suite import RetentionRun
-
-
-def published(auto: type, backbone: BackboneConfig, name: str, **labels: Any) -> nn.Module:
-    """``backbone.pretrained`` with a head of ``auto``, such as ``AutoModelForSequenceClassification``."""
-    try:
-        return load_model(auto, backbone.pretrained, new_head=True, dtype=torch.float32, **labels)
-    except UsageError as error:
-        raise TrainingError(
-            f"backbones.{name}.pretrained: {error}; without a network put its folder there"
-        ) from error
 
 
 def vocabulary(tokenizer) -> dict[str, int]:
@@ -72,9 +60,7 @@ def untrained(run: RetentionRun) -> nn.Module:
 
     def dense() -> nn.Module:
         if run.backbone.pretrained:
-            config = load_config(run.backbone.pretrained)
-            config.num_labels = 2
-            return Classifier.from_config(config)
+            return Classifier.from_config(load_config(run.backbone.pretrained, num_labels=2))
         text = run.start and run.start.pretraining.data
         # The text's own BOS is not in an encoder's tokeniser.
         size = text.bpe_size - 1 + len(SPECIAL) if text else run.backbone.vocab_size
