@@ -186,8 +186,7 @@ def _weigh(query, key, mask, scaling, softcap, own=slice(None)) -> Tensor:
         scores = softcap * (scores / softcap).tanh()
     places = torch.arange(query.shape[2], device=query.device)
     seen = places[own, None] >= places if mask is None else mask[:, :, own]
-    scores = scores.masked_fill(~seen, -math.inf)
-    return scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    return scores.masked_fill(~seen, -math.inf).softmax(-1, dtype=torch.float32).to(query.dtype)
 
 
 @contextlib.contextmanager

@@ -60,10 +60,9 @@ def load_model(auto: Any, source: str | Path, *, new_head: bool = False, **optio
         UsageError: a file is missing or truncated, or weights are missing, unexpected, of another shape or
             kind of dtype, or not finite. The message is one line and names the folder and the tensor.
     """
-    hub = _only_hub(options)
-    config = load_config(source, **hub)
+    config = load_config(source, **_only_hub(options))
     with _one_line_errors(source):
-        dtypes = _read_dtypes(str(source), auto, config, hub)
+        dtypes = _read_dtypes(str(source), auto, config, _only_hub(options))
         forced: dict[str, Any] = {
             "trust_remote_code": False,
             "use_safetensors": True,
