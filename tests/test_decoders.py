@@ -12,6 +12,7 @@ import torch
 from acp_repro import FoXConfig, FoXForCausalLM, inspect
 from acp_repro.explorer.blocks import BLOCK, known_afterwards, seen_on_the_way
 from acp_repro.explorer.decoders import NotReadable, read_layers
+from acp_repro.explorer.heads_table import print_decoder
 from acp_repro.explorer.read import read_heads
 from acp_repro.explorer.weights import head_weights
 from acp_repro.model import save_pretrained
@@ -253,9 +254,10 @@ def test_the_command_and_its_page(tmp_path, capsys):
     assert inspect.main([*given, "--tokens", str(2 * T), "--html", str(page), "--csv", str(table)]) == 0
     said = capsys.readouterr().out
     assert "2 layers of 4 heads\n300 tokens in sequences of 150" in said and "seen on the way" in said
-    rows = [line.split()[:2] for line in said.splitlines() if line[:6].strip().isdigit()]
-    order = pd.read_csv(table).sort_values("seen_e-10", ascending=False, kind="stable")
-    assert rows == order[["layer", "head"]].astype(str).values.tolist()
+    frame = pd.read_csv(table).assign(**{"seen_e-10": [0.1, 0.5, 0.3, 0.3, 0.9, 0.0, 0.2, 0.4]})
+    print_decoder("heads", frame)
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line[:6].strip().isdigit()]
+    assert ["".join(row) for row in rows] == ["10", "01", "13", "02", "03", "12", "00", "11"]
     assert len(pd.read_csv(table)) == 8 and '"keys_99":[' in page.read_text(encoding="utf-8")
     assert inspect.main([*given, "--html", str(page), "--compare", str(SHIPPED)]) == 2
     assert inspect.main([str(tmp_path / "llama")]) == 2
