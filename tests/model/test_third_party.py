@@ -130,4 +130,7 @@ def test_code_of_a_folder_is_not_run_and_nobody_is_asked(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
     with pytest.raises(UsageError, match="custom code"):
         load_model(CAUSAL, tmp_path, trust_remote_code=True)
+    save(tmp_path)  # a model that transformers knows: its own class is used
+    change_config(tmp_path, auto_map=auto_map)
+    assert type(load_model(CAUSAL, tmp_path, trust_remote_code=True)).__name__ == "LlamaForCausalLM"
     assert not (tmp_path / "ran").exists()
