@@ -1,6 +1,7 @@
 """What the heads of any decoder keep: the reference is transformers itself, and no row loses epsilon."""
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from acp_repro import FoXConfig, FoXForCausalLM, inspect
 from acp_repro.explorer.blocks import BLOCK, known_afterwards, seen_on_the_way
 from acp_repro.explorer.decoders import NotReadable, read_layers
+from acp_repro.explorer.heads_table import print_decoder
 from acp_repro.explorer.read import read_heads
 from acp_repro.explorer.weights import head_weights
 from acp_repro.model import save_pretrained
@@ -122,6 +124,32 @@ def test_no_row_loses_epsilon(spread, epsilon):
     assert weights[:, weights.amax(0).argsort()[:count]].sum(-1).max() < epsilon
 
 
+def test_reading_depends_on_no_mode_and_keeps_the_mode_of_each_module(ids):
+    model = make_model("GPT2", attn_pdrop=0.5, resid_pdrop=0.5)
+    expected = read_heads(model, ids).table
+    model.train().transformer.h[0].eval()
+    modes = [module.training for module in model.modules()]
+    assert read_heads(model, ids).table.equals(expected)
+    assert [module.training for module in model.modules()] == modes and {*modes} == {True, False}
+    with pytest.raises(NotReadable, match="300 tokens are more than the model's 256 positions"):
+        read_heads(model, torch.zeros(300, dtype=torch.long))
+    assert [module.training for module in model.modules()] == modes
+
+
+@pytest.mark.parametrize("extra", ["indices", "s_aux"])
+def test_arguments_that_change_the_weights_in_unknown_ways_are_rejected(extra, ids):
+    model = make_model("Llama")
+    expected, attention = read_heads(model, ids).table, model.model.layers[1].self_attn
+    forward = attention.forward
+    for harmless in (None, False):
+        attention.forward = functools.partial(forward, **{extra: harmless})
+        assert read_heads(model, ids).table.equals(expected)
+    attention.forward = functools.partial(forward, **{extra: torch.zeros(1)})
+    with pytest.raises(NotReadable, match=f"LlamaForCausalLM cannot be read: layer 1 passes {extra} to its"):
+        read_heads(model, ids)
+    assert model.config._attn_implementation == "eager"
+
+
 def test_alibi_has_a_certificate(ids):
     model, seen = make_model("Bloom"), {}
     for weight in model.parameters():
@@ -135,15 +163,21 @@ def test_alibi_has_a_certificate(ids):
     assert seen[0].slopes.tolist() == pytest.approx([1 / 4, 1 / 16, 1 / 64, 1 / 256])
     far = weights[0][0, 0].tril(-256)  # the first head's slope of 1/4 leaves nothing there
     assert far.sum(-1).max() < math.exp(-10)
+    known = [read_heads(model, ids.repeat(1, 8), log_pruning_tolerance=x).table["known"] for x in (-10, -60)]
+    assert known[0].equals(table["known"].reset_index(drop=True)) and known[0].mean() > known[1].mean()
+    with pytest.raises(ValueError, match="must be negative and finite .* got 0"):  # and not the default
+        read_heads(model, ids, log_pruning_tolerance=0)
 
 
 def test_fox_has_the_certificate_of_acp():
     hf = pytest.importorskip("acp_repro.hf", reason="pip install -e '.[transformers]'")
     model = small_model()
     ids = torch.randint(0, 256, (2, 512), generator=torch.Generator().manual_seed(0))
-    before = model.config.log_pruning_tolerance
+    before = model(ids)
+    read_heads(model, ids, log_pruning_tolerance=-3)
+    assert [block.attn.log_pruning_tolerance for block in model.model.layers] == [-10, -10]
+    assert torch.equal(model(ids), before)
     table = read_heads(model, ids).table
-    assert model.config.log_pruning_tolerance == before
     assert len(table) == 4 and table["known"].max() > 0.3
     copy = hf.ForgettingTransformerForCausalLM(
         hf.ForgettingTransformerConfig(**dataclasses.asdict(model.config))
@@ -160,6 +194,47 @@ class Norms:
     def score(self, module, hidden_states, keys, values, attentions, kwargs):
         assert hidden_states.shape[:2] == (1, T) and attentions is None and module.layer_idx in (0, 1)
         return -keys.norm(dim=-1)
+
+
+class Press:
+    """Needs what kvpress' presses need: the model beforehand, RoPE's angles and eager attention's weights."""
+
+    seen = ()
+
+    def post_init_from_model(self, model):
+        self.model = model
+
+    def score(self, module, hidden_states, keys, values, attentions, kwargs):
+        cos, _ = kwargs["position_embeddings"]
+        assert attentions is not None
+        assert torch.equal(module.rotary_emb(hidden_states, torch.arange(T)[None])[0], cos)
+        assert module in self.model.modules() and kwargs["hidden_states"] is hidden_states
+        self.seen += (attentions,)
+        return attentions.unflatten(1, (keys.shape[1], -1)).sum((2, 3))
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])  # Gemma 2 has a soft cap and a window
+def test_presses_score_as_kvpress_calls_them(name, ids):
+    model, press = make_model(name), Press()
+    modules = {name for name, _ in model.named_modules()}
+    with torch.no_grad():
+        expected = model(ids, output_attentions=True).attentions
+    table = read_heads(model, ids, scorers={"press": press}).table
+    assert len(press.seen) == 2
+    for seen, weights in zip(press.seen, expected, strict=True):
+        assert (seen - weights).abs().max() < 1e-6
+    assert (table["lost_press"] >= table["lost_oracle"]).all()
+    assert {name for name, _ in model.named_modules()} == modules  # RoPE's module is gone from each layer
+
+
+def test_the_window_keeps_four_sinks_and_the_latest_keys(ids):
+    model = make_model("Llama")
+    with torch.no_grad():
+        weights = torch.stack(model(ids, output_attentions=True).attentions).flatten(0, 2).double()
+    table = read_heads(model, ids, scorers={"norms": Norms()}, budget=0.2).table
+    late = T - T // 8  # 132 keys, of which 26 stay: 0 to 3 and 110 to 131
+    lost = weights[:, late:, 4:110].sum((1, 2)) / (T - late)
+    assert table["lost_window"].tolist() == pytest.approx(lost.tolist(), abs=1e-5)
 
 
 def test_scorer_loses_more_than_the_oracle(ids):
@@ -179,6 +254,10 @@ def test_the_command_and_its_page(tmp_path, capsys):
     assert inspect.main([*given, "--tokens", str(2 * T), "--html", str(page), "--csv", str(table)]) == 0
     said = capsys.readouterr().out
     assert "2 layers of 4 heads\n300 tokens in sequences of 150" in said and "seen on the way" in said
+    frame = pd.read_csv(table).assign(**{"seen_e-10": [0.1, 0.5, 0.3, 0.3, 0.9, 0.0, 0.2, 0.4]})
+    print_decoder("heads", frame)
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line[:6].strip().isdigit()]
+    assert ["".join(row) for row in rows] == ["10", "01", "13", "02", "03", "12", "00", "11"]
     assert len(pd.read_csv(table)) == 8 and '"keys_99":[' in page.read_text(encoding="utf-8")
     assert inspect.main([*given, "--html", str(page), "--compare", str(SHIPPED)]) == 2
     assert inspect.main([str(tmp_path / "llama")]) == 2
@@ -205,5 +284,6 @@ def test_what_cannot_be_read_is_said_in_one_line(ids):
         read_heads(bert, ids)
     with pytest.raises(NotReadable, match="it calls no attention that transformers knows"):
         read_heads(make_model("GPTJ", rotary_dim=4), ids)
-    with pytest.raises(NotReadable, match="this one is a FoX"):
-        read_heads(small_model(), ids, scorers={"norms": Norms()})
+    for model, name in ((small_model(), "FoX"), (make_model("Bloom"), "BloomForCausalLM")):
+        with pytest.raises(NotReadable, match=f"this one is a {name}"):
+            read_heads(model, ids, scorers={"norms": Norms()})

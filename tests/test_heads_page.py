@@ -107,6 +107,40 @@ def test_tokens_that_share_a_character_read_as_it():
     assert token_pieces(torch.tensor([65]), None) == ["⟨65⟩"]
 
 
+def test_pieces_of_tokenizers_that_drop_a_space_in_front_are_the_text():
+    """Those of Llama 2, Mistral, Phi-3 and T5: a token that is decoded by itself loses its space."""
+    tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
+    decoders, text = tokenizers.decoders, "the cat  sat\non 日本 mats"
+    under, first = "▁", "▁" + text.replace(" ", "▁")
+    words = ["▁the", "▁", "▁cat", "▁▁", "sat", "\n", "on", "▁mats"]
+    vocabulary = [*(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    ids = {word: i for i, word in enumerate(vocabulary)}
+    tokens = [
+        "▁the",
+        "▁cat",
+        "▁▁",
+        "sat",
+        "\n",
+        "on",
+        "▁",
+        *(f"<0x{b:02X}>" for b in "日本".encode()),
+        "▁mats",
+    ]
+    assert first == "".join(tokens[:7]) + "日本" + tokens[-1]
+    llama = [
+        decoders.Replace(under, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
+    metaspace = [decoders.ByteFallback(), decoders.Metaspace()]
+    for steps in (llama, metaspace):
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [], byte_fallback=True))
+        tokenizer.decoder = decoders.Sequence(steps)
+        pieces = token_pieces(torch.tensor([ids[token] for token in tokens]), tokenizer)
+        assert "".join(pieces) == text and pieces[:3] == ["the", " cat", "  "] and pieces[7:9] == ["日", ""]
+
+
 def test_two_models_must_fit_each_other(seen):
     with pytest.raises(UsageError, match="a has 2 layers of 2 heads, b has 2 layers of 3 heads; only"):
         explore(small_model(), tokens(), names=("a", "b"), compare=small_model(heads=3))

@@ -114,6 +114,9 @@ def test_a_run_folder_knows_its_text_and_length(folder, capsys):
     assert "\x1b" not in out  # no colours in a pipe
     table = pd.read_csv(folder / "out" / "heads.csv")
     assert " ".join(table.columns) == COLUMNS and (table["context_length_tokens"] == 128).all()
+    rows = [line.split()[:2] for line in out.splitlines() if line[:6].strip().isdigit()][:4]
+    order = table.sort_values("token_pruned_ratio", ascending=False, kind="stable")
+    assert rows == order[["layer", "head"]].astype(str).values.tolist() and order.index[0] != 0
     assert inspect([f"{RUN}/model", "--tokens", "300"]) == 0
     same = capsys.readouterr().out
     assert same.splitlines()[1:] == out.splitlines()[1 : len(same.splitlines())]
@@ -159,7 +162,7 @@ MISTAKES = {
     "official --html x --compare ''": ". holds no config.json",
     "runs/mini": "or a run folder such as runs/mini/pro-tiny-128-acp",
     "begun": "begun holds no weights yet: its training is not finished",
-    "gpt2": "gpt2: no folder or model of the Hub to read",
+    "gpt2": "gpt2 has no file named model.safetensors",
     "half": "model.safetensors is missing",
     "flipped": "flipped/done.json names",
     "official --token-ids short.npy": "a document has 300 tokens; give that --length, or less",

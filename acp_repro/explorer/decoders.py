@@ -24,6 +24,17 @@ from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.layers import ForgettingAttentionCore
 
 NAME = "acp_repro"  # of the attention function in transformers
+# Keyword arguments of a layer's attention that are handled below or do not change its weights.
+_KNOWN = {
+    "cache_position",
+    "dropout",
+    "is_causal",
+    "output_attentions",
+    "position_bias",
+    "position_ids",
+    "sliding_window",
+    "use_cache",
+}
 
 
 class NotReadable(UsageError):
@@ -41,7 +52,7 @@ class LayerInputs:
         window_size: keys that a query sees, its own included; None for all.
         slopes: (H,) ALiBi's slopes: a score falls by the slope for each token of distance; None for none.
         fox: the call of a Forgetting Transformer, with gates and threshold; None for another model.
-        module, hidden_states, values: what a scorer of keys is given. None for FoX.
+        score: gives the scores (Hkv, T) of a scorer of keys; None where only q and k are read.
     """
 
     q: Tensor
@@ -51,9 +62,7 @@ class LayerInputs:
     window_size: int | None = None
     slopes: Tensor | None = None
     fox: AttentionInputs | None = None
-    module: nn.Module | None = None
-    hidden_states: Tensor | None = None
-    values: Tensor | None = None
+    score: Callable[[Any], Tensor] | None = None
 
     def running_sum(self, row: int) -> Tensor | None:
         """(H, T) float64: c of sequence ``row``, from gates or from slopes; None if nothing decays."""
@@ -85,8 +94,11 @@ class Reading:
 def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerInputs], None]) -> Reading:
     """Runs ``model`` on ``input_ids`` (B, T) int64 and calls ``see(layer, inputs)`` for each attention layer.
 
+    The model runs in evaluation mode; afterwards each module has its own mode again.
+
     Raises:
-        NotReadable: no attention layer of the model can be read.
+        NotReadable: no attention layer of the model can be read, or one computes its weights in a way that is
+            not known here; or the model has fewer positions than tokens.
     """
     reading, decoder = Reading(), cast(Any, model)
 
@@ -94,17 +106,30 @@ def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerIn
         reading.layers.append(layer)
         see(layer, inputs)
 
-    if any(isinstance(module, ForgettingAttentionCore) for module in model.modules()):
+    modes = {module: module.training for module in model.modules()}
+    if any(isinstance(module, ForgettingAttentionCore) for module in modes):
 
         def see_fox(layer: int, inputs: AttentionInputs) -> None:
             see_layer(layer, LayerInputs(inputs.q, inputs.k, inputs.q.shape[-1] ** -0.5, fox=inputs))
 
         watch, run = watch_attention(model, see_fox), decoder.model
     else:
+        config, length = decoder.config.get_text_config(), input_ids.shape[1]
+        own = {"mpt": "max_seq_len", "bloom": ""}.get(config.model_type)  # BLOOM reads any length
+        limit = getattr(config, "max_position_embeddings" if own is None else own, None)
+        if limit and length > limit:
+            raise NotReadable(
+                f"{length} tokens are more than the model's {limit} positions; give fewer (--length)"
+            )
         watch = _watch(model, see_layer, reading.skipped)
         run = functools.partial(decoder.base_model, use_cache=False)
-    with watch, torch.no_grad():
-        run(input_ids)
+    model.eval()
+    try:
+        with watch, torch.no_grad():
+            run(input_ids)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
     if not reading.layers:
         lines = [*reading.lines, "it calls no attention that transformers knows"]
         raise NotReadable(f"{type(model).__name__} cannot be read: {lines[0]}")
@@ -114,24 +139,19 @@ def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerIn
 
 
 def load_decoder(path: str, device: torch.device) -> tuple[nn.Module, Any]:
-    """A causal decoder that transformers loads, and its tokenizer or None. Reads safetensors only; no code of
-    the folder runs.
+    """A causal decoder that transformers loads, and its tokenizer or None.
 
     Raises:
-        NotReadable: transformers cannot load it.
+        UsageError: the decoder cannot be loaded; see :func:`acp_repro.model.third_party.load_model`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto", use_safetensors=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise NotReadable(
-            f"{path}: no folder or model of the Hub to read ({str(error).splitlines()[0]})"
-        ) from None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError, ImportError):
-        tokenizer = None
+    from acp_repro.model.third_party import load_model
+
+    model = load_model(AutoModelForCausalLM, path, dtype="auto")
+    tokenizer = None
+    with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     return model.to(device).eval(), tokenizer
 
 
@@ -144,25 +164,29 @@ def _attend(module, query, key, value, attention_mask, scaling=None, softcap=Non
 
     _watcher.get()(module, query, key, value, attention_mask, scaling, softcap, kwargs)
     if softcap is None:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **{**kwargs, "dropout": 0.0}
-        )
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     return _attend_with_softcap(query, key, value, attention_mask, scaling, softcap), None
 
 
 def _attend_with_softcap(query, key, value, mask, scaling, softcap, rows: int = 256) -> Tensor:
     """(B, T, H, D): sdpa has no soft cap. A few rows at a time."""
-    group, length = query.shape[1] // key.shape[1], query.shape[2]
-    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
-    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu_(1)
+    value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
     out = torch.empty_like(query)
-    for first in range(0, length, rows):
+    for first in range(0, query.shape[2], rows):
         own = slice(first, first + rows)
-        scores = query[:, :, own] @ key.mT * scaling
-        scores = softcap * (scores / softcap).tanh()
-        scores = scores.masked_fill(future[own] if mask is None else ~mask[:, :, own], -math.inf)
-        out[:, :, own] = scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value
+        out[:, :, own] = _weigh(query, key, mask, scaling, softcap, own) @ value
     return out.transpose(1, 2)
+
+
+def _weigh(query, key, mask, scaling, softcap, own=slice(None)) -> Tensor:
+    """(B, H, rows, T): the weights of the queries ``own``, as eager attention computes them."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = query[:, :, own] @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    places = torch.arange(query.shape[2], device=query.device)
+    seen = places[own, None] >= places if mask is None else mask[:, :, own]
+    return scores.masked_fill(~seen, -math.inf).softmax(-1, dtype=torch.float32).to(query.dtype)
 
 
 @contextlib.contextmanager
@@ -171,11 +195,16 @@ def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[in
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-    hidden: dict[nn.Module, Tensor] = {}
+    given: dict[nn.Module, dict[str, Any]] = {}
 
     def handle(module, query, key, value, mask, scaling, softcap, kwargs) -> None:
         layer = getattr(module, "layer_idx", None)
-        layer = len(hidden) if layer is None else layer
+        layer = len(given) if layer is None else layer
+        if new := [n for n, v in kwargs.items() if n not in _KNOWN and v is not None and v is not False]:
+            raise NotReadable(
+                f"{type(model).__name__} cannot be read: layer {layer} passes {', '.join(new)} to its "
+                "attention, whose weights then do not follow from q, k and a mask; give another model"
+            )
         if why := _why_not(module, query, key, mask, kwargs):
             skipped[layer] = why
             return
@@ -187,26 +216,35 @@ def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[in
                 query.shape[-1] ** -0.5 if scaling is None else scaling,
                 softcap,
                 kwargs.get("sliding_window"),
-                module=module,
-                hidden_states=hidden.get(module),
-                values=value,
+                score=functools.partial(
+                    _score,
+                    module,
+                    given.get(module, {}),
+                    key,
+                    value,
+                    functools.partial(_weigh, query, key, mask, scaling, softcap),
+                ),
             ),
         )
 
-    def keep_hidden_states(module, args, kwargs):
-        hidden[module] = args[0] if args else kwargs.get("hidden_states")
+    def keep_arguments(module, args, kwargs):
+        given[module] = dict(zip(("hidden_states",), args, strict=False)) | kwargs
 
     def see_alibi(module, args, kwargs):
         see(*_alibi_inputs(module, inspect.signature(module.forward).bind(*args, **kwargs).arguments))
 
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
+    rotary = next((one for name, one in model.named_modules() if name.endswith("rotary_emb")), None)
     with contextlib.ExitStack() as stack:
-        for module in model.modules():
+        for module in [*model.modules()]:
             if type(module).__name__ in _ALIBI:
                 hook = module.register_forward_pre_hook(see_alibi, with_kwargs=True)
             elif hasattr(module, "layer_idx"):
-                hook = module.register_forward_pre_hook(keep_hidden_states, with_kwargs=True)
+                hook = module.register_forward_pre_hook(keep_arguments, with_kwargs=True)
+                if not hasattr(module, "rotary_emb"):  # where kvpress' presses look for it
+                    module.rotary_emb = rotary
+                    stack.callback(delattr, module, "rotary_emb")
             else:
                 continue
             stack.callback(hook.remove)
@@ -218,17 +256,28 @@ def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[in
         yield
 
 
+def _score(module, kwargs, keys, values, weigh: Callable[[], Tensor], scorer) -> Tensor:
+    """(Hkv, T) on the CPU: the scores of the first sequence, computed as kvpress calls its presses."""
+    score = functools.partial(scorer.score, module, kwargs["hidden_states"], keys, values)
+    try:
+        scores = score(None, kwargs)
+    except AssertionError:  # kvpress' ObservedAttentionPress asserts that it is given weights
+        scores = score(weigh(), kwargs)
+    if scores.shape != keys.shape[:3]:
+        raise NotReadable(f"a scorer must give {tuple(keys.shape[:3])}, got {tuple(scores.shape)}")
+    return scores[0].float().cpu()
+
+
 def _why_not(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> str:
     """Why a call is not causal attention of tokens on themselves; empty if it is."""
     if q.shape[2] != k.shape[2]:
         return "attends to another sequence (cross-attention)"
     if not getattr(module, "is_causal", True):
         return "sees later tokens (an encoder)"
-    for name, what in (("s_aux", "sinks beside the keys"), ("position_bias", "a learned bias of positions")):
-        if kwargs.get(name) is not None:
-            return f"has {what}"
+    if kwargs.get("position_bias") is not None:
+        return "has a learned bias of positions"
     if mask is None:
-        return ""
+        return "sees later tokens" if kwargs.get("is_causal") is False else ""
     length, window = q.shape[2], kwargs.get("sliding_window") or q.shape[2]
     distance = torch.arange(length, device=q.device)[:, None] - torch.arange(length, device=q.device)
     seen = mask if mask.dtype == torch.bool else mask == 0
@@ -257,5 +306,4 @@ def _alibi_inputs(module: Any, arguments: dict[str, Any]) -> tuple[int, LayerInp
     q, k, scaling = project(module, hidden_states)
     # Linear in the key's position: (B * H, 1, T) in BLOOM, (H, 1, longest) in MPT.
     slopes = (bias[:, 0, -1] - bias[:, 0, 0])[: q.shape[1]].double() / (bias.shape[-1] - 1)
-    inputs = LayerInputs(q, k, scaling, slopes=slopes, module=module, hidden_states=hidden_states)
-    return module.layer_idx, inputs
+    return module.layer_idx, LayerInputs(q, k, scaling, slopes=slopes)

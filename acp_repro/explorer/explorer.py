@@ -133,11 +133,12 @@ def token_pieces(ids: Tensor, tokenizer: Decoder | None) -> list[str]:
 
     @cache
     def read(*tokens: int) -> str:
-        return (tokenizer.decode(list(tokens)) if tokenizer else "") or f"⟨{tokens[0]}⟩"
+        return tokenizer.decode(list(tokens)) if tokenizer else ""
 
-    return [
-        piece for text, parts in whole_characters(ids.tolist(), read) for piece in (text, *[""] * (parts - 1))
-    ]
+    pieces: list[str] = []
+    for text, parts in whole_characters(ids.tolist(), read):
+        pieces += [text or f"⟨{ids[len(pieces)]}⟩", *[""] * (parts - 1)]
+    return pieces
 
 
 def _facts(model: ModelHeads) -> list[str]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pandas as pd
 import torch
@@ -40,7 +40,13 @@ class Scorer(Protocol):
         attentions: Tensor | None,
         kwargs: dict[str, Any],
     ) -> Tensor:
-        """(B, Hkv, T): a larger score is kept longer; attentions is None, because no weights are formed."""
+        """(B, Hkv, T): a key with a larger score is kept longer.
+
+        Args:
+            attentions: None, as kvpress gives it with sdpa. If the scorer then raises AssertionError, it is
+                called again with the weights (B, H, T, T), which take memory with the square of the length.
+            kwargs: of the forward of the layer's attention, ``position_embeddings`` among them.
+        """
         ...
 
 
@@ -74,7 +80,8 @@ def read_heads(
         model: a FoX model, or a causal decoder of transformers; it is left as it was.
         tokens: int64 ids, (T,) or (sequences, T), without padding.
         log_pruning_tolerance: log epsilon of the certificate, by default -10.
-        scorers: methods of your own that choose keys, by name.
+        scorers: methods that choose keys, by name: your own, or presses of kvpress, whose compression ratio
+            is not read.
         budget: share of the keys that a scorer may keep.
         progress: show a bar of heads, where stderr is a terminal.
 
@@ -99,7 +106,8 @@ def read_heads(
             ``window`` (4 first keys and the latest ones) and ``random``.
 
     Raises:
-        NotReadable: the model has no causal attention that can be read, or a FoX model is given scorers.
+        NotReadable: the model has no causal attention that can be read, has fewer positions than there are
+            tokens, or its values cannot be given to scorers (FoX, BLOOM, MPT).
         UsageError: ``tokens`` are no ids of the model.
     """
     whole: Any = model.config
@@ -108,16 +116,19 @@ def read_heads(
     length, late = ids.shape[1], ids.shape[1] - ids.shape[1] // LATE
     count = config.num_hidden_layers * getattr(config, "num_attention_heads", getattr(config, "num_heads", 1))
     cell = cell_tokens(length, 256 if count <= MOST_HEADS else 128)
-    log_pruning_tolerance = log_pruning_tolerance or DEFAULT_LOG_PRUNING_TOLERANCE
+    log_epsilon = DEFAULT_LOG_PRUNING_TOLERANCE if log_pruning_tolerance is None else log_pruning_tolerance
     rows: dict[int, list[list[dict[str, float]]]] = {}
     first: dict[tuple[int, int], Head] = {}
     generator = torch.Generator().manual_seed(0)
 
     def see(layer: int, inputs: LayerInputs) -> None:
-        if scorers and inputs.fox is not None:
-            raise NotReadable("scorers choose keys of models in transformers' format; this one is a FoX")
-        threshold = _threshold(inputs, log_pruning_tolerance)
-        chosen = {name: _scores(scorer, inputs) for name, scorer in (scorers or {}).items()}
+        if scorers and inputs.score is None:
+            raise NotReadable(
+                "scorers choose keys of models whose attention transformers calls by its interface; "
+                f"this one is a {'FoX' if inputs.fox else type(model).__name__}"
+            )
+        threshold = _threshold(inputs, log_epsilon)
+        chosen = {name: cast(Any, inputs.score)(scorer) for name, scorer in (scorers or {}).items()}
         c = inputs.running_sum(0)
         heads = rows.setdefault(layer, [[] for _ in range(inputs.q.shape[1])])
         for head, found in enumerate(heads):
@@ -149,9 +160,11 @@ def read_heads(
             found.append(columns)
             bar.update()
 
+    for scorer in (scorers or {}).values():
+        getattr(scorer, "post_init_from_model", lambda _: None)(model)  # as kvpress does first
     skipped: list[str] = []
     bar = tqdm(unit="head", leave=False, disable=None if progress else True)
-    with bar, _certified(model, log_pruning_tolerance):
+    with bar, _certified(model, log_epsilon):
         for row in ids.split(1):
             skipped = read_layers(model, row, see).lines
     table = pd.DataFrame(
@@ -163,8 +176,7 @@ def read_heads(
     table = table.assign(**weight_columns(heads), context_length_tokens=length, measured_tokens=ids.numel())
     table["map_x"], table["map_y"] = place_heads(table, heads)
     name = Path(getattr(model.config, "name_or_path", "") or type(model).__name__).name
-    blocks = (BLOCK, BLOCK)
-    return DecoderHeads(table, heads, ids[0].cpu(), cell, blocks, None, name, skipped=skipped)
+    return DecoderHeads(table, heads, ids[0].cpu(), cell, (BLOCK, BLOCK), None, name, skipped=skipped)
 
 
 @contextlib.contextmanager
@@ -202,16 +214,6 @@ def _left_out(
         for delta in deltas
     )
     return outside, known
-
-
-def _scores(scorer: Scorer, inputs: LayerInputs) -> Tensor:
-    """(Hkv, T) on the CPU."""
-    module, hidden, values = inputs.module, inputs.hidden_states, inputs.values
-    assert module is not None and hidden is not None and values is not None
-    scores = scorer.score(module, hidden, inputs.k, values, None, {})
-    if scores.shape != inputs.k.shape[:3]:
-        raise NotReadable(f"a scorer must give {tuple(inputs.k.shape[:3])}, got {tuple(scores.shape)}")
-    return scores[0].float().cpu()
 
 
 def _losses(

@@ -15,7 +15,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from acp_repro.model import FoXModel
 from acp_repro.model.layers import Linear
-from acp_repro.model.pretrained import check_finite, check_sum
+from acp_repro.model.pretrained import check_sum
+from acp_repro.model.third_party import check_loaded
 
 from .configuration import MEANINGLESS_IDS, ForgettingTransformerCache, ForgettingTransformerConfig
 from .packing import find_documents
@@ -59,18 +60,7 @@ class ForgettingTransformerModel(PreTrainedModel):
         options = {**kwargs, **forced}
         loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *model_args, **options)
         model, info = loaded
-        problems = [
-            *(f"missing {name}" for name in sorted(info["missing_keys"])),
-            *(f"unexpected {name}" for name in sorted(info["unexpected_keys"])),
-            *(
-                f"{name} has shape {tuple(there)}, should be {tuple(here)}"
-                for name, there, here in sorted(info["mismatched_keys"])
-            ),
-        ]
-        if problems:
-            shown = "; ".join(problems[:10])
-            raise ValueError(f"{pretrained_model_name_or_path} does not fit its config: {shown}")
-        check_finite(pretrained_model_name_or_path, model.state_dict())
+        check_loaded(pretrained_model_name_or_path, model, info)
         told = getattr(model, "generation_config", None)  # none without a head
         if told and (told.bos_token_id, told.eos_token_id) == MEANINGLESS_IDS:  # from config.json unchanged
             told.bos_token_id, told.eos_token_id = model.config.bos_token_id, model.config.eos_token_id

@@ -128,15 +128,23 @@ def split_lines(data: bytes) -> Iterator[str]:
 def whole_characters(tokens: Sequence[int], read: Callable[..., str]) -> Iterator[tuple[str, int]]:
     """(text, number of tokens): as few tokens as end with a character, or one where none of the next do.
 
+    The text is what the tokens add to that of the tokens before them, because many tokenizers drop the space
+    in front of a token that is decoded by itself.
+
     Args:
         read: the text of some tokens, each an argument.
     """
-    at = 0
+    at, before = 0, tokens[:0]
+
+    def added(part: Sequence[int]) -> str:
+        start, whole = read(*before) if before else "", read(*before, *part)
+        return whole[len(start) :] if whole.startswith(start) else read(*part)
+
     while at < len(tokens):
         parts = (tokens[at : at + n] for n in range(1, min(MOST_PARTS, len(tokens) - at) + 1))
-        whole = next((part for part in parts if HALF not in read(*part)), tokens[at : at + 1])
-        yield read(*whole), len(whole)
-        at += len(whole)
+        part = next((part for part in parts if HALF not in added(part)), tokens[at : at + 1])
+        yield added(part), len(part)
+        at, before = at + len(part), part
 
 
 def _as_bytes(text: str | bytes) -> bytes:

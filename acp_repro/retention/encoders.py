@@ -16,6 +16,13 @@ from acp_repro.common.errors import did_you_mean
 
 from .settings import LIKE_BERT
 
+_LIKE_ROBERTA = (
+    "roberta",
+    "longformer",
+    "camembert",
+    "xlm-roberta",
+)  # their first two positions are reserved
+
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
@@ -54,6 +61,11 @@ class Encoder:
         call = self.call or (lambda block, *given, **kwargs: block(*given, **kwargs))
         out = call(block, hidden, mask, **kwargs)
         return out[0] if isinstance(out, tuple) else out
+
+
+def position_limit(config: Any) -> int:
+    """The number of tokens that have a position embedding in an encoder of one of ``MODEL_TYPES``."""
+    return config.max_position_embeddings - 2 * (config.model_type in _LIKE_ROBERTA)
 
 
 def get_module(module: nn.Module, path: str) -> Any:

@@ -44,11 +44,11 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
         UsageError: the folder holds no model with gates, or no fast tokeniser.
     """
     import torch
-    from safetensors import SafetensorError
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
 
     from . import from_pretrained
+    from .encoders import position_limit
 
     logging.disable_progress_bar()
     folder = folder / "model" if (folder / "model/config.json").is_file() else folder
@@ -58,14 +58,11 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
         model = from_pretrained(folder, dtype=torch.float32).eval()  # a CPU is slow in bfloat16
         if budget is not None:
             model.retention.configure(budget=budget)
-    except (ValueError, OSError, SafetensorError) as error:
+    except (ValueError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UsageError(f"{folder}: model and tokenizer cannot be read ({reason})") from None
-    positions = model.config.max_position_embeddings
-    if model.config.model_type in ("roberta", "longformer", "camembert"):
-        positions -= 2  # which they reserve
     pair = (question, text) if question else (text,)
-    limit = {"truncation": "longest_first" if question else True, "max_length": positions}
+    limit = {"truncation": "longest_first" if question else True, "max_length": position_limit(model.config)}
     encoded = tokenizer(
         *pair, return_offsets_mapping=True, return_tensors="pt", split_special_tokens=True, **limit
     )

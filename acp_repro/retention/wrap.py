@@ -11,11 +11,13 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from .encoders import find_encoder
+from acp_repro.model.third_party import load_config, load_model
+
+from .encoders import find_encoder, position_limit
 from .forward import run
 from .removal import Call
 from .retention import Retention
-from .settings import RetentionConfig
+from .settings import MODEL_TYPES, RetentionConfig
 
 _PREFIX = "Retained"
 
@@ -62,18 +64,19 @@ def from_pretrained(folder: str | Path, **options: Any) -> RetainedModel:
         options: of transformers' ``from_pretrained``, such as ``dtype``.
 
     Raises:
-        ValueError: there is no such folder, or no retained model in it.
+        ValueError: there is no such folder, no retained model in it, or its weights are damaged or do not fit
+            its config (see :func:`acp_repro.model.third_party.load_model`).
     """
     if Path(folder).is_absolute() and not Path(folder).is_dir():
         raise ValueError(
             f"{folder}: no such folder; give one that save_pretrained wrote, or a name on the Hub"
         )
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = load_config(folder)
     name = (config.architectures or [""])[0]
     if getattr(config, "retention", None) is None or not name.startswith(_PREFIX):
         raise ValueError(f"{folder}: no model with gates; load it with transformers and call retain")
     base = getattr(transformers, name.removeprefix(_PREFIX))
-    return retained_class(base).from_pretrained(folder, **{**options, "use_safetensors": True})
+    return load_model(retained_class(base), folder, **options)
 
 
 class RetainedModel(transformers.PreTrainedModel if TYPE_CHECKING else object):
@@ -186,6 +189,8 @@ def _find_tokens(model: RetainedModel, given: dict[str, Any], protected_mask: Te
     shape, device = tokens.shape[:2], tokens.device
     if 0 in shape:
         raise ValueError(f"a batch of {shape[0]} texts of {shape[1]} tokens is empty; leave it out")
+    if model.config.model_type in MODEL_TYPES and shape[1] > (limit := position_limit(model.config)):
+        raise ValueError(f"{shape[1]} tokens are more than the model's {limit} positions; shorten the texts")
     mask = given.get("attention_mask")
     for name, one in (("attention_mask", mask), ("protected_mask", protected_mask)):
         if one is not None and one.shape != shape:

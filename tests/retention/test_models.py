@@ -176,6 +176,10 @@ def test_questions_and_other_tokens_are_protected():
         ({"attention_mask": torch.ones(4, 1, 24, 24)}, r"attention_mask: must be \(4, 24\)"),
         ({"protected_mask": torch.ones(4, 3)}, r"protected_mask: must be \(4, 24\)"),
         ({"input_ids": None}, "either input_ids or inputs_embeds"),
+        (
+            {"input_ids": torch.ones(2, 81, dtype=torch.long)},
+            "81 tokens are more than the model's 80 positions",
+        ),
     ],
 )
 def test_input_that_cannot_be_is_refused(given, words):

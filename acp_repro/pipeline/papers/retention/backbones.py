@@ -8,26 +8,13 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from acp_repro.pipeline.training.run_folder import TrainingError
+from acp_repro.model.third_party import load_config, load_model
 from acp_repro.retention import retain
 
 from .settings import SPECIAL, BackboneConfig
 from .suite import RetentionRun
-
-
-def published(auto: type, backbone: BackboneConfig, name: str, **labels: Any) -> nn.Module:
-    """``backbone.pretrained`` with a head of ``auto``, such as ``AutoModelForSequenceClassification``."""
-    try:
-        return auto.from_pretrained(backbone.pretrained, dtype=torch.float32, use_safetensors=True, **labels)
-    except OSError as error:
-        reason = str(error).strip().split("\n")[0]
-        raise TrainingError(
-            f"backbones.{name}.pretrained: {backbone.pretrained} cannot be loaded "
-            f"({reason}); without a network put its folder there"
-        ) from error
 
 
 def vocabulary(tokenizer) -> dict[str, int]:
@@ -73,9 +60,7 @@ def untrained(run: RetentionRun) -> nn.Module:
 
     def dense() -> nn.Module:
         if run.backbone.pretrained:
-            return Classifier.from_config(
-                published(transformers.AutoConfig, run.backbone, run.backbone_name, num_labels=2)
-            )
+            return Classifier.from_config(load_config(run.backbone.pretrained, num_labels=2))
         text = run.start and run.start.pretraining.data
         # The text's own BOS is not in an encoder's tokeniser.
         size = text.bpe_size - 1 + len(SPECIAL) if text else run.backbone.vocab_size
@@ -96,7 +81,7 @@ def start_from(model: nn.Module, folder: Path, trained_positions: int) -> nn.Mod
     (Beltagy et al. 2020, Section 5).
     """
     prefix = f"{model.base_model_prefix}."
-    found = load_file(folder / "model.safetensors")
+    found = load_model(transformers.AutoModelForMaskedLM, folder).state_dict()
     weights = {name: weight for name, weight in found.items() if name.startswith(prefix)}
     ours = model.state_dict()
     first = _first_position(model.config.model_type)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM
 from transformers.utils import logging
 
+from acp_repro.model.third_party import load_model
 from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.run import file_of
 from acp_repro.pipeline.training.distributed import rank
@@ -148,7 +149,7 @@ class PretrainingTask(EncoderTask):
         return super().describe(model) | {"data": self.corpus.describe()}
 
     def load(self, folder: Path, device: torch.device) -> nn.Module:
-        return AutoModelForMaskedLM.from_pretrained(folder, use_safetensors=True).to(device)
+        return load_model(AutoModelForMaskedLM, folder).to(device)
 
 
 @torch.no_grad()

@@ -11,19 +11,20 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers.utils import logging
 
 from acp_repro.common import files
 from acp_repro.common.errors import usage_errors
+from acp_repro.model import third_party
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.run import file_of
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training.distributed import mean_over_ranks
-from acp_repro.pipeline.training.run_folder import check_done
+from acp_repro.pipeline.training.run_folder import TrainingError, check_done
 from acp_repro.pipeline.training.task import Task
 from acp_repro.retention import from_pretrained, retain
+from acp_repro.retention.encoders import position_limit
 
-from .backbones import fresh, published, start_from, vocabulary
+from .backbones import fresh, start_from, vocabulary
 from .pretraining import EncoderTask, PretrainingTask
 from .suite import PretrainingRun, RetentionRun
 from .texts import load_texts, name_inputs
@@ -77,7 +78,12 @@ class RetentionTask(EncoderTask):
         auto = getattr(transformers, f"AutoModelFor{kind}")
         labels = {} if extractive else {"num_labels": len(texts.labelled.classes)}
         if run.backbone.pretrained:
-            return published(auto, run.backbone, run.backbone_name, **labels)
+            model = third_party.load_model(
+                auto, run.backbone.pretrained, new_head=True, dtype=torch.float32, **labels
+            )
+            if run.dataset.max_tokens > (limit := position_limit(model.config)):
+                raise TrainingError(f"{run.name}: max_tokens is over the {limit} positions of its backbone")
+            return model
         model = fresh(auto, run.backbone, vocabulary(texts.tokenizer), run.dataset.max_tokens, **labels)
         if run.start is None:
             return model
@@ -178,9 +184,7 @@ class RetentionTask(EncoderTask):
 
 def load_model(folder: Path) -> nn.Module:
     """A model with gates, or a dense one, as :meth:`RetentionTask.save` wrote it; in evaluation mode."""
-    logging.disable_progress_bar()
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = third_party.load_config(folder)
     if getattr(config, "retention", None) is not None:
         return from_pretrained(folder).eval()
-    base = getattr(transformers, config.architectures[0])
-    return base.from_pretrained(folder, use_safetensors=True).eval()
+    return third_party.load_model(getattr(transformers, config.architectures[0]), folder).eval()

@@ -214,7 +214,7 @@ def load_tokenizer(source: str | Path):
     try:
         if Path(source).is_dir() and (Path(source) / "tokenizer.json").is_file():
             return PreTrainedTokenizerFast.from_pretrained(source)
-        return AutoTokenizer.from_pretrained(source, use_fast=True)
+        return AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise TrainingError(
