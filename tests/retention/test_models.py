@@ -1,6 +1,7 @@
 """Gates inside encoders of transformers: removal against masking, training, saving, bad input."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -199,6 +200,51 @@ def test_bad_models_and_changes_are_refused():
         retain(torch.nn.Linear(2, 2), RetentionConfig(0.5))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("gates", ["input", "after_blocks"])
+def test_gates_adopt_the_mode_and_the_dtype_of_their_encoder(gates, dtype):
+    inputs = batch() | labels_for("SequenceClassification", batch())
+    for method in METHODS:
+        for training in (False, True):
+            config = RetentionConfig(0.4, method=method, gates=gates, initial_multiplier=1.0)
+            gated = retain(build(dtype=dtype).train(training), config)
+            assert {module.training for module in gated.modules()} == {training}
+            assert {x.dtype for x in gated.parameters()} == {dtype}
+            loss = gated(**inputs).loss
+            assert torch.isfinite(loss)
+        loss.backward()
+        if config.is_learned:  # steps of 1e-5, which bfloat16 would round away
+            for _ in range(100):
+                gated.retention.ascend(torch.tensor([1e-3]))
+            assert gated.retention.multiplier.item() == pytest.approx(1.001, abs=1e-5)
+            again = gated.bfloat16().retention  # rounds to 1
+            for _ in range(100):
+                again.ascend(torch.tensor([1e-3]))
+            assert again.multiplier.item() == pytest.approx(1.001, abs=1e-5)
+        if method == "top":
+            gated.retention.gates[0].rank_logits.data.fill_(30.0)
+            with gated.eval().retention.recorded() as records:
+                gated(**inputs)
+            assert torch.isfinite(records[0].scores[0]).all()
+
+
+class OwnModel(transformers.BertForSequenceClassification):
+    """A user's class, which transformers does not export."""
+
+
+@pytest.mark.parametrize("make", [OwnModel, transformers.BertModel, transformers.LongformerModel])
+@torch.no_grad()
+def test_a_retained_model_survives_pickling(make):
+    model = make(CONFIGS["Longformer" if "Longformer" in make.__name__ else "Bert"]()).eval()
+    gated, file = retained(model, initial_multiplier=0.5), io.BytesIO()
+    torch.save(gated, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    assert type(again) is type(gated) and isinstance(again, make)
+    assert torch.equal(again(**batch())[0], gated(**batch())[0])
+    assert again.retention.config == gated.retention.config and again.retention.multiplier == 0.5
+
+
 @pytest.mark.parametrize("kind", ["DistilBert", "Longformer"])
 @pytest.mark.parametrize("by_config", [False, True])
 def test_states_of_all_blocks_are_given_where_no_token_leaves(kind, by_config):
@@ -216,7 +262,10 @@ def test_states_of_all_blocks_are_given_where_no_token_leaves(kind, by_config):
             with pytest.raises(ValueError, match=f"{name}: a pruned encoder has no attentions"):
                 gated(**inputs, **asked)
         else:
-            assert [x.shape for x in gated(**inputs, **asked).hidden_states] == [(4, 24, 32)] * 4
+            bare = retained(build(kind).base_model, 0.4, **settings).train(bool(training))
+            setattr(bare.config, name, by_config)
+            for one in (gated, bare):
+                assert [x.shape for x in one(**inputs, **asked).hidden_states] == [(4, 24, 32)] * 4
 
 
 def test_an_encoder_that_is_not_known_can_be_registered():
@@ -227,6 +276,10 @@ def test_an_encoder_that_is_not_known_can_be_registered():
     register_encoder("nystromformer", Encoder("encoder", "attention.self.query", "attention.self.wrong"))
     with pytest.raises(ValueError, match="correct its register_encoder"):
         retain(transformers.NystromformerForSequenceClassification(other), RetentionConfig(0.5))
+    register_encoder("nystromformer", Encoder("encoder", "attention.self.query", "attention.self.key"))
+    gated = retained(transformers.NystromformerForSequenceClassification(other), removal="mask")
+    with pytest.raises(ValueError, match="output_hidden_states: a pruned encoder has no attentions"):
+        gated(**batch(), output_hidden_states=True)  # which its encoder collects in a loop of its own
     electra = transformers.ElectraConfig(vocab_size=60, embedding_size=32, **sizes)
     gated = retain(transformers.ElectraForSequenceClassification(electra), RetentionConfig(0.5)).eval()
     with torch.no_grad(), gated.retention.recorded() as records:

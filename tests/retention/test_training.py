@@ -203,9 +203,12 @@ def test_transformers_trainer_does_the_ascent(tmp_path):
     from acp_repro.retention import RetentionCallback
 
     inputs = batch(rows=6)
+    protected = torch.zeros_like(inputs["input_ids"])
+    protected[:, 7] = 1
+    columns = zip(inputs["input_ids"], inputs["attention_mask"], protected, strict=True)
     rows = [
-        {"input_ids": inputs["input_ids"][i], "attention_mask": inputs["attention_mask"][i], "labels": i % 3}
-        for i in range(6)
+        {"input_ids": ids, "attention_mask": mask, "protected_mask": more, "labels": i % 3}
+        for i, (ids, mask, more) in enumerate(columns)
     ]
     gated = retained(build(), 0.3, gates="input", open_steps=1, over_budget="error")
     arguments = transformers.TrainingArguments(
@@ -220,7 +223,9 @@ def test_transformers_trainer_does_the_ascent(tmp_path):
         disable_tqdm=True,
     )
     trainer = transformers.Trainer(gated, arguments, train_dataset=rows, callbacks=[RetentionCallback()])
-    trainer.train()
+    with gated.retention.recorded() as records:
+        trainer.train()
+    assert len(records) == 10 and all((record.z[:, 7] == 1).all() for record in records)
     assert gated.retention.step == 4
     assert gated.retention.multiplier.item() > 0
     assert trainer.state.log_history[3]["retention_multiplier"][0] > 0
