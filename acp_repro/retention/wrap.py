@@ -28,8 +28,8 @@ def retain(
 
     The gates adopt the encoder's mode (training or evaluation), dtype and device; lambda stays float32. The
     call stays the same: the same arguments, and the same outputs in the original places. One argument is new:
-    ``protected_mask``, (B, T) bool, more tokens that are never dropped. If ``labels`` give a loss, it includes
-    the budget's penalty in training (Eq. 5).
+    ``protected_mask``, (B, T) bool, more tokens that are never dropped. If ``labels`` give a loss, that loss
+    includes the budget's penalty in training (Eq. 5).
 
     Args:
         model: a model of transformers, with a head or without; its weights stay.
