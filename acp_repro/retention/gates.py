@@ -154,9 +154,8 @@ class RankGate(Gate):
             (rank * self.config.ranks).div(length, rounding_mode="floor").clamp(max=self.config.ranks - 1)
         )
         p_rank = torch.sigmoid(wide(self.rank_logits))[bucket]
-        p = 1 - torch.sigmoid(wide(self.layer_logit)) * (
-            1 - p_rank
-        )  # kept: not pruned here, or of a good rank
+        # A token is kept if nothing is pruned here, or if its rank is good.
+        p = 1 - torch.sigmoid(wide(self.layer_logit)) * (1 - p_rank)
         return torch.logit(p.clamp(1e-6, 1 - 1e-6))
 
     def rank_values(self, scores: Tensor, inputs: GateInputs) -> Tensor:
