@@ -1,6 +1,7 @@
 """Gates inside encoders of transformers: how they are trained."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,13 +108,23 @@ def test_gradients_of_a_whole_model_are_those_of_finite_differences():
 
 
 def test_phases_of_training():
-    model, inputs = build(), batch()
+    model, inputs = build(head="TokenClassification"), batch()
     gated = retained(model, open_steps=2, hard_from_step=4, gates="input").train()
+    weight = gated.retention.gates[0].scorer.w.weight
     for step, phase in enumerate(("open", "open", "soft", "soft", "straight")):
         gated.retention.step = step
         assert gated.retention.phase == phase
+        gated.zero_grad()
         with gated.retention.recorded() as (records):
-            gated(**inputs, **labels_for("SequenceClassification", inputs)).loss.backward()
+            gated(**inputs, **labels_for("TokenClassification", inputs)).loss.backward()
+        # Lambda is 0, so this is the gradient of the task; open gates give the scorer one of 0.
+        assert weight.grad.any() == (phase != "open")
+        gated.retention.multiplier.fill_(2.0)
+        gated(**inputs)
+        assert bool(gated.retention.penalty) == (phase != "open")
+        gated.retention.ascend(torch.ones(1))
+        assert bool(gated.retention.multiplier != 2.0) == (phase != "open")
+        gated.retention.multiplier.zero_()
         z, kept = records[0].z, records[0].kept
         valid = inputs["attention_mask"] > 0
         if phase == "open":
@@ -138,6 +149,69 @@ def test_only_equality_lets_lambda_fall_below_0(constraint, least):
     for violation, found in ((1.0, 0.1), (-6.0, least)):
         gated.retention.ascend(torch.tensor([violation]))
         assert gated.retention.multiplier.item() == pytest.approx(found)
+
+
+@pytest.mark.parametrize("gate_keys", [False, True])
+def test_z_multiplies_the_states_from_its_gate_on(gate_keys):
+    """An encoder whose blocks do nothing shows the factors: z at a gate, and all z so far after a block."""
+    model, inputs, biases = build("DistilBert", "TokenClassification").distilbert, batch(), []
+    for block in model.transformer.layer:
+        block.forward = lambda hidden, mask, **_: (biases.append(mask), hidden)[1]
+    embedded = model(**inputs).last_hidden_state
+    for places, dropped in (((1, 2), "zero"), ((3,), "last")):
+        gated = retained(model, gates=places, schedule="geometric", gate_keys=gate_keys, dropped=dropped)
+        gated.retention.train()
+        with gated.retention.recorded() as records, torch.no_grad():
+            states = gated(**inputs).last_hidden_state
+        valid = (inputs["attention_mask"] > 0)[..., None]
+        first = records[0].z[..., None]
+        if dropped == "last":  # z of the state, and the rest of the state before the gate
+            expected = embedded
+        else:
+            second = records[1].z[..., None]
+            expected = embedded * first * first * second * (first * second)
+            if gate_keys:
+                bias = torch.log((first * second).clamp(min=1e-6))[..., 0]
+                torch.testing.assert_close(biases[-1][:, 0, 0][valid[..., 0]], bias[valid[..., 0]])
+        torch.testing.assert_close(states * valid, expected * valid)
+
+
+def test_the_violation_is_the_mean_of_the_passes_with_gradients():
+    gated, inputs, means = retained(build(), schedule="geometric").train(), batch(), []
+    with torch.no_grad():
+        gated(**inputs)  # a look does not count
+    for rows in (slice(0, 1), slice(1, 4)):
+        with gated.retention.recorded() as records:
+            gated(**{name: x[rows] for name, x in inputs.items()})
+        share, each = 1.0, []
+        for record in records:
+            share = share * record.counted
+            each.append(((share.sum(1) - record.budget) / inputs["attention_mask"][rows].sum(1)).mean())
+        means.append(torch.stack(each))
+    torch.testing.assert_close(gated.retention.ascend(), torch.stack(means).mean(0))
+    assert not gated.retention.take_violation().any()
+
+
+def test_the_penalty_includes_a_methods_own_loss():
+    gated, inputs = retained(build(), method="infor_coef", bottleneck_weight=3.0).train(), batch()
+    with gated.retention.recorded() as records:
+        gated(**inputs)  # lambda is 0
+    free = inputs["attention_mask"] > 0
+    free[:, 0] = False
+    gate, scores = gated.retention.gates[0], records[0].scores.nan_to_num(0.0)
+    assert gate.extra_loss(scores, free) > 0
+    torch.testing.assert_close(gated.retention.penalty.detach(), gate.extra_loss(scores, free))
+
+
+@pytest.mark.parametrize(("constraint", "closes"), [("at_most", False), ("equal", True)])
+def test_a_joint_lambda_below_0_rewards_no_token_unless_the_budget_is_an_equality(constraint, closes):
+    gated = retained(build(), multiplier="joint", constraint=constraint).train()
+    gated.retention.multiplier.data.fill_(-0.5)  # where the optimiser may put it
+    gated(**batch())
+    gated.retention.penalty.backward()
+    assert gated.retention.gates[0].scorer.w.weight.grad.any() == closes
+    gated.retention.ascend()
+    assert gated.retention.multiplier.item() == (-0.5 if closes else 0.0)
 
 
 def test_ablations():
@@ -168,14 +242,33 @@ def test_top_is_distilled_from_its_teacher():
     model, inputs = build(), batch()
     teacher = copy.deepcopy(model)
     labels = labels_for("SequenceClassification", inputs)
-    gated = retain(copy.deepcopy(model), RetentionConfig(0.4, method="top"), teacher=teacher).train()
-    assert not any(p.requires_grad for p in teacher.parameters())
+    gated = retain(copy.deepcopy(model), RetentionConfig(0.4, method="top"), teacher=teacher.train()).train()
+    assert not teacher.training and not any(p.requires_grad for p in teacher.parameters())
     assert not any("teacher" in name for name in gated.state_dict())
     torch.manual_seed(0)
     with_teacher = gated(**inputs, **labels).loss
     gated.retention.configure(distillation_weight=0.0)
     torch.manual_seed(0)
     assert with_teacher > gated(**inputs, **labels).loss
+    # While gates are open the model answers as its dense one, so all but KL(teacher || model) is known.
+    none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    other = build(**none)
+    other.classifier.weight.data.mul_(20)
+    theirs, ours = teacher(**inputs).logits.softmax(-1), other(**inputs, **labels)
+    divergence = (theirs * (theirs.log() - ours.logits.log_softmax(-1))).sum(1).mean()
+    config = RetentionConfig(0.4, method="top", open_steps=1, distillation_weight=3.0, over_budget="keep")
+    found = retain(other, config, teacher).train()(**inputs, **labels)
+    torch.testing.assert_close(found.loss, ours.loss + 3.0 * divergence)
+
+
+def test_an_output_as_a_tuple_has_the_same_loss():
+    gated, inputs = retained(build(), initial_multiplier=2.0).train(), batch()
+    losses = []
+    for return_dict in (True, False):
+        torch.manual_seed(0)
+        given = inputs | labels_for("SequenceClassification", inputs)
+        losses.append(gated(**given, return_dict=return_dict)[0].item())
+    assert losses[0] == losses[1] and abs(gated.retention.penalty.item()) > 0.1
 
 
 @pytest.mark.gpu
@@ -229,5 +322,8 @@ def test_transformers_trainer_does_the_ascent(tmp_path):
     assert gated.retention.step == 4
     assert gated.retention.multiplier.item() > 0
     assert trainer.state.log_history[3]["retention_multiplier"][0] > 0
+    wrapped = SimpleNamespace(module=gated)  # as DistributedDataParallel has it
+    RetentionCallback().on_step_begin(None, SimpleNamespace(global_step=7), None, model=wrapped)
+    assert gated.retention.step == 7
     again = from_pretrained(tmp_path / "checkpoint-5")
     assert again.retention.multiplier == gated.retention.multiplier
