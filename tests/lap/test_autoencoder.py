@@ -176,6 +176,8 @@ def test_a_hard_concrete_gate_masks_as_much_as_it_removes():
 def test_a_batch_gives_what_each_text_gives():
     built = model()
     together = built.encode(TEXTS)
+    lengths = [len(built.tokenizer.encode(text)) + 1 for text in TEXTS]
+    torch.testing.assert_close(together.kept_ratio, together.kept / torch.tensor(lengths))
     written = built.decode(together, max_length=12)
     for row, text in enumerate(TEXTS):
         alone = built.encode([text])

@@ -71,6 +71,18 @@ def test_the_order_favours_neither_masks_nor_removal(monkeypatch):
         assert masked[column] == pytest.approx(removed[column]) == pytest.approx(1020)
 
 
+def test_scores_of_a_text_that_is_written_too_short():
+    pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
+    from acp_repro.pipeline.papers.lap.measure.reconstruction import _scores
+
+    trained = SimpleNamespace(task=SimpleNamespace(tokenizer=model().tokenizer))
+    rows = [model().tokenizer.encode(text) for text in ("a cat sat", "a mat")]
+    found = _scores(trained, rows, [rows[0][:-1], rows[1]])
+    total = sum(map(len, rows))
+    assert found["token_accuracy"] == pytest.approx((total - 1) / total)
+    assert found["edits_per_token"] == pytest.approx(1 / total) and found["exact_match"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("word", "first", "kind"),
     [
