@@ -43,6 +43,15 @@ def test_scorer_is_equation_3_over_kept_tokens_alone():
     for layer in (fresh.w, fresh.u, fresh.v):
         assert layer(torch.randn(4000, layer.in_features)).std().item() == pytest.approx(1, abs=0.25)
     assert fresh.v.bias.item() == pytest.approx(0.3)
+    scorer, hidden = scorer.float(), hidden.float()
+    with torch.autocast("cpu", torch.bfloat16):  # for W and U alone
+        found = scorer(hidden)
+        parts = torch.cat([scorer.w(hidden), scorer.u(hidden)], -1).double()
+    scorer, hidden = scorer.double(), hidden.double()
+    local, summed = parts.chunk(2, -1)
+    before = torch.nn.functional.pad(running_summary_loop(summed, 0.9)[:, :-1], (0, 0, 1, 0))
+    exact = scorer.v(torch.tanh(local + before))[..., 0]
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
     called = []
     for part in (scorer.w, scorer.u, scorer.v):  # an adapter or a hook is no plain part, and is called
         part.register_forward_hook(lambda module, *_: called.append(module))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from acp_repro.retention import RetentionConfig, from_pretrained, retain
+from acp_repro.retention import RetentionConfig, from_pretrained, key_bias, retain
 
 from .models import CONFIGS, HEADS, METHODS, batch, build, labels_for, retained
 
@@ -77,6 +77,16 @@ def test_gates_on_keys_are_a_bias_of_attention(kind, dtype):
         found[implementation, kind_of_float] = gradients
     exact, eager, ours = found.values()
     assert (ours - exact).norm() <= 1.2 * (eager - exact).norm() + 1e-6 * exact.norm()
+
+
+def test_a_bias_of_the_keys_is_as_exact_as_bfloat16_can_show():
+    """Rounded to bfloat16, biases of about -13 would move weights by 3 %."""
+    bias = torch.tensor([-13.09, -13.03, -12.97])
+    query, value = (torch.zeros(1, 1, 3, 16, dtype=torch.bfloat16) for _ in range(2))
+    value[0, 0] = torch.eye(3, 16)
+    found, _ = key_bias.attention(torch.nn.Identity(), query, query, value, bias[None, None, None])
+    weights = found[0, :, 0, :3].float()
+    torch.testing.assert_close(weights, torch.softmax(bias, -1).expand(3, 3), rtol=0.005, atol=0)
 
 
 def test_gradients_of_a_whole_model_are_those_of_finite_differences():
@@ -231,6 +241,10 @@ def test_ablations():
     with plain.retention.recorded() as records:
         plain(**inputs)
     torch.testing.assert_close(records[0].z[:, 1:], records[0].counted[:, 1:])  # no noise
+    plain.eval().retention.train()  # soft gates in a model that is not trained: the loss is the task's alone
+    loss = plain(**inputs, **labels).loss
+    plain.retention.multiplier.fill_(100.0)
+    assert plain(**inputs, **labels).loss == loss
     by_threshold = retained(model, selection="threshold", threshold=0.9)
     with by_threshold.retention.recorded() as records:
         by_threshold(**inputs)
@@ -253,9 +267,10 @@ def test_top_is_distilled_from_its_teacher():
     # While gates are open the model answers as its dense one, so all but KL(teacher || model) is known.
     none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
     other = build(**none)
-    other.classifier.weight.data.mul_(20)
+    other.classifier.weight.data.mul_(1000)
     theirs, ours = teacher(**inputs).logits.softmax(-1), other(**inputs, **labels)
     divergence = (theirs * (theirs.log() - ours.logits.log_softmax(-1))).sum(1).mean()
+    assert divergence > 0.05
     config = RetentionConfig(0.4, method="top", open_steps=1, distillation_weight=3.0, over_budget="keep")
     found = retain(other, config, teacher).train()(**inputs, **labels)
     torch.testing.assert_close(found.loss, ours.loss + 3.0 * divergence)
