@@ -34,9 +34,14 @@ def test_a_text_may_have_as_many_tokens_as_the_model_reads():
 
 
 def test_a_tokenizer_of_another_model_is_refused():
-    small = transformers.T5Config(vocab_size=50, pad_token_id=0, decoder_start_token_id=0, **SHAPE)
-    with pytest.raises(PruningError, match=r"the tokenizer has \d+ ids.* take the tokenizer of its training"):
-        PruningAutoencoder(transformers.T5ForConditionalGeneration(small), PruningConfig(), tokenizer())
+    reader = tokenizer()
+    fits = {"vocab_size": reader.vocab_size, "pad_token_id": reader.pad_id, "eos_token_id": reader.eos_id}
+    for wrong in ({"vocab_size": reader.vocab_size - 1}, {"pad_token_id": 0}, {"eos_token_id": 1}):
+        config = transformers.T5Config(**fits | wrong, decoder_start_token_id=0, **SHAPE)
+        with pytest.raises(
+            PruningError, match=r"the tokenizer has \d+ ids.* take the tokenizer of its train"
+        ):
+            PruningAutoencoder(transformers.T5ForConditionalGeneration(config), PruningConfig(), reader)
 
 
 def test_a_text_without_eos_is_refused():

@@ -49,6 +49,17 @@ def test_each_gate_has_its_own_noise():
     torch.testing.assert_close(moved, noise[:, :, :-1], rtol=1e-3, atol=1e-4)
 
 
+def test_accuracy_is_a_share_of_the_texts_own_tokens(monkeypatch):
+    built = model()
+    ids = built.token_ids(TEXTS)
+    best = ids.clone()
+    best[1, 0] += 1
+    logits = torch.nn.functional.one_hot(best, built.t5.config.vocab_size).float()
+    monkeypatch.setattr(autoencoder, "decode_teacher", lambda *_: logits)
+    length = int((ids[1] != built.t5.config.pad_token_id).sum())
+    assert built(ids).correct.tolist() == pytest.approx([1, (length - 1) / length, 1])
+
+
 @pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
 def test_eos_has_no_gate_and_a_token_is_removed_once(training_mask):
     built = model(training_mask=training_mask)
