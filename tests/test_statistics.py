@@ -147,3 +147,13 @@ def test_savings_by_hand():
     assert acp_statistics.throughput_gain(speed)["percent"].tolist() == pytest.approx([50.0])
     with pytest.raises(ValueError, match="one of exact"):
         acp_statistics.throughput_gain(speed[:1])
+
+
+def test_weighted_items_by_hand():
+    # The mean is 6 / 12. Residues (2 - 1, 1 - 3, 3 - 2) / 4 have a deviation of sqrt(3) / 4.
+    found = statistics.over_draws([2.0, 1.0, 3.0], [2.0, 6.0, 4.0])
+    assert (found.mean, found.error) == pytest.approx((0.5, 0.25))
+    assert statistics.paired_difference([2.0, 1.0, 3.0], [2.0, 6.0, 4.0]).mean == 0.5
+    # Only items of weight 1 are right or wrong: (2 + 1) / 5 - 1 / 5 of them, and 2 of 6 words.
+    assert statistics.over_items([1.0, 0.0, 1.0], [1.0] * 3).mean == pytest.approx(0.4)
+    assert statistics.over_items([1.0, 0.0, 1.0], [2.0] * 3).mean == pytest.approx(1 / 3)

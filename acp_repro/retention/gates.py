@@ -153,8 +153,9 @@ class RankGate(Gate):
         bucket = (
             (rank * self.config.ranks).div(length, rounding_mode="floor").clamp(max=self.config.ranks - 1)
         )
-        p_rank = torch.sigmoid(self.rank_logits)[bucket]
-        p = 1 - torch.sigmoid(self.layer_logit) * (1 - p_rank)  # kept: not pruned here, or of a good rank
+        p_rank = torch.sigmoid(wide(self.rank_logits))[bucket]
+        # A token is kept if nothing is pruned here, or if its rank is good.
+        p = 1 - torch.sigmoid(wide(self.layer_logit)) * (1 - p_rank)
         return torch.logit(p.clamp(1e-6, 1 - 1e-6))
 
     def rank_values(self, scores: Tensor, inputs: GateInputs) -> Tensor:

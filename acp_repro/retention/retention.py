@@ -15,6 +15,7 @@ from .budget import Length, active_gates, token_budgets
 from .encoders import Encoder
 from .gates import GATES, Gate
 from .removal import Call, GateRecord
+from .scorer import wide
 from .settings import RetentionConfig
 
 
@@ -100,6 +101,7 @@ class Retention(nn.Module):
         """
         config, violation = self.config, self.take_violation() if violation is None else violation
         if config.is_learned and self.phase != "open":
+            self.multiplier.data = wide(self.multiplier.data)  # small steps would round to 0 in bfloat16
             if config.multiplier == "ascent":
                 self.multiplier += config.multiplier_step * violation
             if config.multiplier != "fixed" and config.constraint == "at_most":

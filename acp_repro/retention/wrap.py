@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,8 +28,9 @@ def retain(
 ) -> RetainedModel:
     """Puts gates into an encoder of transformers, in place, and returns it.
 
-    The call stays the same: the same arguments, and the same outputs in the original places. One argument is
-    new: ``protected_mask``, (B, T) bool, more tokens that are never dropped. If ``labels`` give a loss, it
+    The gates adopt the encoder's mode (training or evaluation), dtype and device; lambda stays float32. The
+    call stays the same: the same arguments, and the same outputs in the original places. One argument is new:
+    ``protected_mask``, (B, T) bool, more tokens that are never dropped. If ``labels`` give a loss, that loss
     includes the budget's penalty in training (Eq. 5).
 
     Args:
@@ -79,7 +81,22 @@ def from_pretrained(folder: str | Path, **options: Any) -> RetainedModel:
     return load_model(retained_class(base), folder, **options)
 
 
-class RetainedModel(transformers.PreTrainedModel if TYPE_CHECKING else object):
+class _MadeClass:
+    """Pickles instances of a class that ``_origin = (make, base)`` makes at run time, as ``make(base)``."""
+
+    _origin: tuple[Callable[[type], type], type]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, _, *state = super().__reduce_ex__(protocol)
+        return _new_instance, self._origin, *state
+
+
+def _new_instance(make: Callable[[type], type], base: type) -> Any:
+    made = make(base)
+    return made.__new__(made)
+
+
+class RetainedModel(_MadeClass, transformers.PreTrainedModel if TYPE_CHECKING else object):
     """The attributes that a retained model has in addition to its own class."""
 
     @property
@@ -111,7 +128,8 @@ class RetainedModel(transformers.PreTrainedModel if TYPE_CHECKING else object):
 @functools.cache
 def retained_class(base: type) -> type:
     """``base`` with gates; ``from_pretrained`` of it reads their settings from ``config.retention``."""
-    names = list(inspect.signature(base.forward).parameters)[1:]
+    signature = inspect.signature(base.forward)
+    names = list(signature.parameters)[1:]
 
     def __init__(self, config, *args, **kwargs):
         super(made, self).__init__(config, *args, **kwargs)
@@ -130,9 +148,14 @@ def retained_class(base: type) -> type:
             output = _add_penalty(self, output, given)
         return output
 
-    made: Any = type(
-        f"{_PREFIX}{base.__name__}", (RetainedModel, base), {"__init__": __init__, "forward": forward}
-    )
+    # Trainer passes only the columns that the signature names.
+    new = inspect.Parameter("protected_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
+    parameters = sorted([*signature.parameters.values(), new], key=lambda parameter: parameter.kind)
+    cast(Any, forward).__signature__ = signature.replace(parameters=parameters)
+    members = {"__init__": __init__, "forward": forward, "_origin": (retained_class, base)}
+    # transformers looks up by the qualified name which outputs of the blocks a class can record.
+    members |= {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    made: Any = type(f"{_PREFIX}{base.__name__}", (RetainedModel, base), members)
     return made
 
 
@@ -141,8 +164,10 @@ def _attach(model: Any, config: RetentionConfig) -> None:
     stack: Any = encoder.find_stack(model)
     layers = encoder.find_layers(stack)
     retention = Retention(config, encoder, model.config, len(layers))
-    weight = next(model.parameters())
+    weight = next(stack.parameters())
     stack.retention = retention.to(device=weight.device) if weight.device.type != "meta" else retention
+    cast(Any, retention.gates).to(dtype=model.dtype)  # lambda stays float32: its steps round to 0 in bfloat16
+    retention.train(stack.training)
     stack.__class__ = _retained_stack(type(stack))
 
 
@@ -161,21 +186,23 @@ def _retained_stack(base: type) -> type:
         hidden = hidden[:, : hidden.shape[1] - padding]
         return (hidden,) if as_tuple else retention.encoder.output(last_hidden_state=hidden)
 
-    return type(f"{_PREFIX}{base.__name__}", (base,), {"forward": forward})
+    members = {"forward": forward, "_origin": (_retained_stack, base)}
+    return type(f"{_PREFIX}{base.__name__}", (_MadeClass, base), members)
 
 
 def _refuse_states_of_blocks(model: RetainedModel, given: dict[str, Any]) -> None:
-    """Raises ValueError if argument or config ask for states or attentions while tokens are dropped."""
+    """Raises ValueError if argument or config ask for states or attentions that cannot be returned."""
     retention = model.retention
     gathers = retention.phase == "hard" and retention.config.removal == "gather"
-    if not (gathers or retention.encoder.windowed):  # Longformer's encoder collects them itself
+    # Encoders such as Longformer's collect them in their own loop over the blocks, which gates replace.
+    if not gathers and getattr(model.base_model, "_can_record_outputs", None):
         return
     for name in ("output_hidden_states", "output_attentions"):
         value = given.get(name)
         if getattr(model.config, name, False) if value is None else value:
             raise ValueError(
-                f"{name}: a pruned encoder has no attentions or hidden states of one shape; use "
-                "retention.recorded()"
+                f"{name}: a pruned encoder has no attentions or hidden states to return here; use "
+                "retention.recorded(), or call the model inside retention.disabled()"
             )
 
 

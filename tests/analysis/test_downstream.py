@@ -248,3 +248,10 @@ def test_the_table_has_ours_differences_and_the_paper_s(suite):
     values = table.values
     assert not values.duplicated([*values.columns[:7]]).any()
     assert values.query("method == 'acp - exact' and task == 'boolq'")["adjusted_p_value"].notna().all()
+
+
+def test_items_count_by_their_weight():
+    """A metric that is a share of characters: of one item 2 of 2 are right, of the other 1 of 6."""
+    both = items("acp", [2.0, 1.0])
+    both["weight"] = [2, 6]
+    assert paired.score(both, "acc") == pytest.approx(3 / 8)

@@ -7,9 +7,11 @@ pytest.importorskip("shap", reason="pip install -e '.[lap]'")
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 
 from acp_repro.lap.attribution import game, shap_values
 from acp_repro.lap.autoencoder import pad
+from acp_repro.lap.decoder import decode_teacher
 from acp_repro.pipeline.papers.lap.measure.attribution import choose_texts, select_pairs
 from tests.lap.tiny import TEXTS, model
 
@@ -40,6 +42,21 @@ def test_a_vector_that_nobody_can_see_is_worth_nothing():
     np.testing.assert_allclose(with_it, without, atol=1e-5)
     whole, _, _ = game(built, row)
     assert np.abs(whole(coalitions)[0] - whole(coalitions)[1]).max() > 1e-4
+
+
+def test_a_coalition_is_worth_the_log_probability_of_the_written_tokens():
+    built = model(max_length=24)
+    row = built.token_ids([TEXTS[0]])[0].tolist()
+    value, memory, written = game(built, row)
+    players = int(memory.kept[0])
+    assert written[-1] == built.t5.config.eos_token_id
+    inputs, window = built.shift_right(torch.tensor([written])), built.pruning.decoder_window
+    with torch.no_grad():
+        whole = decode_teacher(built.t5, memory.vectors, memory.mask, inputs, window)
+        none = decode_teacher(built.t5, memory.vectors[:, :1] * 0, memory.mask[:, :1] * 0, inputs, window)
+    for coalition, logits in ((np.ones(players), whole), (np.zeros(players), none)):
+        expected = logits[0].log_softmax(-1)[range(len(written)), written]
+        np.testing.assert_allclose(value(coalition[None])[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_pairs_worth_nothing_have_no_record_but_every_token_has_one():

@@ -176,6 +176,8 @@ def test_a_hard_concrete_gate_masks_as_much_as_it_removes():
 def test_a_batch_gives_what_each_text_gives():
     built = model()
     together = built.encode(TEXTS)
+    lengths = [len(built.tokenizer.encode(text)) + 1 for text in TEXTS]
+    torch.testing.assert_close(together.kept_ratio, together.kept / torch.tensor(lengths))
     written = built.decode(together, max_length=12)
     for row, text in enumerate(TEXTS):
         alone = built.encode([text])
@@ -183,6 +185,23 @@ def test_a_batch_gives_what_each_text_gives():
         torch.testing.assert_close(together.vectors[row, :count], alone.vectors[0], rtol=1e-5, atol=1e-5)
         assert together.tokens[row] == alone.tokens[0]
         assert built.decode(alone, max_length=12) == [written[row]]
+
+
+def test_a_text_that_ends_leaves_the_others_as_they_are(monkeypatch):
+    built, step, texts = model(), Decoding.step, []
+    memory = built.encode(TEXTS)
+    whole = built.decode_ids(memory.vectors, memory.mask, 6)
+
+    def end_the_second(state, tokens):
+        logits = step(state, tokens)
+        texts.append(len(tokens))
+        if len(texts) == 3:
+            logits[1, built.t5.config.eos_token_id] = torch.inf
+        return logits
+
+    monkeypatch.setattr(Decoding, "step", end_the_second)
+    found = built.decode_ids(memory.vectors, memory.mask, 6)
+    assert texts == [3, 3, 3, 2, 2, 2] and found == [whole[0], whole[1][:2], whole[2]]
 
 
 @pytest.mark.parametrize("window", [0, 2, 5, None])
@@ -270,6 +289,7 @@ def test_using_a_model_in_training_draws_no_dropout():
     memory = built.encode(TEXTS)
     wanted = built.decode(memory, 8)
     assert torch.equal(built.encode(TEXTS).vectors, memory.vectors)
+    assert built.t5.encoder.training and not built.t5.decoder.training
     assert all(built.decode(memory, 8) == wanted for _ in range(3))
     built.t5.decoder.train()
     assert all(built.decode(memory, 8) == wanted for _ in range(3))

@@ -26,6 +26,24 @@ def test_what_is_no_text_is_refused(texts, words):
         model(max_length=8).encode(texts)
 
 
+def test_a_text_may_have_as_many_tokens_as_the_model_reads():
+    length = model().token_ids([TEXTS[0]]).shape[1]  # with its EOS
+    assert model(max_length=length).encode([TEXTS[0]]).lengths.tolist() == [length]
+    with pytest.raises(PruningError, match=f"has {length} tokens with its EOS"):
+        model(max_length=length - 1).encode([TEXTS[0]])
+
+
+def test_a_tokenizer_of_another_model_is_refused():
+    reader = tokenizer()
+    fits = {"vocab_size": reader.vocab_size, "pad_token_id": reader.pad_id, "eos_token_id": reader.eos_id}
+    for wrong in ({"vocab_size": reader.vocab_size - 1}, {"pad_token_id": 0}, {"eos_token_id": 1}):
+        config = transformers.T5Config(**fits | wrong, decoder_start_token_id=0, **SHAPE)
+        with pytest.raises(
+            PruningError, match=r"the tokenizer has \d+ ids.* take the tokenizer of its train"
+        ):
+            PruningAutoencoder(transformers.T5ForConditionalGeneration(config), PruningConfig(), reader)
+
+
 def test_a_text_without_eos_is_refused():
     """Of one whose gates all close nothing would be left."""
     built = model(beta=-1e4)

@@ -318,6 +318,47 @@ def test_gates_first_drop_at_random_and_cost_nothing(suite):
     assert trainee.model(*batch, blind=True).cross_entropy.item() == pytest.approx(blind[0], rel=1e-5)
 
 
+def test_a_look_weighs_every_text_alike(suite):
+    """Held-out texts are no multiple of a batch."""
+    task = PruningTask(suite.runs[0])
+    trainee, rows = task.build(), task.rows("heldout")
+    assert len(rows) % task.run.training.batch_texts
+    with torch.no_grad():  # so that tokens go at every gate
+        for block in trainee.model.t5.encoder.block:
+            block.layer[-1].DenseReluDense.wo.weight[0] *= 60
+    found = task.watch(trainee, *task.batch(0))
+    assert 0 < found["kept_ratio"][1] < found["kept_ratio"][0] < 1
+    with torch.no_grad():
+        model = trainee.model.eval()
+        removed = [model(torch.tensor([row]), mask="removed") for row in rows]
+        soft = [model(torch.tensor([row]), mask="soft") for row in rows]
+    wanted = {
+        "accuracy": torch.cat([one.correct for one in removed]).mean(),
+        "soft_accuracy": torch.cat([one.correct for one in soft]).mean(),
+        "kept_ratio": torch.cat([one.kept[1:] / one.kept[0] for one in removed], 1).mean(1),
+        "soft_ratio": torch.cat([one.lengths[1:] / one.lengths[0] for one in soft], 1).mean(1),
+    }
+    for name, value in wanted.items():
+        torch.testing.assert_close(torch.tensor(found[name]), value.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_rate_warms_up_and_falls_to_a_tenth(suite):
+    task = change_training(suite.runs[0], steps=100, learning_rate=1.0, warmup_steps=4, decay_share=0.2)
+    rates = [task.learning_rate(step) for step in (0, 3, 80, 90, 100)]
+    assert rates == pytest.approx([0.25, 1.0, 1.0, 0.55, 0.1])
+
+
+def test_lambda_waits_for_a_mean_over_some_twenty_steps(suite):
+    trainee = change_training(suite.runs[0], lambda_below_nats=2.0).build()
+    for _ in range(19):
+        trainee._count(torch.tensor(1.0))
+    assert trainee.running_nats.item() == pytest.approx(1) and trainee.steps_with_lambda == 0
+    for nats in (1.1, 1.195):  # a twentieth of 3 nats, and the rest of the mean before
+        trainee._count(torch.tensor(3.0))
+        assert trainee.running_nats.item() == pytest.approx(nats)
+    assert trainee.steps_with_lambda > 0
+
+
 @pytest.mark.slow
 def test_every_quantity_figure_and_claim(suite, monkeypatch):
     for library in ("sacrebleu", "rouge_score", "rapidfuzz", "sklearn", "shap"):

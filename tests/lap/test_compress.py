@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from acp_repro.lap.compress import LEGEND, TERMINAL_LEGEND, group_by_gate, main, mark_tokens
 from tests.conftest import SHIPPED
@@ -28,6 +29,16 @@ def test_every_token_is_shown_once():
         assert [name for name, _ in groups] == ["gate 1 drops", "gate 2 drops", "kept"]
         assert sum(len(tokens) for _, tokens in groups) == int(memory.lengths[row])
         assert groups[-1][1] == memory.tokens[row]
+
+
+def test_a_character_of_several_tokens_is_marked_by_its_first_gate():
+    built = model()
+    memory = built.encode(["日"])
+    assert memory.lengths.tolist() == [4]  # three bytes and EOS
+    memory.dropped_by[:] = torch.tensor([[-1, 1, 0, -1]])
+    assert mark_tokens(built, memory, 0, colour=False) == "[日]1"
+    memory.dropped_by[:] = torch.tensor([[-1, -1, -1, -1]])
+    assert mark_tokens(built, memory, 0, colour=False) == "日"
 
 
 @pytest.mark.parametrize("terminal", [False, True])

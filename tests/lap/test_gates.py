@@ -44,6 +44,8 @@ def test_hard_concrete_gates_are_cut_and_their_price_is_how_often_they_are_open(
     noise = draw_noise(many.shape, config, torch.Generator().manual_seed(0))
     opened = (log_gates(many, config, noise) > config.log_threshold).float().mean(1)
     torch.testing.assert_close(opened, open_probability(signal, config), atol=0.01, rtol=0)
+    edge = log_gates(torch.linspace(-1e-5, 1e-5, 4001) - 0.3 - math.log(11), config)  # where a gate closes
+    assert torch.isinf(edge).any() and edge[~torch.isinf(edge)].min() == pytest.approx(math.log(1e-6))
     lengths = expected_lengths(
         torch.tensor([[[0.5, 1.0, 0.9]], [[0.4, 1.0, 0.9]]]), torch.tensor([[True, True, False]])
     )
@@ -142,6 +144,8 @@ def test_a_limited_signal_keeps_a_slope():
     probability = open_probability(signal, config)
     probability.sum().backward()
     free = open_probability(torch.tensor([-1e3, 0.0, 1e3]), dataclasses.replace(config, signal_limit=None))
+    halved = open_probability(torch.tensor([-3.0]), dataclasses.replace(config, signal_limit=None))
+    assert open_probability(torch.tensor([-6.0]), config) == halved  # x / (1 + |x| / 6)
     assert probability[2] == free[1] and 0 < probability[0] < 0.1 and 0.999 < probability[4] < 1
     assert (probability.diff() > 0).all() and (signal.grad > 1e-10).all()
     assert log_gates(signal, config)[0] == -math.inf and log_gates(signal, config)[4] > -0.01

@@ -1,10 +1,13 @@
 """What training gets of a batch: both losses, ratios, and gradients."""
 
+from collections import Counter
+
 import pytest
 import torch
 
-from acp_repro.lap import draw_noise
-from tests.lap.tiny import TEXTS, model
+from acp_repro.lap import autoencoder, draw_noise
+from acp_repro.lap.settings import LOG_REMOVED
+from tests.lap.tiny import SHAPE, TEXTS, model
 
 
 @pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
@@ -24,6 +27,9 @@ def test_padding_counts_for_nothing(training_mask):
     for name in ("lengths", "kept"):
         torch.testing.assert_close(getattr(together, name), torch.cat([getattr(a, name) for a in alone], 1))
     torch.testing.assert_close(together.correct, torch.cat([found.correct for found in alone]))
+    trained = built.train()(built.token_ids(TEXTS))
+    if training_mask == "straight_through":  # counts what is really left
+        assert torch.equal(trained.lengths, trained.kept.float())
 
 
 def test_each_gate_has_its_own_noise():
@@ -41,6 +47,66 @@ def test_each_gate_has_its_own_noise():
         )
     moved = (inputs(noisy) - inputs(plain)) * built.pruning.tau
     torch.testing.assert_close(moved, noise[:, :, :-1], rtol=1e-3, atol=1e-4)
+
+
+def test_accuracy_is_a_share_of_the_texts_own_tokens(monkeypatch):
+    built = model()
+    ids = built.token_ids(TEXTS)
+    best = ids.clone()
+    best[1, 0] += 1
+    logits = torch.nn.functional.one_hot(best, built.t5.config.vocab_size).float()
+    monkeypatch.setattr(autoencoder, "decode_teacher", lambda *_: logits)
+    length = int((ids[1] != built.t5.config.pad_token_id).sum())
+    assert built(ids).correct.tolist() == pytest.approx([1, (length - 1) / length, 1])
+
+
+@pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
+def test_eos_has_no_gate_and_a_token_is_removed_once(training_mask):
+    built = model(training_mask=training_mask)
+    ids = built.token_ids(TEXTS)
+    real, eos = ids != built.t5.config.pad_token_id, ids == built.t5.config.eos_token_id
+    found = built.encode_tokens(ids, "straight_through" if training_mask == "straight_through" else "soft")
+    assert not found.log_gate[:, eos].any() and found.kept[:, eos].all()
+    if training_mask == "hard_concrete":
+        assert (found.open_probability[:, eos] == 1).all() and (found.open_probability[:, real] < 1).any()
+    if training_mask == "straight_through":
+        assert set(found.memory_mask[real].tolist()) == {0.0, LOG_REMOVED}
+
+
+def test_the_credit_of_a_token_is_that_of_one_token_of_the_batch(monkeypatch):
+    built, limits = model(training_mask="straight_through", credit_nats=3.0), []
+    encode = autoencoder.encode_masked
+    monkeypatch.setattr(
+        autoencoder, "encode_masked", lambda *a, **k: limits.append(k["credit_limit"]) or encode(*a, **k)
+    )
+    ids = built.token_ids(TEXTS)
+    built(ids)
+    assert limits[0].item() == pytest.approx(3 / (ids != built.t5.config.pad_token_id).sum().item())
+
+
+def test_dropout_is_applied_where_t5_applies_it(monkeypatch):
+    shares, attend = [], torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *a, **k: shares.append(k["dropout_p"]) or attend(*a, **k),
+    )
+    built = model(shape={**SHAPE, "dropout_rate": 0.25})
+    ids, counts = built.token_ids(TEXTS), Counter()
+    for name, module in built.t5.named_modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda *_, name=name: counts.update([name]))
+    for training in (False, True):
+        built.train(training)(ids)
+        ours = counts.copy()
+        counts.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+            built.t5(input_ids=ids, labels=ids)
+        assert ours == counts
+        counts.clear()
+    attentions = SHAPE["num_layers"] + 2 * SHAPE["num_decoder_layers"]
+    assert shares == [0.0] * attentions + [0.25] * attentions
 
 
 def test_ratios_fall_from_gate_to_gate():

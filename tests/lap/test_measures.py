@@ -71,6 +71,64 @@ def test_the_order_favours_neither_masks_nor_removal(monkeypatch):
         assert masked[column] == pytest.approx(removed[column]) == pytest.approx(1020)
 
 
+def test_scores_of_a_text_that_is_written_too_short():
+    pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
+    from acp_repro.pipeline.papers.lap.measure.reconstruction import _scores
+
+    trained = SimpleNamespace(task=SimpleNamespace(tokenizer=model().tokenizer))
+    rows = [model().tokenizer.encode(text) for text in ("a cat sat", "a mat")]
+    found = _scores(trained, rows, [rows[0][:-1], rows[1]])
+    total = sum(map(len, rows))
+    assert found["token_accuracy"] == pytest.approx((total - 1) / total)
+    assert found["edits_per_token"] == pytest.approx(1 / total) and found["exact_match"] == 0.5
+
+
+def test_the_kept_ratio_is_a_mean_over_texts():
+    pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
+    from acp_repro.pipeline.papers.lap.measure.reconstruction import measure_reconstruction
+
+    built = model()
+    rows = [built.token_ids([text])[0].tolist() for text in TEXTS]
+    trained = SimpleNamespace(
+        model=built,
+        run=SimpleNamespace(name="tiny"),
+        task=SimpleNamespace(tokenizer=built.tokenizer),
+        measure_settings=SimpleNamespace(scored_texts=9),
+        heldout_rows=lambda most: rows,
+        batches=lambda rows: [built.token_ids(TEXTS[:2]), built.token_ids(TEXTS[2:])],
+    )
+    records = {record["decoding"]: record["kept_ratio"] for record in measure_reconstruction(trained)}
+    with torch.no_grad():
+        alone = [built(torch.tensor([row]), mask="soft") for row in rows]
+    soft = sum((one.lengths[-1] / one.lengths[0]).item() for one in alone) / len(rows)
+    removed = sum((one.kept[-1] / one.kept[0]).item() for one in alone) / len(rows)
+    assert records["soft"] == pytest.approx(soft, rel=1e-5)
+    assert records["removed"] == records["free"] == pytest.approx(removed, rel=1e-5)
+
+
+def test_the_larger_class_is_that_of_the_texts_that_are_scored(monkeypatch):
+    pytest.importorskip("sklearn", reason="pip install -e '.[lap]'")
+    from acp_repro.pipeline.papers.lap.measure import probe
+
+    for name in ("_votes", "_bag_of_words"):
+        monkeypatch.setattr(probe, name, lambda *_: 0.5)
+    monkeypatch.setattr(probe, "_features", lambda trained, rows, kind: [torch.ones(2, 4)] * len(rows))
+    train, heldout = (
+        [SimpleNamespace(text="a cat", label=label) for label in labels]
+        for labels in ([0, 0, 0, 1, None], [1, 1, 0, None])
+    )
+    trained = SimpleNamespace(
+        run=SimpleNamespace(pruning=SimpleNamespace(max_length=64)),
+        task=SimpleNamespace(
+            tokenizer=model().tokenizer, texts=SimpleNamespace(train=train, heldout=heldout)
+        ),
+        measure_settings=SimpleNamespace(scored_texts=9, probe_texts=9),
+    )
+    records = probe.measure_probe(trained)
+    assert all(record["larger_class"] == pytest.approx(2 / 3) for record in records)
+    assert {(record["train_texts"], record["measured_texts"]) for record in records} == {(4, 3)}
+
+
 @pytest.mark.parametrize(
     ("word", "first", "kind"),
     [

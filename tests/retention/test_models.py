@@ -1,15 +1,16 @@
 """Gates inside encoders of transformers: removal against masking, training, saving, bad input."""
 
 import copy
+import io
 
 import pytest
 import torch
 import transformers
 
-from acp_repro.retention import Encoder, RetentionConfig, from_pretrained, register_encoder, retain
+from acp_repro.retention import Encoder, RetentionConfig, encoders, from_pretrained, register_encoder, retain
 from acp_repro.retention.encoders import attention_received, find_encoder
 
-from .models import CONFIGS, HEADS, METHODS, answers, batch, build, labels_for, retained
+from .models import CONFIGS, HEADS, METHODS, SIZES, SMALL, answers, batch, build, labels_for, retained
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -30,7 +31,7 @@ def test_at_budget_1_the_answers_are_the_dense_models(kind, head):
 )
 @torch.no_grad()
 def test_removed_tokens_are_as_masked_ones(kind, head, gates):
-    model, inputs = build(kind, head), batch()
+    model, inputs = build(kind, head), batch(length=21)  # which Longformer pads to its window of 8
     for number, method in enumerate((*METHODS, "adaptive")):  # the paper's in both ways, the others in one
         settings = {"schedule": "geometric", "dropped": "last"} if number % 2 else {}
         short = retained(model, method=method, gates=gates, **settings)
@@ -52,12 +53,24 @@ def test_blocks_after_the_gate_see_fewer_tokens(kind):
     inputs = batch()
     model = retained(build(kind), 0.25)
     encoder = find_encoder(model)
-    lengths = []
+    lengths, world = [], []
+
+    def look(_, given, named):
+        lengths.append(given[0].shape[1])
+        world.append(named.get("is_index_global_attn"))
+
     for block in encoder.find_layers(encoder.find_stack(model)):
-        block.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
+        block.register_forward_pre_hook(look, with_kwargs=True)
     with model.retention.recorded() as records:
         model(**inputs)
     assert lengths == ([24, 8, 8] if kind == "Longformer" else [24, 6, 6])  # a window of 8, or 0.25 of 24
+    if kind == "Longformer":  # [CLS] attends to all tokens in every block, and no other token does
+        assert all(seen[:, 0].all() and not seen[:, 1:].any() for seen in world)
+        further = torch.zeros_like(inputs["input_ids"])
+        further[:, [0, 7]] = 1
+        with model.retention.recorded() as more:
+            model(**inputs, global_attention_mask=further)
+        assert more[0].kept[:, 7].all()
     (record,) = records
     own = inputs["attention_mask"].sum(1)
     assert record.kept.sum(1).tolist() == (own // 4).tolist() == record.budget.tolist()
@@ -81,15 +94,19 @@ def test_an_example_does_not_depend_on_its_batch():
             with short.retention.recorded() as left_side:
                 short(**left)
             assert right_side[0].kept.sum(1).tolist() == left_side[0].kept.sum(1).tolist()
+            assert left_side[0].kept[range(4), range(0, 12, 3)].all()  # [CLS], after the padding
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @torch.no_grad()
-def test_attention_received_is_that_of_the_block(kind):
+def test_attention_received_is_that_of_the_block(kind, monkeypatch):
+    monkeypatch.setattr(encoders, "_MOST_WEIGHTS", 4 * 4 * 24 * 7)  # 7 queries at a time
     model, inputs = build(kind), batch()
     given, weights = {}, {}
     encoder = find_encoder(model)
     block = encoder.find_layers(encoder.find_stack(model))[0]
+    for path in (encoder.query, encoder.key):
+        encoders.get_module(block, path).weight.mul_(20)  # with fresh weights tokens receive almost the same
     block.register_forward_pre_hook(lambda _, a: given.update(hidden=a[0]))
     if kind == "Longformer":
         global_ = torch.zeros(4, 24, dtype=torch.bool)
@@ -113,6 +130,11 @@ def test_attention_received_is_that_of_the_block(kind):
     hidden, valid = given["hidden"], inputs["attention_mask"] > 0
     found = attention_received(encoder, block, hidden, valid, 4, global_)
     torch.testing.assert_close(found * valid, expected * valid, rtol=1e-4, atol=1e-5)
+    pruned = retained(model, method="h2o", gates=(1,))
+    with pruned.retention.recorded() as records:
+        pruned(**inputs)
+    scores = records[0].scores.nan_to_num(0.0)  # of the block before the gate
+    torch.testing.assert_close(scores * valid, expected * valid, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -158,14 +180,32 @@ def test_questions_and_other_tokens_are_protected():
     assert records[0].kept[:, :5].all()  # up to the separator
     with pytest.raises(ValueError, match=r"example 1: 5 protected tokens are more than its budget of 4"):
         gated(**{k: v[[0, 3]] for k, v in inputs.items()})
+    for schedule, most, settings in (("geometric", 3, {"budget": 0.5}), ("constant", 4, {"budget": 0.2})):
+        last = retained(model, schedule=schedule, over_budget="error", **settings)  # the last gate's is least
+        with pytest.raises(ValueError, match=f"5 protected tokens are more than its budget of {most}"):
+            last(**{k: v[:1] for k, v in inputs.items()})
+        last.retention.configure(over_budget="keep")
+        with last.retention.recorded() as records, torch.no_grad():
+            last(**{k: v[:1] for k, v in inputs.items()})
+        assert records[-1].kept[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4]
+    model.config.sep_token_id = 2
+    known = retain(copy.deepcopy(model), RetentionConfig(0.3, over_budget="keep"))
+    with known.retention.recorded() as records, torch.no_grad():
+        known(**inputs)
+        known(inputs["input_ids"].masked_fill(inputs["input_ids"] == 2, 3), inputs["attention_mask"])
+    assert records[0].kept[:, :5].all()
+    assert records[1].kept.sum(1).tolist() == records[1].budget.tolist() == [7, 6, 5, 4]  # without a question
+    model.config.sep_token_id = None
     with pytest.raises(ValueError, match="sep_token_id: set it"):
         retain(copy.deepcopy(model), RetentionConfig(0.3)).eval()(**inputs)
-    plain = retained(build(), 0.3)
-    mask = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
+    plain = retained(build(), 0.3, over_budget="error")
+    padding = inputs["attention_mask"] == 0  # which needs no place in the budget
+    mask = padding.clone()
     mask[:, 7] = True
     with plain.retention.recorded() as records:
         plain(**inputs, protected_mask=mask)
     assert records[0].kept[:, 7].all()
+    assert not (records[0].kept & padding).any()
 
 
 @pytest.mark.parametrize(
@@ -199,8 +239,77 @@ def test_bad_models_and_changes_are_refused():
         retain(gated, RetentionConfig(0.5))
     with pytest.raises(ValueError, match="these gates cannot change to"):
         gated.retention.configure(method="h2o")
+    with pytest.raises(ValueError, match="these gates cannot change to"):
+        gated.retention.configure(scorer_width=3)
+    decoder = transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, **SMALL, is_decoder=True))
+    with pytest.raises(ValueError, match="this model is a decoder"):
+        retain(decoder, RetentionConfig(0.5))
     with pytest.raises(ValueError, match="no layer list is known for model type None"):
         retain(torch.nn.Linear(2, 2), RetentionConfig(0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("gates", ["input", "after_blocks"])
+def test_gates_adopt_the_mode_and_the_dtype_of_their_encoder(gates, dtype):
+    inputs = batch() | labels_for("SequenceClassification", batch())
+    for method in METHODS:
+        for training in (False, True):
+            config = RetentionConfig(0.4, method=method, gates=gates, initial_multiplier=1.0)
+            gated = retain(build(dtype=dtype).train(training), config)
+            assert {module.training for module in gated.modules()} == {training}
+            assert {x.dtype for x in gated.parameters()} == {dtype}
+            assert gated.retention.multiplier.dtype == torch.float32
+            loss = gated(**inputs).loss
+            assert torch.isfinite(loss)
+        loss.backward()
+        if config.is_learned:  # steps of 1e-5, which bfloat16 would round away
+            for _ in range(100):
+                gated.retention.ascend(torch.tensor([1e-3]))
+            assert gated.retention.multiplier.item() == pytest.approx(1.001, abs=1e-5)
+            again = gated.bfloat16().retention  # rounds to 1
+            for _ in range(100):
+                again.ascend(torch.tensor([1e-3]))
+            assert again.multiplier.item() == pytest.approx(1.001, abs=1e-5)
+        if method == "top":
+            gated.retention.gates[0].rank_logits.data.fill_(30.0)
+            with gated.eval().retention.recorded() as records:
+                gated(**inputs)
+            assert torch.isfinite(records[0].scores[0]).all()
+
+
+class OwnModel(transformers.BertForSequenceClassification):
+    """A user's class, which transformers does not export."""
+
+
+@pytest.mark.parametrize("make", [OwnModel, transformers.BertModel, transformers.LongformerModel])
+@torch.no_grad()
+def test_a_retained_model_survives_pickling(make):
+    model = make(CONFIGS["Longformer" if "Longformer" in make.__name__ else "Bert"]()).eval()
+    gated, file = retained(model, initial_multiplier=0.5), io.BytesIO()
+    torch.save(gated, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    assert type(again) is type(gated) and isinstance(again, make)
+    assert torch.equal(again(**batch())[0], gated(**batch())[0])
+    assert again.retention.config == gated.retention.config and again.retention.multiplier == 0.5
+
+
+@torch.no_grad()
+def test_gates_can_be_disabled_and_recorded_inside_one_another():
+    model, inputs = build(), batch()
+    gated = retained(model, method="random")
+    pruned = gated(**inputs).logits
+    with gated.retention.recorded() as outer:
+        with gated.retention.disabled():
+            assert torch.equal(gated(**inputs).logits, model(**inputs).logits)
+        with gated.retention.recorded() as inner:
+            assert torch.equal(gated(**inputs).logits, pruned)
+        gated(**inputs)
+    assert len(inner) == len(outer) == 1
+    gated.retention.configure(seed=1)
+    assert not torch.equal(gated(**inputs).logits, pruned)
+    profile = {"schedule": "profile", "profile": (1.0, 0.4, 0.3)}
+    assert retained(model, **profile).retention.budgets(10) == [4, 3]  # of the gates that drop something
 
 
 @pytest.mark.parametrize("kind", ["DistilBert", "Longformer"])
@@ -220,7 +329,10 @@ def test_states_of_all_blocks_are_given_where_no_token_leaves(kind, by_config):
             with pytest.raises(ValueError, match=f"{name}: a pruned encoder has no attentions"):
                 gated(**inputs, **asked)
         else:
-            assert [x.shape for x in gated(**inputs, **asked).hidden_states] == [(4, 24, 32)] * 4
+            bare = retained(build(kind).base_model, 0.4, **settings).train(bool(training))
+            setattr(bare.config, name, by_config)
+            for one in (gated, bare):
+                assert [x.shape for x in one(**inputs, **asked).hidden_states] == [(4, 24, 32)] * 4
 
 
 def test_an_encoder_that_is_not_known_can_be_registered():
@@ -231,6 +343,10 @@ def test_an_encoder_that_is_not_known_can_be_registered():
     register_encoder("nystromformer", Encoder("encoder", "attention.self.query", "attention.self.wrong"))
     with pytest.raises(ValueError, match="correct its register_encoder"):
         retain(transformers.NystromformerForSequenceClassification(other), RetentionConfig(0.5))
+    register_encoder("nystromformer", Encoder("encoder", "attention.self.query", "attention.self.key"))
+    gated = retained(transformers.NystromformerForSequenceClassification(other), removal="mask")
+    with pytest.raises(ValueError, match="output_hidden_states: a pruned encoder has no attentions"):
+        gated(**batch(), output_hidden_states=True)  # which its encoder collects in a loop of its own
     electra = transformers.ElectraConfig(vocab_size=60, embedding_size=32, **sizes)
     gated = retain(transformers.ElectraForSequenceClassification(electra), RetentionConfig(0.5)).eval()
     with torch.no_grad(), gated.retention.recorded() as records:

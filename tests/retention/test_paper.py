@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,19 +20,23 @@ from acp_repro.common.errors import UsageError
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.papers.retention import backbones, simulations
+from acp_repro.pipeline.papers.retention import trained as trained_module
+from acp_repro.pipeline.papers.retention.measure import budgets
+from acp_repro.pipeline.papers.retention.measure.budgets import measure_slackness
 from acp_repro.pipeline.papers.retention.measure.speed import measure_speed
 from acp_repro.pipeline.papers.retention.paper import PAPER
 from acp_repro.pipeline.papers.retention.quantities import RIGHT
 from acp_repro.pipeline.papers.retention.settings import SMALLEST_VOCABULARY, BackboneConfig
 from acp_repro.pipeline.papers.retention.task import load_model
-from acp_repro.pipeline.papers.retention.texts import Texts, train_tokenizer
-from acp_repro.pipeline.papers.retention.trained import SCORES, normalized
+from acp_repro.pipeline.papers.retention.texts import Texts, name_inputs, train_tokenizer
+from acp_repro.pipeline.papers.retention.trained import SCORES, TrainedRetention, _best_span, normalized
 from acp_repro.pipeline.plan import needs
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training.loop import train
 from acp_repro.pipeline.training.task import Trained
 from acp_repro.retention import RetentionConfig, retain
+from acp_repro.retention.budget import floor_share
 from acp_repro.retention.settings import MODEL_TYPES
 from analysis import drawing
 from analysis.report.gather import gather
@@ -253,6 +259,86 @@ def test_answers_in_the_text_and_their_scores(here):
     assert SCORES["exact_match"]([("a tanh",)], ["Tanh."]) == 100
     assert SCORES["f1"]([("tanh unit", "no")], ["tanh"]) == pytest.approx(200 / 3)
     assert SCORES["accuracy"]([0, 1], [0, 0]) == 50
+
+
+def test_the_best_span_is_inside_the_text_and_ends_after_its_start():
+    offsets = [(0, 0), (0, 3), (4, 8), (9, 12), (0, 0)]
+    row = SimpleNamespace(offsets=offsets, example=SimpleNamespace(text="abc defg hij"))
+    start, end = torch.tensor([9.0, 1, 2, 5, 9, 9]), torch.tensor([9.0, 5, 4, 1, 9, 9])
+    assert _best_span(start, end, row) == "abc"  # of 1 + 5, 2 + 4 and 5 + 1, the first; not 5 + 5
+    end[2] = 6.0
+    assert _best_span(start, end, row) == "defg"
+    start[2], end[3] = 0.0, 7.0
+    assert (
+        _best_span(start, end, row) == "hij" and _best_span(start - start, end, row, longest=2) == "defg hij"
+    )
+
+
+@pytest.fixture
+def built(here):
+    """A run's task and its model, with fresh weights and without phases of training."""
+    run = here.run("toy-mini-ar-30-input")
+    task = PAPER.load_task()(run)
+    model = task.build()
+    model.retention.configure(open_steps=0, hard_from_step=None)
+    return task, TrainedRetention(here, run, task, model, CPU, 0, texts=task.texts)
+
+
+def test_measures_weigh_every_example_alike(built, monkeypatch):
+    """Examples are no multiple of the batch."""
+    task, trained = built
+    monkeypatch.setattr(trained_module, "_ROWS", 5)
+    model, rows = trained.model.eval(), task.texts.encoded("test")
+    assert len(rows) % 5
+    with torch.no_grad():
+        alone = [model(**name_inputs(task.texts.tensors([row]), CPU)).loss.item() for row in rows]
+    found = trained.evaluate(model, "test")
+    assert found.loss_nats == pytest.approx(sum(alone) / len(rows), rel=1e-5)
+    lengths = [len(row.ids) for row in rows]
+    assert found.kept_share == sum(floor_share(n, 0.3) for n in lengths) / sum(lengths)
+
+    model.retention.configure(relaxation="sigmoid")  # without noise
+    records = []
+    for size in (1, 5):
+        monkeypatch.setattr(budgets, "_ROWS", size)
+        records += measure_slackness(trained)
+    batches = [task.texts.tensors(part) for part in task.texts.batches("train", 1, 16)]
+    budget, counted, opened = 0, 0.0, 0.0
+    with torch.no_grad(), model.retention.recorded() as seen:
+        for one in batches:
+            model(**name_inputs(one, CPU))
+    for record in seen:
+        scores = record.scores[0, 1:]
+        budget += record.budget.item()
+        counted += 1 + torch.sigmoid(scores).sum().item()  # [CLS] counts whole
+        opened += 1 + torch.sigmoid(scores - 0.66 * math.log(0.1 / 1.1)).sum().item()
+    for record in records:
+        assert record["soft_loss_nats"] == pytest.approx(records[0]["soft_loss_nats"], rel=1e-5)
+        assert record["budget_tokens"] == budget / len(batches)
+        assert record["counted_tokens"] == pytest.approx(counted / len(batches), rel=1e-5)
+        assert record["open_tokens"] == pytest.approx(opened / len(batches), rel=1e-5)
+        assert record["hard_loss_nats"] != pytest.approx(record["soft_loss_nats"], rel=1e-5)
+
+
+def test_a_step_raises_lambda_and_a_look_changes_nothing(here, built):
+    task, trained = built
+    config, steps = task.build().retention.config, task.steps
+    assert (config.open_steps, config.hard_from_step) == (round(0.3 * steps), steps - round(0.3 * steps))
+    model, batch = trained.model.train(), task.batch(0)
+    task.before_step(model, 5)
+    with model.retention.recorded() as records:
+        task.loss(model, *batch).backward()
+    lengths = batch[1].sum(1)
+    violation = ((records[0].counted.sum(1) - records[0].budget) / lengths).mean()
+    task.after_step(model, 5)
+    assert model.retention.step == 5
+    torch.testing.assert_close(model.retention.multiplier, 0.01 * violation[None])
+    before = torch.get_rng_state()
+    watched = task.watch(model, *batch)
+    assert model.training and torch.equal(torch.get_rng_state(), before)
+    assert watched["counted_share"] == [
+        pytest.approx(records[0].counted.sum().item() / lengths.sum().item(), rel=0.2)
+    ]
 
 
 def test_a_question_is_never_dropped(here):

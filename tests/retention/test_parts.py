@@ -39,6 +39,19 @@ def test_scorer_is_equation_3_over_kept_tokens_alone():
         torch.testing.assert_close(scores[0, t], expected[0])
         m = 0.9 * m + 0.1 * h
     torch.testing.assert_close(scorer(hidden[:, kept[0]]), scores[:, kept[0]])
+    fresh = RetentionScorer(1024, 64, 0.9, initial_logit=0.3)  # sums of unit inputs start with unit size
+    for layer in (fresh.w, fresh.u, fresh.v):
+        assert layer(torch.randn(4000, layer.in_features)).std().item() == pytest.approx(1, abs=0.25)
+    assert fresh.v.bias.item() == pytest.approx(0.3)
+    scorer, hidden = scorer.float(), hidden.float()
+    with torch.autocast("cpu", torch.bfloat16):  # for W and U alone
+        found = scorer(hidden)
+        parts = torch.cat([scorer.w(hidden), scorer.u(hidden)], -1).double()
+    scorer, hidden = scorer.double(), hidden.double()
+    local, summed = parts.chunk(2, -1)
+    before = torch.nn.functional.pad(running_summary_loop(summed, 0.9)[:, :-1], (0, 0, 1, 0))
+    exact = scorer.v(torch.tanh(local + before))[..., 0]
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
     called = []
     for part in (scorer.w, scorer.u, scorer.v):  # an adapter or a hook is no plain part, and is called
         part.register_forward_hook(lambda module, *_: called.append(module))
@@ -112,6 +125,7 @@ def test_places_of_gates():
     for gates, places in (("after_blocks", (1, 2, 3)), ("input", (0,)), ("output", (3,))):
         assert RetentionConfig(0.5, gates=gates).places(3) == places
     assert RetentionConfig(1.0).places(3) == () == RetentionConfig(0.5, method="dense").places(3)
+    assert RetentionConfig(1.0, schedule="profile", profile=(0.5,), gates="input").places(3) == (0,)
     with pytest.raises(ValueError, match="gates: the encoder has 3 blocks"):
         RetentionConfig(0.5, gates=(1, 4)).places(3)
     with pytest.raises(ValueError, match="profile: has 6 shares for 3 gates"):
@@ -133,7 +147,8 @@ def test_budgets_of_each_schedule():
     assert of(schedule="geometric") == [[30, 3, 1, 1, 0], [9, 1, 1, 1, 0], [2, 1, 1, 1, 0]]
     assert of(schedule="profile", profile=(0.5, 0.25, 0.25)) == [[50, 5, 1, 1, 0], *[[25, 2, 1, 1, 0]] * 2]
     # 0.29 of 100 is 29, though 0.29 * 100 is a little less in floating point.
-    assert floor_share(torch.tensor([100]), 0.29) == 29
+    assert floor_share(torch.tensor([100]), 0.29) == 29 == floor_share(100, 0.29)
+    assert [floor_share(n, 0.3) for n in (0, 1, 3, 10)] == [0, 1, 1, 3]
     assert all(len(PROFILES[f"table5_{b}"]) == 6 and len(PROFILES[f"table6_{b}"]) == 12 for b in (30, 50))
 
 
@@ -176,7 +191,9 @@ def test_cost_follows_the_tokens_left():
     half = encoder_cost([512, *[256] * 5], 768, 3072, scored=[512])
     assert half.linear_flop == dense.linear_flop * (1 + 5 * 0.5) / 6
     assert half.attention_flop == dense.attention_flop * (1 + 5 * 0.25) / 6
-    assert half.scorer_flop < 0.02 * half.flop
+    # W and U, the summary's product with at most 128 positions, and v, each for 64 rows.
+    assert half.scorer_flop == 2 * 512 * 64 * (2 * 768 + 128 + 1)
+    assert encoder_cost([100], 768, 3072, scored=[100]).scorer_flop == 2 * 100 * 64 * (2 * 768 + 100 + 1)
     assert encoder_cost([512], 768, 3072, windows=[64]).attention_flop == 4 * 512 * 64 * 768
 
 

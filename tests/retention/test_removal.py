@@ -113,6 +113,26 @@ def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
                 assert torch.equal(place(states, found.slots), back[:, :length])
 
 
+def test_the_kernel_of_top_m_by_hand():
+    device = on_a_device()
+    from acp_repro.retention.select_kernel import place, select
+
+    scores = torch.tensor(
+        [[0.0, -0.0, 2.0, 2.0, 2.0], [-torch.inf, 3.0, torch.inf, -1.0, -2.0]], device=device
+    )
+    candidates = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 1, 1, 0]], device=device).bool()
+    protected = torch.tensor([[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]], device=device).bool()
+    found = select(scores, candidates, protected, torch.tensor([3, 2], device=device), 3)
+    assert found.indices.tolist() == [[1, 2, 3], [0, 2, 4]]  # of equal scores the first; filling is the last
+    assert found.rows.tolist() == [1, 2, 3, 5, 7, 9]
+    assert found.slots.tolist() == [[-1, 0, 1, 2, -1], [0, -1, 1, -1, -1]]
+    states = torch.arange(1.0, 7.0, device=device).view(2, 3, 1)
+    assert place(states, found.slots)[..., 0].tolist() == [[0, 1, 2, 3, 0], [4, 0, 5, 0, 0]]
+    assert select(scores, None, None, None, 2).indices.tolist() == [[0, 2], [0, 2]]
+    ties = torch.tensor([[9.0, -0.0, 0.0]], device=device)  # -0 is not less than 0
+    assert select(ties, None, None, None, 2).indices.tolist() == [[0, 1]]
+
+
 def test_the_kernel_of_top_m_sees_a_nan():
     device = on_a_device()
     from acp_repro.retention.select_kernel import select

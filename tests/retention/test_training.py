@@ -1,12 +1,13 @@
 """Gates inside encoders of transformers: how they are trained."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 
-from acp_repro.retention import RetentionConfig, from_pretrained, retain
+from acp_repro.retention import RetentionConfig, from_pretrained, key_bias, retain
 
 from .models import CONFIGS, HEADS, METHODS, batch, build, labels_for, retained
 
@@ -78,6 +79,16 @@ def test_gates_on_keys_are_a_bias_of_attention(kind, dtype):
     assert (ours - exact).norm() <= 1.2 * (eager - exact).norm() + 1e-6 * exact.norm()
 
 
+def test_a_bias_of_the_keys_is_as_exact_as_bfloat16_can_show():
+    """Rounded to bfloat16, biases of about -13 would move weights by 3 %."""
+    bias = torch.tensor([-13.09, -13.03, -12.97])
+    query, value = (torch.zeros(1, 1, 3, 16, dtype=torch.bfloat16) for _ in range(2))
+    value[0, 0] = torch.eye(3, 16)
+    found, _ = key_bias.attention(torch.nn.Identity(), query, query, value, bias[None, None, None])
+    weights = found[0, :, 0, :3].float()
+    torch.testing.assert_close(weights, torch.softmax(bias, -1).expand(3, 3), rtol=0.005, atol=0)
+
+
 def test_gradients_of_a_whole_model_are_those_of_finite_differences():
     model = build(dtype=torch.float64, dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0)
     inputs = batch() | labels_for("SequenceClassification", batch())
@@ -107,13 +118,23 @@ def test_gradients_of_a_whole_model_are_those_of_finite_differences():
 
 
 def test_phases_of_training():
-    model, inputs = build(), batch()
+    model, inputs = build(head="TokenClassification"), batch()
     gated = retained(model, open_steps=2, hard_from_step=4, gates="input").train()
+    weight = gated.retention.gates[0].scorer.w.weight
     for step, phase in enumerate(("open", "open", "soft", "soft", "straight")):
         gated.retention.step = step
         assert gated.retention.phase == phase
+        gated.zero_grad()
         with gated.retention.recorded() as (records):
-            gated(**inputs, **labels_for("SequenceClassification", inputs)).loss.backward()
+            gated(**inputs, **labels_for("TokenClassification", inputs)).loss.backward()
+        # Lambda is 0, so this is the gradient of the task; open gates give the scorer one of 0.
+        assert weight.grad.any() == (phase != "open")
+        gated.retention.multiplier.fill_(2.0)
+        gated(**inputs)
+        assert bool(gated.retention.penalty) == (phase != "open")
+        gated.retention.ascend(torch.ones(1))
+        assert bool(gated.retention.multiplier != 2.0) == (phase != "open")
+        gated.retention.multiplier.zero_()
         z, kept = records[0].z, records[0].kept
         valid = inputs["attention_mask"] > 0
         if phase == "open":
@@ -140,6 +161,69 @@ def test_only_equality_lets_lambda_fall_below_0(constraint, least):
         assert gated.retention.multiplier.item() == pytest.approx(found)
 
 
+@pytest.mark.parametrize("gate_keys", [False, True])
+def test_z_multiplies_the_states_from_its_gate_on(gate_keys):
+    """An encoder whose blocks do nothing shows the factors: z at a gate, and all z so far after a block."""
+    model, inputs, biases = build("DistilBert", "TokenClassification").distilbert, batch(), []
+    for block in model.transformer.layer:
+        block.forward = lambda hidden, mask, **_: (biases.append(mask), hidden)[1]
+    embedded = model(**inputs).last_hidden_state
+    for places, dropped in (((1, 2), "zero"), ((3,), "last")):
+        gated = retained(model, gates=places, schedule="geometric", gate_keys=gate_keys, dropped=dropped)
+        gated.retention.train()
+        with gated.retention.recorded() as records, torch.no_grad():
+            states = gated(**inputs).last_hidden_state
+        valid = (inputs["attention_mask"] > 0)[..., None]
+        first = records[0].z[..., None]
+        if dropped == "last":  # z of the state, and the rest of the state before the gate
+            expected = embedded
+        else:
+            second = records[1].z[..., None]
+            expected = embedded * first * first * second * (first * second)
+            if gate_keys:
+                bias = torch.log((first * second).clamp(min=1e-6))[..., 0]
+                torch.testing.assert_close(biases[-1][:, 0, 0][valid[..., 0]], bias[valid[..., 0]])
+        torch.testing.assert_close(states * valid, expected * valid)
+
+
+def test_the_violation_is_the_mean_of_the_passes_with_gradients():
+    gated, inputs, means = retained(build(), schedule="geometric").train(), batch(), []
+    with torch.no_grad():
+        gated(**inputs)  # a look does not count
+    for rows in (slice(0, 1), slice(1, 4)):
+        with gated.retention.recorded() as records:
+            gated(**{name: x[rows] for name, x in inputs.items()})
+        share, each = 1.0, []
+        for record in records:
+            share = share * record.counted
+            each.append(((share.sum(1) - record.budget) / inputs["attention_mask"][rows].sum(1)).mean())
+        means.append(torch.stack(each))
+    torch.testing.assert_close(gated.retention.ascend(), torch.stack(means).mean(0))
+    assert not gated.retention.take_violation().any()
+
+
+def test_the_penalty_includes_a_methods_own_loss():
+    gated, inputs = retained(build(), method="infor_coef", bottleneck_weight=3.0).train(), batch()
+    with gated.retention.recorded() as records:
+        gated(**inputs)  # lambda is 0
+    free = inputs["attention_mask"] > 0
+    free[:, 0] = False
+    gate, scores = gated.retention.gates[0], records[0].scores.nan_to_num(0.0)
+    assert gate.extra_loss(scores, free) > 0
+    torch.testing.assert_close(gated.retention.penalty.detach(), gate.extra_loss(scores, free))
+
+
+@pytest.mark.parametrize(("constraint", "closes"), [("at_most", False), ("equal", True)])
+def test_a_joint_lambda_below_0_rewards_no_token_unless_the_budget_is_an_equality(constraint, closes):
+    gated = retained(build(), multiplier="joint", constraint=constraint).train()
+    gated.retention.multiplier.data.fill_(-0.5)  # where the optimiser may put it
+    gated(**batch())
+    gated.retention.penalty.backward()
+    assert gated.retention.gates[0].scorer.w.weight.grad.any() == closes
+    gated.retention.ascend()
+    assert gated.retention.multiplier.item() == (-0.5 if closes else 0.0)
+
+
 def test_ablations():
     model, inputs = build(), batch()
     labels = labels_for("SequenceClassification", inputs)
@@ -157,6 +241,10 @@ def test_ablations():
     with plain.retention.recorded() as records:
         plain(**inputs)
     torch.testing.assert_close(records[0].z[:, 1:], records[0].counted[:, 1:])  # no noise
+    plain.eval().retention.train()  # soft gates in a model that is not trained: the loss is the task's alone
+    loss = plain(**inputs, **labels).loss
+    plain.retention.multiplier.fill_(100.0)
+    assert plain(**inputs, **labels).loss == loss
     by_threshold = retained(model, selection="threshold", threshold=0.9)
     with by_threshold.retention.recorded() as records:
         by_threshold(**inputs)
@@ -168,14 +256,34 @@ def test_top_is_distilled_from_its_teacher():
     model, inputs = build(), batch()
     teacher = copy.deepcopy(model)
     labels = labels_for("SequenceClassification", inputs)
-    gated = retain(copy.deepcopy(model), RetentionConfig(0.4, method="top"), teacher=teacher).train()
-    assert not any(p.requires_grad for p in teacher.parameters())
+    gated = retain(copy.deepcopy(model), RetentionConfig(0.4, method="top"), teacher=teacher.train()).train()
+    assert not teacher.training and not any(p.requires_grad for p in teacher.parameters())
     assert not any("teacher" in name for name in gated.state_dict())
     torch.manual_seed(0)
     with_teacher = gated(**inputs, **labels).loss
     gated.retention.configure(distillation_weight=0.0)
     torch.manual_seed(0)
     assert with_teacher > gated(**inputs, **labels).loss
+    # While gates are open the model answers as its dense one, so all but KL(teacher || model) is known.
+    none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    other = build(**none)
+    other.classifier.weight.data.mul_(1000)
+    theirs, ours = teacher(**inputs).logits.softmax(-1), other(**inputs, **labels)
+    divergence = (theirs * (theirs.log() - ours.logits.log_softmax(-1))).sum(1).mean()
+    assert divergence > 0.05
+    config = RetentionConfig(0.4, method="top", open_steps=1, distillation_weight=3.0, over_budget="keep")
+    found = retain(other, config, teacher).train()(**inputs, **labels)
+    torch.testing.assert_close(found.loss, ours.loss + 3.0 * divergence)
+
+
+def test_an_output_as_a_tuple_has_the_same_loss():
+    gated, inputs = retained(build(), initial_multiplier=2.0).train(), batch()
+    losses = []
+    for return_dict in (True, False):
+        torch.manual_seed(0)
+        given = inputs | labels_for("SequenceClassification", inputs)
+        losses.append(gated(**given, return_dict=return_dict)[0].item())
+    assert losses[0] == losses[1] and abs(gated.retention.penalty.item()) > 0.1
 
 
 @pytest.mark.gpu
@@ -203,9 +311,12 @@ def test_transformers_trainer_does_the_ascent(tmp_path):
     from acp_repro.retention import RetentionCallback
 
     inputs = batch(rows=6)
+    protected = torch.zeros_like(inputs["input_ids"])
+    protected[:, 7] = 1
+    columns = zip(inputs["input_ids"], inputs["attention_mask"], protected, strict=True)
     rows = [
-        {"input_ids": inputs["input_ids"][i], "attention_mask": inputs["attention_mask"][i], "labels": i % 3}
-        for i in range(6)
+        {"input_ids": ids, "attention_mask": mask, "protected_mask": more, "labels": i % 3}
+        for i, (ids, mask, more) in enumerate(columns)
     ]
     gated = retained(build(), 0.3, gates="input", open_steps=1, over_budget="error")
     arguments = transformers.TrainingArguments(
@@ -220,9 +331,14 @@ def test_transformers_trainer_does_the_ascent(tmp_path):
         disable_tqdm=True,
     )
     trainer = transformers.Trainer(gated, arguments, train_dataset=rows, callbacks=[RetentionCallback()])
-    trainer.train()
+    with gated.retention.recorded() as records:
+        trainer.train()
+    assert len(records) == 10 and all((record.z[:, 7] == 1).all() for record in records)
     assert gated.retention.step == 4
     assert gated.retention.multiplier.item() > 0
     assert trainer.state.log_history[3]["retention_multiplier"][0] > 0
+    wrapped = SimpleNamespace(module=gated)  # as DistributedDataParallel has it
+    RetentionCallback().on_step_begin(None, SimpleNamespace(global_step=7), None, model=wrapped)
+    assert gated.retention.step == 7
     again = from_pretrained(tmp_path / "checkpoint-5")
     assert again.retention.multiplier == gated.retention.multiplier
