@@ -29,13 +29,8 @@ from .checks import (
 from .decay import MOST_BETWEEN_DOCUMENTS, cut_documents, documents_threshold
 from .decoding import check_decode_arguments, decode_op, run_decode
 from .kvcache import PagedKVCache
-from .op import attend, infer, launches_alone, register_flop_formulas
-from .threshold import (
-    logit_bound_from_norms,
-    logit_bound_from_qk_norm,
-    pruning_threshold,
-    threshold_from_norms,
-)
+from .op import attend, infer, launches_alone, register_flop_formulas, threshold_from_norms
+from .threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
 
 __all__ = [
     "PagedKVCache",
