@@ -126,7 +126,7 @@ def logit_bound_from_qk_norm(
         gamma = weight.detach().float().view(-1, head_dim).abs().amax(-1)
         gammas.append(gamma.repeat_interleave(num_heads // heads) if len(gamma) > 1 else gamma)
     rounding = (1.0 + _UNIT_ROUNDOFF[dtype]) ** 6 * _dot_margin(head_dim) ** 2
-    bound = gammas[0] * gammas[1] * (head_dim * abs(sm_scale) * rounding)
+    bound = (gammas[0] * gammas[1]).clamp(min=SMALLEST_NORMAL) * (head_dim * abs(sm_scale) * rounding)
     return bound.expand(num_heads)
 
 

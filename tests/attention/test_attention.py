@@ -104,6 +104,49 @@ def test_pruned_blocks_cost_no_work():
     assert flops[0] < 0.65 * flops[1]
 
 
+@pytest.mark.parametrize("implementation", ["reference", "blockwise"])
+@pytest.mark.parametrize("closed", [64, 100, 191])
+def test_nothing_passes_a_gate_of_0_however_far_scores_are_apart(implementation, closed):
+    """Of 130 queries and 200 keys; the last tokens are computed alone, and head 1 has no gate of 0."""
+    q, k, v, log_fgate = (x.detach() for x in make_inputs(130, 200))
+    log_fgate[:, closed, 0] = -math.inf
+    inputs = [
+        (x * size).requires_grad_() for x, size in zip((q, k, v, log_fgate), (60, 60, 1, 1), strict=True)
+    ]
+    first = max(0, closed - 70)
+    dout = torch.randn(2, 130 - first, 2, 32, generator=torch.manual_seed(0))
+    grads = []
+    for begin in (0, closed):
+        parts = [x[:, max(0, begin - 200 + x.shape[1]) if n == 0 else begin :] for n, x in enumerate(inputs)]
+        parts[3] = parts[3].masked_fill(parts[3] == -math.inf, 0.0) if begin else parts[3]
+        out = forgetting_attention(*parts, implementation=implementation)[:, first - 130 :, :1]
+        grads.append((out, *torch.autograd.grad(out, inputs, dout[:, :, :1])))
+    for name, a, e in zip(NAMES, *grads, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-2, atol=1e-2 * float(e.abs().max()), msg=name)
+
+
+def test_gates_below_the_floor_are_computed_or_refused():
+    """The scores of the first key are 3e4 above the others, so that a log gate of -2e4 hides nothing."""
+    q, k, v = torch.randn(3, 1, 70, 1, 16, generator=torch.manual_seed(0), dtype=torch.float64)
+    q, k = q.abs(), k / 100
+    q[..., 0], k[:, 0, :, 0] = 4.0, 3e4
+    log_fgate = torch.zeros(1, 70, 1, dtype=torch.float64)
+    log_fgate[:, 30] = -2e4
+    out = forgetting_attention(q, k, v, log_fgate, implementation="reference")
+    torch.testing.assert_close(out[:, 1:], v[:, :1].expand(1, 69, 1, 16))
+    log_fgate[:, 30] = -4e4
+    out = forgetting_attention(q, k, v, log_fgate, implementation="reference")
+    alone = forgetting_attention(*(x[:, 30:] for x in (q, k, v, 0 * log_fgate)), implementation="reference")
+    torch.testing.assert_close(out[:, 30:], alone)
+    for implementation in ("blockwise", "triton"):
+        inputs = [x.float() for x in (q, k, v, log_fgate)]
+        if implementation == "triton":
+            pytest.importorskip("triton")
+            inputs[3][:, 30] = -math.inf
+        with pytest.raises(ValueError, match="log gates below -10000 must lie in .0, 9900.0"):
+            forgetting_attention(*inputs, implementation=implementation)
+
+
 def test_64k_tokens_with_strong_gates():
     """The last rows of a 64k sequence equal a dense computation over the keys in their reach."""
     seqlen, window, rows = 65_536, 512, 64
