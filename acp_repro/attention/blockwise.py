@@ -21,8 +21,9 @@ from torch import Tensor
 
 from .boundary import window_start
 from .checks import AttentionCall
-from .decay import count_closed_gates
+from .decay import MOST_ACROSS_FLOOR, count_closed_gates
 from .kvcache import PagedKVCache
+from .threshold import logit_bound_from_norms
 
 # Scores held at once, in elements: about as many float32 as the level-2 caches of two cores hold.
 _CHUNK_ELEMENTS = 1 << 19
@@ -61,7 +62,10 @@ class _Problem:
             torch.nn.functional.pad(x.flatten(0, 1), (0, self.padding), mode="replicate")
             for x in (c, count_closed_gates(log_fgate))
         )
-        self.any_closed = bool(self.closed.any())
+        # Up to this spread of the scores, the floor of c hides all before a gate of 0, at less cost.
+        self.masks_closed = bool(self.closed.any()) and bool(
+            (2 * logit_bound_from_norms(q, k, self.sm_scale) > MOST_ACROSS_FLOOR).any()
+        )
         self.length_q, self.length_k = seqlen_q + self.padding, seqlen_k + self.padding
         self.first = torch.arange(num_blocks, device=q.device) * block_q + (seqlen_k - seqlen_q)
         self.start = boundary.flatten(0, 1).long() * block_k  # (BH, M)
@@ -107,7 +111,7 @@ class _Problem:
                     base = base + in_block
                 bias = self.c.flatten()[base][..., None] - self.c.flatten()[gates][:, None]
                 bias = bias.to(self.compute_dtype)
-                if self.any_closed:
+                if self.masks_closed:
                     past = self.closed.flatten()[gates][:, None] < self.closed.flatten()[base][..., None]
                     bias = bias.masked_fill(past, float("-inf"))
                 dead = None
