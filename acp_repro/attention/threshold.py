@@ -148,13 +148,11 @@ def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) 
         # Squares neither underflow nor overflow if each head is divided by the exponent of its largest entry.
         # A power of two changes no bit of the norms that need no scale.
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        limits = torch.finfo(x.dtype)
-        largest = x.abs().amax((-2, -1)).clamp(limits.tiny, limits.max)
+        largest = x.abs().amax((-2, -1)).clamp(torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max)
         scale = largest / (2 * largest.frexp().mantissa)
-        norm = torch.linalg.vector_norm(x / scale[..., None, None], dim=-1).amax(-1) * scale
+        norm = (torch.linalg.vector_norm(x / scale[..., None, None], dim=-1).amax(-1) * scale).float()
         # Here and below, underflow would lower the bound.
-        norm = norm.float().clamp(min=SMALLEST_NORMAL)
-        longest.append(norm.repeat_interleave(q.shape[1] // x.shape[1], 1))
+        longest.append(norm.clamp(min=SMALLEST_NORMAL).repeat_interleave(q.shape[1] // x.shape[1], 1))
     return (longest[0] * longest[1]).clamp(min=SMALLEST_NORMAL) * norms_factor(q.shape[-1], sm_scale)
 
 

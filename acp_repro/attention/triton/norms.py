@@ -27,8 +27,9 @@ def _largest(bits):
 @triton.jit
 def _largest_norm(tile):
     """The largest norm of a row of ``tile``, float32; NaN if any entry is NaN."""
-    squares = tl.sum(tile * tile, 1).to(tl.int32, bitcast=True)
-    return tl.sqrt_rn(_largest(squares).to(tl.float32, bitcast=True))
+    return tl.sqrt_rn(
+        _largest(tl.sum(tile * tile, 1).to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    )
 
 
 @triton.jit(do_not_specialize=_SIZES)
