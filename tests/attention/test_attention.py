@@ -145,6 +145,10 @@ def test_gates_below_the_floor_are_computed_or_refused():
             inputs[3][:, 30] = -math.inf
         with pytest.raises(ValueError, match="log gates below -10000 must lie in .0, 9900.0"):
             forgetting_attention(*inputs, implementation=implementation)
+        inputs[:2] = torch.ones(2, 1, 70, 1, 16)  # scores of 16 sm_scale; they may differ by twice as much
+        forgetting_attention(*inputs, implementation=implementation, sm_scale=9890 / 32)
+        with pytest.raises(ValueError, match="log gates below"):
+            forgetting_attention(*inputs, implementation=implementation, sm_scale=9910 / 32)
 
 
 def test_64k_tokens_with_strong_gates():

@@ -205,6 +205,8 @@ def test_a_query_whose_norm_overflows_prunes_nothing():
     assert not start.any()
     _, start = forgetting_attention(q, k, v, log_fgate, **options)
     assert start.any()
+    q[0, 7, 0, 3] = math.inf
+    assert logit_bound_from_norms(q.transpose(1, 2), k.transpose(1, 2)).item() == math.inf
 
 
 def test_the_default_device_changes_nothing():
