@@ -232,6 +232,7 @@ def test_empty_inputs_give_empty_outputs(implementation):
         ({"k": torch.randn(2, 8, 2, 16).half()}, TypeError, "k must have the dtype of q"),
         ({"k": torch.randn(2, 8, 3, 16), "v": torch.randn(2, 8, 3, 16)}, ValueError, "number of heads"),
         ({"q": torch.randn(2, 9, 2, 16)}, ValueError, "seqlen_q must be at most seqlen_k"),
+        (dict.fromkeys("qkv", torch.zeros(2, 8, 2, 257)), ValueError, "head_dim must be from 16 to 256"),
         ({"k": torch.randn(2, 8, 2, 16, device="meta")}, ValueError, "k must be on the device of q"),
         ({"log_fgate": -torch.rand(2, 2, 8)}, ValueError, r"log_fgate must have shape \(2, 8, 2\)"),
         ({"log_fgate": torch.rand(2, 8, 2)}, ValueError, "log_fgate must lie in"),
