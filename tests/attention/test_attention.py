@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from acp_repro.attention import blockwise, forgetting_attention
 from acp_repro.attention.boundary import attention_flops, count_blocks, find_boundary
-from acp_repro.attention.checks import AttentionCall
+from acp_repro.attention.checks import AttentionCall, threshold_tensor
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.op import forgetting_attention_op
 
@@ -84,6 +84,20 @@ def test_pruning_changes_the_output_by_no_more_than_appendix_a_proves():
     dense = forgetting_attention(q, k, v, log_fgate, implementation="reference")
     assert start[:, 0].max() > 0
     assert (pruned - dense).abs().max() <= 2 * math.exp(-10) * v.abs().max() + 1e-5
+
+
+@pytest.mark.parametrize("threshold", [0, torch.zeros(2)])
+def test_a_threshold_of_0_keeps_what_has_not_decayed(threshold):
+    """The global head's gates are 1, so its blocks have a decay of exactly 0, which is not below 0."""
+    q, k, v, log_fgate = (x.detach() for x in make_inputs(130, 130))
+    log_fgate[..., 1] = 0.0
+    _, start = forgetting_attention(q, k, v, log_fgate, adaptive_threshold=threshold, return_start_index=True)
+    assert start[0].tolist() == [[0, 1, 2], [0, 0, 0]]
+
+
+def test_kernels_never_see_a_threshold_that_is_only_marked_as_negated():
+    threshold = torch.complex(torch.zeros(2, 2), torch.ones(2, 2)).conj().imag  # -1; 1 in memory
+    assert threshold.is_neg() and not threshold_tensor(threshold, 2, 2, threshold.device).is_neg()
 
 
 def test_pruned_blocks_cost_no_work():
