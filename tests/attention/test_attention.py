@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from acp_repro.attention import blockwise, forgetting_attention
+from acp_repro.attention import blockwise, forgetting_attention, register_flop_formulas
 from acp_repro.attention.boundary import attention_flops, count_blocks, find_boundary
 from acp_repro.attention.checks import AttentionCall, threshold_tensor
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.op import forgetting_attention_op
+from acp_repro.attention.reference import kept_entries
 
 NAMES = ("out", "dq", "dk", "dv", "dlog_fgate")
 
@@ -84,6 +85,17 @@ def test_pruning_changes_the_output_by_no_more_than_appendix_a_proves():
     dense = forgetting_attention(q, k, v, log_fgate, implementation="reference")
     assert start[:, 0].max() > 0
     assert (pruned - dense).abs().max() <= 2 * math.exp(-10) * v.abs().max() + 1e-5
+
+
+def test_flops_count_the_visited_scores_of_a_short_last_block():
+    register_flop_formulas()
+    q, k, v, log_fgate = (x.detach() for x in make_inputs(130, 200))
+    options = {"adaptive_threshold": -9.0, "return_start_index": True}
+    with FlopCounterMode(display=False) as counter:
+        _, start = forgetting_attention(q, k, v, log_fgate, **options)
+    kept = kept_entries(start, 130, 200, 64, 64) & torch.ones(130, 200, dtype=torch.bool).tril(70)
+    assert start[0, 0, -1] > 0
+    assert counter.get_total_flops() == attention_flops(int(kept.sum()), 1, 1, 32, backward=False)
 
 
 @pytest.mark.parametrize("threshold", [0, torch.zeros(2)])

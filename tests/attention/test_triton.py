@@ -237,6 +237,7 @@ def test_results_too_far_apart_are_copied_to_their_place(monkeypatch, heads):
     inputs = [dout, q, k[:, :heads], v[:, :heads], c]
     expected = run(inputs, None, None, 0.25, 64, 64)
     monkeypatch.setattr(tiles, "FAR", 16)
+    assert tiles.make_addressable(inputs[1]).is_contiguous() and not inputs[1].is_contiguous()
     for a, b in zip(run(inputs, None, None, 0.25, 64, 64), expected, strict=True):
         assert torch.equal(a, b) and a.stride() == b.stride()
 
