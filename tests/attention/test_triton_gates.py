@@ -73,6 +73,13 @@ def test_threshold_from_norms_of_small_rows(q_size, k_size, factor, dtype):
     assert norms.threshold_from_norms(q, k, factor, -10.0).isnan().tolist() == [[True, False]]
 
 
+def test_a_norm_between_the_least_numbers_is_not_rounded_down():
+    q, k = torch.zeros(2, 1, 1, 1, 16, device=DEVICE)
+    q[..., :2], k[..., 0] = 2.0**-149, 1e38  # a norm of sqrt(2) steps
+    found = norms.threshold_from_norms(q, k, 1e8, -10.0).item()
+    assert found <= -2 * math.sqrt(2) * 2.0**-149 * 1e46 - 10
+
+
 def test_threshold_from_norms_is_rounded_outwards():
     """Each head's only query has a norm that is known, and the factor is rounded down by nearly the most."""
     bound, factor = torch.rand(20_000, generator=torch.manual_seed(0)) * 4, 1 + 0.99 * 2**-24
