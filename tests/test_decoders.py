@@ -150,6 +150,18 @@ def test_arguments_that_change_the_weights_in_unknown_ways_are_rejected(extra, i
     assert model.config._attn_implementation == "eager"
 
 
+@pytest.mark.parametrize(("surplus", "kept"), [(0.1, True), (-0.1, False)])
+def test_many_keys_of_small_weight_lose_epsilon_together(surplus, kept):
+    """Of 640 keys all but the last have equal scores, about as small as may be left out."""
+    epsilon, length = 1e-2, 640
+    scores = torch.full((BLOCK, length), math.log(epsilon / length) + surplus, dtype=torch.float64)
+    scores[:, -1] = 0.0
+    maxima = scores.view(BLOCK, -1, BLOCK).amax(-1) / math.log(2)
+    assert seen_on_the_way(maxima, epsilon, length).tolist() == [not kept] * 9 + [False]
+    lost = scores.softmax(-1)[:, :-BLOCK].sum(-1).max()
+    assert kept or epsilon / 2 < lost < epsilon
+
+
 def test_alibi_has_a_certificate(ids):
     model, seen = make_model("Bloom"), {}
     for weight in model.parameters():

@@ -29,13 +29,8 @@ from .checks import (
 from .decay import MOST_BETWEEN_DOCUMENTS, cut_documents, documents_threshold
 from .decoding import check_decode_arguments, decode_op, run_decode
 from .kvcache import PagedKVCache
-from .op import attend, infer, launches_alone, register_flop_formulas
-from .threshold import (
-    logit_bound_from_norms,
-    logit_bound_from_qk_norm,
-    pruning_threshold,
-    threshold_from_norms,
-)
+from .op import attend, infer, launches_alone, register_flop_formulas, threshold_from_norms
+from .threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
 
 __all__ = [
     "PagedKVCache",
@@ -135,7 +130,8 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
             fewer heads, by a whole factor: query head h reads head ``h // factor`` (grouped-query attention).
         log_fgate: (batch, seqlen_k, heads), or (batch, heads, seqlen_k) with ``head_first``; one gate for
             each query head. float32, at most 0: ``logsigmoid(fgate_logit.float())``. Minus infinity, a gate
-            of 0, is allowed.
+            of 0, is allowed. The kernels clamp log gates to -10,000, and blockwise clamps finite ones. The
+            result is exact up to ``2 max||q|| max||k|| sm_scale = 9,900`` if a gate is clamped.
         seq_start: (batch,) int64, the first real token of left-padded sequences. Keys before it get no
             attention. Queries before it give 0. Nothing before it has an effect, not even NaN.
         cu_seqlens: (documents + 1,) int32 or int64, for documents of any lengths packed one after the other
@@ -161,8 +157,8 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it and what is right. Values (gates
-            above 0, NaN) are checked on the CPU. On a GPU the check would wait for the stream, so it runs
-            only under ``torch.autograd.set_detect_anomaly(True)``.
+            above 0, NaN, scores beyond a limit) are checked on the CPU. On a GPU the check would wait for the
+            stream, so it runs only under ``torch.autograd.set_detect_anomaly(True)``.
         NotImplementedError: a forward-mode derivative, such as ``torch.func.jvp``, or a second derivative.
             ``implementation="reference"`` has both. ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap``
             work with all.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import math
 import os
 import warnings
 from types import ModuleType
@@ -22,6 +23,7 @@ from .boundary import find_boundary
 from .checks import AttentionCall
 from .decay import cumulative_log_fgate, log_fgate_grad
 from .kvcache import PagedKVCache
+from .threshold import check_floor
 
 # Found once, at import: a traced function may not look for packages.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -128,6 +130,7 @@ class Blockwise(Backend):
         return (0,)
 
     def forward(self, call, for_backward=True):
+        check_floor(call, -torch.finfo(call.log_fgate.dtype).max)  # gates of 0 are exact
         c, start_index = self.search(call)
         out = blockwise.forward(call, c, start_index, *self.block_sizes(call.q.shape[-1], call.q.dtype))
         # The backward pass computes its softmax again, which costs less here than keeping row sums.
@@ -159,6 +162,7 @@ class Triton(Backend):
 
     def forward(self, call, for_backward=True):
         q, k, v, log_fgate, threshold, seq_start, sm_scale, _, window_size = call
+        check_floor(call, -math.inf)
         tensor, number = (None, threshold) if isinstance(threshold, float) else (threshold, None)
         constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size, for_backward, number)
         return kernels().forward_pass(q, k, v, log_fgate, tensor, seq_start, constants)

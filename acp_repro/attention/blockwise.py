@@ -21,7 +21,9 @@ from torch import Tensor
 
 from .boundary import window_start
 from .checks import AttentionCall
+from .decay import MOST_ACROSS_FLOOR, count_closed_gates
 from .kvcache import PagedKVCache
+from .threshold import logit_bound_from_norms
 
 # Scores held at once, in elements: about as many float32 as the level-2 caches of two cores hold.
 _CHUNK_ELEMENTS = 1 << 19
@@ -48,7 +50,7 @@ class _Problem:
     """Inputs flattened over batch and heads, padded to whole query blocks, and cut into chunks."""
 
     def __init__(self, call: AttentionCall, c, boundary, block_q, block_k):
-        q, k, v, _, _, seq_start, self.sm_scale, _, self.window_size = call
+        q, k, v, log_fgate, _, seq_start, self.sm_scale, _, self.window_size = call
         heads, seqlen_q, seqlen_k = q.shape[1], q.shape[2], k.shape[2]
         self.shared = heads // k.shape[1]  # query heads to one head of keys and values
         self.block_q = block_q
@@ -56,7 +58,14 @@ class _Problem:
         num_blocks = boundary.shape[-1]
         self.padding = num_blocks * block_q - seqlen_q
         self.q, self.k, self.v = (self.flatten(x) for x in (q, k, v))
-        self.c = torch.nn.functional.pad(c.flatten(0, 1), (0, self.padding), mode="replicate")
+        self.c, self.closed = (
+            torch.nn.functional.pad(x.flatten(0, 1), (0, self.padding), mode="replicate")
+            for x in (c, count_closed_gates(log_fgate))
+        )
+        # Up to this spread of the scores, the floor of c hides all before a gate of 0, at less cost.
+        self.masks_closed = bool(self.closed.any()) and bool(
+            (2 * logit_bound_from_norms(q, k, self.sm_scale) > MOST_ACROSS_FLOOR).any()
+        )
         self.length_q, self.length_k = seqlen_q + self.padding, seqlen_k + self.padding
         self.first = torch.arange(num_blocks, device=q.device) * block_q + (seqlen_k - seqlen_q)
         self.start = boundary.flatten(0, 1).long() * block_k  # (BH, M)
@@ -102,6 +111,9 @@ class _Problem:
                     base = base + in_block
                 bias = self.c.flatten()[base][..., None] - self.c.flatten()[gates][:, None]
                 bias = bias.to(self.compute_dtype)
+                if self.masks_closed:
+                    past = self.closed.flatten()[gates][:, None] < self.closed.flatten()[base][..., None]
+                    bias = bias.masked_fill(past, float("-inf"))
                 dead = None
                 if self.seq_start is not None:
                     limit = self.seq_start[head][:, None]

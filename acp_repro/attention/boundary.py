@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 
-def _first_positions(seqlen_q: int, seqlen_k: int, block_q: int, device=None) -> Tensor:
+def _first_positions(
+    seqlen_q: int, seqlen_k: int, block_q: int, device: str | torch.device = "cpu"
+) -> Tensor:
     """(M,) absolute position of the first query of each query block."""
     return torch.arange(0, seqlen_q, block_q, device=device) + (seqlen_k - seqlen_q)
 
 
-def _last_positions(seqlen_k: int, block_k: int, device=None) -> Tensor:
+def _last_positions(seqlen_k: int, block_k: int, device: str | torch.device = "cpu") -> Tensor:
     """(N,) last key position of each key block; the last block may be short."""
     starts = torch.arange(0, seqlen_k, block_k, device=device)
     return (starts + (block_k - 1)).clamp_(max=seqlen_k - 1)
@@ -48,7 +50,7 @@ def find_boundary_serial(c: Tensor, threshold: Tensor, seqlen_q: int, block_q: i
     batch, heads, seqlen_k = c.shape
     first = _first_positions(seqlen_q, seqlen_k, block_q).tolist()
     last = _last_positions(seqlen_k, block_k).tolist()
-    boundary = torch.empty(batch, heads, len(first), dtype=torch.int32)
+    boundary = torch.empty(batch, heads, len(first), dtype=torch.int32, device="cpu")
     for b in range(batch):
         for h in range(heads):
             decay, delta, column = c[b, h].tolist(), float(threshold[b, h]), 0

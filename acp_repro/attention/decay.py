@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 
 # exp(-1e4) is 0 in every floating-point format. So this value can replace the log of a gate of exactly 0
-# (-inf, "forget all"): no weight changes, and sums stay finite.
+# (-inf, "forget all") and sums stay finite. No weight changes while scores differ by less than the floor.
 LOG_FGATE_FLOOR = -1.0e4
+# The most by which scores may differ if a gate is below the floor: the weight behind that gate is then under
+# exp(-100), which is 0 in float32.
+MOST_ACROSS_FLOOR = -LOG_FGATE_FLOOR - 100
 # The most by which scores of packed documents may differ: a decay beyond half the floor then leaves a weight
 # under exp(-100), which is 0 in float32.
 MOST_BETWEEN_DOCUMENTS = -LOG_FGATE_FLOOR / 2 - 100
+SMALLEST_NORMAL = 2.0**-126  # of float32 and bfloat16
 
 
 def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
@@ -28,6 +32,11 @@ def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
         log_fgate: (B, H, T) log forget gates, at most 0; ``-inf`` counts as :data:`LOG_FGATE_FLOOR`.
     """
     return log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1)
+
+
+def count_closed_gates(log_fgate: Tensor) -> Tensor:
+    """The number of gates of exactly 0 up to each position, (B, H, T) float64; equal where D is finite."""
+    return (log_fgate == -math.inf).double().cumsum(-1)
 
 
 def document_starts(cu_seqlens: Tensor, length: int) -> Tensor:
@@ -75,10 +84,11 @@ def threshold_offset(
     """``log L - log epsilon``: a float, or in compiled code a float64 scalar tensor.
 
     Raises:
-        ValueError: ``seqlen < 1``, or ``log_pruning_tolerance`` is not a negative finite number.
+        ValueError: ``seqlen`` is under 1 or no integer, or ``log_pruning_tolerance`` is not a negative finite
+            number.
     """
-    if seqlen < 1:
-        raise ValueError(f"seqlen must be at least 1, got {seqlen}")
+    if seqlen < 1 or seqlen % 1:
+        raise ValueError(f"seqlen must be at least 1 and an integer, the number of keys, got {seqlen}")
     if not -math.inf < log_pruning_tolerance < 0:
         raise ValueError(
             "log_pruning_tolerance is log(epsilon) and must be negative and finite "

@@ -64,7 +64,8 @@ class PagedKVCache(NamedTuple):
         Args:
             k, v: (batch, kv_heads, T, head_dim); ``seqlens`` already counts these T tokens. Of a row that
                 holds fewer, the last ones are its tokens, and the others are not written.
-            log_fgate: (batch, heads, T) float32.
+            log_fgate: (batch, heads, T) float32, clamped to :data:`.decay.LOG_FGATE_FLOOR`. Decoding is exact
+                up to scores that differ by :data:`.decay.MOST_ACROSS_FLOOR`.
         """
         positions = self.positions(k.shape[2])
         if not positions.numel():

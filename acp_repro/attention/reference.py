@@ -9,17 +9,22 @@ import torch
 from torch import Tensor
 
 from .boundary import window_start
-from .decay import cumulative_log_fgate
+from .decay import LOG_FGATE_FLOOR, count_closed_gates, cumulative_log_fgate
 from .kvcache import PagedKVCache
 
 
 def decay_bias(log_fgate: Tensor, seqlen_q: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """D of Equation 1, (B, H, Tq, Tk): ``c_i - c_j`` for the last Tq rows, ``-inf`` above the diagonal."""
-    c = cumulative_log_fgate(log_fgate)
-    seqlen_k = c.shape[-1]
-    bias = (c[..., seqlen_k - seqlen_q :, None] - c[..., None, :]).to(dtype)
+    """D of Equation 1, (B, H, Tq, Tk): the log gates between key and query for the last Tq rows, ``-inf``
+    above the diagonal and across a gate of exactly 0."""
+    seqlen_k = log_fgate.shape[-1]
+    finite = log_fgate.double().masked_fill(log_fgate == float("-inf"), 0.0)
+    below_floor = (finite - finite.clamp(min=LOG_FGATE_FLOOR)).cumsum(-1)  # what c leaves out
+    c, below_floor, closed = (
+        x[..., seqlen_k - seqlen_q :, None] - x[..., None, :]
+        for x in (cumulative_log_fgate(log_fgate), below_floor, count_closed_gates(log_fgate))
+    )
     causal = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=c.device).tril_(seqlen_k - seqlen_q)
-    return bias.masked_fill(~causal, float("-inf"))
+    return (c + below_floor).to(dtype).masked_fill(~causal | (closed != 0), float("-inf"))
 
 
 def kept_entries(boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, block_k: int) -> Tensor:

@@ -11,9 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from . import op
-from .backends import HAS_TRITON
-from .decay import threshold_offset
+from . import checks
+from .decay import LOG_FGATE_FLOOR, MOST_ACROSS_FLOOR, SMALLEST_NORMAL, threshold_offset
 
 DEFAULT_LOG_PRUNING_TOLERANCE = -10.0
 
@@ -37,21 +36,54 @@ def pruning_threshold(
     """``delta = -2 U - log L + log epsilon`` (Section 3; proof in Appendix A).
 
     Args:
-        logit_bound: U, any shape, an upper bound of ``|q.k| * sm_scale``.
-        seqlen: L, the number of keys.
+        logit_bound: U, any shape, an upper bound of ``|q.k| * sm_scale``, finite and at least 0.
+        seqlen: L, the number of keys, an integer.
         log_pruning_tolerance: log epsilon, negative.
 
     Returns:
         float32 tensor of the shape of ``logit_bound``.
 
     Raises:
-        ValueError: if ``seqlen < 1`` or ``log_pruning_tolerance`` is not a negative finite number.
+        ValueError: if ``seqlen`` is under 1 or no integer, ``log_pruning_tolerance`` is not a negative finite
+            number, or U is negative, infinite or NaN. On a GPU, U is checked only under
+            ``torch.autograd.set_detect_anomaly(True)``.
     """
-    bound = torch.as_tensor(logit_bound, dtype=torch.float32)
+    # A tensor stays on its device, but torch.as_tensor would move it to the default device.
+    bound = (
+        logit_bound.float()
+        if isinstance(logit_bound, Tensor)
+        else torch.as_tensor(logit_bound, dtype=torch.float32)
+    )
+    checks.check_values(
+        "logit_bound U", bound, 0, torch.finfo(bound.dtype).max, " (the largest possible |score|)"
+    )
+    return find_threshold(bound, seqlen, log_pruning_tolerance)
+
+
+def find_threshold(bound: Tensor, seqlen: int, log_pruning_tolerance: float) -> Tensor:
+    """:func:`pruning_threshold` of a float32 tensor, where an infinite U prunes nothing."""
     offset = threshold_offset(seqlen, log_pruning_tolerance, bound.device)
     delta = -2.0 * bound - offset
     # Three float32 roundings happen above. One step outwards for each keeps the proof's inequality.
     return delta * (1.0 + 2.0**-22)
+
+
+def check_floor(call: checks.AttentionCall, lowest: float) -> None:
+    """Rejects scores that reach across gates in ``[lowest, LOG_FGATE_FLOOR)``, which c clamps to the floor.
+
+    Raises:
+        ValueError: scores may differ by more than :data:`.decay.MOST_ACROSS_FLOOR`. Values are read where
+            :func:`.checks.reads_values` allows it.
+    """
+    gates = call.log_fgate
+    if checks.reads_values(gates) and bool(((gates < LOG_FGATE_FLOOR) & (gates >= lowest)).any()):
+        checks.check_values(
+            f"2 max||q|| max||k|| sm_scale with log gates below {LOG_FGATE_FLOOR:g}",
+            2 * logit_bound_from_norms(call.q, call.k, call.sm_scale),
+            0,
+            MOST_ACROSS_FLOOR,
+            " (implementation='reference' has no such limit)",
+        )
 
 
 def logit_bound_from_qk_norm(
@@ -94,15 +126,15 @@ def logit_bound_from_qk_norm(
         gamma = weight.detach().float().view(-1, head_dim).abs().amax(-1)
         gammas.append(gamma.repeat_interleave(num_heads // heads) if len(gamma) > 1 else gamma)
     rounding = (1.0 + _UNIT_ROUNDOFF[dtype]) ** 6 * _dot_margin(head_dim) ** 2
-    bound = gammas[0] * gammas[1] * (head_dim * abs(sm_scale) * rounding)
+    bound = (gammas[0] * gammas[1]).clamp(min=SMALLEST_NORMAL) * (head_dim * abs(sm_scale) * rounding)
     return bound.expand(num_heads)
 
 
 def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) -> Tensor:
     """U from the norms themselves (Section 3): ``max_i ||q_i|| max_j ||k_j|| sm_scale``.
 
-    Norms are computed in float32 for any dtype of q and k; products of bfloat16 and float16 values are exact
-    there. They are then rounded up by the largest error of such a sum.
+    Norms are accumulated in float32 (float64 for float64 inputs), where products of bfloat16 and float16
+    values are exact. They are then rounded up by the largest error of such a sum.
 
     Args:
         q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. Any floating dtype.
@@ -111,28 +143,19 @@ def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) 
     Returns:
         (B, H) float32.
     """
-    norms = []
+    longest = []
     for x in (q.detach(), k.detach()):
-        accumulate = torch.promote_types(x.dtype, torch.float32)
-        longest = torch.linalg.vector_norm(x, dim=-1, dtype=accumulate).amax(-1).float()
-        norms.append(longest.repeat_interleave(q.shape[1] // x.shape[1], 1))
-    return norms[0] * norms[1] * _norms_factor(q.shape[-1], sm_scale)
+        # Squares neither underflow nor overflow if each head is divided by the exponent of its largest entry.
+        # A power of two changes no bit of the norms that need no scale.
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        largest = x.abs().amax((-2, -1)).clamp(torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max)
+        scale = largest / (2 * largest.frexp().mantissa)
+        norm = (torch.linalg.vector_norm(x / scale[..., None, None], dim=-1).amax(-1) * scale).float()
+        # Here and below, underflow would lower the bound.
+        longest.append(norm.clamp(min=SMALLEST_NORMAL).repeat_interleave(q.shape[1] // x.shape[1], 1))
+    return (longest[0] * longest[1]).clamp(min=SMALLEST_NORMAL) * norms_factor(q.shape[-1], sm_scale)
 
 
-def threshold_from_norms(
-    q: Tensor,
-    k: Tensor,
-    sm_scale: float | None = None,
-    log_pruning_tolerance: float = DEFAULT_LOG_PRUNING_TOLERANCE,
-) -> Tensor:
-    """:func:`pruning_threshold` (B, H) with U from :func:`logit_bound_from_norms` and L the keys of k."""
-    if HAS_TRITON and all(x.is_cuda and x.dtype.itemsize <= 4 for x in (q, k)):
-        # Three kernels with the same number of roundings: torch's own reduction takes six times as long.
-        factor = _norms_factor(q.shape[-1], sm_scale)
-        return op.threshold_from_norms(q.detach(), k.detach(), factor, log_pruning_tolerance)
-    return pruning_threshold(logit_bound_from_norms(q, k, sm_scale), k.shape[2], log_pruning_tolerance)
-
-
-def _norms_factor(head_dim: int, sm_scale: float | None) -> float:
+def norms_factor(head_dim: int, sm_scale: float | None) -> float:
     sm_scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
-    return abs(float(sm_scale)) * _dot_margin(head_dim) ** 3
+    return max(SMALLEST_NORMAL, abs(float(sm_scale)) * _dot_margin(head_dim) ** 3)

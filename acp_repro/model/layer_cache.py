@@ -89,7 +89,8 @@ class LayerCache:
     def longest_key(self, k: Tensor) -> Tensor:
         """(B, H, 1, D), the longest key of each head so far; ``k`` (B, H, T, D) are the newest."""
         candidates = k if self._longest_key is None else torch.cat((self._longest_key, k), dim=2)
-        norms = torch.linalg.vector_norm(candidates, dim=-1, keepdim=True, dtype=torch.float32)
+        # In float64, where squares of float32 numbers neither underflow nor overflow.
+        norms = torch.linalg.vector_norm(candidates, dim=-1, keepdim=True, dtype=torch.float64)
         index = norms.argmax(dim=2, keepdim=True).expand(-1, -1, 1, k.shape[-1])
         longest = candidates.gather(2, index)
         if self._longest_key is None:

@@ -14,12 +14,8 @@ from torch import Tensor, nn
 
 from acp_repro.attention import forgetting_attention
 from acp_repro.attention.decay import document_starts
-from acp_repro.attention.threshold import (
-    logit_bound_from_norms,
-    logit_bound_from_qk_norm,
-    pruning_threshold,
-    threshold_from_norms,
-)
+from acp_repro.attention.op import threshold_from_norms
+from acp_repro.attention.threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
 from acp_repro.common.modules import is_plain
 
 from .config import ROPE_BASE, FoXConfig

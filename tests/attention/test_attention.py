@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from acp_repro.attention import blockwise, forgetting_attention
+from acp_repro.attention import blockwise, forgetting_attention, register_flop_formulas
 from acp_repro.attention.boundary import attention_flops, count_blocks, find_boundary
-from acp_repro.attention.checks import AttentionCall
+from acp_repro.attention.checks import AttentionCall, threshold_tensor
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.op import forgetting_attention_op
+from acp_repro.attention.reference import kept_entries
 
 NAMES = ("out", "dq", "dk", "dv", "dlog_fgate")
 
@@ -86,6 +87,31 @@ def test_pruning_changes_the_output_by_no_more_than_appendix_a_proves():
     assert (pruned - dense).abs().max() <= 2 * math.exp(-10) * v.abs().max() + 1e-5
 
 
+def test_flops_count_the_visited_scores_of_a_short_last_block():
+    register_flop_formulas()
+    q, k, v, log_fgate = (x.detach() for x in make_inputs(130, 200))
+    options = {"adaptive_threshold": -9.0, "return_start_index": True}
+    with FlopCounterMode(display=False) as counter:
+        _, start = forgetting_attention(q, k, v, log_fgate, **options)
+    kept = kept_entries(start, 130, 200, 64, 64) & torch.ones(130, 200, dtype=torch.bool).tril(70)
+    assert start[0, 0, -1] > 0
+    assert counter.get_total_flops() == attention_flops(int(kept.sum()), 1, 1, 32, backward=False)
+
+
+@pytest.mark.parametrize("threshold", [0, torch.zeros(2)])
+def test_a_threshold_of_0_keeps_what_has_not_decayed(threshold):
+    """The global head's gates are 1, so its blocks have a decay of exactly 0, which is not below 0."""
+    q, k, v, log_fgate = (x.detach() for x in make_inputs(130, 130))
+    log_fgate[..., 1] = 0.0
+    _, start = forgetting_attention(q, k, v, log_fgate, adaptive_threshold=threshold, return_start_index=True)
+    assert start[0].tolist() == [[0, 1, 2], [0, 0, 0]]
+
+
+def test_kernels_never_see_a_threshold_that_is_only_marked_as_negated():
+    threshold = torch.complex(torch.zeros(1, 1), torch.ones(1, 1)).conj().imag  # -1; 1 in memory
+    assert threshold.is_neg() and not threshold_tensor(threshold, 1, 1, threshold.device).is_neg()
+
+
 def test_pruned_blocks_cost_no_work():
     """Matrix products of both passes shrink by the pruned share: counted, as clocks are noisy."""
     q, k, v, log_fgate = (x.detach().transpose(1, 2) for x in make_inputs(1024, 1024, 16))
@@ -102,6 +128,53 @@ def test_pruned_blocks_cost_no_work():
         kept = 4 * count.causal - int(count.pruned.sum())
         assert flops[-1] == sum(attention_flops(kept, 64, 64, 16, backward=b) for b in (False, True))
     assert flops[0] < 0.65 * flops[1]
+
+
+@pytest.mark.parametrize("implementation", ["reference", "blockwise"])
+@pytest.mark.parametrize("closed", [64, 100, 191])
+def test_nothing_passes_a_gate_of_0_however_far_scores_are_apart(implementation, closed):
+    """Of 130 queries and 200 keys; the last tokens are computed alone, and head 1 has no gate of 0."""
+    q, k, v, log_fgate = (x.detach() for x in make_inputs(130, 200))
+    log_fgate[:, closed, 0] = -math.inf
+    inputs = [
+        (x * size).requires_grad_() for x, size in zip((q, k, v, log_fgate), (60, 60, 1, 1), strict=True)
+    ]
+    first = max(0, closed - 70)
+    dout = torch.randn(2, 130 - first, 2, 32, generator=torch.manual_seed(0))
+    grads = []
+    for begin in (0, closed):
+        parts = [x[:, max(0, begin - 200 + x.shape[1]) if n == 0 else begin :] for n, x in enumerate(inputs)]
+        parts[3] = parts[3].masked_fill(parts[3] == -math.inf, 0.0) if begin else parts[3]
+        out = forgetting_attention(*parts, implementation=implementation)[:, first - 130 :, :1]
+        grads.append((out, *torch.autograd.grad(out, inputs, dout[:, :, :1])))
+    for name, a, e in zip(NAMES, *grads, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-2, atol=1e-2 * float(e.abs().max()), msg=name)
+
+
+def test_gates_below_the_floor_are_computed_or_refused():
+    """The scores of the first key are 3e4 above the others, so that a log gate of -2e4 hides nothing."""
+    q, k, v = torch.randn(3, 1, 70, 1, 16, generator=torch.manual_seed(0), dtype=torch.float64)
+    q, k = q.abs(), k / 100
+    q[..., 0], k[:, 0, :, 0] = 4.0, 3e4
+    log_fgate = torch.zeros(1, 70, 1, dtype=torch.float64)
+    log_fgate[:, 30] = -2e4
+    out = forgetting_attention(q, k, v, log_fgate, implementation="reference")
+    torch.testing.assert_close(out[:, 1:], v[:, :1].expand(1, 69, 1, 16))
+    log_fgate[:, 30] = -4e4
+    out = forgetting_attention(q, k, v, log_fgate, implementation="reference")
+    alone = forgetting_attention(*(x[:, 30:] for x in (q, k, v, 0 * log_fgate)), implementation="reference")
+    torch.testing.assert_close(out[:, 30:], alone)
+    for implementation in ("blockwise", "triton"):
+        inputs = [x.float() for x in (q, k, v, log_fgate)]
+        if implementation == "triton":
+            pytest.importorskip("triton")
+            inputs[3][:, 30] = -math.inf
+        with pytest.raises(ValueError, match="log gates below -10000 must lie in .0, 9900.0"):
+            forgetting_attention(*inputs, implementation=implementation)
+        inputs[:2] = torch.ones(2, 1, 70, 1, 16)  # scores of 16 sm_scale; they may differ by twice as much
+        forgetting_attention(*inputs, implementation=implementation, sm_scale=9890 / 32)
+        with pytest.raises(ValueError, match="log gates below"):
+            forgetting_attention(*inputs, implementation=implementation, sm_scale=9910 / 32)
 
 
 def test_64k_tokens_with_strong_gates():
@@ -185,6 +258,7 @@ def test_empty_inputs_give_empty_outputs(implementation):
         ({"k": torch.randn(2, 8, 2, 16).half()}, TypeError, "k must have the dtype of q"),
         ({"k": torch.randn(2, 8, 3, 16), "v": torch.randn(2, 8, 3, 16)}, ValueError, "number of heads"),
         ({"q": torch.randn(2, 9, 2, 16)}, ValueError, "seqlen_q must be at most seqlen_k"),
+        (dict.fromkeys("qkv", torch.zeros(2, 8, 2, 257)), ValueError, "head_dim must be from 16 to 256"),
         ({"k": torch.randn(2, 8, 2, 16, device="meta")}, ValueError, "k must be on the device of q"),
         ({"log_fgate": -torch.rand(2, 2, 8)}, ValueError, r"log_fgate must have shape \(2, 8, 2\)"),
         ({"log_fgate": torch.rand(2, 8, 2)}, ValueError, "log_fgate must lie in"),

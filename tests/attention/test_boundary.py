@@ -68,6 +68,10 @@ def test_seq_start_skips_padding_blocks_and_nan_prunes_nothing():
     boundary = find_boundary(c, None, 32, 8, 4, seq_start=torch.tensor([0, 13]))
     assert boundary[0, 0].tolist() == [0, 0, 0, 0]
     assert boundary[1, 0].tolist() == [0, 2, 3, 3]  # never past the block of the first query
+    # With a threshold, the later of the two boundaries counts.
+    fallen = torch.arange(32).mul(-1.0).double()[None, None].expand(2, 1, 32)
+    both = find_boundary(fallen, torch.full((2, 1), -6.5), 32, 8, 4, seq_start=torch.tensor([0, 13]))
+    assert both[:, 0].tolist() == [[0, 0, 2, 4], [0, 2, 3, 4]]
     c[0, 0, 10:] = torch.nan
     boundary = find_boundary(c, torch.full((2, 1), -5.0), 32, 8, 4)
     assert boundary.tolist() == [[[0, 0, 0, 0]]] * 2

@@ -22,7 +22,7 @@ IMPLEMENTATIONS = [
 def make_cache(lengths, tokens=1, group=1, head_dim=16, block=16):
     """q, a cache of two key heads whose blocks lie in no order, NaN where nothing is written, and its start.
 
-    Even query heads are local, odd ones global.
+    Query heads are local and global in turn. In a group, the second key head begins with a global one.
     """
     generator = torch.Generator().manual_seed(0)
     batch, heads, columns = len(lengths), 2 * group, -(-max(lengths) // block) + 1
@@ -31,7 +31,8 @@ def make_cache(lengths, tokens=1, group=1, head_dim=16, block=16):
     c = torch.full((len(order), group, block), math.nan, dtype=torch.float64)
     table, seqlens = order.view(batch, 2, columns).int(), torch.tensor(lengths, dtype=torch.int32)
     cache = PagedKVCache(k, v, c, table, seqlens)
-    mean = torch.where(torch.arange(heads) % 2 == 0, 0.3, 1e-4)
+    order = torch.arange(heads) + torch.arange(heads) // max(2, group)
+    mean = torch.where(order % 2 == 0, 0.3, 1e-4)
     gates = -torch.empty(batch, heads, max(lengths)).exponential_(generator=generator) * mean[:, None]
     cache.write(*torch.randn(2, batch, 2, max(lengths), head_dim, generator=generator), gates)
     q = torch.randn(batch, heads, tokens, head_dim, generator=generator).to(DEVICE)
@@ -59,6 +60,21 @@ def test_the_boundary_moves_on_with_the_stream(implementation):
         cache.advance(fresh, threshold, 1)
         assert torch.equal(start, fresh) and (start >= before).all()
     assert start[0, 0] > 10 and start[0, 1] == 0
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_heads_of_a_group_read_from_blocks_of_their_own(implementation):
+    """Each position in the group is once the local head, which starts late, and once the global one."""
+    q, cache, start = make_cache([300, 120], tokens=2, group=2)
+    found, expected = (
+        forgetting_attention_with_kvcache(
+            q, cache, start.clone(), head_first=True, adaptive_threshold=-6.0, implementation=name
+        )
+        for name in (implementation, "reference")
+    )
+    cache.advance(start, torch.full(start.shape, -6.0, device=DEVICE), 2)
+    assert (start[0] > 5).tolist() == [True, False, False, True]
+    assert relative(found, expected) < 1e-5
 
 
 @pytest.mark.parametrize("implementation", ["reference", *IMPLEMENTATIONS])
@@ -129,9 +145,9 @@ def test_values_that_attention_refuses_are_refused_while_decoding():
 
 def test_writing_is_the_same_on_both_sides():
     kernels = pytest.importorskip("acp_repro.attention.triton", reason="pip install triton")
-    _, cache, _ = make_cache([70, 31], 1, 2, 24, 32)
+    _, cache, _ = make_cache([70, 45], 1, 2, 24, 32)
     generator = torch.Generator().manual_seed(3)
-    for tokens in (1, 8, 40):
+    for tokens in (1, 8, 49):  # the last over three blocks of the second row
         cache.seqlens.add_(tokens)
         k, v = (
             torch.randn(2, tokens, 2, 24, generator=generator).to(DEVICE).transpose(1, 2) for _ in range(2)

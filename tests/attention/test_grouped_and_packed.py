@@ -105,6 +105,7 @@ def test_many_documents_lose_no_precision():
         (torch.tensor([8]), ValueError, r"shape \(documents \+ 1,\), got \(1,\)"),
         (torch.tensor([1, 8]), ValueError, "must start with 0"),
         (torch.tensor([0, 9]), ValueError, "end with the length 8"),
+        (torch.tensor([0, 7]), ValueError, "end with the length 8"),
         (torch.tensor([0, 5, 4, 8]), ValueError, "never fall"),
         (torch.tensor([0, 8], device="meta"), ValueError, "cu_seqlens must be on the device of q"),
     ],
@@ -113,6 +114,16 @@ def test_wrong_packing_is_named(cu_seqlens, error, message):
     inputs = [x.cpu() for x in make_inputs(8, 8)[:4]]
     with pytest.raises(error, match=message):
         forgetting_attention(*inputs, head_first=True, cu_seqlens=cu_seqlens)
+
+
+def test_a_document_may_be_empty():
+    inputs = [x[:1].cpu() for x in make_inputs(8, 8)[:4]]
+    inputs[3] = -inputs[3].abs()
+    results = [
+        forgetting_attention(*inputs, head_first=True, cu_seqlens=torch.tensor(starts))
+        for starts in ([0, 5, 8], [0, 5, 5, 8], [0, 0, 5, 8, 8])
+    ]
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
 def test_packing_excludes_batches_padding_a_cache_and_huge_scores():

@@ -138,7 +138,7 @@ def test_a_machine_without_a_c_compiler_is_told_so(monkeypatch):
     def fail(self, grid):
         raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
 
-    monkeypatch.setattr(type(norms._square_kernel), "__getitem__", fail)
+    monkeypatch.setattr(type(norms._norm_kernel), "__getitem__", fail)
     with pytest.raises(RuntimeError, match="finds no C compiler: install gcc, or take 'blockwise'"):
         both(inputs(length=5, heads=1))
 

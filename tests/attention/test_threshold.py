@@ -14,7 +14,7 @@ from acp_repro.attention import (
     pruning_threshold,
     reference,
 )
-from acp_repro.attention.boundary import find_boundary
+from acp_repro.attention.boundary import count_blocks, find_boundary
 from acp_repro.attention.decay import cumulative_log_fgate
 
 
@@ -119,6 +119,106 @@ def test_norm_bound_covers_every_score(seed, dtype, head_dim):
     bound = logit_bound_from_norms(q, k)
     scores = (q.double() @ k.double().mT).abs().amax((2, 3)) / math.sqrt(head_dim)
     assert (bound.double() >= scores).all() and (bound.double() <= scores * 1.001).all()
+
+
+MAGNITUDES = [
+    (1e-23, 1e18, 1e5, torch.float32),
+    (1e-40, 3e37, None, torch.bfloat16),
+    (1e25, 1e-30, 3.0, torch.float32),
+    (1e-25, 1e-20, 1e30, torch.bfloat16),
+    (1e-170, 1e150, 1e20, torch.float64),
+]
+
+
+@pytest.mark.parametrize(("q_size", "k_size", "sm_scale", "dtype"), MAGNITUDES)
+def test_norm_bound_covers_scores_of_every_magnitude(q_size, k_size, sm_scale, dtype):
+    """Squares underflow or overflow in float32. Head 1 has ordinary magnitudes and keeps its own bound."""
+    q = torch.randn(2, 2, 9, 24, generator=torch.manual_seed(0), dtype=torch.float64)
+    size = torch.tensor([[q_size, k_size], [1.0, 1.0]], dtype=torch.float64)
+    q, k = ((q * size[:, n, None, None]).to(dtype) for n in range(2))
+    bound = logit_bound_from_norms(q, k, sm_scale).double()
+    largest = (q.double() @ k.double().mT).abs().amax((2, 3)) * (sm_scale or 24**-0.5)
+    assert (bound >= largest).all()
+    tight = bound <= largest * 1.2
+    assert tight[:, 1].all() and (tight[:, 0].all() or min(q_size, k_size, q_size * k_size) < 1e-38)
+
+
+def test_bounds_cover_scores_that_are_summed_one_product_after_the_other():
+    """Every product after the first is rounded up, which is the worst case for a sum of 256 products."""
+    x = torch.full((256,), math.sqrt(2.0**-24 * 1.001))
+    x[0] = 1.0
+    computed = (x * x).tolist()[0] * torch.ones(())
+    for product in (x * x)[1:]:
+        computed = computed + product
+    assert computed > x.double().square().sum() + 200 * 2.0**-24
+    rows = x.expand(1, 1, 3, 256)
+    assert logit_bound_from_norms(rows, rows, 1.0) >= computed
+    # The same rows after QK-norm in float32, whose squares sum to 256.
+    of_weights = logit_bound_from_qk_norm(torch.ones(256), torch.ones(256), 1, 256, 1.0, torch.float32)
+    assert of_weights >= computed.double() * 256 / x.double().square().sum()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "weight"), [(torch.bfloat16, 75, 1 + 6 / 128), (torch.float16, 68, 1 + 48 / 1024)]
+)
+def test_qk_norm_bound_has_no_rounding_too_few_or_too_many(dtype, head_dim, weight):
+    """Value, weight and product are all rounded up by nearly the most: five roundings would not do."""
+    unit = torch.finfo(dtype).eps / 2
+    weight = torch.tensor(weight - unit).nextafter(torch.tensor(2.0))  # the least that rounds up
+    value = torch.tensor(math.sqrt(head_dim), dtype=torch.float64).to(dtype)
+    score = (value * weight.to(dtype)).double() ** 2
+    weights = torch.zeros(head_dim)
+    weights[3] = weight
+    bound = logit_bound_from_qk_norm(weights, weights, 1, head_dim, 1.0, dtype).double()
+    assert score <= bound <= score * (1 + unit)
+
+
+def test_threshold_is_rounded_outwards_by_no_more_than_its_roundings():
+    bound = torch.rand(20_000, dtype=torch.float64, generator=torch.manual_seed(0)) * 4
+    exact = -2 * bound - 16.3
+    assert ((-2 * bound.float() - 16.3).double() > exact).any()
+    delta = pruning_threshold(bound, 1, -16.3).double()
+    assert (delta <= exact).all() and (delta >= exact * (1 + 2**-21)).all()
+
+
+@pytest.mark.parametrize(
+    ("bound", "length", "message"),
+    [
+        (-1e-3, 10, "logit_bound U must lie in"),
+        (torch.tensor([1.0, math.inf]), 10, "logit_bound U must lie in"),
+        (math.nan, 10, "logit_bound U must lie in"),
+        (1.0, 2.5, "seqlen must be at least 1 and an integer.* got 2.5"),
+        (1.0, math.inf, "seqlen must be at least 1 and an integer"),
+    ],
+)
+def test_a_threshold_that_proves_nothing_is_refused(bound, length, message):
+    with pytest.raises(ValueError, match=message):
+        pruning_threshold(bound, length)
+
+
+def test_a_query_whose_norm_overflows_prunes_nothing():
+    """U is infinite in float32, so under "auto" every block is visited."""
+    q, k, v = torch.ones(3, 1, 130, 1, 16)
+    log_fgate = torch.full((1, 130, 1), -50.0)
+    options = {"adaptive_threshold": "auto", "return_start_index": True}
+    _, start = forgetting_attention(q * 1e30, k * 1e30, v, log_fgate, sm_scale=1e-30, **options)
+    assert not start.any()
+    _, start = forgetting_attention(q, k, v, log_fgate, **options)
+    assert start.any()
+    q[0, 7, 0, 3] = math.inf
+    assert logit_bound_from_norms(q.transpose(1, 2), k.transpose(1, 2)).item() == math.inf
+
+
+def test_the_default_device_changes_nothing():
+    q, k, v = torch.randn(3, 1, 130, 1, 16, generator=torch.manual_seed(0))
+    log_fgate = torch.full((1, 130, 1), -1.0)
+    options = {"adaptive_threshold": "auto", "return_start_index": True}
+    expected = forgetting_attention(q, k, v, log_fgate, **options)
+    counts = count_blocks(expected[1], 130, 130, 64, 64)
+    with torch.device("meta"):
+        found = forgetting_attention(q, k, v, log_fgate, **options)
+        assert count_blocks(expected[1], 130, 130, 64, 64).causal == counts.causal
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_threshold_formula_and_errors():

@@ -216,12 +216,28 @@ def test_a_weight_of_1_is_1_in_both_passes(dtype):
     assert torch.equal(out, inputs[3]) and torch.equal(dv, inputs[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_row_whose_weights_overflow_is_computed_again(dtype):
+    """Two rows give nearly all their weight to a key far before the diagonal, where the level was set."""
+    inputs = make_inputs(64, 330, 16, dtype, batch=1, heads=1)
+    inputs[1][:, :, 20:22] = 6
+    inputs[2][:, :, 3] = 6
+    inputs[4] *= 1e-3  # the decay takes nothing from that key
+    boundary = torch.zeros(1, 1, 1, dtype=torch.int32, device=DEVICE)
+    out, lse = kernels.forward(*inputs[1:], boundary, None, 0.5, 64, 64)
+    truth = attend(inputs, boundary, None, 0.5, 64, 64)
+    assert error(out[:, :, 20:22], inputs[3][:, :, [3, 3]]) < 1e-3
+    assert error(out, truth[0]) < (1e-3 if dtype == torch.float16 else 1e-5)
+    torch.testing.assert_close(lse.double() * math.log(2), truth[5], atol=2e-4, rtol=1e-6)
+
+
 @pytest.mark.parametrize("heads", [1] if DEVICE == "cpu" else [2, 1])
 def test_results_too_far_apart_are_copied_to_their_place(monkeypatch, heads):
     dout, q, k, v, c = make_inputs(70, 70, 16, torch.float32, batch=1)
     inputs = [dout, q, k[:, :heads], v[:, :heads], c]
     expected = run(inputs, None, None, 0.25, 64, 64)
     monkeypatch.setattr(tiles, "FAR", 16)
+    assert tiles.make_addressable(inputs[1]).is_contiguous() and not inputs[1].is_contiguous()
     for a, b in zip(run(inputs, None, None, 0.25, 64, 64), expected, strict=True):
         assert torch.equal(a, b) and a.stride() == b.stride()
 

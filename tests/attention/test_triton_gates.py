@@ -1,5 +1,7 @@
 """The running sum of the gates and its adjoint as kernels, against the functions that define them."""
 
+import math
+
 import pytest
 import torch
 
@@ -53,3 +55,39 @@ def test_threshold_from_norms_is_that_of_its_parts(length, dtype, kv_heads):
     q[1, 2, length // 2, 5] = torch.nan
     found = norms.threshold_from_norms(q, k, factor, -10.0)
     assert found.isnan().nonzero().tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("q_size", "k_size", "factor"), [(1e-23, 1e18, 1e5), (1e-37, 1e15, 3e18)])
+def test_threshold_from_norms_of_small_rows(q_size, k_size, factor, dtype):
+    """Squares underflow in float32; NaN still shows, and head 1 has ordinary magnitudes."""
+    q = torch.randn(1, 2, 150, 24, device=DEVICE, dtype=torch.float64)
+    size = torch.tensor([[q_size, k_size], [1.0, 1.0]], dtype=torch.float64, device=DEVICE)
+    q, k = ((q * size[:, n, None, None]).to(dtype) for n in range(2))
+    found = norms.threshold_from_norms(q, k, factor, -10.0)
+    longest = [x.double().norm(dim=-1).amax(-1) for x in (q, k)]
+    exact = -2 * longest[0] * longest[1] * factor - math.log(150) - 10
+    least = -2 * longest[0].clamp(min=2.0**-126) * longest[1] * factor - math.log(150) - 10
+    assert (found <= exact * (1 - 1e-5)).all() and (found >= least * (1 + 1e-5)).all()
+    q[0, 0, 140, 5] = torch.nan
+    assert norms.threshold_from_norms(q, k, factor, -10.0).isnan().tolist() == [[True, False]]
+
+
+def test_a_norm_between_the_least_numbers_is_not_rounded_down():
+    q, k = torch.zeros(2, 1, 1, 1, 16, device=DEVICE)
+    q[..., :2], k[..., 0] = 2.0**-149, 1e38  # a norm of sqrt(2) steps
+    found = norms.threshold_from_norms(q, k, 1e8, -10.0).item()
+    assert found <= -2 * math.sqrt(2) * 2.0**-149 * 1e46 - 10
+
+
+def test_threshold_from_norms_is_rounded_outwards():
+    """Each head's only query has a norm that is known, and the factor is rounded down by nearly the most."""
+    bound, factor = torch.rand(20_000, generator=torch.manual_seed(0)) * 4, 1 + 0.99 * 2**-24
+    # Of these norms, some for which half the margin would not do.
+    half = (-2 * bound - 16.3) * (1 + 2**-23)
+    bound = bound[half.double() > -2 * bound.double() * factor - 16.3][:5].to(DEVICE)
+    q, k = (torch.zeros(1, 5, 1, 16, device=DEVICE) for _ in range(2))
+    q[0, :, 0, 0], k[..., 0] = bound, 1.0
+    found = norms.threshold_from_norms(q, k, factor, -16.3)[0].double()
+    exact = -2 * bound.double() * factor - 16.3
+    assert (found <= exact).all() and (found >= exact * (1 + 2**-21)).all()

@@ -7,61 +7,77 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..decay import threshold_offset
+from ..decay import SMALLEST_NORMAL, threshold_offset
 from .launch import launch, repeat_launches
 from .tiles import load_rows, make_addressable, padded_head_dim
 
 _ROWS = 128
+# Rows with a norm below _SMALL are multiplied by _UP, after which all their squares are normal numbers.
+_SMALL, _UP = tl.constexpr(2.0**-30), tl.constexpr(2.0**90)
+_TINY = tl.constexpr(SMALLEST_NORMAL)
 _SIZES = ["heads", "tiles", "count"]
 
 
 @triton.jit
 def _largest(bits):
-    """The largest of some squares, given and told as their bits: these are in the same order, a NaN last."""
+    """The bits of the largest of some norms or squares from their bits: the order is the same, a NaN last."""
     return tl.max(bits & 0x7FFFFFFF, 0)
 
 
+@triton.jit
+def _largest_norm(tile):
+    """The largest norm of a row of ``tile``, float32; NaN if any entry is NaN."""
+    squares = tl.sum(tile * tile, 1).to(tl.int32, bitcast=True)
+    return tl.sqrt_rn(_largest(squares).to(tl.float32, bitcast=True))
+
+
 @triton.jit(do_not_specialize=_SIZES)
-def _square_kernel(
-    x, squares, heads, tiles, count, x_b, x_h, x_t, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
+def _norm_kernel(
+    x, norms, heads, tiles, count, x_b, x_h, x_t, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     bh = tl.program_id(0) // tiles
     x += (bh // heads).to(tl.int64) * x_b + (bh % heads).to(tl.int64) * x_h
     row = (tl.program_id(0) % tiles) * ROWS
     tile = load_rows(x, row, x_t, count, ROWS, D, BLOCK_D, True).to(tl.float32)
-    tl.store(squares + tl.program_id(0), _largest(tl.sum(tile * tile, 1).to(tl.int32, bitcast=True)))
+    norm = _largest_norm(tile)
+    if norm < _SMALL:
+        # Squares may have underflowed. The tile is loaded again, so that it need not stay in registers.
+        tile = load_rows(x, row, x_t, count, ROWS, D, BLOCK_D, True).to(tl.float32)
+        norm = tl.maximum(_largest_norm(tile * _UP) * (1.0 / _UP), _TINY)
+    tl.store(norms + tl.program_id(0), norm.to(tl.int32, bitcast=True))
 
 
 @triton.jit
-def _largest_of(squares, count, WIDTH: tl.constexpr):
+def _largest_of(norms, count, WIDTH: tl.constexpr):
     at = tl.arange(0, WIDTH)
     bits = tl.zeros([WIDTH], tl.int32)
     for first in range(0, count, WIDTH):
-        bits = tl.maximum(bits, tl.load(squares + first + at, mask=first + at < count, other=0))
-    return tl.sqrt_rn(_largest(bits).to(tl.float32, bitcast=True))
+        bits = tl.maximum(bits, tl.load(norms + first + at, mask=first + at < count, other=0))
+    return _largest(bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["q_tiles", "k_tiles"])
 def _threshold_kernel(
-    q_squares, k_squares, delta, q_tiles, k_tiles, factor, offset, SHARED: tl.constexpr, WIDTH: tl.constexpr
+    q_norms, k_norms, delta, q_tiles, k_tiles, factor, offset, SHARED: tl.constexpr, WIDTH: tl.constexpr
 ):
     bh = tl.program_id(0)
-    longest_q = _largest_of(q_squares + bh * q_tiles, q_tiles, WIDTH)
-    longest_k = _largest_of(k_squares + bh // SHARED * k_tiles, k_tiles, WIDTH)
-    bound = longest_q * longest_k * factor
+    longest_q = _largest_of(q_norms + bh * q_tiles, q_tiles, WIDTH)
+    longest_k = _largest_of(k_norms + bh // SHARED * k_tiles, k_tiles, WIDTH)
+    # The product is at least the smallest normal number, because underflow would lower the bound.
+    bound = tl.maximum(longest_q * longest_k, _TINY, propagate_nan=tl.PropagateNan.ALL) * factor
     tl.store(delta + bh, (-2.0 * bound - offset) * (1.0 + 2.0**-22))
 
 
-def _squares(x: Tensor) -> Tensor:
-    """(B, H, T, D) -> (B, H, tiles of T) int32: the bits of the largest squared norm in each."""
+def _tile_norms(x: Tensor) -> Tensor:
+    """(B, H, T, D) -> (B, H, tiles of T) int32: the bits of the largest norm in each."""
     batch, heads, length, head_dim = x.shape
     tiles = triton.cdiv(length, _ROWS)
-    squares = torch.empty((batch, heads, tiles), dtype=torch.int32, device=x.device)
+    norms = torch.empty((batch, heads, tiles), dtype=torch.int32, device=x.device)
     launch(
-        _square_kernel,
+        _norm_kernel,
         (tiles * batch * heads,),
         x,
-        squares,
+        norms,
         heads,
         tiles,
         length,
@@ -71,7 +87,7 @@ def _squares(x: Tensor) -> Tensor:
         BLOCK_D=padded_head_dim(head_dim),
         num_warps=4,
     )
-    return squares
+    return norms
 
 
 def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
@@ -83,15 +99,15 @@ def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolera
 @repeat_launches
 def _find_threshold(q: Tensor, k: Tensor, constants: tuple[float, float]) -> tuple[Tensor]:
     delta = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    q_squares, k_squares = _squares(q), _squares(k)
+    q_norms, k_norms = _tile_norms(q), _tile_norms(k)
     launch(
         _threshold_kernel,
         (delta.numel(),),
-        q_squares,
-        k_squares,
+        q_norms,
+        k_norms,
         delta,
-        q_squares.shape[2],
-        k_squares.shape[2],
+        q_norms.shape[2],
+        k_norms.shape[2],
         *constants,
         SHARED=q.shape[1] // k.shape[1],
         WIDTH=128,
