@@ -37,16 +37,20 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The content of a YAML file that holds a mapping, in JSON's types."""
-    import yaml
-    from pydantic_core import from_json
-
     if (size := path.stat().st_size) > MOST_BYTES:
         raise SuiteError(f"{path}: has {size:,} bytes; a suite has at most {MOST_BYTES:,}")
+    return parse_yaml(path.read_bytes(), path)
+
+
+def parse_yaml(text: str | bytes, path: Path) -> dict[str, Any]:
+    """The mapping that ``text`` is in YAML, in JSON's types; ``path`` is for errors."""
+    import yaml
+
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
-        content = from_json(json.dumps(content, default=str))  # where dates are text
+        content = yaml.load(text, Loader=_loader())
+        content = json.loads(json.dumps(content, default=str))  # where dates are text
     except Exception as error:  # PyYAML lets many kinds through: of dates, numbers, deep nesting
-        words = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")
+        words = re.sub('in "<(unicode|byte) string>", ', "in ", " ".join(str(error).split()))
         raise SuiteError(f"{path}: not valid YAML: {words}") from None
     if not isinstance(content, dict):
         raise SuiteError(
@@ -60,8 +64,8 @@ def _loader() -> type:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Safe YAML that reads 2e-3 as a number (as YAML 1.2 does). A key given twice is an error, and so is
-        an alias: a few lines of them stand for gigabytes."""
+        """Safe YAML that reads 2e-3 as a number (as YAML 1.2 does), and 2e5 as a whole number. A key given
+        twice is an error, and so is an alias: a few lines of them stand for gigabytes."""
 
         def compose_node(self, parent, index):
             if self.check_event(yaml.AliasEvent):
@@ -78,6 +82,12 @@ def _loader() -> type:
                     )
             return super().construct_mapping(node, deep)
 
+        def construct_yaml_float(self, node):
+            value = super().construct_yaml_float(node)
+            is_whole = "e" in node.value.lower() and value.is_integer() and abs(value) < 2**53
+            return int(value) if is_whole else value
+
+    Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_yaml_float)
     pattern = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", pattern, list("-+0123456789"))
     return Loader
