@@ -11,10 +11,12 @@ import json
 import re
 import typing
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union
 
+from ..common.bounds import Must
 from ..common.errors import did_you_mean
 from .errors import SuiteError
 
@@ -162,3 +164,44 @@ def _all_keys(cls: Any) -> set[str]:
         keys = {field.name for field in dataclasses.fields(cls)}
         inner = tuple(typing.get_type_hints(cls).values())
     return keys.union(*map(_all_keys, inner))
+
+
+def key_table(cls: type) -> str:
+    """A table in Markdown of the keys of a file of this dataclass: what a value must be, and its default."""
+    rows = [("key", "value", "default"), ("---", "---", "---"), *_key_rows(cls)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _key_rows(cls: Any, where: str = "") -> Iterator[tuple[str, str, str]]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        hint, key = hints[field.name], where + field.name
+        parts = [part for part in (hint, *typing.get_args(hint)) if isinstance(part, type)]
+        inside = [part for part in parts if dataclasses.is_dataclass(part)]
+        if inside:
+            end = {list: "[].", dict: ".NAME."}.get(typing.get_origin(hint), ".")
+            yield from _key_rows(inside[0], key + end)
+        elif field.default_factory is not dataclasses.MISSING:
+            yield f"`{key}`", _words_of(hint), f"`{json.dumps(field.default_factory())}`"
+        else:
+            has_none = field.default is dataclasses.MISSING
+            yield f"`{key}`", _words_of(hint), "required" if has_none else f"`{json.dumps(field.default)}`"
+
+
+_TYPES = {int: _NAMES["int"], float: _NAMES["float"], bool: _NAMES["bool"], str: "text", NoneType: "null"}
+
+
+def _words_of(hint: Any) -> str:
+    """What a value of a type must be."""
+    bounds = [one.words for one in getattr(hint, "__metadata__", ()) if isinstance(one, Must)]
+    plain = hint.__origin__ if bounds else hint
+    inner, is_list = typing.get_args(plain), typing.get_origin(plain) is list
+    if bounds and not is_list:
+        return bounds[-1]
+    if is_list:
+        return f"{bounds[-1] if bounds else _LIST}: each {_words_of(inner[0])}"
+    if typing.get_origin(plain) is Literal:
+        return " or ".join(f"`{word}`" for word in inner)
+    if typing.get_origin(plain) in (Union, UnionType):
+        return " or ".join(map(_words_of, inner))
+    return _TYPES.get(plain, _NAMES["dict"])
