@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .common.command import Parser, command, described_parser, existing, imports_of, output_file, run_command
+from .common.command import command, described_parser, existing, imports_of, output_file, run_command
 from .common.errors import UsageError
 from .pipeline.registry import find_paper, paper_names
 from .pipeline.run import option_of
@@ -17,12 +17,6 @@ from .pipeline.suite import load_suite
 
 with imports_of("chain"):
     from .pipeline.papers.acp.new_suite import write_suite
-
-KEYS = """# Keys of a suite file
-
-`python -m acp_repro.suite --keys` writes this page from the dataclasses that validate a suite. `NAME` in a
-key is a name that you choose, and `[]` stands for each entry of a list. The defaults are those of the papers.
-"""
 
 
 @command(extra="chain")
@@ -36,22 +30,18 @@ def main(arguments: list[str] | None = None) -> None:
     add("--keys", action="store_true", help="print every key with its default, in Markdown")
     options = parser.parse_args(arguments)
     if options.keys:
-        tables = (f"\n## {name}\n\n{key_table(find_paper(name).file)}" for name in paper_names())
-        print(KEYS, *tables, sep="", end="")
+        print("\n".join(f"## {name}\n\n{key_table(find_paper(name).file)}" for name in paper_names()))
     elif options.new or options.text:
-        _write(parser, options.new, options.text)
+        _write(options.new, options.text)
     else:
         suite = load_suite(options.suite)
-        if not options.names:
-            print(f"{suite.name}: {suite.description}")
-        print("\n".join(("" if options.names else "  ") + run.name for run in suite.runs))
+        head, indent = ([], "") if options.names else ([f"{suite.name}: {suite.description}"], "  ")
+        print("\n".join([*head, *(indent + run.name for run in suite.runs)]))
 
 
-def _write(parser: Parser, path: Path | None, text: str | None) -> None:
-    if not (path and text and path.suffix in (".yaml", ".yml")):
-        parser.error("give both --new FILE.yaml and --text PATH")
-    if path.exists():
-        raise UsageError(f"--new {path}: exists; name another file, or delete this one")
+def _write(path: Path | None, text: str | None) -> None:
+    if not (path and text and path.suffix in (".yaml", ".yml")) or path.exists():
+        raise UsageError("give --new FILE.yaml, a file that does not exist yet, and --text PATH")
     takes = write_suite(path, text)
     suite = load_suite(str(path))
     print(f"{path}: {len(suite.runs)} runs; `make figure2 SUITE={option_of(suite.name)}` takes {takes}")

@@ -120,7 +120,15 @@ def table(rows: list[dict]) -> str:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("sweep_epsilon", __doc__)
     add = parser.add_argument
-    add("model", nargs="?", metavar="MODEL", help=f"{CHECKPOINT}, instead of a run of a suite")
+    # SUPPRESS leaves the value of --checkpoint in place where no MODEL is given.
+    hidden = argparse.SUPPRESS
+    add(
+        "checkpoint",
+        nargs="?",
+        metavar="MODEL",
+        default=hidden,
+        help=f"{CHECKPOINT}, instead of a suite's run",
+    )
     add(
         "--log-pruning-tolerance",
         type=bounded(LogEpsilon),
@@ -145,9 +153,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--csv", type=output_file, metavar="FILE", help="also write the result to this file")
     options = parser.parse_args(arguments)
-    if options.model and options.checkpoint:
-        parser.error("--checkpoint is the same as MODEL; give only one of them")
-    options.checkpoint = options.checkpoint or options.model
     of_text = (options.text, options.token_ids, options.context_length, options.tokens)
     if not options.checkpoint and (any(of_text) or options.csv):
         parser.error("--text, --token-ids, --context-length, --tokens and --csv need a MODEL")

@@ -121,7 +121,7 @@ def run_command(main: Main) -> None:
     """
     sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     if "MAKELEVEL" in os.environ:
-        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     for name, value in _PASSIVE.items():  # read when torch is imported, which commands do later
         os.environ.setdefault(name, value)
     code = main()
@@ -132,7 +132,7 @@ def run_command(main: Main) -> None:
     sys.exit(code)
 
 
-def _end_with_parent(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Sends this process a SIGTERM when its parent has ended, or when Make, its parent, was asked to stop.
 
     Make passes on no SIGINT and no SIGHUP: it resets the signal's handler and waits for the process.
@@ -145,9 +145,9 @@ def _end_with_parent(parent: int) -> None:
 
 def _handled_signals(process: int) -> int:
     """The signals for which a process has handlers, as a mask; 0 where the system does not tell."""
-    status = Path(f"/proc/{process}/status")
-    found = re.search(r"^SigCgt:\s*(\w+)", status.read_text(), re.M) if status.exists() else None
-    return int(found[1], 16) if found else 0
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{process}/status").read_text().partition("SigCgt:")[2].split()[0], 16)
+    return 0
 
 
 STOP_SIGNALS = [one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGHUP")]

@@ -124,7 +124,8 @@ def _in_words(cls: type, content: dict[str, Any], errors: list[dict[str, Any]]) 
     kind = error["type"]
     where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
     if kind in _UNKNOWN:
-        return f"{where}: unknown key{did_you_mean(keys[-1], _all_keys(cls))}"
+        known = re.findall(r"\b[a-z_]\w*", " ".join(key for key, _, _ in _key_rows(cls)))
+        return f"{where}: unknown key{did_you_mean(keys[-1], known)}"
     if kind in ("missing", "missing_argument"):
         return f"{where}.{error['loc'][-1]}: missing; it has no default".lstrip(".")
     if kind == "value_error":
@@ -156,16 +157,6 @@ def _keys(content: Any, loc: Sequence[str | int]) -> list[str | int]:
     return keys
 
 
-def _all_keys(cls: Any) -> set[str]:
-    """Every key that a file of this dataclass may have."""
-    inner = typing.get_args(cls)
-    keys: set[str] = set()
-    if dataclasses.is_dataclass(cls):
-        keys = {field.name for field in dataclasses.fields(cls)}
-        inner = tuple(typing.get_type_hints(cls).values())
-    return keys.union(*map(_all_keys, inner))
-
-
 def key_table(cls: type) -> str:
     """A table in Markdown of the keys of a file of this dataclass: what a value must be, and its default."""
     rows = [("key", "value", "default"), ("---", "---", "---"), *_key_rows(cls)]
@@ -177,15 +168,15 @@ def _key_rows(cls: Any, where: str = "") -> Iterator[tuple[str, str, str]]:
     for field in dataclasses.fields(cls):
         hint, key = hints[field.name], where + field.name
         parts = [part for part in (hint, *typing.get_args(hint)) if isinstance(part, type)]
-        inside = [part for part in parts if dataclasses.is_dataclass(part)]
-        if inside:
-            end = {list: "[].", dict: ".NAME."}.get(typing.get_origin(hint), ".")
-            yield from _key_rows(inside[0], key + end)
-        elif field.default_factory is not dataclasses.MISSING:
-            yield f"`{key}`", _words_of(hint), f"`{json.dumps(field.default_factory())}`"
-        else:
-            has_none = field.default is dataclasses.MISSING
-            yield f"`{key}`", _words_of(hint), "required" if has_none else f"`{json.dumps(field.default)}`"
+        if inside := next(filter(dataclasses.is_dataclass, parts), None):
+            yield from _key_rows(
+                inside, key + {list: "[].", dict: ".NAME."}.get(typing.get_origin(hint), ".")
+            )
+            continue
+        is_made = field.default_factory is not dataclasses.MISSING
+        default = field.default_factory() if is_made else field.default
+        shown = "required" if default is dataclasses.MISSING else f"`{json.dumps(default)}`"
+        yield f"`{key}`", _words_of(hint), shown
 
 
 _TYPES = {int: _NAMES["int"], float: _NAMES["float"], bool: _NAMES["bool"], str: "text", NoneType: "null"}
@@ -195,13 +186,11 @@ def _words_of(hint: Any) -> str:
     """What a value of a type must be."""
     bounds = [one.words for one in getattr(hint, "__metadata__", ()) if isinstance(one, Must)]
     plain = hint.__origin__ if bounds else hint
-    inner, is_list = typing.get_args(plain), typing.get_origin(plain) is list
-    if bounds and not is_list:
-        return bounds[-1]
-    if is_list:
-        return f"{bounds[-1] if bounds else _LIST}: each {_words_of(inner[0])}"
-    if typing.get_origin(plain) is Literal:
+    origin, inner = typing.get_origin(plain), typing.get_args(plain)
+    if origin is list:
+        return f"{[_LIST, *bounds][-1]}: each {_words_of(inner[0])}"
+    if origin is Literal:
         return " or ".join(f"`{word}`" for word in inner)
-    if typing.get_origin(plain) in (Union, UnionType):
+    if origin in (Union, UnionType) and not bounds:
         return " or ".join(map(_words_of, inner))
-    return _TYPES.get(plain, _NAMES["dict"])
+    return [_TYPES.get(plain, _NAMES["dict"]), *bounds][-1]

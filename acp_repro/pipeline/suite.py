@@ -63,11 +63,8 @@ def load_suite(name: str) -> Suite:
     """The suite of that name or path (:func:`suite_path`), validated and multiplied out."""
     path = suite_path(name)
     if not path.is_file():
-        wrong = "does not exist" if not path.exists() else "is a folder, or no file; name a suite's YAML file"
-        if path == EXPERIMENTS / f"{name}.yaml":
-            there = ", ".join(suite_names()) or "none here"
-            wrong = f"no such suite; there are {there} (run from the project's folder)"
-        raise SuiteError(f"{path}: {wrong}")
+        there = f"there are {', '.join(suite_names()) or 'none here'} (run from the project's folder)"
+        raise SuiteError(f"{path}: {'a folder, not' if path.is_dir() else 'no such'} suite; {there}")
     if not _NAME.fullmatch(path.stem):
         raise SuiteError(f"{path}: a suite's name may have only letters, digits and ._+-; rename the file")
     suite_name = SuiteName(path.stem, path)

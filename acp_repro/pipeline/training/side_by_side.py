@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import sys
 import threading
-import time
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from ...common.command import STOP_SIGNALS, stop_signals, usable_cores
+from ...common.command import STOP_SIGNALS, end_with_parent, stop_signals, usable_cores
 from ...common.errors import UserError
 from ..paper import Suite
 from ..run import Run
@@ -110,7 +108,6 @@ def _end(processes: list) -> bool:
 
 
 _SAVED = 130  # the exit code of a process that stopped with a checkpoint
-_SECONDS_TO_SAVE = 60
 _line, _device = 0, torch.device("cpu")
 
 
@@ -118,7 +115,7 @@ def _begin(places, lock) -> None:
     global _line, _device
     for number in set(STOP_SIGNALS) - {signal.SIGTERM}:  # the parent decides
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     torch.set_num_threads(1)
     sys.stdout.reconfigure(line_buffering=True)
     tqdm.set_lock(lock)
@@ -126,14 +123,6 @@ def _begin(places, lock) -> None:
     _device = torch.device(device)
     if _device.type == "cuda":
         torch.cuda.set_device(_device)
-
-
-def _end_with_parent() -> None:
-    """Ends this process when its parent has ended, for any reason: nothing would collect its results."""
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_SECONDS_TO_SAVE)
-    os._exit(1)
 
 
 def _train(suite_file: str, run_name: str) -> None:
