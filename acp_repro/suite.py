@@ -30,7 +30,8 @@ def main(arguments: list[str] | None = None) -> None:
     add("--keys", action="store_true", help="print every key with its default, in Markdown")
     options = parser.parse_args(arguments)
     if options.keys:
-        print("\n".join(f"## {name}\n\n{key_table(find_paper(name).file)}" for name in paper_names()))
+        tables = (f"## {name}\n\n{key_table(find_paper(name).file)}" for name in paper_names())
+        print("\n".join(tables), end="")
     elif options.new or options.text:
         _write(options.new, options.text)
     else:

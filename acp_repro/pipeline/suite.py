@@ -64,7 +64,7 @@ def load_suite(name: str) -> Suite:
     path = suite_path(name)
     if not path.is_file():
         there = f"there are {', '.join(suite_names()) or 'none here'} (run from the project's folder)"
-        raise SuiteError(f"{path}: {'a folder, not' if path.is_dir() else 'no such'} suite; {there}")
+        raise SuiteError(f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} suite; {there}")
     if not _NAME.fullmatch(path.stem):
         raise SuiteError(f"{path}: a suite's name may have only letters, digits and ._+-; rename the file")
     suite_name = SuiteName(path.stem, path)
