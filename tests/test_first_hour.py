@@ -15,7 +15,7 @@ import pytest
 from acp_repro import make, suite, train
 from acp_repro.common import command
 from acp_repro.common.errors import UsageError
-from acp_repro.pipeline.data import DataConfig, prepare
+from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.suite import load_suite
 from tests.suites import YAML, run_here, write_suite
 
@@ -153,23 +153,38 @@ def test_the_page_of_keys_is_current(capsys):
     assert "| `sizes.NAME.tokens` | a whole number of at least 1 | required |" in page
 
 
-@pytest.mark.parametrize("documents", [1, 12])
-def test_a_first_suite_fits_its_text_and_runs(documents, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(make, "run_words", run_here)
-    (folder := tmp_path / "my: #texts").mkdir()
+def write_first_suite(folder, documents):
+    """The loaded ``mine.yaml`` for a folder of texts, about 40,000 bytes in all."""
+    folder.mkdir()
     for number in range(documents):
         words = " ".join(f"word{number * i % 91}" for i in range(6000 // documents))
         (folder / f"{number}.txt").write_text(words)
     assert suite.main(["--new", "mine.yaml", "--text", str(folder)]) == 0
-    assert "make figure2 SUITE=mine.yaml" in capsys.readouterr().out
-    data = load_suite("mine.yaml").file.data
-    assert data == DataConfig("text", str(folder), heldout=data.heldout, tokenizer="bytes")
-    for run in load_suite("mine.yaml").runs:
+    return load_suite("mine.yaml")
+
+
+@pytest.mark.parametrize("documents", [1, 12])
+def test_a_first_suite_fits_its_text(documents, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    mine = write_first_suite(tmp_path / "my: #texts", documents)
+    assert "4 runs; `make figure2 SUITE=mine.yaml` takes a few minutes" in capsys.readouterr().out
+    for run in mine.runs:
         for split in prepare(run.data).describe(run.context_length)["splits"].values():
             assert split["share_used"] > 0.4
-    short = Path("mine.yaml").read_text().replace("tokens: 614_400", "tokens: 4096")
-    Path("mine.yaml").write_text(short.replace("warmup_tokens: 40_960", "warmup_tokens: 2048"))
+    # The text decides the contexts, so that Figure 2 has two bars of each kind.
+    assert len({run.context_length for run in mine.runs}) == 2 and mine.pairs("pro") == list(mine.runs)
+
+
+@pytest.mark.slow
+def test_a_first_suite_makes_figure_2(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(make, "run_words", run_here)
+    write_first_suite(tmp_path / "texts", 12)
+    text = Path("mine.yaml").read_text()
+    for old, new in (("614_400", "4096"), ("40_960", "2048"), ("repeats: 3", "repeats: 1")):
+        assert old in text
+        text = text.replace(old, new)
+    Path("mine.yaml").write_text(text)
     assert make.main(["figure2", "--suite", "mine.yaml"]) == 0 and Path("figures/mine/figure2.png").is_file()
 
 

@@ -296,13 +296,13 @@ def test_figures_need_less_than_everything(work):
 
     Path(".venv/installed").rename("kept")
     try:
-        assert extras("figure2") == extras("train") == extras("claim") == {"figures,inspect"}
+        assert extras("figure2 SUITE=mini") == extras("train") == extras("claim") == {"figures,inspect"}
         assert extras("claim ID=acp.figure2.1 SUITE=mini") == extras("plan") == {"figures,inspect"}
         assert extras("claim ID=acp.figure2.1") == extras("test") == extras("setup") == {"test"}
         assert extras(".venv/installed-eval") == {"figures,inspect", "eval"}
     finally:
         Path("kept").rename(".venv/installed")
-    assert extras("figure2 train claim test") == set()
+    assert extras("figure2 train claim test SUITE=mini") == set()
 
 
 @needs_make
