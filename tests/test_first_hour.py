@@ -196,3 +196,18 @@ def test_a_first_suite_overwrites_nothing_and_needs_long_enough_text(tmp_path, c
     first, second = capsys.readouterr().err.splitlines()
     assert "a file that does not exist yet" in first and "documents that are too short; join them" in second
     assert there.read_text() == "" and not (tmp_path / "new.yaml").exists()
+
+
+def test_a_command_speaks_before_it_loads_torch(tmp_path):
+    (tmp_path / "torch.py").write_text(
+        "import sys\nprint('torch is loaded', file=sys.stderr)\nraise SystemExit\n"
+    )
+    code = "from acp_repro.common.command import choose_device; choose_device('cpu')"
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.splitlines() == ["loading PyTorch", "torch is loaded"]

@@ -344,6 +344,8 @@ def choose_device(name: str | None):
     """The ``torch.device`` of an option ``--device``; None is a GPU if there is one."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name or "cuda"):
         raise UsageError(f"--device {name}: no such device; use cpu, cuda or cuda:1")
+    if "torch" not in sys.modules and importlib.util.find_spec("torch"):
+        print("loading PyTorch", file=sys.stderr)
 
     import torch
 
