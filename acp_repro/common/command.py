@@ -317,7 +317,7 @@ def progress_bar(*arguments: Any, **options: Any) -> Any:
 
     if sys.stderr.isatty():
         return tqdm(*arguments, **options)
-    options |= {"file": _PlainLines(), "mininterval": 30, "maxinterval": 30, "position": 0, "delay": 1e-9}
+    options |= {"file": _PlainLines(), "mininterval": 30, "miniters": 1, "position": 0, "delay": 1e-9}
     bar = tqdm(*arguments, **options)
     if not bar.disable:
         bar.last_print_t -= 25
