@@ -4,15 +4,19 @@
 SUITE ?= cpu
 PYTHON ?= python3
 BIN := .venv/bin
-DO := $(BIN)/python -m
-INSTALLED := .venv/installed
+# uv.lock pins what was tested; a GPU machine that has its own torch can pass PIN= to keep it.
+PIN ?= .venv/pins.txt
 # Threads that wait by spinning make small operators 20 times slower on a machine that is shared.
-export OMP_WAIT_POLICY ?= passive
+OMP_WAIT_POLICY ?= passive
 
-# What a user writes reaches a recipe through the environment, in quotes: neither make nor a shell expands it.
+VARIABLES := SUITE RUN NPROC JOBS ID GPU FORCE PYTHON BIN PIN OMP_WAIT_POLICY
+UNKNOWN := $(filter-out $(VARIABLES) MAKEFLAGS,$(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v)))
+LIKE = $(addprefix ; did you mean ,$(addsuffix ?,$(firstword $(foreach k,$(VARIABLES),$(if $(findstring $1,$k)$(findstring $k,$1),$k)))))
+$(foreach v,$(UNKNOWN),$(error $v is no variable of this Makefile$(call LIKE,$v); the variables are $(VARIABLES)))
+# The value of a variable reaches a recipe through the environment: neither make nor a shell expands it.
 CHOSEN := $(filter command,$(origin SUITE))
-$(foreach v,SUITE RUN NPROC JOBS ID GPU FORCE,\
-  $(if $(filter-out undefined,$(origin $v)),$(eval override export $v := $$(value $v))))
+$(foreach v,$(VARIABLES),$(if $(filter-out undefined,$(origin $v)),$(eval override export $v := $$(value $v))))
+DO := "$$BIN/python" -m
 STATIC := help setup test test-all test-gpu check notebooks docs train plan claim
 export GOALS := $(filter-out $(STATIC),$(MAKECMDGOALS))
 
@@ -24,62 +28,68 @@ export GOALS := $(filter-out $(STATIC),$(MAKECMDGOALS))
 help: ## list every target
 	@grep -hE '^[a-zA-Z0-9%-]+:.*?## ' Makefile | \
 	  sed -E 's/^([a-zA-Z0-9%-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-13s %s\n", $$1, $$2}'
-	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m acp_repro.make help --suite "$$SUITE"
+	@[ ! -x "$$BIN/python" ] || PYTHON=$$BIN/python; "$$PYTHON" -m acp_repro.make help --suite "$$SUITE"
 
-setup: $(INSTALLED) ## install everything into .venv
+# Two stamps: what figures of ACP and `inspect` need, and everything, which includes the former.
+EVERYTHING := .venv/installed
+FIGURES := $(or $(wildcard $(EVERYTHING)),$(EVERYTHING)-figures)
+setup: $(EVERYTHING) ## install everything into .venv; figures alone need less
+$(EVERYTHING): EXTRAS := test
+$(EVERYTHING)-figures: EXTRAS := figures,inspect
 
-# uv.lock pins what was tested; a GPU machine that has its own torch can pass PIN= to keep it.
-PIN ?= -c .venv/pins.txt
 UV := $(shell which uv 2>/dev/null)
-INSTALL := $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/pip install --disable-pip-version-check) $(PIN)
-HAS_VENV := test -x $(BIN)/$(if $(UV),python,pip)
-$(INSTALLED): pyproject.toml uv.lock
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-	  { echo "error: $(PYTHON) is no Python of 3.11 or newer; run make PYTHON=/path/to/python3.11"; exit 1; }
-	@$(HAS_VENV) || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
-	  { echo "error: $(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
-	@$(HAS_VENV) || $(PYTHON) -m venv .venv || \
+INSTALL := $(if $(UV),uv pip install --python "$$BIN/python",$(DO) pip install --disable-pip-version-check) $${PIN:+-c "$$PIN"}
+HAS_VENV := test -x "$$BIN/$(if $(UV),python,pip)"
+$(EVERYTHING) $(EVERYTHING)-figures: pyproject.toml uv.lock
+	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "error: $$PYTHON is no Python of 3.11 or newer; run make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(HAS_VENV) || "$$PYTHON" -c 'import ensurepip' 2>/dev/null || \
+	  { echo "error: $$PYTHON cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
+	@$(HAS_VENV) || "$$PYTHON" -m venv .venv || \
 	  { echo "error: $(CURDIR)/.venv cannot be made, see above; clone into a folder that you may write to"; exit 1; }
 	@awk -F'"' '/^name =/ {n = $$2} /^version = "/ && n != "acp-repro" {print n "==" $$2}' uv.lock >.venv/pins.txt
-	@echo "installing into .venv (a few minutes the first time)"
-	@$(INSTALL) -e '.[test]' && touch $@
+	@echo "installing the extras $(EXTRAS) into .venv (a few minutes the first time)"
+	@$(INSTALL) -e '.[$(EXTRAS)]' && touch $@
 
-# What few targets need, such as the LM Evaluation Harness, comes with the first of them.
-$(INSTALLED)-docs $(INSTALLED)-eval: $(INSTALLED)-%: $(INSTALLED)
+# Extras that few targets need, such as the LM Evaluation Harness, are installed with the first of these targets.
+$(EVERYTHING)-docs $(EVERYTHING)-eval $(EVERYTHING)-lap $(EVERYTHING)-retention: $(EVERYTHING)-%: $(FIGURES)
 	@echo "installing the extra $* into .venv"
 	@$(INSTALL) -e '.[$*]' && touch $@
 
 # A process for each core, with one thread each: threads of two processes would wait for each other.
 PYTEST = OMP_NUM_THREADS=1 $(DO) pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
-test: $(INSTALLED) ## run the tests (no GPU needed), but for the slow ones
+test: $(EVERYTHING) ## run the tests (no GPU needed), but for the slow ones
 	$(PYTEST) -m 'not gpu and not slow'
-test-all: $(INSTALLED) ## run the slow tests too
+test-all: $(EVERYTHING) ## run the slow tests too
 	$(PYTEST) -m 'not gpu'
-test-gpu: $(INSTALLED) ## run the tests of the kernels on this machine's GPU
+test-gpu: $(EVERYTHING) ## run the tests of the kernels on this machine's GPU
 	$(DO) pytest -m gpu tests
-check: $(INSTALLED) ## ruff, and pyright over the library
-	@test -x $(BIN)/ruff -a -x $(BIN)/pyright || $(INSTALL) ruff 'pyright[nodejs]'
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
-notebooks: $(INSTALLED) ## run the notebooks and store them with their pictures
-	$(BIN)/python notebooks/refresh.py
-docs: $(INSTALLED)-docs ## build the documentation site, with its links checked
+check: $(EVERYTHING) ## ruff, and pyright over the library
+	@test -x "$$BIN/ruff" -a -x "$$BIN/pyright" || $(INSTALL) ruff 'pyright[nodejs]'
+	"$$BIN/ruff" check . && "$$BIN/ruff" format --check . && "$$BIN/pyright"
+notebooks: $(EVERYTHING) ## run the notebooks and store them with their pictures
+	"$$BIN/python" notebooks/refresh.py
+docs: $(EVERYTHING)-docs ## build the documentation site, with its links checked
 	@NO_MKDOCS_2_WARNING=1 $(DO) mkdocs build --strict && echo "page: $(CURDIR)/site/index.html"
 
 RANKS := $${NPROC:+--nproc "$$NPROC"} $${JOBS:+--jobs "$$JOBS"}
-train: $(INSTALLED) ## train every run of SUITE, or RUN=name; NPROC=4: four GPUs a run; JOBS=4: four runs at once
+train: $(FIGURES) ## train every run of SUITE, or RUN=name; NPROC=4: four GPUs a run; JOBS=4: four runs at once
 	@exec $(DO) acp_repro.train --suite "$$SUITE" $${RUN:+--run "$$RUN"} $(RANKS)
-plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h100, NPROC=4
+plan: $(FIGURES) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h100, NPROC=4
 	@$(DO) acp_repro.plan --suite "$$SUITE" $${GPU:+--gpu "$$GPU"} $${NPROC:+--nproc "$$NPROC"}
-claim: $(INSTALLED) ## measure a claim of REPRODUCTION.md again, into results/: ID=acp.figure2.1; without ID: list all; SUITE=cpu
+# A claim that a test shows, or one of another paper, needs everything.
+claim: $(if $(and $(ID),$(if $(CHOSEN),$(filter-out acp.%,$(ID)),yes)),$(EVERYTHING),$(FIGURES)) ## measure a claim of REPRODUCTION.md again, into results/: ID=acp.figure2.1; without ID: list all; SUITE=cpu
 	@exec $(DO) analysis.reproduction.claim $${ID:+"$$ID"} $(if $(CHOSEN),--suite "$$SUITE")
 
 # Whatever has no rule is a figure or table by name. One call makes all goals; `make -n` prints its commands.
 DRY = $(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),--dry-run)
 CHAIN = $(if $(DONE),@:,$(eval DONE := 1)+@exec $(DO) acp_repro.make --suite "$$SUITE" $(RANKS) $(DRY) $${FORCE:+--force} -- "$$GOALS")
-records figures tables report all reproduction clean: $(INSTALLED)
+records figures tables report all clean: $(FIGURES)
+	$(CHAIN)
+reproduction: $(EVERYTHING)
 	$(CHAIN)
 .DEFAULT:
-	@$(MAKE) --no-print-directory --silent setup
+	@$(MAKE) --no-print-directory --silent $(FIGURES)
 	$(CHAIN)
 records: ## every record that the figures need
 figures: ## every figure that the suite has runs for

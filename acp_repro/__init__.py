@@ -7,9 +7,16 @@ forgetting_attention``. They load on first use. Importing the package loads neit
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from .common import lazy
+
+if sys.version_info < (3, 11):  # noqa: UP036  # in a clone that is not installed
+    sys.exit(
+        f"error: acp_repro needs Python 3.11 or newer, and {sys.executable} is Python "
+        f"{sys.version.split()[0]}; run .venv/bin/python, which `make setup PYTHON=/path/to/python3.11` makes"
+    )
 
 if TYPE_CHECKING:
     from .attention import forgetting_attention

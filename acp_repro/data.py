@@ -12,14 +12,15 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from .common.command import command, described_parser, positive, run_command
+from .common.command import command, described_parser, imports_of, positive, run_command
 from .common.errors import UsageError
-from .pipeline.data import DataConfig, prepare
-from .pipeline.data.registry import CORPORA
-from .pipeline.strict_yaml import build
+from .pipeline.errors import SuiteError
+from .pipeline.strict_yaml import build, parse_yaml
 from .pipeline.suite import load_suite
+
+with imports_of("chain"):
+    from .pipeline.data import DataConfig, prepare
+    from .pipeline.data.registry import CORPORA
 
 EPILOG = """corpora:
 {}
@@ -59,12 +60,11 @@ def main(arguments: list[str] | None = None) -> int:
 def read_mapping(text: str) -> dict[str, Any]:
     """The type of an argument that is a mapping in YAML."""
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError:
-        content = None
-    if not isinstance(content, dict):
-        raise argparse.ArgumentTypeError(f"{text} is not a mapping in YAML, such as {{corpus: stdlib}}")
-    return content
+        return parse_yaml(text, Path("SETTINGS"))
+    except SuiteError:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a mapping in YAML, such as {{corpus: stdlib}}"
+        ) from None
 
 
 def _parser() -> argparse.ArgumentParser:

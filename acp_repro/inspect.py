@@ -22,6 +22,7 @@ from .common.command import (
     command,
     output_file,
     positive,
+    progress_bar,
     run_command,
 )
 from .common.errors import UsageError
@@ -42,8 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
     length = options.context_length or opened[0].context_length or DEFAULT_CONTEXT_LENGTH
     check_length(options.text, length)
     device = choose_device(options.device)
-
-    from tqdm import tqdm
 
     from .explorer import inspect_heads, read_heads, weigh_heads
     from .explorer.explorer import Explorer, check_comparable
@@ -66,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         batches = input_ids.split(max(1, BATCH_TOKENS // length))
         return function(
             model,
-            (batch.to(device) for batch in tqdm(batches, unit="batch", leave=False, disable=None)),
+            (batch.to(device) for batch in progress_bar(batches, unit="batch", leave=False)),
             dtype=checkpoint.autocast_dtype(device),
             **epsilon,
         )

@@ -10,14 +10,12 @@ from __future__ import annotations
 import argparse
 import shutil
 
-from .common.command import command, described_parser, positive, run_command, run_words
+from .common.command import STOPPED, command, described_parser, positive, run_command, run_words
 from .pipeline import plan, state
 from .pipeline.errors import SuiteError
 from .pipeline.paper import FIGURES, RESULTS, Item, Suite
 from .pipeline.run import RUNS
 from .pipeline.suite import load_suite
-
-STOPPED = 130  # the exit code after Ctrl-C
 
 
 @command("the same command continues where it was", extra="figures")

@@ -1,5 +1,5 @@
 """Sweeps epsilon, for savings and loss:
-``python -m acp_repro.sweep_epsilon [--suite S | --checkpoint FOLDER]``.
+``python -m acp_repro.sweep_epsilon [MODEL | --suite S]``.
 
 Works on a suite's run, whose records it writes, or on any FoX checkpoint. For each epsilon it prints the
 share of attention pruned, by blocks and entry by entry. It also prints the loss and the most weight that a
@@ -122,6 +122,15 @@ def table(rows: list[dict]) -> str:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("sweep_epsilon", __doc__)
     add = parser.add_argument
+    # SUPPRESS leaves the value of --checkpoint in place where no MODEL is given.
+    hidden = argparse.SUPPRESS
+    add(
+        "checkpoint",
+        nargs="?",
+        metavar="MODEL",
+        default=hidden,
+        help=f"{CHECKPOINT}, instead of a suite's run",
+    )
     add(
         "--log-pruning-tolerance",
         type=bounded(LogEpsilon),
@@ -136,7 +145,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--again", action="store_true", help="measure again even if up to date")
     of_checkpoint = parser.add_argument_group("any checkpoint")
     add = of_checkpoint.add_argument
-    add("--checkpoint", metavar="FOLDER", help=CHECKPOINT)
+    add("--checkpoint", metavar="FOLDER", help="the same as MODEL")
     add_text_options(of_checkpoint)
     add(
         "--tokens",
@@ -148,9 +157,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     of_text = (options.text, options.token_ids, options.context_length, options.tokens)
     if not options.checkpoint and (any(of_text) or options.csv):
-        parser.error("--text, --token-ids, --context-length, --tokens and --csv need --checkpoint")
+        parser.error("--text, --token-ids, --context-length, --tokens and --csv need a MODEL")
     if options.checkpoint and (options.suite or options.run or options.again):
-        parser.error("--checkpoint belongs to no suite; leave out --suite, --run and --again")
+        parser.error("a MODEL belongs to no suite; leave out --suite, --run and --again")
     return options
 
 

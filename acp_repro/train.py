@@ -46,9 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
             )
         return _launch(options, sys.argv[1:] if arguments is None else arguments)
 
+    device = choose_device(options.device)
+
     from .pipeline.training.side_by_side import train_side_by_side
 
-    device = choose_device(options.device)
     if ranks == 1 and (device.type == "cpu" or options.jobs is not None):
         devices = _in_turn(device)
         for group in plan.training_groups(suite, runs):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
+from acp_repro.common.command import Parser, command, imports_of, plain, run_command
 
-from acp_repro.common.command import command, plain, run_command
-
-from .drawing import draw
+with imports_of("figures"):
+    from .drawing import draw
 
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m analysis", description=plain(__doc__))
+    parser = Parser(prog="python -m analysis", description=plain(__doc__))
     parser.add_argument("item", help="figure2, table4, ...; `make help` lists all")
     parser.add_argument("--suite", default="cpu", help="whose records to draw (default: cpu)")
     options = parser.parse_args(arguments)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from tqdm import tqdm
 
 from acp_repro.common import files
+from acp_repro.common.command import progress_bar
 from acp_repro.pipeline import plan, state
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.paper import RESULTS, Claim, Item, Paper, Quantity, Suite
@@ -192,10 +192,8 @@ def judge_all(only: str | None = None) -> list[Row]:
         own = [suite for suite in suites if suite.paper.name == name]
         claims = [one for one in numbered(own[0].paper) if only in (None, one[0])]
         asked = {quantity for _, claim, _ in claims for quantity in claim.quantities}
-        records = {
-            suite.name: all_records(suite, asked) for suite in tqdm(own, name, leave=False, disable=None)
-        }
-        bar = tqdm(claims, name, unit="claim", leave=False, disable=None)
+        records = {suite.name: all_records(suite, asked) for suite in progress_bar(own, name, leave=False)}
+        bar = progress_bar(claims, name, unit="claim", leave=False)
         rows += [judge_row(*one, own[0].paper, own, records) for one in bar]
     return rows
 

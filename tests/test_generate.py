@@ -105,7 +105,7 @@ def test_it_stops_at_text_and_at_tokens(bpe, small_fox, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere holds no config.json"),
+        (["nowhere"], "nowhere does not exist"),
         (["small", "--stop", "999999"], "a number is a token id, and the model's are 0 to 4095"),
         (["no-tokenizer"], "has 4096 token ids and no tokenizer.json"),
     ],

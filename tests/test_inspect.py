@@ -157,7 +157,7 @@ def test_a_tokenizer_of_another_project(folder, capsys):
 
 
 MISTAKES = {
-    "nowhere": "nowhere holds no config.json; give a folder with",
+    "nowhere": "nowhere does not exist; give a folder with",
     "''": ". holds no config.json",
     "official --html x --compare ''": ". holds no config.json",
     "runs/mini": "or a run folder such as runs/mini/pro-tiny-128-acp",
@@ -245,4 +245,4 @@ def test_a_wrong_path_is_reported_before_torch_is_imported():
         "import sys; from acp_repro.inspect import main; main(['nowhere']); sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr.startswith("error: nowhere holds no config.json")
+    assert done.returncode == 0 and done.stderr.startswith("error: nowhere does not exist")

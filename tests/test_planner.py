@@ -265,6 +265,52 @@ def test_what_a_user_writes_is_never_run(work, words):
 
 
 @needs_make
+@pytest.mark.parametrize("words", HOSTILE)
+def test_no_variable_is_expanded(work, words):
+    """Neither by make nor by a shell, where recipes run with it, or are only printed."""
+    stubs = Path("stubs")
+    stubs.mkdir(exist_ok=True)
+    for name in ("python", "pip"):
+        (stubs / name).write_text('#!/bin/sh\necho "$@" >stubs/asked\nexit 1\n')
+        (stubs / name).chmod(0o755)
+    os.utime("pyproject.toml")  # so that setup installs
+    for arguments in (
+        ["setup", "BIN=stubs", f"PIN={words}"],
+        ["setup", f"PYTHON={words}"],
+        ["help", f"PYTHON={words}", f"BIN={words}"],
+        ["-n", "figure2", f"PYTHON={words}", f"BIN={words}", f"PIN={words}"],
+    ):
+        subprocess.run(["make", *arguments], capture_output=True)
+    os.utime(".venv/installed")
+    assert not Path("pwned").exists() and f"-c {words} " in Path("stubs/asked").read_text()
+
+
+@needs_make
+def test_a_misspelt_variable_is_refused(work):
+    assert "SUIT is no variable of this Makefile; did you mean SUITE?" in run_make("SUIT=h100", expect=2)
+    assert "the variables are SUITE RUN" in run_make("-n", "figure2", "DO=$(shell touch pwned)", expect=2)
+    assert not Path("pwned").exists()
+
+
+@needs_make
+def test_figures_need_less_than_everything(work):
+    """Once everything is installed, its stamp serves figures too."""
+
+    def extras(goal):
+        return set(re.findall(r"pip install .*-e '\.\[(.*?)\]'", run_make("-n", *goal.split())))
+
+    Path(".venv/installed").rename("kept")
+    try:
+        assert extras("figure2 SUITE=mini") == extras("train") == extras("claim") == {"figures,inspect"}
+        assert extras("claim ID=acp.figure2.1 SUITE=mini") == extras("plan") == {"figures,inspect"}
+        assert extras("claim ID=acp.figure2.1") == extras("test") == extras("setup") == {"test"}
+        assert extras(".venv/installed-eval") == {"figures,inspect", "eval"}
+    finally:
+        Path("kept").rename(".venv/installed")
+    assert extras("figure2 train claim test SUITE=mini") == set()
+
+
+@needs_make
 @pytest.mark.slow
 def test_make_hands_its_goals_and_options_to_one_process(work):
     Path("asked").unlink(missing_ok=True)
@@ -297,6 +343,15 @@ def test_the_harness_is_installed_before_the_first_record_that_needs_it(work, mo
     monkeypatch.setattr(type(PAPER.quantity("lm_eval")), "has_library", property(lambda q: not q.library))
     (first, _), *_ = plan.stages(suite, missing)[0]
     assert first == "make .venv/installed-eval"
+
+
+def test_the_libraries_of_a_paper_are_installed_before_its_first_training(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    suite = load_suite("lap")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "shap" or None)
+    (first, *_), *_ = plan.stages(suite, [suite.runs[0]])
+    assert first[0] == "make .venv/installed-lap"
+    assert plan.stages(suite, []) == []
 
 
 @needs_make

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -78,6 +80,19 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, dtypes) -> Non
             f"(head_first={head_first}), got {tuple(log_fgate.shape)}"
         )
     check_seq_start(seq_start, q)
+    # Compiled code must not depend on which of two sizes is larger.
+    if not (head_first or torch.compiler.is_compiling()) and q.shape[2] > k.shape[1]:
+        _warn_of_layout()
+
+
+@functools.cache
+def _warn_of_layout() -> None:
+    """Warns once per process, because short sequences of many heads are allowed."""
+    warnings.warn(
+        "the inputs have more heads than time steps; if their layout is (batch, heads, time, head_dim), pass "
+        "head_first=True",
+        stacklevel=5,
+    )
 
 
 def check_scale(sm_scale, head_dim: int) -> float:

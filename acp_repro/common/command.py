@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import functools
 import importlib.util
@@ -12,12 +13,14 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 from .bounds import Count
-from .errors import UsageError, UserError, is_out_of_memory
+from .errors import UsageError, UserError, did_you_mean, is_out_of_memory
 
 Main = Callable[..., int | None]
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
@@ -62,11 +65,8 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
                 return main(arguments) or 0
             except UserError as error:
                 return fail(str(error), error.exit_code)
-            except ImportError as error:  # or raised from one, with a library's own words
-                name = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
-                if not any(name in names for names in _EXTRAS.values()):
-                    raise
-                return fail(_about_missing(error, name, extra), 2)
+            except ImportError as error:
+                return fail(_about_missing(error, extra), 2)
             except KeyboardInterrupt as interrupt:
                 print("; ".join(filter(None, ["\nstopped", str(interrupt) or resume])), file=sys.stderr)
                 return 130
@@ -87,7 +87,22 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
     return decorate
 
 
-def _about_missing(error: ImportError, name: str, extra: str) -> str:
+@contextlib.contextmanager
+def imports_of(extra: str) -> Iterator[None]:
+    """For imports at the top of a command's module: a missing library ends the process with one line that
+    names ``extra``."""
+    try:
+        yield
+    except ImportError as error:
+        sys.exit(fail(_about_missing(error, extra), 2))
+
+
+def _about_missing(error: ImportError, extra: str) -> str:
+    """One line for a missing library of an extra. Raises any other ImportError, a mistake of the code."""
+    # A library may raise an error of its own from that of a missing library.
+    name = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
+    if not any(name in names for names in _EXTRAS.values()):
+        raise error
     extras = extra.split(",") if extra else []
     if not any(name in _EXTRAS.get(one, ()) for one in ("", *extras)):
         extras.append(next(one for one, names in _EXTRAS.items() if name in names))
@@ -101,10 +116,12 @@ def _about_missing(error: ImportError, name: str, extra: str) -> str:
 def run_command(main: Main) -> None:
     """Runs a ``main`` as the process and exits with its code.
 
-    A pipe that closes early (``| head``) ends it silently. A character that the terminal cannot show is
-    written as its escape.
+    A pipe that closes early (``| head``) ends the process silently. A character that the terminal cannot show
+    is written as its escape. Under Make the process ends when Make is killed.
     """
-    sys.stdout.reconfigure(errors="backslashreplace")
+    sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
+    if "MAKELEVEL" in os.environ:
+        threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     for name, value in _PASSIVE.items():  # read when torch is imported, which commands do later
         os.environ.setdefault(name, value)
     code = main()
@@ -115,22 +132,59 @@ def run_command(main: Main) -> None:
     sys.exit(code)
 
 
+def end_with_parent(parent: int) -> None:
+    """Sends this process a SIGTERM when its parent has ended, or when Make, its parent, was asked to stop.
+
+    Make passes on no SIGINT and no SIGHUP: it resets the signal's handler and waits for the process.
+    """
+    before = _handled_signals(parent)
+    while os.getppid() == parent and not before & ~_handled_signals(parent):
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _handled_signals(process: int) -> int:
+    """The signals for which a process has handlers, as a mask; 0 where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{process}/status").read_text().partition("SigCgt:")[2].split()[0], 16)
+    return 0
+
+
+STOP_SIGNALS = [one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGHUP")]
+STOPPED = 130  # the exit code of a command that a signal stopped
+
+
+@contextlib.contextmanager
+def stop_signals(handler: Callable[[int, Any], object]) -> Iterator[None]:
+    """A context in which the signals to stop call ``handler``, except those that the process ignores, such as
+    Ctrl-C in a shell's background jobs. Only the main thread gets signals; in others nothing changes."""
+    is_main = threading.current_thread() is threading.main_thread()
+    wanted = [n for n in STOP_SIGNALS if is_main and signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, restored in before.items():
+            signal.signal(number, restored)
+
+
 def run_words(words: str) -> int:
     """Runs a command in another process, ``python`` by this interpreter; returns its exit code.
 
-    It gets a SIGTERM too. A terminal sends it Ctrl-C itself, and it says what it saved, so this one waits.
+    A signal to stop reaches the process as SIGTERM, and the code is then 130. A terminal sends Ctrl-C to both
+    processes, so the SIGTERM comes half a second later: the process has said then what it saved.
     """
     first, *rest = shlex.split(words)
-    process = subprocess.Popen([sys.executable if first == "python" else first, *rest])
-    before = {
-        number: signal.signal(number, lambda number, _: number == signal.SIGTERM and process.terminate())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
+    process, asked = subprocess.Popen([sys.executable if first == "python" else first, *rest]), []
+
+    def stop(number: int, _: Any) -> None:
+        asked.append(number)
+        threading.Timer(0.5 if number == signal.SIGINT else 0, process.terminate).start()
+
+    with stop_signals(stop):
         code = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    if asked:
+        return STOPPED
     return code if code >= 0 else 128 - code  # as a shell says which signal ended it
 
 
@@ -151,7 +205,15 @@ def plain(doc: str) -> str:
     return re.sub(r":\w+:`~?\.?([^`]+)`", r"\1", doc).replace("``", "")
 
 
-def described_parser(name: str, doc: str | None, **more: Any) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser that suggests an option for an unknown one."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.search(r"^unrecognized arguments:.*? (--?[^\s=]+)", message)
+        super().error(message + (did_you_mean(unknown[1], self._option_string_actions) if unknown else ""))
+
+
+def described_parser(name: str, doc: str | None, **more: Any) -> Parser:
     """The parser of ``python -m acp_repro.NAME``, described by its module's docstring.
 
     Lines stay as they are where there is an ``epilog``. Else the docstring becomes one paragraph, without the
@@ -163,7 +225,7 @@ def described_parser(name: str, doc: str | None, **more: Any) -> argparse.Argume
     else:
         summary, _, details = doc.partition("\n\n")
         doc = f"{summary.partition(':')[0]}. {details}"
-    return argparse.ArgumentParser(prog=f"python -m acp_repro.{name}", description=plain(doc), **more)
+    return Parser(prog=f"python -m acp_repro.{name}", description=plain(doc), **more)
 
 
 def checkpoint_parser(name: str, doc: str, metavar: str = "CHECKPOINT") -> argparse.ArgumentParser:
@@ -248,6 +310,31 @@ def output_file(text: str) -> Path:
     return path
 
 
+def progress_bar(*arguments: Any, **options: Any) -> Any:
+    """A bar of tqdm, with its arguments. Without a terminal it writes plain lines: one after five seconds,
+    then one every half minute, and one at the end."""
+    from tqdm import tqdm
+
+    if sys.stderr.isatty():
+        return tqdm(*arguments, **options)
+    options |= {"file": _PlainLines(), "mininterval": 30, "miniters": 1, "position": 0, "delay": 1e-9}
+    bar = tqdm(*arguments, **options)
+    if not bar.disable:
+        bar.last_print_t -= 25
+    return bar
+
+
+class _PlainLines:
+    """A stream for a bar: what the bar shows becomes a line of stderr, without cursor codes."""
+
+    def write(self, text: str) -> None:
+        if line := re.sub(r"\x1b\[A|[\r\n]", "", text).rstrip():
+            print(line, file=sys.stderr)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def usable_cores() -> int:
     """How many cores this process may use; in a container, fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -257,6 +344,8 @@ def choose_device(name: str | None):
     """The ``torch.device`` of an option ``--device``; None is a GPU if there is one."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name or "cuda"):
         raise UsageError(f"--device {name}: no such device; use cpu, cuda or cuda:1")
+    if "torch" not in sys.modules and importlib.util.find_spec("torch"):
+        print("loading PyTorch", file=sys.stderr)
 
     import torch
 

@@ -49,9 +49,10 @@ class Checkpoint:
             if (path / "run.json").is_file():
                 raise UsageError(f"{path} holds no weights yet: its training is not finished")
             run = min((file.parent for file in path.glob("*/run.json")), default="runs/cpu/NAME")
+            wrong = "holds no config.json" if path.exists() else "does not exist"
             raise UsageError(
-                f"{path} holds no config.json; give a folder with config.json and model.safetensors, or a "
-                f"run folder such as {run}"
+                f"{path} {wrong}; give a folder with config.json and model.safetensors, or a run folder such "
+                f"as {run}"
             )
         self.folder = folders[0]
 

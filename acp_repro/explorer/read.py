@@ -11,11 +11,11 @@ from typing import Any, Protocol, cast
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from acp_repro.attention import threshold_from_norms
 from acp_repro.attention.boundary import find_boundary
 from acp_repro.attention.threshold import DEFAULT_LOG_PRUNING_TOLERANCE
+from acp_repro.common.command import progress_bar
 from acp_repro.model import ForgettingAttentionLayer
 
 from .blocks import BLOCK, HeadSums
@@ -163,7 +163,7 @@ def read_heads(
     for scorer in (scorers or {}).values():
         getattr(scorer, "post_init_from_model", lambda _: None)(model)  # as kvpress does first
     skipped: list[str] = []
-    bar = tqdm(unit="head", leave=False, disable=None if progress else True)
+    bar = progress_bar(unit="head", leave=False, disable=not progress)
     with bar, _certified(model, log_epsilon):
         for row in ids.split(1):
             skipped = read_layers(model, row, see).lines

@@ -314,6 +314,7 @@ class Paper:
             and may have ``CLAIMS``, the paper's other statements. Its module ``models``, if there is one,
             describes its models in the report (see ``analysis.report.gather``).
         pages: what is made from weights, without a record.
+        library: (name, extra) as a quantity has it, for all trainings and measures of the paper.
     """
 
     name: str
@@ -327,6 +328,7 @@ class Paper:
     task: str
     analysis: str
     pages: tuple[Page, ...] = ()
+    library: tuple[str, str] | None = None
 
     @functools.cached_property
     def items(self) -> tuple[Item, ...]:

@@ -146,10 +146,12 @@ def stages(suite: Suite, stale: Sequence[Target], train_options: str = "") -> li
     """The commands that make what is missing, with what each draws; a stage needs those before it."""
     runs = [run for run in suite.runs if run in stale]
     records = [target for target in stale if isinstance(target, tuple)]
-    extras = sorted({q.library[1] for _, q in records if not q.has_library})
+    extras = {q.library[1] for _, q in records if not q.has_library}
+    if suite.paper.library and (runs or records) and not importlib.util.find_spec(suite.paper.library[0]):
+        extras.add(suite.paper.library[1])
     drawn = [item for item in suite.paper.items if item in stale]
     every = [
-        [(f"make .venv/installed-{extra}", None) for extra in extras],
+        [(f"make .venv/installed-{extra}", None) for extra in sorted(extras)],
         [(train_command(suite, runs) + train_options, None)] if runs else [],
         [(command, None) for command in measure_commands(suite, records)],
         [(f"python -m analysis {item.name} --suite {suite.option}", item) for item in drawn],

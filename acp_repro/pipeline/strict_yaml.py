@@ -11,10 +11,12 @@ import json
 import re
 import typing
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union
 
+from ..common.bounds import Must
 from ..common.errors import did_you_mean
 from .errors import SuiteError
 
@@ -37,16 +39,20 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The content of a YAML file that holds a mapping, in JSON's types."""
-    import yaml
-    from pydantic_core import from_json
-
     if (size := path.stat().st_size) > MOST_BYTES:
         raise SuiteError(f"{path}: has {size:,} bytes; a suite has at most {MOST_BYTES:,}")
+    return parse_yaml(path.read_bytes(), path)
+
+
+def parse_yaml(text: str | bytes, path: Path) -> dict[str, Any]:
+    """The mapping that ``text`` is in YAML, in JSON's types; ``path`` is for errors."""
+    import yaml
+
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
-        content = from_json(json.dumps(content, default=str))  # where dates are text
+        content = yaml.load(text, Loader=_loader())
+        content = json.loads(json.dumps(content, default=str))  # where dates are text
     except Exception as error:  # PyYAML lets many kinds through: of dates, numbers, deep nesting
-        words = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")
+        words = re.sub('in "<(unicode|byte) string>", ', "in ", " ".join(str(error).split()))
         raise SuiteError(f"{path}: not valid YAML: {words}") from None
     if not isinstance(content, dict):
         raise SuiteError(
@@ -60,8 +66,8 @@ def _loader() -> type:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Safe YAML that reads 2e-3 as a number (as YAML 1.2 does). A key given twice is an error, and so is
-        an alias: a few lines of them stand for gigabytes."""
+        """Safe YAML that reads 2e-3 as a number (as YAML 1.2 does), and 2e5 as a whole number. A key given
+        twice is an error, and so is an alias: a few lines of them stand for gigabytes."""
 
         def compose_node(self, parent, index):
             if self.check_event(yaml.AliasEvent):
@@ -78,6 +84,12 @@ def _loader() -> type:
                     )
             return super().construct_mapping(node, deep)
 
+        def construct_yaml_float(self, node):
+            value = super().construct_yaml_float(node)
+            is_whole = "e" in node.value.lower() and value.is_integer() and abs(value) < 2**53
+            return int(value) if is_whole else value
+
+    Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_yaml_float)
     pattern = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", pattern, list("-+0123456789"))
     return Loader
@@ -112,7 +124,8 @@ def _in_words(cls: type, content: dict[str, Any], errors: list[dict[str, Any]]) 
     kind = error["type"]
     where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
     if kind in _UNKNOWN:
-        return f"{where}: unknown key{did_you_mean(keys[-1], _all_keys(cls))}"
+        known = re.findall(r"\b[a-z_]\w*", " ".join(key for key, _, _ in _key_rows(cls)))
+        return f"{where}: unknown key{did_you_mean(keys[-1], known)}"
     if kind in ("missing", "missing_argument"):
         return f"{where}.{error['loc'][-1]}: missing; it has no default".lstrip(".")
     if kind == "value_error":
@@ -144,11 +157,40 @@ def _keys(content: Any, loc: Sequence[str | int]) -> list[str | int]:
     return keys
 
 
-def _all_keys(cls: Any) -> set[str]:
-    """Every key that a file of this dataclass may have."""
-    inner = typing.get_args(cls)
-    keys: set[str] = set()
-    if dataclasses.is_dataclass(cls):
-        keys = {field.name for field in dataclasses.fields(cls)}
-        inner = tuple(typing.get_type_hints(cls).values())
-    return keys.union(*map(_all_keys, inner))
+def key_table(cls: type) -> str:
+    """A table in Markdown of the keys of a file of this dataclass: what a value must be, and its default."""
+    rows = [("key", "value", "default"), ("---", "---", "---"), *_key_rows(cls)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _key_rows(cls: Any, where: str = "") -> Iterator[tuple[str, str, str]]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        hint, key = hints[field.name], where + field.name
+        parts = [part for part in (hint, *typing.get_args(hint)) if isinstance(part, type)]
+        if inside := next(filter(dataclasses.is_dataclass, parts), None):
+            yield from _key_rows(
+                inside, key + {list: "[].", dict: ".NAME."}.get(typing.get_origin(hint), ".")
+            )
+            continue
+        is_made = field.default_factory is not dataclasses.MISSING
+        default = field.default_factory() if is_made else field.default
+        shown = "required" if default is dataclasses.MISSING else f"`{json.dumps(default)}`"
+        yield f"`{key}`", _words_of(hint), shown
+
+
+_TYPES = {int: _NAMES["int"], float: _NAMES["float"], bool: _NAMES["bool"], str: "text", NoneType: "null"}
+
+
+def _words_of(hint: Any) -> str:
+    """What a value of a type must be."""
+    bounds = [one.words for one in getattr(hint, "__metadata__", ()) if isinstance(one, Must)]
+    plain = hint.__origin__ if bounds else hint
+    origin, inner = typing.get_origin(plain), typing.get_args(plain)
+    if origin is list:
+        return f"{[_LIST, *bounds][-1]}: each {_words_of(inner[0])}"
+    if origin is Literal:
+        return " or ".join(f"`{word}`" for word in inner)
+    if origin in (Union, UnionType) and not bounds:
+        return " or ".join(map(_words_of, inner))
+    return [_TYPES.get(plain, _NAMES["dict"]), *bounds][-1]

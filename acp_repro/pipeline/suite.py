@@ -47,8 +47,11 @@ class SuiteFile(Strict):
 
 
 def suite_path(name: str) -> Path:
-    """The file of a suite: ``experiments/NAME.yaml``, or a path that ends in ``.yaml``."""
-    return Path(name) if name.endswith(".yaml") else EXPERIMENTS / f"{name}.yaml"
+    """The file of a suite: ``experiments/NAME.yaml``, or a path: what ends in ``.yaml`` or ``.yml``, has a
+    slash, or is a folder."""
+    path, named = Path(name), EXPERIMENTS / f"{name}.yaml"
+    is_path = path.suffix in (".yaml", ".yml") or "/" in name or (path.is_dir() and not named.is_file())
+    return path if is_path else named
 
 
 def suite_names() -> list[str]:
@@ -57,13 +60,11 @@ def suite_names() -> list[str]:
 
 
 def load_suite(name: str) -> Suite:
-    """``experiments/NAME.yaml``, or a path that ends in ``.yaml``, validated and multiplied out."""
+    """The suite of that name or path (:func:`suite_path`), validated and multiplied out."""
     path = suite_path(name)
     if not path.is_file():
-        raise SuiteError(
-            f"{path}: no such suite; there are {', '.join(suite_names()) or 'none here'} "
-            "(run from the project's folder)"
-        )
+        there = f"there are {', '.join(suite_names()) or 'none here'} (run from the project's folder)"
+        raise SuiteError(f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} suite; {there}")
     if not _NAME.fullmatch(path.stem):
         raise SuiteError(f"{path}: a suite's name may have only letters, digits and ._+-; rename the file")
     suite_name = SuiteName(path.stem, path)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-
 from acp_repro.common import files
-from acp_repro.common.command import command, run_command
+from acp_repro.common.command import Parser, command, imports_of, run_command
 from acp_repro.pipeline.paper import FIGURES
 
-from .gather import gather
-from .page import render
+with imports_of("figures"):
+    from .gather import gather
+    from .page import render
 
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
     """Writes ``figures/SUITE/report.md``."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
+    parser = Parser(prog="python -m analysis.report", description=__doc__)
     parser.add_argument("--suite", default="cpu", help="whose records to show (default: cpu)")
     report = gather(parser.parse_args(arguments).suite)
     path = files.write_text(FIGURES / report.suite.name / "report.md", render(report))

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from acp_repro.common import files
-from acp_repro.common.command import command, run_command
+from acp_repro.common.command import Parser, command, imports_of, run_command
 from acp_repro.pipeline.suite import load_suite, suite_names
 
-from .. import ledger
-from ..drawing import forest, save
-from . import page
+with imports_of("figures"):
+    from .. import ledger
+    from ..drawing import forest, save
+    from . import page
 
 PATH, README = Path("REPRODUCTION.md"), Path("README.md")
 
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    argparse.ArgumentParser(prog="python -m analysis.reproduction", description=__doc__).parse_args(arguments)
+    Parser(prog="python -m analysis.reproduction", description=__doc__).parse_args(arguments)
     rows = ledger.judge_all()
     ledger.run_tests(rows)
     ledger.write(rows)

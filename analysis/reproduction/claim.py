@@ -6,21 +6,21 @@ Trains what lacks weights, measures, and prints the old and the new answer and v
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 
-from acp_repro.common.command import choose_device, command, plain, run_command, run_words
+from acp_repro.common.command import Parser, choose_device, command, imports_of, plain, run_command, run_words
 from acp_repro.pipeline import plan
 from acp_repro.pipeline.errors import SuiteError, UnknownName
 from acp_repro.pipeline.registry import find_paper
 from acp_repro.pipeline.suite import load_suite
 
-from .. import ledger
+with imports_of("figures"):
+    from .. import ledger
 
 
 @command("the same command goes on from where it was")
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.reproduction.claim", description=plain(__doc__))
+    parser = Parser(prog="python -m analysis.reproduction.claim", description=plain(__doc__))
     parser.add_argument("id", nargs="?", help="of a line of REPRODUCTION.md, such as acp.figure2.1")
     parser.add_argument(
         "--suite", help="measure it on the runs of this suite (default: those that REPRODUCTION.md quotes)"

@@ -1,12 +1,13 @@
 """`forgetting_attention`: blockwise against the reference, every output and gradient, and its errors."""
 
 import math
+import warnings
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from acp_repro.attention import blockwise, forgetting_attention, register_flop_formulas
+from acp_repro.attention import blockwise, checks, forgetting_attention, register_flop_formulas
 from acp_repro.attention.boundary import attention_flops, count_blocks, find_boundary
 from acp_repro.attention.checks import AttentionCall, threshold_tensor
 from acp_repro.attention.decay import cumulative_log_fgate
@@ -306,3 +307,17 @@ def test_alibi_is_a_constant_gate():
     right = scores.masked_fill(distance < 0, -math.inf).softmax(-1) @ v.double()
     assert (out - right).abs().max() <= 2 * math.exp(-10) * v.abs().max() + 1e-5
     assert start[:, 0].max() > 0
+
+
+def test_inputs_with_heads_first_warn_once():
+    x = torch.zeros(1, 4, 40, 16)  # 4 heads, 40 tokens
+    checks._warn_of_layout.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        forgetting_attention(x, x, x, x[..., 0], head_first=True)
+        forgetting_attention(*[x.transpose(1, 2)] * 3, x.transpose(1, 2)[..., 0])
+        torch.compile(forgetting_attention, fullgraph=True, backend="eager")(x, x, x, x[..., 0])
+    with pytest.warns(UserWarning, match="more heads than time steps; .* pass head_first=True") as found:
+        for _ in range(2):
+            forgetting_attention(x, x, x, x[..., 0])
+    assert len(found) == 1 and found[0].filename == __file__

@@ -58,7 +58,7 @@ def test_command(checkpoint, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere holds no config.json"),
+        (["nowhere"], "nowhere does not exist"),
         (["{}/fox", "--lengths", "100"], "use a length of at least"),
         (
             ["{}/fox", "--lengths", "5000", "--haystack", "{}/text.txt"],

@@ -10,18 +10,17 @@ from __future__ import annotations
 import functools
 import gc
 import math
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ...attention import choose_implementation, pruning_threshold
 from ...attention.boundary import attention_flops, causal_blocks
 from ...attention.reference import forgetting_attention as equations
 from ...attention.threshold import logit_bound_from_norms
+from ...common.command import progress_bar
 from ...common.errors import is_out_of_memory
 from ...model.capture import AttentionInputs
 from .rivals import RIVALS, Call
@@ -214,16 +213,14 @@ def time_rivals(problem: Problem, gates: str, calls: Mapping[str, Call], repeats
         else:
             pruned[key] = problem.pruned_ratio(method)
 
-    shown = sys.stderr.isatty()
-    for key in tqdm(keys, "checks", unit="method", leave=False, disable=not shown):
+    for key in progress_bar(keys, "checks", unit="method", leave=False):
         if key[0] == "eager" and 6 * entries * 8 > _EAGER_LIMIT_BYTES:
             failed[key] = "not timed, its scores do not fit into memory"
         attempt(key, functools.partial(look, key))
 
     def timed(part: Callable[[Key], Any], clock: Clock, keys: list[Key]) -> dict[Key, list[float]]:
         parts = {k: functools.partial(attempt, k, functools.partial(part, k)) for k in keys}
-        title = "times" if shown else None
-        return interleaved(parts, device, repeats, clock, warm_ups=4 if gpu else 1, title=title)
+        return interleaved(parts, device, repeats, clock, warm_ups=4 if gpu else 1, title="times")
 
     keys = [key for key in keys if key not in failed]
     leaves = [x.detach().requires_grad_() for x in problem.inputs]

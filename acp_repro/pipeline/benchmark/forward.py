@@ -16,11 +16,11 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ...attention import choose_implementation, forgetting_attention
 from ...attention.reference import forgetting_attention as equations
 from ...attention.reference import kept_entries
+from ...common.command import progress_bar
 from ...model.capture import AttentionInputs
 from .rivals import available, find_official
 from .timing import ORDER, in_columns, orders, wall_ms
@@ -74,7 +74,7 @@ def time_forward(shapes: pd.DataFrame, device: torch.device, repeats: int) -> It
         print(f"official: {missing}")
     else:
         calls["official"] = find_official()
-    for row in tqdm(list(shapes.itertuples(index=False)), "shapes", unit="shape", disable=None):
+    for row in progress_bar(list(shapes.itertuples(index=False)), "shapes", unit="shape"):
         inputs = draw(row, device)
         attend = {
             name: functools.partial(call, *inputs, sm_scale=SM_SCALE, adaptive_threshold=THRESHOLD)

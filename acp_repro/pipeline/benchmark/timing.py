@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from tqdm import tqdm
+
+from acp_repro.common.command import progress_bar
 
 Call = Callable[[], Any]
 Clock = Callable[[Call, torch.device], float]  # milliseconds of one call
@@ -82,7 +83,7 @@ def interleaved(
     do not count. ``title`` is of a progress bar; None shows none."""
     times: dict[Name, list[float]] = {name: [] for name in calls}
     turns = [list(calls)] * warm_ups + list(orders(calls, repeats))
-    with tqdm(
+    with progress_bar(
         total=len(turns) * len(calls), desc=title, unit="pass", leave=False, disable=title is None
     ) as progress:
         for turn, order in enumerate(turns):

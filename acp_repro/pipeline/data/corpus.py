@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from acp_repro.common.command import usable_cores
+from acp_repro.common.command import progress_bar, usable_cores
 from acp_repro.model.tokenizer import TOKENIZER_FILE, BPETokenizer, ByteTokenizer, Tokenizer
 from acp_repro.pipeline.data.cache import Entry, EntryWriter, default_cache, open_or_build
 from acp_repro.pipeline.data.config import DEFAULT_HELDOUT, DataConfig
@@ -154,7 +153,7 @@ class Reader:
 
     def documents(self, doing: str) -> Iterator[Split]:
         """Gives (split, document), behind a progress bar labelled ``doing``."""
-        with tqdm(desc=doing, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+        with progress_bar(desc=doing, unit="B", unit_scale=True, leave=False) as bar:
             for split, document in self._split():
                 yield split, document
                 bar.update(len(document.data))

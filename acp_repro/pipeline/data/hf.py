@@ -13,8 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from acp_repro.common.command import progress_bar
 from acp_repro.pipeline.data.cache import EntryWriter, default_cache, open_or_build
 from acp_repro.pipeline.data.files import DataError, read_records
 from acp_repro.pipeline.data.sources import Row, TextSource
@@ -69,7 +68,7 @@ def _fetch(
     def build(writer: EntryWriter) -> dict:
         lines, documents = bytearray(), 0
         records = islice(_records(path, config, split, fields, most), most)
-        for record in tqdm(records, f"fetching {path}", unit=" documents", leave=False, disable=None):
+        for record in progress_bar(records, f"fetching {path}", unit=" documents", leave=False):
             lines += json.dumps(record).encode() + b"\n"
             documents += 1
             if len(lines) >= _FRAME_BYTES:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from ...common.command import stop_signals
 from ...common.files import write_json
 from ..paper import Paper
 from ..run import Run
@@ -109,7 +110,8 @@ def train(
             report(f"{run.name}: continuing from step {first_step}")
         looks = watch_every or max(1, min(100, task.steps // 25))
         trainer = Trainer(task, model, wrapped, optimizer, device, looks, description, position)
-        signals = stack.enter_context(StopSignals(speak=rank() == 0))
+        signals = StopSignals(speak=rank() == 0)
+        stack.enter_context(stop_signals(signals.note))
         done = trainer.run_from(first_step, stop_after, signals)
         if done:
             weights = _full_weights(model)

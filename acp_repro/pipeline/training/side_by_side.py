@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import sys
 import threading
-import time
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from ...common.command import usable_cores
+from ...common.command import STOP_SIGNALS, end_with_parent, stop_signals, usable_cores
 from ...common.errors import UserError
 from ..paper import Suite
 from ..run import Run
@@ -52,28 +50,28 @@ def train_side_by_side(suite: Suite, runs: list[Run], devices: list[torch.device
     for line in range(jobs):
         places.put((line, str(devices[line % len(devices)])))
     pool = ProcessPoolExecutor(jobs, context, _begin, (places, lock))
-    before = signal.signal(signal.SIGTERM, _stop)
-    try:
-        tasks = [pool.submit(_train, str(suite.path), run.name) for run in runs]
-        done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    except KeyboardInterrupt:
-        announce_stop()
-        if _end(list(pool._processes.values())):
-            raise Stopped(GOES_ON) from None
-        raise
-    except BaseException:
-        _end(list(pool._processes.values()))
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-        signal.signal(signal.SIGTERM, before)
+    with stop_signals(_stop):
+        try:
+            tasks = [pool.submit(_train, str(suite.path), run.name) for run in runs]
+            done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        except KeyboardInterrupt:
+            announce_stop()
+            if _end(list(pool._processes.values())):
+                raise Stopped(GOES_ON) from None
+            raise
+        except BaseException:
+            _end(list(pool._processes.values()))
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _stop(number: int, _) -> None:
-    """SIGTERM stops as Ctrl-C does; a second one, which launchers send, does not stop at once."""
-    signal.signal(number, signal.SIG_IGN)
+def _stop(*_) -> None:
+    """Any signal stops as Ctrl-C does. Later only Ctrl-C stops at once, because launchers repeat others."""
+    for number in set(STOP_SIGNALS) - {signal.SIGINT}:
+        signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt
 
 
@@ -110,28 +108,21 @@ def _end(processes: list) -> bool:
 
 
 _SAVED = 130  # the exit code of a process that stopped with a checkpoint
-_SECONDS_TO_SAVE = 60
 _line, _device = 0, torch.device("cpu")
 
 
 def _begin(places, lock) -> None:
     global _line, _device
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for number in set(STOP_SIGNALS) - {signal.SIGTERM}:  # the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     torch.set_num_threads(1)
+    sys.stdout.reconfigure(line_buffering=True)
     tqdm.set_lock(lock)
     _line, device = places.get()
     _device = torch.device(device)
     if _device.type == "cuda":
         torch.cuda.set_device(_device)
-
-
-def _end_with_parent() -> None:
-    """Ends this process when its parent has ended, for any reason: nothing would collect its results."""
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_SECONDS_TO_SAVE)
-    os._exit(1)
 
 
 def _train(suite_file: str, run_name: str) -> None:

@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from ...common.command import progress_bar
 from .checkpoint import latest_checkpoint, save_checkpoint
 from .distributed import any_rank, rank, world_size
 from .optimizer import set_learning_rate
@@ -33,11 +32,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopSignals:
-    """A context in which a signal to stop is noted. The training loop reads ``asked`` after each step.
+    """Notes signals to stop, as the handler of `stop_signals`. The training loop reads ``asked`` after each
+    step.
 
-    A second Ctrl-C, or any signal after a first Ctrl-C, stops at once. SIGTERM may arrive twice, because
-    launchers send it too. Signals that the process ignores stay ignored, such as Ctrl-C in a shell's
-    background jobs. Only the main thread gets signals; in other threads nothing is noted.
+    A Ctrl-C after any signal stops at once. SIGTERM and SIGHUP may arrive again, also after a Ctrl-C, because
+    launchers send them too.
 
     Args:
         speak: after a Ctrl-C, print what happens now.
@@ -45,21 +44,10 @@ class StopSignals:
 
     def __init__(self, speak: bool):
         self.asked: signal.Signals | None = None
-        self._speak, self._before = speak, {}
+        self._speak = speak
 
-    def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _) -> None:
-        if self.asked is not None and signal.SIGINT in (number, self.asked):
+    def note(self, number: int, _) -> None:
+        if self.asked is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         if self._speak and number == signal.SIGINT and self.asked is None:
             announce_stop()
@@ -107,7 +95,7 @@ class Trainer:
             indices = (i for step in range(first, last) for i in self._micro_batches_of(step))
             self.data = stack.enter_context(Prefetcher(self.task.batch, indices, self.device))
             self.progress = stack.enter_context(
-                tqdm(
+                progress_bar(
                     total=steps * self.task.step_tokens,
                     initial=first * self.task.step_tokens,
                     desc=self.run.name,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from acp_repro.common.command import progress_bar
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.loss import IGNORED_LABEL
@@ -53,7 +53,7 @@ class TrainedFoX(Trained):
 
     def losses(self, batches: Batches, what: str) -> Iterator[tuple[Tensor, Tensor]]:
         """The loss (B, T) float32 in nats of every label, and the labels (B, T) int64, of each batch."""
-        for input_ids, labels in tqdm(batches, desc=f"{self.run.name}: {what}", unit="batch"):
+        for input_ids, labels in progress_bar(batches, desc=f"{self.run.name}: {what}", unit="batch"):
             with torch.no_grad(), autocast(self.device, self.run.training.dtype):
                 loss = self.model.loss_per_token(input_ids, labels)
             yield loss, labels

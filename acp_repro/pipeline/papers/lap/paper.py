@@ -19,4 +19,5 @@ PAPER = Paper(
     quantities=QUANTITIES,
     task=f"{__package__}.task:PruningTask",
     analysis="analysis.lap",
+    library=("shap", "lap"),
 )

@@ -20,4 +20,5 @@ PAPER = Paper(
     quantities=QUANTITIES,
     task=f"{__package__}.task:task_of",
     analysis="analysis.retention",
+    library=("sklearn", "retention"),
 )

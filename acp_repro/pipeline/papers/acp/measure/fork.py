@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch._inductor.config as inductor
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from acp_repro.common.command import progress_bar
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.pipeline.training.optimizer import make_optimizer, set_learning_rate
 from acp_repro.pipeline.training.run_folder import compiles
@@ -66,7 +66,7 @@ def measure_fork(trained: Trained) -> list[dict[str, Any]]:
     with (
         _no_autotuning(),
         compiled_blocks(blocks, compiles(run, device)),
-        tqdm(total=steps, desc=f"{run.name}: fork", unit="step") as progress,
+        progress_bar(total=steps, desc=f"{run.name}: fork", unit="step") as progress,
     ):
         for step in range(steps):
             indices = range(step * task.micro_batches, (step + 1) * task.micro_batches)

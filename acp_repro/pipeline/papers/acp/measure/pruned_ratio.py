@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from acp_repro.common.command import progress_bar
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.pipeline.training.step import autocast
 
@@ -36,7 +36,7 @@ def measure_pruned_ratio(trained: TrainedFoX) -> list[dict[str, Any]]:
 
     batches = trained.heldout_batches(trained.measure_settings.pruned_ratio_tokens)
     with torch.no_grad(), watch_attention(trained.model, see):
-        for input_ids, _ in tqdm(batches, desc=f"{trained.run.name}: pruned ratio", unit="batch"):
+        for input_ids, _ in progress_bar(batches, desc=f"{trained.run.name}: pruned ratio", unit="batch"):
             with autocast(trained.device, trained.run.training.dtype):
                 trained.model.model(input_ids)
             tokens += input_ids.numel()

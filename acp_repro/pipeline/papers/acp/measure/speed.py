@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from acp_repro.attention import choose_implementation, forgetting_attention
+from acp_repro.common.command import progress_bar
 from acp_repro.model.capture import AttentionInputs, attention_inputs
 from acp_repro.model.layers import fuse_training
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved
@@ -29,7 +29,7 @@ def measure_attention_time(trained: TrainedFoX) -> list[dict[str, Any]]:
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     each: defaultdict = defaultdict(list)
     calls = len(batches) * trained.model.config.num_hidden_layers
-    progress = tqdm(total=calls, desc=f"{trained.run.name}: attention time", unit="layer")
+    progress = progress_bar(total=calls, desc=f"{trained.run.name}: attention time", unit="layer")
     with progress, autocast(trained.device, trained.run.training.dtype):
         for input_ids, _ in batches:
             for inputs in attention_inputs(trained.model, input_ids):

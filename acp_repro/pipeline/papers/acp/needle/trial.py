@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from acp_repro.common.command import progress_bar
 from acp_repro.model import FoXForCausalLM, generate
 from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.training.step import autocast
@@ -103,7 +103,7 @@ def try_needle(
             trial.needle.prompt(trial.haystack, length, None)
     cells = [(length, index) for length in lengths for index in range(len(trials))]
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    with tqdm(total=len(cells) * len(depths), desc=description, unit="prompt", disable=None) as bar:
+    with progress_bar(total=len(cells) * len(depths), desc=description, unit="prompt") as bar:
         # The longest first, so that one that does not fit fails at once.
         for length, index in sorted(cells, reverse=True):
             with torch.no_grad():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from acp_repro.common.command import progress_bar
 from acp_repro.common.gradients import without_gradients
 from acp_repro.lap.attribution import shap_values
 
@@ -23,7 +23,7 @@ def measure_attribution(trained: TrainedPruning) -> list[dict[str, Any]]:
     tokenizer = trained.task.tokenizer
     records = []
     for number, row in enumerate(
-        tqdm(choose_texts(trained), desc=f"{trained.run.name}: attribution", leave=False)
+        progress_bar(choose_texts(trained), desc=f"{trained.run.name}: attribution", leave=False)
     ):
         found = shap_values(trained.model, row, trained.measure_settings.shap_evaluations, trained.run.seed)
         words, kept = tokenizer.tokens(found.written), tokenizer.tokens(row[i] for i in found.positions)

@@ -9,8 +9,8 @@ from rapidfuzz.distance import Levenshtein
 from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu import corpus_bleu
 from torch import Tensor
-from tqdm import tqdm
 
+from acp_repro.common.command import progress_bar
 from acp_repro.common.files import read_json_lines
 from acp_repro.common.gradients import without_gradients
 from acp_repro.lap.decoder import decode_teacher
@@ -34,7 +34,9 @@ def measure_reconstruction(trained: TrainedPruning) -> list[dict[str, Any]]:
     written: dict[str, list[list[int]]] = {"soft": [], "removed": [], "free": []}
     ratios: dict[str, list[Tensor]] = {"soft": [], "removed": []}
     model = trained.model
-    for input_ids in tqdm(trained.batches(rows), desc=f"{trained.run.name}: reconstruction", leave=False):
+    for input_ids in progress_bar(
+        trained.batches(rows), desc=f"{trained.run.name}: reconstruction", leave=False
+    ):
         memory = model.encode_ids(input_ids)
         inputs = model.shift_right(input_ids)
         soft = model(input_ids, mask="soft")

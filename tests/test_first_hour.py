@@ -1,0 +1,213 @@
+"""The first half hour: a missing environment, wrong options, signals to make, a log, a first suite."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from acp_repro import make, suite, train
+from acp_repro.common import command
+from acp_repro.common.errors import UsageError
+from acp_repro.pipeline.data import prepare
+from acp_repro.pipeline.suite import load_suite
+from tests.suites import YAML, run_here, write_suite
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = {
+    "acp_repro.train": "",
+    "acp_repro.measure": "loss",
+    "acp_repro.make": "figure2",
+    "acp_repro.suite": "",
+    "acp_repro.data": "",
+    "acp_repro.inspect": "pretrained/pro-13m-4k-acp",
+    "acp_repro.generate": "pretrained/pro-13m-4k-acp --prompt x",
+    "acp_repro.sweep_epsilon": "pretrained/pro-13m-4k-acp",
+    "acp_repro.benchmark_decode": "",
+    "analysis": "figure2",
+    "analysis.report": "",
+    "analysis.reproduction": "",
+    "analysis.reproduction.claim": "",
+}
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_without_its_libraries_a_command_names_them_in_one_line(module, tmp_path):
+    import yaml
+
+    (tmp_path / "yaml").symlink_to(Path(yaml.__file__).parent)  # as many systems have it
+    line = [sys.executable, "-S", "-m", module, *COMMANDS[module].split()]
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    done = subprocess.run(
+        line, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: not installed: ") and "run `make setup`" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["acp_repro.train", "analysis"])
+def test_an_older_python_is_named_in_one_line(module):
+    code = "import runpy, sys; sys.version_info, sys.version = (3, 10, 0), '3.10.0'\n"
+    code += f"runpy.run_module({module!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert "needs Python 3.11 or newer" in done.stderr and "is Python 3.10.0;" in done.stderr
+
+
+@pytest.mark.parametrize("number", command.STOP_SIGNALS)
+def test_a_signal_to_a_command_ends_what_it_started(number):
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.pause()"
+    threading.Timer(1, os.kill, (os.getpid(), number)).start()
+    begun = time.monotonic()
+    assert command.run_words(f'python -c "{code}"') == command.STOPPED
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGKILL"])
+def test_a_command_ends_when_its_make_is_killed(name, tmp_path):
+    """Of these signals make passes on none, and waits after the first two."""
+    waits = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    code = f"from acp_repro.common import command; command.run_command(lambda: exec('{waits}'))"
+    (tmp_path / "Makefile").write_text(f'all:\n\t@exec {sys.executable} -c "{code}"\n')
+    started = subprocess.Popen(
+        ["make", "-C", tmp_path, "--no-print-directory"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    process = Path("/proc", started.stdout.readline().strip())
+    time.sleep(1)
+    started.send_signal(getattr(signal, name))
+    until = time.monotonic() + 10
+    while process.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert process.name.isdecimal() and not process.exists()
+    started.communicate(timeout=10)
+
+
+def test_progress_in_a_log_is_lines_without_cursor_codes(monkeypatch):
+    log, now = io.StringIO(), [100.0]
+    monkeypatch.setattr(sys, "stderr", log)
+    bar = command.progress_bar(total=100, desc="run", position=3, leave=True)
+    monkeypatch.setattr(bar, "_time", lambda: now[0])
+    bar.start_t, bar.last_print_t = now[0], now[0] - 25
+    for _ in range(100):  # of a second each
+        now[0] += 1
+        bar.update()
+    bar.close()
+    assert not re.search(r"[\r\x1b]|\n\n", log.getvalue())
+    shares = re.findall(r"^run: +(\d+)%", log.getvalue(), re.M)
+    assert shares == ["5", "35", "65", "95", "100"] and bar.miniters == 1  # or a thread writes lines too
+
+
+def test_a_short_step_writes_no_line(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    assert list(command.progress_bar(range(5), desc="short")) == [0, 1, 2, 3, 4]
+    assert log.getvalue() == ""
+
+
+def test_a_wrong_option_suggests_the_right_one(capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--nothing", "--siute", "cpu"])
+    with pytest.raises(SystemExit):
+        train.main(["--siute", "cpu"])
+    assert capsys.readouterr().err.endswith("unrecognized arguments: --siute cpu; did you mean --suite?\n")
+
+
+def test_a_suite_is_named_by_its_path_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    (tmp_path / "mini").mkdir()  # a name in experiments/ comes before a folder
+    for name in ("mine.yml", "plain"):
+        (tmp_path / name).write_text(YAML)
+    assert load_suite("mini").name == "mini" and load_suite("./plain").name == "plain"
+    assert load_suite("mine.yml").runs[0].command.split()[3:5] == ["--suite", "mine.yml"]
+    (tmp_path / "folder").mkdir()
+    for given in ("folder", "folder/"):
+        with pytest.raises(UsageError, match="^folder: a folder, not a suite"):
+            load_suite(given)
+
+
+def test_whole_numbers_may_have_an_exponent(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path, YAML.replace("tokens: 1536", "tokens: 1.536e3").replace("1e-2", "1e0"))
+    size = load_suite("mini").runs[0].size
+    assert (size.tokens, type(size.tokens), size.learning_rate) == (1536, int, 1.0)
+    write_suite(tmp_path, YAML.replace("tokens: 1536", "tokens: 1.5e-1"))
+    with pytest.raises(UsageError, match="tokens: must be a whole number"):
+        load_suite("mini")
+
+
+def test_the_page_of_keys_is_current(capsys):
+    assert suite.main(["--keys"]) == 0
+    page = (ROOT / "docs/suite-keys.md").read_text()
+    assert page.endswith(f"\n\n{capsys.readouterr().out}"), "run python -m acp_repro.suite --keys"
+    assert "| `measure.timing_tokens` | a whole number of at least 1 | `33554432` |" in page
+    assert "| `sizes.NAME.tokens` | a whole number of at least 1 | required |" in page
+
+
+def write_first_suite(folder, documents):
+    """The loaded ``mine.yaml`` for a folder of texts, about 40,000 bytes in all."""
+    folder.mkdir()
+    for number in range(documents):
+        words = " ".join(f"word{number * i % 91}" for i in range(6000 // documents))
+        (folder / f"{number}.txt").write_text(words)
+    assert suite.main(["--new", "mine.yaml", "--text", str(folder)]) == 0
+    return load_suite("mine.yaml")
+
+
+@pytest.mark.parametrize("documents", [1, 12])
+def test_a_first_suite_fits_its_text(documents, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    mine = write_first_suite(tmp_path / "my: #texts", documents)
+    assert "4 runs; `make figure2 SUITE=mine.yaml` takes a few minutes" in capsys.readouterr().out
+    for run in mine.runs:
+        for split in prepare(run.data).describe(run.context_length)["splits"].values():
+            assert split["share_used"] > 0.4
+    # The text decides the contexts, so that Figure 2 has two bars of each kind.
+    assert len({run.context_length for run in mine.runs}) == 2 and mine.pairs("pro") == list(mine.runs)
+
+
+@pytest.mark.slow
+def test_a_first_suite_makes_figure_2(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(make, "run_words", run_here)
+    write_first_suite(tmp_path / "texts", 12)
+    text = Path("mine.yaml").read_text()
+    for old, new in (("614_400", "4096"), ("40_960", "2048"), ("repeats: 3", "repeats: 1")):
+        assert old in text
+        text = text.replace(old, new)
+    Path("mine.yaml").write_text(text)
+    assert make.main(["figure2", "--suite", "mine.yaml"]) == 0 and Path("figures/mine/figure2.png").is_file()
+
+
+def test_a_first_suite_overwrites_nothing_and_needs_long_enough_text(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("short")
+    (there := tmp_path / "there.yaml").write_text("")
+    assert suite.main(["--new", str(there), "--text", str(tmp_path / "a.txt")]) == 2
+    assert suite.main(["--new", str(tmp_path / "new.yaml"), "--text", str(tmp_path / "a.txt")]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert "a file that does not exist yet" in first and "documents that are too short; join them" in second
+    assert there.read_text() == "" and not (tmp_path / "new.yaml").exists()
+
+
+def test_a_command_speaks_before_it_loads_torch(tmp_path):
+    (tmp_path / "torch.py").write_text(
+        "import sys\nprint('torch is loaded', file=sys.stderr)\nraise SystemExit\n"
+    )
+    code = "from acp_repro.common.command import choose_device; choose_device('cpu')"
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.splitlines() == ["loading PyTorch", "torch is loaded"]
