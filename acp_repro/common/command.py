@@ -32,7 +32,7 @@ _EXTRAS = {
     "checkpoints": ("safetensors",),
     "bpe": ("tokenizers",),
     "chain": _CHAIN,
-    "figures": (*_CHAIN, "matplotlib", "seaborn", "PIL", "markdown_it"),
+    "figures": (*_CHAIN, "matplotlib", "seaborn", "PIL"),
     "inspect": (*_CHAIN, "tokenizers", "rich"),
     "transformers": ("safetensors", "tokenizers", "transformers"),
     "eval": ("safetensors", "tokenizers", "transformers", "lm_eval"),

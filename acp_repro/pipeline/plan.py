@@ -10,6 +10,7 @@ because drawing takes seconds.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from graphlib import TopologicalSorter
 

@@ -62,7 +62,7 @@ def test_command(checkpoint, capsys):
         (["{}/fox", "--lengths", "100"], "use a length of at least"),
         (
             ["{}/fox", "--lengths", "5000", "--haystack", "{}/text.txt"],
-            "fewer than the longest context, 5000",
+            "a sequence of 5,000 tokens takes 5,000 bytes",
         ),
         (["{}/fox", "--haystack", "{}/no"], "--haystack: "),
         (["{}/fox", "--csv", "{}"], "cannot be written"),
