@@ -63,9 +63,13 @@ def test_an_older_python_is_named_in_one_line(module):
 @pytest.mark.parametrize("number", command.STOP_SIGNALS)
 def test_a_signal_to_a_command_ends_what_it_started(number):
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.pause()"
-    threading.Timer(1, os.kill, (os.getpid(), number)).start()
-    begun = time.monotonic()
-    assert command.run_words(f'python -c "{code}"') == command.STOPPED
+    before = signal.signal(number, signal.default_int_handler)  # a background job ignores SIGINT
+    try:
+        threading.Timer(1, os.kill, (os.getpid(), number)).start()
+        begun = time.monotonic()
+        assert command.run_words(f'python -c "{code}"') == command.STOPPED
+    finally:
+        signal.signal(number, before)
     assert time.monotonic() - begun < 20
 
 

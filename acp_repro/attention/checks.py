@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 class AttentionCall(NamedTuple):
@@ -179,8 +180,10 @@ def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Any:
 
 def reads_values(x: Tensor) -> bool:
     """Whether values of ``x`` are checked: on a GPU, where a read waits for the stream, only on request."""
-    # Compiled code checks inside its operators alone.
-    return not torch.compiler.is_compiling() and (x.device.type == "cpu" or torch.is_anomaly_enabled())
+    # Compiled code checks inside its operators alone, and a fake tensor has no values.
+    if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
+        return False
+    return x.device.type == "cpu" or torch.is_anomaly_enabled()
 
 
 def check_values(name: str, x: Tensor | None, low: float, high: float, hint: str = "") -> None:
