@@ -448,7 +448,7 @@ def trained_models() -> list[dict[str, Any]]:
         tables = all_records(suite, ("loss", "pruned_ratio"))
         by_run = {name: dict(list(table.groupby("run"))) for name, table in tables.items()}
         for run in suite.runs:
-            trained = state.recorded_settings(run).get("trained", {})
+            trained = state.recorded_settings(run).get("trained") or {}
             if not trained and run.name not in by_run.get("loss", {}):
                 continue
             one = {"suite": suite.name, "run": run.name, "tokens": run.size.tokens}

@@ -113,7 +113,10 @@ def token_axis(axis: Axis, tokens: int) -> None:
 
 
 def provenance(*tables: pd.DataFrame) -> str:
-    """A sentence on where the measured numbers of a figure come from; one more on times in a fixed order."""
+    """Returns a sentence on the origin of a figure's measured numbers.
+
+    A second sentence names the commits whose times were measured in a fixed order; their ``order`` is empty.
+    """
 
     def values(column: str) -> str:
         return ", ".join(sorted({str(v) for t in tables for v in t[column].dropna().unique()}))
@@ -125,16 +128,11 @@ def provenance(*tables: pd.DataFrame) -> str:
     seen = f"{tokens} tokens{epochs(max(counts, default=0), values('suite'))}"
     weights = [f"models trained on {seen}"] * bool(trained) + ["fresh weights"] * (0 in counts)
     models = "; " + " and ".join(weights) if weights else ""
+    fixed = [t.loc[t["order"].isna(), "commit"].dropna() for t in tables if "order" in t]
+    commits = ", ".join(sorted({commit for each in fixed for commit in each}))
+    in_order = "were taken in one fixed order, which has shifted ratios by up to 4 %."
+    order = f" Times of commit {commits} {in_order}" if commits else ""
     return (
         f"Measured{suite} on {values('device')} ({values('dtype')}, torch {values('torch_version')}, "
-        f"commit {values('commit') or 'not recorded'}){models}.{_fixed_order(tables)}"
+        f"commit {values('commit') or 'not recorded'}){models}.{order}"
     )
-
-
-def _fixed_order(tables: Iterable[pd.DataFrame]) -> str:
-    """What a reader should know of times that were taken before methods took turns in either order."""
-    old = [table[table["order"].isna()] for table in tables if "order" in table]
-    commits = sorted({str(commit) for table in old for commit in table["commit"].dropna().unique()})
-    whose = f" of commit {', '.join(commits)}" if commits else ""
-    words = f" Times{whose} were taken in one fixed order, which has shifted ratios by up to 4 %."
-    return words if any(map(len, old)) else ""

@@ -119,8 +119,6 @@ class Quantity:
         command: the command that makes it, for a quantity of a whole suite, without a run.
         library: (name, extra) of a library that `make setup` leaves out, and the extra that installs it. Make
             installs it before the first such record.
-        later: columns that records of earlier versions lack and that no drawing from them needs. They are
-            read as missing values.
         optional: whether a run may lack it, because it was measured before the quantity existed and its
             weights are gone. Figures are then drawn, and claims judged, without it.
         key: with a ``command``, the columns that tell one measurement from another, as words. Measured again,
@@ -137,7 +135,6 @@ class Quantity:
     options: tuple[str, ...] = ()
     command: str = ""
     library: tuple[str, str] | None = None
-    later: tuple[str, ...] = ()
     optional: bool = False
     key: str = ""
 
@@ -145,11 +142,6 @@ class Quantity:
         if isinstance(self.columns, str):
             columns = re.sub(r"(\w+)_ms\+", r"\1_ms \1_turns_ms", self.columns)
             object.__setattr__(self, "columns", tuple(columns.split()))
-
-    def fits(self, columns: Iterable[str], found: Iterable[str]) -> bool:
-        """Whether a file with ``found`` has all ``columns``, but for those that came later."""
-        found, later = list(found), [n for n in self.columns if n in self.later or n.endswith("_turns_ms")]
-        return [name for name in columns if name in found or name not in later] == found
 
     @property
     def has_library(self) -> bool:

@@ -91,7 +91,7 @@ def benchmark_rows(suite: str, paper: Paper, quantity: Quantity) -> list[dict[st
     packed = path.suffix == ".gz"
     with (gzip.open if packed else open)(path, "rt", encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
-        if not quantity.fits(paper.columns(quantity), rows.fieldnames or ()):
+        if tuple(rows.fieldnames or ()) != paper.columns(quantity):
             raise RecordError(f"{path} has not the columns of this version; move that file away first")
         return list(rows)
 
@@ -154,7 +154,7 @@ def read_files(suite: Suite, kind: Quantity, paths: list[Path]) -> pandas.DataFr
     columns, frames = list(suite.paper.columns(kind)), []
     for path in paths:
         frame = pandas.read_csv(path, dtype={"size": str, "commit": str})
-        if not kind.fits(columns, list(frame.columns)):
+        if list(frame.columns) != columns:
             raise RecordError(
                 f"{path}: not the columns of this version; delete it and run `{kind.command_for(suite.name)}`"
             )

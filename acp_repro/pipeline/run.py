@@ -143,8 +143,14 @@ class Run(ABC):
         return f"python -m acp_repro.train --suite {suite} --run {self.name}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything that decides the weights, as plain values (written into the run's folder)."""
+        """Returns every setting that decides the weights, as plain values for ``run.json``.
+
+        The settings of a run from whose weights this run starts are included.
+        """
         resolved = dataclasses.asdict(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Run):
+                resolved[name] = value.as_dict()
         for name in self.training.HOW:
             resolved["training"].pop(name)
         del resolved["weights"]

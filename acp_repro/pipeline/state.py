@@ -82,8 +82,7 @@ def _digest(recorded: Mapping[str, Any]) -> str:
 def differences(before: Any, settings: Any) -> list[str]:
     """The differences between recorded settings and those of a run or of the measures now, a line each.
 
-    A key that is new counts as its default. Keys of ``WHICH`` say which run is looked at, and change no
-    record.
+    A key that is new counts as its default.
     """
     return list(_differences(before, _settings(settings), settings))
 
@@ -93,7 +92,7 @@ def _differences(before: Any, now: Any, of: Any, where: str = "") -> Iterator[st
         if before != now:
             yield f"{where}: {before!r}, now {now!r}"
         return
-    for key in sorted({*before, *now} - {*getattr(of, "WHICH", ())}):
+    for key in sorted({*before, *now}):
         if key in before or not _is_default(of, key):
             inside = getattr(of, key, None)
             yield from _differences(before.get(key), now.get(key), inside, f"{where}.{key}".lstrip("."))
@@ -173,8 +172,12 @@ def done(run: Run) -> dict[str, Any]:
 
 
 def _settings(of: Any) -> dict[str, Any]:
-    """The settings of a run, or of the measures, as a JSON file gives them back."""
-    settings = of.as_dict() if isinstance(of, Run) else dataclasses.asdict(of)
+    """Returns the settings of a run or of the measures as a JSON file gives them back.
+
+    Fields declared with ``compare=False`` only select a run and are left out.
+    """
+    compared = [field.name for field in dataclasses.fields(of) if field.compare]
+    settings = of.as_dict() if isinstance(of, Run) else {name: getattr(of, name) for name in compared}
     return json.loads(json.dumps(settings, default=dict))
 
 
@@ -203,20 +206,10 @@ class MeasuredRun:
 
 def measured_run(run: Run) -> MeasuredRun | None:
     """What a finished run took, from its folder or else from beside its records; None if unknown."""
-    try:
-        done = json.loads((run.folder / "done.json").read_text())
-        description = json.loads((run.folder / "run.json").read_text())
-        lines = files.read_json_lines(run.folder / "metrics.jsonl")
-    except (OSError, ValueError):
-        return _recorded_run(run)
-    ranks = done.get("ranks", description.get("ranks", 1))
-    peaks = [line.get("peak_memory_bytes") for line in lines]
-    peak = max((p for p in [*peaks, done.get("peak_memory_bytes")] if p), default=None)
-    seconds = done.get("gpu_seconds", done["seconds"] * ranks)
-    return MeasuredRun(seconds, ranks, peak, description.get("device", "?"))
-
-
-def _recorded_run(run: Run) -> MeasuredRun | None:
+    description, finished = read_json(run.folder / "run.json"), done(run)
+    if description and finished:
+        peak = finished.get("peak_memory_bytes")
+        return MeasuredRun(finished["gpu_seconds"], finished["ranks"], peak, description["device"])
     recorded = recorded_settings(run)
     same = recorded.get("trained") and not differences(recorded.get("run"), run)
     return MeasuredRun(**recorded["trained"]) if same else None

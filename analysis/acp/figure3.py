@@ -203,8 +203,7 @@ def _forked(fork: pd.DataFrame | None) -> str:
         parted = steps.loc[steps["parts_here"] == 1, "step"]
         kept = f"keeps every bit for {steps['step'].max()} steps"
         where = f"parts at step {parted.min()}" if len(parted) else kept
-        unit = " by a unit of float32" * (name == "one weight moved")  # the name of an older record
-        words.append(f"{name}{unit}: {where}")
+        words.append(f"{name}: {where}")
     return f"side by side with an exact training, {'; '.join(words)}"
 
 

@@ -102,7 +102,7 @@ def between_seeds(records: pd.DataFrame) -> pd.DataFrame:
     """Every task's metric of the two lowest seeds of each setting that has two of one code."""
     keys = [*SETTING, "method", "code", *COLUMN]
     method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
-    ran_on = records.reindex(columns=list(versions.RAN_ON)).replace({"commit": versions.SAME_CODE})
+    ran_on = records.reindex(columns=list(versions.RAN_ON)).replace({"commit": versions.TRAINING_CODE})
     code = ran_on.groupby([*ran_on], dropna=False).ngroup()
     records = records.assign(method=method, code=code)
     one_each(records, [*keys, "seed", "item"], "lm_eval_items")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 
@@ -16,20 +17,10 @@ RAN_ON = {
     "ptxas_version": "versions of ptxas",
     "device": "kinds of device",
 }
-# Commits of published trainings whose code of training is the same to the byte, each with the first of them.
-# An archive has no history to ask; where there is one, a test does. Every other commit is its own version.
-SAME_CODE = {
-    "4415c39548dc": "9eb847634052",
-    "ca18a47ca0f3": "9eb847634052",
-    "dd1eb2f4643d": "9eb847634052",
-    "7a8e6684351c": "9eb847634052",
-    "1187c3778b14": "86f75ef6e418",
-    "31f20100b5b3": "86f75ef6e418",
-    "e3527856122b": "86f75ef6e418",
-    "ce23526c74e6": "86f75ef6e418",
-    "62d52d2141a6": "86f75ef6e418",
-    "b5154bbd8eb4": "2071518815ee",
-}
+# The digest of the training code at each commit of the published runs, which shows that several commits have
+# the same code. A commit that the table does not list is compared by its own name.
+_TABLE = pd.read_csv(Path(__file__).with_name("training_code.csv"), dtype=str)
+TRAINING_CODE = dict(zip(_TABLE["commit"], _TABLE["code"], strict=True))
 PAIR = (
     *("suite", "architecture", "size", "context_length_tokens"),
     *("needle_share", "evaluated_length_tokens", "seed"),
@@ -40,7 +31,7 @@ def unlike(records: pd.DataFrame, keys: Sequence[str]) -> dict[tuple, str]:
     """What the two runs of a pair differ in besides ACP, in words. No test counts such pairs."""
     pair = [name for name in PAIR if name in records]
     ran_on = records.reindex(columns=[*pair, *RAN_ON])
-    ran_on = ran_on.assign(commit=ran_on["commit"].replace(SAME_CODE)).groupby(pair, dropna=False)
+    ran_on = ran_on.assign(commit=ran_on["commit"].replace(TRAINING_CODE)).groupby(pair, dropna=False)
     found = ran_on[list(RAN_ON)].nunique().gt(1).groupby(level=list(keys), dropna=False).any()
     different = (" and two ".join(RAN_ON[name] for name in found.columns[row]) for row in found.to_numpy())
     words = (f"† trained with two {names}" if names else "" for names in different)

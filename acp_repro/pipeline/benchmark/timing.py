@@ -24,7 +24,7 @@ Call = Callable[[], Any]
 Clock = Callable[[Call, torch.device], float]  # milliseconds of one call
 Name = TypeVar("Name", bound=Hashable)
 
-# In records whose calls took turns by `orders`. Older records, whose order was fixed, have none.
+# The column `order` of calls that take turns by `orders`. The column is empty where the order was fixed.
 ORDER = "balanced"
 # About 6 ms: the host queues a call while the GPU is busy, so the GPU's clock counts no wait for the host.
 _HEAD_START_CYCLES = 12_000_000

@@ -105,7 +105,7 @@ def write_done(run: Run, step_tokens: int, weights: Path) -> None:
     """Writes ``done.json``, from the lines of ``metrics.jsonl`` and the file of weights."""
     lines = files.read_json_lines(run.folder / "metrics.jsonl")
     seconds = [step_tokens / x["throughput_tokens_per_s"] for x in lines]
-    gpus = [x.get("ranks", world_size()) for x in lines]  # a resume may have changed it
+    gpus = [x["ranks"] for x in lines]  # a resume may have changed the number
     tail = [x["loss_nats"] for x in lines[-max(1, len(lines) // 20) :]]
     memory = [x["peak_memory_bytes"] for x in lines if "peak_memory_bytes" in x]
     done = {

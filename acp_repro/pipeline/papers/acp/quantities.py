@@ -59,7 +59,6 @@ QUANTITIES = (
         f"{M}.speed:measure_attention_time",
         with_acp,
         group="speed",
-        later=("order",),
     ),
     Quantity(
         "throughput",
@@ -67,7 +66,6 @@ QUANTITIES = (
         f"{M}.speed:measure_throughput",
         with_acp,
         group="speed",
-        later=("order", "pass_ms"),
     ),
     Quantity(
         "throughput_with_checkpointing",
@@ -130,7 +128,6 @@ QUANTITIES = (
         evaluated,
         group="lm_eval",
         library=HARNESS,
-        later=("begins_with_bos",),
     ),
     Quantity(
         "lm_eval_items",
@@ -141,7 +138,7 @@ QUANTITIES = (
         library=HARNESS,
         large=True,
     ),
-    Quantity("needle", NEEDLE, f"{N}.trial:measure_needle", needle_runs, large=True, later=("fact",)),
+    Quantity("needle", NEEDLE, f"{N}.trial:measure_needle", needle_runs, large=True),
     Quantity(
         "needle_facts",
         NEEDLE,
@@ -164,7 +161,6 @@ QUANTITIES = (
         "step tokens layer pruned_ratio loss_nats averaged_steps training_device throughput_tokens_per_s",
         f"{M}.losses:measure_training_log",
         lambda suite: suite.union(suite.longest_trained, suite.longest_trained and suite.with_acp("pro")),
-        later=("throughput_tokens_per_s",),
     ),
     Quantity(
         "step_losses",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from acp_repro.common.bounds import Axis, Count, CountFrom0, Must, Positive, Seed, Share, whole
 from acp_repro.model.config import LogEpsilon
@@ -78,8 +78,6 @@ class TrainingConfig(TrainerConfig):
 class MeasureConfig(Strict):
     """How much text each quantity is measured on; the defaults are the paper's (Appendix B)."""
 
-    WHICH: ClassVar = ("heads_run", "sweep_run", "long_context_lengths")  # the last in older records alone
-
     pruned_ratio_tokens: Count = 128 * 2**20
     timing_tokens: Count = 32 * 2**20
     timing_repeats: Count = 1
@@ -94,8 +92,10 @@ class MeasureConfig(Strict):
     needle_depths: Axis[Share] = field(default_factory=lambda: [i / 10 for i in range(11)])
     needle_samples: Count = 5
     needle_haystack: str | None = None  # a file or folder of text; default: the held-out text
-    heads_run: str | None = None  # Figures 1, 4, 5, 6; default: the largest ACP run, shortest context
-    sweep_run: str | None = None  # Figure 7 and what else looks at one model; default: heads_run
+    # `compare=False`: these keys select a run and change no record. heads_run (Figures 1, 4, 5, 6) defaults
+    # to the largest run with ACP at its shortest context, and sweep_run (Figure 7) to heads_run.
+    heads_run: str | None = field(default=None, compare=False)
+    sweep_run: str | None = field(default=None, compare=False)
     lm_eval_tasks: Annotated[list[str], Must("a list of tasks, at least one", len)] = field(
         default_factory=lambda: list(PAPER_TASKS)  # Tables 1 and 3
     )

@@ -96,12 +96,6 @@ class FoXRun(Run):
             max_position_embeddings=self.context_length,
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        resolved = super().as_dict()
-        for name in SIZE_OVERRIDES:  # stands under training
-            resolved["size"].pop(name)
-        return resolved
-
 
 def make_run(file: File, suite: str, where: str, *, size: str, context_length: int, **point: Any) -> FoXRun:
     """A point of the grid as a run."""
@@ -131,7 +125,7 @@ def make_run(file: File, suite: str, where: str, *, size: str, context_length: i
         training=training,
         weights=file.weights,
         size_name=size,
-        size=shape,
+        size=dataclasses.replace(shape, **dict.fromkeys(SIZE_OVERRIDES)),  # `training` has them now
         context_length=context_length,
         data=data,
         **point,

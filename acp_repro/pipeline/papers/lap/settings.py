@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from acp_repro.common.bounds import (
     Axis,
@@ -166,8 +166,6 @@ class StartConfig(Strict):
 class MeasureConfig(Strict):
     """How much of the held-out text each quantity is measured on."""
 
-    WHICH: ClassVar = ("main_run",)
-
     scored_texts: Count = 2000
     batch_texts: Count = 50
     probe_texts: Count = 2000  # of the training texts; tested on the held-out ones
@@ -178,9 +176,9 @@ class MeasureConfig(Strict):
     timed_lengths: Axis[Annotated[int, whole(4)]] = field(default_factory=lambda: [128, 512])
     timed_texts: Count = 16
     timing_repeats: Count = 5
-    main_run: str | None = (
-        None  # the run for measures of one model; default: the first with hard concrete gates
-    )
+    # The run that measurements of one model use; default: the first run with hard concrete gates. It selects
+    # a run and changes no record (`compare=False`).
+    main_run: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

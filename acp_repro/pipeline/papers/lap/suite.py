@@ -47,9 +47,6 @@ class PruningRun(Run):
     def columns(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in RUN_COLUMNS}
 
-    def as_dict(self) -> dict[str, Any]:
-        return super().as_dict() | {"start": None if self.start is None else self.start.as_dict()}
-
     def pruning_config(self) -> PruningConfig:
         """The settings of its model."""
         if self.compression is None:

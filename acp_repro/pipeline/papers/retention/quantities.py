@@ -20,7 +20,6 @@ QUANTITIES = (
         "split metric score_percent loss_nats measured_examples kept_share items_hash items_right",
         f"{M}.scores:measure_score",
         lambda suite: suite.tuned,
-        later=("items_hash", "items_right"),
     ),
     Quantity(
         "bag_of_words",

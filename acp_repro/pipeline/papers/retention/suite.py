@@ -114,12 +114,6 @@ class RetentionRun(EncoderRun):
     def setting(self) -> tuple:
         return (self.dataset_name, self.backbone_name, self.method, self.budget, self.gates, self.relaxation)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Includes its start: a run that starts from other weights is another run."""
-        resolved = super().as_dict()
-        resolved["dataset"]["reader"] = resolved["dataset"].pop("corpus")  # as the first records name it
-        return resolved | {"start": None if self.start is None else self.start.as_dict()}
-
     def retention_config(self, **changes: Any) -> RetentionConfig:
         """The settings of the gates."""
         values = {
