@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .cache import FoXCache
 from .decode_step import CAPTURING, DecodeStep
-
-if TYPE_CHECKING:
-    from .fox import FoXForCausalLM
 
 # Tokens of all rows in one part of a prefill: half a GiB of the 125M model's activations in bfloat16. Whole
 # blocks of the pruning grid, so that the first row of a chunk prunes as it would without chunks.
@@ -79,7 +76,7 @@ def choose_tokens(
 
 
 def stream_tokens(
-    model: FoXForCausalLM,
+    model: Any,
     input_ids: Tensor,
     max_new_tokens: int,
     temperature: float = 0.0,
@@ -93,6 +90,7 @@ def stream_tokens(
     """The tokens that continue ``input_ids``, each as soon as it is chosen.
 
     Args:
+        model: a :class:`FoXForCausalLM`.
         input_ids: (B, T) integer, all rows of one length.
         max_new_tokens: end after this many.
         temperature: 0 takes the most probable token; above 0 draws from softmax(logits / temperature).
@@ -126,9 +124,7 @@ def stream_tokens(
     return _stream(model, input_ids, max_new_tokens, tuple(stop_ids), choose, seq_start)
 
 
-def prefill(
-    model: FoXForCausalLM, input_ids: Tensor, cache: FoXCache, seq_start: Tensor | None = None
-) -> Tensor:
+def prefill(model: Any, input_ids: Tensor, cache: FoXCache, seq_start: Tensor | None = None) -> Tensor:
     """Fills an empty cache with a prompt; returns the logits (B, vocab) float32 of the next token."""
     # In parts, so that one layer's activations take less memory than the cache: some rows after others, since
     # chunks of a row would each read again what is held of it. Only a row longer than a part goes in chunks.
@@ -173,7 +169,7 @@ def _stream(model, input_ids, max_new_tokens, stop_ids, choose, seq_start) -> It
 
 
 def generate(
-    model: FoXForCausalLM,
+    model: Any,
     input_ids: Tensor,
     max_new_tokens: int,
     temperature: float = 0.0,

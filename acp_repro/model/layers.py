@@ -22,8 +22,8 @@ from acp_repro.attention.threshold import (
 )
 from acp_repro.common.modules import is_plain
 
+from .cache import LayerCache
 from .config import ROPE_BASE, FoXConfig
-from .layer_cache import LayerCache
 
 # The QK-norm of the official models has its own epsilon, independent of norm_eps.
 QK_NORM_EPS = 1e-5
