@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from acp_repro.common.digests import hash_number
 from acp_repro.pipeline.data.files import (
     DataError,
     field_of,
@@ -338,8 +339,7 @@ class _Draw:
 
     def below(self, limit: int) -> int:
         self._count += 1
-        digest = hashlib.sha256(f"{self._name} {self._count}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") % limit
+        return hash_number(f"{self._name} {self._count}".encode()) % limit
 
     def sample(self, values: list[str], count: int) -> list[str]:
         left = list(values)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from acp_repro.common.command import usable_cores
+from acp_repro.common.digests import hash_json
 from acp_repro.model.tokenizer import TOKENIZER_FILE, BPETokenizer, ByteTokenizer, Tokenizer
 from acp_repro.pipeline.data.cache import Entry, EntryWriter, default_cache, open_or_build
 from acp_repro.pipeline.data.config import DEFAULT_HELDOUT, DataConfig
@@ -126,11 +126,6 @@ def prepare(
     return Corpus(config, open_or_build(folder / name, key, functools.partial(_build, config, reader)))
 
 
-def hash_json(value: Any) -> str:
-    """SHA-256 of a value of JSON's types."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
 def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
     """A name for the folder, and for the cache's key all that decides the ids, except the text."""
     if config.bpe_size:
@@ -166,7 +161,7 @@ class Reader:
             yield from zip(SPLITS, parts, strict=True)
             return
         for document in itertools.chain(first, documents):
-            yield SPLITS[is_heldout(document, self._share)], document
+            yield SPLITS[is_heldout(document.split_key, self._share)], document
         for document in self._heldout.documents() if self._heldout else ():
             yield "heldout", document
 

@@ -20,6 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+from acp_repro.common.digests import hash_number
 from acp_repro.common.errors import usage_errors
 from acp_repro.pipeline.data.files import DataError, check_text, is_json, json_records, open_plain, text_of
 
@@ -56,10 +57,12 @@ class Document(NamedTuple):
     split_key: bytes
 
 
-def is_heldout(document: Document, fraction: float) -> bool:
-    """Whether a document's own hash puts it into the held-out split of size ``fraction`` (0 to 1)."""
-    digest = hashlib.sha256(document.split_key).digest()
-    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+def is_heldout(key: bytes, share: float) -> bool:
+    """Whether the hash of ``key`` selects a text for a split of ``share`` (0 to 1) of all texts.
+
+    The texts of a smaller share are also in every larger one.
+    """
+    return hash_number(key) < share * 2**64
 
 
 def cut_tail(document: Document, share: float) -> tuple[Document, Document] | None:
