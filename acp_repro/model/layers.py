@@ -20,10 +20,10 @@ from acp_repro.attention.threshold import (
     pruning_threshold,
     threshold_from_norms,
 )
-from acp_repro.common.modules import is_plain
 
 from .cache import LayerCache
 from .config import ROPE_BASE, FoXConfig
+from .modules import is_plain
 
 # The QK-norm of the official models has its own epsilon, independent of norm_eps.
 QK_NORM_EPS = 1e-5
