@@ -23,7 +23,7 @@ from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.longcrawl64 import LongCrawl64
 from acp_repro.pipeline.data.sequences import TokenSequences
 from acp_repro.pipeline.data.sources import Document, TextSource, cut_tail, is_heldout
-from acp_repro.pipeline.data.tokenizer import gpt2_json, read_json, save_json, train_bpe
+from acp_repro.pipeline.data.tokenizer import gpt2_json, read_tokenizer, save_json, train_bpe
 
 FORMAT = 1  # raise it if the same text would give other files
 SPLITS = ("train", "heldout")
@@ -131,7 +131,7 @@ def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
     if config.bpe_size:
         return f"bpe{config.bpe_size}", config.bpe_size
     if config.tokenizer_file:
-        json_text = read_json(config.tokenizer_file)
+        json_text = read_tokenizer(config.tokenizer_file)
         return "file", {"sha256": hashlib.sha256(json_text.encode()).hexdigest()}
     return config.tokenizer, None if config.tokenizer == "bytes" else config.tokenizer
 
@@ -198,7 +198,7 @@ def _build(config: DataConfig, reader: Reader, writer: EntryWriter) -> dict[str,
 
 def _tokenizer_json(config: DataConfig, reader: Reader) -> str:
     if config.tokenizer_file:
-        return read_json(config.tokenizer_file)
+        return read_tokenizer(config.tokenizer_file)
     if config.tokenizer == "gpt2":
         return gpt2_json()
     documents = (document for split, document in reader.documents("learning BPE") if split == "train")

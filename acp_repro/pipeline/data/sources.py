@@ -211,6 +211,11 @@ def sample_text() -> str:
     return next(SampleSource().documents()).data.decode()
 
 
+def open_text(path: str | None, key: str = "--text") -> Source:
+    """The text at ``path``, which the setting ``key`` names, or the sample novel if there is no path."""
+    return SampleSource() if path is None else TextSource([path], key=key)
+
+
 class TextSource(Source):
     """Text from files or folders (recursive), in the order of the paths.
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from acp_repro.common.digests import hash_number
 from acp_repro.common.files import write_text
 from acp_repro.model.tokenizer import TOKENIZER_FILE, BPETokenizer, split_lines
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.sources import Document
-
-if TYPE_CHECKING:
-    import tokenizers
 
 # Enough, and bounded: on books, 32,768 ids learnt from 109 MB encode other books into 0.2 % fewer tokens than
 # those learnt from 64 MiB. 64 MiB take 16 s and half a gigabyte of memory.
@@ -38,7 +35,7 @@ def gpt2_json() -> str:
     return json_text
 
 
-def read_json(path: str) -> str:
+def read_tokenizer(path: str) -> str:
     """The text of a ``tokenizer.json`` that a user's settings name."""
     try:
         json_text = Path(path).expanduser().read_text(encoding="utf-8")
@@ -80,8 +77,8 @@ def train_bpe(documents: Iterable[Document], vocab_size: int) -> str:
 
 def learn_bpe(
     pieces: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (), unknown: str | None = None
-) -> tokenizers.Tokenizer:
-    """A byte-level BPE of the library `tokenizers`, of at most ``vocab_size`` ids, learnt from ``pieces``.
+) -> Any:
+    """A ``tokenizers.Tokenizer``: a byte-level BPE of at most ``vocab_size`` ids, learnt from ``pieces``.
 
     Args:
         special_tokens: tokens that get the first ids.

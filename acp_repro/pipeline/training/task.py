@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from ...common import files
 from ..paper import Suite
 from ..provenance import device_name
 from ..run import Run
+from ..state import done
 from .run_folder import TrainingError, check_done
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class Task(ABC):
         """The finished run, loaded for measuring."""
         run = self.run
         check_done(run)
-        tokens = json.loads((run.folder / "done.json").read_text())["tokens"]
+        tokens = done(run)["tokens"]
         try:
             model = self.load(run.model_folder, device)
         except (OSError, ValueError) as error:
