@@ -56,7 +56,7 @@ def _panel(ax: drawing.Axes, grid: statistics.BlockGrid, start: np.ndarray, delt
         np.arange(columns + 1) * grid.block_k,
         np.arange(rows + 1) * grid.block_q,
         grid.largest_decay,
-        cmap=style.DECAY_MAP,
+        cmap=style.decay_map(),
         vmin=2 * delta,
         vmax=0,
         edgecolors="white",

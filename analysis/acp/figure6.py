@@ -87,7 +87,7 @@ def _decay(ax: drawing.Axes, head: pd.DataFrame, low: float):
     c = head["cumulative_log_fgate_nats"].to_numpy()[shown]
     bias = np.where(shown[:, None] >= shown, c[:, None] - c, np.nan)
     image = ax.imshow(
-        bias, cmap=style.DECAY_MAP, vmin=low, vmax=0, extent=(0, length, length, 0), interpolation="nearest"
+        bias, cmap=style.decay_map(), vmin=low, vmax=0, extent=(0, length, length, 0), interpolation="nearest"
     )
     if head["threshold_nats"].notna().all():
         x, y = statistics.staircase(head["first_kept_key_position"].to_numpy())

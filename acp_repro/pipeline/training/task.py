@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ...common import files
@@ -104,16 +105,12 @@ class Task(ABC):
         Args:
             weights: whole weights on the CPU, if the model's own are sharded.
         """
-        from safetensors.torch import save_file
-
         tensors = {n: t.detach().cpu().contiguous() for n, t in (weights or model.state_dict()).items()}
         with files.replacing(folder / "model.safetensors") as path:
             save_file(tensors, path, metadata={"format": "pt"})
 
     def load(self, folder: Path, device: torch.device) -> nn.Module:
         """The model that :meth:`save` wrote."""
-        from safetensors.torch import load_file
-
         model = self.build()
         model.load_state_dict(load_file(folder / "model.safetensors"))
         return model.to(device)
