@@ -16,9 +16,8 @@ from typing import Any
 from acp_repro.pipeline.data import corpora  # noqa: F401  registers them
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.registry import find_corpus
-from acp_repro.pipeline.data.sources import Row, is_heldout
+from acp_repro.pipeline.data.sources import SPLITS, Row, is_heldout
 
-SPLITS = ("train", "dev", "test")
 _DEV, _TEST = 0.1, 0.2  # shares of what comes without a split
 _LATE_DEV = 26 / 256  # share of the training texts of a set without a dev split
 

@@ -24,6 +24,8 @@ from acp_repro.common.digests import hash_number
 from acp_repro.common.errors import usage_errors
 from acp_repro.pipeline.data.files import DataError, check_text, is_json, json_records, open_plain, text_of
 
+SPLITS = ("train", "dev", "test")  # of a labelled set
+
 
 class Row(NamedTuple):
     """One text of a corpus, with what is known of it.
