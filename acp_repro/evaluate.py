@@ -32,14 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
     device = choose_device(options.device)
 
     from .model import BPETokenizer
-    from .pipeline.data.tokenizer import read_json
+    from .pipeline.data.tokenizer import read_tokenizer
     from .pipeline.papers.acp.checkpoint_folder import TextCheckpoint
     from .pipeline.papers.acp.evaluation.evaluation import evaluate, harness_model, identity, print_results
     from .pipeline.papers.acp.evaluation.tasks import load_tasks
 
     checkpoint = TextCheckpoint(options.checkpoint)
     own = options.tokenizer is None
-    tokenizer = checkpoint.require_tokenizer() if own else BPETokenizer(read_json(options.tokenizer))
+    tokenizer = checkpoint.require_tokenizer() if own else BPETokenizer(read_tokenizer(options.tokenizer))
     whose = str(checkpoint.folder if own else options.tokenizer)
     check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, whose)
     tasks, notes = load_tasks(options.tasks, options.data_dir)

@@ -11,21 +11,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from .common.bounds import NotNegative, Seed, within
 from .common.command import bounded, checkpoint_parser, choose_device, command, positive, run_command
 from .common.errors import UsageError
 from .explorer.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from .model import FoXForCausalLM
-    from .model.tokenizer import Tokenizer
+from .model.tokenizer import Tokenizer
 
 DEFAULT_PROMPT = "It was a dark and stormy night; the rain fell in torrents, and"
-# One token of a model with fewer weights is too little work to share: threads would only wait for each other.
-# On two busy cores a model with 4.5 million weights made 47 tokens/s with one thread, and 4 with two.
-_FEWEST_WEIGHTS_FOR_THREADS = 20_000_000
 
 
 def stream_text(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
@@ -81,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     import torch
 
-    from .model import stream_tokens
+    from .model.generation import stream_tokens, use_one_thread_if_small
 
     tokenizer, vocab_size = checkpoint.require_tokenizer(), checkpoint.config.vocab_size
     prompt = tokenizer.prompt(options.prompt)
@@ -98,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     seed = options.seed if options.seed is not None else torch.seed() % 2**31
     usual = "bfloat16" if device.type == "cuda" else "float32"
     model = checkpoint.load(device, dtype=getattr(torch, options.dtype or usual))
-    one_thread_if_small(model)
+    use_one_thread_if_small(model)
     tokens = stream_tokens(
         model,
         torch.tensor([prompt], device=device),
@@ -118,15 +112,6 @@ def main(arguments: list[str] | None = None) -> None:
     _write(stop.held + "\n")
     if options.seed is None and options.temperature:
         print(f"seed: {seed}", file=sys.stderr)
-
-
-def one_thread_if_small(model: FoXForCausalLM) -> None:
-    """Uses one thread for a small model; for commands that go token by token."""
-    import torch
-
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    if on_cpu and model.config.num_parameters() < _FEWEST_WEIGHTS_FOR_THREADS:
-        torch.set_num_threads(1)
 
 
 def _unescape(text: str) -> str:

@@ -28,7 +28,7 @@ from .common.command import (
 from .common.errors import UsageError
 from .explorer.checkpoint import Checkpoint, is_fox
 from .model.config import LogEpsilon
-from .pipeline.data.sources import SampleSource, TextSource, check_length
+from .pipeline.data.sources import SampleSource, check_length, open_text
 
 DEFAULT_TOKENS = 32_768
 
@@ -113,13 +113,12 @@ def _inspect_decoder(options: argparse.Namespace) -> int:
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     length = options.context_length or min(DEFAULT_CONTEXT_LENGTH, longest or DEFAULT_CONTEXT_LENGTH)
     count = max(options.tokens or length, length)
-    source = TextSource([options.text], key="--text") if options.text else SampleSource()
     if options.token_ids:
         ids = read_ids(options.token_ids, length, count)
     elif tokenizer is None:
         raise UsageError(f"{options.checkpoint} has no tokenizer; give token ids: --token-ids FILE.npy")
     else:
-        text = "".join(document.data.decode() for document in source.documents())
+        text = "".join(document.data.decode() for document in open_text(options.text).documents())
         ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
         if len(ids) < length:
             raise UsageError(f"the text has {len(ids)} tokens; give that --length, or a longer text")

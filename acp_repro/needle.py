@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     import pandas as pd
 
     from .common.files import write_text
-    from .generate import one_thread_if_small
+    from .model.generation import use_one_thread_if_small
     from .pipeline.papers.acp.checkpoint_folder import TextCheckpoint
     from .pipeline.papers.acp.evaluation.catalogue import check_tokenizer
     from .pipeline.papers.acp.needle import trial
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.exact and checkpoint.config.log_pruning_tolerance is None:
         raise UsageError(f"--exact: {checkpoint.folder} prunes nothing; leave the option out")
     depths = list(dict.fromkeys(options.depths or ())) or [0, 0.25, 0.5, 0.75, 1]
-    one_thread_if_small(model)
+    use_one_thread_if_small(model)
     held_out = checkpoint.run and checkpoint.source()
     haystack = options.haystack and str(Path(options.haystack).resolve())
     source = haystack or held_out or "a book that comes with the project"

@@ -28,8 +28,10 @@ from acp_repro.pipeline.suite import load_suite
 from . import style
 from .tables import markdown_table
 
+# For annotations, here and in the modules of the figures as ``drawing.Figure``.
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh  # noqa: F401
     from matplotlib.figure import Figure
 
 

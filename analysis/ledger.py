@@ -420,23 +420,20 @@ def write(rows: Sequence[Row]) -> None:
     files.write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def _content(path: Path = PATH) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
 def read() -> dict[str, Row]:
-    """The rows of ``claims.json`` by their ID; none where there is no such file."""
-    claims = _content().get("claims", ())
+    """The rows of ``claims.json`` by their ID; none where that file is missing or damaged."""
+    claims = files.read_json(PATH).get("claims", ())
     return {row["id"]: Row(**row | {"verdict": Word(row["verdict"])}) for row in claims}
 
 
 def read_models(path: Path = PATH) -> list[dict[str, Any]]:
-    return _content(path).get("models", [])
+    return files.read_json(path).get("models", [])
 
 
 def is_judged(suite: str) -> bool:
     """Whether ``claims.json`` is of the records that a suite has now."""
-    return _content().get("suites", {}).get(suite, hashlib.sha256().hexdigest()) == digest(suite)
+    suites = files.read_json(PATH).get("suites", {})
+    return suites.get(suite, hashlib.sha256().hexdigest()) == digest(suite)
 
 
 def trained_models() -> list[dict[str, Any]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
+    from matplotlib.colors import ListedColormap
 
 COLUMN_INCHES = 3.4  # one column of a two-column page
 PAGE_INCHES = 7.0
@@ -21,7 +23,7 @@ TYPE = (
 # Okabe and Ito's colours, told apart by colour-blind readers and in grey.
 SIZES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 PAPER = "#9a9a9a"
-BOUNDARY = "#E69F00"  # of Figures 1 and 6; stands out from DECAY_MAP in colour and in grey
+BOUNDARY = "#E69F00"  # of Figures 1 and 6; stands out from decay_map() in colour and in grey
 # Of data/books, in 16,384 words, by suite. In logs the loss rises there: an epoch ends with the late parts of
 # long books, which are easy, and the next begins with the first part of every book.
 EPOCH_TOKENS = dict.fromkeys(
@@ -29,13 +31,10 @@ EPOCH_TOKENS = dict.fromkeys(
 )
 
 
-def __getattr__(name: str) -> Any:
-    """``DECAY_MAP`` of Figures 1 and 6, when it is first asked for: darker is a stronger decay. No decay is
-    pale and not white, so that it differs from entries that do not exist."""
-    if name != "DECAY_MAP":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def decay_map() -> ListedColormap:
+    """The colour map of the decay in Figures 1 and 6: darker is a stronger decay. The colour of no decay is
+    pale, so that it differs from white, the colour of entries that do not exist."""
     import matplotlib
-    import numpy as np
     from matplotlib.colors import ListedColormap
 
     return ListedColormap(matplotlib.colormaps["Blues_r"](np.linspace(0.25, 0.88, 256)))

@@ -55,7 +55,7 @@ def test_the_attention_can_be_moved_as_a_folder():
             "; ".join(f"import {name}" for name in [*LIGHT, "acp_repro.pipeline.papers.acp.cost"]),
         ),
         (
-            ("torch", "triton", "matplotlib", "seaborn", "scipy"),
+            ("torch", "triton", "matplotlib", "seaborn"),
             "from acp_repro.pipeline import registry;"
             "papers = [registry.find_paper(n) for n in registry.paper_names()];"
             "[(p.quantities, p.items, p.claims) for p in papers]",

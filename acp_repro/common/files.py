@@ -73,6 +73,15 @@ def write_json(path: str | os.PathLike[str], value: Any) -> Path:
     return write_text(path, json.dumps(value, indent=2) + "\n")
 
 
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object in a file; empty if the file is missing or damaged, or holds no object."""
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def read_json_lines(path: str | os.PathLike[str]) -> list[Any]:
     """The values of a file of JSON lines. Only ``\\n`` ends a line: JSON text may hold U+2028 as it is."""
     with Path(path).open(encoding="utf-8", newline="\n") as file:

@@ -2,8 +2,7 @@
 
 The unit of evidence is what was drawn at random, and the caller chooses it. One number a training, or a pair
 of trainings, goes to :func:`over_draws`. One number a test item goes to :func:`over_items`. So it tells two
-*models* apart, and two seeds of one method are two models as well. scipy takes a second to import, so
-functions import it.
+*models* apart, and two seeds of one method are two models as well.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import optimize, stats
 
 from .errors import UsageError
 
@@ -38,8 +38,6 @@ class Estimate(NamedTuple):
 
     def interval(self, level: float = LEVEL) -> Interval:
         """The confidence interval by Student's t."""
-        from scipy import stats
-
         half = float(stats.t.ppf(1 - level / 2, self.freedom)) * self.error if self.freedom > 0 else math.nan
         return Interval(self.mean, self.mean - half, self.mean + half)
 
@@ -49,8 +47,6 @@ class Estimate(NamedTuple):
         0 or 1 if three values or more do not spread. Two that are equal are too few to say that none will be
         apart, so their p is 1.
         """
-        from scipy import stats
-
         if self.error == 0:
             return float(self.mean <= bound or self.freedom < 2)
         return float(stats.t.sf((self.mean - bound) / self.error, self.freedom))
@@ -155,8 +151,6 @@ def equivalence(estimate: Estimate, margin: float) -> Equivalence:
 
 def homogeneity(counts: Sequence[Sequence[int]]) -> Homogeneity:
     """Whether groups (rows) draw their kinds (columns) from one distribution."""
-    from scipy import optimize, stats
-
     counts = np.asarray(counts, dtype=int)
     counts = counts[:, counts.any(axis=0)]
     if min(counts.shape) < 2:
@@ -181,8 +175,6 @@ def p_value(apart: np.ndarray) -> float:
     flipped: in all ways if there are at most 10,000, else in 10,000 random ones with a fixed seed. (scipy's
     ``permutation_test`` does the same and takes ten times as long over 5,000 items.)
     """
-    from scipy import stats
-
     apart = finite(apart)
     apart = apart[apart != 0]
     if not len(apart):
@@ -220,8 +212,6 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 def p_above_guessing(right: int, count: int, guess: float) -> float:
     """One-sided p of a test that ``right`` answers of ``count`` are more than guessing gives."""
-    from scipy import stats
-
     return float(stats.binomtest(right, count, guess, "greater").pvalue)
 
 

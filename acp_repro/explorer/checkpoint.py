@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from acp_repro import model
 from acp_repro.common.errors import UsageError, usage_errors
+from acp_repro.common.files import read_json
+from acp_repro.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import torch
-
-    from acp_repro.model import FoXConfig, FoXForCausalLM
-    from acp_repro.model.tokenizer import Tokenizer
 
 # Names, in other projects' tokenizers, of the token in front of a document; GPT-2's comes first.
 _BOS_NAMES = ("<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
@@ -26,10 +25,8 @@ def is_fox(path: str) -> bool:
     file = Path(path) / "config.json"
     if not file.is_file():
         return Path(path).parent.exists() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path)
-    try:
-        return "forgetting" in json.loads(file.read_bytes()).get("model_type", "forgetting")
-    except (ValueError, AttributeError):
-        return True  # its own error says what is damaged
+    # A damaged file counts as a FoX: the error of FoX names what is damaged.
+    return "forgetting" in read_json(file).get("model_type", "forgetting")
 
 
 class Checkpoint:
@@ -77,12 +74,12 @@ class Checkpoint:
 
     @functools.cached_property
     @usage_errors()
-    def config(self) -> FoXConfig:
+    def config(self) -> model.FoXConfig:
         """The shape of the model; :class:`UsageError` if it is no FoX."""
         return model.load_config(self.folder)
 
     @usage_errors()
-    def load(self, device: torch.device | str = "cpu", **options: Any) -> FoXForCausalLM:
+    def load(self, device: torch.device | str = "cpu", **options: Any) -> model.FoXForCausalLM:
         """The model; options and errors are those of :func:`acp_repro.load_pretrained`."""
         return model.load_pretrained(self.folder, device=device, **options)
 

@@ -72,12 +72,12 @@ def read_checkpoint(folder: Path) -> tuple[T5, PruningConfig, TextTokenizer | No
     Raises:
         PruningError: there is no such folder, or it holds a checkpoint of another model.
     """
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        settings = config.get(CONFIG_KEY)
-    except (OSError, ValueError, AttributeError) as error:
-        raise PruningError(f"{folder}: holds no config.json of a trained model ({error})") from error
-    if settings is None:
+    config = files.read_json(folder / "config.json")
+    if not config:
+        raise PruningError(
+            f"{folder}: holds no config.json of a trained model (missing or damaged); give the folder of one"
+        )
+    if (settings := config.get(CONFIG_KEY)) is None:
         raise PruningError(
             f"{folder}: a checkpoint of {config.get('model_type', 'another model')} without pruning; "
             "train one with gates, or begin from a T5 with PruningAutoencoder.from_t5"

@@ -10,14 +10,10 @@ from __future__ import annotations
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from acp_repro import lap
 from acp_repro.common.command import choose_device, command, described_parser, positive, run_command
 from acp_repro.common.errors import UsageError
-
-if TYPE_CHECKING:
-    from .autoencoder import PruningAutoencoder
-    from .encoder import Memory
 
 LEGEND = "[word]2: a token that gate 2 dropped; the others are kept; a word may be several tokens"
 TERMINAL_LEGEND = "\033[1mbold\033[0m: kept; \033[90mgrey\033[0m: dropped; a word may be several tokens"
@@ -36,10 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     lines = _read_lines(options.file) if options.file else {}  # before the model, which takes seconds to load
     device = choose_device(options.device)
-    from .autoencoder import PruningAutoencoder
-
     folder = options.model / "model" if (options.model / "model").is_dir() else options.model
-    model = PruningAutoencoder.from_pretrained(folder, device)
+    model = lap.PruningAutoencoder.from_pretrained(folder, device)
     if model.tokenizer is None:
         raise UsageError(f"{folder}: holds no tokenizer.json; copy it there from where the model was trained")
     texts = options.text or list(lines.values())
@@ -72,7 +66,7 @@ def _read_lines(path: Path) -> dict[str, str]:
     return found
 
 
-def mark_tokens(model: PruningAutoencoder, memory: Memory, row: int, colour: bool) -> str:
+def mark_tokens(model: lap.PruningAutoencoder, memory: lap.Memory, row: int, colour: bool) -> str:
     """The tokens of one text, kept ones plain and dropped ones marked.
 
     Tokens that share a character are marked as one, by the first gate that dropped any of them.
@@ -96,7 +90,7 @@ def mark_tokens(model: PruningAutoencoder, memory: Memory, row: int, colour: boo
     return "".join(parts)
 
 
-def group_by_gate(model: PruningAutoencoder, memory: Memory, row: int) -> list[tuple[str, list[str]]]:
+def group_by_gate(model: lap.PruningAutoencoder, memory: lap.Memory, row: int) -> list[tuple[str, list[str]]]:
     """(where, tokens): what each gate drops, then what is kept, EOS included; in the order of the text."""
     length = int(memory.lengths[row])
     assert model.tokenizer is not None

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from acp_repro.attention import choose_implementation
-from acp_repro.common.modules import is_watched
 
 from .cache import FoXCache
+from .modules import is_watched
 
 # Held while a thread captures, replays or draws random numbers. PyTorch captures all graphs on one stream,
 # after a wait for the device. Meanwhile some versions refuse random numbers to all threads.

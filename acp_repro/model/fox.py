@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .cache import FoXCache
+from .cache import FoXCache, LayerCache
 from .config import FoXConfig
 from .generation import generate
-from .layer_cache import LayerCache
 from .layers import ForgettingAttentionLayer, Linear, RMSNorm, make_rotation
 from .loss import head_cross_entropy
 from .pretrained import read_checkpoint, save_pretrained

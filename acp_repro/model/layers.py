@@ -16,10 +16,10 @@ from acp_repro.attention import forgetting_attention
 from acp_repro.attention.decay import document_starts
 from acp_repro.attention.op import threshold_from_norms
 from acp_repro.attention.threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
-from acp_repro.common.modules import is_plain
 
+from .cache import LayerCache
 from .config import ROPE_BASE, FoXConfig
-from .layer_cache import LayerCache
+from .modules import is_plain
 
 # The QK-norm of the official models has its own epsilon, independent of norm_eps.
 QK_NORM_EPS = 1e-5

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acp_repro.attention.backends import HAS_TRITON
-from acp_repro.common.modules import is_plain
+
+from .modules import is_plain
 
 IGNORED_LABEL = -100
 

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acp_repro.attention.backends import HAS_TRITON
-from acp_repro.common.modules import is_plain
 
 from .layers import Linear
+from .modules import is_plain
 
 
 class SwiGLU(nn.Module):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Iterable, Mapping
+from typing import Self, TypeVar
 
 from ..common.errors import UsageError, UserError, did_you_mean
+
+T = TypeVar("T")
 
 
 class SuiteError(UsageError):
@@ -25,6 +27,13 @@ class UnknownName(SuiteError):
         more = len(known) - _NAMES_SHOWN
         there = ", ".join(known) if more <= 0 else f"{', '.join(known[:_NAMES_SHOWN])} and {more:,} more"
         return cls(what + (did_you_mean(name, known) or f"; it has {there}"))
+
+
+def find_named(known: Mapping[str, T], name: str, what: str) -> T:
+    """The value called ``name``; raises :class:`UnknownName` that begins with ``what`` if there is none."""
+    if name not in known:
+        raise UnknownName.among(what, name, known)
+    return known[name]
 
 
 class RecordError(UserError, RuntimeError):

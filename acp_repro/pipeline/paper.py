@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import SuiteError, UnknownName
+from .errors import SuiteError, find_named
 from .provenance import ORIGIN_COLUMNS
 from .run import Run, WeightsConfig, file_of, option_of
 
@@ -62,11 +62,8 @@ class Suite:
 
     def run(self, name: str) -> Run:
         """The run called ``name``."""
-        for run in self.runs:
-            if run.name == name:
-                return run
-        known = [run.name for run in self.runs]
-        raise UnknownName.among(f"suite {self.name} has no run {name!r}", name, known)
+        runs = {run.name: run for run in self.runs}
+        return find_named(runs, name, f"suite {self.name} has no run {name!r}")
 
     def check(self) -> None:
         """For a paper's own class: checks the suite as a whole."""
@@ -348,17 +345,13 @@ class Paper:
 
     def quantity(self, name: str) -> Quantity:
         """The quantity called ``name``."""
-        names = {quantity.name: quantity for quantity in self.quantities}
-        if name not in names:
-            raise UnknownName.among(f"paper {self.name} has no quantity {name!r}", name, names)
-        return names[name]
+        quantities = {quantity.name: quantity for quantity in self.quantities}
+        return find_named(quantities, name, f"paper {self.name} has no quantity {name!r}")
 
     def item(self, name: str) -> Item:
         """The figure or table called ``name``."""
-        known = {item.name: item for item in self.items}
-        if name not in known:
-            raise UnknownName.among(f"paper {self.name} has no item {name!r}", name, known)
-        return known[name]
+        items = {item.name: item for item in self.items}
+        return find_named(items, name, f"paper {self.name} has no item {name!r}")
 
     def required(self, names: Iterable[str]) -> list[str]:
         """Those quantities of ``names`` without which nothing is drawn or judged."""

@@ -44,6 +44,13 @@ class Strict:
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
 
+def check_divides(settings: Strict, part: str, whole: str) -> None:
+    """Raises ValueError unless the setting called ``part`` divides the one called ``whole``, or is None."""
+    divisor, value = getattr(settings, part), getattr(settings, whole)
+    if divisor is not None and value % divisor:
+        raise ValueError(f"{part}: {divisor} must divide {whole} {value}")
+
+
 PARALLEL = ("auto", "ddp", "fsdp")  # how several processes share a run
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..common import files
+from ..common.digests import hash_json
+from ..common.files import read_json
 from .errors import RecordError
 from .paper import NO_RUN, RESULTS, Quantity, Suite
 from .run import Run
@@ -75,8 +77,7 @@ def _has_settings(recorded: Mapping[str, Any], suite: Suite, run: Run) -> bool:
 
 
 def _digest(recorded: Mapping[str, Any]) -> str:
-    text = json.dumps([recorded.get("run"), recorded.get("measure")], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hash_json([recorded.get("run"), recorded.get("measure")])
 
 
 def differences(before: Any, settings: Any) -> list[str]:
@@ -155,15 +156,6 @@ def write_record(
 def _folder(path: Path) -> str:
     """SUITE/RUN, where a record belongs."""
     return "/".join(path.parts[-3:-1])
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if the file is damaged or missing."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def done(run: Run) -> dict[str, Any]:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from .cost import encoder_cost
     from .encoders import Encoder, register_encoder
     from .gates import hard_concrete
-    from .removal import GateRecord
-    from .retention import Retention
+    from .retention import GateRecord, Retention
     from .scorer import RetentionScorer, running_summary
     from .settings import PROFILES, RetentionConfig
     from .trainer import RetentionCallback
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     **{"Encoder": "encoders", "register_encoder": "encoders", "encoder_cost": "cost"},
-    **{"GateRecord": "removal", "Retention": "retention", "RetentionCallback": "trainer"},
+    **{"GateRecord": "retention", "Retention": "retention", "RetentionCallback": "trainer"},
     **{"PROFILES": "settings", "RetentionConfig": "settings", "hard_concrete": "gates"},
     **{"RetentionScorer": "scorer", "running_summary": "scorer"},
     **{"from_pretrained": "wrap", "retain": "wrap", "keep_top": "budget", "token_budgets": "budget"},

@@ -16,12 +16,8 @@ from acp_repro.common.errors import did_you_mean
 
 from .settings import LIKE_BERT
 
-_LIKE_ROBERTA = (
-    "roberta",
-    "longformer",
-    "camembert",
-    "xlm-roberta",
-)  # their first two positions are reserved
+# Encoders that count positions from 2 on.
+LIKE_ROBERTA = ("roberta", "longformer", "camembert", "xlm-roberta")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Encoder:
 
 def position_limit(config: Any) -> int:
     """The number of tokens that have a position embedding in an encoder of one of ``MODEL_TYPES``."""
-    return config.max_position_embeddings - 2 * (config.model_type in _LIKE_ROBERTA)
+    return config.max_position_embeddings - 2 * (config.model_type in LIKE_ROBERTA)
 
 
 def get_module(module: nn.Module, path: str) -> Any:

@@ -16,8 +16,8 @@ from . import key_bias, removal
 from .budget import keep_top
 from .encoders import attention_received
 from .gates import Gate, GateInputs, counted_share
-from .removal import Call, GateRecord, State, spread_states
-from .retention import Retention
+from .removal import State, spread_states
+from .retention import Call, GateRecord, Retention
 
 # Before the first gate no token is dropped, so a block's inner states would set the peak of memory. At
 # inference examples go through it in groups of this many tokens, which still fill a GPU, and in at most this

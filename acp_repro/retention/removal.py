@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,66 +11,10 @@ from transformers.masking_utils import create_bidirectional_mask
 
 from . import key_bias
 from .budget import compact, flat_rows, take, top_indices
+from .retention import Call, Retention
 from .scorer import has_kernels
 
-if TYPE_CHECKING:
-    from .retention import Retention
-
 LONGEST = 16_384  # the most tokens of a row that one program of ``select_kernel`` holds
-
-
-@dataclass
-class Call:
-    """The tokens of one call of the model.
-
-    Attributes:
-        valid, protected: (B, T) bool.
-        ids: (B, T) integer, or None.
-        is_full: whether no mask was given, so that all tokens are valid.
-        protects_more: whether more than the first token may be protected.
-    """
-
-    valid: Tensor
-    protected: Tensor
-    ids: Tensor | None
-    is_full: bool = False
-    protects_more: bool = True
-
-    @property
-    def lengths(self) -> Tensor:
-        """(B,) integer: tokens of each example."""
-        return self.valid.sum(1)
-
-    @property
-    def needed(self) -> Tensor:
-        """(B,) integer: protected tokens of each example."""
-        return self.protected.sum(1) if self.protects_more else self.lengths.clamp(max=1)
-
-    @property
-    def protects_first(self) -> bool:
-        """Whether the first token, and no other, is known to be protected."""
-        return self.is_full and not self.protects_more
-
-
-@dataclass
-class GateRecord:
-    """What one gate did in one call, at the places of the original sequence.
-
-    Attributes:
-        place: 0 is the input, l is after block l.
-        scores: (B, T) float32, NaN for padding and for tokens dropped before.
-        kept: (B, T) bool: the tokens that are kept.
-        z: (B, T) float: the factor of each token.
-        budget: (B,) integer M.
-        counted: (B, T) float: p, or P(z > 0), as the penalty counts it; None if nothing is learned.
-    """
-
-    place: int
-    scores: Tensor
-    kept: Tensor
-    z: Tensor
-    budget: Tensor
-    counted: Tensor | None
 
 
 @dataclass

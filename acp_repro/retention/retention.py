@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -14,9 +15,62 @@ from torch import Tensor, nn
 from .budget import Length, active_gates, token_budgets
 from .encoders import Encoder
 from .gates import GATES, Gate
-from .removal import Call, GateRecord
 from .scorer import wide
 from .settings import RetentionConfig
+
+
+@dataclass
+class Call:
+    """The tokens of one call of the model.
+
+    Attributes:
+        valid, protected: (B, T) bool.
+        ids: (B, T) integer, or None.
+        is_full: whether no mask was given, so that all tokens are valid.
+        protects_more: whether more than the first token may be protected.
+    """
+
+    valid: Tensor
+    protected: Tensor
+    ids: Tensor | None
+    is_full: bool = False
+    protects_more: bool = True
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,) integer: tokens of each example."""
+        return self.valid.sum(1)
+
+    @property
+    def needed(self) -> Tensor:
+        """(B,) integer: protected tokens of each example."""
+        return self.protected.sum(1) if self.protects_more else self.lengths.clamp(max=1)
+
+    @property
+    def protects_first(self) -> bool:
+        """Whether the first token, and no other, is known to be protected."""
+        return self.is_full and not self.protects_more
+
+
+@dataclass
+class GateRecord:
+    """What one gate did in one call, at the places of the original sequence.
+
+    Attributes:
+        place: 0 is the input, l is after block l.
+        scores: (B, T) float32, NaN for padding and for tokens dropped before.
+        kept: (B, T) bool: the tokens that are kept.
+        z: (B, T) float: the factor of each token.
+        budget: (B,) integer M.
+        counted: (B, T) float: p, or P(z > 0), as the penalty counts it; None if nothing is learned.
+    """
+
+    place: int
+    scores: Tensor
+    kept: Tensor
+    z: Tensor
+    budget: Tensor
+    counted: Tensor | None
 
 
 class Retention(nn.Module):

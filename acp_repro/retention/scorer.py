@@ -8,7 +8,7 @@ import importlib.util
 import torch
 from torch import Tensor, nn
 
-from acp_repro.common.modules import is_plain
+from acp_repro.model.modules import is_plain
 
 from .budget import compact, take
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from acp_repro.common.bounds import Share
 from acp_repro.common.command import bounded, command, described_parser, run_command
 from acp_repro.common.errors import UsageError
+from acp_repro.common.files import read_json
 
 DOT = "·"
 
@@ -94,14 +95,14 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
 
 
 def _check_gates(folder: Path) -> None:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        kind = config.get("model_type", "another model")
-    except (OSError, ValueError, AttributeError) as error:
+    config = read_json(folder / "config.json")
+    if not config:
         raise UsageError(
-            f"{folder}: no config.json of a model ({error}); give one of save_pretrained, or a run's folder"
-        ) from None
+            f"{folder}: no config.json of a model (missing or damaged); give a folder of save_pretrained, or "
+            "of a run"
+        )
     if "retention" not in config:
+        kind = config.get("model_type", "another model")
         raise UsageError(
             f"{folder}: a checkpoint of {kind} without gates; give a run of a method with gates, such as ar, "
             "or an encoder that acp_repro.retention.retain gave gates"

@@ -16,8 +16,7 @@ from acp_repro.model.third_party import load_config, load_model
 
 from .encoders import find_encoder, position_limit
 from .forward import run
-from .removal import Call
-from .retention import Retention
+from .retention import Call, Retention
 from .settings import MODEL_TYPES, RetentionConfig
 
 _PREFIX = "Retained"

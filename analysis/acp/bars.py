@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
 from .. import drawing, style
 from ..tables import one_each
 from . import models
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MARKS = ("", "////", "....")  # of GPU types
 POINTS_OF_A_NUMBER = 8.0  # nearer to the line of the limit, a number stands in its bar
@@ -27,7 +22,7 @@ def look(size: str, index: int, tokens: float, mark: str = "") -> dict:
     return {"fc": to_rgba(colour, 0.25 if start else 1.0), "ec": "white" if mark else colour, "hatch": mark}
 
 
-def grouped(ax: Axes, table: pd.DataFrame, marks: dict[str, str]) -> None:
+def grouped(ax: drawing.Axes, table: pd.DataFrame, marks: dict[str, str]) -> None:
     """Bars of ``percent``: a group a context length, a colour a size; a dash where nothing was measured.
 
     Args:
@@ -63,7 +58,7 @@ def grouped(ax: Axes, table: pd.DataFrame, marks: dict[str, str]) -> None:
     ax.set_xlabel("context length $L$ (tokens)")
 
 
-def of_paper(ax: Axes, low: float, high: float) -> None:
+def of_paper(ax: drawing.Axes, low: float, high: float) -> None:
     """What the paper prints at these context lengths, as a band behind the bars; one value as a line."""
     look = {"color": "0.82", "zorder": 0, "label": "the paper, 4k to 16k"}
     ax.axhspan(low, high, lw=3 * (low == high), **look)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
@@ -11,16 +9,11 @@ from .. import drawing, style
 from ..tables import UnfitRecords, one_each
 from . import models, statistics
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.collections import QuadMesh
-    from matplotlib.figure import Figure
-
 KEY = ["run", "layer", "head", "position"]
 MOST_BLOCKS = 16  # per side: arrows in more rows would be too small to see
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Two panels, attention without and with ACP, over the first blocks of one head's sequence.
 
     Args:
@@ -55,7 +48,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def _panel(ax: Axes, grid: statistics.BlockGrid, start: np.ndarray, delta: float) -> QuadMesh:
+def _panel(ax: drawing.Axes, grid: statistics.BlockGrid, start: np.ndarray, delta: float) -> drawing.QuadMesh:
     """The causal blocks in their decay's colour, and an arrow over those that each row visits."""
     rows, columns = grid.largest_decay.shape
     # Past twice delta all is equally gone; delta itself is then the middle of the colours.
@@ -63,7 +56,7 @@ def _panel(ax: Axes, grid: statistics.BlockGrid, start: np.ndarray, delta: float
         np.arange(columns + 1) * grid.block_k,
         np.arange(rows + 1) * grid.block_q,
         grid.largest_decay,
-        cmap=style.DECAY_MAP,
+        cmap=style.decay_map(),
         vmin=2 * delta,
         vmax=0,
         edgecolors="white",
@@ -93,7 +86,7 @@ def _panel(ax: Axes, grid: statistics.BlockGrid, start: np.ndarray, delta: float
     return mesh
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     (run,), records = found.runs, found.records["decay"]
     if records["threshold_nats"].isna().any():
         raise UnfitRecords(

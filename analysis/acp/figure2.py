@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -11,10 +10,6 @@ from .. import drawing, style
 from ..tables import some
 from ..verdict import Verdict, in_range
 from . import bars, by_length, models, statistics, versions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 PRUNED_PERCENT = (60.0, 80.0)  # what "around 70 %" is taken to mean
 # Where delta comes from.
@@ -25,7 +20,7 @@ in the attention time.""",
 }
 
 
-def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> Figure:
+def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> drawing.Figure:
     """Three panels of bars, a group for each context length and a colour for each size.
 
     Args:
@@ -71,7 +66,7 @@ def _named(size: str, tokens: pd.Series) -> str:
     return f"{models.in_words([size])}, {style.count_span(tokens)} tokens{mark}"
 
 
-def make(found: drawing.Found) -> tuple[Figure, str, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str, str]:
     records, architecture = found.records, found.runs[0].architecture
     tokens = records["attention_time"]["measured_tokens"].unique()
     pruned = statistics.pruned_of_grid(records["pruned_ratio"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from acp_repro.common.statistics import equivalence, over_draws
@@ -13,9 +11,6 @@ from ..tables import one_each, some
 from ..verdict import Verdict, Word
 from . import models, paired, statistics, versions
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 LOSS_WITHIN_NATS = 0.002
 ONE_BIT, REPEAT = "loss, one weight moved", "exact, a second time"  # of same_weights, of fork
 WEAK_TOLERANCE = -20.0
@@ -23,7 +18,7 @@ LEFT = ("figure3", "figure11")  # the needle is on their right, see figure3_righ
 PAIR = ["architecture", "size", "context_length_tokens", "seed"]
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """A panel a size: ACP less exact at each position, a colour a context length, over the band of seeds.
 
     Args:
@@ -91,7 +86,7 @@ def gaps_in_words(differences: pd.DataFrame, unlike: dict[tuple, str]) -> str:
     ) + versions.notes(unlike, "; ")
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     name, records = models.ARCHITECTURES[found.runs[0].architecture], found.records["loss_curve"]
     label = found.item.label + (" (left)" if found.item.name in LEFT else "")
     named = records.assign(size=models.marked(records))

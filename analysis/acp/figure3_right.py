@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -12,14 +11,11 @@ from ..verdict import Verdict, Word
 from . import models, needle_facts, needle_statistics, paired
 from .needle_statistics import FOUND_RECALL
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 RECALL_POINTS = 10.0  # a loss of recall that an interval must rule out to show that there is no damage
 TITLES = {"acp": "with ACP", "exact": "without"}
 
 
-def draw(records: pd.DataFrame, facts: pd.DataFrame | None = None) -> Figure:
+def draw(records: pd.DataFrame, facts: pd.DataFrame | None = None) -> drawing.Figure:
     """The likelihood of many facts, a panel a seed; without any a heat map a method and kind of model, depth
     of the needle over context length. A sentence where nobody finds the needle.
 
@@ -56,7 +52,7 @@ def draw(records: pd.DataFrame, facts: pd.DataFrame | None = None) -> Figure:
     return figure
 
 
-def _seeds(facts: pd.DataFrame) -> Figure:
+def _seeds(facts: pd.DataFrame) -> drawing.Figure:
     """Nats that each fact is short of certain with ACP, over those of the exact run; a panel a seed."""
     own = facts[(facts["method"] == "exact") == facts["log_pruning_tolerance"].isna()]
     log_likelihood = own.groupby(["seed", "fact", "method"])["answer_log_likelihood_nats"].mean()
@@ -92,7 +88,7 @@ def found_words(records: pd.DataFrame) -> str:
     return f"With ACP the model finds {with_acp} % of the hidden words, without {without} %."
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records, facts = found.records["needle"], found.records.get("needle_facts")
     first = records.iloc[0]
     table = needle_statistics.differences(records)

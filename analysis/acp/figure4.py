@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
@@ -13,9 +11,6 @@ from .. import drawing, style
 from ..tables import UnfitRecords, one_each
 from ..verdict import Verdict, Word
 from . import models
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BINS = 20
 EDGES = 100 / BINS * np.arange(BINS)
@@ -79,7 +74,7 @@ diagonal block and the one before, unless a single forget gate closes. {at_limit
 percentage point of the limit. Savings are over {one["measured_tokens"]:,} held-out tokens."""
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Bars of the share of heads in bins of savings, the kinds of heads, and the grid's limit.
 
     Args:
@@ -103,7 +98,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["pruned_ratio"]
     panels = f"The bars are the shares of heads by what they save, in {BINS} bins."
     return draw(records), f"**Figure 4.** {describe(records, panels)}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, holm, homogeneity
@@ -13,13 +11,10 @@ from ..verdict import Verdict, Word
 from . import models
 from .figure4 import KINDS, LIMIT_LINE, TOO_COARSE, WORDS, describe, grid_limit, head_kinds
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 LAYERS_EFFECT = 0.3  # Cohen's w, a medium effect: layers that are less apart are alike
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """A strip of points a layer, one for each head; those that decide on the first two layers are circled.
 
     Args:
@@ -54,7 +49,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["pruned_ratio"]
     panels = "Each point is a head, in the column of its layer. Layers are counted from 0."
     return draw(records), f"**Figure 5.** {describe(records, panels)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -15,15 +14,11 @@ from ..tables import one_each
 from ..verdict import Verdict
 from . import models, statistics
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 SPARSE_PERCENT = 1.0  # of the causal entries; fewer than that over 0.1 count as "very sparse"
 MOST_PIXELS = 700  # per side of D: more than a page can show; at 16k tokens the whole of D takes 2 GB
 
 
-def draw(records: Mapping[str, pd.DataFrame]) -> Figure:
+def draw(records: Mapping[str, pd.DataFrame]) -> drawing.Figure:
     """One column per head, in the order of the records: D with the boundary, and the large entries of A.
 
     Args:
@@ -85,14 +80,14 @@ def title(head: pd.Series, length: int) -> str:
     return f"{kind}{100 * head['pruned_ratio']:.0f} % pruned (layer {head['layer']}, head {head['head']})"
 
 
-def _decay(ax: Axes, head: pd.DataFrame, low: float):
+def _decay(ax: drawing.Axes, head: pd.DataFrame, low: float):
     """D as an image over token positions, and the boundary as a staircase."""
     length = len(head)
     shown = np.unique(np.linspace(0, length - 1, min(length, MOST_PIXELS)).round().astype(int))
     c = head["cumulative_log_fgate_nats"].to_numpy()[shown]
     bias = np.where(shown[:, None] >= shown, c[:, None] - c, np.nan)
     image = ax.imshow(
-        bias, cmap=style.DECAY_MAP, vmin=low, vmax=0, extent=(0, length, length, 0), interpolation="nearest"
+        bias, cmap=style.decay_map(), vmin=low, vmax=0, extent=(0, length, length, 0), interpolation="nearest"
     )
     if head["threshold_nats"].notna().all():
         x, y = statistics.staircase(head["first_kept_key_position"].to_numpy())
@@ -100,7 +95,7 @@ def _decay(ax: Axes, head: pd.DataFrame, low: float):
     return image
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records
     length = int(records["decay"]["position"].max()) + 1
     lost, large = large_weights_lost(records["decay"], records["attention_weights"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,17 +12,13 @@ from ..tables import one_each
 from ..verdict import Verdict, Word
 from . import models, sweeps
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 DEFAULT = -10  # Section 3: epsilon = e^-10 throughout
 SAME_LOSS_NATS = 0.001  # of one model at two epsilons
 BLOCKS, ENTRIES = style.SIZES[:2]
 LEAST_POINTS = 4.0  # what the axis of savings spans at least, so that a difference of nothing looks like it
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Left: savings by blocks and entry by entry, with the loss. Right: pruned mass and its bound.
 
     Args:
@@ -42,7 +37,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def _savings(ax: Axes, records: pd.DataFrame) -> None:
+def _savings(ax: drawing.Axes, records: pd.DataFrame) -> None:
     x = records["swept_log_pruning_tolerance"]
     for column, color, line, label in (
         ("token_pruned_ratio", ENTRIES, "s--", "entry by entry, what no grid can exceed"),
@@ -59,7 +54,7 @@ def _savings(ax: Axes, records: pd.DataFrame) -> None:
     ax.set_title(f"A larger ε prunes {least:.1f} to {most:.1f} %, and the loss stays at {loss} nats")
 
 
-def _mass(ax: Axes, records: pd.DataFrame) -> None:
+def _mass(ax: drawing.Axes, records: pd.DataFrame) -> None:
     x, mass = records["swept_log_pruning_tolerance"], records["largest_pruned_mass"]
     bound = np.exp(x)
     ax.fill_between(x, bound, 1, color="0.92", linewidth=0)
@@ -70,7 +65,7 @@ def _mass(ax: Axes, records: pd.DataFrame) -> None:
     ax.set_title(sweeps.closest(sweeps.bound_margins(records)))
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["epsilon_sweep"]
     table = records.sort_values("swept_log_pruning_tolerance")
     spread = records["loss_nats"].max() - records["loss_nats"].min()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
@@ -12,11 +10,8 @@ from ..tables import one_each
 from ..verdict import Verdict
 from . import models, sweeps
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """The most that a row loses: the heads from the one that loses most to the one that loses least.
 
     Args:
@@ -49,7 +44,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["pruned_mass"]
     first, slack = records.iloc[0], records["threshold_slack_nats"]
     unpruned = int(records["largest_pruned_mass"].isna().sum())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from acp_repro.common.grid import largest_pruned_ratio
@@ -14,11 +12,8 @@ from ..verdict import Verdict, Word
 from . import models
 from .sweeps import MARGINAL_POINTS
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Pruned share against the block size, and the most that each grid allows.
 
     Args:
@@ -42,7 +37,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["block_size"]
     first = records.iloc[0]
     ends = records.sort_values("block_tokens").iloc[[0, -1]]

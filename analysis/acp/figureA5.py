@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
@@ -12,15 +10,11 @@ from ..tables import UnfitRecords
 from ..verdict import Verdict
 from . import by_length, models, training_logs
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 SETTLED_PERCENT = 5.0  # a change of training's speed that counts as none
 TENTHS = 10  # of a training run, in which its speed is compared
 
 
-def draw(records: pd.DataFrame, epoch_tokens: int | None = None) -> Figure:
+def draw(records: pd.DataFrame, epoch_tokens: int | None = None) -> drawing.Figure:
     """Left: pruned share, by layer and of all. Right: training loss with and without ACP.
 
     Args:
@@ -48,7 +42,7 @@ def epoch_ends(records: pd.DataFrame, epoch_tokens: int | None) -> list[int]:
     return list(range(epoch_tokens, int(records["tokens"].max()) + 1, epoch_tokens)) if epoch_tokens else []
 
 
-def _pruned(ax: Axes, records: pd.DataFrame) -> None:
+def _pruned(ax: drawing.Axes, records: pd.DataFrame) -> None:
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -67,7 +61,7 @@ def _pruned(ax: Axes, records: pd.DataFrame) -> None:
     ax.set(title=f"ACP prunes {ends[0]}, {ends[1]}", ylabel="attention pruned (%), axis cut")
 
 
-def _loss(ax: Axes, records: pd.DataFrame) -> None:
+def _loss(ax: drawing.Axes, records: pd.DataFrame) -> None:
     points = training_logs.losses(records)
     ends = []
     for exact, some in points.groupby(points["log_pruning_tolerance"].isna()):
@@ -80,7 +74,7 @@ def _loss(ax: Axes, records: pd.DataFrame) -> None:
     ax.set(title=f"The training loss ends at {', '.join(ends)}", ylabel="nats a token, axis cut")
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["training_log"]
     epoch = style.EPOCH_TOKENS.get(found.suite.name)
     return draw(records, epoch), training_logs.caption(records, len(epoch_ends(records, epoch)))

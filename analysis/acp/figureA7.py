@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -12,9 +11,6 @@ from acp_repro.pipeline.papers.acp.suite import FoXRun
 
 from .. import drawing, style
 from . import figure4, models
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # A suspect counts if it moves the pruned share by more than both; written before the runs.
 COUNTS_POINTS = 4.0
@@ -69,7 +65,7 @@ def counts(table: pd.DataFrame) -> pd.Series:
     return ~table["is_base"] & (moved > COUNTS_POINTS) & (moved > COUNTS_SEED_GAPS * seed_gap(table))
 
 
-def draw(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> drawing.Figure:
     """Left: the pruned share of each training of :func:`shares`. Right: the kinds of its heads."""
     moved = f"{counts(table).sum()} of {(~table['is_base']).sum()} trainings move by over {COUNTS_POINTS:g}"
     table = table.iloc[::-1]  # the first on top
@@ -105,7 +101,7 @@ def message(table: pd.DataFrame) -> str:
     return f"What counts: {'; '.join(counted)}." if counted else "No change counts."
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["pruned_ratio"]
     table, base = shares(records, found.runs), found.runs[0]
     gap = seed_gap(table)

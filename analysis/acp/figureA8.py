@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, over_draws
@@ -12,9 +10,6 @@ from .. import drawing, style
 from ..tables import side_by_side
 from ..verdict import Verdict, Word
 from . import paired
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ON_PAR_NATS = 0.01  # 1 % of perplexity
 KEY = ["size", "context_length_tokens", "seed"]
@@ -45,7 +40,7 @@ def fox_is_on_par(loss: pd.DataFrame, loss_curve: pd.DataFrame) -> Verdict:
     return Verdict.of(met, f"mean {short} (90 %), margin {ON_PAR_NATS:g}; {where}; {seeds}", short, **more)
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     curves = twins(found.records["loss_curve"], "position")
     figure, ax = drawing.panels()
     for seed, curve in curves.groupby("seed"):

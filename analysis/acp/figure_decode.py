@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -11,9 +10,6 @@ from .. import drawing, style
 from ..verdict import Verdict, Word, in_range
 from . import models
 from .figure_kernel import DRAWN, RIVALS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Where Appendix F's gain is "most obvious": a long prefill and a large batch.
 LONG_TOKENS, LARGE_BATCH = 2**14, 16
@@ -26,7 +22,7 @@ PANELS = (
 )
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """What ACP leaves of the time of attention, of a model's step and of its cache, by batch, then length."""
     rows = sorted(set(zip(records["batch"], records["length_tokens"], strict=True)))
     figure, axes = drawing.panels(3, 0.9 + 0.2 * len(rows), sharey=True)
@@ -48,7 +44,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["decode_time"]
     first = records.iloc[0]
     steps = _decoding(records, "model", "step_ms")

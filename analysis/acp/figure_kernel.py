@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from .. import drawing, style
 from ..tables import one_each
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Label and colour; every other implementation of the records is a backend of ours.
 RIVALS = {
@@ -32,7 +27,7 @@ DRAWN = {
 DASHES = {"acp": "-", "exact": "--", "no gates": ":"}
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Milliseconds of forward + backward, and TFLOP/s of the computed blocks, against the length.
 
     Args:
@@ -85,7 +80,7 @@ def limit(records: pd.DataFrame) -> pd.Series:
     return (fastest["forward_backward_ms"] * (1 - ours["pruned_ratio"])).dropna().rename(name)
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["kernel_time"].sort_values("length_tokens", kind="stable")
     first = records.iloc[0]
     share = ", ".join(

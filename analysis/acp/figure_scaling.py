@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from .. import drawing, style
 from ..tables import one_each
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SETTING = ["architecture", "size", "context_length_tokens", "vocab_size"]
 OFFICIAL = "official"
@@ -29,7 +25,7 @@ def of_linear(records: pd.DataFrame) -> pd.DataFrame:
     return ours.assign(of_linear=each / first)
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """The share of linear growth against the number of GPUs, a panel a setting.
 
     Args:
@@ -68,7 +64,7 @@ def _curves(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.DataFrame]
             yield (method, mode), same[(same["ranks"] == 1) | (same["parallel"] == mode)]
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["training_step"]
     ours, first = of_linear(records), records.iloc[0]
     several = ours[(ours["method"] == "acp") & (ours["ranks"] > 1)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
@@ -12,9 +10,6 @@ from ..tables import one_each
 from ..verdict import Verdict, Word
 from . import models
 from .table_scores import gated
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLOURS = {"soft": "#0072B2", "straight_through": "#009E73", "hard_concrete": "#D55E00"}
 UNGATED = "0.2"
@@ -25,7 +20,7 @@ CHANCE = 0.11
 FREE = {"bleu": ("D", "BLEU"), "exact_match": ("s", "whole texts")}
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Left a line from each run's soft point (hollow) to its removed one (full); right its free writing.
 
     Args:
@@ -69,7 +64,7 @@ def _listed(values: dict[str, list[float]], form: str) -> str:
     return ", ".join(f"{style.span(pd.Series(each), form)} ({name})" for name, each in values.items())
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["reconstruction"]
     with_gates = records[records["compression"].notna()]
     wide = with_gates.pivot(index="run", columns="decoding", values="token_accuracy")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from .. import drawing, style
 from ..verdict import Verdict
 from . import models
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 SMALL_ACCURACY = 0.9  # what a minute's model must reach
 GATES = ("#56B4E9", "#CC79A7", "#E69F00", "#555555")
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Left: accuracy and overall ratio, removed and soft. Right: the ratio of each gate.
 
     Args:
@@ -52,7 +47,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["dynamics"]
     run = found.runs[0]
     name = models.name_of(run.compression, run.training_mask)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, p_above_guessing, share_error
@@ -11,9 +9,6 @@ from acp_repro.common.statistics import LEVEL, p_above_guessing, share_error
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, Word
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 CLOSE = 0.05  # of accuracy that counts as close
 INTERVAL = 1.96  # standard errors to each side: 95 %
@@ -26,7 +21,7 @@ NAMES = {
 WHOLE = {"all_tokens_votes": "all tokens' votes", "all_tokens_mean": "all tokens' mean"}
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """A point per classifier with its 95 % interval, and the larger class as a line.
 
     Args:
@@ -49,7 +44,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records, question = found.records["probe"], found.suite.file.data.sides
     by_classifier = records.set_index("classifier")
     row, accuracy = by_classifier.loc["kept_votes"], 100 * by_classifier["accuracy"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,11 +11,6 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import side_by_side
 from ..verdict import Verdict, Word
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from matplotlib.figure import Figure
 
 FASTER_BELOW = 0.5  # of the tokens kept: what does not save there contradicts
 LESS = 0.99  # of what all tokens need without masks; above it removal saves the masks and not the tokens
@@ -82,7 +77,7 @@ def at_half(records: pd.DataFrame) -> str:
     return f" With half of the tokens removed, this is left of what masks need. {'. '.join(parts)}."
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Removal relative to masks against the kept share, a panel a length.
 
     Args:
@@ -108,7 +103,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["removal_time"]
     texts, repeats = (", ".join(map(str, records[name].unique())) for name in ("measured_texts", "repeats"))
     model = found.suite.file.model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -12,11 +11,8 @@ from acp_repro.pipeline.papers.lap.quantities import SHOWN_TEXTS
 
 from .. import drawing, style
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """A heat map: rows are kept vectors, columns written tokens.
 
     Args:
@@ -53,7 +49,7 @@ def most_added(text: pd.DataFrame) -> str:
     )
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["attribution"]
     records = records[records["text"] < SHOWN_TEXTS]  # of the long ones not every pair has a record
     written = records.drop_duplicates(["text", "written_position"])

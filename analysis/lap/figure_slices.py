@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from acp_repro.common.statistics import Interval
@@ -11,9 +9,6 @@ from acp_repro.common.statistics import Interval
 from .. import drawing
 from ..verdict import Verdict, Word
 from . import slices
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LONG_TOKENS = 60  # of a text in which a slice and the whole are two things
 LONG_TEXTS = 50  # fewer tell nothing
@@ -27,7 +22,7 @@ LABELS = {False: "kept vectors", True: "EOS"}
 COLOURS = {False: "#0072B2", True: "#E69F00"}
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Mean share of positive attribution by distance from the vector's origin, and by third of the text."""
     table = slices.positive(_told(records)[0])
     shares, thirds = slices.by_distance(table), slices.by_third(table)
@@ -53,7 +48,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["attribution"]
     told, texts = _told(records)
     table = slices.positive(told)

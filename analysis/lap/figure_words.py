@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from .. import drawing, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 GROUPINGS = {
     "kind": "part of text",
@@ -19,7 +15,7 @@ GROUPINGS = {
 }
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Kept share of each group, one panel a grouping.
 
     Args:
@@ -44,7 +40,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["kept_words"]
     tokens = records[(records["grouping"] == "token") & (records["tokens"] >= 10)]
     ordered = tokens.assign(share=tokens["kept_tokens"] / tokens["tokens"]).sort_values("share")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from acp_repro.common.command import Parser, choose_device, command, imports_of, plain, run_command, run_words
 from acp_repro.pipeline import plan
-from acp_repro.pipeline.errors import SuiteError, UnknownName
+from acp_repro.pipeline.errors import SuiteError, find_named
 from acp_repro.pipeline.registry import find_paper
 from acp_repro.pipeline.suite import load_suite
 
@@ -32,9 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
         for row in rows.values():
             print(f"{row.id:22} {row.claim}: {row.cost}")
         return 0
-    if options.id not in rows:
-        raise UnknownName.among(f"no claim has the ID {options.id!r}", options.id, rows)
-    return _again(rows[options.id], options.suite)
+    row = find_named(rows, options.id, f"no claim has the ID {options.id!r}")
+    return _again(row, options.suite)
 
 
 def _again(row: ledger.Row, suite_name: str | None) -> int:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from .. import drawing
 from ..tables import one_each
 from ..verdict import Verdict
 from . import errors
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PLATEAU_POINTS = 2.0
 DEFAULTS = {"temperature": 0.66, "stretch_low": -0.1, "stretch_high": 1.1}
@@ -38,7 +33,7 @@ def swept(records: pd.DataFrame, name: str) -> pd.DataFrame:
     return test.groupby(key, as_index=False, sort=False).agg(**columns).sort_values(name)
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """A panel for each setting, a line for each task and budget.
 
     Args:
@@ -73,7 +68,7 @@ def spans(records: pd.DataFrame) -> pd.Series:
     return points.groupby(level=["dataset", "budget"], sort=False).max()
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["score"]
     moved = ", ".join(
         f"{points:.1f} points ({task}, {100 * budget:g} %)"

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from .. import drawing, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def bounds(records: pd.DataFrame) -> pd.DataFrame:
@@ -33,7 +28,7 @@ def counts(records: pd.DataFrame) -> pd.DataFrame:
     return records.assign(**shares).groupby("budget")[list(shares)].mean().reset_index()
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Left: what each gate counts as kept, by budget; right: by how much the gap is above lambda A.
 
     Args:
@@ -63,7 +58,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["slackness"]
     first, *others = counts(records).itertuples()
     table = bounds(records)

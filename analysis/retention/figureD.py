@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from .. import drawing, style
@@ -11,13 +9,10 @@ from ..tables import one_each
 from ..verdict import Verdict
 from .figure2 import DEFAULTS
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 NAMES = {"hard_concrete": "Hard-Concrete", "concrete": "without stretch"}
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Relative bias, and relative variance, by temperature: the median and the range of the problems.
 
     Args:
@@ -51,7 +46,7 @@ def _usual(records: pd.DataFrame) -> pd.Series:
     return (records["relaxation"] == "hard_concrete") & at
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["estimator"]
     samples, tokens = records["samples"].max(), records["tokens"].max()
     caption = f"""**Figure D.** At the paper's temperature {unbiased(records).ours}. Shown is the

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from .. import drawing, style
 from ..verdict import Verdict
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 SLOPE_WITHIN = 0.05
 
@@ -23,7 +18,7 @@ def slope(records: pd.DataFrame) -> float:
     return float(np.polyfit(np.log(records["batch_samples"]), np.log(records["gradient_variance"]), 1)[0])
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """Measured variances and C/B through the first.
 
     Args:
@@ -42,7 +37,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["variance"]
     caption = f"""**Figure E.** The variance of the mean of B gradients through relaxed gates falls with a
 slope of {slope(records):.3f}. Appendix E bounds it by C/B, which is a slope of -1. Each point is from

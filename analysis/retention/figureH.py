@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame) -> drawing.Figure:
     """The measured ratio, M/T as the paper claims it, and the root of it, of ``complexity`` records."""
     table = one_each(records, ["kept_tokens"], "figureH").sort_values("kept_tokens")
     share = table["kept_tokens"] / table["tokens"]
@@ -28,7 +23,7 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["complexity"]
     caption = f"""**Figure H.** The complexity of a pruned class is {complexity_bounded(records).ours}. Shown
 is the empirical Rademacher complexity of linear predictors of norm 1, over that with all tokens. The inputs

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from .. import drawing, style
 from . import models, table1
 from .figure2 import DEFAULTS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PLACES = {
     "input": "before the first block",
@@ -52,7 +47,7 @@ def lost(records: pd.DataFrame, score: pd.DataFrame, bag: pd.DataFrame) -> pd.Da
     return means.rename(columns={"gates": "place"}).assign(points=points, learnt=learnt, budget=least)
 
 
-def draw(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> drawing.Figure:
     """Points lost, a row a task; the colour is the place of the gate, the mark what decides.
 
     Args:
@@ -91,7 +86,7 @@ def message(table: pd.DataFrame) -> str:
     return f"{tokens}, random ones lose {', '.join(parts)} (points, mean of {tasks} tasks){ours}."
 
 
-def make(found: drawing.Found) -> tuple[Figure, str]:
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["pruned_dense"]
     table = lost(records, found.records["score"], found.records["bag_of_words"])
     learnt = table[table["learnt"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -33,6 +34,11 @@ OWN_TASKS = ("facts", "haystack")
 def row_name(method: str, gates: str) -> str:
     """ "H2O, at the input"."""
     return ", ".join(filter(None, (METHODS[method], PLACES[gates])))
+
+
+def score_name(row: Any) -> str:
+    """The column of a record of a score: "imdb accuracy"."""
+    return f"{row.dataset} {row.metric.replace('_', ' ')}"
 
 
 def own_tasks(records: pd.DataFrame) -> str:

@@ -29,7 +29,7 @@ def tabulate(records: pd.DataFrame, bag: pd.DataFrame, item: str) -> drawing.Tab
     one_each(test, [*_KEY, "seed"], item)
     ours = models.means(test, _KEY).assign(source="measured")
     ours["row"] = [models.row_name(m, g) for m, g in zip(ours["method"], ours["gates"], strict=True)]
-    ours["column"] = [_column(row) for row in ours.itertuples()]
+    ours["column"] = [models.score_name(row) for row in ours.itertuples()]
     paper = models.PUBLISHED.table.query("item == @item").rename(columns={"low": "mean", "method": "row"})
     paper = paper.assign(source="paper", column=paper["quantity"].str.replace("_", " ") + ", paper")
     values = pd.concat([ours, paper], ignore_index=True)
@@ -50,16 +50,13 @@ def tabulate(records: pd.DataFrame, bag: pd.DataFrame, item: str) -> drawing.Tab
         for name in names
     ]
     rows.append(
-        {"": "Bag of words"} | {_column(r): f"{r.score_percent:.1f}" for r in _of_words(bag).itertuples()}
+        {"": "Bag of words"}
+        | {models.score_name(r): f"{r.score_percent:.1f}" for r in _of_words(bag).itertuples()}
     )
     done = {models.METHODS[method] for method, _ in names}
     rows += [{"": f"{name} (quoted)"} | cells for name, cells in quoted.items() if name not in done]
     columns = ["", *dict.fromkeys(ours["column"]), *dict.fromkeys(paper["column"])]
     return drawing.Table(pd.DataFrame(rows, columns=columns).fillna("–"), values)
-
-
-def _column(row: Any) -> str:
-    return f"{row.dataset} {row.metric.replace('_', ' ')}"
 
 
 def _of_words(bag: pd.DataFrame) -> pd.DataFrame:

@@ -40,7 +40,7 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
     scored = [
         name
         for row in values.itertuples()
-        for name in (_column(row), f"{row.dataset}, lost", f"{row.dataset}, kept")
+        for name in (models.score_name(row), f"{row.dataset}, lost", f"{row.dataset}, kept")
     ]
     groups = values.groupby(["budget", "method", "gates"], sort=False)
     for (budget, method, gates), of_row in sorted(groups, key=lambda g: (-g[0][0], order.index(g[0][1]))):
@@ -51,7 +51,7 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
         cells = {
             "": f"{models.row_name(method, gates)}, {100 * budget:g} %",
             **dict.fromkeys(scored, "–"),
-            **{_column(r): f"{r.mean:.1f}" for r in of_row.itertuples()},
+            **{models.score_name(r): f"{r.mean:.1f}" for r in of_row.itertuples()},
             **{
                 f"{r.dataset}, lost": f"{r.lost_points:+.1f} [{r.lost_low:.1f}, {r.lost_high:.1f}]"
                 for r in of_row.dropna(subset=_LOST).itertuples()
@@ -69,10 +69,6 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
         cells["memory, paper"] = f"{printed[name, 'memory']:.1f} GB" if at_30 else "–"
         rows.append(cells)
     return drawing.Table(pd.DataFrame(rows).fillna("–"), values)
-
-
-def _column(row) -> str:
-    return f"{row.dataset} {row.metric.replace('_', ' ')}"
 
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:

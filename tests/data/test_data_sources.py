@@ -212,15 +212,15 @@ def test_the_sample_is_a_book():
 
 def test_split_is_stable_and_has_its_share():
     documents = [Document(str(i), b"", str(i).encode()) for i in range(4000)]
-    held = {d.name for d in documents if is_heldout(d, 0.1)}
+    held = {d.name for d in documents if is_heldout(d.split_key, 0.1)}
     assert 300 < len(held) < 500
-    assert held >= {d.name for d in documents if is_heldout(d, 0.05)}  # a larger share adds only
-    assert not any(is_heldout(d, 0) for d in documents)
+    assert held >= {d.name for d in documents if is_heldout(d.split_key, 0.05)}  # a larger share adds only
+    assert not any(is_heldout(d.split_key, 0) for d in documents)
 
 
 def test_added_renamed_and_resharded_documents_move_none(tmp_path):
     def heldout(folder):
-        return {d.data for d in TextSource([folder]).documents() if is_heldout(d, 0.3)}
+        return {d.data for d in TextSource([folder]).documents() if is_heldout(d.split_key, 0.3)}
 
     lines = [json.dumps({"text": f"text {i}"}) for i in range(60)]
     (tmp_path / "one").mkdir()

@@ -156,7 +156,7 @@ def test_files_that_are_no_tokenizer(bpe, tmp_path):
         if content is not None:
             path.write_bytes(content)
         with pytest.raises(DataError, match=rf"tokenizer: file: .*tokenizer\.json.*{message}"):
-            module.read_json(str(path))
+            module.read_tokenizer(str(path))
     assert module.save_json(bpe.json_text, tmp_path) == path
-    assert module.read_json(str(path)) == bpe.json_text
+    assert module.read_tokenizer(str(path)) == bpe.json_text
     assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.json"]

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from model_helpers import SMALL, relative_error, with_strong_gates
 
 from acp_repro.attention.reference import pruned_mass
-from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM, layer_cache
+from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
+from acp_repro.model import cache as model_cache
 from acp_repro.model.blocks import BLOCK_SIZE, BlockPool, join_pools
-from acp_repro.model.layer_cache import DECODE_TOKENS, LayerCache
+from acp_repro.model.cache import DECODE_TOKENS, LayerCache
 from acp_repro.model.layers import ForgettingAttentionCore
 
 LONGEST = 640
@@ -258,7 +259,7 @@ def test_a_chunk_that_reads_the_past_row_by_row_is_as_all_rows_at_once(architect
     seen, found = [], []
     core = model.model.layers[0].attn.core
     for past_bytes in (2**29, 1):
-        monkeypatch.setattr(layer_cache, "_PAST_BYTES", past_bytes)
+        monkeypatch.setattr(model_cache, "_PAST_BYTES", past_bytes)
         cache = FoXCache(2, max_length=LONGEST)
         model(ids[:, :200], cache=cache, seq_start=torch.tensor([190, 0, 70]))
         calls = []

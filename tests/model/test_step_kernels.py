@@ -7,7 +7,7 @@ import torch
 from model_helpers import SMALL, relative_error, with_strong_gates
 
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
-from acp_repro.model.layer_cache import LayerCache
+from acp_repro.model.cache import LayerCache
 from acp_repro.model.layers import QK_NORM_EPS, HeadRMSNorm, token_shift
 
 kernels = pytest.importorskip("acp_repro.model.step_kernels", reason="pip install triton")

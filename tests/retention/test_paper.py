@@ -279,6 +279,7 @@ def built(here):
     """A run's task and its model, with fresh weights and without phases of training."""
     run = here.run("toy-mini-ar-30-input")
     task = PAPER.load_task()(run)
+    torch.manual_seed(1)
     model = task.build()
     model.retention.configure(open_steps=0, hard_from_step=None)
     return task, TrainedRetention(here, run, task, model, CPU, 0, texts=task.texts)

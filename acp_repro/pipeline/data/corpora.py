@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from acp_repro.common.digests import hash_number
 from acp_repro.pipeline.data.files import (
     DataError,
     field_of,
@@ -24,7 +25,7 @@ from acp_repro.pipeline.data.files import (
     text_of,
 )
 from acp_repro.pipeline.data.registry import corpus
-from acp_repro.pipeline.data.sources import Row, Source, StdlibSource, TextSource, sample_text
+from acp_repro.pipeline.data.sources import SPLITS, Row, Source, StdlibSource, TextSource, sample_text
 
 _SET = "the path of its file"
 _SENTIMENTS = {"labels": "sentiments", "sides": "whether a review is positive or negative"}
@@ -195,8 +196,7 @@ def stdlib_packages(
 @corpus(path="the path of its folder or .tar", **_SENTIMENTS)
 def sst2(path: str) -> Iterator[Row]:
     """SST-2: train.tsv, dev.tsv and test.tsv with the columns `sentence` and `label`."""
-    splits = ("train", "dev", "test")
-    for split, data in zip(splits, read_members(path, *(f"/{split}.tsv" for split in splits)), strict=True):
+    for split, data in zip(SPLITS, read_members(path, *(f"/{split}.tsv" for split in SPLITS)), strict=True):
         lines = csv.DictReader(data.decode().split("\n"), delimiter="\t", quoting=csv.QUOTE_NONE)
         if not {"sentence", "label"} <= set(lines.fieldnames or ()):
             raise DataError(f"path: {path}, {split}.tsv: needs the columns sentence and label")
@@ -233,8 +233,7 @@ def cuad(path: str, least: int = 10) -> Iterator[Row]:
 @corpus(path="the path of its folder or .tar", labels="roles of a sentence")
 def csabstruct(path: str) -> Iterator[Row]:
     """CSAbstruct: abstracts with a question about each sentence; the label is the sentence's role."""
-    splits = ("train", "dev", "test")
-    for split, data in zip(splits, read_members(path, *(f"/{split}.jsonl" for split in splits)), strict=True):
+    for split, data in zip(SPLITS, read_members(path, *(f"/{split}.jsonl" for split in SPLITS)), strict=True):
         for where, record in json_records(data.split(b"\n"), f"{path}, {split}.jsonl"):
             asked, labels = (field_of(record, name, where) for name in ("sentences", "labels"))
             for sentence, label in zip(asked, labels, strict=True):
@@ -338,8 +337,7 @@ class _Draw:
 
     def below(self, limit: int) -> int:
         self._count += 1
-        digest = hashlib.sha256(f"{self._name} {self._count}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") % limit
+        return hash_number(f"{self._name} {self._count}".encode()) % limit
 
     def sample(self, values: list[str], count: int) -> list[str]:
         left = list(values)

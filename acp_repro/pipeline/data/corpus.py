@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from acp_repro.common.command import progress_bar, usable_cores
+from acp_repro.common.digests import hash_json
 from acp_repro.model.tokenizer import TOKENIZER_FILE, BPETokenizer, ByteTokenizer, Tokenizer
 from acp_repro.pipeline.data.cache import Entry, EntryWriter, default_cache, open_or_build
 from acp_repro.pipeline.data.config import DEFAULT_HELDOUT, DataConfig
@@ -22,7 +22,7 @@ from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.longcrawl64 import LongCrawl64
 from acp_repro.pipeline.data.sequences import TokenSequences
 from acp_repro.pipeline.data.sources import Document, TextSource, cut_tail, is_heldout
-from acp_repro.pipeline.data.tokenizer import gpt2_json, read_json, save_json, train_bpe
+from acp_repro.pipeline.data.tokenizer import gpt2_json, read_tokenizer, save_json, train_bpe
 
 FORMAT = 1  # raise it if the same text would give other files
 SPLITS = ("train", "heldout")
@@ -125,17 +125,12 @@ def prepare(
     return Corpus(config, open_or_build(folder / name, key, functools.partial(_build, config, reader)))
 
 
-def hash_json(value: Any) -> str:
-    """SHA-256 of a value of JSON's types."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
 def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
     """A name for the folder, and for the cache's key all that decides the ids, except the text."""
     if config.bpe_size:
         return f"bpe{config.bpe_size}", config.bpe_size
     if config.tokenizer_file:
-        json_text = read_json(config.tokenizer_file)
+        json_text = read_tokenizer(config.tokenizer_file)
         return "file", {"sha256": hashlib.sha256(json_text.encode()).hexdigest()}
     return config.tokenizer, None if config.tokenizer == "bytes" else config.tokenizer
 
@@ -165,7 +160,7 @@ class Reader:
             yield from zip(SPLITS, parts, strict=True)
             return
         for document in itertools.chain(first, documents):
-            yield SPLITS[is_heldout(document, self._share)], document
+            yield SPLITS[is_heldout(document.split_key, self._share)], document
         for document in self._heldout.documents() if self._heldout else ():
             yield "heldout", document
 
@@ -202,7 +197,7 @@ def _build(config: DataConfig, reader: Reader, writer: EntryWriter) -> dict[str,
 
 def _tokenizer_json(config: DataConfig, reader: Reader) -> str:
     if config.tokenizer_file:
-        return read_json(config.tokenizer_file)
+        return read_tokenizer(config.tokenizer_file)
     if config.tokenizer == "gpt2":
         return gpt2_json()
     documents = (document for split, document in reader.documents("learning BPE") if split == "train")

@@ -6,7 +6,6 @@ files, and need neither the network nor the library.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from acp_repro.common.command import progress_bar
+from acp_repro.common.digests import hash_json
 from acp_repro.pipeline.data.cache import EntryWriter, default_cache, open_or_build
 from acp_repro.pipeline.data.files import DataError, read_records
 from acp_repro.pipeline.data.sources import Row, TextSource
@@ -63,7 +63,7 @@ def _fetch(
     local = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
     state = [[str(p.relative_to(folder)), p.stat().st_size, p.stat().st_mtime_ns] for p in local]
     what = [path, config, split, fields["text"], most, *([others] if others else []), *state]
-    key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
+    key = hash_json(what)
 
     def build(writer: EntryWriter) -> dict:
         lines, documents = bytearray(), 0

@@ -16,10 +16,10 @@ from typing import Any
 from acp_repro.pipeline.data import corpora  # noqa: F401  registers them
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.registry import find_corpus
-from acp_repro.pipeline.data.sources import Row
+from acp_repro.pipeline.data.sources import SPLITS, Row, is_heldout
 
-SPLITS = ("train", "dev", "test")
 _DEV, _TEST = 0.1, 0.2  # shares of what comes without a split
+_LATE_DEV = 26 / 256  # share of the training texts of a set without a dev split
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,8 @@ def read_labelled(corpus: str, path: str | None = None, **options: Any) -> Label
 
 
 def _split_of(row: Row, has_dev: bool) -> str:
-    digest = hashlib.sha256((row.group or row.text).encode()).digest()
+    key = (row.group or row.text).encode()
     if row.split is None:
-        share = int.from_bytes(digest[:8], "big") / 2**64
-        return "test" if share < _TEST else "dev" if share < _TEST + _DEV else "train"
+        return "test" if is_heldout(key, _TEST) else "dev" if is_heldout(key, _TEST + _DEV) else "train"
     # A tenth of the training texts, if the set has no dev split.
-    return "dev" if row.split == "train" and not has_dev and digest[0] / 256 < _DEV else row.split
+    return "dev" if row.split == "train" and not has_dev and is_heldout(key, _LATE_DEV) else row.split

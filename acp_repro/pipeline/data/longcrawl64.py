@@ -28,7 +28,7 @@ from acp_repro.model import BPETokenizer
 from acp_repro.pipeline.data.config import GPT2_VOCAB_SIZE, DataConfig
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.sequences import Sequences
-from acp_repro.pipeline.data.tokenizer import gpt2_json, read_json, save_json
+from acp_repro.pipeline.data.tokenizer import gpt2_json, read_tokenizer, save_json
 
 _log = logging.getLogger(__name__)
 _REMEMBERED_BYTES = 256 << 20  # of decoded chunks, for each array
@@ -47,7 +47,7 @@ class LongCrawl64:
     def tokenizer(self) -> BPETokenizer:
         """GPT-2's, to read ids and to write prompts."""
         file = self.config.tokenizer_file
-        tokenizer = BPETokenizer(read_json(file) if file else gpt2_json())
+        tokenizer = BPETokenizer(read_tokenizer(file) if file else gpt2_json())
         if tokenizer.name != "gpt2":
             raise DataError(f"tokenizer: file: {file} is not GPT-2's, and LongCrawl64 is GPT-2 ids")
         return tokenizer

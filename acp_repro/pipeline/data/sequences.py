@@ -8,8 +8,9 @@ Held-out text comes in a fixed order.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,45 @@ if TYPE_CHECKING:
 # Held-out text is read in parts of this many tokens of every document, at every context length. LongCrawl64's
 # documents have this length.
 HELDOUT_COLUMN = 65536
+
+
+class Epochs:
+    """The order of an endless training run, in which each epoch has an order of its own.
+
+    Args:
+        size: examples, or batches, of an epoch.
+        order: computes the order of an epoch, (size, ...) integer, from the number of the epoch alone. The
+            orders of the two latest epochs are cached, because a batch contains examples of at most two.
+    """
+
+    def __init__(self, size: int, order: Callable[[int], np.ndarray]):
+        self._size, self.order = size, functools.lru_cache(maxsize=2)(order)
+
+    def take(self, first: int, count: int) -> np.ndarray:
+        """The ``count`` entries, (count, ...) integer, from number ``first`` of the run on."""
+        parts, end = [], first + count
+        while first < end:
+            epoch, start = divmod(first, self._size)
+            parts.append(self.order(epoch)[start : start + end - first])
+            first += len(parts[-1])
+        return np.concatenate(parts)
+
+
+def batches_by_length(order: np.ndarray, lengths: np.ndarray, size: int, sorted_together: int) -> list:
+    """Batches of ``size`` examples of similar length, each an array (size,) of entries of ``order``.
+
+    Args:
+        order: (n,) integer, examples in random order.
+        lengths: (examples,) integer, the length of every example.
+        sorted_together: the number of consecutive batches whose examples are sorted by length. The longest
+            examples of the last group are left out if they do not fill a batch.
+    """
+    batches = []
+    for first in range(0, len(order), sorted_together * size):
+        group = order[first : first + sorted_together * size]
+        group = group[np.argsort(lengths[group], kind="stable")]
+        batches += [group[at : at + size] for at in range(0, len(group) - size + 1, size)]
+    return batches
 
 
 class Sequences(ABC):
@@ -161,28 +201,22 @@ class TokenSequences(Sequences):
                 f"{' (or hold out other text, or none)' if split == 'heldout' else ''}"
             )
         self.share_used = self.tokens_used / len(tokens)
-        self._epochs: dict[int, np.ndarray] = {}
+        self._epochs = Epochs(len(self), self.epoch_order)
 
     def epoch_order(self, epoch: int) -> np.ndarray:
         """The training order of an epoch: (sequences, 2) int64 of (document, slice).
 
         Each epoch has a new permutation of the documents; all of its columns use the same one.
         """
-        if epoch not in self._epochs:
-            # Raw bits of a named generator: numpy promises that these stay the same in later versions, but
-            # not its permutation().
-            bits = np.random.Philox(np.random.SeedSequence([self.seed, epoch]))
-            documents = np.argsort(bits.random_raw(len(self._slices)), kind="stable")
-            order = _slices_of(documents, self._slices[documents])
-            order = order[np.argsort(order[:, 1], kind="stable")]  # column by column
-            # A batch touches at most two epochs; older ones can be computed again.
-            self._epochs = {e: o for e, o in self._epochs.items() if e == epoch - 1}
-            self._epochs[epoch] = order
-        return self._epochs[epoch]
+        # Raw bits of a named generator: numpy promises that these stay the same in later versions, but not
+        # its permutation().
+        bits = np.random.Philox(np.random.SeedSequence([self.seed, epoch]))
+        documents = np.argsort(bits.random_raw(len(self._slices)), kind="stable")
+        order = _slices_of(documents, self._slices[documents])
+        return order[np.argsort(order[:, 1], kind="stable")]  # column by column
 
     def _training_rows(self, first: int, size: int) -> np.ndarray:
-        spans = _spans(first, size, len(self))
-        return np.concatenate([self.epoch_order(epoch)[a:b] for epoch, a, b in spans])
+        return self._epochs.take(first, size)
 
     def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
         """The order of `iter_batches`: (sequences, 2) int64 of (document, slice)."""
@@ -206,13 +240,3 @@ def _slices_of(documents: np.ndarray, slices: np.ndarray) -> np.ndarray:
     ends = np.cumsum(slices)
     within = np.arange(slices.sum(), dtype=np.int64) - np.repeat(ends - slices, slices)
     return np.stack([np.repeat(documents, slices), within], axis=1)
-
-
-def _spans(first: int, size: int, epoch_size: int) -> Iterator[tuple[int, int, int]]:
-    """(epoch, from, to) of the ``size`` sequences from number ``first`` of an endless run."""
-    end = first + size
-    while first < end:
-        epoch, start = divmod(first, epoch_size)
-        stop = min(epoch_size, start + end - first)
-        yield epoch, start, stop
-        first += stop - start

@@ -20,8 +20,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+from acp_repro.common.digests import hash_number
 from acp_repro.common.errors import usage_errors
 from acp_repro.pipeline.data.files import DataError, check_text, is_json, json_records, open_plain, text_of
+
+SPLITS = ("train", "dev", "test")  # of a labelled set
 
 
 class Row(NamedTuple):
@@ -56,10 +59,12 @@ class Document(NamedTuple):
     split_key: bytes
 
 
-def is_heldout(document: Document, fraction: float) -> bool:
-    """Whether a document's own hash puts it into the held-out split of size ``fraction`` (0 to 1)."""
-    digest = hashlib.sha256(document.split_key).digest()
-    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+def is_heldout(key: bytes, share: float) -> bool:
+    """Whether the hash of ``key`` selects a text for a split of ``share`` (0 to 1) of all texts.
+
+    The texts of a smaller share are also in every larger one.
+    """
+    return hash_number(key) < share * 2**64
 
 
 def cut_tail(document: Document, share: float) -> tuple[Document, Document] | None:
@@ -206,6 +211,11 @@ class SampleSource(Source):
 def sample_text() -> str:
     """The text of `SampleSource`, to try a model on a book if no other is named."""
     return next(SampleSource().documents()).data.decode()
+
+
+def open_text(path: str | None, key: str = "--text") -> Source:
+    """The text at ``path``, which the setting ``key`` names, or the sample novel if there is no path."""
+    return SampleSource() if path is None else TextSource([path], key=key)
 
 
 class TextSource(Source):

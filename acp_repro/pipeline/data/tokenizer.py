@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from acp_repro.common.digests import hash_number
 from acp_repro.common.files import write_text
 from acp_repro.model.tokenizer import TOKENIZER_FILE, BPETokenizer, split_lines
 from acp_repro.pipeline.data.files import DataError
@@ -34,7 +35,7 @@ def gpt2_json() -> str:
     return json_text
 
 
-def read_json(path: str) -> str:
+def read_tokenizer(path: str) -> str:
     """The text of a ``tokenizer.json`` that a user's settings name."""
     try:
         json_text = Path(path).expanduser().read_text(encoding="utf-8")
@@ -57,24 +58,14 @@ def train_bpe(documents: Iterable[Document], vocab_size: int) -> str:
     If there is more text than `BPE_TRAINING_BYTES`, the documents with the smallest hashes are used. They are
     a fair sample that does not depend on their order. The same documents give the same bytes.
     """
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
     sample, size = [], 0  # a heap with the largest hash first
     for document in documents:
-        heapq.heappush(sample, (-_small_hash(document.data), document.data))
+        heapq.heappush(sample, (-hash_number(b"bpe" + document.data), document.data))
         size += len(document.data)
         while size - len(sample[0][1]) >= BPE_TRAINING_BYTES:
             size -= len(heapq.heappop(sample)[1])
-    bpe = tokenizers.Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1,  # BOS is ours
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    bpe.train_from_iterator((piece for _, data in sorted(sample) for piece in split_lines(data)), trainer)
+    pieces = (piece for _, data in sorted(sample) for piece in split_lines(data))
+    bpe = learn_bpe(pieces, vocab_size - 1)  # BOS is ours
     reached = bpe.get_vocab_size() + 1
     if reached != vocab_size:
         raise DataError(
@@ -84,5 +75,26 @@ def train_bpe(documents: Iterable[Document], vocab_size: int) -> str:
     return bpe.to_str()
 
 
-def _small_hash(data: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(b"bpe" + data).digest()[:8], "big")
+def learn_bpe(
+    pieces: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (), unknown: str | None = None
+) -> Any:
+    """A ``tokenizers.Tokenizer``: a byte-level BPE of at most ``vocab_size`` ids, learnt from ``pieces``.
+
+    Args:
+        special_tokens: tokens that get the first ids.
+        unknown: the special token for text that the vocabulary cannot encode.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    bpe = tokenizers.Tokenizer(models.BPE(unk_token=unknown))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special_tokens),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(pieces, trainer)
+    return bpe

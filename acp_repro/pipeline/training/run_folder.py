@@ -12,10 +12,10 @@ import torch
 
 from ...common import files
 from ...common.errors import UserError
-from ...common.files import sha256_of
+from ...common.files import read_json, sha256_of
 from ..provenance import commit, device_name, version
 from ..run import Run
-from ..state import differences, done, has_weights, read_json
+from ..state import differences, done, has_weights
 from .checkpoint import latest_checkpoint
 from .distributed import world_size
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,12 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ...common import files
 from ..paper import Suite
 from ..provenance import device_name
 from ..run import Run
+from ..state import done
 from .run_folder import TrainingError, check_done
 
 T = TypeVar("T")
@@ -104,16 +105,12 @@ class Task(ABC):
         Args:
             weights: whole weights on the CPU, if the model's own are sharded.
         """
-        from safetensors.torch import save_file
-
         tensors = {n: t.detach().cpu().contiguous() for n, t in (weights or model.state_dict()).items()}
         with files.replacing(folder / "model.safetensors") as path:
             save_file(tensors, path, metadata={"format": "pt"})
 
     def load(self, folder: Path, device: torch.device) -> nn.Module:
         """The model that :meth:`save` wrote."""
-        from safetensors.torch import load_file
-
         model = self.build()
         model.load_state_dict(load_file(folder / "model.safetensors"))
         return model.to(device)
@@ -122,7 +119,7 @@ class Task(ABC):
         """The finished run, loaded for measuring."""
         run = self.run
         check_done(run)
-        tokens = json.loads((run.folder / "done.json").read_text())["tokens"]
+        tokens = done(run)["tokens"]
         try:
             model = self.load(run.model_folder, device)
         except (OSError, ValueError) as error:

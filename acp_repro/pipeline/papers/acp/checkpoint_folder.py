@@ -16,7 +16,7 @@ from acp_repro.model.loss import IGNORED_LABEL
 from acp_repro.model.pretrained import weight_files
 from acp_repro.pipeline.data import Corpus, TokenSequences, prepare
 from acp_repro.pipeline.data.sequences import HELDOUT_COLUMN
-from acp_repro.pipeline.data.sources import SampleSource, TextSource
+from acp_repro.pipeline.data.sources import SampleSource, open_text
 
 from .settings import MeasureConfig
 from .trained import TrainedFoX
@@ -80,9 +80,8 @@ class TextCheckpoint(Checkpoint):
     def _sequences(self, text: str | None, context_length: int, tokens: int) -> TokenSequences:
         """Those of a text, as far as ``tokens`` reaches."""
         tokenizer = self.require_tokenizer()
-        source = TextSource([text], key="--text") if text else SampleSource()
         encoded, usable = [np.empty(0, np.int64)], 0
-        for document in source.documents():
+        for document in open_text(text).documents():
             encoded.append(tokenizer.encode(document.data).astype(np.int64))
             # Sequences come column by column: later documents are read only when these are too few.
             usable += min(len(encoded[-1]), HELDOUT_COLUMN) // context_length * context_length

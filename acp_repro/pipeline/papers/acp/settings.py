@@ -9,7 +9,7 @@ from acp_repro.common.bounds import Axis, Count, CountFrom0, Must, Positive, See
 from acp_repro.model.config import LogEpsilon
 from acp_repro.pipeline.data.config import SMALLEST_BPE, DataConfig
 from acp_repro.pipeline.errors import UnknownName
-from acp_repro.pipeline.run import Strict, TrainerConfig
+from acp_repro.pipeline.run import Strict, TrainerConfig, check_divides
 from acp_repro.pipeline.suite import SuiteFile
 
 from .evaluation.catalogue import PAPER_TASKS, check_names
@@ -68,10 +68,7 @@ class TrainingConfig(TrainerConfig):
     initializer_range: Positive = 0.02
 
     def __post_init__(self):
-        if self.batch_tokens % self.micro_batch_tokens:
-            raise ValueError(
-                f"micro_batch_tokens: {self.micro_batch_tokens} must divide batch_tokens {self.batch_tokens}"
-            )
+        check_divides(self, "micro_batch_tokens", "batch_tokens")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,8 @@ from acp_repro.lap import TextTokenizer
 from acp_repro.lap.autoencoder import pad
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.registry import find_corpus
-from acp_repro.pipeline.data.sources import Document, Row, Source
+from acp_repro.pipeline.data.sequences import Epochs, batches_by_length
+from acp_repro.pipeline.data.sources import Document, Row, Source, is_heldout
 from acp_repro.pipeline.data.tokenizer import train_bpe
 
 from .settings import TextsConfig
@@ -53,7 +55,7 @@ def load_texts(config: TextsConfig) -> Texts:
     digest = hashlib.sha256()
     for text in texts:
         key = hashlib.sha256(text.text.encode()).digest()
-        sides[int.from_bytes(key[:8], "big") < config.heldout * 2**64].setdefault(text.text, text)
+        sides[is_heldout(text.text.encode(), config.heldout)].setdefault(text.text, text)
         digest.update(key + str(text.label).encode())
     digest.update(str(config.heldout).encode())
     train, heldout = sides
@@ -123,8 +125,7 @@ class Batches:
                 f"{len(rows)} training texts that fit are fewer than a batch of {size}; add texts or lower it"
             )
         self._rows, self._size, self._pad, self._seed = rows, size, pad_id, seed
-        self._per_epoch = len(rows) // size
-        self._epoch = functools.lru_cache(maxsize=2)(self._shuffled)
+        self._epochs = Epochs(len(rows) // size, self._shuffled)
 
     def __call__(self, index: int, most: int | None = None) -> Tensor:
         """(size, T) int64, padded at the end.
@@ -132,24 +133,20 @@ class Batches:
         Args:
             most: longer rows are cut at a random place to this many tokens, with their last one, EOS.
         """
-        epoch, place = divmod(index, self._per_epoch)
-        rows = [self._rows[i] for i in self._epoch(epoch)[place]]
+        rows = [self._rows[i] for i in self._epochs.take(index, 1)[0]]
         if most is not None:
             generator = torch.Generator().manual_seed(self._seed * 1_000_003 + index)
             shares = torch.rand(len(rows), generator=generator).tolist()
             rows = [_cut(row, most, share) for row, share in zip(rows, shares, strict=True)]
         return pad(rows, self._pad)
 
-    def _shuffled(self, epoch: int) -> list[list[int]]:
-        """Groups of texts are sorted by length and cut, and the batches shuffled again."""
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        """The batches of an epoch in random order, (batches, size) integer, each of similar lengths."""
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self._rows), generator=generator).tolist()
-        batches = []
-        for start in range(0, len(order), GROUP * self._size):
-            group = sorted(order[start : start + GROUP * self._size], key=lambda i: len(self._rows[i]))
-            whole = len(group) // self._size * self._size
-            batches += [group[i : i + self._size] for i in range(0, whole, self._size)]
-        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+        order = torch.randperm(len(self._rows), generator=generator).numpy()
+        lengths = np.array([len(row) for row in self._rows])
+        batches = np.stack(batches_by_length(order, lengths, self._size, GROUP))
+        return batches[torch.randperm(len(batches), generator=generator).numpy()]
 
 
 def _cut(row: list[int], most: int, share: float) -> list[int]:

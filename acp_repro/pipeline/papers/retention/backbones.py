@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from acp_repro.model.third_party import load_config, load_model
 from acp_repro.retention import retain
+from acp_repro.retention.encoders import LIKE_ROBERTA
 
 from .settings import SPECIAL, BackboneConfig
 from .suite import RetentionRun
@@ -101,4 +102,4 @@ def _extended(weight: Tensor, rows: int, first: int, trained: int) -> Tensor:
 
 def _first_position(model_type: str, spare: int = 0) -> int:
     """RoBERTa and its relatives count positions from 2 on; ``spare`` is for the others."""
-    return 2 if model_type in ("roberta", "longformer", "camembert") else spare
+    return 2 if model_type in LIKE_ROBERTA else spare

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from acp_repro.model.third_party import load_model
 from acp_repro.pipeline.data import prepare
+from acp_repro.pipeline.data.sequences import Epochs
 from acp_repro.pipeline.run import file_of
 from acp_repro.pipeline.training.distributed import rank
 from acp_repro.pipeline.training.run_folder import TrainingError
@@ -73,6 +74,7 @@ class PretrainingTask(EncoderTask):
         self.step_tokens = settings.batch_sequences * settings.max_tokens
         if self.sequences("train") < 1:
             raise TrainingError(f"{run.name}: the text has fewer than {settings.max_tokens} tokens; add text")
+        self._epochs = Epochs(self.sequences("train"), self._order)
 
     def sequences(self, split: str) -> int:
         """Pieces of equal length into which the stream of a split's texts is cut."""
@@ -92,22 +94,16 @@ class PretrainingTask(EncoderTask):
 
         Every piece comes once an epoch, with new masks.
         """
-        size, pieces = self.sequences("train"), []
-        for place in range(index * self._rows, (index + 1) * self._rows):
-            epoch, within = divmod(place, size)
-            pieces.append(self._order(epoch)[within])
+        pieces = self._epochs.take(index * self._rows, self._rows)
         input_ids, labels = self.masked("train", pieces, np.random.default_rng([self.run.seed, 1, index]))
         labels = labels.flatten()
         places = (labels != _IGNORED).nonzero()[:, 0]
         return input_ids, labels[places], places
 
     def _order(self, epoch: int) -> np.ndarray:
-        if getattr(self, "_epoch", None) != epoch:
-            order = np.random.default_rng([self.run.seed, 0, epoch]).permutation(self.sequences("train"))
-            self._epoch, self._permutation = epoch, order
-        return self._permutation
+        return np.random.default_rng([self.run.seed, 0, epoch]).permutation(self.sequences("train"))
 
-    def masked(self, split: str, pieces: list[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def masked(self, split: str, pieces: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Pieces of a split with [CLS] and [SEP], (B, T) int64; and labels: the masked tokens, else -100."""
         settings, tokenizer = self.run.pretraining, self.tokenizer
         length, tokens = settings.max_tokens - 2, self.corpus.tokens(split)

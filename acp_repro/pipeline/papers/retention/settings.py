@@ -17,7 +17,7 @@ from acp_repro.common.bounds import (
     within,
 )
 from acp_repro.pipeline.data.config import BYTES_VOCAB_SIZE, CorpusConfig, DataConfig
-from acp_repro.pipeline.run import Strict, TrainerConfig
+from acp_repro.pipeline.run import Strict, TrainerConfig, check_divides
 from acp_repro.pipeline.suite import SuiteFile
 from acp_repro.retention.settings import MODEL_TYPES, Budget
 
@@ -58,11 +58,7 @@ class DatasetConfig(CorpusConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        micro = self.micro_batch_examples
-        if micro is not None and self.batch_examples % micro:
-            raise ValueError(
-                f"micro_batch_examples: {micro} must divide batch_examples {self.batch_examples}"
-            )
+        check_divides(self, "micro_batch_examples", "batch_examples")
 
     @property
     def is_extractive(self) -> bool:
@@ -111,11 +107,7 @@ class PretrainingConfig(Strict):
     def __post_init__(self):
         if not self.masked_tokens:
             raise ValueError(f"masked_share: {self.masked_share} of {self.max_tokens} tokens is none")
-        micro = self.micro_batch_sequences
-        if micro is not None and self.batch_sequences % micro:
-            raise ValueError(
-                f"micro_batch_sequences: {micro} must divide batch_sequences {self.batch_sequences}"
-            )
+        check_divides(self, "micro_batch_sequences", "batch_sequences")
         if self.data.bpe_size is None:
             raise ValueError("data.tokenizer: an encoder's is {bpe: SIZE}, trained on this text")
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from acp_repro.common import files
 from acp_repro.common.errors import usage_errors
 from acp_repro.model import third_party
+from acp_repro.pipeline.data.sequences import Epochs, batches_by_length
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.run import file_of
 from acp_repro.pipeline.suite import load_suite
@@ -50,6 +51,7 @@ class RetentionTask(EncoderTask):
         self.texts = load_texts(run)
         self.tokenizer = self.texts.tokenizer
         self._train = self.texts.encoded("train")
+        self._epochs = Epochs(len(self._train), self._order)
         batch = run.dataset.batch_examples
         self._rows = run.dataset.micro_batch_examples or batch
         self.micro_batches = batch // self._rows
@@ -98,37 +100,24 @@ class RetentionTask(EncoderTask):
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
         """(input_ids, attention_mask, labels), int64: every example once an epoch, in the seed's order."""
-        size, chosen = len(self._train), []
-        for place in range(index * self._rows, (index + 1) * self._rows):
-            epoch, within = divmod(place, size)
-            chosen.append(self._train[self._order(epoch)[within]])
-        return self.texts.tensors(chosen)
+        chosen = self._epochs.take(index * self._rows, self._rows)
+        return self.texts.tensors([self._train[place] for place in chosen])
 
     def _order(self, epoch: int) -> np.ndarray:
-        if getattr(self, "_epoch", None) != epoch:
-            generator = np.random.default_rng([self.run.seed, epoch])
-            order = generator.permutation(len(self._train))
-            if self.run.training.group_by_length:
-                order = self._grouped(order, epoch, generator)
-            self._epoch, self._permutation = epoch, order
-        return self._permutation
+        """The order of an epoch, (examples,) integer; optionally with batches of similar length.
 
-    def _grouped(self, order: np.ndarray, epoch: int, generator: np.random.Generator) -> np.ndarray:
-        """The epoch's order with examples of similar length in each batch.
-
-        The examples of some batches are sorted together, and the batches are shuffled. Examples that complete
-        a batch of the epoch before stay in front. Those that begin one for the next epoch stay at the end.
-        Both are of any length.
+        Examples that complete a batch of the previous epoch remain at the front, and examples that begin a
+        batch of the next epoch remain at the end. Both have any length.
         """
+        generator = np.random.default_rng([self.run.seed, epoch])
+        order = generator.permutation(len(self._train))
+        if not self.run.training.group_by_length:
+            return order
         size, batch = len(order), self.run.dataset.batch_examples
         first = min(size, -epoch * size % batch)
         stop = size - (size - first) % batch
         lengths = np.array([len(row.ids) for row in self._train])
-        batches = []
-        for begin in range(first, stop, _SORTED_BATCHES * batch):
-            part = order[begin : min(begin + _SORTED_BATCHES * batch, stop)]
-            part = part[np.argsort(lengths[part], kind="stable")]
-            batches += np.split(part, range(batch, len(part), batch))
+        batches = batches_by_length(order[first:stop], lengths, batch, _SORTED_BATCHES)
         generator.shuffle(batches)
         return np.concatenate([order[:first], *batches, order[stop:]])
 

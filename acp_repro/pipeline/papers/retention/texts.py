@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.labelled import LabelledSet, read_labelled
 from acp_repro.pipeline.data.sources import Row
+from acp_repro.pipeline.data.tokenizer import learn_bpe
 from acp_repro.pipeline.run import file_of
 from acp_repro.pipeline.training.run_folder import TrainingError
 
@@ -177,18 +178,8 @@ def _span(answer: tuple[int, int], offsets: Sequence[tuple[int, int]]) -> tuple[
 
 def train_tokenizer(labelled: LabelledSet, vocab_size: int):
     """A byte-level BPE learnt from the training split, with BERT's special tokens."""
-    bpe = t.Tokenizer(t.models.BPE(unk_token=UNK))
-    bpe.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = t.decoders.ByteLevel()
-    trainer = t.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=SPECIAL,
-        initial_alphabet=sorted(t.pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
     pieces = sorted(f"{e.question}\n{e.text}" for e in labelled.splits["train"])
-    bpe.train_from_iterator(pieces, trainer)
-    return make_bert_tokenizer(bpe)
+    return make_bert_tokenizer(learn_bpe(pieces, vocab_size, SPECIAL, UNK))
 
 
 def make_bert_tokenizer(bpe: t.Tokenizer) -> PreTrainedTokenizerFast:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import time
@@ -22,6 +21,7 @@ from pydantic import TypeAdapter
 
 from acp_repro.common import files
 from acp_repro.common.command import aligned
+from acp_repro.common.digests import hash_json
 from acp_repro.common.statistics import over_draws
 from acp_repro.hf import ForgettingTransformerConfig, ForgettingTransformerForCausalLM, FoXTokenizer
 from acp_repro.hf.conversion import bytes_tokenizer
@@ -63,7 +63,7 @@ def identity(model: FoXForCausalLM, weights_sha256: str) -> dict[str, Any]:
 
 def digest(key: Any) -> str:
     """A short name of a value of JSON's types."""
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+    return hash_json(key)[:12]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ ACP and without."""
 from __future__ import annotations
 
 import copy
-import json
 import math
 import statistics
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acp_repro.common.files import read_json_lines
+from acp_repro.common.files import read_json, read_json_lines
 from acp_repro.model.loss import IGNORED_LABEL
 from acp_repro.pipeline.training.step import autocast
 
@@ -75,7 +74,7 @@ def measure_training_log(trained: TrainedFoX) -> list[dict[str, Any]]:
     assert looks, "a log without pruned ratios"
     step = -(-len(looks) // MOST_POINTS)
     kept = looks[::-step][::-1]  # the last look always
-    device = json.loads((run.folder / "run.json").read_text())["device"]
+    device = read_json(run.folder / "run.json")["device"]
     records, since = [], 0
     for index in kept:
         line, window = lines[index], lines[since : index + 1]

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from acp_repro.model.tokenizer import Tokenizer
-    from acp_repro.pipeline.data import Sequences
+from acp_repro.model.tokenizer import Tokenizer
+from acp_repro.pipeline.data import Sequences
 
 
 def _words(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from acp_repro.common.errors import UsageError
 from acp_repro.pipeline.data import Corpus, LongCrawl64
 from acp_repro.pipeline.data.sequences import HELDOUT_COLUMN
-from acp_repro.pipeline.data.sources import Document, SampleSource, TextSource
+from acp_repro.pipeline.data.sources import Document, open_text
 
 from ..checkpoint_folder import TextCheckpoint
 
@@ -69,18 +69,16 @@ def text_haystacks(
 
 
 def file_haystacks(
-    path: str, encode: Callable[[str], np.ndarray], length: int, samples: int, key: str
+    path: str | None, encode: Callable[[str], np.ndarray], length: int, samples: int, key: str
 ) -> list[np.ndarray]:
-    """:func:`text_haystacks` of a file or folder; ``key`` names the setting in errors."""
-    return text_haystacks(TextSource([path], key=key).documents(), encode, length, samples)
+    """:func:`text_haystacks` of a file or folder, else of a book; ``key`` names the setting in errors."""
+    return text_haystacks(open_text(path, key).documents(), encode, length, samples)
 
 
 def checkpoint_haystacks(
     checkpoint: TextCheckpoint, path: str | None, length: int, samples: int
 ) -> list[np.ndarray]:
     """Haystacks in a checkpoint's tokens: from ``path``, else its run's held-out text, else a book."""
-    if path is not None:
-        return file_haystacks(path, checkpoint.tokenizer.encode, length, samples, "--haystack")
-    if checkpoint.run is not None:
+    if path is None and checkpoint.run is not None:
         return heldout_haystacks(checkpoint.corpus(), checkpoint.context_length, length, samples)
-    return text_haystacks(SampleSource().documents(), checkpoint.tokenizer.encode, length, samples)
+    return file_haystacks(path, checkpoint.tokenizer.encode, length, samples, "--haystack")

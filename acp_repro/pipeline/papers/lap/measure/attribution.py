@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from acp_repro.common.command import progress_bar
-from acp_repro.common.gradients import without_gradients
 from acp_repro.lap.attribution import shap_values
 
 from ..quantities import SHOWN_TEXTS
@@ -58,7 +58,7 @@ def select_pairs(values: np.ndarray) -> np.ndarray:
     return pairs
 
 
-@without_gradients
+@torch.no_grad()
 def choose_texts(trained: TrainedPruning) -> list[list[int]]:
     """Short texts and long texts of the held-out ones, as token ids.
 

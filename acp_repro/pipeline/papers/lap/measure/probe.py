@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from acp_repro.common.gradients import without_gradients
 from acp_repro.lap.autoencoder import pad
 from acp_repro.pipeline.errors import RecordError
 
@@ -74,7 +73,7 @@ def _labelled(trained: TrainedPruning, split: str, most: int) -> list[tuple[str,
     return found
 
 
-@without_gradients
+@torch.no_grad()
 def _features(trained: TrainedPruning, rows: list[list[int]], kind: str) -> list[Tensor]:
     """For each text (M, D) float: the memory, or the encoder's output with every gate open."""
     model, features = trained.model, []

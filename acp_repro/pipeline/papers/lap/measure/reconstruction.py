@@ -12,13 +12,12 @@ from torch import Tensor
 
 from acp_repro.common.command import progress_bar
 from acp_repro.common.files import read_json_lines
-from acp_repro.common.gradients import without_gradients
 from acp_repro.lap.decoder import decode_teacher
 
 from ..task import TrainedPruning
 
 
-@without_gradients
+@torch.no_grad()
 def measure_reconstruction(trained: TrainedPruning) -> list[dict[str, Any]]:
     """Three records, by the input of the decoder.
 

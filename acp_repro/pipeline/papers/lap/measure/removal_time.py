@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acp_repro.common.gradients import without_gradients
 from acp_repro.lap import PruningAutoencoder
 from acp_repro.lap.autoencoder import pad
 from acp_repro.lap.decoder import Decoding
@@ -22,7 +21,7 @@ SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
 DECODED_TOKENS = 16
 
 
-@without_gradients
+@torch.no_grad()
 def measure_removal_time(trained: TrainedPruning) -> list[dict[str, Any]]:
     """Records of the encoder and of decoding, each with masks and with removal, at several kept shares.
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from acp_repro.common.gradients import without_gradients
 from acp_repro.pipeline.training.step import autocast
 from acp_repro.retention import PROFILES, token_budgets
 from acp_repro.retention.gates import open_logits
@@ -46,7 +45,7 @@ def measure_tokens_kept(trained: TrainedRetention) -> list[dict[str, Any]]:
     return records
 
 
-@without_gradients
+@torch.no_grad()
 def measure_slackness(trained: TrainedRetention) -> list[dict[str, Any]]:
     """One record a gate, on examples of the training split, which the bounds are about; dropout is off.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.sparse import hstack
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 
-from acp_repro.common.gradients import without_gradients
 from acp_repro.pipeline.training.step import autocast
 from acp_repro.pipeline.training.task import Trained
 
@@ -60,7 +60,7 @@ def _list_scores(found: Evaluation, **columns: Any) -> list[dict[str, Any]]:
     return [{**columns, "metric": name, "score_percent": value} for name, value in found.scores.items()]
 
 
-@without_gradients
+@torch.no_grad()
 def measure_masked_loss(trained: Trained) -> list[dict[str, Any]]:
     """One record, always with the same masks: the mean loss of a masked token, and the share right."""
     task, model, draw = trained.task, trained.model.eval(), np.random.default_rng(0)

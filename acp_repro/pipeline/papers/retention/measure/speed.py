@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acp_repro.common.gradients import without_gradients
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory, wall_ms
 from acp_repro.pipeline.training.step import autocast
 from acp_repro.pipeline.training.task import Trained
@@ -64,7 +63,7 @@ def _at(trained: Trained, length: int) -> dict[str, Any]:
     )
 
 
-@without_gradients
+@torch.no_grad()
 def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
     model = trained.model.eval()
     if trained.run.training.dtype == "bfloat16":

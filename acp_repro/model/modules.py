@@ -1,14 +1,9 @@
-"""Whether a fast path may read the weights of a submodule in place of calling it.
-
-It imports torch at the first call, as all of ``common``.
-"""
+"""Whether a fast path may read the weights of a submodule in place of calling it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import nn
+from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 
 def is_watched(*modules: nn.Module) -> bool:
@@ -17,8 +12,6 @@ def is_watched(*modules: nn.Module) -> bool:
     It has a hook (also those of ``nn.utils.prune`` and the older ``weight_norm``), or another ``forward``
     (``accelerate`` moves weights in it).
     """
-    from torch.nn.modules.module import _has_any_global_hook
-
     return bool(_has_any_global_hook()) or any(
         "forward" in vars(module)
         or module._forward_hooks
@@ -35,7 +28,5 @@ def is_plain(*modules: nn.Module) -> bool:
     They are ``nn.Linear`` or a class of this project, as no adapter or parametrization is, and nobody watches
     them.
     """
-    from torch import nn
-
     own = all(type(m) is nn.Linear or type(m).__module__.startswith("acp_repro.") for m in modules)
     return own and not is_watched(*modules)
