@@ -16,6 +16,15 @@ import torch
 from torch import Tensor
 
 from .backends import HAS_TRITON, NEEDS_TRITON, Backend, choose_implementation, find_backend, kernels
+from .boundary import (
+    attention_bytes,
+    attention_flops,
+    causal_blocks,
+    count_blocks,
+    find_boundary,
+    find_boundary_serial,
+    token_level_pruned_ratio,
+)
 from .checks import (
     AttentionCall,
     check_arguments,
@@ -26,33 +35,50 @@ from .checks import (
     reads_values,
     threshold_tensor,
 )
-from .decay import MOST_BETWEEN_DOCUMENTS, cut_documents, documents_threshold
+from .decay import MOST_BETWEEN_DOCUMENTS, cumulative_log_fgate, cut_documents, documents_threshold
 from .decoding import check_decode_arguments, decode_op, run_decode
 from .kvcache import PagedKVCache
 from .op import attend, infer, launches_alone, register_flop_formulas, threshold_from_norms
+from .reference import attention_scores, decay_bias, kept_entries, pruned_mass
 from .threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
 
 __all__ = [
     "PagedKVCache",
+    "attention_bytes",
+    "attention_flops",
+    "attention_scores",
+    "causal_blocks",
     "choose_implementation",
+    "count_blocks",
+    "cumulative_log_fgate",
+    "decay_bias",
+    "explain_dispatch",
+    "find_boundary",
+    "find_boundary_serial",
     "forgetting_attention",
     "forgetting_attention_with_kvcache",
+    "kept_entries",
     "logit_bound_from_norms",
     "logit_bound_from_qk_norm",
+    "pruned_mass",
+    "pruned_ratio",
     "pruning_grid",
     "pruning_threshold",
     "register_flop_formulas",
-    "why",
+    "token_level_pruned_ratio",
 ]
 
 
-def why(
+def explain_dispatch(
     q: Tensor, k: Tensor, v: Tensor, *, head_first: bool = False, window_size: int | None = None
 ) -> str | None:
-    """Why a call with these arguments of :func:`forgetting_attention` does not run on the fastest kernels.
+    """The reason why :func:`forgetting_attention` does not dispatch these inputs to the fastest kernels.
+
+    Args:
+        q, k, v, head_first, window_size: as in :func:`forgetting_attention`.
 
     Returns:
-        The reason in one line, or None if the call runs on the fastest kernels.
+        One line, or None if the call runs on the fastest kernels.
     """
     if q.device.type != "cuda":
         return f"q is on {q.device}, where `blockwise` runs; the kernels want a GPU"
@@ -81,6 +107,41 @@ def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tupl
             on the device: :func:`choose_implementation` gives the name that it stands for.
     """
     return find_backend(implementation).block_sizes(head_dim, dtype)
+
+
+def pruned_ratio(
+    start_index: Tensor, q: Tensor, k: Tensor, *, head_first: bool = False, implementation: str = "auto"
+) -> Tensor:
+    """The ratio of pruned blocks to causal blocks of each head, the saving that the paper's Figure 2 reports.
+
+    A causal block contains at least one entry on or below the diagonal. Every causal block that
+    :func:`forgetting_attention` skips counts as pruned, also if a window, padding or a document boundary is
+    the reason. To measure what the threshold adds, subtract the ratio of a call without a threshold.
+
+    Args:
+        start_index: (batch, heads, query blocks) int32, which :func:`forgetting_attention` returns with
+            ``return_start_index=True``.
+        q, k, head_first, implementation: the arguments of that call. Only the shapes, the dtype and the
+            device of q and k are used.
+
+    Returns:
+        (batch, heads) float64, from 0 to 1, on the device of ``start_index``.
+
+    Raises:
+        ValueError: the number of query blocks does not match q, so ``head_first`` or ``implementation``
+            differs from that call.
+    """
+    name = choose_implementation(q.device) if implementation == "auto" else implementation
+    grid = pruning_grid(name, q.shape[-1], q.dtype)
+    seqlen_q, seqlen_k = (x.shape[2 if head_first else 1] for x in (q, k))
+    blocks = -(-seqlen_q // grid[0])
+    if start_index.shape[-1] != blocks:
+        raise ValueError(
+            f"start_index must have {blocks} query blocks for {seqlen_q} queries (head_first={head_first}, "
+            f"implementation={name!r}), got shape {tuple(start_index.shape)}; pass the arguments of the call "
+            "that returned start_index"
+        )
+    return count_blocks(start_index, seqlen_q, seqlen_k, *grid).pruned_ratio
 
 
 @overload

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="pip install triton")
 
 from triton.errors import TritonError
 
-from acp_repro.attention import why
+from acp_repro.attention import explain_dispatch
 from acp_repro.attention.triton import block_sizes, hopper, tiles
 
 from .test_triton import DEVICE, attend, boundary_for, check, lone_keys, make_inputs, run
@@ -30,9 +30,9 @@ WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
 needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="run make test-gpu where an H100 is")
 
 
-def test_why_is_a_line_on_any_machine(monkeypatch):
+def test_the_dispatch_is_explained_on_any_machine(monkeypatch):
     q = torch.empty(1, 64, 2, 64, device=DEVICE)
-    said = why(q, q, q)
+    said = explain_dispatch(q, q, q)
     assert ("16-bit" in said or "not a Hopper" in said) if DEVICE == "cuda" else "`blockwise` runs" in said
     for name, message in (("0", "is not an NVIDIA GPU"), ("1", "ACP_REPRO_PORTABLE=1")):
         monkeypatch.setenv("ACP_REPRO_PORTABLE", name)
@@ -50,9 +50,9 @@ def test_why_is_a_line_on_any_machine(monkeypatch):
         ((1, 64, 2, 64), torch.float32, "16-bit"),
     ],
 )
-def test_why_on_hopper(shape, dtype, reason):
+def test_the_dispatch_is_explained_on_hopper(shape, dtype, reason):
     q = torch.empty(shape, dtype=dtype, device="cuda")
-    said = why(q, q, q)
+    said = explain_dispatch(q, q, q)
     assert said is None if reason is None else reason in said
 
 
