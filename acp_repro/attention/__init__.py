@@ -32,15 +32,22 @@ from .checks import (
     check_scale,
     check_values,
     check_window,
+    per_head_tensor,
     reads_values,
-    threshold_tensor,
 )
 from .decay import MOST_BETWEEN_DOCUMENTS, cumulative_log_fgate, cut_documents, documents_threshold
 from .decoding import check_decode_arguments, decode_op, run_decode
 from .kvcache import PagedKVCache
 from .op import attend, infer, launches_alone, register_flop_formulas, threshold_from_norms
 from .reference import attention_scores, decay_bias, kept_entries, pruned_mass
-from .threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
+from .threshold import (
+    Tolerance,
+    bounded_threshold,
+    choose_pruning,
+    logit_bound_from_norms,
+    logit_bound_from_qk_norm,
+    pruning_threshold,
+)
 
 __all__ = [
     "PagedKVCache",
@@ -157,6 +164,8 @@ def forgetting_attention(
     window_size: int | None = None,
     sm_scale: float | None = None,
     adaptive_threshold: None | float | str | Tensor = None,
+    log_pruning_tolerance: float | None = None,
+    logit_bound: None | float | Tensor = None,
     return_start_index: Literal[False] = False,
     implementation: str = "auto",
 ) -> Tensor: ...
@@ -176,13 +185,15 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
     window_size: int | None = None,
     sm_scale: float | None = None,
     adaptive_threshold: None | float | str | Tensor = None,
+    log_pruning_tolerance: float | None = None,
+    logit_bound: None | float | Tensor = None,
     return_start_index: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``softmax(Q K^T sm_scale + D) V`` with ``D_ij = sum_{l=j+1}^{i} log f_l``, causal (Equation 2).
 
-    With ``adaptive_threshold``, every block of scores whose decay is wholly under the threshold is skipped.
-    This holds for the forward and the backward pass (Equation 3 at block level).
+    With ``log_pruning_tolerance`` or ``adaptive_threshold``, the forward and the backward pass skip every
+    block of scores whose decay is entirely below the threshold delta (Equation 3 at block level).
 
     Args:
         q: (batch, seqlen_q, heads, head_dim), or (batch, heads, seqlen_q, head_dim) with ``head_first``.
@@ -205,9 +216,13 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
             before the window are skipped. With a threshold too, a row starts at the later of the two.
         sm_scale: default ``1 / sqrt(head_dim)``.
         adaptive_threshold: delta, at most 0. None is exact attention. Otherwise a number, or a tensor
-            broadcastable to (batch, heads), see :func:`pruning_threshold`. ``"auto"`` computes it with U from
-            the float32 norms of q and k, and log epsilon = -10. L is then the length of k, or of the longest
-            document of ``cu_seqlens``.
+            broadcastable to (batch, heads). ``"auto"`` means ``log_pruning_tolerance=-10.0``.
+        log_pruning_tolerance: log epsilon, negative, instead of ``adaptive_threshold``. The pruned weights of
+            a query then sum to less than epsilon: delta is :func:`pruning_threshold`, where L is the length
+            of k, or of the longest document of ``cu_seqlens``.
+        logit_bound: U for ``log_pruning_tolerance``, at least ``|q.k| sm_scale`` for every query and key: a
+            number, or a tensor broadcastable to (batch, heads). None computes :func:`logit_bound_from_norms`.
+            :func:`logit_bound_from_qk_norm` gives U for models with QK-norm.
         return_start_index: also return the first visited key block of every query block, whether a threshold,
             a window or padding sets it.
         implementation: ``"auto"``, ``"reference"``, ``"blockwise"`` or ``"triton"``.
@@ -224,7 +239,8 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
             ``implementation="reference"`` has both. ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap``
             work with all.
     """
-    options = (head_first, window_size, sm_scale, adaptive_threshold, return_start_index)
+    pruning = choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound)
+    options = (head_first, window_size, sm_scale, pruning, return_start_index)
     if (
         launches_alone((q, k, v, log_fgate))
         and (seq_start is None and cu_seqlens is None and _PLAIN.issuperset(map(type, options)))
@@ -249,7 +265,7 @@ def _attend(
     q, k, v, log_fgate, implementation, options, seq_start=None, cu_seqlens=None, launched_alone=False
 ) -> tuple[Any, Any]:
     """:func:`forgetting_attention`; with ``launched_alone`` no operator of ours is called."""
-    head_first, window_size, sm_scale, adaptive_threshold, return_start_index = options
+    head_first, window_size, sm_scale, pruning, return_start_index = options
     dtypes = (find_backend(implementation, "auto") or Backend).dtypes
     check_arguments(q, k, v, log_fgate, head_first=head_first, seq_start=seq_start, dtypes=dtypes)
     if implementation == "auto":
@@ -273,9 +289,9 @@ def _attend(
         q = q.masked_fill(padded_q, 0.0)
         k, v = (x.masked_fill(padding[..., None], 0.0) for x in (k, v))
         log_fgate = log_fgate.masked_fill(padding, 0.0)
-    threshold = _resolve_threshold(adaptive_threshold, q, k, sm_scale, as_number=launched_alone)
+    threshold = _resolve_threshold(pruning, q, k, sm_scale, as_number=launched_alone)
     if cu_seqlens is not None:
-        if isinstance(adaptive_threshold, str) and threshold is not None:
+        if isinstance(pruning, Tolerance) and threshold is not None:
             threshold = threshold + _longest_document_gain(cu_seqlens, k.shape[2])
             # The sum must not be rounded up either, or the pruned mass could exceed epsilon by its last bit.
             threshold = torch.nextafter(threshold, torch.full_like(threshold, -math.inf))
@@ -344,7 +360,7 @@ def forgetting_attention_with_kvcache(
     else:
         threshold = None
         if adaptive_threshold is not None:
-            threshold = threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
+            threshold = per_head_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
         # Compiled code needs an operator, because the work depends on numbers that it cannot know.
         run = decode_op if torch.compiler.is_compiling() else run_decode
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
@@ -366,10 +382,14 @@ def _effective_window(window_size: int | None, seqlen_k: int) -> int | None:
     return None if window_size is None or window_size >= seqlen_k else window_size
 
 
-def _resolve_threshold(adaptive_threshold, q, k, sm_scale: float, as_number: bool) -> Any:
-    """`adaptive_threshold` as (B, H) float32, or None for exact attention. q, k are head-first."""
-    if isinstance(adaptive_threshold, str) and adaptive_threshold == "auto":
-        return threshold_from_norms(q, k, sm_scale) if q.numel() else None
-    if adaptive_threshold is None:
+def _resolve_threshold(pruning, q, k, sm_scale: float, as_number: bool) -> Any:
+    """delta as (B, H) float32, or None for exact attention. q, k are head-first."""
+    if isinstance(pruning, Tolerance):
+        if not q.numel():
+            return None
+        if pruning.logit_bound is None:
+            return threshold_from_norms(q, k, sm_scale, pruning.log_pruning_tolerance)
+        return bounded_threshold(pruning, q, k.shape[2])
+    if pruning is None:
         return None
-    return threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], None if as_number else q.device)
+    return per_head_tensor(pruning, q.shape[0], q.shape[1], None if as_number else q.device)

@@ -7,6 +7,7 @@ needs ``U >= |s_ij|`` for the scores as they are computed, so both bounds below 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,37 @@ _UNIT_ROUNDOFF = {
 def _dot_margin(head_dim: int) -> float:
     """A factor, with room, by which a float32 sum of ``head_dim`` products can exceed its exact value."""
     return 1.0 + (head_dim + 8) * 2.0**-23
+
+
+class Tolerance(NamedTuple):
+    """log epsilon, and U per head or None for the norms of q and k: what delta is computed from."""
+
+    log_pruning_tolerance: float
+    logit_bound: Any = None
+
+
+def choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound) -> Any:
+    """``adaptive_threshold`` as it is, or a :class:`Tolerance` if epsilon sets delta, as under ``"auto"``.
+
+    Raises:
+        ValueError: both or neither of ``adaptive_threshold`` and ``log_pruning_tolerance`` set delta.
+    """
+    if log_pruning_tolerance is None and logit_bound is None:
+        is_auto = isinstance(adaptive_threshold, str) and adaptive_threshold == "auto"
+        return Tolerance(DEFAULT_LOG_PRUNING_TOLERANCE) if is_auto else adaptive_threshold
+    if log_pruning_tolerance is None or adaptive_threshold is not None:
+        wrong = "logit_bound alone" if log_pruning_tolerance is None else "both"
+        raise ValueError(
+            "pass adaptive_threshold, or log_pruning_tolerance with or without logit_bound, to set the "
+            f"threshold; got {wrong}"
+        )
+    return Tolerance(log_pruning_tolerance, logit_bound)
+
+
+def bounded_threshold(tolerance: Tolerance, q: Tensor, seqlen: int) -> Tensor:
+    """delta (B, H) float32 of a tolerance with a bound, for q (B, H, T, D) and ``seqlen`` keys."""
+    bound = checks.per_head_tensor(tolerance.logit_bound, q.shape[0], q.shape[1], q.device, "logit_bound")
+    return pruning_threshold(bound, seqlen, tolerance.log_pruning_tolerance)
 
 
 def pruning_threshold(

@@ -1,0 +1,130 @@
+"""The public calls around the attention: epsilon in place of delta, the pruned ratio, one-call decoding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from acp_repro.attention import (
+    forgetting_attention,
+    kept_entries,
+    logit_bound_from_norms,
+    pruned_ratio,
+    pruning_grid,
+    pruning_threshold,
+)
+
+LENGTHS = [1, 63, 65, 129]
+BATCH, HEADS, HEAD_DIM = 2, 2, 16
+_BOUND = torch.tensor([0.5, 3.0])
+# U as a number, as a tensor of the heads, of (batch, heads), or from the norms of q and k.
+_BOUNDS = [1.5, _BOUND, torch.stack((_BOUND, _BOUND + 1)), None]
+
+
+def make_inputs(seqlen_q: int, seqlen_k: int, batch: int = BATCH):
+    """q, k, v and log gates, heads first; the first head is local."""
+    generator = torch.Generator().manual_seed(seqlen_k)
+    q = torch.randn(batch, HEADS, seqlen_q, HEAD_DIM, generator=generator)
+    k, v = torch.randn(2, batch, HEADS, seqlen_k, HEAD_DIM, generator=generator)
+    gates = -torch.rand(batch, HEADS, seqlen_k, generator=generator) * torch.tensor([[3.0], [1e-3]])
+    return [x.requires_grad_() for x in (q, k, v, gates)]
+
+
+def run(inputs, **options):
+    """The output, the start index and the four gradients."""
+    out, start = forgetting_attention(*inputs, head_first=True, return_start_index=True, **options)
+    return out, start, *torch.autograd.grad(out.square().sum(), inputs)
+
+
+@pytest.mark.parametrize("seqlen", LENGTHS)
+@pytest.mark.parametrize("implementation", ["reference", "blockwise"])
+def test_a_tolerance_is_the_threshold_that_follows_from_it(implementation, seqlen):
+    inputs = make_inputs(seqlen, seqlen)
+    for bound in _BOUNDS:
+        upper = logit_bound_from_norms(*inputs[:2]) if bound is None else bound
+        delta = pruning_threshold(upper, seqlen, -4.0)
+        options = {"log_pruning_tolerance": -4.0, "logit_bound": bound, "implementation": implementation}
+        found = run(inputs, **options)
+        right = run(inputs, adaptive_threshold=delta, implementation=implementation)
+        assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True)), bound
+    assert seqlen < 129 or found[1][:, 0].max() > 0  # something is pruned
+    time_first = [x.transpose(1, 2) for x in inputs]
+    out = forgetting_attention(*time_first, **options)
+    assert torch.equal(out.transpose(1, 2), found[0])
+
+
+def test_a_tolerance_of_packed_documents_counts_the_longest():
+    inputs = make_inputs(300, 300, batch=1)
+    cu_seqlens = torch.tensor([0, 10, 200, 300])
+    delta = pruning_threshold(_BOUND, 190, -4.0)
+    found = run(inputs, log_pruning_tolerance=-4.0, logit_bound=_BOUND, cu_seqlens=cu_seqlens)
+    right = run(inputs, adaptive_threshold=delta, cu_seqlens=cu_seqlens)
+    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
+def test_a_compiled_call_takes_a_tolerance():
+    torch.compiler.reset()
+    inputs = make_inputs(129, 129)
+    for bound in (1.5, _BOUND, None):
+        options = {"head_first": True, "log_pruning_tolerance": -4.0, "logit_bound": bound}
+
+        def call(*x, options=options):
+            return forgetting_attention(*x, **options)
+
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(*inputs), call(*inputs))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"adaptive_threshold": -3.0, "log_pruning_tolerance": -10.0}, ValueError, "got both"),
+        ({"adaptive_threshold": "auto", "log_pruning_tolerance": -10.0}, ValueError, "got both"),
+        ({"adaptive_threshold": -3.0, "logit_bound": 2.0}, ValueError, "got logit_bound alone"),
+        ({"log_pruning_tolerance": 1.0}, ValueError, "log_pruning_tolerance is log.epsilon."),
+        ({"log_pruning_tolerance": -9.0, "logit_bound": -1.0}, ValueError, "logit_bound must.*got -1.0"),
+        ({"log_pruning_tolerance": -9.0, "logit_bound": "auto"}, TypeError, "logit_bound must be .*'auto'"),
+        ({"log_pruning_tolerance": -9.0, "logit_bound": torch.ones(3)}, ValueError, r"got shape \(3,\)"),
+    ],
+)
+def test_wrong_tolerances_are_named(options, error, message):
+    with pytest.raises(error, match=message) as caught:
+        forgetting_attention(*make_inputs(5, 5), head_first=True, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seqlen_k", LENGTHS)
+@pytest.mark.parametrize("implementation", ["auto", "reference"])
+def test_the_pruned_ratio_counts_blocks_with_causal_entries(implementation, seqlen_k):
+    """Against a count over single entries: a block is causal or kept if one of its entries is."""
+    for seqlen_q in {1, seqlen_k}:
+        inputs = make_inputs(seqlen_q, seqlen_k)
+        with torch.no_grad():
+            _, start = forgetting_attention(
+                *inputs,
+                head_first=True,
+                adaptive_threshold=-5.0,
+                return_start_index=True,
+                implementation=implementation,
+            )
+        block_q, block_k = pruning_grid("reference", HEAD_DIM, torch.float32)
+        causal = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool).tril(seqlen_k - seqlen_q)
+        kept = causal & kept_entries(start, seqlen_q, seqlen_k, block_q, block_k)
+
+        def count(entries, grid=(block_q, block_k)):
+            rows = [part.any(-2) for part in entries.split(grid[0], dim=-2)]
+            return sum(part.any(-1).long() for row in rows for part in row.split(grid[1], dim=-1))
+
+        right = 1 - count(kept).double() / count(causal)
+        q, k = inputs[:2]
+        options = {"implementation": implementation}
+        found = pruned_ratio(start, q, k, head_first=True, **options)
+        torch.testing.assert_close(found, right, rtol=0, atol=1e-15)
+        assert torch.equal(pruned_ratio(start, q.transpose(1, 2), k.transpose(1, 2), **options), found)
+    assert seqlen_k < 129 or found[:, 0].min() > 0
+
+
+def test_a_start_index_of_another_call_is_refused():
+    q, k, *_ = make_inputs(129, 129)
+    with pytest.raises(ValueError, match=r"start_index must have 3 query blocks.*got shape \(2, 2, 1\)"):
+        pruned_ratio(torch.zeros(2, 2, 1, dtype=torch.int32), q, k, head_first=True)
