@@ -36,7 +36,7 @@ from .checks import (
     reads_values,
 )
 from .decay import MOST_BETWEEN_DOCUMENTS, cumulative_log_fgate, cut_documents, documents_threshold
-from .decoding import check_decode_arguments, decode_op, run_decode
+from .decoding import check_decode_arguments, check_new_tokens, decode_op, run_decode
 from .kvcache import PagedKVCache
 from .op import attend, infer, launches_alone, register_flop_formulas, threshold_from_norms
 from .reference import attention_scores, decay_bias, kept_entries, pruned_mass
@@ -314,58 +314,82 @@ def _attend(
 def forgetting_attention_with_kvcache(
     q: Tensor,
     cache: PagedKVCache,
-    start_block: Tensor,
+    start_block: Tensor | None = None,
     *,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    log_fgate: Tensor | None = None,
     head_first: bool = False,
     seq_start: Tensor | None = None,
     window_size: int | None = None,
     sm_scale: float | None = None,
     adaptive_threshold: None | float | Tensor = None,
+    log_pruning_tolerance: float | None = None,
+    logit_bound: None | float | Tensor = None,
     implementation: str = "auto",
 ) -> Tensor:
-    """Forgetting attention of the newest tokens over a cache that already holds them (Appendix F).
+    """Forgetting attention of the newest tokens over a cache, to which k, v and log_fgate are appended first.
 
-    Each head reads its blocks from ``start_block`` on and no others. With a threshold, ``start_block`` is
-    first moved forward, in place and on the device. Block l is dropped when ``D`` from the oldest query to
-    the block's last key is under delta. ``start_block`` never moves back, so the threshold may not fall
-    between calls. If it does fall, pass zeros (or the first block held) again. On a GPU the host never waits,
-    and the launch depends on shapes alone, so a CUDA graph can hold it.
+    Each head reads its blocks from ``start_block`` on and no others (Appendix F). With a threshold,
+    ``start_block`` first advances, in place and on the device. Block l is dropped when ``D`` from the oldest
+    query to the block's last key is below delta. ``start_block`` never moves back, so the threshold may not
+    fall between calls. If the threshold does fall, reset ``start_block`` to 0 (or to the first block kept).
+    On a GPU the host never waits, and the launches depend on shapes alone, so CUDA graphs can capture calls.
 
     Args:
         q: (batch, seqlen_q, heads, head_dim), or (batch, heads, seqlen_q, head_dim) with ``head_first``: the
             last seqlen_q tokens of each row. heads is a multiple of the cache's heads (grouped-query
             attention). The query heads that share keys, times seqlen_q, are at most 64.
-        cache: keys, values and decays, see :class:`PagedKVCache`. A row may hold fewer than seqlen_q tokens,
-            also none: its first queries then stand for no token and give 0.
-        start_block: (batch, heads) int32, changed in place.
+        cache: keys, values and decays, see :class:`PagedKVCache`. A row may contain fewer than seqlen_q
+            tokens, or none: the output of queries without a token is 0.
+        start_block: (batch, heads) int32, changed in place; by default ``cache.start_block``.
+        k, v: (batch, seqlen_q, kv_heads, head_dim) in the dtype of q. log_fgate: (batch, seqlen_q, heads)
+            float32. With ``head_first``, time and heads are swapped. These are the keys, values and log gates
+            of the query tokens. The call adds seqlen_q to ``cache.seqlens`` of every row and writes the
+            tokens to the blocks of ``cache.block_table``. Without these tensors, the cache must already
+            contain the query tokens.
         seq_start, window_size, sm_scale, implementation: as in :func:`forgetting_attention`. ``start_block``
-            moves past the blocks that are wholly before the window of the oldest query.
+            advances past the blocks that are entirely before the window of the oldest query.
         adaptive_threshold: delta, at most 0: a number or a tensor broadcastable to (batch, heads). None skips
-            nothing more.
+            no further blocks.
+        log_pruning_tolerance, logit_bound: as in :func:`forgetting_attention`, but ``logit_bound`` is
+            required, because the norms of later keys are unknown. L is ``cache.capacity``.
 
     Returns:
         out, shaped and typed like q; 0 for queries before ``seq_start``. No gradients.
 
     Raises:
-        TypeError, ValueError: as :func:`forgetting_attention` does.
+        TypeError, ValueError: as :func:`forgetting_attention` does. Tokens are appended only if shapes, dtypes
+            and gates are right and the cache has room.
     """
+    pruning = choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound)
+    start_block = cache.start_block if start_block is None else start_block
     q = (q if head_first else q.transpose(1, 2)).resolve_neg()
     check_decode_arguments(q, cache, start_block, seq_start, implementation)
     sm_scale, window_size = check_scale(sm_scale, q.shape[-1]), check_window(window_size)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
-    find_backend(implementation).check(q.device)
+    backend = find_backend(implementation)
+    backend.check(q.device)
+    if isinstance(pruning, Tolerance):
+        pruning = bounded_threshold(pruning, q, cache.capacity)
+    elif pruning is not None:
+        pruning = per_head_tensor(pruning, q.shape[0], q.shape[1], q.device)
+    new = (k, v, log_fgate)
+    appends = any(x is not None for x in new)
+    if appends:
+        check_new_tokens(q, cache, *new, head_first)
     if not q.numel():
         out = torch.empty_like(q)
     else:
-        threshold = None
-        if adaptive_threshold is not None:
-            threshold = per_head_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
         # Compiled code needs an operator, because the work depends on numbers that it cannot know.
         run = decode_op if torch.compiler.is_compiling() else run_decode
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-            options = (threshold, seq_start, sm_scale, implementation, window_size)
-            out = run(q, *cache, start_block, *options)
+            if appends:
+                cache.seqlens.add_(q.shape[2])
+                backend.write(cache, *(x if head_first else x.transpose(1, 2) for x in new))
+            options = (pruning, seq_start, sm_scale, implementation, window_size)
+            out = run(q, *cache[:5], start_block, *options)
     return out if head_first else out.transpose(1, 2)
 
 

@@ -82,6 +82,10 @@ class Backend:
         """Gradients of out with respect to q, k, v and log_fgate, in the shapes and dtypes of these."""
         raise NotImplementedError
 
+    def write(self, cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
+        """:meth:`PagedKVCache.write`."""
+        cache.write(k, v, log_fgate)
+
     def decode(self, q, cache: PagedKVCache, start_block, threshold, seq_start, sm_scale, window_size):
         """Output (B, H, T, D) of the newest T tokens; ``start_block`` is first moved forward, in place."""
         cache.advance(start_block, threshold, q.shape[2], seq_start, window_size)
@@ -172,6 +176,13 @@ class Triton(Backend):
         constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size)
         tensors = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start)
         return kernels().backward_pass(*tensors, constants)
+
+    def write(self, cache, k, v, log_fgate):
+        # Compiled code has kernels of its own, and cannot trace ours.
+        if torch.compiler.is_compiling():
+            cache.write(k, v, log_fgate)
+        else:
+            kernels().write_kvcache(cache, k, v, log_fgate)
 
     def decode(self, q, cache, start_block, threshold, seq_start, sm_scale, window_size):
         return kernels().decode(q, cache, start_block, threshold, seq_start, sm_scale, window_size)

@@ -157,7 +157,7 @@ def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start) -> None:
 # What each argument of :func:`per_head_tensor` may be instead of a tensor, and the range of a number.
 _PER_HEAD = {
     "adaptive_threshold": ("None, a number <= 0, 'auto',", -math.inf, 0.0),
-    "logit_bound": ("None, a finite number >= 0", 0.0, torch.finfo(torch.float32).max),
+    "logit_bound": ("a finite number >= 0", 0.0, torch.finfo(torch.float32).max),
 }
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from acp_repro.attention import (
+    PagedKVCache,
     forgetting_attention,
+    forgetting_attention_with_kvcache,
     kept_entries,
     logit_bound_from_norms,
     pruned_ratio,
     pruning_grid,
     pruning_threshold,
 )
+
+from .budgets import needs_triton
 
 LENGTHS = [1, 63, 65, 129]
 BATCH, HEADS, HEAD_DIM = 2, 2, 16
@@ -128,3 +134,83 @@ def test_a_start_index_of_another_call_is_refused():
     q, k, *_ = make_inputs(129, 129)
     with pytest.raises(ValueError, match=r"start_index must have 3 query blocks.*got shape \(2, 2, 1\)"):
         pruned_ratio(torch.zeros(2, 2, 1, dtype=torch.int32), q, k, head_first=True)
+
+
+@pytest.mark.parametrize("seqlen", LENGTHS)
+@pytest.mark.parametrize(
+    "implementation", ["reference", "blockwise", pytest.param("triton", marks=needs_triton)]
+)
+def test_one_call_appends_and_attends(implementation, seqlen):
+    """The first half is a prompt; 1 and then 3 tokens follow. Against the calls that write by hand."""
+    group, block, tolerance = 2, 16, -4.0
+    inputs = [x.detach() for x in make_inputs(seqlen + 4, seqlen + 4)]
+    k, v = inputs[1:3]
+    q, gates = (x.repeat_interleave(group, 1) for x in (inputs[0], inputs[3]))
+    heads = HEADS * group
+    cache, twin = (
+        PagedKVCache.allocate(BATCH, heads, seqlen + 4, HEAD_DIM, kv_heads=HEADS, block_size=block)
+        for _ in range(2)
+    )
+    start = torch.zeros_like(twin.start_block)
+    delta = pruning_threshold(_BOUND.repeat_interleave(group), cache.capacity, tolerance)
+    for begin, end in ((0, seqlen), (seqlen, seqlen + 1), (seqlen + 1, seqlen + 4)):
+        new = [x[:, :, begin:end] for x in (k, v, gates)]
+        twin.seqlens.add_(end - begin)
+        twin.write(*new)
+        if begin == 0:
+            cache.seqlens.add_(end)
+            cache.write(*new)
+            continue
+        row = q[:, :, begin:end]
+        options = {"implementation": implementation}
+        expected = forgetting_attention_with_kvcache(
+            row, twin, start, head_first=True, adaptive_threshold=delta, **options
+        )
+        out = forgetting_attention_with_kvcache(
+            *(row.transpose(1, 2), cache),
+            **dict(zip(("k", "v", "log_fgate"), (x.transpose(1, 2) for x in new), strict=True)),
+            log_pruning_tolerance=tolerance,
+            logit_bound=_BOUND.repeat_interleave(group),
+            **options,
+        )
+        assert torch.equal(out.transpose(1, 2), expected)
+        assert torch.equal(cache.start_block, start)
+        assert all(torch.equal(a, b) for a, b in zip(cache[:5], twin[:5], strict=True))
+    assert seqlen < 129 or start.max() > 0
+
+
+def test_a_compiled_call_appends():
+    torch.compiler.reset()
+    new = [x.detach() for x in make_inputs(1, 1)]
+    caches = [PagedKVCache.allocate(BATCH, HEADS, 16, HEAD_DIM, block_size=16) for _ in range(2)]
+
+    def step(cache, q, k, v, log_fgate):
+        options = {"k": k, "v": v, "log_fgate": log_fgate, "log_pruning_tolerance": -4.0, "logit_bound": 1.0}
+        return forgetting_attention_with_kvcache(q, cache, head_first=True, **options)
+
+    calls = (step, torch.compile(step, fullgraph=True, backend="aot_eager"))
+    outs = [call(cache, *new) for call, cache in zip(calls, caches, strict=True)]
+    assert torch.equal(*outs)
+    assert all(torch.equal(a, b) for a, b in zip(*caches, strict=True))
+
+
+def test_an_appending_call_that_fails_appends_nothing():
+    q, k, v, gates = (x.detach() for x in make_inputs(1, 1))
+    cache = PagedKVCache.allocate(BATCH, HEADS, 16, HEAD_DIM, block_size=16)
+    right = {"k": k, "v": v, "log_fgate": gates}
+    for change, error, message in (
+        ({"v": None}, ValueError, "v must be torch.float32 of shape (2, 2, 1, 16) on cpu, as q, got None"),
+        ({"k": k[:, :1]}, ValueError, "k must be torch.float32 of shape (2, 2, 1, 16)"),
+        ({"log_fgate": gates.double()}, ValueError, "log_fgate must be torch.float32 of shape (2, 2, 1)"),
+        ({"log_fgate": gates + 9}, ValueError, "log_fgate must lie in [-inf, 0]"),
+        ({"log_pruning_tolerance": -10.0}, TypeError, "logit_bound must be a finite number"),
+        ({"adaptive_threshold": -1.0, "log_pruning_tolerance": -1.0}, ValueError, "got both"),
+    ):
+        with pytest.raises(error, match=re.escape(message)):
+            forgetting_attention_with_kvcache(q, cache, head_first=True, **{**right, **change})
+    with pytest.raises(ValueError, match="start_block must be .* got None"):
+        forgetting_attention_with_kvcache(q, cache._replace(start_block=None), head_first=True, **right)
+    assert not cache.seqlens.any() and not cache.k.any()
+    cache.seqlens.fill_(16)
+    with pytest.raises(ValueError, match="cache.seqlens must lie in .0, 15. before 1 more are appended"):
+        forgetting_attention_with_kvcache(q, cache, head_first=True, **right)

@@ -98,7 +98,7 @@ def make_decode_problem(
 
 def output_error(problem: DecodeProblem, method: str) -> float:
     """``||out - truth|| / ||truth||`` on the first row, against the equations in float64."""
-    k, v, c, table, seqlens = problem.cache
+    k, v, c, table, seqlens, _ = problem.cache
     blocks = table[0].flatten().long()
     own = torch.arange(len(blocks), dtype=torch.int32, device=blocks.device).view(table[:1].shape)
     row = PagedKVCache(k[blocks].double(), v[blocks].double(), c[blocks], own, seqlens[:1])
