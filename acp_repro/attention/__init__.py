@@ -42,7 +42,6 @@ from .op import attend, infer, launches_alone, register_flop_formulas, threshold
 from .reference import attention_scores, decay_bias, kept_entries, pruned_mass
 from .threshold import (
     Tolerance,
-    bounded_threshold,
     choose_pruning,
     logit_bound_from_norms,
     logit_bound_from_qk_norm,
@@ -101,8 +100,8 @@ def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tupl
     """The block sizes of the grid that ``implementation`` prunes on.
 
     Args:
-        implementation: ``"reference"``, ``"blockwise"`` or ``"triton"``. The reference uses the grid of
-            blockwise.
+        implementation: ``"reference"``, ``"blockwise"``, ``"triton"`` or ``"triton-portable"``. The reference
+            uses the grid of blockwise.
         head_dim: size of one head.
         dtype: dtype of q, k and v.
 
@@ -225,7 +224,8 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
             :func:`logit_bound_from_qk_norm` gives U for models with QK-norm.
         return_start_index: also return the first visited key block of every query block, whether a threshold,
             a window or padding sets it.
-        implementation: ``"auto"``, ``"reference"``, ``"blockwise"`` or ``"triton"``.
+        implementation: ``"auto"``, ``"reference"``, ``"blockwise"``, ``"triton"`` or ``"triton-portable"``,
+            which runs no kernel for a single GPU architecture, as ``ACP_REPRO_PORTABLE=1`` does.
 
     Returns:
         out, shaped and typed like q. With ``return_start_index`` also an int32 tensor (batch, heads, query
@@ -266,7 +266,7 @@ def _attend(
 ) -> tuple[Any, Any]:
     """:func:`forgetting_attention`; with ``launched_alone`` no operator of ours is called."""
     head_first, window_size, sm_scale, pruning, return_start_index = options
-    dtypes = (find_backend(implementation, "auto") or Backend).dtypes
+    dtypes = (Backend if implementation == "auto" else find_backend(implementation)).dtypes
     check_arguments(q, k, v, log_fgate, head_first=head_first, seq_start=seq_start, dtypes=dtypes)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
@@ -289,7 +289,7 @@ def _attend(
         q = q.masked_fill(padded_q, 0.0)
         k, v = (x.masked_fill(padding[..., None], 0.0) for x in (k, v))
         log_fgate = log_fgate.masked_fill(padding, 0.0)
-    threshold = _resolve_threshold(pruning, q, k, sm_scale, as_number=launched_alone)
+    threshold = _resolve_threshold(pruning, q, k, k.shape[2], sm_scale, None if launched_alone else q.device)
     if cu_seqlens is not None:
         if isinstance(pruning, Tolerance) and threshold is not None:
             threshold = threshold + _longest_document_gain(cu_seqlens, k.shape[2])
@@ -359,22 +359,19 @@ def forgetting_attention_with_kvcache(
         out, shaped and typed like q; 0 for queries before ``seq_start``. No gradients.
 
     Raises:
-        TypeError, ValueError: as :func:`forgetting_attention` does. Tokens are appended only if shapes, dtypes
-            and gates are right and the cache has room.
+        TypeError, ValueError: as :func:`forgetting_attention` does. Tokens are appended only if the shapes,
+            dtypes and gates are right and the cache has room.
     """
     pruning = choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound)
     start_block = cache.start_block if start_block is None else start_block
     q = (q if head_first else q.transpose(1, 2)).resolve_neg()
-    check_decode_arguments(q, cache, start_block, seq_start, implementation)
+    check_decode_arguments(q, cache, start_block, seq_start)
     sm_scale, window_size = check_scale(sm_scale, q.shape[-1]), check_window(window_size)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
     backend = find_backend(implementation)
     backend.check(q.device)
-    if isinstance(pruning, Tolerance):
-        pruning = bounded_threshold(pruning, q, cache.capacity)
-    elif pruning is not None:
-        pruning = per_head_tensor(pruning, q.shape[0], q.shape[1], q.device)
+    threshold = _resolve_threshold(pruning, q, None, cache.capacity, sm_scale, q.device)
     new = (k, v, log_fgate)
     appends = any(x is not None for x in new)
     if appends:
@@ -388,7 +385,7 @@ def forgetting_attention_with_kvcache(
             if appends:
                 cache.seqlens.add_(q.shape[2])
                 backend.write(cache, *(x if head_first else x.transpose(1, 2) for x in new))
-            options = (pruning, seq_start, sm_scale, implementation, window_size)
+            options = (threshold, seq_start, sm_scale, implementation, window_size)
             out = run(q, *cache[:5], start_block, *options)
     return out if head_first else out.transpose(1, 2)
 
@@ -406,14 +403,16 @@ def _effective_window(window_size: int | None, seqlen_k: int) -> int | None:
     return None if window_size is None or window_size >= seqlen_k else window_size
 
 
-def _resolve_threshold(pruning, q, k, sm_scale: float, as_number: bool) -> Any:
-    """delta as (B, H) float32, or None for exact attention. q, k are head-first."""
-    if isinstance(pruning, Tolerance):
-        if not q.numel():
-            return None
-        if pruning.logit_bound is None:
-            return threshold_from_norms(q, k, sm_scale, pruning.log_pruning_tolerance)
-        return bounded_threshold(pruning, q, k.shape[2])
-    if pruning is None:
+def _resolve_threshold(pruning, q, k, seqlen: int, sm_scale: float, device) -> Any:
+    """delta as (B, H) float32, or None for exact attention. q is head-first, and so is k.
+
+    Without k a :class:`Tolerance` needs a bound. Without a device a number is returned as a float.
+    """
+    if pruning is None or (isinstance(pruning, Tolerance) and not q.numel()):
         return None
-    return per_head_tensor(pruning, q.shape[0], q.shape[1], None if as_number else q.device)
+    if not isinstance(pruning, Tolerance):
+        return per_head_tensor(pruning, q.shape[0], q.shape[1], device)
+    if pruning.logit_bound is None and k is not None:
+        return threshold_from_norms(q, k, sm_scale, pruning.log_pruning_tolerance)
+    bound = per_head_tensor(pruning.logit_bound, q.shape[0], q.shape[1], q.device, "logit_bound")
+    return pruning_threshold(bound, seqlen, pruning.log_pruning_tolerance)

@@ -13,7 +13,6 @@ import math
 import os
 import warnings
 from types import ModuleType
-from typing import overload
 
 import torch
 from torch import Tensor
@@ -196,8 +195,25 @@ class Triton(Backend):
         return c, kernels().find_boundary(c, call.threshold, call.q.shape[2], *grid, *options)
 
 
+class TritonPortable(Triton):
+    """:class:`Triton` without the kernels that are written for one GPU architecture."""
+
+    def forward(self, call, for_backward=True):
+        with kernels().only_portable():
+            return super().forward(call, for_backward)
+
+    def backward(self, dout, call, out, saved, c, boundary):
+        with kernels().only_portable():
+            return super().backward(dout, call, out, saved, c, boundary)
+
+
 # Keys are the names that ``implementation`` accepts. The last one that supports a device is its fastest.
-BACKENDS: dict[str, Backend] = {"reference": Reference(), "blockwise": Blockwise(), "triton": Triton()}
+BACKENDS: dict[str, Backend] = {
+    "reference": Reference(),
+    "blockwise": Blockwise(),
+    "triton-portable": TritonPortable(),
+    "triton": Triton(),
+}
 
 
 def choose_implementation(device: torch.device) -> str:
@@ -212,20 +228,16 @@ def choose_implementation(device: torch.device) -> str:
     return chosen
 
 
-@overload
-def find_backend(implementation: str) -> Backend: ...
-@overload
-def find_backend(implementation: str, *others: str) -> Backend | None: ...
-def find_backend(implementation: str, *others: str) -> Backend | None:
-    """The backend of that name; None for a name in ``others``, which the caller handles itself.
+def find_backend(implementation: str) -> Backend:
+    """The backend of that name.
 
     Raises:
         ValueError: no backend has that name; the message lists the names. ``"auto"`` is none of them:
             :func:`choose_implementation` gives the name that it stands for.
     """
-    names = [*others, *BACKENDS]
-    if implementation not in names:
-        which = "; choose_implementation(device) tells what 'auto' takes there"
-        hint = which if implementation == "auto" else ""
-        raise ValueError(f"implementation must be one of {names}, got {implementation!r}{hint}")
-    return BACKENDS.get(implementation)
+    if implementation not in BACKENDS:
+        raise ValueError(
+            f"implementation must be one of {[*BACKENDS]}, or 'auto' in a call with tensors "
+            f"(choose_implementation(device) returns the name that 'auto' selects), got {implementation!r}"
+        )
+    return BACKENDS[implementation]

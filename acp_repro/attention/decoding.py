@@ -16,10 +16,9 @@ MOST_ROWS = 64
 
 
 def check_decode_arguments(
-    q: Tensor, cache: PagedKVCache, start_block: Tensor | None, seq_start: Tensor | None, implementation: str
+    q: Tensor, cache: PagedKVCache, start_block: Tensor | None, seq_start: Tensor | None
 ) -> None:
     """Checks shapes, dtypes and devices of a decoding call, q (B, H, T, D)."""
-    find_backend(implementation, "auto")
     k, v, c, table, seqlens = cache[:5]
     batch, heads, seqlen_q, head_dim = q.shape
     if k.dim() != 3 or table.dim() != 3:
@@ -52,23 +51,21 @@ def check_decode_arguments(
 def check_new_tokens(q: Tensor, cache: PagedKVCache, k, v, log_fgate, head_first: bool) -> None:
     """Checks what a call appends for q (B, H, T, D): k, v and log_fgate in the layout of the call."""
     batch, heads, tokens, head_dim = q.shape
-    kv_heads = cache.block_table.shape[1]
     for name, x, dtype, own_heads, *size in (
-        ("k", k, q.dtype, kv_heads, head_dim),
-        ("v", v, q.dtype, kv_heads, head_dim),
+        ("k", k, q.dtype, cache.block_table.shape[1], head_dim),
+        ("v", v, q.dtype, cache.block_table.shape[1], head_dim),
         ("log_fgate", log_fgate, torch.float32, heads),
     ):
         order = (own_heads, tokens) if head_first else (tokens, own_heads)
         _check_tensor(name, x, dtype, (batch, *order, *size), q.device)
     check_gates(log_fgate)
-    hint = f" before {tokens} more are appended"
-    check_values("cache.seqlens", cache.seqlens, 0, cache.capacity - tokens, hint)
+    room = cache.capacity - tokens
+    check_values("cache.seqlens", cache.seqlens, 0, room, f" before {tokens} more are appended")
 
 
 def _check_tensor(name: str, x: Tensor | None, dtype: torch.dtype, shape: tuple, device) -> None:
-    given = isinstance(x, Tensor)
-    if not given or (x.dtype, tuple(x.shape), x.device) != (dtype, shape, device):
-        found = f"{x.dtype} of {tuple(x.shape)} on {x.device}" if given else repr(x)
+    if not isinstance(x, Tensor) or (x.dtype, tuple(x.shape), x.device) != (dtype, shape, device):
+        found = f"{x.dtype} of {tuple(x.shape)} on {x.device}" if isinstance(x, Tensor) else repr(x)
         raise ValueError(f"{name} must be {dtype} of shape {shape} on {device}, as q, got {found}")
 
 

@@ -42,24 +42,19 @@ def choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound) -> An
     """``adaptive_threshold`` as it is, or a :class:`Tolerance` if epsilon sets delta, as under ``"auto"``.
 
     Raises:
-        ValueError: both or neither of ``adaptive_threshold`` and ``log_pruning_tolerance`` set delta.
+        ValueError: ``adaptive_threshold`` comes with another argument, or ``logit_bound`` comes alone.
     """
     if log_pruning_tolerance is None and logit_bound is None:
-        is_auto = isinstance(adaptive_threshold, str) and adaptive_threshold == "auto"
-        return Tolerance(DEFAULT_LOG_PRUNING_TOLERANCE) if is_auto else adaptive_threshold
+        if isinstance(adaptive_threshold, str) and adaptive_threshold == "auto":
+            return Tolerance(DEFAULT_LOG_PRUNING_TOLERANCE)
+        return adaptive_threshold
     if log_pruning_tolerance is None or adaptive_threshold is not None:
-        wrong = "logit_bound alone" if log_pruning_tolerance is None else "both"
         raise ValueError(
-            "pass adaptive_threshold, or log_pruning_tolerance with or without logit_bound, to set the "
-            f"threshold; got {wrong}"
+            "adaptive_threshold and log_pruning_tolerance exclude each other, and logit_bound needs "
+            "log_pruning_tolerance: pass either adaptive_threshold, or log_pruning_tolerance with or without "
+            "logit_bound"
         )
     return Tolerance(log_pruning_tolerance, logit_bound)
-
-
-def bounded_threshold(tolerance: Tolerance, q: Tensor, seqlen: int) -> Tensor:
-    """delta (B, H) float32 of a tolerance with a bound, for q (B, H, T, D) and ``seqlen`` keys."""
-    bound = checks.per_head_tensor(tolerance.logit_bound, q.shape[0], q.shape[1], q.device, "logit_bound")
-    return pruning_threshold(bound, seqlen, tolerance.log_pruning_tolerance)
 
 
 def pruning_threshold(

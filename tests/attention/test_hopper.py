@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="pip install triton")
 
 from triton.errors import TritonError
 
-from acp_repro.attention import explain_dispatch
+from acp_repro.attention import explain_dispatch, forgetting_attention
 from acp_repro.attention.triton import block_sizes, hopper, tiles
 
 from .test_triton import DEVICE, attend, boundary_for, check, lone_keys, make_inputs, run
@@ -37,6 +37,29 @@ def test_the_dispatch_is_explained_on_any_machine(monkeypatch):
     for name, message in (("0", "is not an NVIDIA GPU"), ("1", "ACP_REPRO_PORTABLE=1")):
         monkeypatch.setenv("ACP_REPRO_PORTABLE", name)
         assert message in backward.why_portable(*[torch.empty(1, 2, 64, 64)] * 3, 128, 64)
+
+
+def test_the_portable_implementation_asks_for_no_other_kernel(monkeypatch):
+    """Both passes refuse the Hopper kernels with the reason, only while they run, and have the same bits."""
+    reasons = []
+    for module in (forward, backward):
+        find = module.why_portable
+        monkeypatch.setattr(
+            module, "why_portable", lambda *x, f=find, **y: reasons.append(f(*x, **y)) or reasons[-1]
+        )
+    q, k, v = torch.randn(3, 1, 1, 20, 128, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
+    gates = -torch.rand(1, 1, 20, device=DEVICE)
+    found = {}
+    for name in ("triton-portable", "triton"):
+        out = forgetting_attention(q, k, v, gates, head_first=True, implementation=name)
+        found[name] = (out, *torch.autograd.grad(out.sum(), (q, k, v)))
+        if name == "triton-portable":
+            assert (
+                reasons == ["implementation='triton-portable' was passed"] * len(reasons) and len(reasons) > 1
+            )
+            reasons.clear()
+    assert not any("triton-portable" in str(reason) for reason in reasons)
+    assert all(torch.equal(a, b) for a, b in zip(*found.values(), strict=True))
 
 
 @needs_hopper
