@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
+import acp_repro
+from acp_repro import attention
 from acp_repro.attention import (
     PagedKVCache,
     forgetting_attention,
@@ -214,3 +217,14 @@ def test_an_appending_call_that_fails_appends_nothing():
     cache.seqlens.fill_(16)
     with pytest.raises(ValueError, match="cache.seqlens must lie in .0, 15. before 1 more are appended"):
         forgetting_attention_with_kvcache(q, cache, head_first=True, **right)
+
+
+def test_all_lists_what_the_pages_import():
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("notebooks/*.ipynb")]
+    text = "\n".join(page.read_text(encoding="utf-8").replace('\\n",', "") for page in pages)
+    found = re.findall(r"from acp_repro(\.attention[.\w]*)? import (\([^)]*\)|.*)", text)
+    assert len(found) > 10
+    for module, names in found:
+        package = attention if module else acp_repro
+        assert {*re.findall(r"\w+", names)} <= {*package.__all__, "fla"}, (module, names)
