@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -62,13 +63,16 @@ def test_a_tolerance_is_the_threshold_that_follows_from_it(implementation, seqle
     assert torch.equal(out.transpose(1, 2), found[0])
 
 
-def test_a_tolerance_of_packed_documents_counts_the_longest():
-    inputs = make_inputs(300, 300, batch=1)
-    cu_seqlens = torch.tensor([0, 10, 200, 300])
-    delta = pruning_threshold(_BOUND, 190, -4.0)
-    found = run(inputs, log_pruning_tolerance=-4.0, logit_bound=_BOUND, cu_seqlens=cu_seqlens)
-    right = run(inputs, adaptive_threshold=delta, cu_seqlens=cu_seqlens)
-    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+@pytest.mark.parametrize("cu_seqlens", [None, torch.tensor([0, 129, 200])])
+def test_the_threshold_of_a_tolerance_is_that_of_the_paper(cu_seqlens):
+    """The decay of one block is just above delta in the first head and just below delta in the second."""
+    length = 129 if cu_seqlens is None else 200
+    q, k, v, _ = make_inputs(length, length, batch=1)
+    delta = -2 * _BOUND - math.log(129) - 4.0  # L is the length of the longest document
+    gates = (delta / (128 - 63) * torch.tensor([1 - 1e-4, 1 + 1e-4]))[None, :, None].expand(1, 2, length)
+    options = {"log_pruning_tolerance": -4.0, "logit_bound": _BOUND, "cu_seqlens": cu_seqlens}
+    _, start = forgetting_attention(q, k, v, gates, head_first=True, return_start_index=True, **options)
+    assert start[0, :, 2].tolist() == [0, 1]
 
 
 def test_a_compiled_call_takes_a_tolerance():
@@ -182,13 +186,15 @@ def test_one_call_appends_and_attends(implementation, seqlen):
     assert seqlen < 129 or start.max() > 0
 
 
-def test_a_compiled_call_appends():
+@pytest.mark.parametrize("implementation", ["blockwise", pytest.param("triton", marks=needs_triton)])
+def test_a_compiled_call_appends(implementation):
     torch.compiler.reset()
     new = [x.detach() for x in make_inputs(1, 1)]
     caches = [PagedKVCache.allocate(BATCH, HEADS, 16, HEAD_DIM, block_size=16) for _ in range(2)]
 
     def step(cache, q, k, v, log_fgate):
         options = {"k": k, "v": v, "log_fgate": log_fgate, "log_pruning_tolerance": -4.0, "logit_bound": 1.0}
+        options["implementation"] = implementation
         return forgetting_attention_with_kvcache(q, cache, head_first=True, **options)
 
     calls = (step, torch.compile(step, fullgraph=True, backend="aot_eager"))
