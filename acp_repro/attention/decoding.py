@@ -59,8 +59,9 @@ def check_new_tokens(q: Tensor, cache: PagedKVCache, k, v, log_fgate, head_first
         order = (own_heads, tokens) if head_first else (tokens, own_heads)
         _check_tensor(name, x, dtype, (batch, *order, *size), q.device)
     check_gates(log_fgate)
-    room = cache.capacity - tokens
-    check_values("cache.seqlens", cache.seqlens, 0, room, f" before {tokens} more are appended")
+    check_values(
+        "cache.seqlens", cache.seqlens, 0, cache.capacity - tokens, f" before {tokens} more are appended"
+    )
 
 
 def _check_tensor(name: str, x: Tensor | None, dtype: torch.dtype, shape: tuple, device) -> None:
