@@ -19,7 +19,7 @@ if sys.version_info < (3, 11):  # noqa: UP036  # in a clone that is not installe
     )
 
 if TYPE_CHECKING:
-    from .attention import forgetting_attention
+    from .attention import PagedKVCache, forgetting_attention, forgetting_attention_with_kvcache, pruned_ratio
     from .model import (
         BPETokenizer,
         ByteTokenizer,
@@ -37,8 +37,11 @@ _HOME = {
     "FoXConfig": "model",
     "FoXForCausalLM": "model",
     "ForgettingAttentionLayer": "model",
+    "PagedKVCache": "attention",
     "forgetting_attention": "attention",
+    "forgetting_attention_with_kvcache": "attention",
     "load_pretrained": "model",
+    "pruned_ratio": "attention",
 }
 
 __all__ = [
@@ -47,9 +50,12 @@ __all__ = [
     "FoXConfig",
     "FoXForCausalLM",
     "ForgettingAttentionLayer",
+    "PagedKVCache",
     "__version__",
     "forgetting_attention",
+    "forgetting_attention_with_kvcache",
     "load_pretrained",
+    "pruned_ratio",
 ]
 
 __getattr__, __dir__ = lazy.names(__name__, _HOME)

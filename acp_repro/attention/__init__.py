@@ -16,6 +16,15 @@ import torch
 from torch import Tensor
 
 from .backends import HAS_TRITON, NEEDS_TRITON, Backend, choose_implementation, find_backend, kernels
+from .boundary import (
+    attention_bytes,
+    attention_flops,
+    causal_blocks,
+    count_blocks,
+    find_boundary,
+    find_boundary_serial,
+    token_level_pruned_ratio,
+)
 from .checks import (
     AttentionCall,
     check_arguments,
@@ -23,36 +32,59 @@ from .checks import (
     check_scale,
     check_values,
     check_window,
+    per_head_tensor,
     reads_values,
-    threshold_tensor,
 )
-from .decay import MOST_BETWEEN_DOCUMENTS, cut_documents, documents_threshold
-from .decoding import check_decode_arguments, decode_op, run_decode
+from .decay import MOST_BETWEEN_DOCUMENTS, cumulative_log_fgate, cut_documents, documents_threshold
+from .decoding import check_decode_arguments, check_new_tokens, decode_op, run_decode
 from .kvcache import PagedKVCache
 from .op import attend, infer, launches_alone, register_flop_formulas, threshold_from_norms
-from .threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
+from .reference import attention_scores, decay_bias, kept_entries, pruned_mass
+from .threshold import (
+    Tolerance,
+    choose_pruning,
+    logit_bound_from_norms,
+    logit_bound_from_qk_norm,
+    pruning_threshold,
+)
 
 __all__ = [
     "PagedKVCache",
+    "attention_bytes",
+    "attention_flops",
+    "attention_scores",
+    "causal_blocks",
     "choose_implementation",
+    "count_blocks",
+    "cumulative_log_fgate",
+    "decay_bias",
+    "explain_dispatch",
+    "find_boundary",
+    "find_boundary_serial",
     "forgetting_attention",
     "forgetting_attention_with_kvcache",
+    "kept_entries",
     "logit_bound_from_norms",
     "logit_bound_from_qk_norm",
+    "pruned_mass",
+    "pruned_ratio",
     "pruning_grid",
     "pruning_threshold",
     "register_flop_formulas",
-    "why",
+    "token_level_pruned_ratio",
 ]
 
 
-def why(
+def explain_dispatch(
     q: Tensor, k: Tensor, v: Tensor, *, head_first: bool = False, window_size: int | None = None
 ) -> str | None:
-    """Why a call with these arguments of :func:`forgetting_attention` does not run on the fastest kernels.
+    """The reason why :func:`forgetting_attention` does not dispatch these inputs to the fastest kernels.
+
+    Args:
+        q, k, v, head_first, window_size: as in :func:`forgetting_attention`.
 
     Returns:
-        The reason in one line, or None if the call runs on the fastest kernels.
+        One line, or None if the call runs on the fastest kernels.
     """
     if q.device.type != "cuda":
         return f"q is on {q.device}, where `blockwise` runs; the kernels want a GPU"
@@ -68,8 +100,8 @@ def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tupl
     """The block sizes of the grid that ``implementation`` prunes on.
 
     Args:
-        implementation: ``"reference"``, ``"blockwise"`` or ``"triton"``. The reference uses the grid of
-            blockwise.
+        implementation: ``"reference"``, ``"blockwise"``, ``"triton"`` or ``"triton-portable"``. The reference
+            uses the grid of blockwise.
         head_dim: size of one head.
         dtype: dtype of q, k and v.
 
@@ -81,6 +113,41 @@ def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tupl
             on the device: :func:`choose_implementation` gives the name that it stands for.
     """
     return find_backend(implementation).block_sizes(head_dim, dtype)
+
+
+def pruned_ratio(
+    start_index: Tensor, q: Tensor, k: Tensor, *, head_first: bool = False, implementation: str = "auto"
+) -> Tensor:
+    """The ratio of pruned blocks to causal blocks of each head, the saving that the paper's Figure 2 reports.
+
+    A causal block contains at least one entry on or below the diagonal. Every causal block that
+    :func:`forgetting_attention` skips counts as pruned, also if a window, padding or a document boundary is
+    the reason. To measure what the threshold adds, subtract the ratio of a call without a threshold.
+
+    Args:
+        start_index: (batch, heads, query blocks) int32, which :func:`forgetting_attention` returns with
+            ``return_start_index=True``.
+        q, k, head_first, implementation: the arguments of that call. Only the shapes, the dtype and the
+            device of q and k are used.
+
+    Returns:
+        (batch, heads) float64, from 0 to 1, on the device of ``start_index``.
+
+    Raises:
+        ValueError: the number of query blocks does not match q, so ``head_first`` or ``implementation``
+            differs from that call.
+    """
+    name = choose_implementation(q.device) if implementation == "auto" else implementation
+    grid = pruning_grid(name, q.shape[-1], q.dtype)
+    seqlen_q, seqlen_k = (x.shape[2 if head_first else 1] for x in (q, k))
+    blocks = -(-seqlen_q // grid[0])
+    if start_index.shape[-1] != blocks:
+        raise ValueError(
+            f"start_index must have {blocks} query blocks for {seqlen_q} queries (head_first={head_first}, "
+            f"implementation={name!r}), got shape {tuple(start_index.shape)}; pass the arguments of the call "
+            "that returned start_index"
+        )
+    return count_blocks(start_index, seqlen_q, seqlen_k, *grid).pruned_ratio
 
 
 @overload
@@ -96,6 +163,8 @@ def forgetting_attention(
     window_size: int | None = None,
     sm_scale: float | None = None,
     adaptive_threshold: None | float | str | Tensor = None,
+    log_pruning_tolerance: float | None = None,
+    logit_bound: None | float | Tensor = None,
     return_start_index: Literal[False] = False,
     implementation: str = "auto",
 ) -> Tensor: ...
@@ -115,13 +184,15 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
     window_size: int | None = None,
     sm_scale: float | None = None,
     adaptive_threshold: None | float | str | Tensor = None,
+    log_pruning_tolerance: float | None = None,
+    logit_bound: None | float | Tensor = None,
     return_start_index: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``softmax(Q K^T sm_scale + D) V`` with ``D_ij = sum_{l=j+1}^{i} log f_l``, causal (Equation 2).
 
-    With ``adaptive_threshold``, every block of scores whose decay is wholly under the threshold is skipped.
-    This holds for the forward and the backward pass (Equation 3 at block level).
+    With ``log_pruning_tolerance`` or ``adaptive_threshold``, the forward and the backward pass skip every
+    block of scores whose decay is entirely below the threshold delta (Equation 3 at block level).
 
     Args:
         q: (batch, seqlen_q, heads, head_dim), or (batch, heads, seqlen_q, head_dim) with ``head_first``.
@@ -144,12 +215,17 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
             before the window are skipped. With a threshold too, a row starts at the later of the two.
         sm_scale: default ``1 / sqrt(head_dim)``.
         adaptive_threshold: delta, at most 0. None is exact attention. Otherwise a number, or a tensor
-            broadcastable to (batch, heads), see :func:`pruning_threshold`. ``"auto"`` computes it with U from
-            the float32 norms of q and k, and log epsilon = -10. L is then the length of k, or of the longest
-            document of ``cu_seqlens``.
+            broadcastable to (batch, heads). ``"auto"`` means ``log_pruning_tolerance=-10.0``.
+        log_pruning_tolerance: log epsilon, negative, instead of ``adaptive_threshold``. The pruned weights of
+            a query then sum to less than epsilon: delta is :func:`pruning_threshold`, where L is the length
+            of k, or of the longest document of ``cu_seqlens``.
+        logit_bound: U for ``log_pruning_tolerance``, at least ``|q.k| sm_scale`` for every query and key: a
+            number, or a tensor broadcastable to (batch, heads). None computes :func:`logit_bound_from_norms`.
+            :func:`logit_bound_from_qk_norm` gives U for models with QK-norm.
         return_start_index: also return the first visited key block of every query block, whether a threshold,
             a window or padding sets it.
-        implementation: ``"auto"``, ``"reference"``, ``"blockwise"`` or ``"triton"``.
+        implementation: ``"auto"``, ``"reference"``, ``"blockwise"``, ``"triton"`` or ``"triton-portable"``,
+            which runs no kernel for a single GPU architecture, as ``ACP_REPRO_PORTABLE=1`` does.
 
     Returns:
         out, shaped and typed like q. With ``return_start_index`` also an int32 tensor (batch, heads, query
@@ -163,7 +239,8 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
             ``implementation="reference"`` has both. ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap``
             work with all.
     """
-    options = (head_first, window_size, sm_scale, adaptive_threshold, return_start_index)
+    pruning = choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound)
+    options = (head_first, window_size, sm_scale, pruning, return_start_index)
     if (
         launches_alone((q, k, v, log_fgate))
         and (seq_start is None and cu_seqlens is None and _PLAIN.issuperset(map(type, options)))
@@ -188,8 +265,8 @@ def _attend(
     q, k, v, log_fgate, implementation, options, seq_start=None, cu_seqlens=None, launched_alone=False
 ) -> tuple[Any, Any]:
     """:func:`forgetting_attention`; with ``launched_alone`` no operator of ours is called."""
-    head_first, window_size, sm_scale, adaptive_threshold, return_start_index = options
-    dtypes = (find_backend(implementation, "auto") or Backend).dtypes
+    head_first, window_size, sm_scale, pruning, return_start_index = options
+    dtypes = (Backend if implementation == "auto" else find_backend(implementation)).dtypes
     check_arguments(q, k, v, log_fgate, head_first=head_first, seq_start=seq_start, dtypes=dtypes)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
@@ -212,9 +289,9 @@ def _attend(
         q = q.masked_fill(padded_q, 0.0)
         k, v = (x.masked_fill(padding[..., None], 0.0) for x in (k, v))
         log_fgate = log_fgate.masked_fill(padding, 0.0)
-    threshold = _resolve_threshold(adaptive_threshold, q, k, sm_scale, as_number=launched_alone)
+    threshold = _resolve_threshold(pruning, q, k, k.shape[2], sm_scale, None if launched_alone else q.device)
     if cu_seqlens is not None:
-        if isinstance(adaptive_threshold, str) and threshold is not None:
+        if isinstance(pruning, Tolerance) and threshold is not None:
             threshold = threshold + _longest_document_gain(cu_seqlens, k.shape[2])
             # The sum must not be rounded up either, or the pruned mass could exceed epsilon by its last bit.
             threshold = torch.nextafter(threshold, torch.full_like(threshold, -math.inf))
@@ -237,58 +314,79 @@ def _attend(
 def forgetting_attention_with_kvcache(
     q: Tensor,
     cache: PagedKVCache,
-    start_block: Tensor,
+    start_block: Tensor | None = None,
     *,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    log_fgate: Tensor | None = None,
     head_first: bool = False,
     seq_start: Tensor | None = None,
     window_size: int | None = None,
     sm_scale: float | None = None,
     adaptive_threshold: None | float | Tensor = None,
+    log_pruning_tolerance: float | None = None,
+    logit_bound: None | float | Tensor = None,
     implementation: str = "auto",
 ) -> Tensor:
-    """Forgetting attention of the newest tokens over a cache that already holds them (Appendix F).
+    """Forgetting attention of the newest tokens over a cache, to which k, v and log_fgate are appended first.
 
-    Each head reads its blocks from ``start_block`` on and no others. With a threshold, ``start_block`` is
-    first moved forward, in place and on the device. Block l is dropped when ``D`` from the oldest query to
-    the block's last key is under delta. ``start_block`` never moves back, so the threshold may not fall
-    between calls. If it does fall, pass zeros (or the first block held) again. On a GPU the host never waits,
-    and the launch depends on shapes alone, so a CUDA graph can hold it.
+    Each head reads its blocks from ``start_block`` on and no others (Appendix F). With a threshold,
+    ``start_block`` first advances, in place and on the device. Block l is dropped when ``D`` from the oldest
+    query to the block's last key is below delta. ``start_block`` never moves back, so the threshold may not
+    fall between calls. If the threshold does fall, reset ``start_block`` to 0 (or to the first block kept).
+    On a GPU the host never waits, and the launches depend on shapes alone, so CUDA graphs can capture calls.
 
     Args:
         q: (batch, seqlen_q, heads, head_dim), or (batch, heads, seqlen_q, head_dim) with ``head_first``: the
             last seqlen_q tokens of each row. heads is a multiple of the cache's heads (grouped-query
             attention). The query heads that share keys, times seqlen_q, are at most 64.
-        cache: keys, values and decays, see :class:`PagedKVCache`. A row may hold fewer than seqlen_q tokens,
-            also none: its first queries then stand for no token and give 0.
-        start_block: (batch, heads) int32, changed in place.
+        cache: keys, values and decays, see :class:`PagedKVCache`. A row may contain fewer than seqlen_q
+            tokens, or none: the output of queries without a token is 0.
+        start_block: (batch, heads) int32, changed in place; by default ``cache.start_block``.
+        k, v: (batch, seqlen_q, kv_heads, head_dim) in the dtype of q. log_fgate: (batch, seqlen_q, heads)
+            float32. With ``head_first``, time and heads are swapped. These are the keys, values and log gates
+            of the query tokens. The call adds seqlen_q to ``cache.seqlens`` of every row and writes the
+            tokens to the blocks of ``cache.block_table``. Without these tensors, the cache must already
+            contain the query tokens.
         seq_start, window_size, sm_scale, implementation: as in :func:`forgetting_attention`. ``start_block``
-            moves past the blocks that are wholly before the window of the oldest query.
+            advances past the blocks that are entirely before the window of the oldest query.
         adaptive_threshold: delta, at most 0: a number or a tensor broadcastable to (batch, heads). None skips
-            nothing more.
+            no further blocks.
+        log_pruning_tolerance, logit_bound: as in :func:`forgetting_attention`, but ``logit_bound`` is
+            required, because the norms of later keys are unknown. L is ``cache.capacity``.
 
     Returns:
         out, shaped and typed like q; 0 for queries before ``seq_start``. No gradients.
 
     Raises:
-        TypeError, ValueError: as :func:`forgetting_attention` does.
+        TypeError, ValueError: as :func:`forgetting_attention` does. Tokens are appended only if the shapes,
+            dtypes and gates are right and the cache has room.
     """
+    pruning = choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound)
+    start_block = cache.start_block if start_block is None else start_block
     q = (q if head_first else q.transpose(1, 2)).resolve_neg()
-    check_decode_arguments(q, cache, start_block, seq_start, implementation)
+    check_decode_arguments(q, cache, start_block, seq_start)
     sm_scale, window_size = check_scale(sm_scale, q.shape[-1]), check_window(window_size)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
-    find_backend(implementation).check(q.device)
+    backend = find_backend(implementation)
+    backend.check(q.device)
+    threshold = _resolve_threshold(pruning, q, None, cache.capacity, sm_scale, q.device)
+    new = (k, v, log_fgate)
+    appends = any(x is not None for x in new)
+    if appends:
+        check_new_tokens(q, cache, *new, head_first)
     if not q.numel():
         out = torch.empty_like(q)
     else:
-        threshold = None
-        if adaptive_threshold is not None:
-            threshold = threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
         # Compiled code needs an operator, because the work depends on numbers that it cannot know.
         run = decode_op if torch.compiler.is_compiling() else run_decode
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+            if appends:
+                cache.seqlens.add_(q.shape[2])
+                backend.write(cache, *(x if head_first else x.transpose(1, 2) for x in new))
             options = (threshold, seq_start, sm_scale, implementation, window_size)
-            out = run(q, *cache, start_block, *options)
+            out = run(q, *cache[:5], start_block, *options)
     return out if head_first else out.transpose(1, 2)
 
 
@@ -305,10 +403,16 @@ def _effective_window(window_size: int | None, seqlen_k: int) -> int | None:
     return None if window_size is None or window_size >= seqlen_k else window_size
 
 
-def _resolve_threshold(adaptive_threshold, q, k, sm_scale: float, as_number: bool) -> Any:
-    """`adaptive_threshold` as (B, H) float32, or None for exact attention. q, k are head-first."""
-    if isinstance(adaptive_threshold, str) and adaptive_threshold == "auto":
-        return threshold_from_norms(q, k, sm_scale) if q.numel() else None
-    if adaptive_threshold is None:
+def _resolve_threshold(pruning, q, k, seqlen: int, sm_scale: float, device) -> Any:
+    """delta as (B, H) float32, or None for exact attention. q is head-first, and so is k.
+
+    Without k a :class:`Tolerance` needs a bound. Without a device a number is returned as a float.
+    """
+    if pruning is None or (isinstance(pruning, Tolerance) and not q.numel()):
         return None
-    return threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], None if as_number else q.device)
+    if not isinstance(pruning, Tolerance):
+        return per_head_tensor(pruning, q.shape[0], q.shape[1], device)
+    if pruning.logit_bound is None and k is not None:
+        return threshold_from_norms(q, k, sm_scale, pruning.log_pruning_tolerance)
+    bound = per_head_tensor(pruning.logit_bound, q.shape[0], q.shape[1], q.device, "logit_bound")
+    return pruning_threshold(bound, seqlen, pruning.log_pruning_tolerance)

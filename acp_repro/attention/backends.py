@@ -13,7 +13,6 @@ import math
 import os
 import warnings
 from types import ModuleType
-from typing import overload
 
 import torch
 from torch import Tensor
@@ -81,6 +80,10 @@ class Backend:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gradients of out with respect to q, k, v and log_fgate, in the shapes and dtypes of these."""
         raise NotImplementedError
+
+    def write(self, cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
+        """:meth:`PagedKVCache.write`."""
+        cache.write(k, v, log_fgate)
 
     def decode(self, q, cache: PagedKVCache, start_block, threshold, seq_start, sm_scale, window_size):
         """Output (B, H, T, D) of the newest T tokens; ``start_block`` is first moved forward, in place."""
@@ -173,6 +176,13 @@ class Triton(Backend):
         tensors = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start)
         return kernels().backward_pass(*tensors, constants)
 
+    def write(self, cache, k, v, log_fgate):
+        # Compiled code has kernels of its own, and cannot trace ours.
+        if torch.compiler.is_compiling():
+            cache.write(k, v, log_fgate)
+        else:
+            kernels().write_kvcache(cache, k, v, log_fgate)
+
     def decode(self, q, cache, start_block, threshold, seq_start, sm_scale, window_size):
         return kernels().decode(q, cache, start_block, threshold, seq_start, sm_scale, window_size)
 
@@ -185,8 +195,25 @@ class Triton(Backend):
         return c, kernels().find_boundary(c, call.threshold, call.q.shape[2], *grid, *options)
 
 
+class TritonPortable(Triton):
+    """:class:`Triton` without the kernels that are written for one GPU architecture."""
+
+    def forward(self, call, for_backward=True):
+        with kernels().only_portable():
+            return super().forward(call, for_backward)
+
+    def backward(self, dout, call, out, saved, c, boundary):
+        with kernels().only_portable():
+            return super().backward(dout, call, out, saved, c, boundary)
+
+
 # Keys are the names that ``implementation`` accepts. The last one that supports a device is its fastest.
-BACKENDS: dict[str, Backend] = {"reference": Reference(), "blockwise": Blockwise(), "triton": Triton()}
+BACKENDS: dict[str, Backend] = {
+    "reference": Reference(),
+    "blockwise": Blockwise(),
+    "triton-portable": TritonPortable(),
+    "triton": Triton(),
+}
 
 
 def choose_implementation(device: torch.device) -> str:
@@ -201,20 +228,16 @@ def choose_implementation(device: torch.device) -> str:
     return chosen
 
 
-@overload
-def find_backend(implementation: str) -> Backend: ...
-@overload
-def find_backend(implementation: str, *others: str) -> Backend | None: ...
-def find_backend(implementation: str, *others: str) -> Backend | None:
-    """The backend of that name; None for a name in ``others``, which the caller handles itself.
+def find_backend(implementation: str) -> Backend:
+    """The backend of that name.
 
     Raises:
         ValueError: no backend has that name; the message lists the names. ``"auto"`` is none of them:
             :func:`choose_implementation` gives the name that it stands for.
     """
-    names = [*others, *BACKENDS]
-    if implementation not in names:
-        which = "; choose_implementation(device) tells what 'auto' takes there"
-        hint = which if implementation == "auto" else ""
-        raise ValueError(f"implementation must be one of {names}, got {implementation!r}{hint}")
-    return BACKENDS.get(implementation)
+    if implementation not in BACKENDS:
+        raise ValueError(
+            f"implementation must be one of {[*BACKENDS]}, or 'auto' in a call with tensors "
+            f"(choose_implementation(device) returns the name that 'auto' selects), got {implementation!r}"
+        )
+    return BACKENDS[implementation]

@@ -155,27 +155,36 @@ def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start) -> None:
         raise ValueError(f"cu_seqlens must start with 0, end with the length {length} and never fall")
 
 
-def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Any:
-    """``adaptive_threshold``, a number or a tensor, as a (batch, heads) float32 tensor on ``device``, or
-    without a device as the number that it is."""
-    rule = "adaptive_threshold must be None, a number <= 0, 'auto', or a tensor broadcastable to "
-    rule += f"({batch}, {heads})"
-    if isinstance(adaptive_threshold, Tensor):
-        if not adaptive_threshold.is_floating_point():
-            raise TypeError(f"{rule}; got dtype {adaptive_threshold.dtype}")
+# What each argument of :func:`per_head_tensor` may be instead of a tensor, and the range of a number.
+_PER_HEAD = {
+    "adaptive_threshold": ("None, a number <= 0, 'auto',", -math.inf, 0.0),
+    "logit_bound": ("a finite number >= 0", 0.0, torch.finfo(torch.float32).max),
+}
+
+
+def per_head_tensor(x, batch: int, heads: int, device, name: str = "adaptive_threshold") -> Any:
+    """The argument ``name``, a number or a tensor, as a (batch, heads) float32 tensor on ``device``.
+
+    Without a device a number is returned as a float.
+    """
+    allowed, low, high = _PER_HEAD[name]
+    rule = f"{name} must be {allowed} or a tensor broadcastable to ({batch}, {heads})"
+    if isinstance(x, Tensor):
+        if not x.is_floating_point():
+            raise TypeError(f"{rule}; got dtype {x.dtype}")
         try:
-            expanded = adaptive_threshold.detach().to(device, torch.float32).expand(batch, heads)
+            expanded = x.detach().to(device, torch.float32).expand(batch, heads)
         except RuntimeError:
-            raise ValueError(f"{rule}; got shape {tuple(adaptive_threshold.shape)}") from None
+            raise ValueError(f"{rule}; got shape {tuple(x.shape)}") from None
         return expanded.contiguous().resolve_neg()
-    if isinstance(adaptive_threshold, bool) or not isinstance(adaptive_threshold, numbers.Real):
-        raise TypeError(f"{rule}; got {adaptive_threshold!r}")
-    if not adaptive_threshold <= 0:
-        raise ValueError(f"{rule}; got {adaptive_threshold}")
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+        raise TypeError(f"{rule}; got {x!r}")
+    if not low <= x <= high:
+        raise ValueError(f"{rule}; got {x}")
     if device is None:
-        return float(adaptive_threshold)
+        return float(x)
     # In the default dtype it might be rounded up, and then more would be pruned than requested.
-    return torch.full((batch, heads), float(adaptive_threshold), dtype=torch.float32, device=device)
+    return torch.full((batch, heads), float(x), dtype=torch.float32, device=device)
 
 
 def reads_values(x: Tensor) -> bool:

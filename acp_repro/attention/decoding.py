@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .backends import find_backend
-from .checks import check_seq_start, check_threshold, check_values
+from .checks import check_gates, check_seq_start, check_threshold, check_values
 from .kvcache import PagedKVCache
 
 # The most query rows that one program computes together: tokens times query heads that share keys.
@@ -16,11 +16,10 @@ MOST_ROWS = 64
 
 
 def check_decode_arguments(
-    q: Tensor, cache: PagedKVCache, start_block: Tensor, seq_start: Tensor | None, implementation: str
+    q: Tensor, cache: PagedKVCache, start_block: Tensor | None, seq_start: Tensor | None
 ) -> None:
     """Checks shapes, dtypes and devices of a decoding call, q (B, H, T, D)."""
-    find_backend(implementation, "auto")
-    k, v, c, table, seqlens = cache
+    k, v, c, table, seqlens = cache[:5]
     batch, heads, seqlen_q, head_dim = q.shape
     if k.dim() != 3 or table.dim() != 3:
         raise ValueError(f"k and block_table must have 3 dimensions, got {k.dim()} and {table.dim()}")
@@ -36,21 +35,39 @@ def check_decode_arguments(
             f"{seqlen_q} * {group}; use forgetting_attention for longer chunks"
         )
     for name, x, dtype, shape in (
-        ("k", k, q.dtype, (blocks, block, head_dim)),
-        ("v", v, q.dtype, (blocks, block, head_dim)),
-        ("c", c, torch.float64, (blocks, group, block)),
-        ("block_table", table, torch.int32, (batch, kv_heads, table.shape[2])),
+        ("cache.k", k, q.dtype, (blocks, block, head_dim)),
+        ("cache.v", v, q.dtype, (blocks, block, head_dim)),
+        ("cache.c", c, torch.float64, (blocks, group, block)),
+        ("cache.block_table", table, torch.int32, (batch, kv_heads, table.shape[2])),
         ("start_block", start_block, torch.int32, (batch, heads)),
-        ("seqlens", seqlens, torch.int32, (batch,)),
+        ("cache.seqlens", seqlens, torch.int32, (batch,)),
     ):
-        if (x.dtype, tuple(x.shape), x.device) != (dtype, shape, q.device):
-            raise ValueError(
-                f"{name} must be {dtype} of shape {shape} on {q.device}, as q, got {x.dtype} of "
-                f"{tuple(x.shape)} on {x.device}"
-            )
-        if name != "seqlens" and not x.is_contiguous():
+        _check_tensor(name, x, dtype, shape, q.device)
+        if x is not seqlens and not x.is_contiguous():
             raise ValueError(f"{name} must be contiguous")
     check_seq_start(seq_start, q)
+
+
+def check_new_tokens(q: Tensor, cache: PagedKVCache, k, v, log_fgate, head_first: bool) -> None:
+    """Checks what a call appends for q (B, H, T, D): k, v and log_fgate in the layout of the call."""
+    batch, heads, tokens, head_dim = q.shape
+    for name, x, dtype, own_heads, *size in (
+        ("k", k, q.dtype, cache.block_table.shape[1], head_dim),
+        ("v", v, q.dtype, cache.block_table.shape[1], head_dim),
+        ("log_fgate", log_fgate, torch.float32, heads),
+    ):
+        order = (own_heads, tokens) if head_first else (tokens, own_heads)
+        _check_tensor(name, x, dtype, (batch, *order, *size), q.device)
+    check_gates(log_fgate)
+    check_values(
+        "cache.seqlens", cache.seqlens, 0, cache.capacity - tokens, f" before {tokens} more are appended"
+    )
+
+
+def _check_tensor(name: str, x: Tensor | None, dtype: torch.dtype, shape: tuple, device) -> None:
+    if not isinstance(x, Tensor) or (x.dtype, tuple(x.shape), x.device) != (dtype, shape, device):
+        found = f"{x.dtype} of {tuple(x.shape)} on {x.device}" if isinstance(x, Tensor) else repr(x)
+        raise ValueError(f"{name} must be {dtype} of shape {shape} on {device}, as q, got {found}")
 
 
 def run_decode(
@@ -68,13 +85,12 @@ def run_decode(
     window_size: int | None = None,
 ) -> Tensor:
     """Output (B, H, T, D) in the dtype of q; ``start_block`` is moved forward."""
-    columns = block_table.shape[2]
+    cache = PagedKVCache(k, v, c, block_table, seqlens)
     check_threshold(threshold)
     check_values("seq_start", seq_start, 0, math.inf)
     check_values("block_table", block_table, 0, len(k) - 1)
-    check_values("seqlens", seqlens, 0, columns * k.shape[1])
-    check_values("start_block", start_block, 0, columns)
-    cache = PagedKVCache(k, v, c, block_table, seqlens)
+    check_values("seqlens", seqlens, 0, cache.capacity)
+    check_values("start_block", start_block, 0, block_table.shape[2])
     options = (threshold, seq_start, sm_scale, window_size)
     return find_backend(implementation).decode(q, cache, start_block, *options)
 

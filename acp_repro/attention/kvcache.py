@@ -28,6 +28,8 @@ class PagedKVCache(NamedTuple):
             ``n * block_size ...`` of each head. Entries of blocks that no query reads may be any number from
             0 to num_blocks - 1.
         seqlens: (batch,) int32, tokens of each row, the newest ones included; 0 for an idle row.
+        start_block: (batch, heads) int32, the first block that each query head reads, or None if the caller
+            passes that tensor with every call.
     """
 
     k: Tensor
@@ -35,11 +37,46 @@ class PagedKVCache(NamedTuple):
     c: Tensor
     block_table: Tensor
     seqlens: Tensor
+    start_block: Tensor | None = None
+
+    @classmethod
+    def allocate(
+        cls,
+        batch: int,
+        heads: int,
+        tokens: int,
+        head_dim: int,
+        *,
+        kv_heads: int | None = None,
+        block_size: int = 64,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device | None = None,
+    ) -> PagedKVCache:
+        """An empty cache with the blocks for ``tokens`` tokens in each of ``batch`` rows.
+
+        Args:
+            heads: query heads. kv_heads: heads of k and v, by default as many; a divisor of ``heads``.
+            block_size: tokens per block, a power of two of at least 16.
+            dtype: dtype of q, k and v. This and ``device`` default to those of :func:`torch.zeros`.
+        """
+        kv_heads = heads if kv_heads is None else kv_heads
+        columns = -(-tokens // block_size)
+        blocks = batch * kv_heads * columns
+        k, v = (torch.zeros((blocks, block_size, head_dim), dtype=dtype, device=device) for _ in range(2))
+        c = torch.zeros((blocks, heads // kv_heads, block_size), dtype=torch.float64, device=k.device)
+        table = torch.arange(blocks, dtype=torch.int32, device=k.device).view(batch, kv_heads, columns)
+        start_block = torch.zeros((batch, heads), dtype=torch.int32, device=k.device)
+        return cls(k, v, c, table, torch.zeros_like(start_block[:, 0]), start_block)
 
     @property
     def block_size(self) -> int:
         """Tokens of one block."""
         return self.k.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """The number of tokens per row that ``block_table`` has columns for."""
+        return self.block_table.shape[2] * self.block_size
 
     def positions(self, seqlen_q: int) -> Tensor:
         """(batch, seqlen_q) int64, where each row's last ``seqlen_q`` tokens are; below 0 if it has fewer."""

@@ -7,6 +7,7 @@ needs ``U >= |s_ij|`` for the scores as they are computed, so both bounds below 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,32 @@ _UNIT_ROUNDOFF = {
 def _dot_margin(head_dim: int) -> float:
     """A factor, with room, by which a float32 sum of ``head_dim`` products can exceed its exact value."""
     return 1.0 + (head_dim + 8) * 2.0**-23
+
+
+class Tolerance(NamedTuple):
+    """log epsilon, and U per head or None for the norms of q and k: what delta is computed from."""
+
+    log_pruning_tolerance: float
+    logit_bound: Any = None
+
+
+def choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound) -> Any:
+    """``adaptive_threshold`` as it is, or a :class:`Tolerance` if epsilon sets delta, as under ``"auto"``.
+
+    Raises:
+        ValueError: ``adaptive_threshold`` comes with another argument, or ``logit_bound`` comes alone.
+    """
+    if log_pruning_tolerance is None and logit_bound is None:
+        if isinstance(adaptive_threshold, str) and adaptive_threshold == "auto":
+            return Tolerance(DEFAULT_LOG_PRUNING_TOLERANCE)
+        return adaptive_threshold
+    if log_pruning_tolerance is None or adaptive_threshold is not None:
+        raise ValueError(
+            "adaptive_threshold and log_pruning_tolerance exclude each other, and logit_bound needs "
+            "log_pruning_tolerance: pass either adaptive_threshold, or log_pruning_tolerance with or without "
+            "logit_bound"
+        )
+    return Tolerance(log_pruning_tolerance, logit_bound)
 
 
 def pruning_threshold(

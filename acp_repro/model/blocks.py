@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from acp_repro.attention import PagedKVCache, choose_implementation
-from acp_repro.attention.backends import kernels
+from acp_repro.attention.backends import find_backend, kernels
 from acp_repro.attention.decay import LOG_FGATE_FLOOR
 
 # The key blocks of the pruning grid, which the forward of training keeps or skips as a whole.
@@ -61,12 +61,10 @@ class BlockPool:
     ) -> None:
         """``PagedKVCache.write`` by the fastest way; ``c`` (B, H, T) is the :func:`running_sum`, if known."""
         paged = self.paged(seqlens)
-        if not _has_kernels(k):
-            paged.write(k, v, log_fgate)
-        elif c is None:
-            kernels().write_kvcache(paged, k, v, log_fgate)
-        else:
+        if c is not None and _has_kernels(k):
             kernels().write_blocks(paged, k, v, c)
+        else:
+            find_backend(choose_implementation(k.device)).write(paged, k, v, log_fgate)
 
     def take(self, columns: int, start: Tensor) -> bool:
         """Gives every head blocks up to column ``columns``, except before its ``start`` (B, H) int32.

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from acp_repro.attention import blockwise, checks, forgetting_attention, register_flop_formulas
 from acp_repro.attention.boundary import attention_flops, count_blocks, find_boundary
-from acp_repro.attention.checks import AttentionCall, threshold_tensor
+from acp_repro.attention.checks import AttentionCall, per_head_tensor
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.op import forgetting_attention_op
 from acp_repro.attention.reference import kept_entries
@@ -110,7 +110,7 @@ def test_a_threshold_of_0_keeps_what_has_not_decayed(threshold):
 
 def test_kernels_never_see_a_threshold_that_is_only_marked_as_negated():
     threshold = torch.complex(torch.zeros(1, 1), torch.ones(1, 1)).conj().imag  # -1; 1 in memory
-    assert threshold.is_neg() and not threshold_tensor(threshold, 1, 1, threshold.device).is_neg()
+    assert threshold.is_neg() and not per_head_tensor(threshold, 1, 1, threshold.device).is_neg()
 
 
 def test_pruned_blocks_cost_no_work():

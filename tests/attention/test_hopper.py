@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="pip install triton")
 
 from triton.errors import TritonError
 
-from acp_repro.attention import why
+from acp_repro.attention import explain_dispatch, forgetting_attention
 from acp_repro.attention.triton import block_sizes, hopper, tiles
 
 from .test_triton import DEVICE, attend, boundary_for, check, lone_keys, make_inputs, run
@@ -30,13 +30,30 @@ WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
 needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="run make test-gpu where an H100 is")
 
 
-def test_why_is_a_line_on_any_machine(monkeypatch):
+def test_the_dispatch_is_explained_on_any_machine(monkeypatch):
     q = torch.empty(1, 64, 2, 64, device=DEVICE)
-    said = why(q, q, q)
+    said = explain_dispatch(q, q, q)
     assert ("16-bit" in said or "not a Hopper" in said) if DEVICE == "cuda" else "`blockwise` runs" in said
     for name, message in (("0", "is not an NVIDIA GPU"), ("1", "ACP_REPRO_PORTABLE=1")):
         monkeypatch.setenv("ACP_REPRO_PORTABLE", name)
         assert message in backward.why_portable(*[torch.empty(1, 2, 64, 64)] * 3, 128, 64)
+
+
+def test_the_portable_implementation_refuses_other_kernels_in_both_passes(monkeypatch):
+    reasons = []
+
+    def look(*tensors):
+        reasons.append(backward.find_refusal(tensors[0], tensors[1], 128, 64))
+
+    monkeypatch.setattr(forward, "faster_forward", look)
+    monkeypatch.setattr(backward, "faster_launch", lambda dout, *tensors: look(*tensors))
+    q, k, v = torch.randn(3, 1, 1, 20, 16, device=DEVICE).requires_grad_()
+    gates, found = -torch.rand(1, 1, 20, device=DEVICE), []
+    for name in ("triton-portable", "triton"):
+        out = forgetting_attention(q, k, v, gates, head_first=True, implementation=name)
+        found.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
+    assert reasons == ["implementation='triton-portable' was passed"] * 2 + [None] * 2
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @needs_hopper
@@ -50,9 +67,9 @@ def test_why_is_a_line_on_any_machine(monkeypatch):
         ((1, 64, 2, 64), torch.float32, "16-bit"),
     ],
 )
-def test_why_on_hopper(shape, dtype, reason):
+def test_the_dispatch_is_explained_on_hopper(shape, dtype, reason):
     q = torch.empty(shape, dtype=dtype, device="cuda")
-    said = why(q, q, q)
+    said = explain_dispatch(q, q, q)
     assert said is None if reason is None else reason in said
 
 

@@ -127,12 +127,9 @@ def test_a_step_of_decoding_begins_no_earlier_than_the_row_of_training(kind):
     length, block, delta = 300, 16, torch.full((1, 1), -5.0)
     log_fgate = gates(kind, length)
     rows = find_boundary(cumulative_log_fgate(log_fgate), delta, length, block, block)[0, 0]
-    columns = -(-length // block)
-    k, v = torch.zeros(2, columns, block, 8)
-    c = torch.full((columns, 1, block), math.nan, dtype=torch.float64)
-    table = torch.arange(columns, dtype=torch.int32).view(1, 1, -1)
-    cache = PagedKVCache(k, v, c, table, torch.zeros(1, dtype=torch.int32))
-    start, seen = torch.zeros(1, 1, dtype=torch.int32), []
+    cache = PagedKVCache.allocate(1, 1, length, 8, block_size=block)
+    cache.c.fill_(math.nan)
+    start, seen = cache.start_block, []
     for position in range(length):
         cache.seqlens[0] = position + 1
         cache.write(*torch.zeros(2, 1, 1, 1, 8), log_fgate[..., position : position + 1])

@@ -12,10 +12,10 @@ import torch
 from acp_repro.attention import (
     PagedKVCache,
     choose_implementation,
+    explain_dispatch,
     forgetting_attention,
     forgetting_attention_with_kvcache,
     pruning_grid,
-    why,
 )
 from acp_repro.attention.backends import kernels
 from acp_repro.attention.boundary import count_blocks, find_boundary
@@ -167,14 +167,14 @@ def test_what_is_no_window_is_refused(window, error, message):
 
 
 @needs_triton
-def test_why_names_the_window(monkeypatch):
+def test_the_window_explains_the_dispatch(monkeypatch):
     monkeypatch.delenv("ACP_REPRO_PORTABLE", raising=False)
     q = torch.empty(1, 128, 2, 64, dtype=torch.bfloat16, device=DEVICE)
     reason = kernels().why_portable(q, q, q, 128, 64, window_size=9)
     assert reason == "the kernels for Hopper have no window, and window_size is 9"
     if DEVICE == "cuda":
-        assert why(q, q, q, window_size=9) == reason
-        assert why(q, q, q, window_size=128) == why(q, q, q)
+        assert explain_dispatch(q, q, q, window_size=9) == reason
+        assert explain_dispatch(q, q, q, window_size=128) == explain_dispatch(q, q, q)
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from .backward import backward, find_refusal, sum_of_shares, why_portable
 from .decode import decode
 from .forward import forward, terms_layout
 from .gates import cumulative_log_fgate, find_boundary, log_fgate_grad, read_gates
-from .launch import repeat_launches
+from .launch import only_portable, repeat_launches
 from .norms import threshold_from_norms
 from .paged_write import write_blocks, write_kvcache
 from .tiles import block_sizes, can_stream, is_streamable, make_addressable
@@ -29,6 +29,7 @@ __all__ = [
     "forward",
     "forward_pass",
     "log_fgate_grad",
+    "only_portable",
     "repeat_launches",
     "threshold_from_norms",
     "why_portable",

@@ -13,7 +13,6 @@ the query side adds each row's sum to the delta that the key side takes, over th
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 
@@ -24,7 +23,7 @@ from triton.errors import TritonError
 
 from .gates import decay_terms
 from .key_side import key_side_kernel
-from .launch import launch
+from .launch import find_portable_request, launch
 from .query_side import query_side_kernel
 from .tiles import (
     GROUP,
@@ -111,9 +110,7 @@ def why_portable(
 
 def find_refusal(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
     """Why such inputs are kept to the kernels of this module on every device; None: they are not."""
-    if os.environ.get("ACP_REPRO_PORTABLE") == "1":
-        return "ACP_REPRO_PORTABLE=1 is in the environment"
-    return _refused.get(kernel_key(q, k, block_q, block_k))
+    return find_portable_request() or _refused.get(kernel_key(q, k, block_q, block_k))
 
 
 def kernel_key(q: Tensor, k: Tensor, block_q: int, block_k: int) -> tuple:

@@ -13,12 +13,13 @@ not repeated, and why.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate, starmap
 from operator import itemgetter
 from types import SimpleNamespace
@@ -48,6 +49,23 @@ _ALLOCATIONS = {
 }
 _thread = threading.local()
 _log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def only_portable() -> Iterator[None]:
+    """While open, this thread launches no kernel that is written for one GPU architecture."""
+    _thread.portable = True
+    try:
+        yield
+    finally:
+        _thread.portable = False
+
+
+def find_portable_request() -> str | None:
+    """The request to launch portable kernels only, in one line, or None."""
+    if getattr(_thread, "portable", False):
+        return "implementation='triton-portable' was passed"
+    return {"1": "ACP_REPRO_PORTABLE=1 is in the environment"}.get(os.environ.get("ACP_REPRO_PORTABLE", ""))
 
 
 def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
@@ -109,7 +127,7 @@ def can_repeat(x: Tensor) -> bool:
         or any(getattr(hook, "calls", hook) for hook in hooks)  # a chain, or one that a user has put there
         or runtime.debug
         or knobs.compilation.instrumentation_mode
-        or os.environ.get("ACP_REPRO_PORTABLE")  # a kept call has the kernels that it was kept with
+        or find_portable_request()  # a kept call has the kernels that it was kept with
         or getattr(runtime, "add_stages_inspection_hook", None)
     )
 

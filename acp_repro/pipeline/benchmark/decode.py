@@ -35,19 +35,18 @@ _FLUSH_BYTES = 256 << 20
 
 class DecodeProblem(NamedTuple):
     q: Tensor  # (B, H, 1, D), rows of norm sqrt(D), as QK-norm gives them
-    cache: PagedKVCache
-    start: Tensor  # (B, H) int32: the boundary of a long stream
+    cache: PagedKVCache  # with the boundary of a long stream
     threshold: Tensor  # (B, H): U = sqrt(D), log epsilon = -10
     log_fgate: Tensor  # (B, H, T) float32
 
     def kept_bytes(self, method: str) -> int:
         """Bytes of keys and values that a step reads."""
-        blocks = -(-self.cache.seqlens[:, None] // _BLOCK) - self.start * (method == "acp")
+        blocks = -(-self.cache.seqlens[:, None] // _BLOCK) - self.cache.start_block * (method == "acp")
         return int(blocks.sum()) * _BLOCK * 2 * self.q.shape[-1] * self.q.element_size()
 
     def step(self, method: str, implementation: str = "auto") -> Tensor:
         """(B, H, 1, D), in the steady state: the boundary is where it stays."""
-        start = self.start if method == "acp" else self.start * 0
+        start = self.cache.start_block if method == "acp" else self.cache.start_block * 0
         return forgetting_attention_with_kvcache(
             self.q,
             self.cache,
@@ -69,40 +68,36 @@ def make_decode_problem(
 ) -> DecodeProblem:
     """Random tokens in blocks in random order; log gates are exponentially distributed."""
     generator = torch.Generator(device).manual_seed(0)
-    columns = -(-length // _BLOCK)
-    total = batch * heads * columns
 
     def rows(*shape: int) -> Tensor:
         x = torch.randn(*shape, head_dim, generator=generator, device=device, dtype=dtype)
         return (x / x.float().norm(dim=-1, keepdim=True) * math.sqrt(head_dim)).to(dtype)
 
-    k = torch.empty(total, _BLOCK, head_dim, device=device, dtype=dtype)
-    v = torch.empty_like(k)
-    for part in range(0, total, 1 << 14):  # the norms in float32 would not fit into memory as well
-        k[part : part + (1 << 14)] = rows(*k[part : part + (1 << 14)].shape[:2])
-        v[part : part + (1 << 14)].normal_(generator=generator)
-    table = torch.randperm(total, generator=generator, device=device).view(batch, heads, columns).int()
+    options = {"block_size": _BLOCK, "dtype": dtype, "device": device}
+    cache = PagedKVCache.allocate(batch, heads, length, head_dim, **options)
+    for k, v in zip(cache.k.split(1 << 14), cache.v.split(1 << 14), strict=True):
+        k.copy_(rows(*k.shape[:2]))  # in parts: the norms in float32 of all keys would not fit into memory
+        v.normal_(generator=generator)
+    order = torch.randperm(len(cache.k), generator=generator, device=device)
+    cache.block_table.copy_(order.view_as(cache.block_table))
     steps = torch.empty(batch, heads, length, device=device).exponential_(generator=generator)
     log_fgate = steps * mean_gates(gates, heads, device=device)[:, None]
-    c = torch.zeros(total, 1, _BLOCK, dtype=torch.float64, device=device)
-    padded = torch.nn.functional.pad(log_fgate.double().cumsum(-1), (0, columns * _BLOCK - length))
-    c[table.flatten().long(), 0] = padded.view(-1, _BLOCK)
-    seqlens = torch.full((batch,), length, dtype=torch.int32, device=device)
-    cache = PagedKVCache(k, v, c, table, seqlens)
+    padded = torch.nn.functional.pad(log_fgate.double().cumsum(-1), (0, cache.capacity - length))
+    cache.c[order, 0] = padded.view(-1, _BLOCK)
+    cache.seqlens.fill_(length)
     threshold = pruning_threshold(math.sqrt(head_dim) * (1 + 2**-6), length).to(device)
     threshold = threshold.expand(batch, heads).contiguous()
-    start = torch.zeros(batch, heads, dtype=torch.int32, device=device)
-    cache.advance(start, threshold, 1)
-    return DecodeProblem(rows(batch, heads, 1), cache, start, threshold, log_fgate)
+    cache.advance(cache.start_block, threshold, 1)
+    return DecodeProblem(rows(batch, heads, 1), cache, threshold, log_fgate)
 
 
 def output_error(problem: DecodeProblem, method: str) -> float:
     """``||out - truth|| / ||truth||`` on the first row, against the equations in float64."""
-    k, v, c, table, seqlens = problem.cache
+    k, v, c, table, seqlens, start = problem.cache
     blocks = table[0].flatten().long()
     own = torch.arange(len(blocks), dtype=torch.int32, device=blocks.device).view(table[:1].shape)
     row = PagedKVCache(k[blocks].double(), v[blocks].double(), c[blocks], own, seqlens[:1])
-    start = problem.start[:1] if method == "acp" else problem.start[:1] * 0
+    start = start[:1] * (method == "acp")
     truth = decode_reference(problem.q[:1].double(), row, start, None, problem.q.shape[-1] ** -0.5)
     return ((problem.step(method)[:1].double() - truth).norm() / truth.norm()).item()
 
