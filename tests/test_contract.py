@@ -29,7 +29,7 @@ description: a test
 paper: lap
 data: {corpus: file, path: texts.jsonl, vocabulary: 300}
 model: {d_model: 32, d_kv: 8, d_ff: 48, num_layers: 3, num_decoder_layers: 1, num_heads: 2}
-pruning: {noise: logistic, beta: 1, tau: 1, max_length: 48}
+pruning: {beta: 1, tau: 1, max_length: 48}
 grid: [{compression: [1], training_mask: [hard_concrete]}]
 training: {steps: 6, batch_texts: 8, learning_rate: 3e-3, dtype: float32, checkpoint_every_seconds: 0}
 measure: {scored_texts: 24, batch_texts: 8}

@@ -138,6 +138,7 @@ def test_a_key_that_is_new_makes_older_records_stale_unless_it_has_its_default(
     record(suite, run, "loss")
     recorded = json.loads(state.settings_path(run).read_text())
     del recorded["measure"]["lm_eval_items"]
+    recorded["measure"]["a_key_that_became_a_constant"] = 3
     files.write_json(state.settings_path(run), recorded | {"records": {}})
     record(with_measure(suite, lm_eval_items=None), run, "loss")  # as of before the key
     assert "lm_eval_items" not in state.recorded_settings(run)["measure"]
@@ -258,7 +259,11 @@ def test_names_tell_length_tolerance_and_seed(load):
         ("[-10, null]", f"[-10, null], seed: {list(range(600))}", "grid: makes 1,200 runs; at most 1,000"),
         ("grid:", "#" * 2**15 + "\ngrid:", "bytes; a suite has at most"),
         ("grid:", "not_run: ['*']\ngrid:", "grid: has no run but those of not_run; add one"),
-        ("dtype: float32", "dtype: float23", "dtype: must be .bfloat16. or .float32., .*; did you mean float32"),
+        (
+            "dtype: float32",
+            "dtype: float23",
+            "dtype: must be .bfloat16. or .float32., .*; did you mean float32",
+        ),
         ("loss_tokens: 256", "needle_depths: [2]", r"needle_depths\[0\]: must be a number in \[0, 1\]"),
     ],
 )

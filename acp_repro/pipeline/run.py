@@ -146,6 +146,6 @@ class Run(ABC):
         """Everything that decides the weights, as plain values (written into the run's folder)."""
         resolved = dataclasses.asdict(self)
         for name in self.training.HOW:
-            resolved["training"].pop(name)
+            resolved["training"].pop(name, None)
         del resolved["weights"]
         return resolved

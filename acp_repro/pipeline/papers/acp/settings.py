@@ -14,6 +14,7 @@ from acp_repro.pipeline.suite import SuiteFile
 
 from .evaluation.catalogue import PAPER_TASKS, check_names
 
+SWEPT_LOG_PRUNING_TOLERANCES = [-1.0, -5.0, -10.0, -20.0, -40.0]  # of Figure 7
 # Keys of TrainingConfig that a size may set for itself.
 SIZE_OVERRIDES = ("micro_batch_tokens", "gradient_checkpointing")
 
@@ -65,7 +66,6 @@ class TrainingConfig(TrainerConfig):
     batch_tokens: Count = 2**19
     micro_batch_tokens: Count = 2**15
     warmup_tokens: CountFrom0 = 256 * 2**20
-    initializer_range: Positive = 0.02
 
     def __post_init__(self):
         if self.batch_tokens % self.micro_batch_tokens:
@@ -78,22 +78,18 @@ class TrainingConfig(TrainerConfig):
 class MeasureConfig(Strict):
     """How much text each quantity is measured on; the defaults are the paper's (Appendix B)."""
 
-    WHICH: ClassVar = ("heads_run", "sweep_run", "long_context_lengths")  # the last in older records alone
+    WHICH: ClassVar = ("heads_run", "sweep_run")
 
     pruned_ratio_tokens: Count = 128 * 2**20
     timing_tokens: Count = 32 * 2**20
     timing_repeats: Count = 1
     loss_tokens: Count = 2 * 10**9
     sweep_tokens: Count = 32 * 2**20
-    sweep_log_pruning_tolerances: list[LogEpsilon] = field(
-        default_factory=lambda: [-1.0, -5.0, -10.0, -20.0, -40.0]
-    )
     # The needle test: the contexts, or how many of them from short to the training length; places of the
     # needle from 0, the beginning, to 1; and the number of haystacks for each.
     needle_lengths: Count | Axis[Count] = 11
     needle_depths: Axis[Share] = field(default_factory=lambda: [i / 10 for i in range(11)])
     needle_samples: Count = 5
-    needle_haystack: str | None = None  # a file or folder of text; default: the held-out text
     heads_run: str | None = None  # Figures 1, 4, 5, 6; default: the largest ACP run, shortest context
     sweep_run: str | None = None  # Figure 7 and what else looks at one model; default: heads_run
     lm_eval_tasks: Annotated[list[str], Must("a list of tasks, at least one", len)] = field(
