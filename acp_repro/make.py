@@ -69,8 +69,9 @@ def _help(suite_name: str) -> int:
     print("Figures and tables, each made with all that it needs:")
     try:
         suite = load_suite(suite_name)
-        able = [*(item for item in suite.paper.items if item.runs(suite)), *suite.paper.pages]
-        lines = [f"    make {one.name:<15} {one.title}" for one in able]
+        able = [(item.name, item.title) for item in suite.paper.items if item.runs(suite)]
+        able += [(plan.HEADS, plan.HEADS_TITLE)] if suite.heads_run else []
+        lines = [f"    make {name:<15} {title}" for name, title in able]
         print("\n".join([f"  of {suite.paper.title}:", *lines]))
     except ImportError:
         print("  make figure2 is one; make setup installs what lists them all")

@@ -29,7 +29,7 @@ from .explorer.checkpoint import Checkpoint
 from .model.config import LogEpsilon
 from .pipeline.data.sources import check_length
 from .pipeline.errors import SuiteError
-from .pipeline.papers.acp.settings import MeasureConfig
+from .pipeline.papers.acp.settings import SWEPT_LOG_PRUNING_TOLERANCES, MeasureConfig
 from .pipeline.papers.acp.suite import FoXSuite
 from .pipeline.provenance import made_on, origin
 from .pipeline.records import read_files
@@ -64,10 +64,10 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
             f"suite {suite.name} is of paper {suite.paper.name}, which has no epsilon; name a suite of acp"
         )
     run = suite.run(options.run) if options.run else suite.sweep_run
-    quantity, usual = suite.paper.quantity(QUANTITY), suite.measure_settings.sweep_log_pruning_tolerances
-    values = options.log_pruning_tolerance or usual
+    quantity = suite.paper.quantity(QUANTITY)
+    values = options.log_pruning_tolerance or SWEPT_LOG_PRUNING_TOLERANCES
     path, other = quantity.path(suite.name, run.name), {}
-    if values != usual:
+    if values != SWEPT_LOG_PRUNING_TOLERANCES:
         path = path.with_name(f"{QUANTITY}_at_{'_'.join(f'{value:g}' for value in values)}.csv")
         other = {"path": path, "log_pruning_tolerances": values}
     bring_up_to_date(suite, [(run, quantity)], options.device, again=options.again, **other)
@@ -136,7 +136,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=bounded(LogEpsilon),
         nargs="+",
         metavar="X",
-        help="log epsilon, one or more (default: the suite's, or -1 -5 -10 -20 -40)",
+        help="log epsilon, one or more (default: -1 -5 -10 -20 -40)",
     )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add = parser.add_argument_group("a run of a suite").add_argument

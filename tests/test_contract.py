@@ -1,4 +1,4 @@
-"""What every paper does, ours and one from outside: train, resume, measure, draw, and nothing twice."""
+"""What every paper does: train, resume, measure, draw, and nothing twice."""
 
 import json
 from pathlib import Path
@@ -29,16 +29,10 @@ description: a test
 paper: lap
 data: {corpus: file, path: texts.jsonl, vocabulary: 300}
 model: {d_model: 32, d_kv: 8, d_ff: 48, num_layers: 3, num_decoder_layers: 1, num_heads: 2}
-pruning: {noise: logistic, beta: 1, tau: 1, max_length: 48}
+pruning: {beta: 1, tau: 1, max_length: 48}
 grid: [{compression: [1], training_mask: [hard_concrete]}]
 training: {steps: 6, batch_texts: 8, learning_rate: 3e-3, dtype: float32, checkpoint_every_seconds: 0}
 measure: {scored_texts: 24, batch_texts: 8}
-"""
-TOY = """
-description: a test
-paper: toy
-grid: [{width: [3]}]
-training: {dtype: float32, checkpoint_every_seconds: 0}
 """
 
 
@@ -60,7 +54,6 @@ PAPERS = {
     "lap": Chain(
         LAP, "figure_words", "Which tokens are kept", ("tau: 1", "tau: 0", "pruning.tau: must be a")
     ),
-    "toy": Chain(TOY, "figure1", "Error against width", ("[3]", "[0]", "grid[0].width[0]: must be a whole")),
 }
 
 
@@ -70,7 +63,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working folder with all texts. Make's commands run in this process; paper toy is an entry point."""
+    """A working folder with all texts. Make's commands run in this process."""
     write_suite(tmp_path)
     rows = [
         {
@@ -86,11 +79,6 @@ def folder(tmp_path, monkeypatch):
     words = sentence.split()
     texts = [{"text": " ".join(words[i % 7 : i % 7 + 4 + i % 9])} for i in range(120)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
-    package = tmp_path / "site/toy-1.0.dist-info"
-    package.mkdir(parents=True)
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[acp_repro.papers]\ntoy = tests.toy.paper:PAPER\n")
-    monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(make, "run_words", run_here)
     torch.set_num_threads(1)

@@ -145,7 +145,7 @@ def test_whole_numbers_may_have_an_exponent(tmp_path, monkeypatch):
     size = load_suite("mini").runs[0].size
     assert (size.tokens, type(size.tokens), size.learning_rate) == (1536, int, 1.0)
     write_suite(tmp_path, YAML.replace("tokens: 1536", "tokens: 1.5e-1"))
-    with pytest.raises(UsageError, match="tokens: must be a whole number"):
+    with pytest.raises(UsageError, match="tokens: must be a valid integer"):
         load_suite("mini")
 
 

@@ -127,7 +127,7 @@ def test_an_edit_makes_again_what_it_changes_and_no_more(work, tmp_path, monkeyp
         assert kinds(suite, "figure2") == (set(), *figure2[1:])
 
 
-def test_what_takes_one_load_of_the_weights_is_measured_together(work):
+def test_all_that_is_missing_of_a_run_is_measured_by_one_command(work):
     suite = load_suite("mini")
     run, exact = suite.runs
     missing = [
@@ -137,11 +137,17 @@ def test_what_takes_one_load_of_the_weights_is_measured_together(work):
     ]
     command = "python -m acp_repro.measure"
     assert plan.measure_commands(suite, missing) == [
-        f"{command} loss_curve loss decay attention_weights --suite mini --run {RUN}",
-        f"{command} loss_curve loss --suite mini --run {EXACT}",
+        f"{command} loss decay --suite mini --run {RUN}",
+        f"{command} loss_curve --suite mini --run {EXACT}",
     ]
     alone = plan.measure_commands(suite, [(run, PAPER.quantity("pruned_ratio"))])
     assert alone == [f"{command} pruned_ratio --suite mini --run {RUN}"]
+
+
+def test_make_heads_writes_the_page_of_the_weights_that_are_there(work):
+    suite = load_suite("mini")
+    command = f"python -m acp_repro.inspect runs/mini/{RUN}/model --html figures/mini/heads.html"
+    assert plan.stages(suite, plan.missing(suite, plan.targets(suite, ["heads"]))) == [[(command, None)]]
 
 
 @pytest.fixture

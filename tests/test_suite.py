@@ -136,6 +136,7 @@ def test_a_key_that_is_new_makes_older_records_stale_unless_it_has_its_default(
     record(suite, run, "loss")
     recorded = json.loads(state.settings_path(run).read_text())
     del recorded["measure"]["lm_eval_items"]
+    recorded["measure"]["a_key_that_became_a_constant"] = 3
     files.write_json(state.settings_path(run), recorded | {"records": {}})
     record(with_measure(suite, lm_eval_items=None), run, "loss")  # as of before the key
     assert "lm_eval_items" not in state.recorded_settings(run)["measure"]
@@ -238,17 +239,17 @@ def test_names_tell_length_tolerance_and_seed(load):
     ("old", "new", "message"),
     [
         ("hidden_size: 32", "hiden_size: 32", r"tiny.hiden_size: unknown key; did you mean hidden_size"),
-        ("hidden_size: 32", "hidden_size: wide", "tiny.hidden_size: must be a whole number, got .wide.$"),
+        ("hidden_size: 32", "hidden_size: wide", "tiny.hidden_size: must be a valid integer, got .wide.$"),
         ("hidden_size: 32", "hidden_size: 40", "tiny.hidden_size: 40 must be a multiple of head_dim 16"),
         ("hidden_size: 32, ", "", "sizes.tiny.hidden_size: missing"),
         ("tokens: 1536", "tokens: -1", "sizes.tiny.tokens: must be a whole number of at least 1, got -1"),
         ("size: [tiny]", "size: [huge]", r"grid\[0\].size: no size 'huge' under sizes, which has tiny"),
-        ("size: [tiny]", "size: tiny", r"grid\[0\].size: must be a list, such as \[tiny\], got 'tiny'"),
+        ("size: [tiny]", "size: tiny", r"grid\[0\].size: must be a valid array, got 'tiny'"),
         ("warmup_tokens: 512", "warmup_tokens: 1537", "training.warmup_tokens: 1537 are more than the 1536"),
         ("[128]", "[100]", "micro_batch_tokens: 128 must be a multiple of the context length 100"),
         ("[-10, null]", "[-10, -10]", "must be a list of different values"),
         ("corpus: text", "corpus: web", "data.corpus"),
-        ("grid:", "weights: x\ngrid:", "weights: must be a mapping of keys, got .x."),
+        ("grid:", "weights: x\ngrid:", "weights: must be an object, got .x."),
         ("description: a test", "description: a test\ndescription: twice", "'description' is given twice"),
         ("description: a test", "description: [", "not valid YAML"),
         ("description: a test", f"description: {'[' * 400}{']' * 400}", "not valid YAML"),
@@ -257,7 +258,11 @@ def test_names_tell_length_tolerance_and_seed(load):
         ("[-10, null]", f"[-10, null], seed: {list(range(600))}", "grid: makes 1,200 runs; at most 1,000"),
         ("grid:", "#" * 2**15 + "\ngrid:", "bytes; a suite has at most"),
         ("grid:", "not_run: ['*']\ngrid:", "grid: has no run but those of not_run; add one"),
-        ("dtype: float32", "dtype: float23", "dtype: must be bfloat16 or float32, .*; did you mean float32"),
+        (
+            "dtype: float32",
+            "dtype: float23",
+            "dtype: must be .bfloat16. or .float32., .*; did you mean float32",
+        ),
         ("loss_tokens: 256", "needle_depths: [2]", r"needle_depths\[0\]: must be a number in \[0, 1\]"),
     ],
 )

@@ -65,6 +65,11 @@ class Suite:
         runs = {run.name: run for run in self.runs}
         return find_named(runs, name, f"suite {self.name} has no run {name!r}")
 
+    @property
+    def heads_run(self) -> Run | None:
+        """For a paper's own class: the run whose attention heads `make heads` shows."""
+        return None
+
     def check(self) -> None:
         """For a paper's own class: checks the suite as a whole."""
 
@@ -108,11 +113,9 @@ class Quantity:
         measure: ``MODULE:FUNCTION``, imported when it measures: ``function(trained, **options)`` gives the
             rows. Empty if ``command`` makes them.
         runs: the runs of a suite that it is about.
-        group: a name shared by quantities that should be measured with one load of the weights.
         untrained: whether it depends on a run's shape alone, so that no training is needed. ``measure`` then
             gets a ``Trained`` without task and model, and makes a model with fresh weights.
         large: whether it has thousands of rows with one provenance, so that the file is gzipped.
-        options: keywords of ``measure`` that the command can pass.
         command: the command that makes it, for a quantity of a whole suite, without a run.
         library: (name, extra) of a library that `make setup` leaves out, and the extra that installs it. Make
             installs it before the first such record.
@@ -126,10 +129,8 @@ class Quantity:
     columns: str | tuple[str, ...]
     measure: str = ""
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
-    group: str = ""
     untrained: Callable[[Run], bool] = lambda run: False
     large: bool = False
-    options: tuple[str, ...] = ()
     command: str = ""
     library: tuple[str, str] | None = None
     optional: bool = False
@@ -253,37 +254,6 @@ class Item:
         return FIGURES / suite / f"{self.name}{'.md' if self.is_table else '.png'}"
 
 
-@dataclass(frozen=True)
-class Page:
-    """A page that one command makes from a run's weights: ``make NAME`` writes ``figures/SUITE/NAME.html``.
-
-    Attributes:
-        name, title: the target of Make; the title for the report and ``make help``.
-        command: the arguments of ``python -m``, with the ``{folder}`` of the weights and the ``{page}``.
-        module: the module that makes the page.
-        run: the run whose weights are shown.
-    """
-
-    name: str
-    title: str
-    command: str
-    module: str
-    run: Callable[[Suite], Run]
-
-    def path(self, suite: str) -> Path:
-        return FIGURES / suite / f"{self.name}.html"
-
-    def command_for(self, suite: Suite) -> str:
-        """The command that makes it."""
-        words = self.command.format(folder=self.run(suite).model_folder, page=self.path(suite.name))
-        return f"python -m {words}"
-
-    @property
-    def link(self) -> str:
-        """How the report beside it links to it, in Markdown."""
-        return f"[{self.title}]({self.name}.html)"
-
-
 @dataclass(frozen=True, eq=False)
 class Paper:
     """A paper that can be re-run.
@@ -302,7 +272,6 @@ class Paper:
         analysis: the package of its figures and tables. Its module ``items`` has ``ITEMS`` in their order,
             and may have ``CLAIMS``, the paper's other statements. Its module ``models``, if there is one,
             describes its models in the report (see ``analysis.report.gather``).
-        pages: what is made from weights, without a record.
         library: (name, extra) as a quantity has it, for all trainings and measures of the paper.
     """
 
@@ -316,7 +285,6 @@ class Paper:
     quantities: tuple[Quantity, ...]
     task: str
     analysis: str
-    pages: tuple[Page, ...] = ()
     library: tuple[str, str] | None = None
 
     @functools.cached_property

@@ -1,8 +1,8 @@
 """Plans the steps that a figure needs, for Make and for the commands.
 
-A *target* is the weights of a run, a record, an item (figure or table), a page, the report, or
-REPRODUCTION.md. ``needs`` returns the dependencies of a target, and ``missing`` the targets that must be
-made.
+A *target* is the weights of a run, a record, an item (figure or table), the page of a model's heads, the
+report, or REPRODUCTION.md. ``needs`` returns the dependencies of a target, and ``missing`` the targets that
+must be made.
 ``state`` decides whether weights and records are up to date. Everything that is drawn is always drawn again,
 because drawing takes seconds.
 """
@@ -13,27 +13,26 @@ import dataclasses
 import importlib.util
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 from . import state
 from .errors import SuiteError, UnknownName
-from .paper import Item, Page, Quantity, Suite
+from .paper import FIGURES, Item, Quantity, Suite
 from .run import Run
 
 Record = tuple[Run | None, Quantity]  # no run for a quantity of the whole suite
-REPORT, REPRODUCTION = "report", "reproduction"
-Drawn = Item | Page | str
+HEADS, REPORT, REPRODUCTION = "heads", "report", "reproduction"
+HEADS_TITLE = "Every head of a model, and which tokens each token attends to"
+Drawn = Item | str
 Target = Run | Record | Drawn
 
 
 def targets(suite: Suite, goals: Sequence[str]) -> list[Target]:
-    """The targets of Make's goals: names of items and pages, and names such as ``figures`` for several."""
+    """The targets of Make's goals: names of items, and names such as ``figures`` for several."""
     paper, usual = suite.paper, usual_items(suite)
     known: dict[str, list[Target]] = {
-        **{
-            one.name: [one]
-            for one in (*paper.items, *paper.pages)
-            if isinstance(one, Page) or one.runs(suite)
-        },
+        **{item.name: [item] for item in paper.items if item.runs(suite)},
+        **({HEADS: [HEADS]} if suite.heads_run else {}),
         "records": [*records_of(suite, usual)],
         "figures": [item for item in usual if not item.is_table],
         "tables": [item for item in usual if item.is_table],
@@ -89,8 +88,8 @@ def needs(suite: Suite, target: Target) -> Sequence[Target]:
             return [] if run is None or quantity.untrained(run) else [run]
         case Item():
             return records_of(suite, [target])
-        case Page():
-            return [target.run(suite)]
+        case _ if target == HEADS:
+            return [suite.heads_run]
         case _:
             return usual_items(suite) if target == REPORT else []
 
@@ -156,11 +155,21 @@ def stages(suite: Suite, stale: Sequence[Target], train_options: str = "") -> li
         [(train_command(suite, runs) + train_options, None)] if runs else [],
         [(command, None) for command in measure_commands(suite, records)],
         [(f"python -m analysis {item.name} --suite {suite.option}", item) for item in drawn],
-        [(page.command_for(suite), None) for page in suite.paper.pages if page in stale],
+        [(heads_command(suite), None)] if HEADS in stale else [],
         [(f"python -m analysis.report --suite {suite.option}", None)] * (REPORT in stale),
         [("python -m analysis.reproduction", None)] * (REPRODUCTION in stale),
     ]
     return [stage for stage in every if stage]
+
+
+def heads_page(suite: Suite) -> Path:
+    """The file that `make heads` writes."""
+    return FIGURES / suite.name / f"{HEADS}.html"
+
+
+def heads_command(suite: Suite) -> str:
+    """The command that writes the page of the heads of ``suite.heads_run``."""
+    return f"python -m acp_repro.inspect {suite.heads_run.model_folder} --html {heads_page(suite)}"
 
 
 def train_command(suite: Suite, runs: Sequence[Run]) -> str:
@@ -177,9 +186,7 @@ def measure_commands(suite: Suite, records: Iterable[Record]) -> list[str]:
     alike: dict[str, list[Run]] = {}
     for run in suite.runs:
         if run in by_run:
-            groups = {quantity.group for quantity in by_run[run]} - {""}
-            together = (q for q in suite.paper.quantities if q in by_run[run] or q.group in groups)
-            names = " ".join(quantity.name for quantity in together)
+            names = " ".join(q.name for q in suite.paper.quantities if q in by_run[run])
             alike.setdefault(names, []).append(run)
     for names, runs in alike.items():
         named = "".join(f" --run {run.name}" for run in runs)

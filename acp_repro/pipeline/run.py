@@ -159,6 +159,6 @@ class Run(ABC):
             if isinstance(value, Run):
                 resolved[name] = value.as_dict()
         for name in self.training.HOW:
-            resolved["training"].pop(name)
+            resolved["training"].pop(name, None)
         del resolved["weights"]
         return resolved

@@ -83,7 +83,8 @@ def _digest(recorded: Mapping[str, Any]) -> str:
 def differences(before: Any, settings: Any) -> list[str]:
     """The differences between recorded settings and those of a run or of the measures now, a line each.
 
-    A key that is new counts as its default.
+    A key that is new counts as its default, and a key that no longer exists is ignored, because the key is
+    now a constant.
     """
     return list(_differences(before, _settings(settings), settings))
 
@@ -93,7 +94,8 @@ def _differences(before: Any, now: Any, of: Any, where: str = "") -> Iterator[st
         if before != now:
             yield f"{where}: {before!r}, now {now!r}"
         return
-    for key in sorted({*before, *now}):
+    keys = {*now} if dataclasses.is_dataclass(of) else {*before, *now}
+    for key in sorted(keys):
         if key in before or not _is_default(of, key):
             inside = getattr(of, key, None)
             yield from _differences(before.get(key), now.get(key), inside, f"{where}.{key}".lstrip("."))

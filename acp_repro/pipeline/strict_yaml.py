@@ -1,6 +1,6 @@
 """Strict YAML: reads a file as frozen dataclasses, or says in one line what is wrong and where.
 
-pydantic checks keys and types; this module turns its first finding into the line.
+pydantic checks keys and types; the line has the file, the key and pydantic's message.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 import typing
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union
@@ -22,19 +22,8 @@ from .errors import SuiteError
 
 T = TypeVar("T")
 MOST_BYTES = 2**15  # of a suite file; the longest of the project has 8,000
-_LIST = "a list"
-_NAMES = {  # pydantic's names of types
-    "int": "a whole number",
-    "int_from_float": "a whole number",
-    "float": "a number",
-    "string": "text",
-    "bool": "true or false",
-    "list": _LIST,
-    "tuple": _LIST,
-    "dict": "a mapping of keys",
-    "dataclass": "a mapping of keys",
-}
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_MISSING = ("missing", "missing_argument")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -112,49 +101,36 @@ def build(cls: type[T], content: dict[str, Any], path: Path) -> T:
 
 
 def _in_words(cls: type, content: dict[str, Any], errors: list[dict[str, Any]]) -> str:
-    """One line for pydantic's findings.
-
-    An unknown key comes before what is missing because of it, and a deeper place before a shallower one. What
-    is wrong with a value of the right type comes before other types.
-    """
-    placed = [(error, _keys(content, error["loc"])) for error in errors]
-    error, keys = min(
-        placed, key=lambda one: (one[0]["type"] not in _UNKNOWN, -len(one[1]), one[0]["type"] != "must")
-    )
-    kind = error["type"]
-    where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
-    if kind in _UNKNOWN:
+    """One line for pydantic's findings: the first one, except that an unknown key precedes the key that is
+    missing because of the misspelling. The members of a union each have a finding of the same key."""
+    unknown = [error for error in errors if error["type"] in _UNKNOWN]
+    error = (unknown or errors)[0]
+    where = _key_path(content, error)
+    if unknown:
         known = re.findall(r"\b[a-z_]\w*", " ".join(key for key, _, _ in _key_rows(cls)))
-        return f"{where}: unknown key{did_you_mean(keys[-1], known)}"
-    if kind in ("missing", "missing_argument"):
-        return f"{where}.{error['loc'][-1]}: missing; it has no default".lstrip(".")
-    if kind == "value_error":
+        return f"{where}: unknown key{did_you_mean(error['loc'][-1], known)}"
+    if error["type"] in _MISSING:
+        return f"{where}: missing; the key has no default"
+    if error["type"] == "value_error":  # of a __post_init__, which names the key inside
         return f"{where}.{error['ctx']['error']}".lstrip(".")
-    same = [e for e, place in placed if place == keys and (kind != "must" or e["type"] == "must")]
-    wanted, value = list(dict.fromkeys(map(_wanted, same))), error["input"]
-    if wanted == [_LIST] and not isinstance(value, dict):
-        wanted = [f"{_LIST}, such as [{value}]"]
-    near = did_you_mean(value, re.findall("'(.+?)'", str(error.get("ctx"))))
-    return f"{where}: must be {' or '.join(wanted)}, got {value!r}{near}"
+    messages = [other["msg"] for other in errors if _key_path(content, other) == where]
+    wanted = " or ".join(dict.fromkeys(message.removeprefix("Input should be ") for message in messages))
+    near = did_you_mean(error["input"], re.findall("'(.+?)'", wanted))
+    return f"{where}: must be {wanted}, got {error['input']!r}{near}"
 
 
-def _wanted(error: dict[str, Any]) -> str:
-    name = error["type"].removesuffix("_type").removesuffix("_parsing")
-    if name == "must":
-        return error["msg"]
-    return error["ctx"]["expected"].replace("'", "") if name == "literal_error" else _NAMES.get(name, name)
-
-
-def _keys(content: Any, loc: Sequence[str | int]) -> list[str | int]:
-    """The keys of ``loc`` that are in the file: pydantic also names the members of a union."""
-    keys: list[str | int] = []
-    for part in loc:
+def _key_path(content: Any, error: dict[str, Any]) -> str:
+    """The key of a finding, such as ``grid[0].size``. pydantic's location also names members of unions,
+    which are no keys of the file."""
+    path = ""
+    for part in error["loc"]:
         try:
             content = content[part]
         except (KeyError, IndexError, TypeError):
-            continue
-        keys.append(part)
-    return keys
+            if error["type"] not in _MISSING:
+                continue
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path.lstrip(".")
 
 
 def key_table(cls: type) -> str:
@@ -179,7 +155,7 @@ def _key_rows(cls: Any, where: str = "") -> Iterator[tuple[str, str, str]]:
         yield f"`{key}`", _words_of(hint), shown
 
 
-_TYPES = {int: _NAMES["int"], float: _NAMES["float"], bool: _NAMES["bool"], str: "text", NoneType: "null"}
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 
 
 def _words_of(hint: Any) -> str:
@@ -188,9 +164,9 @@ def _words_of(hint: Any) -> str:
     plain = hint.__origin__ if bounds else hint
     origin, inner = typing.get_origin(plain), typing.get_args(plain)
     if origin is list:
-        return f"{[_LIST, *bounds][-1]}: each {_words_of(inner[0])}"
+        return f"{['a list', *bounds][-1]}: each {_words_of(inner[0])}"
     if origin is Literal:
         return " or ".join(f"`{word}`" for word in inner)
     if origin in (Union, UnionType) and not bounds:
         return " or ".join(map(_words_of, inner))
-    return [_TYPES.get(plain, _NAMES["dict"]), *bounds][-1]
+    return [_TYPES.get(plain, "a mapping of keys"), *bounds][-1]

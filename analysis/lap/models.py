@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from acp_repro.lap.settings import PruningConfig
 from acp_repro.pipeline.paper import Item, Suite
 from acp_repro.pipeline.papers.lap.settings import File
 from acp_repro.pipeline.papers.lap.suite import PruningRun
@@ -63,7 +64,7 @@ def describe(suite: Suite) -> str:
     return (
         f"T5 autoencoders {start}, {model.num_layers} encoder and {model.num_decoder_layers} decoder blocks "
         f"of width {model.d_model}, on {data.function.in_words(data.path)}; the decoder sees "
-        f"{suite.file.pruning.decoder_window} tokens before the present one in each layer"
+        f"{PruningConfig.decoder_window} tokens before the present one in each layer"
     )
 
 

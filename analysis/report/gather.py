@@ -17,7 +17,7 @@ import pandas as pd
 
 from acp_repro.pipeline import plan
 from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.paper import Item, Page, Suite
+from acp_repro.pipeline.paper import Item, Suite
 from acp_repro.pipeline.run import Run
 from acp_repro.pipeline.suite import load_suite
 
@@ -60,7 +60,6 @@ class Report:
     runs: pd.DataFrame
     entries: tuple[Entry, ...]
     left_out: tuple[Item, ...]
-    pages: tuple[Page, ...]
 
 
 def gather(name: str) -> Report:
@@ -84,7 +83,6 @@ def gather(name: str) -> Report:
         runs_table(suite, of_runs, models),
         shown,
         tuple(e.item for e in entries if e not in shown and not e.absent),
-        tuple(page for page in suite.paper.pages if page.path(suite.name).is_file()),
     )
 
 

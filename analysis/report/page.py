@@ -6,6 +6,7 @@ import html
 import re
 from collections import Counter
 
+from acp_repro.pipeline import plan
 from acp_repro.pipeline.paper import Item, Suite
 
 from ..ledger import Row
@@ -53,7 +54,7 @@ def render(report: Report) -> str:
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
-    runs, url = len(report.runs), report.suite.paper.url
+    runs, url, page = len(report.runs), report.suite.paper.url, plan.heads_page(report.suite)
     measured = int((report.runs["quantities"] != "0").sum())
     share = "all measured" if measured == runs else f"{measured} of them measured"
     if not measured:
@@ -63,7 +64,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     return [
         ("Models", f"{models} ([all runs](#runs))"),
         *report.facts,
-        *(("Look around", page.link) for page in report.pages),
+        *([("Look around", f"[{plan.HEADS_TITLE}]({page.name})")] if page.is_file() else []),
         ("The paper", f"{report.suite.paper.title} ([{link}]({url}))"),
     ]
 

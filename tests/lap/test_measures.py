@@ -53,7 +53,7 @@ def test_each_kept_share_is_measured_once(alike, monkeypatch):
         model=built,
         device=CPU,
         task=SimpleNamespace(tokenizer=built.tokenizer),
-        measure_settings=SimpleNamespace(timed_lengths=[16], timed_texts=2, timing_repeats=1),
+        measure_settings=SimpleNamespace(timed_lengths=[16], timed_texts=2),
         heldout_rows=lambda _: built.token_ids([TEXTS[2]]).tolist(),
     )
     rows = measure_removal_time(trained)
@@ -64,7 +64,7 @@ def test_each_kept_share_is_measured_once(alike, monkeypatch):
 
 def test_the_order_favours_neither_masks_nor_removal(monkeypatch):
     built = model()
-    trained = SimpleNamespace(model=built, device=CPU, measure_settings=SimpleNamespace(timing_repeats=3))
+    trained = SimpleNamespace(model=built, device=CPU)
     slow_every_other(monkeypatch)
     masked, removed = _compare(trained, built, built.token_ids([TEXTS[2]]))
     for column in ("encoder_ms", "decoder_ms"):

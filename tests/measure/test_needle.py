@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,7 +121,7 @@ def trained(tmp_path, monkeypatch):
     return TrainedFoX(suite, suite.runs[0], task, task.build(), torch.device("cpu"), 0)
 
 
-def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
+def test_one_model_is_tried_with_and_without_pruning(trained):
     rows = trial.measure_needle(trained)
     assert {frozenset(row) for row in rows} == {frozenset(PAPER.quantity("needle").columns)}
     assert [row["method"] for row in rows] == ["acp"] * 2 + ["exact"] * 2
@@ -132,12 +131,6 @@ def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
         for a, b in zip(rows[:2], rows[2:], strict=True)
     ]
     assert max(gaps) < 0.01  # epsilon is e^-10
-    trained.suite = with_measure(trained.suite, needle_haystack="essays")
-    monkeypatch.setattr(trial, "generate", lambda model, prompts, room: prompts)
-    with pytest.raises(ValueError, match="measure.needle_haystack: essays does not exist"):
-        trial.measure_needle(trained)
-    Path("essays").write_text("An essay says this and that. " * 30)
-    assert {row["haystack"] for row in trial.measure_needle(trained)} == {"essays"}
 
 
 @pytest.mark.parametrize("tolerance", [-10.0, -0.001])

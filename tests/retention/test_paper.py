@@ -62,7 +62,7 @@ grid:
   - {dataset: [asked], backbone: [mini], method: [ar], budget: [0.5], gates: [after_blocks]}
 retention: {over_budget: keep, dropped: last}
 training: {learning_rate: 1e-2, open_share: 0.3, hard_share: 0.3, dtype: float32}
-measure: {examples: 16, speed_lengths_tokens: [8, 24], timing_repeats: 1, speed_batch_examples: 2}
+measure: {examples: 16, speed_lengths_tokens: [8, 24], timing_repeats: 1}
 """
 
 

@@ -198,7 +198,6 @@ def test_each_head_of_the_first_block_looks_at_its_neighbour(kind):
         ("method: [mlm]", "method: [mlm], seed: [1]", "the grid has no run words-mini-mlm; add {dataset"),
         ("method: [mlm]", "method: [mlm, dense]", "has no budget, so give it its own entry"),
         ("tokenizer: {bpe: 290}", "tokenizer: bytes", "data.tokenizer: an encoder's is {bpe: SIZE}"),
-        ("steps: 12", "masked_share: 0.01", "masked_share: 0.01 of 12 tokens is none"),
     ],
 )
 def test_a_wrong_suite_is_one_line(here, old, new, words):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from acp_repro.pipeline.paper import Page, Paper
+from acp_repro.pipeline.paper import Paper
 
 from .quantities import QUANTITIES
 from .settings import File
@@ -19,13 +19,4 @@ PAPER = Paper(
     quantities=QUANTITIES,
     task=f"{__package__}.task:FoXTask",
     analysis="analysis.acp",
-    pages=(
-        Page(
-            "heads",
-            "Every head of a model, and which tokens each token attends to",
-            "acp_repro.inspect {folder} --html {page}",
-            "acp_repro.explorer.explorer",
-            lambda suite: suite.heads_run,
-        ),
-    ),
 )

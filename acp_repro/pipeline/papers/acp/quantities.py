@@ -58,14 +58,12 @@ QUANTITIES = (
         "implementation method measured_tokens repeats forward_ms+ backward_ms+ boundary_search_ms order",
         f"{M}.speed:measure_attention_time",
         with_acp,
-        group="speed",
     ),
     Quantity(
         "throughput",
         "implementation method measured_tokens repeats throughput_tokens_per_s pass_ms+ order",
         f"{M}.speed:measure_throughput",
         with_acp,
-        group="speed",
     ),
     Quantity(
         "throughput_with_checkpointing",
@@ -78,28 +76,23 @@ QUANTITIES = (
         "loss_curve",
         "position window_tokens measured_tokens loss_nats",
         f"{M}.losses:measure_loss_curve",
-        group="losses",
         large=True,
     ),
-    Quantity("loss", "measured_tokens loss_nats", f"{M}.losses:measure_loss", group="losses"),
+    Quantity("loss", "measured_tokens loss_nats", f"{M}.losses:measure_loss"),
     Quantity(
         "decay",  # c of Section 2
         "layer head pruned_ratio position cumulative_log_fgate_nats threshold_nats block_q_tokens "
         "block_k_tokens first_kept_key_position",
         f"{M}.heads:measure_decay",
         heads_run,
-        group="heads",
         large=True,
-        options=("heads",),
     ),
     Quantity(
         "attention_weights",
         "layer head query_position key_position attention_weight",
         f"{M}.heads:measure_attention_weights",
         heads_run,
-        group="heads",
         large=True,
-        options=("heads",),
     ),
     Quantity(
         "epsilon_sweep",
@@ -126,7 +119,6 @@ QUANTITIES = (
         "task metric value standard_error items truncated_requests source harness_version begins_with_bos",
         f"{M}.lm_eval:measure_lm_eval",
         evaluated,
-        group="lm_eval",
         library=HARNESS,
     ),
     Quantity(
@@ -134,7 +126,6 @@ QUANTITIES = (
         "task metric item value weight",
         f"{M}.lm_eval:measure_lm_eval_items",
         evaluated,
-        group="lm_eval",
         library=HARNESS,
         large=True,
     ),

@@ -14,6 +14,7 @@ from acp_repro.pipeline.suite import SuiteFile
 
 from .evaluation.catalogue import PAPER_TASKS, check_names
 
+SWEPT_LOG_PRUNING_TOLERANCES = [-1.0, -5.0, -10.0, -20.0, -40.0]  # of Figure 7
 # Keys of TrainingConfig that a size may set for itself.
 SIZE_OVERRIDES = ("micro_batch_tokens", "gradient_checkpointing")
 
@@ -65,7 +66,6 @@ class TrainingConfig(TrainerConfig):
     batch_tokens: Count = 2**19
     micro_batch_tokens: Count = 2**15
     warmup_tokens: CountFrom0 = 256 * 2**20
-    initializer_range: Positive = 0.02
 
     def __post_init__(self):
         check_divides(self, "micro_batch_tokens", "batch_tokens")
@@ -80,15 +80,11 @@ class MeasureConfig(Strict):
     timing_repeats: Count = 1
     loss_tokens: Count = 2 * 10**9
     sweep_tokens: Count = 32 * 2**20
-    sweep_log_pruning_tolerances: list[LogEpsilon] = field(
-        default_factory=lambda: [-1.0, -5.0, -10.0, -20.0, -40.0]
-    )
     # The needle test: the contexts, or how many of them from short to the training length; places of the
     # needle from 0, the beginning, to 1; and the number of haystacks for each.
     needle_lengths: Count | Axis[Count] = 11
     needle_depths: Axis[Share] = field(default_factory=lambda: [i / 10 for i in range(11)])
     needle_samples: Count = 5
-    needle_haystack: str | None = None  # a file or folder of text; default: the held-out text
     # `compare=False`: these keys select a run and change no record. heads_run (Figures 1, 4, 5, 6) defaults
     # to the largest run with ACP at its shortest context, and sweep_run (Figure 7) to heads_run.
     heads_run: str | None = field(default=None, compare=False)

@@ -91,7 +91,6 @@ class FoXRun(Run):
             num_hidden_layers=self.size.num_hidden_layers,
             num_heads=self.size.num_heads,
             qk_norm_share_param_across_head=self.size.qk_norm_share_param_across_head,
-            initializer_range=self.training.initializer_range,
             log_pruning_tolerance=self.log_pruning_tolerance,
             max_position_embeddings=self.context_length,
         )

@@ -10,7 +10,6 @@ from acp_repro.common.bounds import (
     Axis,
     Count,
     CountFrom0,
-    Must,
     NotNegative,
     Positive,
     PositiveOrInf,
@@ -70,9 +69,6 @@ class ModelConfig(Strict):
     num_layers: Count = 8
     num_decoder_layers: Count = 8
     num_heads: Count = 6
-    dropout_rate: Annotated[
-        float, Must("0, because a resumed run would draw other noise", lambda x: not x)
-    ] = 0.0
 
     @property
     def shape(self) -> dict[str, float]:
@@ -87,16 +83,11 @@ class PruningSettings(Strict):
     Hard concrete gates have their own bias and temperature, and logistic noise.
     """
 
-    noise: str = "gumbel"
     beta: float = 5.0
     tau: float = 0.1
     hard_concrete_beta: float = 2.0
     hard_concrete_tau: Temperature = 2 / 3
     hard_concrete_signal_limit: PositiveOrInf | None = None
-    gate_every: int = 2
-    threshold: float = -1.0
-    credit_nats: float = 10.0
-    decoder_window: int | None = 5
     max_length: int = 512
 
     def __post_init__(self):
@@ -137,7 +128,7 @@ class TrainingConfig(TrainerConfig):
     beta2: ShareBelow1 = 0.999
     length_warmup_steps: CountFrom0 = 0  # texts are cut, less and less
     rates_by_size: bool = False  # each weight's rate is a multiple of its root mean square
-    compile: Annotated[bool, Must("false, because texts differ in length", lambda x: not x)] = False
+    compile: ClassVar[bool] = False  # texts differ in length
 
     def __post_init__(self):
         for name in ("warmup_steps", "length_warmup_steps"):
@@ -150,10 +141,8 @@ class StartConfig(Strict):
     """Training of the run without gates, from whose weights the others start; else as in ``training``."""
 
     steps: Count
-    batch_texts: Count | None = None
     learning_rate: Positive | None = None
     warmup_steps: CountFrom0 | None = None
-    decay_share: Share | None = None
     length_warmup_steps: CountFrom0 | None = None
 
     def training(self, other: TrainingConfig) -> TrainingConfig:
@@ -169,13 +158,10 @@ class MeasureConfig(Strict):
     scored_texts: Count = 2000
     batch_texts: Count = 50
     probe_texts: Count = 2000  # of the training texts; tested on the held-out ones
-    probe_epochs: Count = 20
     shap_texts: Count = 50  # long texts that are written again, beside five short ones that are drawn
     shap_shortest: Count = 60  # tokens of these
-    shap_evaluations: Count = 400  # of the model, a text
     timed_lengths: Axis[Annotated[int, whole(4)]] = field(default_factory=lambda: [128, 512])
     timed_texts: Count = 16
-    timing_repeats: Count = 5
     # The run that measurements of one model use; default: the first run with hard concrete gates. It selects
     # a run and changes no record (`compare=False`).
     main_run: str | None = field(default=None, compare=False)

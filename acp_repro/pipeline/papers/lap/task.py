@@ -107,7 +107,7 @@ class PruningTask(Task):
             self.tokenizer = make_tokenizer(self.texts, run.data.vocabulary)
         else:
             self._start = PruningAutoencoder.from_t5(
-                run.model.weights, run.pruning_config(), dropout_rate=run.model.dropout_rate
+                run.model.weights, run.pruning_config(), dropout_rate=0.0
             )
             self.tokenizer = self._start.tokenizer
         self.steps = run.training.steps

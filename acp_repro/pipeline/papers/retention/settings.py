@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from acp_repro.common.bounds import (
-    Axis,
-    Count,
-    NotNegative,
-    Positive,
-    Seed,
-    Share,
-    ShareBelow1,
-    whole,
-    within,
-)
+from acp_repro.common.bounds import Axis, Count, NotNegative, Positive, Seed, Share, ShareBelow1, whole
 from acp_repro.pipeline.data.config import BYTES_VOCAB_SIZE, CorpusConfig, DataConfig
 from acp_repro.pipeline.run import Strict, TrainerConfig, check_divides
 from acp_repro.pipeline.suite import SuiteFile
@@ -35,6 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ar_fixed": {"method": "adaptive", "multiplier": "fixed", "initial_multiplier": 1.0},
     "ar_threshold": {"method": "adaptive", "selection": "threshold"},
 }
+MASKED_SHARE = 0.15  # of tokens to predict; 80 % become [MASK], 10 % another token
 MLM = "mlm"  # a run of masked language modelling, which others start from
 ABLATIONS = ("ar_no_relaxation", "ar_joint", "ar_fixed", "ar_threshold")
 GATES = ("input", "after_blocks", "output")
@@ -95,25 +86,21 @@ class PretrainingConfig(Strict):
     """Masked language modelling (Devlin et al. 2019) with new masks each time (Liu et al. 2019)."""
 
     data: DataConfig  # its ``tokenizer: {bpe: SIZE}`` becomes the encoder's, with BERT's special tokens
-    max_tokens: Annotated[int, whole(4)] = 512  # of a sequence; texts follow each other without padding
+    max_tokens: Annotated[int, whole(6)] = 512  # of a sequence; texts follow each other without padding
     batch_sequences: Count = 256  # of an optimiser step
     micro_batch_sequences: Count | None = None  # of one pass; null: all of them
     steps: Count = 10_000
     learning_rate: Positive = 5e-4
-    warmup_share: ShareBelow1 = 0.06
-    masked_share: ShareBelow1 = 0.15  # of tokens to predict; 80 % become [MASK], 10 % another token
     neighbour_heads: bool = False  # heads of the first block start at neighbours; see ``look_at_neighbours``
 
     def __post_init__(self):
-        if not self.masked_tokens:
-            raise ValueError(f"masked_share: {self.masked_share} of {self.max_tokens} tokens is none")
         check_divides(self, "micro_batch_sequences", "batch_sequences")
         if self.data.bpe_size is None:
             raise ValueError("data.tokenizer: an encoder's is {bpe: SIZE}, trained on this text")
 
     @property
     def masked_tokens(self) -> int:
-        return round(self.masked_share * (self.max_tokens - 2))
+        return round(MASKED_SHARE * (self.max_tokens - 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,11 +126,8 @@ class MeasureConfig(Strict):
     """How much is measured."""
 
     examples: Count = 512  # of the test split, for times and the state of the budget; scores use all of it
-    # Of dense models that are pruned at inference only.
-    budgets: list[Annotated[float, within("(0, 1)")]] = field(default_factory=lambda: [0.5, 0.3])
     speed_lengths_tokens: list[Count] = field(default_factory=lambda: [512])
-    speed_batch_examples: Count = 32  # as in Table 4
-    speed_batch_tokens: Count | None = None  # instead: a GPU that is not full would measure its host
+    speed_batch_tokens: Count | None = None  # null: 32 examples, as in Table 4, which may leave a GPU idle
     timing_repeats: Count = 5  # of each time; the median counts
 
 

@@ -27,6 +27,7 @@ RUN_COLUMNS = (
     *("dataset", "backbone", "method", "budget", "gates"),
     *("temperature", "stretch_low", "stretch_high", "seed"),
 )
+PRETRAINING_WARMUP_SHARE = 0.06
 _GRID_KEYS = ("budget", "method", "gates", "temperature", "stretch", "open_steps", "hard_from_step")
 
 
@@ -173,7 +174,7 @@ def _pretraining_run(file: File, suite: str, text: str, backbone: str, seed: int
     training = dataclasses.replace(
         file.training,
         learning_rate=pretraining.learning_rate,
-        warmup_share=pretraining.warmup_share,
+        warmup_share=PRETRAINING_WARMUP_SHARE,
         open_share=0.0,
         hard_share=0.0,
         group_by_length=False,  # its sequences are all of one length

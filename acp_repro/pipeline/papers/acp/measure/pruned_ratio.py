@@ -12,6 +12,7 @@ from acp_repro.common.command import progress_bar
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.pipeline.training.step import autocast
 
+from ..settings import SWEPT_LOG_PRUNING_TOLERANCES
 from ..trained import TrainedFoX
 from .pruned_mass import pruned_row_mass
 
@@ -82,14 +83,15 @@ def measure_block_size(trained: TrainedFoX) -> list[dict[str, Any]]:
 def measure_epsilon_sweep(
     trained: TrainedFoX, log_pruning_tolerances: list[float] | None = None
 ) -> list[dict[str, Any]]:
-    """One record for each epsilon, from a pass of the model that prunes with it; by default the suite's.
+    """One record for each epsilon, from a pass of the model that prunes with it; by default those of
+    Figure 7.
 
     ``block_pruned_ratio`` is on the code's own grid; ``token_pruned_ratio`` is what pruning entry by entry
     would save. ``largest_pruned_mass`` is the most attention weight that any row of any head loses to pruned
     blocks; missing if nothing is pruned.
     """
     config, before = trained.model.config, trained.model.config.log_pruning_tolerance
-    values = log_pruning_tolerances or trained.measure_settings.sweep_log_pruning_tolerances
+    values = log_pruning_tolerances or SWEPT_LOG_PRUNING_TOLERANCES
     for value in values:  # a wrong one fails here, before minutes of work
         dataclasses.replace(config, log_pruning_tolerance=value)
     try:

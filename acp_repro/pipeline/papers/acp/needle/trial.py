@@ -17,7 +17,7 @@ from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.training.step import autocast
 
 from ..trained import TrainedFoX
-from .haystack import file_haystacks, heldout_haystacks
+from .haystack import heldout_haystacks
 from .prompt import Needle, Trial, first_line, hide, tokenise_needles
 
 _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
@@ -25,23 +25,18 @@ _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothi
 
 def measure_needle(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each method, context length, haystack and depth of the needle. The haystack is the run's
-    held-out text, or ``measure.needle_haystack``."""
+    held-out text."""
     return try_wordings(trained, "easy", trained.methods())
 
 
 def try_wordings(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dict[str, Any]]:
     """The records of one of ``prompt.WORDINGS``; before each of ``methods`` the model is set to it."""
     run, settings, corpus = trained.run, trained.measure_settings, prepare(trained.run.data)
-    encode = corpus.tokenizer.encode
-    needles = tokenise_needles(encode, corpus.bos_id, mode)
+    needles = tokenise_needles(corpus.tokenizer.encode, corpus.bos_id, mode)
     lengths = settings.needle_lengths
     if isinstance(lengths, int):
         lengths = default_lengths(needles, run.context_length, lengths)
-    text, samples = settings.needle_haystack, settings.needle_samples
-    if text is None:
-        haystacks = heldout_haystacks(corpus, run.context_length, max(lengths), samples)
-    else:
-        haystacks = file_haystacks(text, encode, max(lengths), samples, "measure.needle_haystack")
+    haystacks = heldout_haystacks(corpus, run.context_length, max(lengths), settings.needle_samples)
     rows = []
     for method in methods:
         found = try_needle(
@@ -55,7 +50,7 @@ def try_wordings(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list
             description=f"{run.name}: needle, {method}",
         )
         shared = {"method": method, "mode": mode, "needle_share": run.needle_share}
-        shared["haystack"] = text or "held-out text"
+        shared["haystack"] = "held-out text"
         rows += [shared | row for row in found]
     return rows
 

@@ -13,6 +13,7 @@ from acp_repro.lap.attribution import shap_values
 from ..quantities import SHOWN_TEXTS
 from ..task import TrainedPruning
 
+EVALUATIONS = 400  # of the model for each text
 SHORT = range(12, 41)  # tokens of these
 SAME = 0.9  # share of a long text's tokens that must be written again, or places would mean nothing
 DECIMALS = 2  # of a value in nats
@@ -25,7 +26,7 @@ def measure_attribution(trained: TrainedPruning) -> list[dict[str, Any]]:
     for number, row in enumerate(
         progress_bar(choose_texts(trained), desc=f"{trained.run.name}: attribution", leave=False)
     ):
-        found = shap_values(trained.model, row, trained.measure_settings.shap_evaluations, trained.run.seed)
+        found = shap_values(trained.model, row, EVALUATIONS, trained.run.seed)
         words, kept = tokenizer.tokens(found.written), tokenizer.tokens(row[i] for i in found.positions)
         values = found.values.round(DECIMALS) + 0.0  # without negative zeros
         pairs = np.ones_like(values, dtype=bool) if number < SHOWN_TEXTS else select_pairs(values)

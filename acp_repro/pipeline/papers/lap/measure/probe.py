@@ -24,6 +24,7 @@ from ..texts import encode
 
 HIDDEN = 64  # of the MLP; the article does not give it
 LEARNING_RATE = 2e-3
+EPOCHS = 20
 
 
 def measure_probe(trained: TrainedPruning) -> list[dict[str, Any]]:
@@ -114,7 +115,7 @@ def _votes(trained: TrainedPruning, features: list[list[Tensor]], labels: dict[s
 
     optimizer = torch.optim.AdamW(mlp.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     target = labels["train"].float()
-    for _ in range(trained.measure_settings.probe_epochs):
+    for _ in range(EPOCHS):
         for part in torch.randperm(len(target)).split(64):
             loss = F.binary_cross_entropy_with_logits(votes(train[0][part], train[1][part]), target[part])
             optimizer.zero_grad()

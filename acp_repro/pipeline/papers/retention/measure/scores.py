@@ -20,6 +20,7 @@ from ..texts import load_labelled
 from ..trained import SCORES, Evaluation, TrainedRetention
 
 PRUNINGS = ("random", "h2o")
+BUDGETS = (0.5, 0.3)
 _ROWS = 32
 _WORDS_IN_A_ROW = (1, 2)
 _INVERSE_REGULARIZATION = (1.0, 10.0, 100.0)  # scikit-learn's C
@@ -47,7 +48,7 @@ def measure_pruned_dense(trained: TrainedRetention) -> list[dict[str, Any]]:
     records = _list_scores(plain, pruning="none", pruning_gates="none", pruning_budget=1.0)
     for gates in GATES:
         for pruning in PRUNINGS:
-            for budget in trained.measure_settings.budgets:
+            for budget in BUDGETS:
                 model = trained.pruned(method=pruning, gates=gates, budget=budget)
                 columns = {"pruning": pruning, "pruning_gates": gates, "pruning_budget": budget}
                 records += _list_scores(trained.evaluate(model, "test"), **columns)
