@@ -11,13 +11,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from .common.bounds import NotNegative, Seed, within
 from .common.command import bounded, checkpoint_parser, choose_device, command, positive, run_command
 from .common.errors import UsageError
 from .explorer.checkpoint import Checkpoint
-from .model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .model.tokenizer import Tokenizer
 
 DEFAULT_PROMPT = "It was a dark and stormy night; the rain fell in torrents, and"
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from acp_repro import model
 from acp_repro.common.errors import UsageError, usage_errors
 from acp_repro.common.files import read_json
-from acp_repro.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import torch
+
+    from acp_repro.model.tokenizer import Tokenizer
 
 # Names, in other projects' tokenizers, of the token in front of a document; GPT-2's comes first.
 _BOS_NAMES = ("<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
