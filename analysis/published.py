@@ -64,10 +64,9 @@ def claims_of(package: str) -> dict[str, tuple[Claim, ...]]:
         return re.sub(r"\{(\w+\.\w+):?([^}]*)\}", lambda m: format(named(m[1]), m[2]), words)
 
     def claim(entry: dict[str, Any]) -> Claim:
-        through = entry.pop("through", None)
         check = named(entry.pop("check")) if "check" in entry else None
         lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
         words = {key: filled(value) for key, value in entry.items() if isinstance(value, str)}
-        return Claim(**entry | lists | words, check=named(through)(check) if through else check)
+        return Claim(**entry | lists | words, check=check)
 
     return {item: tuple(map(claim, entries)) for item, entries in tomllib.loads(text).items()}

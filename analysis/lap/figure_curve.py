@@ -75,6 +75,7 @@ keeps is {models.SOFT_RATIO}. Right: texts that the model writes from what is ke
     return draw(records), caption
 
 
+@models.of_the_article
 def lambda_compresses(reconstruction: pd.DataFrame) -> Verdict:
     """Not met if a larger lambda keeps clearly more than a smaller one, met if the largest keeps clearly less
     than the smallest. Runs differ in lambda alone. *Clearly* is ``CHANCE``."""

@@ -38,7 +38,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     for gate, column in enumerate(ratios):
         share = ratios[column] / before.iloc[:, gate]
         right.plot(ratios.index, share, color=GATES[gate % 4], label=f"gate {gate + 1}")
-    left.set_title(drops_and_learns(records).ours.capitalize())
+    left.set_title(judge(records).ours.capitalize())
     late = pd.Series([100 * line.get_ydata()[-len(ratios) // 10 :].mean() for line in right.lines])
     right.set_title(f"Each gate keeps {style.span(late)} % of what reaches it")
     left.set(ylim=(0, 1.03), ylabel="share", xlabel="step")
@@ -51,7 +51,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["dynamics"]
     run = found.runs[0]
     name = models.name_of(run.compression, run.training_mask)
-    caption = f"""**Training dynamics.** Run {run.name} ({name}): {drops_and_learns(records).ours}, from the
+    caption = f"""**Training dynamics.** Run {run.name} ({name}): {judge(records).ours}, from the
 first evaluation to the last tenth of training. Left: accuracy on held-out text with teacher forcing, and
 the share of tokens kept. Full lines: tokens really removed. Dashed: the soft mask; where both agree, one
 line hides the other. The share that it keeps is {models.SOFT_RATIO}. Right: the share that each gate keeps
@@ -59,7 +59,7 @@ of what reaches it."""
     return draw(records), caption
 
 
-def drops_and_learns(dynamics: pd.DataFrame) -> Verdict:
+def judge(dynamics: pd.DataFrame) -> Verdict:
     """Met if the last tenth of training keeps less than the first look and is more accurate, or accurate."""
     accuracy = dynamics[dynamics["series"] == "accuracy"].set_index("step")["value"]
     kept = dynamics[dynamics["series"] == "kept_ratio"]
@@ -69,3 +69,6 @@ def drops_and_learns(dynamics: pd.DataFrame) -> Verdict:
     ours = f"accuracy {accuracy.iloc[0]:.2f} to {ends[0]:.2f}, kept {kept.iloc[0]:.0%} to {ends[1]:.0%}"
     learns = ends[0] > accuracy.iloc[0] or ends[0] >= SMALL_ACCURACY
     return Verdict.of(learns and ends[1] < kept.iloc[0], ours)
+
+
+drops_and_learns = models.of_the_article(judge)

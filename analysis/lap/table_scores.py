@@ -79,6 +79,7 @@ def gated(reconstruction: pd.DataFrame, decoding: str) -> pd.DataFrame:
     return some(rows, "reconstruction, with gates").set_index("run")
 
 
+@models.of_the_article
 def article_scores(reconstruction: pd.DataFrame) -> Verdict:
     """Met if a gated run reaches all three scores of the article with fewer tokens."""
     runs = gated(reconstruction, "removed")
@@ -95,6 +96,7 @@ def article_scores(reconstruction: pd.DataFrame) -> Verdict:
     return Verdict.of(met.any(), models.each_in_words(words))
 
 
+@models.of_the_article
 def small_goal(reconstruction: pd.DataFrame) -> Verdict:
     """Met if a gated run keeps few tokens and its accuracy."""
     runs = gated(reconstruction, "removed")
@@ -103,6 +105,7 @@ def small_goal(reconstruction: pd.DataFrame) -> Verdict:
     return Verdict.of(met.any(), models.each_in_words(words))
 
 
+@models.of_the_article
 def soft_gap(reconstruction: pd.DataFrame) -> Verdict:
     """Met if no run with soft masks loses more than ``GAP`` of its accuracy by removal."""
     soft, removed = (gated(reconstruction, name) for name in ("soft", "removed"))
@@ -117,6 +120,7 @@ def soft_gap(reconstruction: pd.DataFrame) -> Verdict:
     return Verdict.of((before - after <= GAP).all(), models.each_in_words(words))
 
 
+@models.of_the_article
 def free_running(reconstruction: pd.DataFrame) -> Verdict:
     """Met if a gated run writes more than half of the texts word for word."""
     runs = gated(reconstruction, "free")
