@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from acp_repro.common.artifacts import digest
 from acp_repro.common.command import progress_bar, usable_cores
 from acp_repro.model.tokenizer import TOKENIZER_FILE, BPETokenizer, ByteTokenizer, Tokenizer
 from acp_repro.pipeline.data.cache import Entry, EntryWriter, default_cache, open_or_build
@@ -72,9 +72,10 @@ class Corpus:
         ``context_length`` adds, to each split, the number of its sequences and the share (0 to 1) of tokens
         in them.
         """
+        manifest = self._entry.manifest
         splits = {
-            name: {**facts, "sha256": self._entry.files[f"{name}.tokens"]["sha256"]}
-            for name, facts in self._entry.facts["splits"].items()
+            name: {**facts, "sha256": manifest["sha256"][f"{name}.tokens"]}
+            for name, facts in manifest["splits"].items()
         }
         for name, split in splits.items() if context_length is not None else ():
             split["sequences"] = int((np.diff(self.offsets(name)) // context_length).sum())
@@ -82,8 +83,8 @@ class Corpus:
             split["share_used"] = split["sequences"] * context_length / (split["tokens"] or 1)
         return {
             "corpus": self.config.corpus,
-            "identity": self._entry.facts["identity"],
-            "hash": self._entry.key,
+            "identity": manifest["identity"],
+            "hash": digest(manifest["inputs"]),
             "tokenizer": self.tokenizer.name,
             "vocab_size": self.vocab_size,
             "splits": splits,
@@ -114,20 +115,14 @@ def prepare(
     folder = default_cache() if cache_dir is None else Path(cache_dir).expanduser()
     reader = Reader(config, folder)
     tokens, fact = _tokenizer_facts(config)
-    facts = {
+    inputs = {
         "format": FORMAT,
         "identity": reader.identity,
         "heldout": "paths" if config.heldout_paths else float(config.heldout),
         "bpe": fact,
     }
-    key = hash_json(facts)
-    name = f"{config.corpus}-{tokens}-{key[:16]}"
-    return Corpus(config, open_or_build(folder / name, key, functools.partial(_build, config, reader)))
-
-
-def hash_json(value: Any) -> str:
-    """SHA-256 of a value of JSON's types."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    name = f"{config.corpus}-{tokens}-{digest(inputs)[:16]}"
+    return Corpus(config, open_or_build(folder / name, inputs, functools.partial(_build, config, reader)))
 
 
 def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
@@ -149,7 +144,7 @@ class Reader:
         if config.heldout_paths:  # first, so that an error names this key
             self._heldout = TextSource(config.heldout_paths, config.text_field, key="heldout")
         self._source = config.source(cache)
-        self.identity = hash_json([source.identity for source in (self._source, self._heldout) if source])
+        self.identity = digest([source.identity for source in (self._source, self._heldout) if source])
 
     def documents(self, doing: str) -> Iterator[Split]:
         """Gives (split, document), behind a progress bar labelled ``doing``."""

@@ -6,13 +6,13 @@ files, and need neither the network nor the library.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from acp_repro.common.artifacts import digest
 from acp_repro.common.command import progress_bar
 from acp_repro.pipeline.data.cache import EntryWriter, default_cache, open_or_build
 from acp_repro.pipeline.data.files import DataError, read_records
@@ -63,7 +63,6 @@ def _fetch(
     local = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
     state = [[str(p.relative_to(folder)), p.stat().st_size, p.stat().st_mtime_ns] for p in local]
     what = [path, config, split, fields["text"], most, *([others] if others else []), *state]
-    key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
     def build(writer: EntryWriter) -> dict:
         lines, documents = bytearray(), 0
@@ -77,9 +76,9 @@ def _fetch(
         if not documents:
             raise DataError(f"path: {path}, split {split}, holds no text")
         writer.append(_FILE, zstd.compress(lines))
-        return {"source": what, "documents": documents}
+        return {"documents": documents}
 
-    return open_or_build(cache / f"hf-fetched-{key[:16]}", key, build).folder / _FILE
+    return open_or_build(cache / f"hf-fetched-{digest(what)[:16]}", {"source": what}, build).folder / _FILE
 
 
 def _records(
