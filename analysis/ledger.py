@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 
 from acp_repro.common import files
+from acp_repro.common.artifacts import read_object
 from acp_repro.common.command import progress_bar
 from acp_repro.pipeline import plan, state
 from acp_repro.pipeline.errors import SuiteError
@@ -421,7 +422,7 @@ def write(rows: Sequence[Row]) -> None:
 
 
 def _content(path: Path = PATH) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}
 
 
 def read() -> dict[str, Row]:
