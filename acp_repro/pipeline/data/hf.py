@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from acp_repro.common.artifacts import digest
+from acp_repro.common.artifacts import digest, open_or_build
 from acp_repro.common.command import progress_bar
-from acp_repro.pipeline.data.cache import EntryWriter, default_cache, open_or_build
+from acp_repro.pipeline.data.cache import default_cache
 from acp_repro.pipeline.data.files import DataError, read_records
 from acp_repro.pipeline.data.sources import Row, TextSource
 
@@ -64,21 +64,24 @@ def _fetch(
     state = [[str(p.relative_to(folder)), p.stat().st_size, p.stat().st_mtime_ns] for p in local]
     what = [path, config, split, fields["text"], most, *([others] if others else []), *state]
 
-    def build(writer: EntryWriter) -> dict:
+    def build(folder: Path) -> dict[str, int]:
         lines, documents = bytearray(), 0
         records = islice(_records(path, config, split, fields, most), most)
-        for record in progress_bar(records, f"fetching {path}", unit=" documents", leave=False):
-            lines += json.dumps(record).encode() + b"\n"
-            documents += 1
-            if len(lines) >= _FRAME_BYTES:
-                writer.append(_FILE, zstd.compress(lines))
-                lines.clear()
+        with (folder / _FILE).open("wb") as file:
+            for record in progress_bar(records, f"fetching {path}", unit=" documents", leave=False):
+                lines += json.dumps(record).encode() + b"\n"
+                documents += 1
+                if len(lines) >= _FRAME_BYTES:
+                    file.write(zstd.compress(lines))
+                    lines.clear()
+            file.write(zstd.compress(lines))
         if not documents:
             raise DataError(f"path: {path}, split {split}, holds no text")
-        writer.append(_FILE, zstd.compress(lines))
         return {"documents": documents}
 
-    return open_or_build(cache / f"hf-fetched-{digest(what)[:16]}", {"source": what}, build).folder / _FILE
+    fetched = cache / f"hf-fetched-{digest(what)[:16]}"
+    open_or_build(fetched, {"source": what}, build)
+    return fetched / _FILE
 
 
 def _records(

@@ -42,14 +42,12 @@ def check_unchanged(run: Run) -> None:
     begun = latest_checkpoint(run.folder / "checkpoints") is not None
     finished = run.weights_file.is_file() and not begun
     before = description(run).get("settings")
-    if before is None:
-        if not begun and not finished:
-            return  # nothing to lose
+    if before is None and (begun or finished):  # otherwise there is nothing to lose
         raise TrainingError(
             f"{run.folder}/run.json is missing or damaged, so the weights' settings are unknown. Copy it "
             f"back, or delete the run to train again: rm -r {run.folder}"
         )
-    if other := differences(before, run):
+    if other := before is not None and differences(before, run):
         raise TrainingError(
             f"{run.folder} was begun with other settings: {'; '.join(other)}. Put them back, or "
             f"delete it to train again: rm -r {run.folder}"
