@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 
 from acp_repro.common import files
+from acp_repro.common.artifacts import read_object
 from acp_repro.common.command import progress_bar
 from acp_repro.pipeline import plan, state
 from acp_repro.pipeline.errors import SuiteError
@@ -420,19 +421,23 @@ def write(rows: Sequence[Row]) -> None:
     files.write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
+def _content(path: Path = PATH) -> dict[str, Any]:
+    return read_object(path) if path.is_file() else {}
+
+
 def read() -> dict[str, Row]:
     """The rows of ``claims.json`` by their ID; none where that file is missing or damaged."""
-    claims = files.read_json(PATH).get("claims", ())
+    claims = _content().get("claims", ())
     return {row["id"]: Row(**row | {"verdict": Word(row["verdict"])}) for row in claims}
 
 
 def read_models(path: Path = PATH) -> list[dict[str, Any]]:
-    return files.read_json(path).get("models", [])
+    return _content(path).get("models", [])
 
 
 def is_judged(suite: str) -> bool:
     """Whether ``claims.json`` is of the records that a suite has now."""
-    suites = files.read_json(PATH).get("suites", {})
+    suites = _content().get("suites", {})
     return suites.get(suite, hashlib.sha256().hexdigest()) == digest(suite)
 
 

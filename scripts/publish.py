@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from acp_repro.common import files
+from acp_repro.common import artifacts, files
 from acp_repro.common.command import command, run_command
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.records import read_records
@@ -126,9 +126,8 @@ def fox(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]
     ends = dict.fromkeys(("bos_token_id", "eos_token_id"), corpus.bos_id)
     official = json.loads((run.model_folder / "config.json").read_text()) | ends
     files.write_json(folder / "config.json", dict(sorted(official.items())))
-    done = json.loads((run.folder / "done.json").read_text())
-    done["sha256"] = files.sha256_of(folder / "model.safetensors")
-    files.write_json(folder / "done.json", done)
+    done = artifacts.open_or_explain(run.weights_file, manifest=run.folder / "done.json")
+    artifacts.write_manifest(folder / "done.json", folder / "model.safetensors", done.get("inputs", {}), done)
     config = run.model_config(corpus.vocab_size)
     about = f"""\
 A small Forgetting Transformer (FoX), trained with Adaptive Computation Pruning (ACP). Use it to look at

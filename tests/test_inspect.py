@@ -164,7 +164,7 @@ MISTAKES = {
     "begun": "begun holds no weights yet: its training is not finished",
     "gpt2": "gpt2 has no file named model.safetensors",
     "half": "model.safetensors is missing",
-    "flipped": "flipped/done.json names",
+    "flipped": "does not match the SHA-256 in",
     "official --token-ids short.npy": "a document has 300 tokens; give that --length, or less",
     "official --text four.txt": "--text: four.txt is empty or too short: a sequence of 4,096 tokens takes",
     "official --token-ids blank.txt": "blank.txt: no array of integers",

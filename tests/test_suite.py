@@ -105,6 +105,16 @@ def test_a_record_is_of_its_own_settings_whatever_its_date(load):
     assert current(load(YAML)) == {suite.runs[1].name}
 
 
+@pytest.mark.parametrize("text", ['{"records": []}', '{"records": {"loss.csv": [1]}}', '{"trained": [1]}'])
+def test_settings_of_another_shape_are_one_line(load, text):
+    suite = load(YAML)
+    record(suite, suite.runs[0], "loss")
+    path = state.settings_path(suite.runs[0])
+    path.write_text(text)
+    with pytest.raises(RecordError, match=f"^{path} is damaged; copy it back, or delete it to measure"):
+        current(suite)
+
+
 def test_a_record_is_of_the_weights_that_are_there(load):
     suite = load(YAML)
     run = suite.runs[0]

@@ -77,7 +77,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The JSON object in a file; empty if the file is missing or damaged, or holds no object."""
     try:
         content = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

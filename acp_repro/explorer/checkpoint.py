@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acp_repro import model
+from acp_repro.common.artifacts import read_object
 from acp_repro.common.errors import UsageError, usage_errors
 from acp_repro.common.files import read_json
 
@@ -66,7 +66,7 @@ class Checkpoint:
         folder = self.folder.resolve()
         file = folder.parent / "run.json"
         # Only a folder of this name can be a run's weights; elsewhere run.json belongs to another program.
-        return json.loads(file.read_bytes()) if folder.name == "model" and file.is_file() else None
+        return read_object(file) if folder.name == "model" and file.is_file() else None
 
     @property
     def context_length(self) -> int | None:

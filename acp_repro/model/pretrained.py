@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acp_repro.common.files import replacing, sha256_of
+from acp_repro.common.artifacts import identify_run, open_or_explain, read_object
+from acp_repro.common.files import replacing
 
 from .config import ROPE_BASE, FoXConfig
 
@@ -96,19 +97,14 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_sum(folder: Path) -> None:
-    """Raises ValueError if the weights are not those of our own ``done.json``, where there is one."""
+    """Raises ValueError if the weights are not those of our own ``done.json``, if there is one, or of another
+    run than ``run.json``."""
     real = folder.resolve()
     of_run = real.name == RUN_MODEL_FOLDER and (real.parent / RUN_FILE).is_file()
     done = (real.parent if of_run else real) / "done.json"
-    weights = folder / WEIGHTS_FILE
-    try:
-        expected = json.loads(done.read_text(encoding="utf-8"))["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    if weights.is_file() and sha256_of(weights) != expected:
-        raise ValueError(
-            f"{weights} is not the file that {done} names: one of the two is cut or changed; copy it again"
-        )
+    if done.is_file() and (folder / WEIGHTS_FILE).is_file():
+        inputs = identify_run(read_object(real.parent / RUN_FILE)) if of_run else None
+        open_or_explain(folder / WEIGHTS_FILE, inputs, manifest=done, remedy="copy both again")
 
 
 def check_finite(source: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:

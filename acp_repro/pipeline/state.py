@@ -41,7 +41,7 @@ def has_weights(run: Run) -> bool:
 
 def proof(path: Path) -> dict[str, Any]:
     """What ``settings.json`` says of the record at ``path``; empty if nothing, as after an interruption."""
-    content = read_json(path.with_name(PROOFS))
+    content = _read_settings(path.with_name(PROOFS))
     record = content.get("records", {}).get(path.name, {})
     if record and (content.get("folder"), record.get("sha256")) != (_folder(path), files.sha256_of(path)):
         raise RecordError(
@@ -117,7 +117,15 @@ def settings_path(run: Run) -> Path:
 
 def recorded_settings(run: Run) -> dict[str, Any]:
     """The content of ``settings.json``; empty if there is none."""
-    return read_json(settings_path(run))
+    return _read_settings(settings_path(run))
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    records, trained = content.get("records", {}), content.get("trained") or {}
+    if isinstance(records, dict) and all(isinstance(entry, dict) for entry in (trained, *records.values())):
+        return content
+    raise RecordError(f"{path} is damaged; copy it back, or delete it to measure its records again")
 
 
 def measuring_seconds(run: Run, quantity: Quantity) -> float:
@@ -136,7 +144,7 @@ def write_record(
     """Writes a record and its proof. An interruption leaves it without one, so it is measured again.
     ``measured`` is None for a quantity of the whole suite, which has no settings."""
     proofs = path.with_name(PROOFS)
-    state = read_json(proofs) | {"folder": _folder(path)}
+    state = _read_settings(proofs) | {"folder": _folder(path)}
     records = state.pop("records", {})
     if records.pop(path.name, None):
         files.write_json(proofs, state | {"records": records})

@@ -55,7 +55,8 @@ def test_text_end_to_end(folder, tmp_path, tokenizer, monkeypatch):
     train, heldout = decoded(corpus, "train"), decoded(corpus, "heldout")
     assert sorted(train + heldout) == sorted(TEXTS) and heldout
     assert [t for t in TEXTS if t in train] == train  # the order of the file
-    assert corpus.tokens("train").dtype == np.uint16
+    tokens = corpus.tokens("train")
+    assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint16 and not tokens.flags.writeable
 
     facts = corpus.describe(64)
     assert json.loads(json.dumps(facts)) == facts

@@ -136,7 +136,7 @@ def test_damaged_weights_are_refused(saved):
     tensors = read_tensors(saved)
     tensors["model.norm.weight"][3] = math.nan
     save_file(tensors, path)
-    with pytest.raises(ValueError, match=r"model\.safetensors is not the file that .*done\.json names"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is missing, cut or changed: .*done\.json"):
         load_pretrained(saved)
     (saved / "done.json").unlink()
     with pytest.raises(ValueError, match=r"model\.norm\.weight .*holds NaN or infinity"):
@@ -242,5 +242,5 @@ def test_a_run_folder_stands_for_its_weights(saved, tmp_path):
     assert load_config(run) == load_config(saved)
     assert torch.equal(load_pretrained(run).lm_head.weight, load_pretrained(saved).lm_head.weight)
     (run / "done.json").write_text(json.dumps({"sha256": "0"}))
-    with pytest.raises(ValueError, match=r"is not the file that .*done\.json names"):
+    with pytest.raises(ValueError, match=r"is missing, cut or changed: .*done\.json"):
         load_pretrained(run)

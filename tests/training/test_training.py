@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from acp_repro import train as train_command
 from acp_repro.attention.boundary import count_blocks, find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.common.artifacts import ArtifactError
 from acp_repro.common.files import Locked
-from acp_repro.model import ForgettingAttentionCore, FoXConfig, FoXForCausalLM
+from acp_repro.model import ForgettingAttentionCore, FoXConfig, FoXForCausalLM, load_pretrained
 from acp_repro.model.capture import AttentionInputs
 from acp_repro.model.fox import FoXBlock, FoXModel
 from acp_repro.pipeline.errors import SuiteError
@@ -167,54 +168,64 @@ def test_a_kill_between_checkpoint_and_metrics_repeats_no_line(run):
     assert steps == list(range(run.steps))
 
 
-def flip_last_bit(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        flip_last_bit,
-        lambda path: path.unlink(),
-        lambda path: (path.parent / "other.safetensors").touch(),
-        lambda path: (path.parent / "SHA256SUMS").unlink(),
-    ],
-)
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(run, trained, capsys, damage):
+def test_damaged_checkpoints_are_skipped_with_a_warning(run, trained, capsys):
     train_run(run, stop_after=4)
     newest = run.folder / "checkpoints" / "step-00000004"
-    (shard,) = newest.glob("*.safetensors")
-    damage(shard)
+    (newest / "other.safetensors").touch()  # which would be read with the others
     train_run(run, stop_after=3)
     assert not newest.exists()  # or it would count as one of the two that are kept
-    train_run(run)
+    train_run(run, stop_after=5)
     out = capsys.readouterr().out
-    assert f"{newest}: does not match its SHA256SUMS" in out and "continuing from step 3" in out
+    assert f"{newest} is missing, cut or changed" in out and "continuing from step 3" in out
+    for path in run.folder.glob("checkpoints/step-*/*.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="no checkpoint is intact.*; delete the folder"):
+        train_run(run)
+    shutil.rmtree(run.folder / "checkpoints")
+    train_run(run)
     assert same(weights(run), trained)
 
 
-def test_foreign_and_wholly_corrupt_checkpoints_are_refused(run):
+def test_checkpoints_and_weights_of_another_run_are_refused(run, trained, tmp_path, capsys):
+    """Also those of the same shapes, with which training would go on."""
+    write_suite(tmp_path, YAML.replace("[-10, null]", "[-10], seed: [0, 1]"))
+    other = load_suite("mini").run("pro-tiny-128-acp-seed1")
     train_run(run, stop_after=2)
-    folder = run.folder / "checkpoints"
-    assert len(list(folder.glob("step-*"))) == 2
-    for path in folder.glob("step-*/*.safetensors"):
-        path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="no checkpoint is intact; delete the folder"):
+    train_run(other, stop_after=3)
+    checkpoints, foreign = run.folder / "checkpoints", other.folder / "checkpoints/step-00000003"
+    shutil.copytree(foreign, checkpoints / foreign.name)
+    train_run(run, stop_after=4)
+    out = capsys.readouterr().out
+    assert f"{checkpoints / foreign.name} was made from other inputs (settings); using an older" in out
+    shutil.rmtree(checkpoints)
+    shutil.copytree(foreign, checkpoints / foreign.name)
+    with pytest.raises(CheckpointError, match=f"{checkpoints}: no checkpoint is .*of these settings; delete"):
         train_run(run)
-    shutil.rmtree(folder)
-    other = torch.nn.Linear(3, 2)
-    save_checkpoint(folder, 1, other, make_optimizer(other, TrainingConfig(), 1e-3), {})
+    shutil.rmtree(checkpoints)
+    description = json.loads((run.folder / "run.json").read_text())
+    linear = torch.nn.Linear(3, 2)
+    save_checkpoint(checkpoints, 1, linear, make_optimizer(linear, TrainingConfig(), 1e-3), description)
     with pytest.raises(CheckpointError, match="of another model"):
         train_run(run)
+    shutil.rmtree(checkpoints)
+
+    train_run(run)
+    assert same(weights(run), trained)
+    train_run(other)
+    for name in ("model/model.safetensors", "done.json"):
+        shutil.copyfile(other.folder / name, run.folder / name)
+    assert not is_done(run)
+    with pytest.raises(ArtifactError, match=r"acp/model/model.safetensors was made from other .*rm -r runs/"):
+        train_run(run)
+    with pytest.raises(ArtifactError, match=r"acp/model/model.safetensors was made from other inputs"):
+        load_pretrained(run.folder)
 
 
 def test_a_checkpoint_is_safetensors_and_nothing_else(run):
     """Law 9: what is not there cannot be unpickled."""
     train_run(run, stop_after=1)
     (path,) = (run.folder / "checkpoints").iterdir()
-    assert {f.name.partition("-")[0] for f in path.iterdir()} == {"shard", "SHA256SUMS", "run.json"}
+    assert {f.name.partition("-")[0] for f in path.iterdir()} == {"shard", "manifest.json"}
     (shard,) = path.glob("*.safetensors")
     tensors = load_file(shard)
     assert tensors["optimizer.step"].tolist() == [1.0]
@@ -286,6 +297,21 @@ def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys)
     ]
 
 
+def test_code_that_gained_a_setting_continues_a_run(run, monkeypatch, capsys):
+    as_dict = type(run).as_dict
+
+    def without_beta1(run):
+        settings = as_dict(run)
+        del settings["training"]["beta1"]
+        return settings
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(run), "as_dict", without_beta1)
+        train_run(run, stop_after=1)
+    train_run(run, stop_after=2)
+    assert "continuing from step 1" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("text", [None, '{"settings": {"tr'])
 def test_a_checkpoint_holds_the_settings_of_its_run(run, trained, tmp_path, text):
     train_run(run, stop_after=2)
@@ -321,7 +347,7 @@ def test_what_nobody_knows_the_settings_of_is_left_alone(run, text, steps):
     train_run(run, stop_after=steps)
     if text is None:
         (run.folder / "run.json").unlink()
-    for path in (run.folder / "run.json", *run.folder.glob("checkpoints/*/run.json")) if text else ():
+    for path in (run.folder / "run.json", *run.folder.glob("checkpoints/*/manifest.json")) if text else ():
         path.write_text(text)
     with pytest.raises(TrainingError, match=r"run.json is missing or damaged.*Copy it back.*rm -r runs/mini"):
         train_run(run)
@@ -332,7 +358,7 @@ def test_a_finished_run_that_is_damaged_is_not_trained_over(run, name):
     train_run(run)
     (run.folder / name).write_bytes((run.folder / name).read_bytes()[:-1] + b"\0")
     before = (run.folder / "model" / "model.safetensors").read_bytes()
-    with pytest.raises(TrainingError, match=r"safetensors and done.json do not belong.*rm -r runs/mini"):
+    with pytest.raises(ArtifactError, match=rf"{name} is missing.*rm -r runs/mini"):
         train_run(run)
     assert (run.folder / "model" / "model.safetensors").read_bytes() == before
     shutil.rmtree(run.model_folder)  # the weights alone are gone: they are made again

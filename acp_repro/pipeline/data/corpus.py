@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -13,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from acp_repro.common.artifacts import open_or_build
 from acp_repro.common.command import progress_bar, usable_cores
 from acp_repro.common.digests import hash_json
 from acp_repro.model.tokenizer import TOKENIZER_FILE, BPETokenizer, ByteTokenizer, Tokenizer
-from acp_repro.pipeline.data.cache import Entry, EntryWriter, default_cache, open_or_build
+from acp_repro.pipeline.data.cache import default_cache, map_array
 from acp_repro.pipeline.data.config import DEFAULT_HELDOUT, DataConfig
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.longcrawl64 import LongCrawl64
@@ -40,21 +42,21 @@ class Corpus:
         tokenizer: encodes and decodes, and has ``vocab_size`` and ``bos_id``.
     """
 
-    def __init__(self, config: DataConfig, entry: Entry):
-        self.config, self.folder = config, entry.folder
-        self._entry = entry
+    def __init__(self, config: DataConfig, folder: Path, manifest: Mapping[str, Any]):
+        self.config, self.folder = config, folder
+        self._manifest = manifest
         self.tokenizer: Tokenizer = ByteTokenizer()
         if config.tokenizer != "bytes":
-            self.tokenizer = BPETokenizer((entry.folder / TOKENIZER_FILE).read_text("utf-8"))
+            self.tokenizer = BPETokenizer((folder / TOKENIZER_FILE).read_text("utf-8"))
         self.vocab_size, self.bos_id = self.tokenizer.vocab_size, self.tokenizer.bos_id
 
     def tokens(self, split: str) -> np.ndarray:
         """The split's tokens, memory-mapped: (tokens,) uint16, or uint32 if ids need it."""
-        return self._entry.array(f"{split}.tokens", _token_dtype(self.vocab_size))
+        return map_array(self.folder / f"{split}.tokens", _token_dtype(self.vocab_size))
 
     def offsets(self, split: str) -> np.ndarray:
         """Where documents start in `tokens`, and the end: (documents + 1,) int64."""
-        return self._entry.array(f"{split}.offsets", "<i8")
+        return map_array(self.folder / f"{split}.offsets", "<i8")
 
     def sequences(self, split: str, context_length: int, seed: int = 0) -> TokenSequences:
         """The split's sequences of ``context_length`` tokens; see `TokenSequences`."""
@@ -72,9 +74,10 @@ class Corpus:
         ``context_length`` adds, to each split, the number of its sequences and the share (0 to 1) of tokens
         in them.
         """
+        manifest = self._manifest
         splits = {
-            name: {**facts, "sha256": self._entry.files[f"{name}.tokens"]["sha256"]}
-            for name, facts in self._entry.facts["splits"].items()
+            name: {**facts, "sha256": manifest["sha256"][f"{name}.tokens"]}
+            for name, facts in manifest["splits"].items()
         }
         for name, split in splits.items() if context_length is not None else ():
             split["sequences"] = int((np.diff(self.offsets(name)) // context_length).sum())
@@ -82,8 +85,8 @@ class Corpus:
             split["share_used"] = split["sequences"] * context_length / (split["tokens"] or 1)
         return {
             "corpus": self.config.corpus,
-            "identity": self._entry.facts["identity"],
-            "hash": self._entry.key,
+            "identity": manifest["identity"],
+            "hash": hash_json(manifest["inputs"]),
             "tokenizer": self.tokenizer.name,
             "vocab_size": self.vocab_size,
             "splits": splits,
@@ -114,15 +117,14 @@ def prepare(
     folder = default_cache() if cache_dir is None else Path(cache_dir).expanduser()
     reader = Reader(config, folder)
     tokens, fact = _tokenizer_facts(config)
-    facts = {
+    inputs = {
         "format": FORMAT,
         "identity": reader.identity,
         "heldout": "paths" if config.heldout_paths else float(config.heldout),
         "bpe": fact,
     }
-    key = hash_json(facts)
-    name = f"{config.corpus}-{tokens}-{key[:16]}"
-    return Corpus(config, open_or_build(folder / name, key, functools.partial(_build, config, reader)))
+    path = folder / f"{config.corpus}-{tokens}-{hash_json(inputs)[:16]}"
+    return Corpus(config, path, open_or_build(path, inputs, functools.partial(_build, config, reader)))
 
 
 def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
@@ -165,25 +167,27 @@ class Reader:
             yield "heldout", document
 
 
-def _build(config: DataConfig, reader: Reader, writer: EntryWriter) -> dict[str, Any]:
-    """Writes tokens, offsets and tokeniser; gives the entry's facts."""
+def _build(config: DataConfig, reader: Reader, folder: Path) -> dict[str, Any]:
+    """Writes tokens, offsets and tokeniser into ``folder``; returns the facts of the manifest."""
     tokenizer: Tokenizer = ByteTokenizer()
     if config.tokenizer != "bytes":
         tokenizer = BPETokenizer(_tokenizer_json(config, reader))
-        writer.append(TOKENIZER_FILE, tokenizer.json_text.encode())
+        save_json(tokenizer.json_text, folder)
     splits = {name: {"documents": 0, "bytes": 0, "tokens": 0, "longest": 0} for name in SPLITS}
     dtype = _token_dtype(tokenizer.vocab_size)
-    for name in SPLITS:
-        writer.append(f"{name}.tokens", b"")  # a split may stay empty; its files are there
-        writer.append(f"{name}.offsets", np.zeros(1, "<i8"))
-    for split, document, ids in tokenise(reader.documents("tokenising"), tokenizer):
-        facts = splits[split]
-        facts["documents"] += 1
-        facts["bytes"] += len(document.data)
-        facts["tokens"] += len(ids)
-        facts["longest"] = max(facts["longest"], len(ids))
-        writer.append(f"{split}.tokens", ids.astype(dtype))
-        writer.append(f"{split}.offsets", np.array([facts["tokens"]], "<i8"))
+    with contextlib.ExitStack() as stack:
+        names = [f"{split}.{kind}" for split in SPLITS for kind in ("tokens", "offsets")]
+        files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
+        for split in SPLITS:
+            files[f"{split}.offsets"].write(np.zeros(1, "<i8"))
+        for split, document, ids in tokenise(reader.documents("tokenising"), tokenizer):
+            facts = splits[split]
+            facts["documents"] += 1
+            facts["bytes"] += len(document.data)
+            facts["tokens"] += len(ids)
+            facts["longest"] = max(facts["longest"], len(ids))
+            files[f"{split}.tokens"].write(ids.astype(dtype))
+            files[f"{split}.offsets"].write(np.array([facts["tokens"]], "<i8"))
     train, heldout = (splits[name]["documents"] for name in SPLITS)
     if not train or (config.heldout and not heldout):
         raise DataError(

@@ -12,9 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from acp_repro.common.artifacts import open_or_build
 from acp_repro.common.command import progress_bar
 from acp_repro.common.digests import hash_json
-from acp_repro.pipeline.data.cache import EntryWriter, default_cache, open_or_build
+from acp_repro.pipeline.data.cache import default_cache
 from acp_repro.pipeline.data.files import DataError, read_records
 from acp_repro.pipeline.data.sources import Row, TextSource
 
@@ -63,23 +64,25 @@ def _fetch(
     local = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
     state = [[str(p.relative_to(folder)), p.stat().st_size, p.stat().st_mtime_ns] for p in local]
     what = [path, config, split, fields["text"], most, *([others] if others else []), *state]
-    key = hash_json(what)
 
-    def build(writer: EntryWriter) -> dict:
+    def build(folder: Path) -> dict[str, int]:
         lines, documents = bytearray(), 0
         records = islice(_records(path, config, split, fields, most), most)
-        for record in progress_bar(records, f"fetching {path}", unit=" documents", leave=False):
-            lines += json.dumps(record).encode() + b"\n"
-            documents += 1
-            if len(lines) >= _FRAME_BYTES:
-                writer.append(_FILE, zstd.compress(lines))
-                lines.clear()
+        with (folder / _FILE).open("wb") as file:
+            for record in progress_bar(records, f"fetching {path}", unit=" documents", leave=False):
+                lines += json.dumps(record).encode() + b"\n"
+                documents += 1
+                if len(lines) >= _FRAME_BYTES:
+                    file.write(zstd.compress(lines))
+                    lines.clear()
+            file.write(zstd.compress(lines))
         if not documents:
             raise DataError(f"path: {path}, split {split}, holds no text")
-        writer.append(_FILE, zstd.compress(lines))
-        return {"source": what, "documents": documents}
+        return {"documents": documents}
 
-    return open_or_build(cache / f"hf-fetched-{key[:16]}", key, build).folder / _FILE
+    fetched = cache / f"hf-fetched-{hash_json(what)[:16]}"
+    open_or_build(fetched, {"source": what}, build)
+    return fetched / _FILE
 
 
 def _records(

@@ -173,12 +173,3 @@ def on_rank_zero(action: Callable[[], T]) -> T:
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
-
-
-def gather(value: T) -> list[T]:
-    """Each rank's ``value``, in the order of ranks, on every rank. All ranks must call."""
-    if world_size() == 1:
-        return [value]
-    values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value)
-    return values

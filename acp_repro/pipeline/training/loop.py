@@ -4,9 +4,9 @@ A run folder holds all that explains it::
 
     run.json        what was run: the resolved settings, the data, ranks, versions and commit
     metrics.jsonl   one line a step
-    checkpoints/    the newest two, each with a copy of run.json, until the run is done
+    checkpoints/    the newest two, each with the content of run.json, until the run is done
     model/          config.json and model.safetensors, in the authors' format, once it is done
-    done.json       tokens, seconds, the last loss, peak memory, the hash of the weights
+    done.json       tokens, seconds, the last loss, peak memory, the hashes of weights and settings
 
 Everything that decides the weights is a function of the settings and the step. A run that was killed
 continues as if it had not been: bit for bit with the same ranks, within rounding with others. Micro-batch i
@@ -105,7 +105,7 @@ def train(
         optimizer = make_optimizer(model, run.training, task.learning_rate(0), task.rates(model))
 
         checkpoints = folder / "checkpoints"
-        first_step = load_checkpoint(checkpoints, model, optimizer, report) or 0
+        first_step = load_checkpoint(checkpoints, model, optimizer, description, report) or 0
         if first_step:
             report(f"{run.name}: continuing from step {first_step}")
         looks = watch_every or max(1, min(100, task.steps // 25))

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from ...common import files
+from ...common.artifacts import MANIFEST, identify_run, is_current, open_or_explain, write_manifest
 from ...common.errors import UserError
-from ...common.files import read_json, sha256_of
+from ...common.files import read_json
 from ..provenance import commit, device_name, version
 from ..run import Run
-from ..state import differences, done, has_weights
+from ..state import differences, has_weights
 from .checkpoint import latest_checkpoint
 from .distributed import world_size
 
@@ -26,7 +27,7 @@ class TrainingError(UserError, RuntimeError):
 
 def is_done(run: Run) -> bool:
     """Whether the folder holds the complete weights of exactly these settings; ready ones have none."""
-    return has_weights(run) and sha256_of(run.weights_file) == done(run).get("sha256")
+    return has_weights(run) and is_current(run.weights_file, _inputs(run), run.folder / "done.json")
 
 
 def check_done(run: Run) -> None:
@@ -42,30 +43,31 @@ def check_unchanged(run: Run) -> None:
     begun = latest_checkpoint(run.folder / "checkpoints") is not None
     finished = run.weights_file.is_file() and not begun
     before = description(run).get("settings")
-    if before is None:
-        if not begun and not finished:
-            return  # nothing to lose
+    if before is None and (begun or finished):  # otherwise there is nothing to lose
         raise TrainingError(
             f"{run.folder}/run.json is missing or damaged, so the weights' settings are unknown. Copy it "
             f"back, or delete the run to train again: rm -r {run.folder}"
         )
-    if other := differences(before, run):
+    if other := before is not None and differences(before, run):
         raise TrainingError(
             f"{run.folder} was begun with other settings: {'; '.join(other)}. Put them back, or "
             f"delete it to train again: rm -r {run.folder}"
         )
-    if finished and not is_done(run):  # another process may have finished it just now
-        raise TrainingError(
-            f"{run.folder}: {run.weights_file.name} and done.json do not belong together; one of them is "
-            f"missing, cut or changed. Copy it back, or delete the run to train again: rm -r {run.folder}"
-        )
+    if finished:
+        remedy = f"copy the run's own file back, or delete the run to train again: rm -r {run.folder}"
+        open_or_explain(run.weights_file, _inputs(run), manifest=run.folder / "done.json", remedy=remedy)
+
+
+def _inputs(run: Run) -> dict[str, str] | None:
+    """The identity of the run's weights; None for ready weights, whose settings are not in their folder."""
+    return identify_run(description(run)) if run.weights is None else None
 
 
 def description(run: Run) -> dict[str, Any]:
-    """The content of ``run.json``, or of its copy in the newest checkpoint if that file is missing or
-    damaged; empty if neither can be read."""
+    """The content of ``run.json``, or of the newest checkpoint's manifest if that file is missing or damaged;
+    empty if neither can be read."""
     return read_json(run.folder / "run.json") or read_json(
-        (latest_checkpoint(run.folder / "checkpoints") or run.folder) / "run.json"
+        (latest_checkpoint(run.folder / "checkpoints") or run.folder) / MANIFEST
     )
 
 
@@ -85,11 +87,15 @@ def check_same_text(run: Run, data: dict[str, Any]) -> None:
 
 
 def describe(run: Run, device: torch.device, facts: dict[str, Any]) -> dict[str, Any]:
-    """The content of ``run.json``: settings, software, machine, and the facts of `Task.describe`."""
+    """The content of ``run.json``: settings, software, machine, and the facts of `Task.describe`.
+
+    The settings stay those with which the run was begun, because they identify its checkpoints: code that has
+    gained a setting since then continues the run.
+    """
     ranks = world_size()
     launcher = f"torchrun --standalone --nproc-per-node {ranks} -m --"
     return {
-        "settings": run.as_dict(),
+        "settings": description(run).get("settings") or run.as_dict(),
         "command": run.command if ranks == 1 else run.command.replace("python -m", launcher, 1),
         "device": device_name(device),
         "ranks": ranks,
@@ -115,9 +121,8 @@ def write_done(run: Run, step_tokens: int, weights: Path) -> None:
         "loss_nats_last_20th": sum(tail) / len(tail),
         "ranks": world_size(),
         **({"peak_memory_bytes": max(memory)} if memory else {}),
-        "sha256": sha256_of(weights),
     }
-    files.write_json(run.folder / "done.json", done)
+    write_manifest(run.folder / "done.json", weights, identify_run(description(run)), done)
 
 
 def compiles(run: Run, device: torch.device) -> bool:

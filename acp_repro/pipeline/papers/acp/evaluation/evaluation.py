@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from lm_eval.api.metrics import bits_per_byte, mean, perplexity, weighted_perple
 from lm_eval.models.huggingface import HFLM
 from pydantic import TypeAdapter
 
-from acp_repro.common import files
+from acp_repro.common.artifacts import open_or_explain, write_manifest
 from acp_repro.common.command import aligned
 from acp_repro.common.digests import hash_json
 from acp_repro.common.statistics import over_draws
@@ -59,11 +59,6 @@ def harness_model(model: FoXForCausalLM, tokenizer: Tokenizer, *, max_length: in
 def identity(model: FoXForCausalLM, weights_sha256: str) -> dict[str, Any]:
     """The key of a model, for results that are kept: the same weights with another config are another."""
     return {"weights": weights_sha256, "config": dataclasses.asdict(model.config)}
-
-
-def digest(key: Any) -> str:
-    """A short name of a value of JSON's types."""
-    return hash_json(key)[:12]
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ def evaluate(
     """
     keys = [_key(lm, task, items, identity or {}) for task in tasks]
     paths = [
-        kept / f"{task.name}-{digest(key)}.json" if kept else None
+        kept / f"{task.name}-{hash_json(key)[:12]}.json" if kept else None
         for task, key in zip(tasks, keys, strict=True)
     ]
     if again:
@@ -128,7 +123,7 @@ def evaluate(
             say(f"{where}: {min(items or there, there):,} items, from {task.source}")
             result = _evaluate(lm, task, items)
             if path:
-                files.write_json(path, {"key": key, "result": dataclasses.asdict(result)})
+                write_manifest(path, path, key, {"result": dataclasses.asdict(result)})
         else:
             say(f"{where}: finished before")
         results.append(result)
@@ -142,20 +137,19 @@ def _key(lm: HFLM, task: LoadedTask, items: int | None, identity: dict[str, Any]
         "task_version": str(task.task.VERSION),
         "items": items,
         "fingerprint": task.fingerprint,
-        "tokenizer": digest(lm.tokenizer.backend_tokenizer.to_str()),
+        "tokenizer": hash_json(lm.tokenizer.backend_tokenizer.to_str())[:12],
         "max_length": lm.max_length,
         "dtype": str(lm.mixed_precision_dtype),
         "device": lm.device.type,
     }
-    return json.loads(json.dumps(identity | settings))
+    return identity | settings
 
 
 def _read(path: Path, key: dict[str, Any]) -> TaskResult | None:
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return TypeAdapter(TaskResult).validate_python(kept["result"]) if kept["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    with contextlib.suppress(ValueError):  # of the store, or of pydantic about a result of older code
+        kept = open_or_explain(path, key, manifest=path)
+        return TypeAdapter(TaskResult).validate_python(kept["result"])
+    return None
 
 
 def _evaluate(lm: HFLM, loaded: LoadedTask, items: int | None) -> TaskResult:

@@ -1,0 +1,167 @@
+"""The artifact store: files and folders that are intact and up to date, or rejected with one line.
+
+A manifest is a JSON object, written last and atomically::
+
+    {FACTS..., "inputs": {...}, "sha256": {"NAME": "...", ...}, "digest": "..."}
+
+``inputs`` identify what the artifact was made from. ``sha256`` has the hash of every file of a folder, or is
+the hash of a single file. ``digest`` covers the rest of the manifest, so an edited manifest is rejected,
+whatever the shape of the edit. The manifest of a folder is its ``manifest.json``. The manifest of a file is
+named by the caller, and a JSON file can be its own manifest. ``done.json`` beside published weights has only
+facts and ``sha256``; such a manifest matches any inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from .digests import hash_json
+from .errors import UserError
+from .files import lock, sha256_of, sync, write_json
+
+MANIFEST = "manifest.json"
+REMEDY = "copy it back, or delete it to make it again"
+_log = logging.getLogger(__name__)
+
+
+class ArtifactError(UserError, ValueError):
+    """An artifact is missing, damaged or made from other inputs; the message says where and what to do."""
+
+
+def identify_run(description: Mapping[str, Any]) -> dict[str, str]:
+    """The inputs of a run's checkpoints and weights, from the content of its ``run.json``."""
+    return {"settings": hash_json(description.get("settings"))}
+
+
+def read_object(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
+    """The JSON object in a file; :class:`ArtifactError` if the file is missing or has other content."""
+    content = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_bytes())
+    if not isinstance(content, dict):
+        raise ArtifactError(f"{path} is missing or is not a JSON object; {remedy}")
+    return content
+
+
+def open_or_explain(
+    path: Path, inputs: Mapping[str, Any] | None = None, *, manifest: Path | None = None, remedy: str = REMEDY
+) -> dict[str, Any]:
+    """The manifest, without ``digest``, of an artifact that is intact and was made from ``inputs``.
+
+    Args:
+        path: a folder, or a file with its ``manifest``.
+        inputs: values of JSON's types; None accepts any inputs.
+        remedy: what the user can do about an error; the end of its message.
+
+    Raises:
+        ArtifactError: the artifact is missing, damaged or made from other inputs.
+    """
+    file = manifest or path / MANIFEST
+    content = read_object(file, remedy)
+    published = "digest" not in content and manifest not in (None, path)
+    recorded = content.get("inputs")
+    expected = recorded if inputs is None or published else json.loads(json.dumps(inputs))
+    wrong = ""
+    if not published and content.pop("digest", None) != hash_json(content):
+        wrong = f"has a {file.name} that was edited"
+    elif recorded != expected:
+        names = [key for key in {**recorded, **expected} if recorded.get(key) != expected.get(key)]
+        wrong = f"was made from other inputs ({', '.join(names)})"
+    elif content.get("sha256") != _hash(path, file):
+        wrong = f"is missing, cut or changed: it does not match the SHA-256 in {file}"
+    if wrong:
+        raise ArtifactError(f"{path} {wrong}; {remedy}")
+    return content
+
+
+def is_current(path: Path, inputs: Mapping[str, Any] | None, manifest: Path | None = None) -> bool:
+    """Whether the artifact is intact and was made from ``inputs``, as in :func:`open_or_explain`."""
+    try:
+        open_or_explain(path, inputs, manifest=manifest)
+    except ArtifactError:
+        return False
+    return True
+
+
+def is_intact(path: Path, manifest: Path | None = None) -> bool:
+    """Whether the artifact is as it was written, from whatever inputs."""
+    return is_current(path, None, manifest)
+
+
+def write_manifest(
+    file: Path, path: Path, inputs: Mapping[str, Any], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Writes the manifest of the artifact at ``path`` into ``file`` and returns its content."""
+    content = {**facts, "inputs": inputs, "sha256": _hash(path, file)}
+    if path != file and not content["sha256"]:
+        raise OSError(f"{path} cannot be read back")
+    content = json.loads(json.dumps(content))
+    write_json(file, content | {"digest": hash_json(content)})
+    return content
+
+
+def begin(path: Path) -> Path:
+    """An empty folder beside ``path`` for the files of the artifact, until :func:`publish`."""
+    temporary = path.with_name(f".{path.name}")
+    shutil.rmtree(temporary, ignore_errors=True)  # what a killed process left
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def publish(path: Path, inputs: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Syncs the folder of :func:`begin` to disk, names it ``path`` and returns its manifest."""
+    temporary = path.with_name(f".{path.name}")
+    for file in temporary.iterdir():
+        sync(file)
+    content = write_manifest(temporary / MANIFEST, temporary, inputs, facts)
+    if path.exists():
+        shutil.rmtree(path)
+    temporary.rename(path)
+    sync(path.parent)
+    return content
+
+
+def open_or_build(
+    path: Path, inputs: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The manifest of the folder ``path``, built now unless it is current; of several processes one builds.
+
+    ``build`` writes files into the folder that it is given, and returns facts of JSON's types.
+    """
+    with contextlib.suppress(ArtifactError):
+        return open_or_explain(path, inputs)
+    with lock(path.with_name(f"{path.name}.lock")):
+        try:
+            return open_or_explain(path, inputs, remedy="building it again")
+        except ArtifactError as error:  # otherwise another process has just built it
+            if path.exists():
+                _log.warning("%s", error)
+        temporary = begin(path)
+        try:
+            return publish(path, inputs, build(temporary))
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def _hash(path: Path, manifest: Path) -> str | dict[str, str] | None:
+    """The SHA-256 of a file, or of each file of a folder; None if a file cannot be read, or for a file that
+    is its own manifest."""
+    if path == manifest:
+        return None
+    try:
+        if path.is_file():
+            return sha256_of(path)
+        files = sorted(file for file in path.iterdir() if file != manifest)
+        with ThreadPoolExecutor() as threads:
+            hashes = threads.map(sha256_of, files)
+            return {file.name: found for file, found in zip(files, hashes, strict=True)}
+    except OSError:
+        return None
