@@ -27,34 +27,6 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
-def test_command(checkpoint, capsys):
-    csv = checkpoint / "out" / "needle.csv"
-    arguments = [
-        str(checkpoint / "fox"),
-        "--haystack",
-        str(checkpoint / "text.txt"),
-        "--lengths",
-        "500",
-        "600",
-    ]
-    assert (
-        command([*arguments, "--depths", "0", "1", "--samples", "2", "--mode", "standard", "--csv", str(csv)])
-        == 0
-    )
-    said = capsys.readouterr().out
-    assert "depth      500      600" in said and "exact answers 0 of 8" in said and f"csv: {csv}" in said
-    assert len(csv.read_text().splitlines()) == 9 and len(list(csv.parent.iterdir())) == 1
-    assert csv.read_text().splitlines()[1].endswith(f"{checkpoint}/fox,acp,standard,{checkpoint}/text.txt")
-    before = csv.read_text()
-    assert command([*arguments, "--csv", str(csv)]) == 2 and csv.read_text() == before
-    assert "exists already; give another name" in capsys.readouterr().err
-    # What is asked twice is tried once.
-    twice = [*arguments, "600", "--depths", "1", "1", "--samples", "1"]
-    assert command(twice) == 0
-    assert "exact answers 0 of 2" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
