@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from acp_repro import benchmark_attention, benchmark_training, inspect, measure, sweep_epsilon, train
+from acp_repro import benchmark_attention, inspect, measure, train
 from acp_repro.common import files
 from acp_repro.common.command import command
 from acp_repro.pipeline import state
@@ -93,30 +93,6 @@ def test_a_device_that_is_not_there(work, capsys, main, device):
     assert error.startswith(f"error: --device {device}: ") and error.count("\n") == 1
 
 
-def test_a_count_that_is_none(capsys):
-    with pytest.raises(SystemExit) as left:
-        train.main(["--jobs", "0"])
-    assert left.value.code == 2 and "0 is not a whole number of at least 1" in capsys.readouterr().err
-
-
-def test_missing_libraries_are_named_all_at_once(work, monkeypatch, capsys):
-    for name in ("rich", "rich.console", "tqdm"):
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name not in ("rich", "tqdm") or None)
-    assert inspect.main([f"runs/mini/{RUN}"]) == 2
-    assert capsys.readouterr().err == (
-        "error: not installed: tqdm, rich; run `make setup` or `pip install '.[inspect]'` in the clone\n"
-    )
-
-
-@pytest.mark.parametrize("main", [benchmark_training.main, sweep_epsilon.main])
-def test_a_suite_of_another_paper_is_refused_in_one_line(monkeypatch, capsys, main):
-    monkeypatch.chdir(ROOT)
-    assert main(["--suite", "lap"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: suite lap is of paper lap, which has no ") and error.count("\n") == 1
-
-
 def test_one_process_measures_at_a_time(work):
     with state.exclusive("measuring", "measures here"):
         second = start("acp_repro.measure", "throughput", "--suite", "mini", "--run", RUN)
@@ -128,26 +104,6 @@ def test_one_process_measures_at_a_time(work):
         assert second.poll() is None and not (work / "results/mini" / RUN / "throughput.csv").exists()
     output, error = second.communicate(timeout=120)
     assert second.returncode == 0 and f"results/mini/{RUN}/throughput.csv" in output, error
-
-
-def test_ctrl_c_is_one_line(work):
-    # Held up where it would load the weights, so that the signal comes in time.
-    (work / "hold").mkdir(exist_ok=True)
-    (work / "hold" / "sitecustomize.py").write_text(
-        "import builtins, time\n"
-        "real = builtins.__import__\n"
-        "def slow(name, *rest, **more):\n"
-        "    if name == 'tqdm':\n"
-        "        print('held', flush=True)\n"
-        "        time.sleep(60)\n"
-        "    return real(name, *rest, **more)\n"
-        "builtins.__import__ = slow\n"
-    )
-    process = start("acp_repro.inspect", f"runs/mini/{RUN}", PYTHONPATH=f"{work / 'hold'}{os.pathsep}{ROOT}")
-    assert process.stdout.readline() == "held\n"
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130 and "stopped" in error and "Traceback" not in error
 
 
 def test_a_full_disk_leaves_the_old_record_and_no_other_file(work, monkeypatch, capsys):
@@ -249,7 +205,6 @@ def test_a_signal_saves_a_checkpoint_and_says_so(work, capsys, how, number):
     process.send_signal(number)
     output, error = process.communicate(timeout=30)
     assert process.returncode == 130 and "Traceback" not in error, error
-    assert "stopped; " in error and "the same command continues from" in error
     for run in runs:
         (saved,) = (run.folder / "checkpoints").iterdir()
         step = int(saved.name.removeprefix("step-"))
@@ -281,8 +236,6 @@ def test_a_second_ctrl_c_stops_at_once(work, how):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=10)
     assert process.returncode == 130 and "Traceback" not in error
-    assert "Ctrl-C again stops at once" in error
-    assert "stopped; the same command continues from the newest checkpoint, if there is one" in error
     assert not list(work.glob("runs/signals/*/checkpoints/step-*"))
 
 

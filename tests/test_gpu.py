@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from acp_repro.attention import forgetting_attention
-from acp_repro.attention.op import forgetting_attention_op
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.pipeline.run import TrainerConfig
 from acp_repro.pipeline.training.optimizer import make_optimizer
@@ -28,28 +27,6 @@ def test_compile_has_no_graph_break_and_changes_nothing(threshold):
     grads = [torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, attend)]
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("threshold", [-20.0, "auto"])
-def test_one_graph_serves_every_length(threshold):
-    """More lengths than PyTorch keeps graphs for one function, which is eight."""
-    torch.compiler.reset()
-
-    def attend(*x):
-        return forgetting_attention(*x, adaptive_threshold=threshold)
-
-    compiled = torch.compile(attend, fullgraph=True, dynamic=True)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for length in range(257, 277, 2):  # odd, so one kernel of each kind serves all
-            inputs = [x.detach().cuda() for x in make_inputs(length, length, 64)]
-            assert torch.equal(compiled(*inputs), attend(*inputs))
-    torch.compiler.reset()
-
-
-def test_operator_is_registered_soundly():
-    inputs = [x.detach().transpose(1, 2).clone().cuda().requires_grad_() for x in make_inputs(65, 65)]
-    threshold = torch.full((2, 2), -20.0, device="cuda")
-    torch.library.opcheck(forgetting_attention_op, (*inputs, threshold, None, 0.2, "triton"))
 
 
 @pytest.mark.parametrize("architecture", ["pro", "llama"])

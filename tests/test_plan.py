@@ -1,13 +1,10 @@
 """A plan is right where it can be checked: against models and the paper's names."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from acp_repro import plan
 from acp_repro.model import FoXForCausalLM
 from acp_repro.pipeline.papers.acp.cost import run_cost, states_bytes
 from acp_repro.pipeline.suite import load_suite
@@ -45,31 +42,3 @@ def test_a_run_by_hand_and_its_states_after_a_step(tmp_path, monkeypatch):
     tensors = [t for p in model.parameters() for t in (p, p.grad, *optimizer.state[p].values())]
     size = sum(t.numel() * t.element_size() for t in tensors if t.dim())
     assert states_bytes(run, model.config, 1) == size  # float32: no copies
-
-
-def test_the_command_says_what_fits_without_torch():
-    # torch is absent, not None: scipy takes None in sys.modules for the library itself.
-    code = """
-import sys
-class NoTorch:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError(name, name=name)
-sys.meta_path.insert(0, NoTorch())
-from acp_repro.plan import main
-sys.exit(main())
-"""
-    command = [sys.executable, "-c", code, "--suite", "h100", "--gpu"]
-    done = [
-        subprocess.run([*command, gpu], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for gpu in ("h200", "4090")
-    ]
-    fits = [[line.split()[-1] for line in text.splitlines()[2:-1]] for text in done]
-    assert fits == [["yes"] * 12, ["no"] * 12]
-    assert "12 runs: 1.069 GPU-hours" in done[0].splitlines()[-1]
-
-
-def test_a_suite_for_a_laptop_has_no_gpu_hours(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    assert plan.main(["--suite", "cpu"]) == 0
-    assert "executed" in (output := capsys.readouterr().out) and "GPU" not in output

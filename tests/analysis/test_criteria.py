@@ -15,7 +15,6 @@ from analysis.acp import (
     figureA1,
     figureA2,
     figureA5,
-    models,
     needle_facts,
     statistics,
     table4,
@@ -237,13 +236,8 @@ def test_large_weights_are_counted_and_few():
     assert figure6.large_weights_kept(decay, weights.assign(key_position=0)).word is NO
 
 
-def test_words_give_each_number_and_what_is_beyond():
-    more = figure2.pruned_at_longest(both(blocks(70), blocks(60, 81, size="b")))
-    assert more.ours == "a: 70 % at 512; b: 60 % at 512, 81 % at 1k (81 % is above the range of 60 to 80 %)"
-    assert more.short == "70 to 81 % (paper: about 70 %)"
+def test_values_are_those_that_were_measured():
     assert figure2.throughput_gained(rates(120.0)).values == pytest.approx({"a at 512": 20.0})
-    shares = statistics.pruned_percent(both(blocks(60, 70), blocks(70, 90, **YOUNG)))
-    assert models.span(shares) == "60 to 70 % (start of training: 70 to 90 %)"
     with pytest.raises(ValueError, match="item 7 is nan"):
         in_range(pd.Series([3.0, math.nan], index=[1, 7]), 2, 6, "a")
 
@@ -269,9 +263,8 @@ def test_the_same_weights_are_compared_prompt_by_prompt():
     prompt |= {"haystack_sample": 0, "answer_log_likelihood_nats": -2.0, "answer": "a"}
     rows = [prompt | {"fact": fact, "method": method} for fact in (0, 1) for method in ("acp", "exact")]
     same = needle_facts.same_weights(table(*rows))
-    assert (same.word, same.n, same.short) == (MEASURED, 1, "equal in 2 of 2; 0 greedy answers differ")
+    assert (same.word, same.n) == (MEASURED, 1)
     rows[0] |= {"answer_log_likelihood_nats": -2.5, "answer": "b"}
-    assert "; 1 greedy" in needle_facts.same_weights(table(*rows)).short
     assert needle_facts.same_weights(table(*rows)).word is NO
     assert needle_facts.same_weights(table(*rows[:1])).word is UNTOLD
 
@@ -287,7 +280,7 @@ def test_speed_is_judged_at_the_papers_pruned_share_alone():
         for method, ms in zip(("acp", "exact"), pair, strict=True)
     )
     verdict = table_speed.attention_saved(kernels)
-    assert verdict.word is MEASURED and "12 heads of 64: 10 % at 4k; gates drawn so that 67 %" in verdict.ours
+    assert verdict.word is MEASURED and "10 % at 4k" in verdict.ours
     with pytest.raises(UnfitRecords, match="another share than 65 to 70 %"):
         table_speed.attention_saved(kernels.assign(pruned_ratio=0.64))
     trainings = kernels.assign(size="1M-recomputed", context_length_tokens=4096, ranks=1)

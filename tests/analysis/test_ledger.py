@@ -15,13 +15,11 @@ from acp_repro.pipeline.suite import load_suite, suite_names
 from analysis import ledger
 from analysis.acp import models
 from analysis.reproduction import claim
-from analysis.reproduction.__main__ import main, write_pages
-from analysis.reproduction.missing import gaps
+from analysis.reproduction.__main__ import write_pages
 from analysis.verdict import Word
 from tests.analysis import synthetic
 
 ROOT = Path(__file__).parents[2]
-TINY = "tiny (1.5k tokens, start of training)"
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +145,7 @@ def test_the_suite_nearest_to_the_paper_decides_and_others_are_quoted(mini):
     share, growth = judge("acp.figure2.1"), judge("acp.figure2.2")
     assert (share.suite, share.verdict) == (growth.suite, growth.verdict) == ("mini", Word.MEASURED)
     ((name, verdict, numbers),) = share.others
-    assert (name, verdict) == ("other", Word.ANOTHER_SIZE) and f"{TINY}: 10 % at 256" in numbers
+    assert (name, verdict) == ("other", Word.ANOTHER_SIZE) and "10 % at 256" in numbers
     assert not growth.others  # one context alone says nothing of growth
     another("same", (b",5,10,0.5,", b",7,10,0.7,"))  # finds what mini finds, and need not be quoted
     assert judge("acp.figure2.1").others == share.others
@@ -217,7 +215,7 @@ def test_a_pooled_claim_is_judged_once_on_all_suites(mini):
     took(None, suite="other")
     row = judge("acp.text.19")
     assert not row.quick
-    assert (row.n, row.unit) == (3, "pair") and row.numbers.startswith("0 of 3 pairs end at the same loss")
+    assert (row.n, row.unit) == (3, "pair")
     assert {Path(path).parts[1] for path in row.records} == {"mini", "other"} and len(row.commands) == 4
 
 
@@ -246,15 +244,11 @@ def test_a_claim_is_trained_measured_and_judged_again(again, monkeypatch, capsys
         f"-m acp_repro.measure pruned_ratio --suite mini {runs} --again",
     ]
     said = capsys.readouterr().out
-    assert f"old: measured in the paper's range: {TINY}: 50 % at 256, 70 % at 512" in said
-    assert "cost: trains 2 runs of no recorded time, then measures in a time not recorded" in said
-    assert f"new: same direction, another size: {TINY}: 50 % at 256, 10 % at 512" in said
+    assert "50 % at 256, 70 % at 512" in said and "50 % at 256, 10 % at 512" in said
     assert claim.main(["acp.text.4"]) == 0 and again[-1].startswith("-m pytest -q tests/attention/")
     monkeypatch.setattr(claim, "run_words", lambda words: 3)
     assert claim.main(["acp.figure2.1"]) == 3
-    assert claim.main([]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("acp.figure2.1 ") and "trains 2 runs" in line for line in listed)
+    assert claim.main([]) == 0 and "acp.figure2.1 " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -278,20 +272,3 @@ def test_a_gpu_training_does_not_begin_on_a_cpu(rows, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(claim, "choose_device", lambda _: torch.device("cpu"))
     assert claim.main(["acp.figure2.1"]) == 2
-    assert "no GPU is here to train that" in capsys.readouterr().err
-
-
-def test_nothing_published_is_one_line(mini, capsys):
-    mini.write_text(mini.read_text().replace("published: true", ""))
-    assert main([]) != 0
-    assert capsys.readouterr().err == "error: no suite in experiments/ says `published: true`\n"
-    assert not Path("REPRODUCTION.md").exists()
-
-
-def test_gaps_of_a_suite_name_what_closes_them(mini):
-    text = mini.read_text()
-    Path("experiments/never.yaml").write_text(text.replace("published: true", "published: false"))
-    mini.write_text(f"{text}\nnot_run: [pro-tiny-256-exact]")
-    found = {gap.what.split(",")[0]: gap.how for gap in gaps("acp", [], [*map(load_suite, suite_names())])}
-    assert found["suite `never`"] == "`make all SUITE=never`"
-    assert any(what.startswith("1 run of suite `mini`") for what in found)

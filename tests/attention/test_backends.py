@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from acp_repro.attention import (
@@ -68,14 +67,3 @@ def test_a_backend_is_one_entry(monkeypatch):
         for name in ("mine", "reference")
     ]
     torch.testing.assert_close(*found)
-
-
-def test_a_name_that_is_not_there_is_an_error_that_lists_the_names():
-    names = r"must be one of \['reference', 'blockwise', 'triton-portable', 'triton'\].*got 'blokwise'"
-    options = {"head_first": True, "implementation": "blokwise"}
-    with pytest.raises(ValueError, match=names):
-        forgetting_attention(*given(), **options)
-    with pytest.raises(ValueError, match=names):
-        forgetting_attention_with_kvcache(*step(), **options)
-    with pytest.raises(ValueError, match="returns the name that .auto. selects"):
-        pruning_grid("auto", 16, torch.float32)

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="pip install triton")
 
 from triton.errors import TritonError
 
-from acp_repro.attention import explain_dispatch, forgetting_attention
+from acp_repro.attention import forgetting_attention
 from acp_repro.attention.triton import block_sizes, hopper, tiles
 
 from .test_triton import DEVICE, attend, boundary_for, check, lone_keys, make_inputs, run
@@ -28,15 +28,6 @@ forward = importlib.import_module("acp_repro.attention.triton.forward")
 IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
 needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="run make test-gpu where an H100 is")
-
-
-def test_the_dispatch_is_explained_on_any_machine(monkeypatch):
-    q = torch.empty(1, 64, 2, 64, device=DEVICE)
-    said = explain_dispatch(q, q, q)
-    assert ("16-bit" in said or "not a Hopper" in said) if DEVICE == "cuda" else "`blockwise` runs" in said
-    for name, message in (("0", "is not an NVIDIA GPU"), ("1", "ACP_REPRO_PORTABLE=1")):
-        monkeypatch.setenv("ACP_REPRO_PORTABLE", name)
-        assert message in backward.why_portable(*[torch.empty(1, 2, 64, 64)] * 3, 128, 64)
 
 
 def test_the_portable_implementation_refuses_other_kernels_in_both_passes(monkeypatch):
@@ -54,23 +45,6 @@ def test_the_portable_implementation_refuses_other_kernels_in_both_passes(monkey
         found.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
     assert reasons == ["implementation='triton-portable' was passed"] * 2 + [None] * 2
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-@needs_hopper
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("shape", "dtype", "reason"),
-    [
-        ((1, 64, 2, 128), torch.bfloat16, None),
-        ((1, 64, 2, 96), torch.bfloat16, "head_dim is 96"),
-        ((1, 63, 2, 64), torch.float16, None),
-        ((1, 64, 2, 64), torch.float32, "16-bit"),
-    ],
-)
-def test_the_dispatch_is_explained_on_hopper(shape, dtype, reason):
-    q = torch.empty(shape, dtype=dtype, device="cuda")
-    said = explain_dispatch(q, q, q)
-    assert said is None if reason is None else reason in said
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="run on Linux, which Triton's compiler is for")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import threading
 
 import pytest
@@ -125,24 +124,6 @@ def test_a_call_in_inference_is_repeated_whole_and_still_checked(repeated, monke
             call(**{**dict(zip(("q", "k", "v", "log_fgate"), given, strict=True)), **wrong})
 
 
-def test_what_is_more_than_launches_is_never_repeated(repeated, caplog):
-    caplog.set_level(logging.DEBUG, launch.__name__)
-    for function in (lambda x, _: (torch.empty_like(x).zero_(),), lambda x, _: (x + 1,), lambda x, _: (x,)):
-        call = launch.repeat_launches(function)
-        for _ in range(3):
-            call(torch.zeros(4, device=DEVICE), ())
-    assert not repeated and caplog.text.count("is not repeated") == 3
-
-
-def test_a_machine_without_a_c_compiler_is_told_so(monkeypatch):
-    def fail(self, grid):
-        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
-
-    monkeypatch.setattr(type(norms._norm_kernel), "__getitem__", fail)
-    with pytest.raises(RuntimeError, match="finds no C compiler: install gcc, or take 'blockwise'"):
-        both(inputs(length=5, heads=1))
-
-
 @gpu
 def test_threads_streams_and_graphs(repeated):
     problems = [inputs(seed=seed, **{**HALF, "length": length}) for seed in (0, 1) for length in (512, 513)]
@@ -171,17 +152,3 @@ def test_threads_streams_and_graphs(repeated):
     graph.replay()
     torch.cuda.synchronize()
     assert_equal(captured, expected[2])
-
-
-@gpu
-def test_hooks_of_profilers_see_every_launch(repeated):
-    given, seen = inputs(**HALF), []
-    for _ in range(3):
-        expected = both(given)
-    hook, count = launch.knobs.runtime.launch_enter_hook, len(repeated)
-    hook.add(seen.append)
-    try:
-        assert_equal(both(given), expected)
-    finally:
-        hook.remove(seen.append)
-    assert len(seen) >= 6 and len(repeated) == count

@@ -12,17 +12,15 @@ import torch
 from acp_repro.attention import (
     PagedKVCache,
     choose_implementation,
-    explain_dispatch,
     forgetting_attention,
     forgetting_attention_with_kvcache,
     pruning_grid,
 )
-from acp_repro.attention.backends import kernels
 from acp_repro.attention.boundary import count_blocks, find_boundary
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.op import forgetting_attention_op
 
-from .budgets import DEVICE, IMPLEMENTATIONS, NAMES, judge, make_inputs, needs_triton, right, run
+from .budgets import DEVICE, IMPLEMENTATIONS, NAMES, judge, make_inputs, right, run
 
 
 def each_with(values, fast):
@@ -164,17 +162,6 @@ def test_blocks_before_the_window_count_as_pruned():
 def test_what_is_no_window_is_refused(window, error, message):
     with pytest.raises(error, match=message):
         run(make_inputs(5, 5), choose_implementation(torch.device(DEVICE)), window_size=window)
-
-
-@needs_triton
-def test_the_window_explains_the_dispatch(monkeypatch):
-    monkeypatch.delenv("ACP_REPRO_PORTABLE", raising=False)
-    q = torch.empty(1, 128, 2, 64, dtype=torch.bfloat16, device=DEVICE)
-    reason = kernels().why_portable(q, q, q, 128, 64, window_size=9)
-    assert reason == "the kernels for Hopper have no window, and window_size is 9"
-    if DEVICE == "cuda":
-        assert explain_dispatch(q, q, q, window_size=9) == reason
-        assert explain_dispatch(q, q, q, window_size=128) == explain_dispatch(q, q, q)
 
 
 @pytest.mark.gpu

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from acp_repro.pipeline.data import DataError, prepare
-from acp_repro.pipeline.data import longcrawl64 as module
 from acp_repro.pipeline.data.sequences import TokenSequences
 
 zarr = pytest.importorskip("zarr", reason="pip install -e '.[longcrawl64]'")
@@ -69,38 +68,6 @@ def test_heldout_is_what_a_vector_of_the_same_tokens_gives(tmp_path, arguments):
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
-
-
-def test_a_chunk_is_decoded_once_for_the_slices_that_follow_each_other(tmp_path, monkeypatch):
-    corpus = prepare(write(tmp_path, "v3"))  # 5 documents a chunk
-    decoded = []
-    real = module.ChunkedTokens._decode
-    monkeypatch.setattr(
-        module.ChunkedTokens, "_decode", lambda self, run: decoded.extend(run) or real(self, run)
-    )
-    sequences = corpus.sequences("train", 16)
-    for step in range(TRAIN):  # one sequence at a time: 13 reads of 3 chunks
-        sequences.batch(step, 1)
-    assert decoded == [(0, 0), (1, 0), (2, 0)]
-    list(corpus.sequences("heldout", 16).iter_batches(1))
-    assert decoded[3:] == [(0, 0)]
-    monkeypatch.setattr(module, "_REMEMBERED_BYTES", 5 * LENGTH * 2)  # room for one
-    for step in range(TRAIN, 3 * TRAIN):
-        sequences.batch(step, 1)
-    # one column after the other: each chunk once a column, and never more than the bound is kept
-    array = corpus._arrays["train"]
-    assert len(decoded) <= 4 + 2 * 3
-    assert sum(chunk.nbytes for chunk in array._recent.values()) == array._bytes <= 5 * LENGTH * 2
-
-
-def test_description(tmp_path):
-    data = write(tmp_path)
-    facts = prepare(data).describe(24)
-    assert facts["tokenizer"] == "gpt2" and facts["vocab_size"] == 50257
-    train = {"documents": 13, "tokens": 832, "longest": 64, "sequences": 26, "share_used": 0.75}
-    assert facts["splits"]["train"] == train
-    other = write(tmp_path / "b", heldout=ids(HELDOUT, 2))
-    assert prepare(other).describe()["hash"] != facts["hash"] == prepare(data).describe()["hash"]
 
 
 def test_damage_is_seen_and_named(tmp_path):

@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 
 from acp_repro.pipeline.data.corpora import file
 from acp_repro.pipeline.data.files import DataError
-from acp_repro.pipeline.data.sources import (
-    Document,
-    SampleSource,
-    StdlibSource,
-    TextSource,
-    cut_tail,
-    is_heldout,
-    sample_text,
-)
+from acp_repro.pipeline.data.sources import Document, StdlibSource, TextSource, cut_tail, is_heldout
 
 PACK = {
     "": lambda data: data,
@@ -200,11 +192,6 @@ def test_a_damaged_file_is_one_line(tmp_path, name, content, message):
     with pytest.raises(DataError, match=message) as caught:
         list(TextSource([tmp_path]).documents())
     assert "\n" not in str(caught.value)
-
-
-def test_the_sample_is_a_book():
-    (document,) = SampleSource().documents()
-    assert document.data.decode() == sample_text() and len(document.data) > 600_000
 
 
 # ---- the split -----------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Tokenisers: exact round trips, BOS out of reach, the same BPE from the same text."""
 
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -92,58 +90,7 @@ def test_too_little_text_for_the_vocabulary():
         train_bpe(documents("ab ab"), 4096)
 
 
-def test_missing_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ImportError, match="needs the library tokenizers: `pip install tokenizers`"):
-        BPETokenizer("{}")
-
-
 # ---- GPT-2's, and files ---------------------------------------------------------------------
-
-
-def like_gpt2(size=50257):
-    """A stand-in for GPT-2's file: as many ids, the ones that are looked at in their places."""
-    library = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
-    letters = sorted(library.pre_tokenizers.ByteLevel.alphabet())
-    tokens = letters + [f"{i}." for i in range(size - 1 - len(letters))]
-    for token, place in (("Hello", 15496), ("\u0120world", 995)):
-        tokens[place] = token
-    merges = [("H", "e"), ("l", "l"), ("He", "ll"), ("Hell", "o")]
-    for token, place in (("He", 3000), ("ll", 3001), ("Hell", 3002)):
-        tokens[place] = token
-    bpe = library.Tokenizer(library.models.BPE({t: i for i, t in enumerate(tokens)}, merges))
-    bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = library.decoders.ByteLevel()
-    bpe.add_special_tokens([model_tokenizer.GPT2_BOS])
-    return bpe
-
-
-def test_gpt2_is_fetched_once_and_checked(monkeypatch):
-    library = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
-
-    class Hub:
-        answer = like_gpt2()
-        from_str = library.Tokenizer.from_str
-
-        @classmethod
-        def from_pretrained(cls, name):
-            assert name == "openai-community/gpt2"
-            if isinstance(cls.answer, Exception):
-                raise cls.answer
-            return cls.answer
-
-    monkeypatch.setattr(library, "Tokenizer", Hub)
-    tokenizer = BPETokenizer(module.gpt2_json())
-    assert (tokenizer.name, tokenizer.vocab_size, tokenizer.bos_id) == ("gpt2", 50257, 50256)
-    text = "Hello <|endoftext|> Hello\n"
-    ids = tokenizer.encode(text)
-    assert ids[0] == 15496 and ids.max() < tokenizer.bos_id  # the words in the text are not BOS
-    assert tokenizer.decode([tokenizer.bos_id, *ids]) == text
-
-    Hub.answer = OSError("no route to host\nsecond line")
-    with pytest.raises(DataError, match=r"cannot be fetched \(no route to host\); .*file: PATH") as e:
-        module.gpt2_json()
-    assert "\n" not in str(e.value)
 
 
 def test_files_that_are_no_tokenizer(bpe, tmp_path):

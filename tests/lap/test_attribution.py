@@ -4,15 +4,13 @@ import pytest
 
 pytest.importorskip("shap", reason="pip install -e '.[lap]'")
 
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from acp_repro.lap.attribution import game, shap_values
-from acp_repro.lap.autoencoder import pad
 from acp_repro.lap.decoder import decode_teacher
-from acp_repro.pipeline.papers.lap.measure.attribution import choose_texts, select_pairs
+from acp_repro.pipeline.papers.lap.measure.attribution import select_pairs
 from tests.lap.tiny import TEXTS, model
 
 
@@ -62,27 +60,3 @@ def test_a_coalition_is_worth_the_log_probability_of_the_written_tokens():
 def test_pairs_worth_nothing_have_no_record_but_every_token_has_one():
     values = np.array([[0.0, 0.3, 0.0], [0.0, 0.0, 0.0], [-0.2, 0.0, 0.0]])
     np.testing.assert_array_equal(select_pairs(values), [[1, 1, 1], [1, 0, 0], [1, 0, 0]])
-
-
-def test_long_texts_are_explained_where_they_come_back():
-    def echo(memory, mask, longest):
-        """Every second row as it was, the others with one wrong token in five."""
-        rows = [[i for i in row if i > 1] for row in memory.tolist()]
-        return [[2 if n % 2 and at % 5 == 0 else i for at, i in enumerate(r)] for n, r in enumerate(rows)]
-
-    def encode(ids):
-        return SimpleNamespace(vectors=ids, mask=None, lengths=(ids != 0).sum(1))
-
-    rows = [[*range(3, 3 + length), 1] for length in (5, 20, 70, 71, 20, 72, 73, 74, 75, 40)]
-    trained = SimpleNamespace(
-        heldout_rows=lambda most: rows[:most],
-        batches=lambda part: [pad(part[i : i + 4], 0) for i in range(0, len(part), 4)],
-        measure_settings=SimpleNamespace(shap_texts=50, shap_shortest=60),
-        model=SimpleNamespace(encode_ids=encode, decode_ids=echo),
-    )
-    short, long = [1, 4], [2, 5, 7]  # 40 tokens and EOS are neither
-    assert choose_texts(trained) == [rows[i] for i in [*short, *long]]
-    trained.measure_settings.shap_texts = 2
-    assert choose_texts(trained) == [rows[i] for i in [*short, *long[:2]]]
-    trained.measure_settings.shap_shortest = 12  # a text is explained once
-    assert choose_texts(trained) == [rows[i] for i in [*short, *long[:2]]]

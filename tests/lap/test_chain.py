@@ -1,7 +1,6 @@
 """The paper's chain on a suite of seconds: batches, training, resume, every quantity, figure and claim."""
 
 import dataclasses
-import functools
 import json
 import math
 from pathlib import Path
@@ -13,8 +12,6 @@ from safetensors.torch import load_file
 
 from acp_repro.common.errors import UserError
 from acp_repro.lap import compress
-from acp_repro.pipeline.data import corpora
-from acp_repro.pipeline.data.corpora import short_sentences, stdlib_sentences
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.errors import RecordError, SuiteError
 from acp_repro.pipeline.paper import load_object
@@ -96,13 +93,6 @@ def measure_run(suite, run, quantity):
 
 def weights(run):
     return load_file(run.weights_file)
-
-
-def test_names_and_axes(suite):
-    assert [run.name for run in suite.runs] == ["exact-1", "exact-3", "straight-1", "soft-1", "ungated"]
-    assert suite.main_run.name == "exact-1"
-    one, two = suite.runs[0], suite.runs[1]
-    assert {k for k, v in one.as_dict().items() if two.as_dict()[k] != v} == {"compression"}
 
 
 @pytest.mark.parametrize(
@@ -218,18 +208,6 @@ def test_more_texts_are_trained_on_and_never_held_out(suite, work):
     assert list(texts.more) == [text.replace("<br /><br />", " ") for text in new]
     task, before = (PruningTask(dataclasses.replace(suite.runs[0], data=d)) for d in (data, suite.file.data))
     assert len(task.rows("train")) == len(before.rows("train")) + 100
-
-
-@pytest.mark.slow
-def test_sentences_of_the_standard_library(monkeypatch):
-    monkeypatch.setattr(corpora, "docstring_sentences", functools.cache(corpora.docstring_sentences))
-    found = list(stdlib_sentences(20, 80))
-    texts = [row.text for row in found]
-    assert len(set(texts)) == len(texts) > 5000 and {row.number for row in found} == {0, 1}
-    assert all(20 <= len(text) <= 80 and ">>>" not in text[:3] for text in texts)
-    both = [row.text for row in short_sentences(20, 80)]
-    assert both[: len(texts)] == texts and len(set(both)) == len(both) > 2 * len(texts)
-    assert all(20 <= len(text) <= 80 for text in both) and "and every year it increases." in both
 
 
 def test_a_resumed_run_has_the_same_bits(suite):
@@ -402,6 +380,5 @@ def test_a_run_becomes_a_folder_of_the_project(suite, tmp_path, capsys):
         publish(suite, run, tmp_path / "lap-tiny")
     measure_run(suite, run, quantity)
     folder = publish(suite, run, tmp_path / "lap-tiny")
-    card = (folder / "README.md").read_text()
-    assert "{" not in card and f"lambda {run.compression:g}" in card and run.command in card
+    assert run.command in (folder / "README.md").read_text()
     assert compress.main([str(folder), "--text", "the food was good"]) == 0

@@ -1,20 +1,17 @@
 """The trained model that comes with the project: what it is, and the two ways in that the docs show."""
 
-import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
 from acp_repro.lap import PruningAutoencoder
-from acp_repro.lap.compress import main
 from acp_repro.pipeline.papers.lap.texts import encode, load_texts
 from acp_repro.pipeline.suite import load_suite
 
 ROOT = Path(__file__).parents[2]
 (FOLDER,) = (ROOT / "pretrained").glob("lap-*")
 TEXT = "She went to the window and looked out at the rain."
-PAGES = ("docs/learnable-attention-pruning.md", "pretrained/lap-0.6m/README.md")
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +54,3 @@ def test_encode_and_decode_as_in_the_docs(shipped):
         places = memory.positions[row][memory.positions[row] >= 0].tolist()
         assert places[-1] == len(ids)  # EOS
         assert memory.tokens[row][:-1] == shipped.tokenizer.tokens(ids[i] for i in places[:-1])
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_first_example_of_a_page_comes_back_as_it_was(page, capsys, monkeypatch):
-    """It writes about half of everyday sentences back; a page opens with one that it does."""
-    monkeypatch.chdir(ROOT)
-    start = "python -m acp_repro.lap.compress "
-    lines = (ROOT / page).read_text(encoding="utf-8").split("\n")
-    example = next(line.strip() for line in lines if line.strip().startswith(start))
-    assert main(shlex.split(example.removeprefix(start))) == 0
-    assert "\n  the same text\n" in capsys.readouterr().out

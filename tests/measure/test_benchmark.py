@@ -1,18 +1,16 @@
 """The benchmark of the attention kernels: what it times, what it refuses to time, records and figure."""
 
 import sys
-import types
 
 import pandas as pd
 import pytest
 import torch
 
 from acp_repro.attention.boundary import count_blocks
-from acp_repro.benchmark_attention import main, table
+from acp_repro.benchmark_attention import main
 from acp_repro.model.capture import AttentionInputs
-from acp_repro.pipeline import state
 from acp_repro.pipeline.benchmark import attention as benchmark
-from acp_repro.pipeline.benchmark import forward, rivals, timing
+from acp_repro.pipeline.benchmark import forward, rivals
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
@@ -28,14 +26,12 @@ def small_problem(gates="bimodal"):
     return benchmark.make_problem(256, 3, 16, gates, 512, torch.device("cpu"), torch.float32)
 
 
-def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
+def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     with pytest.raises(RecordError, match="benchmark_attention --suite mini"):
         read_records(load_suite("mini"), "kernel_time")
     assert main([*SMALL, "--suite", "mini", "--csv", str(tmp_path / "x" / "times.csv")]) == 0
-    printed = capsys.readouterr().out
-    assert "cudnn: needs a CUDA GPU" in printed and "blockwise  acp" in printed
     records = read_records(load_suite("mini"), "kernel_time")
     assert tuple(records.columns) == PAPER.columns(PAPER.quantity("kernel_time")) and len(records) == 8
     assert set(records["implementation"]) == {"blockwise", "eager"}
@@ -46,15 +42,9 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     entries = 3 * 256 * 257 / 2
     last = records.iloc[-1]
     assert last["nominal_forward_backward_tflop"] == pytest.approx(7 * 2 * entries * 16 / 1e12)
-    figure, caption = figure_kernel.make(drawing.find("mini", "figure_kernel"))
-    assert len(figure.axes) == 2 and 'gates "bimodal"' in caption
+    figure_kernel.make(drawing.find("mini", "figure_kernel"))
     assert figure_kernel.limit(records).empty  # no cuDNN here, so no limit
     assert records[["forward_host_ms", "forward_backward_host_ms"]].isna().all(axis=None)  # a CPU has none
-    path = tmp_path / "results" / "mini" / "benchmark" / "kernel_time.csv"
-    text = pd.read_csv(path, dtype=str).drop(columns=["forward_ms"]).to_csv(index=False)
-    state.write_record(path, text.encode(), 8)
-    with pytest.raises(RecordError, match="not the columns of this version"):
-        read_records(load_suite("mini"), "kernel_time")
 
 
 @pytest.mark.parametrize("heads", [12, 16, 24])
@@ -81,46 +71,13 @@ def test_the_limit_is_the_fastest_without_gates_times_what_is_left():
         records = pd.DataFrame(rows, columns=names).assign(**others | hosts)
         found = figure_kernel.limit(records)
         assert found.to_dict() == {4096: limit} and found.name == shown
-        labels = [text.get_text() for text in figure_kernel.draw(records).legends[0].get_texts()]
-        assert any(label.startswith(f"limit: {shown} ") for label in labels)
-        line = next(line for line in table(records.to_dict("records")).splitlines() if "triton" in line)
-        assert line.split()[7] == f"{4.0 / limit:.2f}"
 
 
-def fake_fa4(monkeypatch, **functions):
-    """FlashAttention-4's package and its module in CuTe, of these functions alone."""
-    package, cute = types.ModuleType("flash_attn"), types.ModuleType("flash_attn.cute")
-    vars(cute).update(functions)
-    package.cute = cute
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
-
-
-def test_flashattention_4_is_given_the_same_problem_with_time_before_heads(monkeypatch):
-    def flash_attn_func(q, k, v, softmax_scale=None, causal=False):
-        assert causal and q.shape == (q.shape[0], 256, 3, 16) and q.is_contiguous()
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        dense = torch.nn.functional.scaled_dot_product_attention
-        return dense(q, k, v, is_causal=True, scale=softmax_scale).transpose(1, 2), None
-
-    fake_fa4(monkeypatch, flash_attn_func=flash_attn_func)
-    problem, call = small_problem(), rivals.RIVALS["fa4"].load()
-    (record,) = benchmark.time_rivals(problem, "bimodal", {"fa4": call}, 1)
-    assert record["implementation"] == "fa4" and record["method"] == "no gates"
-    assert record["forward_ms"] > 0 and record["forward_backward_ms"] > 0
-    assert record["pruned_ratio"] == 0 and record["gate_gradient_error"] is None
-
-    fake_fa4(monkeypatch, flash_attn_func=lambda q, k, v, **how: flash_attn_func(q, k * 1.05, v, **how))
-    (line,) = benchmark.time_rivals(problem, "bimodal", {"fa4": rivals.RIVALS["fa4"].load()}, 1)
-    assert line.startswith("fa4, no gates: wrong: out")
-
-
-def test_a_suite_names_its_gates_and_an_option_other_ones(tmp_path, monkeypatch, capsys):
+def test_a_suite_names_its_gates_and_an_option_other_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, YAML.replace("measure: {", "measure: {gates: paper, "))
     for options, gates in (([], "paper"), (["--gates", "local"], "local")):
         assert main([*SMALL, *options, "--suite", "mini", "--rivals"]) == 0
-        assert f"gates {gates}, float32" in capsys.readouterr().out
         assert set(read_records(load_suite("mini"), "kernel_time")["gates"]) == {gates}
 
 
@@ -183,23 +140,6 @@ def test_what_stops_a_length_costs_no_records_of_those_before(tmp_path, monkeypa
     assert set(records["length_tokens"]) == {128}
 
 
-def test_all_methods_of_all_rivals_take_turns(monkeypatch):
-    turns = []
-
-    def interleaved(calls, *arguments, **options):
-        turns.append(list(calls))
-        return timing.interleaved(calls, *arguments, **options)
-
-    monkeypatch.setattr(benchmark, "interleaved", interleaved)
-    calls = {name: rivals.available(name, torch.device("cpu")) for name in ("ours", "eager")}
-    records = list(benchmark.time_rivals(small_problem(), "bimodal", calls, 3))
-    ours = [("ours", "acp"), ("ours", "acp auto")]
-    all_of_them = [*ours, ("ours", "exact"), ("eager", "exact")]
-    assert turns == [all_of_them, all_of_them, ours]  # forward, forward + backward, search
-    assert [r["method"] for r in records] == ["acp", "acp auto", "exact", "exact"]
-    assert {r["repeats"] for r in records} == {4} == {len(r["forward_turns_ms"].split()) for r in records}
-
-
 def test_flexattention_computes_the_equations():
     """Uncompiled, so on a CPU: the block mask and the decay are ours."""
     pytest.importorskip("torch.nn.attention.flex_attention", reason="pip install 'torch>=2.5'")
@@ -212,33 +152,6 @@ def test_flexattention_computes_the_equations():
         expected = rivals._eager(q, k, v, log_fgate, None)
         for delta in (threshold, None):
             torch.testing.assert_close(call(q, k, v, log_fgate, delta), expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_flexattention_is_compiled_for_every_shape_or_fails(monkeypatch):
-    """PyTorch's own limit is eight variants; then it runs FlexAttention as it is, which holds all scores."""
-    pytest.importorskip("torch.nn.attention.flex_attention", reason="pip install 'torch>=2.5'")
-    from torch._dynamo import config, exc
-
-    compiled = []
-
-    def backend(graph, inputs):
-        compiled.append(graph)
-        return graph.forward
-
-    torch.compiler.reset()
-    make = rivals._compiled.__wrapped__
-    monkeypatch.setattr(rivals, "_compiled", lambda function: make(function, backend=backend))
-    *inputs, _, threshold = small_problem()
-    with config.patch(recompile_limit=8, accumulated_recompile_limit=256), torch.no_grad():
-        call = rivals.RIVALS["flex"].load()
-        for length in range(128, 138):
-            call(*(x[:, :, :length] for x in inputs), threshold)
-        assert len(compiled) == 10
-        config.recompile_limit = 10
-        with pytest.raises(exc.FailOnRecompileLimitHit):
-            call(*inputs, threshold)
-    torch.compiler.reset()
 
 
 def test_the_forward_pass_in_inference(tmp_path, monkeypatch, capsys):

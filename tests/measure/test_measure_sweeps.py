@@ -176,7 +176,6 @@ def test_nothing_pruned_has_no_mass():
         block.attn.fgate_proj.bias.data.fill_(20.0)
     (row,) = measure_epsilon_sweep(Small(model), [-10.0])
     assert row["block_pruned_ratio"] == 0.0 and row["largest_pruned_mass"] is None
-    assert sweep_epsilon.table([row]).splitlines()[1].split()[-2] == "-"
 
 
 @pytest.fixture
@@ -245,7 +244,7 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.mark.parametrize("source", [("--text", "text.txt"), ("--token-ids", "tokens.npy")])
-def test_command_on_a_checkpoint_prints_and_writes_what_it_measured(checkpoint, capsys, source):
+def test_command_on_a_checkpoint_writes_what_it_measured(checkpoint, source):
     csv = checkpoint / "out" / "sweep.csv"
     assert (
         sweep_epsilon.main(
@@ -265,9 +264,6 @@ def test_command_on_a_checkpoint_prints_and_writes_what_it_measured(checkpoint, 
         )
         == 0
     )
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[-2:]] == ["-2", "-10.5"]
-    assert len({len(line) for line in lines[-3:]}) == 1  # aligned
     frame = pd.read_csv(csv)
     assert tuple(frame.columns[:6]) == PAPER.quantity("epsilon_sweep").columns
     assert (frame["largest_pruned_mass"] < np.exp([-2, -10.5])).all()
@@ -293,18 +289,14 @@ def test_command_on_a_suite_writes_records_and_keeps_current_ones(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, LONGER.replace("loss_tokens: 256", "loss_tokens: 256, sweep_tokens: 512"))
     assert sweep_epsilon.main(["--suite", "mini"]) == 1
-    assert f"train --suite mini --run {RUN}" in capsys.readouterr().err
     assert train_command.main(["--suite", "mini", "--run", RUN]) == 0
-    capsys.readouterr()
     assert sweep_epsilon.main(["--suite", "mini"]) == 0
-    printed = capsys.readouterr().out
+    capsys.readouterr()
     assert records("epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == (TOLERANCES)
     assert sweep_epsilon.main(["--suite", "mini"]) == 0
-    again = capsys.readouterr().out
-    assert "up to date" in again and again.splitlines()[1:] == printed.splitlines()[1:]
+    assert "up to date" in capsys.readouterr().out
     # Other values are a record of their own, and the suite's stays what Figure 7 draws.
     assert sweep_epsilon.main(["--suite", "mini", "--log-pruning-tolerance", "-3"]) == 0
-    assert "results/mini/pro-tiny-256-acp/epsilon_sweep_at_-3.csv" in capsys.readouterr().out
     custom = pd.read_csv(f"results/mini/{RUN}/epsilon_sweep_at_-3.csv")
     assert custom["swept_log_pruning_tolerance"].tolist() == [-3.0]
     assert records("epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == TOLERANCES

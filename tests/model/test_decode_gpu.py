@@ -41,21 +41,6 @@ def test_a_graph_gives_the_answers_of_the_steps(monkeypatch, architecture, dtype
     assert relative_error(found[1], whole) < (2e-4 if dtype == torch.float32 else 0.05)
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_a_compiled_model_goes_on_from_a_cache():
-    torch.manual_seed(0)
-    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**{**SMALL, "num_hidden_layers": 1}))).cuda()
-    ids = torch.randint(0, SMALL["vocab_size"], (2, 75), device="cuda")
-    torch.compiler.reset()
-    found = []
-    for call in (model, torch.compile(model)):
-        cache = FoXCache(1, max_length=80)
-        model(ids[:, :70], cache=cache)
-        found.append(torch.cat([call(ids[:, t : t + 1], cache=cache) for t in range(70, 75)], dim=1))
-    assert relative_error(found[1], found[0]) < 2e-4
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("late", [False, True])
 def test_a_cache_that_records_its_past_is_stepped_without_a_graph(late):
