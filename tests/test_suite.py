@@ -99,6 +99,9 @@ def test_a_record_is_of_its_own_settings_whatever_its_date(load):
     assert (
         current(load(YAML.replace("{batch_tokens", "{parallel: fsdp, compile: false, batch_tokens"))) == names
     )
+    # A key that selects a run for the measurements changes no record.
+    other = more.replace("loss_tokens: 256", "loss_tokens: 256, sweep_run: pro-tiny-128-acp5")
+    assert current(load(other)) == names
     assert current(load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"))) == set()
     assert current(load(more.replace("timing_repeats: 1", "timing_repeats: 2"))) == set()
     state.settings_path(suite.runs[0]).unlink()  # then nothing says what it is

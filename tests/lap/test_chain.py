@@ -149,6 +149,7 @@ def test_runs_begin_from_the_run_without_gates(suite):
     first, run = found.run("ungated"), found.run("exact-1")
     assert (first.training.steps, run.training.steps, first.start) == (3, 12, None)
     assert found.prerequisites(run) == [first] == [run.start] and found.prerequisites(first) == []
+    assert run.as_dict()["start"] == first.as_dict()  # other weights to start from make another run
     train_run(first)
     trainee, before = PruningTask(run).build(), weights(first)
     assert all(torch.equal(t, before[n]) for n, t in trainee.model.t5.state_dict().items() if n in before)
