@@ -241,6 +241,3 @@ def test_a_run_folder_stands_for_its_weights(saved, tmp_path):
     shutil.copytree(saved, run / "model")
     assert load_config(run) == load_config(saved)
     assert torch.equal(load_pretrained(run).lm_head.weight, load_pretrained(saved).lm_head.weight)
-    (run / "done.json").write_text(json.dumps({"sha256": "0"}))
-    with pytest.raises(ValueError, match=r"is missing, cut or changed: .*done\.json"):
-        load_pretrained(run)
