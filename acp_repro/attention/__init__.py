@@ -363,30 +363,29 @@ def forgetting_attention_with_kvcache(
             dtypes and gates are right and the cache has room.
     """
     pruning = choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound)
-    start_block = cache.start_block if start_block is None else start_block
+    starts: Any = cache.start_block if start_block is None else start_block
     q = (q if head_first else q.transpose(1, 2)).resolve_neg()
-    check_decode_arguments(q, cache, start_block, seq_start)
+    check_decode_arguments(q, cache, starts, seq_start)
     sm_scale, window_size = check_scale(sm_scale, q.shape[-1]), check_window(window_size)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
     backend = find_backend(implementation)
     backend.check(q.device)
     threshold = _resolve_threshold(pruning, q, None, cache.capacity, sm_scale, q.device)
-    new = (k, v, log_fgate)
-    appends = any(x is not None for x in new)
-    if appends:
-        check_new_tokens(q, cache, *new, head_first)
+    new = [x if head_first else x.transpose(1, 2) for x in (k, v, log_fgate) if x is not None]
+    if new:
+        check_new_tokens(q, cache, k, v, log_fgate, head_first)
     if not q.numel():
         out = torch.empty_like(q)
     else:
         # Compiled code needs an operator, because the work depends on numbers that it cannot know.
         run = decode_op if torch.compiler.is_compiling() else run_decode
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-            if appends:
+            if new:
                 cache.seqlens.add_(q.shape[2])
-                backend.write(cache, *(x if head_first else x.transpose(1, 2) for x in new))
+                backend.write(cache, *new)
             options = (threshold, seq_start, sm_scale, implementation, window_size)
-            out = run(q, *cache[:5], start_block, *options)
+            out = run(q, *cache[:5], starts, *options)
     return out if head_first else out.transpose(1, 2)
 
 

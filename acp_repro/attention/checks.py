@@ -179,7 +179,7 @@ def per_head_tensor(x, batch: int, heads: int, device, name: str = "adaptive_thr
         return expanded.contiguous().resolve_neg()
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
         raise TypeError(f"{rule}; got {x!r}")
-    if not low <= x <= high:
+    if not low <= float(x) <= high:
         raise ValueError(f"{rule}; got {x}")
     if device is None:
         return float(x)

@@ -43,7 +43,7 @@ def check_decode_arguments(
         ("cache.seqlens", seqlens, torch.int32, (batch,)),
     ):
         _check_tensor(name, x, dtype, shape, q.device)
-        if x is not seqlens and not x.is_contiguous():
+        if x is not None and x is not seqlens and not x.is_contiguous():
             raise ValueError(f"{name} must be contiguous")
     check_seq_start(seq_start, q)
 

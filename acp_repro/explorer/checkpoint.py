@@ -71,7 +71,7 @@ class Checkpoint:
     @property
     def context_length(self) -> int | None:
         """Tokens of the run's training sequences; the authors' format does not have it."""
-        return self.run and self.run["settings"]["context_length"]
+        return None if self.run is None else self.run["settings"]["context_length"]
 
     @functools.cached_property
     @usage_errors()

@@ -60,7 +60,7 @@ class ForgettingTransformerModel(PreTrainedModel):
         options = {**kwargs, **forced}
         loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *model_args, **options)
         model, info = loaded
-        check_loaded(pretrained_model_name_or_path, model, info)
+        check_loaded(str(pretrained_model_name_or_path), model, info)
         told = getattr(model, "generation_config", None)  # none without a head
         if told and (told.bos_token_id, told.eos_token_id) == MEANINGLESS_IDS:  # from config.json unchanged
             told.bos_token_id, told.eos_token_id = model.config.bos_token_id, model.config.eos_token_id

@@ -131,7 +131,7 @@ def _read_dtypes(source: str, auto: Any, config: Any, hub: dict[str, Any]) -> di
     path = find(WEIGHTS_FILE) or find(INDEX_FILE)
     if path is None:
         raise UsageError(f"{source} has no file named {WEIGHTS_FILE}; convert its weights to safetensors")
-    paths = [path] if path.endswith(WEIGHTS_FILE) else get_checkpoint_shard_files(source, path, **hub)[0]
+    paths: Any = [path] if path.endswith(WEIGHTS_FILE) else get_checkpoint_shard_files(source, path, **hub)[0]
     dtypes = {}
     for path in paths:
         with _one_line_errors(path), safe_open(path, framework="pt") as file:

@@ -91,7 +91,7 @@ class _MadeClass:
 
 
 def _new_instance(make: Callable[[type], type], base: type) -> Any:
-    made = make(base)
+    made: Any = make(base)
     return made.__new__(made)
 
 
