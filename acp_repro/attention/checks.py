@@ -111,10 +111,11 @@ def check_seq_start(seq_start: Tensor | None, q: Tensor) -> None:
         return
     if not isinstance(seq_start, Tensor) or seq_start.dtype not in (torch.int32, torch.int64):
         raise TypeError("seq_start must be an int64 tensor of shape (batch,)")
-    if seq_start.shape != q.shape[:1]:
-        raise ValueError(f"seq_start must have shape ({q.shape[0]},), got {tuple(seq_start.shape)}")
-    if seq_start.device != q.device:
-        raise ValueError(f"seq_start must be on the device of q, {q.device}")
+    if seq_start.shape != q.shape[:1] or seq_start.device != q.device:
+        raise ValueError(
+            f"seq_start must have shape ({q.shape[0]},) on the device of q, {q.device}, got "
+            f"{tuple(seq_start.shape)} on {seq_start.device}"
+        )
 
 
 def check_window(window_size) -> int | None:
@@ -137,10 +138,11 @@ def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start) -> None:
     """Checks the starts of packed documents against q (B, H, Tq, D) and k (B, Hkv, Tk, D)."""
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError("cu_seqlens must be an int32 or int64 tensor of shape (documents + 1,)")
-    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
-        raise ValueError(f"cu_seqlens must have shape (documents + 1,), got {tuple(cu_seqlens.shape)}")
-    if cu_seqlens.device != q.device:
-        raise ValueError(f"cu_seqlens must be on the device of q, {q.device}")
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.device != q.device:
+        raise ValueError(
+            f"cu_seqlens must have shape (documents + 1,) on the device of q, {q.device}, got "
+            f"{tuple(cu_seqlens.shape)} on {cu_seqlens.device}"
+        )
     if len(q) != 1 or q.shape[2] != k.shape[2]:
         raise ValueError(
             f"cu_seqlens needs a batch of one and as many queries as keys, got a batch of {len(q)} with "
