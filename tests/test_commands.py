@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from acp_repro import benchmark_attention, inspect, measure, train
+from acp_repro import measure, train
 from acp_repro.common import files
 from acp_repro.common.command import command
 from acp_repro.pipeline import state
@@ -80,17 +80,6 @@ assert "torch" not in sys.modules
     assert done.returncode == 0, done.stderr
     for line, begins in zip(done.stderr.splitlines(), commands.values(), strict=True):
         assert line.startswith(f"error: {begins}"), done.stderr
-
-
-@pytest.mark.parametrize(
-    "main", [train.main, inspect.main, benchmark_attention.main], ids=lambda m: m.__module__
-)
-@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
-def test_a_device_that_is_not_there(work, capsys, main, device):
-    given = {inspect.main: [f"runs/mini/{RUN}"], train.main: ["--suite", "mini"]}.get(main, [])
-    assert main([*given, "--device", device]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: --device {device}: ") and error.count("\n") == 1
 
 
 def test_one_process_measures_at_a_time(work):

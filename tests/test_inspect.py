@@ -1,9 +1,6 @@
 """`python -m acp_repro.inspect`: its numbers against dense matrices, its output, its refusals."""
 
-import json
 import os
-import shlex
-import shutil
 import subprocess
 import sys
 
@@ -18,7 +15,7 @@ from acp_repro.attention.reference import decay_bias
 from acp_repro.common.grid import head_kind, largest_pruned_ratio
 from acp_repro.explorer.heads import inspect_heads
 from acp_repro.inspect import main as inspect
-from acp_repro.model import FoXConfig, FoXForCausalLM, load_pretrained, save_pretrained
+from acp_repro.model import load_pretrained, save_pretrained
 from acp_repro.model.capture import attention_inputs
 from tests.suites import write_suite
 from tests.test_heads import small_model
@@ -126,62 +123,6 @@ def test_a_folder_in_the_authors_format_with_any_text(folder):
     ids = torch.from_numpy(np.load("ids.npy").astype(np.int64))[0, :512].view(2, 256)
     expected = inspect_heads(load_pretrained("official"), [ids])
     pd.testing.assert_frame_equal(table, expected, check_dtype=False)
-
-
-MISTAKES = {
-    "nowhere": "nowhere does not exist; give a folder with",
-    "''": ". holds no config.json",
-    "official --html x --compare ''": ". holds no config.json",
-    "runs/mini": "or a run folder such as runs/mini/pro-tiny-128-acp",
-    "begun": "begun holds no weights yet: its training is not finished",
-    "gpt2": "gpt2 has no file named model.safetensors",
-    "half": "model.safetensors is missing",
-    "official --token-ids short.npy": "a document has 300 tokens; give that --length, or less",
-    "official --text four.txt": "--text: four.txt is empty or too short: a sequence of 4,096 tokens takes",
-    "official --token-ids blank.txt": "blank.txt: no array of integers",
-    "official --token-ids real.npy": "real.npy: no array of integers",
-    "official --token-ids big.npy": "token id 300 is not from 0 to 256",
-    "nowords": "has 99 token ids and no tokenizer.json",
-    "official --html x --length 100": "nothing can be pruned; give 128 or more (--length 128)",
-    "official --html x --compare wide": "official has 2 layers of 2 heads, wide has 2 layers of 4",
-    "official --html x --compare nowords": "official and nowords have different tokenizers",
-    "copy": "was trained on other text than text holds here, with another tokenizer",
-}
-
-
-def test_what_is_wrong_is_one_line(folder, capsys):
-    for name in ("gpt2", "half", "begun"):
-        (folder / name).mkdir()
-    (folder / "gpt2" / "config.json").write_text('{"model_type": "gpt2"}')
-    (folder / "half" / "config.json").write_bytes((folder / "official/config.json").read_bytes())
-    (folder / "begun" / "run.json").write_text("{}")
-    (folder / "blank.txt").write_text(" \n")
-    (folder / "four.txt").write_text("mist")
-    np.save("short.npy", np.zeros(300, int))
-    np.save("big.npy", np.full(5000, 300))
-    np.save("real.npy", np.zeros(5000))
-    wide = FoXConfig.pro(vocab_size=257, hidden_size=64, num_hidden_layers=2, num_heads=4)
-    save_pretrained(FoXForCausalLM(wide), "wide")
-    save_pretrained(small_model(vocab_size=99), "nowords")
-    shutil.copytree(folder / RUN, folder / "copy")
-    settings = json.loads((folder / RUN / "run.json").read_text())
-    settings["settings"]["data"]["tokenizer"] = {"bpe": 290}
-    (folder / "copy" / "run.json").write_text(json.dumps(settings))
-    for arguments, message in MISTAKES.items():
-        assert inspect(shlex.split(arguments)) == 2
-        captured = capsys.readouterr()
-        assert captured.err.startswith("error: ") and message in captured.err, (arguments, captured.err)
-        assert captured.err.count("\n") == 1 and not captured.out
-
-
-OPTIONS = ("--length=0", "--tokens=x", "--log-pruning-tolerance=1", "--text=missing.txt", "--compare=x")
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_wrong_options_are_refused(option, capsys):
-    with pytest.raises(SystemExit) as exit:
-        inspect(["official", option])
-    assert exit.value.code == 2 and option.partition("=")[0] in capsys.readouterr().err
 
 
 def test_a_page_of_one_model_or_two_beside_the_same_table(folder):

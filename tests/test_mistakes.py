@@ -60,6 +60,7 @@ CASES = [  # a command, its arguments, and what its message must name
     ("needle", "fox --depths 2", "--depths"),
     ("needle", "mute", "tokenizer.json"),
     ("needle", "damaged", "damaged/tokenizer.json"),
+    ("needle", "foreign", "4096"),
     ("convert", "half out --to official", "model.safetensors"),
     ("convert", "bare out --to official", "config.json"),
     ("convert", "half . --to official", "not empty"),
@@ -108,9 +109,10 @@ def folders(tmp_path_factory, small_fox):
             ("big", np.full(5000, 5000)),
         ):
             np.save(f"{name}.npy", ids)
-        shape = {"vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 1, "num_heads": 2}
-        save_pretrained(FoXForCausalLM(FoXConfig.pro(**shape)), "wide")
-        shutil.copy("fox/tokenizer.json", "wide")
+        for name, vocab_size in (("wide", 4096), ("foreign", 97)):
+            shape = {"vocab_size": vocab_size, "hidden_size": 64, "num_hidden_layers": 1, "num_heads": 2}
+            save_pretrained(FoXForCausalLM(FoXConfig.pro(**shape)), name)
+            shutil.copy("fox/tokenizer.json", name)
         yield
 
 

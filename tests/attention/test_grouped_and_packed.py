@@ -129,13 +129,14 @@ def test_a_document_may_be_empty():
 def test_packing_excludes_batches_padding_a_cache_and_huge_scores():
     whole = {"head_first": True, "cu_seqlens": torch.tensor([0, 8])}
     inputs = [x.cpu() for x in make_inputs(8, 8, batch=2)[:4]]
-    with pytest.raises(ValueError, match="a batch of one"):
-        forgetting_attention(*inputs, **whole)
     one = [x[:1] for x in inputs]
-    with pytest.raises(ValueError, match="as many queries as keys"):
-        forgetting_attention(one[0][:, :, 4:], *one[1:], **whole)
-    with pytest.raises(ValueError, match="cannot be used together"):
-        forgetting_attention(*one, **whole, seq_start=torch.tensor([0]))
+    for words, given, options in (
+        ("a batch of one", inputs, {}),
+        ("as many queries as keys", [one[0][:, :, 4:], *one[1:]], {}),
+        ("cannot be used together", one, {"seq_start": torch.tensor([0])}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            forgetting_attention(*given, **whole, **options)
     one[0][:], one[1][:] = 24.7, 24.7  # norms of 24.7 sqrt(16), so 2 U is 4,881
     forgetting_attention(*one, **whole)
     one[0][:] = 24.9

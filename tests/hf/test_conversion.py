@@ -123,16 +123,3 @@ def test_json_escapes():
         assert unescape(escape(text)) == text
     assert unescape("half\\") == "half\\" and unescape("\\u00") == "\\u00"
     assert unescape("\\ud83e") == "\N{REPLACEMENT CHARACTER}"
-
-
-@pytest.mark.parametrize("remove", ["model.safetensors", "config.json"])
-def test_a_folder_of_another_layout_says_what_is_missing(tmp_path, capsys, remove):
-    saved(tmp_path / "source")
-    (tmp_path / "source" / remove).rename(tmp_path / "source" / "pytorch_model.bin")
-    assert main([str(tmp_path / "source"), str(tmp_path / "out"), "--to", "official"]) == 2
-    error = capsys.readouterr().err
-    assert remove in error and "\n" not in error.strip()
-    assert not (tmp_path / "out" / "model.safetensors").exists()
-    before = sorted(tmp_path.rglob("*"))
-    assert main([str(tmp_path / "source"), str(tmp_path), "--to", "official"]) == 2
-    assert "exists and is not empty" in capsys.readouterr().err and sorted(tmp_path.rglob("*")) == before

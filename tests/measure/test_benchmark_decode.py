@@ -40,17 +40,6 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch):
     assert all(ax.get_xlim()[0] == 0 for ax in figure.axes)
 
 
-def test_what_was_timed_before_a_failure_is_kept(tmp_path, monkeypatch):
-    def no_memory(*args, **kwargs):
-        raise torch.OutOfMemoryError("64 GiB")
-
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    monkeypatch.setattr(benchmark, "measure_model", no_memory)
-    assert main(["--device", "cpu", "--shapes", "1x700", "--repeats", "2", "--suite", "mini"]) == 1
-    assert set(read_records(load_suite("mini"), "decode_time")["scope"]) == {"attention"}
-
-
 def test_a_rival_is_given_the_same_problem():
     problem = benchmark.make_decode_problem(2, 200, 2, 16, "bimodal", torch.device("cpu"), torch.float32)
     given = []

@@ -70,14 +70,6 @@ def test_losses_are_plain_cross_entropy_of_the_same_text_at_every_length(name):
         assert value == pytest.approx(losses[position - 50 : position + 51].mean().item(), rel=1e-5)
 
 
-def test_one_command_makes_one_pass_over_the_text(monkeypatch):
-    passes = []
-    batches = TrainedFoX.heldout_batches
-    monkeypatch.setattr(TrainedFoX, "heldout_batches", lambda *a, **k: passes.append(1) or batches(*a, **k))
-    assert measure(["loss", "loss_curve", "--suite", "mini", "--run", ACP, "--again"]) == 0
-    assert len(passes) == 1
-
-
 def test_a_long_curve_is_thinned():
     def stand_in(length):
         losses = torch.arange(length, dtype=torch.float64)

@@ -5,14 +5,12 @@ import pytest
 import torch
 
 from acp_repro.benchmark_training import main as command
-from acp_repro.benchmark_training import recorded
-from acp_repro.pipeline import state
 from acp_repro.pipeline.papers.acp import training_steps
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
 from analysis.acp import figure_scaling
-from tests.suites import YAML, write_suite
+from tests.suites import write_suite
 
 CPU = torch.device("cpu")
 
@@ -53,30 +51,6 @@ def test_every_number_of_ranks_is_measured_into_one_record(run, monkeypatch):
     assert command([*words, "--parallel", "ddp", "fsdp", "--repeats", "1", "--steps", "1"]) == 0
     table = read_records(load_suite("mini"), "training_step")
     assert len(table) == 12 and set(table["vocab_size"]) == {301, 512}
-
-
-def test_what_was_measured_before_a_failure_is_kept(run, monkeypatch):
-    def ranks(number, module, arguments):
-        return command(arguments) if number == 1 else 1
-
-    monkeypatch.setattr("acp_repro.pipeline.training.distributed.launch_ranks", ranks)
-    words = ["--suite", "mini", "--vocab-size", "301", "--nproc", "1", "2", "--device", "cpu"]
-    assert command([*words, "--repeats", "1", "--steps", "1"]) == 1
-    assert list(read_records(load_suite("mini"), "training_step")["method"]) == ["acp", "exact"]
-
-
-def test_without_a_name_one_run_of_each_shape_with_records_of_this_device_is_timed(run, tmp_path):
-    write_suite(tmp_path, YAML.replace("context_length: [128]", "context_length: [64, 128]"))
-    suite = load_suite("mini")
-    quantity, short, long = suite.paper.quantity("training_step"), suite.runs[0], suite.runs[-1]
-    assert recorded(suite, quantity, "here") == [suite.heads_run]
-    empty = dict.fromkeys(suite.paper.columns(quantity), "")
-    for on, other in (("here", "there"), ("there", "here")):
-        rows = [{**empty, **run.columns(), "device": device} for run, device in ((short, on), (long, other))]
-        text = pd.DataFrame(rows * 2)[list(empty)].to_csv(index=False)
-        state.write_record(quantity.path("mini"), text.encode(), 4)
-        (found,) = recorded(suite, quantity, "here")
-        assert found.context_length == (short if on == "here" else long).context_length
 
 
 def test_linear_growth_is_counted_from_the_fewest_ranks():

@@ -271,27 +271,3 @@ def test_a_chunk_that_reads_the_past_row_by_row_is_as_all_rows_at_once(architect
     assert relative_error(found[1], found[0]) < 1e-5
     # Each row has its own delta; where the keys begin depends on which rows are read together.
     torch.testing.assert_close(seen[1][0], seen[0][0], rtol=1e-4, atol=0)
-
-
-@pytest.mark.parametrize("architecture", ["pro", "llama"])
-def test_a_step_leaves_every_tensor_where_it_is(architecture):
-    """What a CUDA graph needs of the steps between two blocks, here without a GPU."""
-    model = MODELS[architecture]
-    cache = FoXCache(2, max_length=LONGEST)
-    ids = torch.randint(0, SMALL["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(1))
-    seq_start = torch.tensor([5, 0])
-
-    def addresses():
-        found = [cache.seqlens, cache.device_start]
-        for layer in cache.layers:
-            pool = layer.pool
-            found += [pool.k, pool.v, pool.c, pool.table, layer.start, layer.held, *layer._shift.values()]
-            found += [x for x in (layer.threshold, layer._longest_key) if x is not None]
-        return [x.data_ptr() for x in found]
-
-    with torch.no_grad():
-        model(ids[:, :260], cache=cache, seq_start=seq_start)
-        before, version = addresses(), cache.version
-        for t in range(260, 300):
-            model(ids[:, t : t + 1], cache=cache)
-            assert addresses() == before and cache.version == version

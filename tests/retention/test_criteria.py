@@ -102,7 +102,7 @@ def test_a_task_that_the_dense_model_has_not_learnt_is_left_out():
     """More than 5 points below a bag of words: what methods drop is not what they differ by."""
     below = scores("cuad", dense=[40.0, 42.0], ar=[80.0, 80.0], random=[20.0, 20.0])
     found = [table1.beats_random(below, bag("cuad", best)) for best in (45.9, 46.1)]
-    assert [one.word for one in found] == [MET, UNTOLD] and found[1].ours.startswith("left out: cuad, input")
+    assert [one.word for one in found] == [MET, UNTOLD]
 
 
 def test_the_spread_of_seeds_is_of_the_items_that_are_compared():

@@ -235,17 +235,17 @@ def test_bad_models_and_changes_are_refused():
     gated.retention.gates[0].scorer.w.weight.data.fill_(torch.nan)
     with pytest.raises(ValueError, match="the scores of the gate at place 1 are NaN"):
         gated(**inputs)
-    with pytest.raises(ValueError, match="has gates already"):
-        retain(gated, RetentionConfig(0.5))
-    with pytest.raises(ValueError, match="these gates cannot change to"):
-        gated.retention.configure(method="h2o")
-    with pytest.raises(ValueError, match="these gates cannot change to"):
-        gated.retention.configure(scorer_width=3)
+    for change in ({"method": "h2o"}, {"scorer_width": 3}):
+        with pytest.raises(ValueError, match="these gates cannot change to"):
+            gated.retention.configure(**change)
     decoder = transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, **SMALL, is_decoder=True))
-    with pytest.raises(ValueError, match="this model is a decoder"):
-        retain(decoder, RetentionConfig(0.5))
-    with pytest.raises(ValueError, match="no layer list is known for model type None"):
-        retain(torch.nn.Linear(2, 2), RetentionConfig(0.5))
+    for words, other in (
+        ("has gates already", gated),
+        ("is a decoder", decoder),
+        ("model type None", torch.nn.Linear(2, 2)),
+    ):
+        with pytest.raises(ValueError, match=words):
+            retain(other, RetentionConfig(0.5))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -59,10 +59,6 @@ def trained(tmp_path_factory):
         return weights(run)
 
 
-def mean_loss(model, input_ids, labels):
-    return model(input_ids, labels=labels).mean()
-
-
 def weights(run):
     return load_file(run.folder / "model" / "model.safetensors")
 
@@ -363,14 +359,6 @@ def test_a_finished_run_that_is_damaged_is_not_trained_over(run, name):
     assert (run.folder / "model" / "model.safetensors").read_bytes() == before
     shutil.rmtree(run.model_folder)  # the weights alone are gone: they are made again
     train_run(run)
-
-
-def test_held_out_text_that_is_too_short_is_said_before_training(run, tmp_path, capsys):
-    (tmp_path / "heldout.txt").write_text("short")
-    assert train_command.main(["--suite", "mini", "--run", run.name]) == 1
-    error = capsys.readouterr().err
-    assert "heldout" in error and "128" in error and error.count("\n") == 1
-    assert not (run.folder / "metrics.jsonl").exists()
 
 
 def test_other_text_is_refused(run, tmp_path):
