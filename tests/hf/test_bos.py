@@ -11,9 +11,8 @@ pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 from transformers import AutoTokenizer
 
 import acp_repro.hf
-import acp_repro.model
 from acp_repro import convert, generate, load_pretrained
-from acp_repro.model import BPETokenizer
+from acp_repro.model import BPETokenizer, generation
 from acp_repro.pipeline.data import TokenSequences
 from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
 from tests.conftest import SHIPPED as FOLDER
@@ -31,7 +30,7 @@ def in_training() -> list[int]:
 
 def by_the_command(monkeypatch) -> list[int]:
     prompts = []
-    monkeypatch.setattr(acp_repro.model, "stream_tokens", lambda _, ids, *a, **k: prompts.append(ids) or [])
+    monkeypatch.setattr(generation, "stream_tokens", lambda _, ids, *a, **k: prompts.append(ids) or [])
     assert generate.main([str(FOLDER), "--prompt", SENTENCE]) == 0
     return prompts[0][0].tolist()
 
