@@ -10,7 +10,6 @@ pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 
 from transformers import AutoTokenizer
 
-import acp_repro.hf
 from acp_repro import convert, generate, load_pretrained
 from acp_repro.model import BPETokenizer, generation
 from acp_repro.pipeline.data import TokenSequences
