@@ -17,7 +17,6 @@ from acp_repro.model.generation import choose_tokens
 # Few different values, so that ties come often.
 LOGITS = st.lists(st.integers(-6, 6).map(lambda n: n / 2), min_size=1, max_size=12)
 TOP_K = st.none() | st.integers(1, 14)
-TOP_P = st.none() | st.floats(0.01, 1.0)
 
 
 def kept_slowly(logits: list[float], top_k: int | None, top_p: float | None) -> list[int]:
