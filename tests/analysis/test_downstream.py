@@ -8,6 +8,7 @@ import pytest
 
 from acp_repro.pipeline.papers.acp.evaluation.catalogue import COLUMNS
 from analysis.acp import paired, table1
+from analysis.tables import UnfitRecords
 from analysis.verdict import Word
 
 
@@ -162,6 +163,15 @@ def test_tasks_are_not_judged_without_a_pair_or_a_column_of_the_papers():
     assert table1.tasks_match(items("acp", right(500))).word == Word.UNTOLD
     book = table1.tasks_match(pairs("book_last_word", (700, 701), (710, 711), (700, 702)))
     assert book.word == Word.UNTOLD
+
+
+def test_pairs_over_different_items_are_refused():
+    with pytest.raises(UnfitRecords, match="not the same items"):
+        paired.differences(pd.concat([items("acp", right(5, 10)), items("exact", right(5, 9))]))
+    with pytest.raises(UnfitRecords, match="more than one record"):
+        paired.differences(pd.concat([items("acp", right(5, 10))] * 2))
+    with pytest.raises(ValueError, match="item 1 is nan"):
+        paired.differences(pd.concat([items(side, [-1.0, math.nan]) for side in ("acp", "exact")]))
 
 
 def test_items_count_by_their_weight():
