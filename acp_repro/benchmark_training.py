@@ -19,9 +19,9 @@ from pathlib import Path
 from .common.command import choose_device, command, described_parser, output_file, positive, run_command
 from .common.errors import UsageError
 from .common.files import write_text
+from .papers.acp.suite import FoXRun, FoXSuite
 from .pipeline.errors import SuiteError
 from .pipeline.paper import Quantity
-from .pipeline.papers.acp.suite import FoXRun, FoXSuite
 from .pipeline.provenance import device_name, made_on
 from .pipeline.records import benchmark_rows, write_suite_records
 from .pipeline.run import PARALLEL
@@ -93,7 +93,7 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
 
     After each model it writes all as the records of the suite: what ends the command costs one model at most.
     """
-    from .pipeline.papers.acp.training_steps import time_steps
+    from .papers.acp.training_steps import time_steps
     from .pipeline.training.distributed import on_rank_zero, process_group, world_size
 
     with process_group(options.device) as device:

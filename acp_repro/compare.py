@@ -26,7 +26,7 @@ do, only several trainings of each can say."""
 @command(extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    from .pipeline.papers.acp.evaluation import comparison
+    from .pipeline.evaluation import comparison
 
     names = (str(options.a), str(options.b))
     a, b = comparison.read(options.a), comparison.read(options.b)

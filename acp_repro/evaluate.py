@@ -20,7 +20,7 @@ from .common.command import (
     run_command,
 )
 from .explorer.checkpoint import Checkpoint
-from .pipeline.papers.acp.evaluation.catalogue import BOOK_TASKS, PAPER_TASKS, check_tokenizer
+from .pipeline.evaluation.catalogue import BOOK_TASKS, PAPER_TASKS, check_tokenizer
 
 OUTPUT = Path("runs/evaluations")
 
@@ -32,10 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
     device = choose_device(options.device)
 
     from .model import BPETokenizer
+    from .papers.acp.checkpoint_folder import TextCheckpoint
     from .pipeline.data.tokenizer import read_tokenizer
-    from .pipeline.papers.acp.checkpoint_folder import TextCheckpoint
-    from .pipeline.papers.acp.evaluation.evaluation import evaluate, harness_model, identity, print_results
-    from .pipeline.papers.acp.evaluation.tasks import load_tasks
+    from .pipeline.evaluation.evaluation import evaluate, harness_model, identity, print_results
+    from .pipeline.evaluation.tasks import load_tasks
 
     checkpoint = TextCheckpoint(options.checkpoint)
     own = options.tokenizer is None

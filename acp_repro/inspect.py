@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     from .explorer import inspect_heads, read_heads, weigh_heads
     from .explorer.explorer import Explorer, check_comparable
     from .explorer.heads_table import print_decoder, print_heads
-    from .pipeline.papers.acp.checkpoint_folder import BATCH_TOKENS, TextCheckpoint
+    from .papers.acp.checkpoint_folder import BATCH_TOKENS, TextCheckpoint
 
     checkpoint, *others = map(TextCheckpoint, paths)
     for other in others:  # before anything is computed
@@ -107,7 +107,7 @@ def _inspect_decoder(options: argparse.Namespace) -> int:
     from .explorer import Explorer, read_heads
     from .explorer.decoders import load_decoder
     from .explorer.heads_table import print_decoder
-    from .pipeline.papers.acp.checkpoint_folder import read_ids
+    from .papers.acp.checkpoint_folder import read_ids
 
     model, tokenizer = load_decoder(options.checkpoint, device)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -42,11 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     from .common.files import write_text
     from .model.generation import use_one_thread_if_small
-    from .pipeline.papers.acp.checkpoint_folder import TextCheckpoint
-    from .pipeline.papers.acp.evaluation.catalogue import check_tokenizer
-    from .pipeline.papers.acp.needle import trial
-    from .pipeline.papers.acp.needle.haystack import checkpoint_haystacks
-    from .pipeline.papers.acp.needle.prompt import hide, tokenise_needles
+    from .papers.acp.checkpoint_folder import TextCheckpoint
+    from .pipeline.evaluation.catalogue import check_tokenizer
+    from .pipeline.needle import trial
+    from .pipeline.needle.haystack import checkpoint_haystacks
+    from .pipeline.needle.prompt import hide, tokenise_needles
 
     checkpoint = TextCheckpoint(options.checkpoint)
     tokenizer = checkpoint.require_tokenizer()

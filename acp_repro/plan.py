@@ -7,9 +7,9 @@ in float32 are for a CPU, and have no GPU-hours.
 from __future__ import annotations
 
 from .common.command import aligned, command, described_parser, positive, run_command
+from .papers.acp.cost import MFU, PRUNED_RATIO, run_cost
+from .papers.acp.suite import FoXSuite
 from .pipeline.errors import SuiteError
-from .pipeline.papers.acp.cost import MFU, PRUNED_RATIO, run_cost
-from .pipeline.papers.acp.suite import FoXSuite
 from .pipeline.suite import load_suite
 
 _MEMORY_GB = {"h100": 80, "h200": 141, "a100": 80, "b200": 180, "l40s": 48, "4090": 24}

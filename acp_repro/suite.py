@@ -16,7 +16,7 @@ from .pipeline.strict_yaml import key_table
 from .pipeline.suite import load_suite
 
 with imports_of("chain"):
-    from .pipeline.papers.acp.new_suite import write_suite
+    from .papers.acp.new_suite import write_suite
 
 
 @command(extra="chain")

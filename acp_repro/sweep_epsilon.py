@@ -27,10 +27,10 @@ from .common.command import (
 )
 from .explorer.checkpoint import Checkpoint
 from .model.config import LogEpsilon
+from .papers.acp.settings import SWEPT_LOG_PRUNING_TOLERANCES, MeasureConfig
+from .papers.acp.suite import FoXSuite
 from .pipeline.data.sources import check_length
 from .pipeline.errors import SuiteError
-from .pipeline.papers.acp.settings import SWEPT_LOG_PRUNING_TOLERANCES, MeasureConfig
-from .pipeline.papers.acp.suite import FoXSuite
 from .pipeline.provenance import made_on, origin
 from .pipeline.records import read_files
 from .pipeline.suite import load_suite
@@ -80,8 +80,8 @@ def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
     check_length(options.text, length)
     device = choose_device(options.device)
 
-    from .pipeline.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
-    from .pipeline.papers.acp.measure.pruned_ratio import measure_epsilon_sweep
+    from .papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
+    from .papers.acp.measure.pruned_ratio import measure_epsilon_sweep
 
     checkpoint = TextCheckpoint(options.checkpoint)
     print(f"text: {checkpoint.source(options.text, options.token_ids)}")

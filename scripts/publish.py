@@ -161,7 +161,7 @@ The training text is in the public domain. The weights are under the licence of 
 
 def encoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]:
     """Writes an encoder with gates; gives the same."""
-    from acp_repro.pipeline.papers.retention.task import load_model
+    from acp_repro.papers.retention.task import load_model
 
     dense = [r for r in suite.dense if (r.dataset_name, r.seed) == (run.dataset_name, run.seed)]
     if not dense:

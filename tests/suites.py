@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from acp_repro.pipeline.papers.acp.paper import PAPER
-from acp_repro.pipeline.papers.acp.task import FoXTask
+from acp_repro.papers.acp.paper import PAPER
+from acp_repro.papers.acp.task import FoXTask
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training.loop import train

@@ -50,10 +50,7 @@ def test_the_attention_can_be_moved_as_a_folder():
 @pytest.mark.parametrize(
     ("forbidden", "statement"),
     [
-        (
-            ("torch", "triton"),
-            "; ".join(f"import {name}" for name in [*LIGHT, "acp_repro.pipeline.papers.acp.cost"]),
-        ),
+        (("torch", "triton"), "; ".join(f"import {name}" for name in [*LIGHT, "acp_repro.papers.acp.cost"])),
         (
             ("torch", "triton", "matplotlib", "seaborn"),
             "from acp_repro.pipeline import registry;"

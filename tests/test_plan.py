@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from acp_repro.model import FoXForCausalLM
-from acp_repro.pipeline.papers.acp.cost import run_cost, states_bytes
+from acp_repro.papers.acp.cost import run_cost, states_bytes
 from acp_repro.pipeline.suite import load_suite
 from tests.suites import write_suite
 

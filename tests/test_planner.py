@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from acp_repro import make
+from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline import plan, state
 from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.run import Run
 from acp_repro.pipeline.suite import load_suite, suite_names
 from analysis import drawing

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline import provenance
 from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
 from tests.analysis import synthetic

@@ -12,9 +12,9 @@ import torch
 
 from acp_repro.common import files
 from acp_repro.model import load_config
+from acp_repro.papers.acp.task import FoXTask
 from acp_repro.pipeline import state
 from acp_repro.pipeline.errors import RecordError, SuiteError
-from acp_repro.pipeline.papers.acp.task import FoXTask
 from acp_repro.pipeline.records import read_records, write_records
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.suite import main as suite_main

@@ -1,4 +1,4 @@
-"""Papers by name: the packages in ``acp_repro.pipeline.papers``."""
+"""Papers by name: the packages in ``acp_repro.papers``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pkgutil
 from .errors import UnknownName
 from .paper import Paper
 
-PAPERS = "acp_repro.pipeline.papers"
+PAPERS = "acp_repro.papers"
 
 
 def paper_names() -> list[str]:

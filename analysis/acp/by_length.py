@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.pipeline.papers.acp.cost import attention_share_of_flops
+from acp_repro.papers.acp.cost import attention_share_of_flops
 
 from .. import style
 from ..tables import UnfitRecords, one_each

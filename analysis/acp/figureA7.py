@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.papers.acp.suite import FoXRun
+from acp_repro.papers.acp.suite import FoXRun
 
 from .. import drawing, style
 from . import figure4, models

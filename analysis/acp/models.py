@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from acp_repro.papers.acp.settings import SizeConfig
+from acp_repro.papers.acp.suite import FoXRun, FoXSuite
 from acp_repro.pipeline.paper import Item
-from acp_repro.pipeline.papers.acp.settings import SizeConfig
-from acp_repro.pipeline.papers.acp.suite import FoXRun, FoXSuite
 from acp_repro.pipeline.suite import load_suite
 
 from .. import style

@@ -7,8 +7,8 @@ import math
 import pandas as pd
 
 from acp_repro.common import statistics
-from acp_repro.pipeline.papers.acp.evaluation.catalogue import COLUMNS
-from acp_repro.pipeline.papers.acp.evaluation.comparison import is_perplexity, shown
+from acp_repro.pipeline.evaluation.catalogue import COLUMNS
+from acp_repro.pipeline.evaluation.comparison import is_perplexity, shown
 
 from ..tables import UnfitRecords, one_each
 from . import models, versions

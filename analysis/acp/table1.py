@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL
-from acp_repro.pipeline.papers.acp.evaluation.catalogue import COLUMNS, PAPER_TASKS, Column
+from acp_repro.pipeline.evaluation.catalogue import COLUMNS, PAPER_TASKS, Column
 
 from .. import drawing, style
 from ..tables import one_each

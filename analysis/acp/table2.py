@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.pipeline.papers.acp.suite import FoXSuite
+from acp_repro.papers.acp.suite import FoXSuite
 
 from .. import drawing, style
 from ..tables import one_each

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pandas as pd
 
 from acp_repro.lap.settings import PruningConfig
+from acp_repro.papers.lap.settings import File
+from acp_repro.papers.lap.suite import PruningRun
 from acp_repro.pipeline.paper import Item, Suite
-from acp_repro.pipeline.papers.lap.settings import File
-from acp_repro.pipeline.papers.lap.suite import PruningRun
 from acp_repro.pipeline.suite import load_suite
 
 from ..published import published

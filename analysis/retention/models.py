@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from acp_repro.papers.retention.suite import PretrainingRun, RetentionRun, RetentionSuite
 from acp_repro.pipeline.paper import Item
-from acp_repro.pipeline.papers.retention.suite import PretrainingRun, RetentionRun, RetentionSuite
 
 from ..published import published
 

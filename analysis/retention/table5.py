@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.pipeline.papers.retention.suite import RetentionRun, RetentionSuite
+from acp_repro.papers.retention.suite import RetentionRun, RetentionSuite
 
 from .. import drawing
 from ..tables import one_each

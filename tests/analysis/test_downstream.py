@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from acp_repro.pipeline.papers.acp.evaluation.catalogue import COLUMNS
+from acp_repro.pipeline.evaluation.catalogue import COLUMNS
 from analysis.acp import paired, table1
 from analysis.tables import UnfitRecords
 from analysis.verdict import Word

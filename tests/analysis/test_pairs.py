@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline.suite import load_suite, suite_names
 from analysis.acp import figure3, versions
 from analysis.ledger import all_records, judge_claim

@@ -10,7 +10,7 @@ import torch
 
 from acp_repro.lap.attribution import game, shap_values
 from acp_repro.lap.decoder import decode_teacher
-from acp_repro.pipeline.papers.lap.measure.attribution import select_pairs
+from acp_repro.papers.lap.measure.attribution import select_pairs
 from tests.lap.tiny import TEXTS, model
 
 

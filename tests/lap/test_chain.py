@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 
 from acp_repro.common.errors import UserError
 from acp_repro.lap import compress
+from acp_repro.papers.lap.paper import PAPER
+from acp_repro.papers.lap.task import PruningTask
+from acp_repro.papers.lap.texts import Batches, load_texts
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.errors import RecordError, SuiteError
 from acp_repro.pipeline.paper import load_object
-from acp_repro.pipeline.papers.lap.paper import PAPER
-from acp_repro.pipeline.papers.lap.task import PruningTask
-from acp_repro.pipeline.papers.lap.texts import Batches, load_texts
 from acp_repro.pipeline.records import read_records, write_records
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training.loop import train

@@ -7,9 +7,9 @@ import torch
 
 from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
-from acp_repro.pipeline.papers.lap.measure import removal_time
-from acp_repro.pipeline.papers.lap.measure.kept_words import kind_of, measure_kept_words
-from acp_repro.pipeline.papers.lap.measure.removal_time import _compare, held_bytes, measure_removal_time
+from acp_repro.papers.lap.measure import removal_time
+from acp_repro.papers.lap.measure.kept_words import kind_of, measure_kept_words
+from acp_repro.papers.lap.measure.removal_time import _compare, held_bytes, measure_removal_time
 from tests.lap.tiny import TEXTS, model
 from tests.suites import slow_every_other
 
@@ -73,7 +73,7 @@ def test_the_order_favours_neither_masks_nor_removal(monkeypatch):
 
 def test_scores_of_a_text_that_is_written_too_short():
     pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
-    from acp_repro.pipeline.papers.lap.measure.reconstruction import _scores
+    from acp_repro.papers.lap.measure.reconstruction import _scores
 
     trained = SimpleNamespace(task=SimpleNamespace(tokenizer=model().tokenizer))
     rows = [model().tokenizer.encode(text) for text in ("a cat sat", "a mat")]
@@ -85,7 +85,7 @@ def test_scores_of_a_text_that_is_written_too_short():
 
 def test_the_kept_ratio_is_a_mean_over_texts():
     pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
-    from acp_repro.pipeline.papers.lap.measure.reconstruction import measure_reconstruction
+    from acp_repro.papers.lap.measure.reconstruction import measure_reconstruction
 
     built = model()
     rows = [built.token_ids([text])[0].tolist() for text in TEXTS]
@@ -108,7 +108,7 @@ def test_the_kept_ratio_is_a_mean_over_texts():
 
 def test_the_larger_class_is_that_of_the_texts_that_are_scored(monkeypatch):
     pytest.importorskip("sklearn", reason="pip install -e '.[lap]'")
-    from acp_repro.pipeline.papers.lap.measure import probe
+    from acp_repro.papers.lap.measure import probe
 
     for name in ("_votes", "_bag_of_words"):
         monkeypatch.setattr(probe, name, lambda *_: 0.5)

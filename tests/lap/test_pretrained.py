@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from acp_repro.lap import PruningAutoencoder
-from acp_repro.pipeline.papers.lap.texts import encode, load_texts
+from acp_repro.papers.lap.texts import encode, load_texts
 from acp_repro.pipeline.suite import load_suite
 
 ROOT = Path(__file__).parents[2]

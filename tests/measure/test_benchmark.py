@@ -9,10 +9,10 @@ import torch
 from acp_repro.attention.boundary import count_blocks
 from acp_repro.benchmark_attention import main
 from acp_repro.model.capture import AttentionInputs
+from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline.benchmark import attention as benchmark
 from acp_repro.pipeline.benchmark import forward, rivals
 from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
 from analysis import drawing

@@ -5,9 +5,9 @@ import torch
 
 from acp_repro.attention import forgetting_attention
 from acp_repro.benchmark_decode import main
+from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline.benchmark import decode as benchmark
 from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
 from analysis import drawing

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from acp_repro.measure import main
-from acp_repro.pipeline.papers.acp.measure import fork
+from acp_repro.papers.acp.measure import fork
 from acp_repro.pipeline.suite import load_suite
 from tests.suites import YAML, train_run, write_suite
 

@@ -9,9 +9,9 @@ import torch
 from acp_repro.common.errors import UserError
 from acp_repro.model import ByteTokenizer, FoXConfig, FoXForCausalLM
 from acp_repro.pipeline.errors import UnknownName
-from acp_repro.pipeline.papers.acp.evaluation import book
-from acp_repro.pipeline.papers.acp.evaluation.catalogue import PAPER_TASKS
-from acp_repro.pipeline.papers.acp.evaluation.local_files import TaskData, check_files, read_documents
+from acp_repro.pipeline.evaluation import book
+from acp_repro.pipeline.evaluation.catalogue import PAPER_TASKS
+from acp_repro.pipeline.evaluation.local_files import TaskData, check_files, read_documents
 
 ITEMS = {
     "lm_eval/lambada_openai.jsonl": [
@@ -176,7 +176,7 @@ def harness():
 
 @pytest.fixture
 def evaluation(harness):
-    from acp_repro.pipeline.papers.acp.evaluation import evaluation, tasks
+    from acp_repro.pipeline.evaluation import evaluation, tasks
 
     class Parts:
         evaluate, harness_model = staticmethod(evaluation.evaluate), staticmethod(evaluation.harness_model)
@@ -225,7 +225,7 @@ def test_the_standard_error_of_a_perplexity_is_that_of_the_bootstrap(evaluation,
 
     from lm_eval.api.metrics import perplexity, weighted_perplexity
 
-    from acp_repro.pipeline.papers.acp.evaluation.evaluation import _metric
+    from acp_repro.pipeline.evaluation.evaluation import _metric
 
     draw = random.Random(0)
     single = [draw.gauss(-3, 0.5) for _ in range(400)]

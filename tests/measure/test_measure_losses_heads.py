@@ -15,10 +15,10 @@ from acp_repro.attention.boundary import find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.measure import main as measure
 from acp_repro.model.capture import AttentionInputs, attention_inputs, watch_attention
-from acp_repro.pipeline.papers.acp.measure import heads, losses, pruned_mass, speed
-from acp_repro.pipeline.papers.acp.measure.heads import Head, choose_heads
-from acp_repro.pipeline.papers.acp.measure.pruned_ratio import measure_pruned_ratio
-from acp_repro.pipeline.papers.acp.trained import TrainedFoX
+from acp_repro.papers.acp.measure import heads, losses, pruned_mass, speed
+from acp_repro.papers.acp.measure.heads import Head, choose_heads
+from acp_repro.papers.acp.measure.pruned_ratio import measure_pruned_ratio
+from acp_repro.papers.acp.trained import TrainedFoX
 from tests.suites import YAML, records, slow_every_other, trained_run, write_suite
 
 ACP, EXACT, LONG = "pro-tiny-128-acp", "pro-tiny-128-exact", "pro-tiny-256-acp"

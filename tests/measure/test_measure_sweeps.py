@@ -15,14 +15,14 @@ from acp_repro.attention.boundary import count_blocks, find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.model.capture import AttentionInputs, attention_inputs
+from acp_repro.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
+from acp_repro.papers.acp.measure import pruned_mass
+from acp_repro.papers.acp.measure.pruned_ratio import measure_block_size, measure_epsilon_sweep
+from acp_repro.papers.acp.paper import PAPER
+from acp_repro.papers.acp.settings import MeasureConfig
+from acp_repro.papers.acp.task import FoXTask
+from acp_repro.papers.acp.trained import TrainedFoX
 from acp_repro.pipeline.paper import load_object
-from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
-from acp_repro.pipeline.papers.acp.measure import pruned_mass
-from acp_repro.pipeline.papers.acp.measure.pruned_ratio import measure_block_size, measure_epsilon_sweep
-from acp_repro.pipeline.papers.acp.paper import PAPER
-from acp_repro.pipeline.papers.acp.settings import MeasureConfig
-from acp_repro.pipeline.papers.acp.task import FoXTask
-from acp_repro.pipeline.papers.acp.trained import TrainedFoX
 from acp_repro.pipeline.suite import load_suite
 from tests.suites import YAML, records, with_measure, write_suite
 

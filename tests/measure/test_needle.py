@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.pipeline.papers.acp.measure import losses
-from acp_repro.pipeline.papers.acp.needle import trial
-from acp_repro.pipeline.papers.acp.needle.prompt import WORDINGS, hide, tokenise_needles
-from acp_repro.pipeline.papers.acp.paper import PAPER
-from acp_repro.pipeline.papers.acp.task import FoXTask
-from acp_repro.pipeline.papers.acp.trained import TrainedFoX
+from acp_repro.papers.acp.measure import losses
+from acp_repro.papers.acp.paper import PAPER
+from acp_repro.papers.acp.task import FoXTask
+from acp_repro.papers.acp.trained import TrainedFoX
+from acp_repro.pipeline.needle import trial
+from acp_repro.pipeline.needle.prompt import WORDINGS, hide, tokenise_needles
 from acp_repro.pipeline.suite import load_suite
 from tests.measure.test_needle_text import BYTES, DEED, LENGTH, NEEDLES, bytes_needle
 from tests.suites import with_measure, write_suite

@@ -9,12 +9,12 @@ import torch
 
 from acp_repro.common.errors import UsageError
 from acp_repro.model import ByteTokenizer
+from acp_repro.papers.acp.task import FoXTask
 from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.data.sources import Document
 from acp_repro.pipeline.errors import SuiteError
-from acp_repro.pipeline.papers.acp.needle import documents, haystack, trial
-from acp_repro.pipeline.papers.acp.needle.prompt import WORDINGS, tokenise_needles
-from acp_repro.pipeline.papers.acp.task import FoXTask
+from acp_repro.pipeline.needle import documents, haystack, trial
+from acp_repro.pipeline.needle.prompt import WORDINGS, tokenise_needles
 from acp_repro.pipeline.state import differences
 from acp_repro.pipeline.suite import load_suite
 from tests.suites import YAML, write_suite

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from acp_repro.benchmark_training import main as command
-from acp_repro.pipeline.papers.acp import training_steps
-from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.papers.acp import training_steps
+from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite
 from analysis.acp import figure_scaling

@@ -17,19 +17,19 @@ from safetensors.torch import load_file
 
 from acp_repro import measure
 from acp_repro.common.errors import UsageError
+from acp_repro.papers.retention import backbones, simulations
+from acp_repro.papers.retention import trained as trained_module
+from acp_repro.papers.retention.measure import budgets
+from acp_repro.papers.retention.measure.budgets import measure_slackness
+from acp_repro.papers.retention.measure.speed import measure_speed
+from acp_repro.papers.retention.paper import PAPER
+from acp_repro.papers.retention.quantities import RIGHT
+from acp_repro.papers.retention.settings import SMALLEST_VOCABULARY, BackboneConfig
+from acp_repro.papers.retention.task import load_model
+from acp_repro.papers.retention.texts import Texts, name_inputs, train_tokenizer
+from acp_repro.papers.retention.trained import SCORES, TrainedRetention, _best_span, normalized
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.errors import SuiteError
-from acp_repro.pipeline.papers.retention import backbones, simulations
-from acp_repro.pipeline.papers.retention import trained as trained_module
-from acp_repro.pipeline.papers.retention.measure import budgets
-from acp_repro.pipeline.papers.retention.measure.budgets import measure_slackness
-from acp_repro.pipeline.papers.retention.measure.speed import measure_speed
-from acp_repro.pipeline.papers.retention.paper import PAPER
-from acp_repro.pipeline.papers.retention.quantities import RIGHT
-from acp_repro.pipeline.papers.retention.settings import SMALLEST_VOCABULARY, BackboneConfig
-from acp_repro.pipeline.papers.retention.task import load_model
-from acp_repro.pipeline.papers.retention.texts import Texts, name_inputs, train_tokenizer
-from acp_repro.pipeline.papers.retention.trained import SCORES, TrainedRetention, _best_span, normalized
 from acp_repro.pipeline.plan import needs
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite

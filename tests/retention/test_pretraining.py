@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from acp_repro import measure
 from acp_repro import train as train_command
+from acp_repro.papers.retention.paper import PAPER
+from acp_repro.papers.retention.pretraining import EncoderTask, look_at_neighbours
 from acp_repro.pipeline.errors import SuiteError
-from acp_repro.pipeline.papers.retention.paper import PAPER
-from acp_repro.pipeline.papers.retention.pretraining import EncoderTask, look_at_neighbours
 from acp_repro.pipeline.plan import training_groups
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite import load_suite

@@ -10,10 +10,16 @@ import torch
 from acp_repro.common import files
 from acp_repro.pipeline import state
 from acp_repro.pipeline.data import prepare
+from acp_repro.pipeline.evaluation.catalogue import COLUMNS
+from acp_repro.pipeline.evaluation.evaluation import (
+    HARNESS_VERSION,
+    TaskResult,
+    evaluate,
+    harness_model,
+    identity,
+)
+from acp_repro.pipeline.evaluation.tasks import load_tasks
 
-from ..evaluation.catalogue import COLUMNS
-from ..evaluation.evaluation import HARNESS_VERSION, TaskResult, evaluate, harness_model, identity
-from ..evaluation.tasks import load_tasks
 from ..trained import TrainedFoX
 from .losses import summarize
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from acp_repro.pipeline.paper import Quantity, first_seeds
 
 M = f"{__package__}.measure"
-SIMULATIONS = "python -m acp_repro.pipeline.papers.retention.simulations --suite {suite}"
+SIMULATIONS = "python -m acp_repro.papers.retention.simulations --suite {suite}"
 RIGHT, WRONG = "+-"  # an example in `items_right`
 
 QUANTITIES = (

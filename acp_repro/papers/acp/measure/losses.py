@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from acp_repro.common.files import read_json, read_json_lines
 from acp_repro.model.loss import IGNORED_LABEL
+from acp_repro.pipeline.needle.trial import try_wordings
 from acp_repro.pipeline.training.step import autocast
 
-from ..needle.trial import try_wordings
 from ..task import nudge
 from ..trained import TrainedFoX
 

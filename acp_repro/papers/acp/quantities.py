@@ -6,7 +6,7 @@ from acp_repro.pipeline.paper import Quantity
 
 from .suite import FoXRun, FoXSuite
 
-M, N = f"{__package__}.measure", f"{__package__}.needle"
+M, N = f"{__package__}.measure", "acp_repro.pipeline.needle"
 HARNESS = ("lm_eval", "eval")
 NEEDLE = (
     "method mode haystack needle_share evaluated_length_tokens depth haystack_sample answer_tokens "

@@ -14,6 +14,7 @@ from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.config import peak_flops
 from acp_repro.model.layers import fuse_training
 from acp_repro.pipeline.data import prepare
+from acp_repro.pipeline.needle.documents import NeedleSequences
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.provenance import device_name
 from acp_repro.pipeline.run import file_of
@@ -21,7 +22,6 @@ from acp_repro.pipeline.training.optimizer import warmup_and_cosine
 from acp_repro.pipeline.training.run_folder import TrainingError, text_hash
 from acp_repro.pipeline.training.task import Task
 
-from .needle.documents import NeedleSequences
 from .suite import FoXRun
 from .trained import TrainedFoX
 

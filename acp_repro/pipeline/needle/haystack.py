@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +12,8 @@ from acp_repro.pipeline.data import Corpus, LongCrawl64
 from acp_repro.pipeline.data.sequences import HELDOUT_COLUMN
 from acp_repro.pipeline.data.sources import Document, open_text
 
-from ..checkpoint_folder import TextCheckpoint
+if TYPE_CHECKING:
+    from acp_repro.papers.acp.checkpoint_folder import TextCheckpoint
 
 
 def heldout_haystacks(

@@ -4,7 +4,7 @@ needle."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +16,11 @@ from acp_repro.model import FoXForCausalLM, generate
 from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.training.step import autocast
 
-from ..trained import TrainedFoX
 from .haystack import heldout_haystacks
 from .prompt import Needle, Trial, first_line, hide, tokenise_needles
+
+if TYPE_CHECKING:
+    from acp_repro.papers.acp.trained import TrainedFoX
 
 _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
 

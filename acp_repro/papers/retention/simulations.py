@@ -1,5 +1,5 @@
 """The appendices' claims on problems small enough for the exact answer:
-``python -m acp_repro.pipeline.papers.retention.simulations --suite SUITE``.
+``python -m acp_repro.papers.retention.simulations --suite SUITE``.
 
 Writes ``results/SUITE/benchmark/estimator.csv``, ``variance.csv`` and ``complexity.csv``.
 """
@@ -141,7 +141,7 @@ SIMULATIONS = {
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    parser = described_parser("pipeline.papers.retention.simulations", __doc__)
+    parser = described_parser("papers.retention.simulations", __doc__)
     parser.add_argument(
         "--suite", default="retention", help="a name in experiments/ or a YAML file (default: retention)"
     )

@@ -9,10 +9,9 @@ from acp_repro.common.bounds import Axis, Count, CountFrom0, Must, Positive, See
 from acp_repro.model.config import LogEpsilon
 from acp_repro.pipeline.data.config import SMALLEST_BPE, DataConfig
 from acp_repro.pipeline.errors import UnknownName
+from acp_repro.pipeline.evaluation.catalogue import PAPER_TASKS, check_names
 from acp_repro.pipeline.run import Strict, TrainerConfig, check_divides
 from acp_repro.pipeline.suite import SuiteFile
-
-from .evaluation.catalogue import PAPER_TASKS, check_names
 
 SWEPT_LOG_PRUNING_TOLERANCES = [-1.0, -5.0, -10.0, -20.0, -40.0]  # of Figure 7
 # Keys of TrainingConfig that a size may set for itself.
