@@ -1,4 +1,4 @@
-"""Times forgetting attention and its rivals: ``python -m acp_repro.benchmark_attention [--lengths N ...]``.
+"""Times forgetting attention and its baselines: ``python -m acp_repro.benchmark_attention [--lengths N]``.
 
 Tokens and gates are random. Each kernel is first checked against the equations in float64. One that is wrong,
 or does not fit into memory, gets a line with the reason and no record. Records are written after every
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from .common.command import choose_device, command, described_parser, output_file, positive, run_command
 from .common.errors import is_out_of_memory
+from .pipeline.paper_registry import find_paper
 from .pipeline.provenance import device_name
 from .pipeline.records import write_suite_records
-from .pipeline.registry import find_paper
-from .pipeline.suite import load_suite
+from .pipeline.suite_file import load_suite
 
 NAMES = ("ours", "official", "fla", "flex", "fa4", "cudnn", "eager")
 
@@ -32,14 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
     device = choose_device(options.device)
     suite = load_suite(options.suite) if options.suite else None
     paper = suite.paper if suite else find_paper("acp")
-    quantity = paper.quantity("forward_time" if options.inference else "kernel_time")
+    metric = paper.metric("forward_time" if options.inference else "kernel_time")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": device.type == "cuda"}
 
     def write(records: list[dict]) -> list[Path]:
         paths = [options.csv] * bool(options.csv) + [None] * bool(options.suite)
         return [
-            write_suite_records(suite and suite.name, paper, quantity, records, path=path, **provenance)
+            write_suite_records(suite and suite.name, paper, metric, records, path=path, **provenance)
             for path in paths
         ]
 
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         records = list(time_forward(read_shapes(), device, options.repeats))
         print(summary(records))
     else:
-        gates = options.gates or (suite.measure_settings.gates if suite else "bimodal")
+        gates = options.gates or (suite.measure_settings.gate_distribution if suite else "mixed")
         records = _time_lengths(options, gates, device, dtype, write)
         print(f"\n{LEGEND}")
     for made in write(records):
@@ -58,11 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _time_lengths(options, gates: str, device, dtype, write: Callable[[list[dict]], object]) -> list[dict]:
-    from .pipeline.benchmark import attention, rivals
+    from .pipeline.benchmark import attention, baselines
 
     gpu = device.type == "cuda"
     lengths = options.lengths or ([4096, 8192, 16384, 32768] if gpu else [512, 1024, 2048])
-    found = {name: rivals.available(name, device) for name in ("ours", *options.rivals) if name in NAMES}
+    found = {
+        name: baselines.available(name, device) for name in ("ours", *options.baselines) if name in NAMES
+    }
     calls = {name: call for name, call in found.items() if not isinstance(call, str)}
     for name, why in found.items():
         if name not in calls:
@@ -85,7 +87,7 @@ def _time_lengths(options, gates: str, device, dtype, write: Callable[[list[dict
         )
         found = []
         try:
-            for one in attention.time_rivals(problem, gates, calls, options.repeats):
+            for one in attention.time_baselines(problem, gates, calls, options.repeats):
                 print(f"  {one}") if isinstance(one, str) else found.append(one)
         finally:  # if a long table ends early, its records are kept
             records += found
@@ -107,7 +109,7 @@ _HEADER = "f f+b pruned limit_f limit_f+b ratio effective nominal dgate host_f h
 
 
 def table(records: list[dict]) -> str:
-    """One line a record, with the limit if a rival without gates was timed."""
+    """One line a record, with the limit if a baseline without gates was timed."""
     columns = "{:<10} {:<20}{:>9}{:>10}{:>8}{:>10}{:>10}{:>8}{:>11}{:>9}{:>8}{:>8}{:>10}"
     lines = [columns.format("", "", *(name.replace("_", " ") for name in _HEADER.split()))]
     gateless = [r for r in records if r["method"] == "no gates"]
@@ -165,9 +167,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--head-dim", type=positive, default=64, metavar="N", help="default: %(default)s")
     add(
         "--gates",
-        choices=("bimodal", "paper", "local", "global", "one-global"),
+        choices=("mixed", "paper_ratio", "local", "global", "one-global"),
         help="which heads are local: two thirds, so many that 65 to 70 %% is pruned at every length, all, "
-        "none, all but one (default: the suite's measure.gates, else bimodal)",
+        "none, all but one (default: the suite's measure.gate_distribution, else mixed)",
     )
     add(
         "--tokens",
@@ -176,7 +178,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="tokens in a batch (default: 65536; on a CPU one sequence)",
     )
     add(
-        "--rivals",
+        "--baselines",
         nargs="*",
         default=NAMES[1:],
         choices=NAMES[1:],

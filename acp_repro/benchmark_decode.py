@@ -13,14 +13,14 @@ import argparse
 from pathlib import Path
 
 from .common.command import choose_device, command, described_parser, positive, run_command
+from .pipeline.paper_registry import find_paper
 from .pipeline.provenance import device_name
 from .pipeline.records import write_suite_records
-from .pipeline.registry import find_paper
-from .pipeline.suite import load_suite
+from .pipeline.suite_file import load_suite
 
 SHAPES_GPU = ("1x16384", "16x8192", "16x16384", "64x16384", "16x65536")
 SHAPES_CPU = ("1x1024", "1x4096", "4x4096")
-RIVALS = ("official",)
+BASELINES = ("official",)
 
 
 @command(extra="chain")
@@ -30,8 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     import torch
 
     from .model import FoXConfig
+    from .pipeline.benchmark.baselines import available
     from .pipeline.benchmark.decode import make_decode_problem, measure_attention, measure_model
-    from .pipeline.benchmark.rivals import available
 
     device = choose_device(options.device)
     suite = load_suite(options.suite) if options.suite else None
@@ -41,19 +41,19 @@ def main(arguments: list[str] | None = None) -> int:
     shape = {"vocab_size": 50_304} if gpu else {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2}
     config = FoXConfig.pro(**{"num_heads": 12 if gpu else 4, **shape})
     provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
-    quantity = paper.quantity("decode_time")
+    metric = paper.metric("decode_time")
     shapes = options.shapes or (SHAPES_GPU if gpu else SHAPES_CPU)
 
-    rivals = {}
-    for name in RIVALS if gpu else ():
+    baselines = {}
+    for name in BASELINES if gpu else ():
         call = available(name, device)
-        print(f"{name}: {call}") if isinstance(call, str) else rivals.update({name: call})
+        print(f"{name}: {call}") if isinstance(call, str) else baselines.update({name: call})
     print(_HEADER)
     records = []
 
     def write() -> Path:
-        rows = [dict.fromkeys(quantity.columns) | one for one in records]
-        return write_suite_records(suite and suite.name, paper, quantity, rows, **provenance)
+        rows = [dict.fromkeys(metric.columns) | one for one in records]
+        return write_suite_records(suite and suite.name, paper, metric, rows, **provenance)
 
     for text in shapes:
         batch, length = map(int, text.split("x"))
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
                 problem = make_decode_problem(
                     batch, length, config.num_heads, config.head_dim, options.gates, device, dtype
                 )
-                for one in measure_attention(problem, options.gates, options.repeats, rivals):
+                for one in measure_attention(problem, options.gates, options.repeats, baselines):
                     records.append(one)
                     print(_line(one))
                 del problem
@@ -130,8 +130,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--gates",
-        default="bimodal",
-        choices=("bimodal", "local", "global", "one-global"),
+        default="mixed",
+        choices=("mixed", "local", "global", "one-global"),
         help="which heads are local: two thirds, all, none, all but one (default: %(default)s)",
     )
     add("--repeats", type=positive, default=20, metavar="N", help="default: %(default)s")

@@ -19,13 +19,13 @@ from pathlib import Path
 from .common.command import choose_device, command, described_parser, output_file, positive, run_command
 from .common.errors import UsageError
 from .common.files import write_text
-from .papers.acp.suite import FoXRun, FoXSuite
+from .papers.acp.runs import FoXRun, FoXSuite
 from .pipeline.errors import SuiteError
-from .pipeline.paper import Quantity
+from .pipeline.paper import Metric
 from .pipeline.provenance import device_name, made_on
 from .pipeline.records import benchmark_rows, write_suite_records
 from .pipeline.run import PARALLEL
-from .pipeline.suite import load_suite
+from .pipeline.suite_file import load_suite
 
 SHAPE = ("architecture", "size", "context_length_tokens")
 
@@ -42,16 +42,16 @@ def main(arguments: list[str] | None = None) -> int:
             f"suite {suite.name} is of paper {suite.paper.name}, which has no steps to time here; name one "
             "of acp"
         )
-    options.gates = options.gates or suite.measure_settings.gates
-    quantity = suite.paper.quantity("training_step")
+    options.gates = options.gates or suite.measure_settings.gate_distribution
+    metric = suite.paper.metric("training_step")
     device = choose_device(options.device)
-    runs = [suite.run(name) for name in options.run or ()] or recorded(suite, quantity, device_name(device))
+    runs = [suite.run(name) for name in options.run or ()] or recorded(suite, metric, device_name(device))
     if options.rows:
         write = functools.partial(
             write_suite_records,
             suite.name,
             suite.paper,
-            quantity,
+            metric,
             dtype=runs[0].training.dtype,
             path=options.csv,
         )
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
             words = [*again, "--rows", str(rows), "--parallel", parallel]
             if status := launch_ranks(ranks, "acp_repro.benchmark_training", words):
                 return status
-    print(f"records: {options.csv or quantity.path(suite.name)}")
+    print(f"records: {options.csv or metric.path(suite.name)}")
     return 0
 
 
@@ -78,14 +78,14 @@ def _shape(run: FoXRun) -> tuple[str, ...]:
     return run.architecture, run.size_name, str(run.context_length)
 
 
-def recorded(suite: FoXSuite, quantity: Quantity, device: str) -> list[FoXRun]:
+def recorded(suite: FoXSuite, metric: Metric, device: str) -> list[FoXRun]:
     """One run of each shape that the suite has records of on this device; if none, the run of the heads."""
-    rows = benchmark_rows(suite.name, suite.paper, quantity)
+    rows = benchmark_rows(suite.name, suite.paper, metric)
     shapes = {tuple(row[column] for column in SHAPE) for row in rows if row["device"] == device}
     first: dict[tuple, FoXRun] = {}
-    for run in (suite.heads_run, *suite.runs):
+    for run in (suite.run_for_heads, *suite.runs):
         first.setdefault(_shape(run), run)
-    return [run for shape, run in first.items() if shape in shapes] or [suite.heads_run]
+    return [run for shape, run in first.items() if shape in shapes] or [suite.run_for_heads]
 
 
 def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]) -> int:
@@ -168,9 +168,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--gates",
-        choices=("bimodal", "paper"),
+        choices=("mixed", "paper_ratio"),
         help="which heads are local: two thirds, or so many that 65 to 70 %% is pruned at every length "
-        "(default: the suite's measure.gates, else bimodal)",
+        "(default: the suite's measure.gate_distribution, else mixed)",
     )
     add("--official", action="store_true", help="time the authors' model beside ours, on one GPU")
     add("--repeats", type=positive, default=3, metavar="N", help="default: %(default)s")

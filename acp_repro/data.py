@@ -16,11 +16,11 @@ from .common.command import command, described_parser, imports_of, positive, run
 from .common.errors import UsageError
 from .pipeline.errors import SuiteError
 from .pipeline.strict_yaml import build, parse_yaml
-from .pipeline.suite import load_suite
+from .pipeline.suite_file import load_suite
 
 with imports_of("chain"):
     from .pipeline.data import DataConfig, prepare
-    from .pipeline.data.registry import CORPORA
+    from .pipeline.data.corpus_functions import CORPORA
 
 EPILOG = """corpora:
 {}

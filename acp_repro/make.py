@@ -11,11 +11,11 @@ import argparse
 import shutil
 
 from .common.command import STOPPED, command, described_parser, positive, run_command, run_words
-from .pipeline import plan, state
+from .pipeline import freshness, planner
 from .pipeline.errors import SuiteError
-from .pipeline.paper import FIGURES, RESULTS, Item, Suite
+from .pipeline.paper import FIGURES, RESULTS, FigureSpec, Suite
 from .pipeline.run import RUNS
-from .pipeline.suite import load_suite
+from .pipeline.suite_file import load_suite
 
 
 @command("the same command continues where it was", extra="figures")
@@ -27,15 +27,15 @@ def main(arguments: list[str] | None = None) -> int:
     suite = load_suite(options.suite)
     if goals == ["clean"]:
         return _clean(suite, options)
-    wanted = plan.targets(suite, goals)
+    wanted = planner.targets(suite, goals)
     train = "".join(f" --{n} {getattr(options, n)}" for n in ("nproc", "jobs") if getattr(options, n))
     if options.dry_run:
-        for stage in plan.stages(suite, plan.missing(suite, wanted), train):
+        for stage in planner.stages(suite, planner.missing(suite, wanted), train):
             print("\n".join(words for words, _ in stage))
         return 0
-    with state.exclusive(f"make-{suite.name}", f"makes something of suite {suite.name}"):
-        stale = plan.missing(suite, wanted)
-        for stage in plan.stages(suite, stale, train):
+    with freshness.exclusive(f"make-{suite.name}", f"makes something of suite {suite.name}"):
+        stale = planner.missing(suite, wanted)
+        for stage in planner.stages(suite, stale, train):
             code = 0
             for step in stage:  # one measure that fails stops no other
                 code = max(code, _make(suite, *step))
@@ -44,12 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
             if code:
                 return code
     for target in dict.fromkeys(target for target in wanted if not isinstance(target, tuple)):
-        if isinstance(target, Item) and target.is_table and target.name in goals:
+        if isinstance(target, FigureSpec) and target.is_table and target.name in goals:
             print(target.path(suite.name).read_text(encoding="utf-8"))
     return 0
 
 
-def _make(suite: Suite, words: str, target: Item | None) -> int:
+def _make(suite: Suite, words: str, target: FigureSpec | None) -> int:
     """Runs a command; returns its exit code. Items are drawn here: the modules of all are read already."""
     print(words, flush=True)
     if target is not None:
@@ -70,7 +70,7 @@ def _help(suite_name: str) -> int:
     try:
         suite = load_suite(suite_name)
         able = [(item.name, item.title) for item in suite.paper.items if item.runs(suite)]
-        able += [(plan.HEADS, plan.HEADS_TITLE)] if suite.heads_run else []
+        able += [(planner.HEADS, planner.HEADS_TITLE)] if suite.run_for_heads else []
         lines = [f"    make {name:<15} {title}" for name, title in able]
         print("\n".join([f"  of {suite.paper.title}:", *lines]))
     except ImportError:
@@ -84,7 +84,7 @@ def _clean(suite: Suite, options: argparse.Namespace) -> int:
             f"{RESULTS / suite.name} came with the project; make clean SUITE={suite.option} FORCE=1 deletes "
             "it"
         )
-    folders = [top / suite.name for top in (RUNS, RESULTS, FIGURES, state.MAKE)]
+    folders = [top / suite.name for top in (RUNS, RESULTS, FIGURES, freshness.MAKE)]
     print("rm -rf", *folders)
     for folder in () if options.dry_run else folders:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Measures trained runs: ``python -m acp_repro.measure QUANTITY... --suite cpu [--run NAME]``.
 
 Writes results/SUITE/RUN/QUANTITY.csv. A record that matches the present weights and settings is kept, unless
-``--again``. Quantities that depend on a run's shape alone need no training, and are measured first. One
+``--again``. Metrics that depend on a run's shape alone need no training, and are measured first. One
 process measures at a time in a folder; another one waits.
 """
 
@@ -11,13 +11,13 @@ import argparse
 
 from .common.command import command, described_parser, run_command
 from .pipeline.errors import SuiteError
-from .pipeline.paper import Quantity, Suite
-from .pipeline.registry import find_paper, paper_names
+from .pipeline.paper import Metric, Suite
+from .pipeline.paper_registry import find_paper, paper_names
 from .pipeline.run import Run
-from .pipeline.suite import load_suite
+from .pipeline.suite_file import load_suite
 from .pipeline.training.measuring import bring_up_to_date
 
-OF_HEADS = ("decay", "attention_weights")  # the quantities that --heads is for
+OF_HEADS = ("decay", "attention_weights")  # the metrics that --heads is for
 
 
 @command("the same command measures what is missing", extra="chain")
@@ -26,54 +26,54 @@ def main(arguments: list[str] | None = None) -> int:
     suite = load_suite(options.suite)
     wanted = _wanted(suite, options)
     keywords = {"heads": options.heads} if options.heads else {}
-    other = [quantity.name for _, quantity in wanted if quantity.name not in OF_HEADS]
+    other = [metric.name for _, metric in wanted if metric.name not in OF_HEADS]
     if keywords and other:
         raise SuiteError(f"--heads: {other[0]} has no such option; {', '.join(OF_HEADS)} have")
     bring_up_to_date(suite, wanted, options.device, again=options.again, **keywords)
     return 0
 
 
-def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quantity]]:
-    """(run, quantity) pairs, those of a run together, so that its weights are read once."""
-    asked = [suite.paper.quantity(name) for name in options.quantity]
-    for quantity in asked:
-        if quantity.command:
-            raise SuiteError(f"{quantity.name} has its own command; run {quantity.command_for(suite.name)}")
+def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Metric]]:
+    """(run, metric) pairs, those of a run together, so that its weights are read once."""
+    asked = [suite.paper.metric(name) for name in options.metric]
+    for metric in asked:
+        if metric.command:
+            raise SuiteError(f"{metric.name} has its own command; run {metric.command_for(suite.name)}")
     named = [suite.run(name) for name in options.run or ()]
-    pairs = {(run, quantity) for quantity in asked for run in named or quantity.runs(suite)}
+    pairs = {(run, metric) for metric in asked for run in named or metric.runs(suite)}
     if not pairs:
-        names = ", ".join(quantity.name for quantity in asked)
+        names = ", ".join(metric.name for metric in asked)
         raise SuiteError(f"{names}: suite {suite.name} has no run that it is about; --run names one")
-    for quantity in asked:
-        about = quantity.runs(suite)
+    for metric in asked:
+        about = metric.runs(suite)
         for run in named if about else ():
             if not any(type(run) is type(other) for other in about):
-                raise SuiteError(f"{quantity.name} is measured of no run such as {run.name}")
+                raise SuiteError(f"{metric.name} is measured of no run such as {run.name}")
     of_shape = {pair for pair in pairs if pair[1].untrained(pair[0])}
-    order = [q for q in suite.paper.quantities if q in asked]
+    order = [q for q in suite.paper.metrics if q in asked]
     return [
-        (run, quantity)
+        (run, metric)
         for chosen in (of_shape, pairs - of_shape)  # so that an untrained run does not stop the others
         for run in suite.runs
-        for quantity in order
-        if (run, quantity) in chosen
+        for metric in order
+        if (run, metric) in chosen
     ]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    quantities = "\n".join(
-        f"  {name}: {' '.join(q.name for q in find_paper(name).quantities if not q.command)}"
+    metrics = "\n".join(
+        f"  {name}: {' '.join(q.name for q in find_paper(name).metrics if not q.command)}"
         for name in paper_names()
     )
-    parser = described_parser("measure", __doc__, epilog=f"quantities, by paper:\n{quantities}")
+    parser = described_parser("measure", __doc__, epilog=f"metrics, by paper:\n{metrics}")
     add = parser.add_argument
-    add("quantity", nargs="+", help="what to measure; the list is below")
+    add("metric", nargs="+", help="what to measure; the list is below")
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add(
         "--run",
         action="append",
         metavar="NAME",
-        help="only this run (repeatable; default: all runs of the quantity)",
+        help="only this run (repeatable; default: all runs of the metric)",
     )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add("--again", action="store_true", help="measure again even if up to date")

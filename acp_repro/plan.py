@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from .common.command import aligned, command, described_parser, positive, run_command
 from .papers.acp.cost import MFU, PRUNED_RATIO, run_cost
-from .papers.acp.suite import FoXSuite
+from .papers.acp.runs import FoXSuite
 from .pipeline.errors import SuiteError
-from .pipeline.suite import load_suite
+from .pipeline.suite_file import load_suite
 
 _MEMORY_GB = {"h100": 80, "h200": 141, "a100": 80, "b200": 180, "l40s": 48, "4090": 24}
 _MARGIN = 1.1  # measured peaks were 0.89 to 1.09 of the formula's

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from .common.command import command, described_parser, existing, imports_of, output_file, run_command
 from .common.errors import UsageError
-from .pipeline.registry import find_paper, paper_names
+from .pipeline.paper_registry import find_paper, paper_names
 from .pipeline.run import option_of
 from .pipeline.strict_yaml import key_table
-from .pipeline.suite import load_suite
+from .pipeline.suite_file import load_suite
 
 with imports_of("chain"):
     from .papers.acp.new_suite import write_suite

@@ -27,13 +27,13 @@ from .common.command import (
 )
 from .explorer.checkpoint import Checkpoint
 from .model.config import LogEpsilon
-from .papers.acp.settings import SWEPT_LOG_PRUNING_TOLERANCES, MeasureConfig
-from .papers.acp.suite import FoXSuite
+from .papers.acp.runs import FoXSuite
+from .papers.acp.schema import SWEPT_LOG_PRUNING_TOLERANCES, MeasureConfig
 from .pipeline.data.sources import check_length
 from .pipeline.errors import SuiteError
 from .pipeline.provenance import made_on, origin
 from .pipeline.records import read_files
-from .pipeline.suite import load_suite
+from .pipeline.suite_file import load_suite
 from .pipeline.training.measuring import bring_up_to_date
 
 QUANTITY = "epsilon_sweep"
@@ -63,15 +63,15 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
         raise SuiteError(
             f"suite {suite.name} is of paper {suite.paper.name}, which has no epsilon; name a suite of acp"
         )
-    run = suite.run(options.run) if options.run else suite.sweep_run
-    quantity = suite.paper.quantity(QUANTITY)
+    run = suite.run(options.run) if options.run else suite.run_for_sweep
+    metric = suite.paper.metric(QUANTITY)
     values = options.log_pruning_tolerance or SWEPT_LOG_PRUNING_TOLERANCES
-    path, other = quantity.path(suite.name, run.name), {}
+    path, other = metric.path(suite.name, run.name), {}
     if values != SWEPT_LOG_PRUNING_TOLERANCES:
         path = path.with_name(f"{QUANTITY}_at_{'_'.join(f'{value:g}' for value in values)}.csv")
         other = {"path": path, "log_pruning_tolerances": values}
-    bring_up_to_date(suite, [(run, quantity)], options.device, again=options.again, **other)
-    return read_files(suite, quantity, [path]).to_dict("records")
+    bring_up_to_date(suite, [(run, metric)], options.device, again=options.again, **other)
+    return read_files(suite, metric, [path]).to_dict("records")
 
 
 def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
@@ -141,7 +141,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add = parser.add_argument_group("a run of a suite").add_argument
     add("--suite", help="a name in experiments/ or a YAML file (default: cpu)")
-    add("--run", metavar="NAME", help="default: the suite's sweep_run")
+    add("--run", metavar="NAME", help="default: the suite's run_for_sweep")
     add("--again", action="store_true", help="measure again even if up to date")
     of_checkpoint = parser.add_argument_group("any checkpoint")
     add = of_checkpoint.add_argument

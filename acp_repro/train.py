@@ -17,12 +17,12 @@ import sys
 
 from .common.command import choose_device, command, described_parser, positive, run_command
 from .common.errors import UsageError
-from .pipeline import plan
+from .pipeline import planner
 from .pipeline.errors import SuiteError
+from .pipeline.freshness import has_weights
 from .pipeline.paper import Suite
 from .pipeline.run import Run
-from .pipeline.state import has_weights
-from .pipeline.suite import load_suite
+from .pipeline.suite_file import load_suite
 
 
 @command("the same command continues from the newest checkpoint, if there is one", extra="chain")
@@ -52,10 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     if ranks == 1 and (device.type == "cpu" or options.jobs is not None):
         devices = _in_turn(device)
-        for group in plan.training_groups(suite, runs):
+        for group in planner.training_groups(suite, runs):
             train_side_by_side(suite, group, devices, options.jobs)
         return 0
-    ordered = [run for group in plan.training_groups(suite, runs) for run in group]
+    ordered = [run for group in planner.training_groups(suite, runs) for run in group]
     return _train_one_by_one(suite, ordered, options)
 
 
@@ -108,7 +108,7 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[Run]:
     """The runs that are named, and all untrained runs that must be trained before them; all if none is."""
     chosen = {suite.run(name) for name in options.run or ()}
-    chosen.update(plan.missing(suite, chosen))
+    chosen.update(planner.missing(suite, chosen))
     return [run for run in suite.runs if run in chosen or not options.run]
 
 

@@ -18,12 +18,12 @@ import numpy as np
 import pandas as pd
 
 from acp_repro.common import files
-from acp_repro.pipeline import plan, state
+from acp_repro.pipeline import freshness, planner
 from acp_repro.pipeline.errors import SuiteError
-from acp_repro.pipeline.paper import Item, Suite
+from acp_repro.pipeline.paper import FigureSpec, Suite
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.run import Run
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 
 from . import style
 from .tables import markdown_table
@@ -40,7 +40,7 @@ class Found:
     """What an item of a suite is drawn from."""
 
     suite: Suite
-    item: Item
+    item: FigureSpec
     runs: tuple[Run, ...]
     records: Mapping[str, pd.DataFrame]
 
@@ -57,9 +57,9 @@ def find(suite_name: str, item_name: str) -> Found:
     suite = load_suite(suite_name)
     item = suite.paper.item(item_name)
     if not (runs := item.runs(suite)):
-        raise SuiteError(plan.why_not(suite, item))
+        raise SuiteError(planner.why_not(suite, item))
     records = {}
-    for kind in map(suite.paper.quantity, item.quantities):
+    for kind in map(suite.paper.metric, item.metrics):
         about = item.runs_with(suite, kind)
         if kind.optional:
             about = [run for run in about if kind.path(suite.name, run.name).is_file()]
@@ -83,10 +83,10 @@ def draw(suite_name: str, item_name: str) -> Path:
 
 def _note_other_settings(found: Found) -> None:
     """Says which records Make would measure again: a module that is run by itself draws what there is."""
-    suite, records = found.suite, plan.records_of(found.suite, [found.item])
+    suite, records = found.suite, planner.records_of(found.suite, [found.item])
     there = [(run, q) for run, q in records if run and q.path(suite.name, run.name).is_file()]
-    old = [(run, quantity) for run, quantity in there if not state.is_current(suite, run, quantity)]
-    for words in plan.measure_commands(suite, old):
+    old = [(run, metric) for run, metric in there if not freshness.is_current(suite, run, metric)]
+    for words in planner.measure_commands(suite, old):
         print(
             f"note: records of other settings or weights are drawn; `{words}` measures them", file=sys.stderr
         )

@@ -20,12 +20,12 @@ import pandas as pd
 from acp_repro.common import files
 from acp_repro.common.artifacts import read_object
 from acp_repro.common.command import progress_bar
-from acp_repro.pipeline import plan, state
+from acp_repro.pipeline import freshness, planner
 from acp_repro.pipeline.errors import SuiteError
-from acp_repro.pipeline.paper import RESULTS, Claim, Item, Paper, Quantity, Suite
+from acp_repro.pipeline.paper import RESULTS, Claim, FigureSpec, Metric, Paper, Suite
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.run import Run
-from acp_repro.pipeline.suite import load_suite, suite_names
+from acp_repro.pipeline.suite_file import load_suite, suite_names
 
 from . import style
 from .published import published
@@ -103,10 +103,10 @@ class Finding:
     missing: bool = False  # there was nothing to judge
     runs: Sequence[Run] = ()  # that were measured
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    item: Item | None = None  # on whose runs it was judged
+    item: FigureSpec | None = None  # on whose runs it was judged
 
 
-def numbered(paper: Paper) -> list[tuple[str, Claim, Item | None]]:
+def numbered(paper: Paper) -> list[tuple[str, Claim, FigureSpec | None]]:
     """(id, claim, item) of every claim of a paper, those of its text last, with no item."""
     return [
         (f"{paper.name}.{item.name if item else 'text'}.{number}", claim, item)
@@ -115,47 +115,47 @@ def numbered(paper: Paper) -> list[tuple[str, Claim, Item | None]]:
     ]
 
 
-def paper_words(claim: Claim, paper: Paper, item: Item | None = None) -> str:
+def paper_words(claim: Claim, paper: Paper, item: FigureSpec | None = None) -> str:
     """What the paper says and where; ``=QUANTITY`` is looked up in the table of its values."""
     if not claim.paper.startswith("="):
         return claim.paper
-    of, _, quantity = claim.paper[1:].rpartition(".")
-    return published(paper.analysis).place(of or item.name, quantity)
+    of, _, metric = claim.paper[1:].rpartition(".")
+    return published(paper.analysis).place(of or item.name, metric)
 
 
 # --- records ------------------------------------------------------------------------------------------------
 
 
 def all_records(suite: Suite, names: Container[str] | None = None) -> dict[str, pd.DataFrame]:
-    """What is measured of a suite, by quantity: of all, or of ``names``."""
+    """What is measured of a suite, by metric: of all, or of ``names``."""
     return {
-        quantity.name: read_records(suite, quantity.name, suite.runs, partial=True)
-        for quantity in suite.paper.quantities
-        if names is None or quantity.name in names
-        if any(path.is_file() for _, path in record_paths(suite, quantity, suite.runs))
+        metric.name: read_records(suite, metric.name, suite.runs, partial=True)
+        for metric in suite.paper.metrics
+        if names is None or metric.name in names
+        if any(path.is_file() for _, path in record_paths(suite, metric, suite.runs))
     }
 
 
 def records_of_runs(
-    suite: Suite, quantities: Sequence[str], runs: Sequence[Run], records: Mapping[str, pd.DataFrame]
+    suite: Suite, metrics: Sequence[str], runs: Sequence[Run], records: Mapping[str, pd.DataFrame]
 ) -> dict[str, pd.DataFrame]:
-    """Those of a suite's records that are of some quantities and runs."""
+    """Those of a suite's records that are of some metrics and runs."""
     names, found = [run.name for run in runs], {}
-    for quantity in map(suite.paper.quantity, quantities):
-        table = records.get(quantity.name)
-        if table is not None and not quantity.command:
+    for metric in map(suite.paper.metric, metrics):
+        table = records.get(metric.name)
+        if table is not None and not metric.command:
             of_runs = table["run"].isin(names) | table["run"].isna()
             table = table[of_runs].reset_index(drop=True)
         if table is not None and len(table):
-            found[quantity.name] = table
+            found[metric.name] = table
     return found
 
 
-def record_paths(suite: Suite, quantity: Quantity, runs: Sequence[Run]) -> list[tuple[str, Path]]:
-    """(run, file) of a quantity's records, whether they are there or not."""
-    if quantity.command:
-        return [(f"suite {suite.name}", quantity.path(suite.name))]
-    return [(run.name, quantity.path(suite.name, run.name)) for run in runs]
+def record_paths(suite: Suite, metric: Metric, runs: Sequence[Run]) -> list[tuple[str, Path]]:
+    """(run, file) of a metric's records, whether they are there or not."""
+    if metric.command:
+        return [(f"suite {suite.name}", metric.path(suite.name))]
+    return [(run.name, metric.path(suite.name, run.name)) for run in runs]
 
 
 def digest(suite: str) -> str:
@@ -167,15 +167,15 @@ def digest(suite: str) -> str:
 # --- judging ------------------------------------------------------------------------------------------------
 
 
-def judge_claim(claim: Claim, item: Item, suite: Suite, records: Mapping[str, pd.DataFrame]) -> Finding:
+def judge_claim(claim: Claim, item: FigureSpec, suite: Suite, records: Mapping[str, pd.DataFrame]) -> Finding:
     """A claim on a suite's records of the runs of an item; missing records are said, not guessed."""
     if not (runs := item.runs(suite)):
-        return Finding(suite, Verdict(Word.UNTOLD, plan.why_not(suite, item)), True)
-    tables = records_of_runs(suite, claim.quantities, runs, records)
-    if missing := [name for name in suite.paper.required(claim.quantities) if name not in tables]:
+        return Finding(suite, Verdict(Word.UNTOLD, planner.why_not(suite, item)), True)
+    tables = records_of_runs(suite, claim.metrics, runs, records)
+    if missing := [name for name in suite.paper.required(claim.metrics) if name not in tables]:
         return Finding(suite, Verdict(Word.UNTOLD, f"no records of {' or '.join(missing)}"), True)
     try:
-        verdict = claim.check(*(tables.get(name) for name in claim.quantities))
+        verdict = claim.check(*(tables.get(name) for name in claim.metrics))
     except UnfitRecords as error:
         return Finding(suite, Verdict(Word.UNTOLD, str(error)), True)
     measured = set(verdict.runs) or {run for table in tables.values() for run in table["run"].dropna()}
@@ -192,7 +192,7 @@ def judge_all(only: str | None = None) -> list[Row]:
     for name in sorted({suite.paper.name for suite in suites}):
         own = [suite for suite in suites if suite.paper.name == name]
         claims = [one for one in numbered(own[0].paper) if only in (None, one[0])]
-        asked = {quantity for _, claim, _ in claims for quantity in claim.quantities}
+        asked = {metric for _, claim, _ in claims for metric in claim.metrics}
         records = {suite.name: all_records(suite, asked) for suite in progress_bar(own, name, leave=False)}
         bar = progress_bar(claims, name, unit="claim", leave=False)
         rows += [judge_row(*one, own[0].paper, own, records) for one in bar]
@@ -202,7 +202,7 @@ def judge_all(only: str | None = None) -> list[Row]:
 def judge_row(
     id: str,
     claim: Claim,
-    item: Item | None,
+    item: FigureSpec | None,
     paper: Paper,
     suites: Sequence[Suite],
     records: Mapping[str, Mapping[str, pd.DataFrame]],
@@ -219,7 +219,7 @@ def judge_row(
         changed=claim.changed,
         test=claim.test,
     )
-    if not claim.quantities:
+    if not claim.metrics:
         return _without_records(row, claim)
     items = [paper.item(name) for name in claim.items] or [item]
     judged_on = [_together(items)] if claim.pooled else items[:1]
@@ -227,7 +227,7 @@ def judge_row(
         finding
         for suite in suites
         for one in judged_on
-        if item or claim.pooled or one.name not in suite.file.leave_out
+        if item or claim.pooled or one.name not in suite.file.skip_items
         if not (finding := judge_claim(claim, one, suite, records[suite.name])).missing
     ]
     if not found:
@@ -258,7 +258,7 @@ def _without_records(row: Row, claim: Claim) -> Row:
     return replace(row, commands=commands, cost=cost, quick=True)
 
 
-def _together(items: Sequence[Item]) -> Item:
+def _together(items: Sequence[FigureSpec]) -> FigureSpec:
     """The runs of all, as those of the first."""
     if len(items) == 1:
         return items[0]
@@ -267,23 +267,23 @@ def _together(items: Sequence[Item]) -> Item:
     )
 
 
-def _unmeasured(row: Row, claim: Claim, item: Item, suites: Sequence[Suite]) -> Row:
+def _unmeasured(row: Row, claim: Claim, item: FigureSpec, suites: Sequence[Suite]) -> Row:
     able = next((suite for suite in suites if item.runs(suite)), None)
-    lacks = " or ".join(f"`{name}`" for name in claim.quantities)
-    if able is None or not set(claim.quantities) <= set(item.quantities):
+    lacks = " or ".join(f"`{name}`" for name in claim.metrics)
+    if able is None or not set(claim.metrics) <= set(item.metrics):
         what = f"a run of {item.runs_needed}" if able is None else f"records of {lacks} of such a run"
         short = "not measured" if able else "no suite has such a run"
         return replace(_fill(row, Verdict(Word.UNTOLD, f"no suite has {what}", short)), missing=True)
     why = f"no records of {lacks}; `make {item.name} SUITE={able.name}` makes them"
     row = _fill(row, Verdict(Word.UNTOLD, why, "not measured"))
-    return replace(row, missing=True, **_rerun(claim.quantities, item, able, item.runs(able)))
+    return replace(row, missing=True, **_rerun(claim.metrics, item, able, item.runs(able)))
 
 
 def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
     """Judged once, on the records of all suites."""
     together = [
         pd.concat(tables) if (tables := [one.tables[name] for one in found if name in one.tables]) else None
-        for name in claim.quantities
+        for name in claim.metrics
     ]
     each = [_rerun(one.tables, one.item, one.suite, one.runs) for one in found]
     return replace(
@@ -301,12 +301,12 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
     if len(short) > SHORT:
         short = f"{short[: SHORT - 2].rstrip()} …"
     runs = sum(len(one.runs) for one in found)
-    timed = all(_is_timed(one.suite.paper.quantity(name)) for one in found for name in one.tables)
+    timed = all(_is_timed(one.suite.paper.metric(name)) for one in found for name in one.tables)
     files = [
         path.as_posix()
         for one in found
         for name in one.tables
-        for _, path in record_paths(one.suite, one.suite.paper.quantity(name), one.runs)
+        for _, path in record_paths(one.suite, one.suite.paper.metric(name), one.runs)
         if path.is_file()
     ]
     unit = verdict.unit or ("model" if timed else "training")
@@ -326,14 +326,14 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
     )
 
 
-def _is_timed(quantity: Quantity) -> bool:
+def _is_timed(metric: Metric) -> bool:
     """Whether it is a time or a rate of a model, and not of a training."""
-    times = [name for name in quantity.columns if name.endswith(("_ms", "_per_s"))]
-    return bool(times) and "layer" not in quantity.columns
+    times = [name for name in metric.columns if name.endswith(("_ms", "_per_s"))]
+    return bool(times) and "layer" not in metric.columns
 
 
 def _models(finding: Finding) -> Any:
-    return finding.suite.paper.part("models")
+    return finding.suite.paper.part("naming")
 
 
 def _at_paper_scale(finding: Finding) -> bool:
@@ -373,21 +373,21 @@ def _scale(finding: Finding) -> str:
 # --- measuring again ----------------------------------------------------------------------------------------
 
 
-def _rerun(names: Iterable[str], item: Item, suite: Suite, runs: Sequence[Run]) -> dict[str, Any]:
-    """What trains and measures some quantities of ``runs``, and the cost: fields of a row."""
-    quantities = [suite.paper.quantity(name) for name in names]
-    commands = [quantity.command_for(suite.name) for quantity in quantities if quantity.command]
-    of_runs = [quantity for quantity in quantities if not quantity.command]
+def _rerun(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[Run]) -> dict[str, Any]:
+    """What trains and measures some metrics of ``runs``, and the cost: fields of a row."""
+    metrics = [suite.paper.metric(name) for name in names]
+    commands = [metric.command_for(suite.name) for metric in metrics if metric.command]
+    of_runs = [metric for metric in metrics if not metric.command]
     pairs = [(run, q) for q in of_runs for run in item.runs_with(suite, q) if run in runs]
-    trained = {run for run, quantity in pairs if not quantity.untrained(run)} if not suite.weights else set()
+    trained = {run for run, metric in pairs if not metric.untrained(run)} if not suite.weights else set()
     while first := {needed for run in trained for needed in suite.prerequisites(run)} - trained:
         trained |= first
     if trained:
-        commands.append(plan.train_command(suite, [run for run in suite.runs if run in trained]))
-    commands += [f"{command} --again" for command in plan.measure_commands(suite, pairs)]
-    known = [one for run in trained if (one := state.recorded_settings(run).get("trained"))]
+        commands.append(planner.train_command(suite, [run for run in suite.runs if run in trained]))
+    commands += [f"{command} --again" for command in planner.measure_commands(suite, pairs)]
+    known = [one for run in trained if (one := freshness.recorded_settings(run).get("trained"))]
     seconds, untimed = sum(one["gpu_seconds"] for one in known), len(trained) - len(known)
-    measuring = sum(state.measuring_seconds(run, quantity) for run, quantity in pairs)
+    measuring = sum(freshness.measuring_seconds(run, metric) for run, metric in pairs)
     devices = sorted({one["device"] for one in known})
     timed = f"{seconds:,.0f} s ({', '.join(devices)})" if seconds else ""
     lost = f"{untimed} run{'s' * (untimed > 1)} of no recorded time" if untimed else ""
@@ -401,9 +401,9 @@ def _rerun(names: Iterable[str], item: Item, suite: Suite, runs: Sequence[Run]) 
     }
 
 
-def rerun_on(claim: Claim, item: Item, suite: Suite) -> dict[str, Any]:
+def rerun_on(claim: Claim, item: FigureSpec, suite: Suite) -> dict[str, Any]:
     """As the row has it, but on all runs that a suite has for it."""
-    return _rerun(suite.paper.required(claim.quantities), item, suite, item.runs(suite))
+    return _rerun(suite.paper.required(claim.metrics), item, suite, item.runs(suite))
 
 
 # --- the file -----------------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ def write(rows: Sequence[Row]) -> None:
         for row in rows
     ]
     digests = {name: digest(name) for name in suites}
-    content = {"suites": digests, "claims": claims, "models": trained_models()}
+    content = {"suites": digests, "claims": claims, "models": models()}
     files.write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -441,7 +441,7 @@ def is_judged(suite: str) -> bool:
     return suites.get(suite, hashlib.sha256().hexdigest()) == digest(suite)
 
 
-def trained_models() -> list[dict[str, Any]]:
+def models() -> list[dict[str, Any]]:
     """The published trainings of ACP: what they are, and what they came to."""
     models = []
     for suite in map(load_suite, suite_names()):
@@ -450,7 +450,7 @@ def trained_models() -> list[dict[str, Any]]:
         tables = all_records(suite, ("loss", "pruned_ratio"))
         by_run = {name: dict(list(table.groupby("run"))) for name, table in tables.items()}
         for run in suite.runs:
-            trained = state.recorded_settings(run).get("trained") or {}
+            trained = freshness.recorded_settings(run).get("trained") or {}
             if not trained and run.name not in by_run.get("loss", {}):
                 continue
             one = {"suite": suite.name, "run": run.name, "tokens": run.size.tokens}

@@ -27,7 +27,7 @@ from acp_repro.common.command import command, run_command
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.run import Run
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.run_folder import TrainingError, check_done
 
 LARGEST_BYTES = 30_000_000  # what a clone should have to download
@@ -190,7 +190,7 @@ tokens: a gate {place} chooses them. Use it to look at which tokens stay:
         "tokenizer": f"byte-pair encoding of {model.config.vocab_size:,} ids, trained on the same text",
         "longest text": f"{run.dataset.max_tokens} tokens",
         f"accuracy on {ours['measured_examples']:,} test pieces": f"{ours['score_percent']:.1f} % with "
-        f"{ours['kept_share']:.0%} of the tokens; a dense model has {whole['score_percent']:.1f} %",
+        f"{ours['keep_ratio']:.0%} of the tokens; a dense model has {whole['score_percent']:.1f} %",
         "trained on": "{tokens:,} tokens, on {device}, in {seconds:.0f} seconds",
     }
     end = """\
@@ -233,7 +233,7 @@ which tokens stay. It was trained only on short sentences, so other text comes b
         "trained for": f"{run.training.steps:,} steps of {run.training.batch_texts} texts, "
         f"lambda {run.compression:g}",
         "trained on": "{device}, in {seconds:.0f} seconds",
-        "tokens kept": f"{removed['kept_ratio']:.1%}; the rest are removed, not masked",
+        "tokens kept": f"{removed['keep_ratio']:.1%}; the rest are removed, not masked",
         "accuracy, given the true tokens before": f"{removed['token_accuracy']:.3f}",
         "BLEU, ROUGE-L, given the true tokens before": f"{removed['bleu']:.3f}, {removed['rouge_l']:.3f}",
         "whole texts right, written freely": f"{free['exact_match']:.1%}",

@@ -12,7 +12,7 @@ import torch
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.pipeline.records import read_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.loop import train
 
 YAML = """
@@ -44,10 +44,10 @@ def run_here(words: str) -> int:
     return importlib.import_module(module).main(arguments)
 
 
-def records(quantity: str, *names: str, suite: str = "mini"):
-    """The records of a quantity, of the runs named or of all that have some."""
+def records(metric: str, *names: str, suite: str = "mini"):
+    """The records of a metric, of the runs named or of all that have some."""
     loaded = load_suite(suite)
-    return read_records(loaded, quantity, [loaded.run(n) for n in names] or loaded.runs, partial=not names)
+    return read_records(loaded, metric, [loaded.run(n) for n in names] or loaded.runs, partial=not names)
 
 
 def train_run(run, device="cpu", **options):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import acp_repro
 from acp_repro import attention, explorer, hf, lap, model, retention
-from acp_repro.pipeline import registry
+from acp_repro.pipeline import paper_registry
 
 ROOT = Path(__file__).parent.parent
 BUDGET = tomllib.loads((ROOT / "budget.toml").read_text())
@@ -46,8 +46,8 @@ def count_surface() -> dict[str, int]:
         if str(node.args[0].value).startswith("--") and any(key.arg == "help" for key in node.keywords)
     ]
     keys: set[tuple[type, str]] = set()
-    for name in registry.paper_names():
-        collect_keys(registry.find_paper(name).file, keys)
+    for name in paper_registry.paper_names():
+        collect_keys(paper_registry.find_paper(name).file, keys)
     commands = [path for path in (ROOT / "acp_repro").glob("*.py") if "run_command(main)" in path.read_text()]
     return {
         "commands": len(commands),

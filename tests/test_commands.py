@@ -15,8 +15,8 @@ import torch
 from acp_repro import measure, train
 from acp_repro.common import files
 from acp_repro.common.command import command
-from acp_repro.pipeline import state
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline import freshness
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.run_folder import lock
 from tests.suites import YAML, train_run, write_suite
 
@@ -83,7 +83,7 @@ assert "torch" not in sys.modules
 
 
 def test_one_process_measures_at_a_time(work):
-    with state.exclusive("measuring", "measures here"):
+    with freshness.exclusive("measuring", "measures here"):
         second = start("acp_repro.measure", "throughput", "--suite", "mini", "--run", RUN)
         until = time.monotonic() + 60
         while not (line := second.stdout.readline()) and time.monotonic() < until:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from acp_repro import make, train
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training import trainer
 from tests.suites import YAML, run_here, write_suite
 
@@ -130,7 +130,7 @@ def test_a_paper_goes_from_a_suite_to_a_figure(name, folder, monkeypatch, capsys
 
     # What is trained and measured is there, and a second call only draws.
     suite = load_suite("mini")
-    kinds = [suite.paper.quantity(name) for name in suite.paper.item(paper.item).quantities]
+    kinds = [suite.paper.metric(name) for name in suite.paper.item(paper.item).metrics]
     assert kinds
     for kind in kinds:
         header, row = kind.path("mini", run.name).read_text().splitlines()[:2]

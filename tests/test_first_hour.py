@@ -16,7 +16,7 @@ from acp_repro import make, suite, train
 from acp_repro.common import command
 from acp_repro.common.errors import UsageError
 from acp_repro.pipeline.data import prepare
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from tests.suites import YAML, run_here, write_suite
 
 ROOT = Path(__file__).parent.parent

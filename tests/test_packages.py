@@ -53,9 +53,9 @@ def test_the_attention_can_be_moved_as_a_folder():
         (("torch", "triton"), "; ".join(f"import {name}" for name in [*LIGHT, "acp_repro.papers.acp.cost"])),
         (
             ("torch", "triton", "matplotlib", "seaborn"),
-            "from acp_repro.pipeline import registry;"
-            "papers = [registry.find_paper(n) for n in registry.paper_names()];"
-            "[(p.quantities, p.items, p.claims) for p in papers]",
+            "from acp_repro.pipeline import paper_registry;"
+            "papers = [paper_registry.find_paper(n) for n in paper_registry.paper_names()];"
+            "[(p.metrics, p.items, p.claims) for p in papers]",
         ),
         (
             ("torch",),

@@ -7,7 +7,7 @@ import torch
 
 from acp_repro.model import FoXForCausalLM
 from acp_repro.papers.acp.cost import run_cost, states_bytes
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from tests.suites import write_suite
 
 ROOT = Path(__file__).parent.parent

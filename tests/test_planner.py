@@ -13,10 +13,10 @@ import pytest
 
 from acp_repro import make
 from acp_repro.papers.acp.paper import PAPER
-from acp_repro.pipeline import plan, state
+from acp_repro.pipeline import freshness, planner
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.run import Run
-from acp_repro.pipeline.suite import load_suite, suite_names
+from acp_repro.pipeline.suite_file import load_suite, suite_names
 from analysis import drawing
 from tests.analysis import synthetic
 from tests.suites import YAML, run_here, write_suite
@@ -30,7 +30,7 @@ LONG = LONG.replace("size: [tiny]", "size: [tiny, long]")
 
 def kinds(suite, *goals):
     """What is missing: the runs to train, the records to measure, and what is drawn."""
-    missing = plan.missing(suite, plan.targets(suite, goals))
+    missing = planner.missing(suite, planner.targets(suite, goals))
     runs = {target.name for target in missing if isinstance(target, Run)}
     records = {(run and run.name, q.name) for run, q in (t for t in missing if isinstance(t, tuple))}
     return runs, records, {getattr(t, "name", t) for t in missing if not isinstance(t, Run | tuple)}
@@ -90,7 +90,7 @@ def test_a_second_run_only_draws_and_gives_the_same_bytes(work, capsys):
 
 def test_an_edit_makes_again_what_it_changes_and_no_more(work, tmp_path, monkeypatch):
     drawn = (set(), set(), {"figure2"})
-    figure2 = ({RUN}, {(RUN, name) for name in PAPER.item("figure2").quantities}, {"figure2"})
+    figure2 = ({RUN}, {(RUN, name) for name in PAPER.item("figure2").metrics}, {"figure2"})
     texts = {  # an edit of the suite, and what is missing then
         YAML + "# a comment\n": drawn,
         YAML.replace("timing_repeats: 1", "timing_repeats: 2"): (set(), *figure2[1:]),
@@ -106,37 +106,35 @@ def test_an_edit_makes_again_what_it_changes_and_no_more(work, tmp_path, monkeyp
     # What only training left behind does not matter, until a record lacks.
     shutil.move("runs/mini", tmp_path / "runs")
     assert kinds(suite, "figure2") == drawn
-    record = PAPER.quantity("pruned_ratio").path("mini", RUN).rename(tmp_path / "record")
+    record = PAPER.metric("pruned_ratio").path("mini", RUN).rename(tmp_path / "record")
     assert kinds(suite, "figure2") == figure2
-    record.rename(PAPER.quantity("pruned_ratio").path("mini", RUN))
+    record.rename(PAPER.metric("pruned_ratio").path("mini", RUN))
     shutil.move(tmp_path / "runs", "runs/mini")
     # Other weights of the same settings.
     with monkeypatch.context() as patch:
-        patch.setattr(state, "done", lambda run: {"sha256": "other"})
+        patch.setattr(freshness, "done", lambda run: {"sha256": "other"})
         assert kinds(suite, "figure2") == (set(), *figure2[1:])
 
 
 def test_all_that_is_missing_of_a_run_is_measured_by_one_command(work):
     suite = load_suite("mini")
     run, exact = suite.runs
-    missing = [
-        (run, PAPER.quantity("loss")),
-        (exact, PAPER.quantity("loss_curve")),
-        (run, PAPER.quantity("decay")),
-    ]
+    missing = [(run, PAPER.metric("loss")), (exact, PAPER.metric("loss_curve")), (run, PAPER.metric("decay"))]
     command = "python -m acp_repro.measure"
-    assert plan.measure_commands(suite, missing) == [
+    assert planner.measure_commands(suite, missing) == [
         f"{command} loss decay --suite mini --run {RUN}",
         f"{command} loss_curve --suite mini --run {EXACT}",
     ]
-    alone = plan.measure_commands(suite, [(run, PAPER.quantity("pruned_ratio"))])
+    alone = planner.measure_commands(suite, [(run, PAPER.metric("pruned_ratio"))])
     assert alone == [f"{command} pruned_ratio --suite mini --run {RUN}"]
 
 
 def test_make_heads_writes_the_page_of_the_weights_that_are_there(work):
     suite = load_suite("mini")
     command = f"python -m acp_repro.inspect runs/mini/{RUN}/model --html figures/mini/heads.html"
-    assert plan.stages(suite, plan.missing(suite, plan.targets(suite, ["heads"]))) == [[(command, None)]]
+    assert planner.stages(suite, planner.missing(suite, planner.targets(suite, ["heads"]))) == [
+        [(command, None)]
+    ]
 
 
 @pytest.fixture
@@ -299,6 +297,6 @@ def test_the_libraries_of_a_paper_are_installed_before_its_first_training(monkey
     monkeypatch.chdir(ROOT)
     suite = load_suite("lap")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "shap" or None)
-    (first, *_), *_ = plan.stages(suite, [suite.runs[0]])
+    (first, *_), *_ = planner.stages(suite, [suite.runs[0]])
     assert first[0] == "make .venv/installed-lap"
-    assert plan.stages(suite, []) == []
+    assert planner.stages(suite, []) == []

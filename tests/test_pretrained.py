@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from acp_repro import train as train_command
 from acp_repro.measure import main as measure
 from acp_repro.model import load_pretrained
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.run_folder import is_done
 from analysis import drawing
 from scripts import publish

@@ -9,7 +9,7 @@ from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline import provenance
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.records import read_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from tests.analysis import synthetic
 from tests.suites import write_suite
 
@@ -62,7 +62,7 @@ def mini(tmp_path, monkeypatch):
 
 
 def test_the_same_values_give_the_same_bytes_at_any_time(mini, monkeypatch):
-    path, found = PAPER.quantity("loss_curve").path("mini", RUN), []
+    path, found = PAPER.metric("loss_curve").path("mini", RUN), []
     assert path.suffix == ".gz"
     for now in (1e9, 1.5e9):
         monkeypatch.setattr(time, "time", lambda now=now: now)
@@ -84,4 +84,4 @@ def test_records_of_some_runs_are_read_if_there_are_any(mini):
 def test_what_is_not_finite_is_not_written(mini, value):
     with pytest.raises(AssertionError, match="loss: not finite, so nothing is written"):
         synthetic.write(RUN, "loss", {"loss_nats": value})
-    assert not PAPER.quantity("loss").path("mini", RUN).exists()
+    assert not PAPER.metric("loss").path("mini", RUN).exists()

@@ -13,10 +13,10 @@ import torch
 from acp_repro.common import files
 from acp_repro.model import load_config
 from acp_repro.papers.acp.task import FoXTask
-from acp_repro.pipeline import state
+from acp_repro.pipeline import freshness
 from acp_repro.pipeline.errors import RecordError, SuiteError
 from acp_repro.pipeline.records import read_records, write_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.suite import main as suite_main
 from tests.suites import YAML, with_measure, write_suite
 
@@ -50,20 +50,20 @@ def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
     assert acp.model_config(257).num_heads == 2 and acp.model_config(257).qk_norm
     assert suite.select(acp=True) == [acp] and suite.select(architecture="llama") == []
     assert suite.pairs("pro") == suite.pairs("pro", largest=True) == [acp, exact]
-    assert suite.pairs("pro", largest=False) == [] and suite.heads_run == suite.sweep_run == acp
+    assert suite.pairs("pro", largest=False) == [] and suite.run_for_heads == suite.run_for_sweep == acp
 
 
 def test_a_run_may_begin_with_one_weight_moved(load):
-    suite = load(YAML.replace("[-10, null]", "[null, -10], nudged: [false, true, 2]"))
-    plain, nudged, other, *pruned = suite.runs
+    suite = load(YAML.replace("[-10, null]", "[null, -10], perturb_init: [false, true, 2]"))
+    plain, perturbed, other, *pruned = suite.runs
     assert (other.name, pruned[2].name) == ("pro-tiny-128-exact-nudged2", "pro-tiny-128-acp-nudged2")
     assert all(map(suite.has_exact_pair, suite.runs)) and suite.pairs("pro") == [plain, pruned[0]]
-    assert (plain.name, nudged.name) == ("pro-tiny-128-exact", "pro-tiny-128-exact-nudged")
+    assert (plain.name, perturbed.name) == ("pro-tiny-128-exact", "pro-tiny-128-exact-nudged")
     before = json.loads(json.dumps(plain.as_dict()))
-    assert state.differences(before, nudged) == ["nudged: False, now True"]
-    assert suite.select(acp=False) == [plain] and plain.setting != nudged.setting
+    assert freshness.differences(before, perturbed) == ["perturb_init: False, now True"]
+    assert suite.select(acp=False) == [plain] and plain.setting != perturbed.setting
     models = []
-    for run in (plain, nudged, other):
+    for run in (plain, perturbed, other):
         torch.manual_seed(run.seed)
         models.append(torch.cat([p.detach().flatten() for p in FoXTask(run).build().parameters()]))
     apart = [(model - models[0]).abs() for model in models[1:]]
@@ -71,19 +71,19 @@ def test_a_run_may_begin_with_one_weight_moved(load):
     assert apart[0].argmax() != apart[1].argmax()
 
 
-def current(suite, *quantities):
-    """The names of the runs, or of ``quantities`` of the first run, whose records are up to date."""
-    if quantities:
+def current(suite, *metrics):
+    """The names of the runs, or of ``metrics`` of the first run, whose records are up to date."""
+    if metrics:
         run = suite.runs[0]
-        return {name for name in quantities if state.is_current(suite, run, suite.paper.quantity(name))}
-    return {run.name for run in suite.runs if state.is_current(suite, run, suite.paper.quantity("loss"))}
+        return {name for name in metrics if freshness.is_current(suite, run, suite.paper.metric(name))}
+    return {run.name for run in suite.runs if freshness.is_current(suite, run, suite.paper.metric("loss"))}
 
 
-def record(suite, run, *quantities):
+def record(suite, run, *metrics):
     """Records of a run, as if measured with the suite's settings."""
-    for quantity in map(suite.paper.quantity, quantities):
-        row = dict.fromkeys(quantity.columns, 1)
-        write_records(suite, run, quantity, [row], device="a", dtype="float32", trained_tokens=1)
+    for metric in map(suite.paper.metric, metrics):
+        row = dict.fromkeys(metric.columns, 1)
+        write_records(suite, run, metric, [row], device="a", dtype="float32", trained_tokens=1)
 
 
 def test_a_record_is_of_its_own_settings_whatever_its_date(load):
@@ -91,7 +91,7 @@ def test_a_record_is_of_its_own_settings_whatever_its_date(load):
     assert current(suite) == set()
     for run in suite.runs:
         record(suite, run, "loss")
-        os.utime(suite.paper.quantity("loss").path("mini", run.name), (1, 1))
+        os.utime(suite.paper.metric("loss").path("mini", run.name), (1, 1))
     names = {run.name for run in suite.runs}
     more = YAML.replace("[-10, null]", "[-10, -5, null]")
     assert current(suite) == current(load(more + "# a comment\n")) == names
@@ -100,11 +100,11 @@ def test_a_record_is_of_its_own_settings_whatever_its_date(load):
         current(load(YAML.replace("{batch_tokens", "{parallel: fsdp, compile: false, batch_tokens"))) == names
     )
     # A key that selects a run for the measurements changes no record.
-    other = more.replace("loss_tokens: 256", "loss_tokens: 256, sweep_run: pro-tiny-128-acp5")
+    other = more.replace("loss_tokens: 256", "loss_tokens: 256, run_for_sweep: pro-tiny-128-acp5")
     assert current(load(other)) == names
     assert current(load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"))) == set()
     assert current(load(more.replace("timing_repeats: 1", "timing_repeats: 2"))) == set()
-    state.settings_path(suite.runs[0]).unlink()  # then nothing says what it is
+    freshness.settings_path(suite.runs[0]).unlink()  # then nothing says what it is
     assert current(load(YAML)) == {suite.runs[1].name}
 
 
@@ -112,7 +112,7 @@ def test_a_record_is_of_its_own_settings_whatever_its_date(load):
 def test_settings_of_another_shape_are_one_line(load, text):
     suite = load(YAML)
     record(suite, suite.runs[0], "loss")
-    path = state.settings_path(suite.runs[0])
+    path = freshness.settings_path(suite.runs[0])
     path.write_text(text)
     with pytest.raises(RecordError, match=f"^{path} is damaged; copy it back, or delete it to measure"):
         current(suite)
@@ -128,8 +128,8 @@ def test_a_record_is_of_the_weights_that_are_there(load):
     assert current(suite, *names) == set(names)
     files.write_json(done, {"sha256": "b", "gpu_seconds": 1.0})
     assert current(suite, *names) == set()
-    of_shape = dataclasses.replace(suite.paper.quantity("loss"), untrained=lambda run: True)
-    assert state.is_current(suite, run, of_shape)
+    of_shape = dataclasses.replace(suite.paper.metric("loss"), untrained=lambda run: True)
+    assert freshness.is_current(suite, run, of_shape)
     record(suite, run, "loss")
     assert current(suite, *names) == {"loss"}  # decay is of the first weights
     record(suite, run, "decay")
@@ -145,27 +145,27 @@ def test_a_key_that_is_new_makes_older_records_stale_unless_it_has_its_default(
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     suite = load_suite("mini")
-    run, quantity = suite.runs[0], suite.paper.quantity("loss")
+    run, metric = suite.runs[0], suite.paper.metric("loss")
     record(suite, run, "loss")
-    recorded = json.loads(state.settings_path(run).read_text())
+    recorded = json.loads(freshness.settings_path(run).read_text())
     del recorded["measure"]["lm_eval_items"]
     recorded["measure"]["a_key_that_became_a_constant"] = 3
-    files.write_json(state.settings_path(run), recorded | {"records": {}})
+    files.write_json(freshness.settings_path(run), recorded | {"records": {}})
     record(with_measure(suite, lm_eval_items=None), run, "loss")  # as of before the key
-    assert "lm_eval_items" not in state.recorded_settings(run)["measure"]
+    assert "lm_eval_items" not in freshness.recorded_settings(run)["measure"]
     later = with_measure(suite, lm_eval_items=items)
-    assert state.is_current(later, run, quantity) == current
+    assert freshness.is_current(later, run, metric) == current
     record(later, run, "decay")
-    assert state.is_current(later, run, quantity) == current
+    assert freshness.is_current(later, run, metric) == current
     # Another value of a key that there was is another setting.
     other = with_measure(later, lm_eval_items=6)
-    assert not state.is_current(other, run, quantity)
+    assert not freshness.is_current(other, run, metric)
 
 
 def test_records_that_were_not_measured_again_stay_older(load):
-    def measured(text, *quantities):
+    def measured(text, *metrics):
         suite = load(text)
-        record(suite, suite.runs[0], *quantities)
+        record(suite, suite.runs[0], *metrics)
         return current(suite, "loss", "decay")
 
     other = YAML.replace("warmup_tokens: 512", "warmup_tokens: 256")
@@ -270,7 +270,7 @@ def test_names_tell_length_tolerance_and_seed(load):
         ("grid:", "grid:\n  - {size: [tiny], context_length: [128]}", "makes the run .* a second time"),
         ("[-10, null]", f"[-10, null], seed: {list(range(600))}", "grid: makes 1,200 runs; at most 1,000"),
         ("grid:", "#" * 2**15 + "\ngrid:", "bytes; a suite has at most"),
-        ("grid:", "not_run: ['*']\ngrid:", "grid: has no run but those of not_run; add one"),
+        ("grid:", "skip_runs: ['*']\ngrid:", "grid: has no run but those of skip_runs; add one"),
         (
             "dtype: float32",
             "dtype: float23",
@@ -292,11 +292,11 @@ def test_a_file_elsewhere_goes_by_its_name_and_is_asked_for_by_its_path(load, tm
     elsewhere.mkdir()
     (file := elsewhere / "mine.yaml").write_text(YAML)
     suite = load_suite(str(file))
-    run, quantity = suite.runs[0], suite.paper.quantity("loss")
+    run, metric = suite.runs[0], suite.paper.metric("loss")
     assert (suite.name, run.folder) == ("mine", Path("runs/mine") / run.name)
     assert json.loads(json.dumps(run.as_dict()))["suite"] == "mine"
     option = f"--suite '{file}' --run {run.name}"  # as a shell takes it
-    assert run.command.endswith(option) and quantity.command_for(suite.name, [run]).endswith(option)
+    assert run.command.endswith(option) and metric.command_for(suite.name, [run]).endswith(option)
     assert copy.deepcopy(run).command == pickle.loads(pickle.dumps(run)).command == run.command
     with pytest.raises(RecordError, match=f"measure loss --suite '{file}'"):
         read_records(suite, "loss")

@@ -6,7 +6,7 @@
     model.decode(memory)  # free running, batched, cached
 
 Needs torch, and transformers to make or read a T5 (``pip install -e '.[lap]'``). Names load on first use:
-``acp_repro.lap.settings`` needs only the standard library.
+``acp_repro.lap.config`` needs only the standard library.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from acp_repro.common import lazy
 
 if TYPE_CHECKING:
     from .autoencoder import FLAN_T5_SMALL, Losses, PruningAutoencoder
+    from .config import PruningConfig, PruningError
     from .encoder import Memory
     from .gates import (
         compression_loss,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
         soft_lengths,
         straight_through,
     )
-    from .settings import PruningConfig, PruningError
     from .text import TextTokenizer
 
 __all__ = ["FLAN_T5_SMALL", "Losses", "Memory", "PruningAutoencoder", "PruningConfig", "PruningError"]
@@ -37,7 +37,7 @@ __all__ += ["open_probability", "pair_mask", "soft_lengths", "straight_through"]
 
 _HOME = dict.fromkeys(__all__, "gates") | {
     **dict.fromkeys(("FLAN_T5_SMALL", "Losses", "PruningAutoencoder"), "autoencoder"),
-    **dict.fromkeys(("PruningConfig", "PruningError"), "settings"),
+    **dict.fromkeys(("PruningConfig", "PruningError"), "config"),
     "Memory": "encoder",
     "TextTokenizer": "text",
 }

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from . import checkpoint
 from .blocks import T5, fuse_norms
+from .config import PruningConfig, PruningError
 from .decoder import decode_teacher, write_greedily
 from .encoder import Encoded, Memory, encode_masked, encode_removed
 from .gates import compression_loss, expected_lengths, soft_lengths
-from .settings import PruningConfig, PruningError
 from .text import TextTokenizer
 
 IGNORED = -100

@@ -20,7 +20,7 @@ from ..common import files
 from ..common.errors import UsageError
 from ..model.third_party import load_model, quiet_transformers
 from .blocks import T5
-from .settings import PruningConfig, PruningError
+from .config import PruningConfig, PruningError
 from .text import TOKENIZER_FILE, TextTokenizer
 
 CONFIG_KEY = "learnable_attention_pruning"  # in the config.json of T5

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .blocks import T5, encoder_block
+from .config import PruningConfig
 from .gates import log_gates, open_probability, pair_mask, straight_through
-from .settings import PruningConfig
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Memory:
         return (self.positions >= 0).sum(1)
 
     @property
-    def kept_ratio(self) -> Tensor:
+    def keep_ratio(self) -> Tensor:
         """(B,) float: kept tokens over tokens."""
         return self.kept / self.lengths
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .settings import LOG_REMOVED, PruningConfig
+from .config import LOG_REMOVED, PruningConfig
 
 STRETCHED = (-0.1, 1.1)  # of hard concrete gates; the values of Louizos et al.
 SMALLEST = 1e-6  # gate that is not 0

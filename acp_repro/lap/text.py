@@ -10,7 +10,7 @@ import tokenizers
 
 from ..common import files
 from ..model.tokenizer import whole_characters
-from .settings import PruningError
+from .config import PruningError
 
 TOKENIZER_FILE = "tokenizer.json"
 PAD, EOS = "<pad>", "</s>"  # T5's names

@@ -158,29 +158,29 @@ class FoXConfig:
         return total if non_embedding else total + self.vocab_size * hidden
 
     def flops_per_token(
-        self, context_length: int, kept_ratio: float = 1.0, *, backward: bool = True
+        self, context_length: int, keep_ratio: float = 1.0, *, backward: bool = True
     ) -> float:
         """Floating-point operations per token that the algorithm needs (a multiply-add is two).
 
         Matrix products only. Attention counts the causal half of the scores, (L + 1) / 2 keys a query on
-        average, times ``kept_ratio``. The backward pass counts twice the forward one. Recomputation
+        average, times ``keep_ratio``. The backward pass counts twice the forward one. Recomputation
         (activation checkpointing, FlashAttention's scores) depends on the implementation and is not counted.
 
         Args:
             context_length: L, the sequence length in tokens.
-            kept_ratio: 1 - pruned ratio, the share of the causal blocks that are computed.
+            keep_ratio: 1 - pruned ratio, the share of the causal blocks that are computed.
             backward: count a training step; False counts the forward pass alone.
 
         Raises:
-            ValueError: context_length is below 1 or kept_ratio outside 0 to 1.
+            ValueError: context_length is below 1 or keep_ratio outside 0 to 1.
         """
         whole(1).ask("context_length", context_length)
-        within("[0, 1]").ask("kept_ratio", kept_ratio)
+        within("[0, 1]").ask("keep_ratio", keep_ratio)
         matrices = (
             self.num_hidden_layers * self._matrix_parameters_per_block() + self.vocab_size * self.hidden_size
         )
         # Scores and weighted sum: two products of hidden_size multiply-adds per (query, key) pair.
-        pairs = kept_ratio * (context_length + 1) / 2
+        pairs = keep_ratio * (context_length + 1) / 2
         attention = self.num_hidden_layers * 4 * self.hidden_size * pairs
         return (3 if backward else 1) * (2 * matrices + attention)
 

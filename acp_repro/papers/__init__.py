@@ -1,1 +1,1 @@
-"""The papers that can be re-run, a folder each; ``acp_repro.pipeline.registry`` finds them by name."""
+"""The papers that can be re-run, a folder each; ``acp_repro.pipeline.paper_registry`` finds them by name."""

@@ -27,14 +27,14 @@ NO_RUN = "benchmark"  # the folder of what is measured of a whole suite
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite file, validated and multiplied out into its runs. ``not_run`` are those that the file names as
-    gaps."""
+    """A suite file, validated and multiplied out into its runs. ``skip_runs`` are those that the file
+    excludes."""
 
     name: str
     paper: Paper
     file: Any
     runs: tuple[Run, ...]
-    not_run: tuple[Run, ...] = ()
+    skip_runs: tuple[Run, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -66,7 +66,7 @@ class Suite:
         return find_named(runs, name, f"suite {self.name} has no run {name!r}")
 
     @property
-    def heads_run(self) -> Run | None:
+    def run_for_heads(self) -> Run | None:
         """For a paper's own class: the run whose attention heads `make heads` shows."""
         return None
 
@@ -103,23 +103,23 @@ def first_seeds(runs: Iterable[Run]) -> list[Run]:
 
 
 @dataclass(frozen=True)
-class Quantity:
+class Metric:
     """Something that is measured: ``results/SUITE/RUN/NAME.csv``.
 
     Attributes:
-        name: of the quantity and the file of its records.
+        name: of the metric and the file of its records.
         columns: the measured columns, as words of one string. A name ends with its unit; counts, ratios and
-            indices need none. After ``x_ms+``, a median, stands ``x_turns_ms``: all the times behind it.
+            indices need none. After ``x_ms+``, a median, stands ``x_samples_ms``: all the times behind it.
         measure: ``MODULE:FUNCTION``, imported when it measures: ``function(trained, **options)`` gives the
             rows. Empty if ``command`` makes them.
         runs: the runs of a suite that it is about.
         untrained: whether it depends on a run's shape alone, so that no training is needed. ``measure`` then
             gets a ``Trained`` without task and model, and makes a model with fresh weights.
         large: whether it has thousands of rows with one provenance, so that the file is gzipped.
-        command: the command that makes it, for a quantity of a whole suite, without a run.
+        command: the command that makes it, for a metric of a whole suite, without a run.
         library: (name, extra) of a library that `make setup` leaves out, and the extra that installs it. Make
             installs it before the first such record.
-        optional: whether a run may lack it, because it was measured before the quantity existed and its
+        optional: whether a run may lack it, because it was measured before the metric existed and its
             weights are gone. Figures are then drawn, and claims judged, without it.
         key: with a ``command``, the columns that tell one measurement from another, as words. Measured again,
             a row takes the place of the one with its key, and others stay. Without: the whole file is new.
@@ -138,7 +138,7 @@ class Quantity:
 
     def __post_init__(self):
         if isinstance(self.columns, str):
-            columns = re.sub(r"(\w+)_ms\+", r"\1_ms \1_turns_ms", self.columns)
+            columns = re.sub(r"(\w+)_ms\+", r"\1_ms \1_samples_ms", self.columns)
             object.__setattr__(self, "columns", tuple(columns.split()))
 
     @property
@@ -169,8 +169,8 @@ class Claim:
         paper: the paper's words and their place. Or ``=QUANTITY``, the item's row of that name in the table
             of the paper's values, or ``=ITEM.QUANTITY``.
         holds_if: the criterion in words; nothing else is checked.
-        quantities: the records that it is judged by, in the order in which ``check`` takes them.
-        check: the criterion: takes a table of records for each quantity, None for an optional one without
+        metrics: the records that it is judged by, in the order in which ``check`` takes them.
+        check: the criterion: takes a table of records for each metric, None for an optional one without
             records, and gives an ``analysis.verdict.Verdict``.
         items: for a claim in ``Paper.claims``, the names of the items on whose runs it is judged.
         pooled: whether it is judged once on the runs of all its items and suites, and not suite by suite.
@@ -185,7 +185,7 @@ class Claim:
     claim: str
     paper: str
     holds_if: str = ""
-    quantities: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
     check: Callable[..., Any] | None = None
     items: tuple[str, ...] = ()
     pooled: bool = False
@@ -198,7 +198,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Item:
+class FigureSpec:
     """A figure or table: ``make NAME`` draws ``figures/SUITE/NAME.png`` (a table: ``.md``).
 
     It is an entry of ``ITEMS`` in ``items`` of the paper's analysis.
@@ -207,7 +207,7 @@ class Item:
         name: ``figure2``, ``table4``; the target of Make and the stem of the files.
         make: ``make(found)`` draws it: gives a figure or an ``analysis.drawing.Table``, and the caption.
         title: for the report and ``make help``.
-        quantities: the records that it is drawn from.
+        metrics: the records that it is drawn from.
         runs: the runs of the suite that it is drawn from. Each needs all records that are about it.
         runs_needed: which runs a suite must have, in words.
         claims: the paper's statements about it.
@@ -219,7 +219,7 @@ class Item:
     name: str
     make: Callable[..., Any]
     title: str
-    quantities: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
     runs_needed: str = ""
     claims: tuple[Claim, ...] = ()
@@ -227,12 +227,12 @@ class Item:
     ours: bool = False
     extra: bool = False
 
-    def runs_with(self, suite: Suite, quantity: Quantity) -> list[Run]:
-        """Those of its runs that a quantity is about, because not every model of a table need be timed.
+    def runs_with(self, suite: Suite, metric: Metric) -> list[Run]:
+        """Those of its runs that a metric is about, because not every model of a table need be timed.
 
-        All of its runs if the quantity is about none of them.
+        All of its runs if the metric is about none of them.
         """
-        runs, about = self.runs(suite), set(quantity.runs(suite))
+        runs, about = self.runs(suite), set(metric.runs(suite))
         return [run for run in runs if run in about] or runs
 
     @property
@@ -266,13 +266,13 @@ class Paper:
         suite: the class of a loaded suite, with the paper's own checks.
         make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
         run_columns: columns of every record that identify its run; keys of ``Run.columns()``.
-        quantities: what is measured, in this order.
+        metrics: what is measured, in this order.
         task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that gives a run's task.
             Imported when something is trained.
         analysis: the package of its figures and tables. Its module ``items`` has ``ITEMS`` in their order,
             and may have ``CLAIMS``, the paper's other statements. Its module ``models``, if there is one,
             describes its models in the report (see ``analysis.report.gather``).
-        library: (name, extra) as a quantity has it, for all trainings and measures of the paper.
+        library: (name, extra) as a metric has it, for all trainings and measures of the paper.
     """
 
     name: str
@@ -282,13 +282,13 @@ class Paper:
     suite: type[Suite]
     make_run: Callable[..., Run]
     run_columns: tuple[str, ...]
-    quantities: tuple[Quantity, ...]
+    metrics: tuple[Metric, ...]
     task: str
     analysis: str
     library: tuple[str, str] | None = None
 
     @functools.cached_property
-    def items(self) -> tuple[Item, ...]:
+    def items(self) -> tuple[FigureSpec, ...]:
         """Its figures and tables."""
         if (declared := self.part("items")) is None:
             raise SuiteError(
@@ -311,23 +311,23 @@ class Paper:
             return None
         return importlib.import_module(full) if found else None
 
-    def quantity(self, name: str) -> Quantity:
-        """The quantity called ``name``."""
-        quantities = {quantity.name: quantity for quantity in self.quantities}
-        return find_named(quantities, name, f"paper {self.name} has no quantity {name!r}")
+    def metric(self, name: str) -> Metric:
+        """The metric called ``name``."""
+        metrics = {metric.name: metric for metric in self.metrics}
+        return find_named(metrics, name, f"paper {self.name} has no metric {name!r}")
 
-    def item(self, name: str) -> Item:
+    def item(self, name: str) -> FigureSpec:
         """The figure or table called ``name``."""
         items = {item.name: item for item in self.items}
         return find_named(items, name, f"paper {self.name} has no item {name!r}")
 
     def required(self, names: Iterable[str]) -> list[str]:
-        """Those quantities of ``names`` without which nothing is drawn or judged."""
-        return [name for name in names if not self.quantity(name).optional]
+        """Those metrics of ``names`` without which nothing is drawn or judged."""
+        return [name for name in names if not self.metric(name).optional]
 
-    def columns(self, quantity: Quantity) -> tuple[str, ...]:
-        """All columns of a quantity's CSV, in order."""
-        return ("suite", "run", *self.run_columns, "trained_tokens", *quantity.columns, *ORIGIN_COLUMNS)
+    def columns(self, metric: Metric) -> tuple[str, ...]:
+        """All columns of a metric's CSV, in order."""
+        return ("suite", "run", *self.run_columns, "trained_tokens", *metric.columns, *ORIGIN_COLUMNS)
 
     def load_task(self) -> Callable[[Run], Any]:
         """The function that makes the task of a run; imports torch."""

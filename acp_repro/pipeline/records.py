@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common import files
-from . import state
+from . import freshness
 from .errors import RecordError
-from .paper import NO_RUN, RESULTS, Paper, Quantity, Suite
+from .paper import NO_RUN, RESULTS, Metric, Paper, Suite
 from .provenance import origin
 from .run import Run
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def write_records(
     suite: Suite,
     run: Run,
-    quantity: Quantity,
+    metric: Metric,
     rows: Iterable[Mapping[str, Any]],
     *,
     device: str,
@@ -46,17 +46,17 @@ def write_records(
         "trained_tokens": trained_tokens,
         **origin(device, dtype, uses_gpu),
     }
-    target = path or quantity.path(run.suite, run.name)
-    content, count = _content(target, suite.paper, quantity, shared, rows)
+    target = path or metric.path(run.suite, run.name)
+    content, count = _content(target, suite.paper, metric, shared, rows)
     if path:
         return files.write_bytes(path, content)
-    return state.write_record(target, content, count, (suite, run, quantity), seconds)
+    return freshness.write_record(target, content, count, (suite, run, metric), seconds)
 
 
 def write_suite_records(
     suite: str | None,
     paper: Paper,
-    quantity: Quantity,
+    metric: Metric,
     rows: Sequence[Mapping[str, Any]],
     *,
     device: str,
@@ -66,49 +66,49 @@ def write_suite_records(
 ) -> Path:
     """Writes ``results/SUITE/benchmark/QUANTITY.csv``, for a whole suite, or ``path``.
 
-    Rows of that file with another ``Quantity.key`` than each of ``rows`` stay, in front.
+    Rows of that file with another ``Metric.key`` than each of ``rows`` stay, in front.
     """
     shared = {"suite": suite, **origin(device, dtype, uses_gpu)}
-    key, kept = quantity.key.split(), []
+    key, kept = metric.key.split(), []
     if path is None and key:
         new = {_values(row, key) for row in rows}
-        kept = [row for row in benchmark_rows(suite, paper, quantity) if _values(row, key) not in new]
-    target = path or quantity.path(suite)
-    content, count = _content(target, paper, quantity, shared, rows, kept)
-    return files.write_bytes(path, content) if path else state.write_record(target, content, count)
+        kept = [row for row in benchmark_rows(suite, paper, metric) if _values(row, key) not in new]
+    target = path or metric.path(suite)
+    content, count = _content(target, paper, metric, shared, rows, kept)
+    return files.write_bytes(path, content) if path else freshness.write_record(target, content, count)
 
 
 def _values(row: Mapping[str, Any], columns: Iterable[str]) -> tuple[str, ...]:
     return tuple("" if row[name] is None else str(row[name]) for name in columns)
 
 
-def benchmark_rows(suite: str, paper: Paper, quantity: Quantity) -> list[dict[str, str]]:
+def benchmark_rows(suite: str, paper: Paper, metric: Metric) -> list[dict[str, str]]:
     """The rows of ``results/SUITE/benchmark/QUANTITY.csv``, as text; none if there is no file."""
-    path = quantity.path(suite)
+    path = metric.path(suite)
     if not path.is_file():
         return []
     _check_proof(path, "move that file away first")
     packed = path.suffix == ".gz"
     with (gzip.open if packed else open)(path, "rt", encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
-        if tuple(rows.fieldnames or ()) != paper.columns(quantity):
+        if tuple(rows.fieldnames or ()) != paper.columns(metric):
             raise RecordError(f"{path} has not the columns of this version; move that file away first")
         return list(rows)
 
 
-def _content(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()) -> tuple[bytes, int]:
+def _content(path: Path, paper: Paper, metric: Metric, shared, rows, kept=()) -> tuple[bytes, int]:
     """What the file at ``path`` is to hold, and how many rows."""
     # A record without a run may fill the columns of a run.
     free = set(paper.run_columns) - set(shared)
     complete = [{**shared, **row} for row in rows]
-    assert complete, f"{quantity.name}: nothing was measured"
+    assert complete, f"{metric.name}: nothing was measured"
     for row in complete:
-        assert row.keys() - shared.keys() - free == set(quantity.columns), f"{quantity.name}: {row}"
+        assert row.keys() - shared.keys() - free == set(metric.columns), f"{metric.name}: {row}"
         # NaN in a file would be read as a missing value, and leave a mean in silence.
         finite = all(math.isfinite(x) for x in row.values() if isinstance(x, Real))
-        assert finite, f"{quantity.name}: not finite, so nothing is written: {row}"
+        assert finite, f"{metric.name}: not finite, so nothing is written: {row}"
     text = io.StringIO()
-    writer = csv.DictWriter(text, paper.columns(quantity), lineterminator="\n")
+    writer = csv.DictWriter(text, paper.columns(metric), lineterminator="\n")
     writer.writeheader()
     writer.writerows([*kept, *complete])
     content = text.getvalue().encode()
@@ -118,11 +118,11 @@ def _content(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()
 
 
 def read_records(
-    suite: Suite, quantity: str, runs: Iterable[Run] | None = None, *, partial: bool = False
+    suite: Suite, metric: str, runs: Iterable[Run] | None = None, *, partial: bool = False
 ) -> pandas.DataFrame:
-    """The records of a quantity in the order of the suite's runs: of ``runs``, or of all that it is about.
+    """The records of a metric in the order of the suite's runs: of ``runs``, or of all that it is about.
     ``partial`` leaves out runs without a record; at least one must have one."""
-    kind = suite.paper.quantity(quantity)
+    kind = suite.paper.metric(metric)
     if kind.command:
         paths = {None: kind.path(suite.name, NO_RUN)}
     else:
@@ -131,7 +131,7 @@ def read_records(
     if not paths or (missing and not partial) or len(missing) == len(paths):
         which = ", ".join(run.name for run in missing if run is not None)
         raise RecordError(
-            f"no records of {quantity} in {RESULTS / suite.name}{' for ' + which if which else ''}; make "
+            f"no records of {metric} in {RESULTS / suite.name}{' for ' + which if which else ''}; make "
             f"them with `{kind.command_for(suite.name, [] if runs is None else filter(None, missing))}`"
         )
     there = [path for run, path in paths.items() if run not in missing]
@@ -141,14 +141,14 @@ def read_records(
 
 
 def _check_proof(path: Path, otherwise: str) -> None:
-    if not state.proof(path):
+    if not freshness.proof(path):
         raise RecordError(
-            f"{path}: {path.with_name(state.PROOFS)} does not say that it was measured; {otherwise}"
+            f"{path}: {path.with_name(freshness.PROOFS)} does not say that it was measured; {otherwise}"
         )
 
 
-def read_files(suite: Suite, kind: Quantity, paths: list[Path]) -> pandas.DataFrame:
-    """The records in some files of one quantity."""
+def read_files(suite: Suite, kind: Metric, paths: list[Path]) -> pandas.DataFrame:
+    """The records in some files of one metric."""
     import pandas
 
     columns, frames = list(suite.paper.columns(kind)), []

@@ -15,19 +15,19 @@ from acp_repro.common import lazy
 
 if TYPE_CHECKING:
     from .budget import keep_top, token_budgets
+    from .config import PROFILES, RetentionConfig
     from .cost import encoder_cost
     from .encoders import Encoder, register_encoder
     from .gates import hard_concrete
     from .retention import GateRecord, Retention
     from .scorer import RetentionScorer, running_summary
-    from .settings import PROFILES, RetentionConfig
     from .trainer import RetentionCallback
     from .wrap import from_pretrained, retain
 
 _HOME = {
     **{"Encoder": "encoders", "register_encoder": "encoders", "encoder_cost": "cost"},
     **{"GateRecord": "retention", "Retention": "retention", "RetentionCallback": "trainer"},
-    **{"PROFILES": "settings", "RetentionConfig": "settings", "hard_concrete": "gates"},
+    **{"PROFILES": "config", "RetentionConfig": "config", "hard_concrete": "gates"},
     **{"RetentionScorer": "scorer", "running_summary": "scorer"},
     **{"from_pretrained": "wrap", "retain": "wrap", "keep_top": "budget", "token_budgets": "budget"},
 }

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .settings import RetentionConfig
+from .config import RetentionConfig
 
 Length = TypeVar("Length", int, Tensor)
 _SLACK = 1e-6  # 0.29 * 100 is 28.999... in floating point, and means 29

@@ -14,7 +14,7 @@ from transformers.models.longformer.modeling_longformer import LongformerBaseMod
 
 from acp_repro.common.errors import did_you_mean
 
-from .settings import LIKE_BERT
+from .config import LIKE_BERT
 
 # Encoders that count positions from 2 on.
 LIKE_ROBERTA = ("roberta", "longformer", "camembert", "xlm-roberta")

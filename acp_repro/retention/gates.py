@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .config import RetentionConfig
 from .scorer import RetentionScorer, wide
-from .settings import RetentionConfig
 
 _EDGE = 1e-6  # u stays this far from 0 and 1, where its log-odds are infinite
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from .budget import Length, active_gates, token_budgets
+from .config import RetentionConfig
 from .encoders import Encoder
 from .gates import GATES, Gate
 from .scorer import wide
-from .settings import RetentionConfig
 
 
 @dataclass

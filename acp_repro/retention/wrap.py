@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from acp_repro.model.third_party import load_config, load_model
 
+from .config import MODEL_TYPES, RetentionConfig
 from .encoders import find_encoder, position_limit
 from .forward import run
 from .retention import Call, Retention
-from .settings import MODEL_TYPES, RetentionConfig
 
 _PREFIX = "Retained"
 

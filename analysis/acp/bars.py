@@ -7,7 +7,7 @@ import pandas as pd
 
 from .. import drawing, style
 from ..tables import one_each
-from . import models
+from . import naming
 
 MARKS = ("", "////", "....")  # of GPU types
 POINTS_OF_A_NUMBER = 8.0  # nearer to the line of the limit, a number stands in its bar
@@ -18,7 +18,7 @@ def look(size: str, index: int, tokens: float, mark: str = "") -> dict:
     """A bar's colour, pale inside at the start of training, with the mark of its GPU."""
     from matplotlib.colors import to_rgba
 
-    colour, start = models.colour(size, index), models.at_start(tokens, size)
+    colour, start = naming.colour(size, index), naming.at_start(tokens, size)
     return {"fc": to_rgba(colour, 0.25 if start else 1.0), "ec": "white" if mark else colour, "hatch": mark}
 
 

@@ -9,7 +9,7 @@ from acp_repro.papers.acp.cost import attention_share_of_flops
 from .. import style
 from ..tables import UnfitRecords, one_each
 from ..verdict import Verdict
-from . import models
+from . import naming
 
 SHARE_POINTS = 2.0  # what "roughly" is taken to mean of attention's share of all FLOPs
 
@@ -32,7 +32,7 @@ def listed(
             f"{value:{sign}.{digits}f}{unit} at {style.length_label(length)}"
             for value, length in zip(rows[column], rows["context_length_tokens"], strict=True)
         )
-        for size, rows in table.groupby(models.marked(table), sort=False)
+        for size, rows in table.groupby(naming.marked(table), sort=False)
     )
 
 
@@ -44,9 +44,9 @@ def by_model(table: pd.DataFrame, column: str = "percent") -> dict[str, float]:
 
 def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
     """Met if every size has more at every longer context. Sizes decide as
-    in :func:`models.settled`."""
+    in :func:`naming.settled`."""
     table = in_order(table)
-    deciding = models.settled(table)
+    deciding = naming.settled(table)
     words = listed(table, sign=sign)
     several = [rows for _, rows in deciding.groupby("size", sort=False) if len(rows) > 1]
     where = " past the start of training" if len(deciding) < len(table) else ""
@@ -65,10 +65,10 @@ def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
 
 def attention_share() -> Verdict:
     """Met if the formula gives attention the shares that the paper prints, within :data:`SHARE_POINTS`."""
-    table = models.PUBLISHED.table.query("quantity == 'attention_share_of_flops'")
+    table = naming.PUBLISHED.table.query("quantity == 'attention_share_of_flops'")
     table = table.astype({"context_length_tokens": int})
     percent = [
-        100 * attention_share_of_flops(models.paper_size(row.size), row.context_length_tokens)
+        100 * attention_share_of_flops(naming.paper_size(row.size), row.context_length_tokens)
         for row in table.itertuples()
     ]
     met = ((table["low"] - percent).abs() <= SHARE_POINTS).all()

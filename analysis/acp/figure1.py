@@ -7,7 +7,7 @@ import pandas as pd
 
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each
-from . import models, statistics
+from . import naming, statistics
 
 KEY = ["run", "layer", "head", "position"]
 MOST_BLOCKS = 16  # per side: arrows in more rows would be too small to see
@@ -90,7 +90,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     (run,), records = found.runs, found.records["decay"]
     if records["threshold_nats"].isna().any():
         raise UnfitRecords(
-            f"figure1 shows pruning, and {run.name} is exact: name a run with ACP as measure.heads_run"
+            f"figure1 shows pruning, and {run.name} is exact: name a run with ACP as measure.run_for_heads"
         )
     head = statistics.illustrative_head(records, MOST_BLOCKS)
     grid = statistics.block_grid(head, MOST_BLOCKS)
@@ -102,7 +102,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
 those left of the orange boundary. Each cell is a block of {grid.block_q} queries by {grid.block_k} keys, as
 the code computes them. Darker is a stronger decay. Arrows show which blocks the code visits in each row, and
 in which order. A block is skipped if its largest $D_{{ij}}$ is under delta = {one["threshold_nats"]:.2f}. The
-decay is of layer {one["layer"]}, head {one["head"]} (counted from 0) of {models.run_name(one)}, on {which}
+decay is of layer {one["layer"]}, head {one["head"]} (counted from 0) of {naming.run_name(one)}, on {which}
 {shown:,} tokens of {part}. Of the recorded heads, it prunes nearest to half of what this grid allows:
 {share:.0f} % of that."""
     return draw(records), caption

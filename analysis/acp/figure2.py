@@ -9,7 +9,7 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import some
 from ..verdict import Verdict, in_range
-from . import bars, by_length, models, statistics, versions
+from . import bars, by_length, naming, statistics, versions
 
 PRUNED_PERCENT = (60.0, 80.0)  # what "around 70 %" is taken to mean
 # Where delta comes from.
@@ -38,8 +38,8 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> drawing.
         (speed, "throughput_gain", "Training processes {} more tokens a second", "throughput gained"),
     )
     figure, axes = drawing.panels(3, 3.1)
-    for ax, (table, quantity, title, axis) in zip(axes, panels, strict=True):
-        bars.of_paper(ax, *models.PUBLISHED.range(item, quantity))
+    for ax, (table, metric, title, axis) in zip(axes, panels, strict=True):
+        bars.of_paper(ax, *naming.PUBLISHED.range(item, metric))
         bars.grouped(ax, table, marks)
         ax.set(title=title.format(_settled(table)), ylabel=f"{axis} (%)")
     for index, (size, tokens) in enumerate(pruned.groupby("size", sort=False)["trained_tokens"]):
@@ -52,7 +52,7 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> drawing.
 
 def _settled(table: pd.DataFrame) -> str:
     """The range of ``percent`` past the start of training, if that is there: "77 to 86 % (full bars)"."""
-    shown = models.settled(table)
+    shown = naming.settled(table)
     return f"{style.span(shown['percent'])} %" + " (full\xa0bars)" * (len(shown) < len(table))
 
 
@@ -62,8 +62,8 @@ def _on_devices(table: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
 
 def _named(size: str, tokens: pd.Series) -> str:
     """ "760M parameters, 20M to 100M tokens (pale: start of training)"."""
-    mark = " (pale: start of training)" if models.at_start(tokens.min(), size) else ""
-    return f"{models.in_words([size])}, {style.count_span(tokens)} tokens{mark}"
+    mark = " (pale: start of training)" if naming.at_start(tokens.min(), size) else ""
+    return f"{naming.in_words([size])}, {style.count_span(tokens)} tokens{mark}"
 
 
 def make(found: drawing.Found) -> tuple[drawing.Figure, str, str]:
@@ -76,14 +76,14 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str, str]:
         for row in grids.itertuples()
     )
     commits = versions.timed_on(records["attention_time"], records["throughput"])
-    gained = models.span(statistics.throughput_gain(records["throughput"]), "+.0f")
+    gained = naming.span(statistics.throughput_gain(records["throughput"]), "+.0f")
     pale = (
         "Pale bars are of models at the start of training: they saw fewer tokens than they have weights, and "
-        f"under {style.count_label(models.START_TOKENS)}. "
+        f"under {style.count_label(naming.START_TOKENS)}. "
     )
-    caption = f"""**{found.item.label}.** ACP prunes {models.span(pruned)} of the attention of
-{models.ARCHITECTURES[architecture]} here, and training throughput gains {gained}.
-{pale if models.starting(pruned).any() else ""}Left: share of pruned blocks on held-out text. The diagonal
+    caption = f"""**{found.item.label}.** ACP prunes {naming.span(pruned)} of the attention of
+{naming.ARCHITECTURES[architecture]} here, and training throughput gains {gained}.
+{pale if naming.starting(pruned).any() else ""}Left: share of pruned blocks on held-out text. The diagonal
 and the blocks that touch it always stay, so no head can prune more than {most_allowed} (black lines). Middle:
 attention time saved, forward and backward, with the boundary search, for
 {", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput gained.
@@ -92,13 +92,13 @@ Its hardware is another, so compare percentages only."""
     return draw(records, found.item.name), caption, commits
 
 
-# --- what the paper says of them; rows past the start of training decide, see models.settled -------------
+# --- what the paper says of them; rows past the start of training decide, see naming.settled -------------
 
 
 def pruned_at_longest(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if every size prunes :data:`PRUNED_PERCENT` at its longest context; beyond if some prune more."""
     table = by_length.in_order(statistics.pruned_percent(pruned_ratio))
-    settled = models.settled(table.groupby("size", sort=False).tail(1))["percent"]
+    settled = naming.settled(table.groupby("size", sort=False).tail(1))["percent"]
     return in_range(settled, *PRUNED_PERCENT, by_length.listed(table), paper="about 70", n=len(settled))
 
 
@@ -119,17 +119,17 @@ def savings_grow(pruned_ratio: pd.DataFrame) -> Verdict:
 def time_saved(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run saves what the paper's range says; beyond if some save more."""
     table = by_length.in_order(statistics.time_reduction(attention_time))
-    low, high = models.PUBLISHED.range("figure2", "attention_time_reduction")
+    low, high = naming.PUBLISHED.range("figure2", "attention_time_reduction")
     ours, values = by_length.listed(table), by_length.by_model(table)
-    return in_range(models.settled(table)["percent"], low, high, ours, values=values, axis="%")
+    return in_range(naming.settled(table)["percent"], low, high, ours, values=values, axis="%")
 
 
 def throughput_gained(throughput: pd.DataFrame) -> Verdict:
     """Met if every run gains what the paper's range says; beyond if some gain more."""
     table = by_length.in_order(statistics.throughput_gain(throughput))
-    low, high = models.PUBLISHED.range("figure2", "throughput_gain")
+    low, high = naming.PUBLISHED.range("figure2", "throughput_gain")
     ours, values = by_length.listed(table, sign="+"), by_length.by_model(table)
-    return in_range(models.settled(table)["percent"], low, high, ours, values=values, axis="%")
+    return in_range(naming.settled(table)["percent"], low, high, ours, values=values, axis="%")
 
 
 def gains_grow(throughput: pd.DataFrame) -> Verdict:
@@ -141,6 +141,6 @@ def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run's attention is faster by the paper's range of times; beyond if some more."""
     table = statistics.time_reduction(attention_time)
     table = by_length.in_order(table.assign(times=table["exact"] / table["acp"]))
-    low, high = models.PUBLISHED.range("figure2", "attention_speedup")
+    low, high = naming.PUBLISHED.range("figure2", "attention_speedup")
     ours = by_length.listed(table, "times", digits=1, unit=" times")
-    return in_range(models.settled(table)["times"], low, high, ours, suffix=" times", nothing=1.0)
+    return in_range(naming.settled(table)["times"], low, high, ours, suffix=" times", nothing=1.0)

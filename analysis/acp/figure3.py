@@ -9,10 +9,10 @@ from acp_repro.common.statistics import equivalence, over_draws
 from .. import drawing, style
 from ..tables import one_each, some
 from ..verdict import Verdict, Word
-from . import models, paired, statistics, versions
+from . import naming, paired, statistics, versions
 
 LOSS_WITHIN_NATS = 0.002
-ONE_BIT, REPEAT = "loss, one weight moved", "exact, a second time"  # of same_weights, of fork
+ONE_BIT, REPEAT = "loss, one weight moved", "exact, a second time"  # of same_weights, of first_divergence
 WEAK_TOLERANCE = -20.0
 LEFT = ("figure3", "figure11")  # the needle is on their right, see figure3_right
 PAIR = ["architecture", "size", "context_length_tokens", "seed"]
@@ -31,7 +31,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
     curves, unlike = statistics.loss_differences(records), versions.unlike(records, PAIR)
     gaps, seeds = statistics.largest_gaps(curves), seeds_apart(records)
-    marked = dict(zip(records["size"], models.marked(records), strict=True))
+    marked = dict(zip(records["size"], naming.marked(records), strict=True))
     lengths = sorted(curves["context_length_tokens"].unique())
     colours = dict(zip(lengths, sns.color_palette("viridis", len(lengths) + 1), strict=False))
     figure, axes = drawing.panels(curves["size"].nunique(), 2.5, sharey=True, squeeze=False)
@@ -87,9 +87,9 @@ def gaps_in_words(differences: pd.DataFrame, unlike: dict[tuple, str]) -> str:
 
 
 def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    name, records = models.ARCHITECTURES[found.runs[0].architecture], found.records["loss_curve"]
+    name, records = naming.ARCHITECTURES[found.runs[0].architecture], found.records["loss_curve"]
     label = found.item.label + (" (left)" if found.item.name in LEFT else "")
-    named = records.assign(size=models.marked(records))
+    named = records.assign(size=naming.marked(records))
     differences = statistics.loss_differences(named)
     numbers = gaps_in_words(differences, versions.unlike(named, PAIR))
     gap = differences["difference"].abs().max()
@@ -113,12 +113,12 @@ trained apart. Each pair of these sizes is drawn. The largest difference of each
 
 
 def losses_match(
-    loss: pd.DataFrame, step_losses: pd.DataFrame | None = None, fork: pd.DataFrame | None = None
+    loss: pd.DataFrame, step_losses: pd.DataFrame | None = None, first_divergence: pd.DataFrame | None = None
 ) -> Verdict:
     """Met if pairs of trainings rule out a mean difference of :data:`LOSS_WITHIN_NATS`; missed if they show
     one that is larger. Pairs of all suites, sizes and lengths stand side by side."""
     method = loss["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
-    loss = loss.assign(method=method, size=models.marked(loss), suite=loss.get("suite", ""))
+    loss = loss.assign(method=method, size=naming.marked(loss), suite=loss.get("suite", ""))
     keys = ["suite", *PAIR]
     one_each(loss, [*keys, "method"], "loss")
     acp, exact = (loss[loss["method"] == side].set_index(keys)["loss_nats"] for side in ("acp", "exact"))
@@ -155,7 +155,7 @@ def losses_match(
         mean += f"; of the {len(counted) - same} that part {ends}{beyond}"
     apart = f"the others end at most {most:.4f} nats apart{_parting(loss, step_losses)}"
     parts = [equal, f"{apart}{_seeds_apart(loss)}", mean, ours]
-    words = "; ".join(filter(None, (*parts, _forked(fork)))) + note
+    words = "; ".join(filter(None, (*parts, _first_divergences(first_divergence)))) + note
     labels = (f"{s}, {size}, {style.length_label(n)}, seed {seed}" for s, _, size, n, seed in counted.index)
     more |= {
         "values": dict(zip(labels, counted, strict=True)),
@@ -189,13 +189,13 @@ def _seeds_apart(loss: pd.DataFrame) -> str:
     return f"; two seeds of one setting differ by up to {apart:.3f}" if len(seeds) else ""
 
 
-def _forked(fork: pd.DataFrame | None) -> str:
+def _first_divergences(first_divergence: pd.DataFrame | None) -> str:
     """Where trainings part that go side by side with an exact one, from the same weights and batches."""
-    if fork is None:
+    if first_divergence is None:
         return ""
     words = []
-    for name, steps in fork.groupby("training", sort=False):
-        parted = steps.loc[steps["parts_here"] == 1, "step"]
+    for name, steps in first_divergence.groupby("training", sort=False):
+        parted = steps.loc[steps["diverges_here"] == 1, "step"]
         kept = f"keeps every bit for {steps['step'].max()} steps"
         where = f"parts at step {parted.min()}" if len(parted) else kept
         words.append(f"{name}: {where}")
@@ -225,7 +225,7 @@ def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Ve
     return Verdict.of(met, ours, short, n=int(one_bit.sum()), unit="model")
 
 
-def same_steps(step_losses: pd.DataFrame, fork: pd.DataFrame | None = None) -> Verdict:
+def same_steps(step_losses: pd.DataFrame, first_divergence: pd.DataFrame | None = None) -> Verdict:
     """Met if no loss of three pairs of exact and e^-20 differs; missed if one does, and none of a repeat."""
     tolerance = some(step_losses, "step_losses")["log_pruning_tolerance"].fillna(WEAK_TOLERANCE)
     steps = step_losses[(tolerance == WEAK_TOLERANCE) & ~step_losses["run"].str.contains("-nudged")]
@@ -233,7 +233,9 @@ def same_steps(step_losses: pd.DataFrame, fork: pd.DataFrame | None = None) -> V
     parts, count = first.dropna(), len(first)
     ours = f"{count - len(parts)} of {count} pairs have equal bits at every step"
     ours += f", others part at step {style.span(parts, '.0f')}" if len(parts) else ""
-    repeats = [] if fork is None else fork.loc[fork["training"] == REPEAT, "parts_here"]
+    repeats = []
+    if first_divergence is not None:
+        repeats = first_divergence.loc[first_divergence["training"] == REPEAT, "diverges_here"]
     same = not len(parts) and count >= paired.LEAST_PAIRS
     met = same or (False if len(parts) and len(repeats) and not any(repeats) else None)
     judged = steps.merge(first.index.to_frame(index=False))["run"].unique()
@@ -241,7 +243,7 @@ def same_steps(step_losses: pd.DataFrame, fork: pd.DataFrame | None = None) -> V
 
 
 def ensembles_match(loss: pd.DataFrame) -> Verdict:
-    """Met if paired t tests rule out :data:`LOSS_WITHIN_NATS` between trainings of one nudge."""
+    """Met if paired t tests rule out :data:`LOSS_WITHIN_NATS` between runs with one perturbed parameter."""
     loss = loss[loss["run"].str.contains("-nudged")]
     loss = loss.set_index(loss["run"].str.replace("-acp|-exact", "", regex=True))
     sides = (loss[loss["log_pruning_tolerance"].isna() == exact]["loss_nats"] for exact in (False, True))

@@ -8,7 +8,7 @@ import pandas as pd
 
 from .. import drawing, style
 from ..verdict import Verdict, Word
-from . import models, needle_facts, needle_statistics, paired
+from . import naming, needle_facts, needle_statistics, paired
 from .needle_statistics import FOUND_RECALL
 
 RECALL_POINTS = 10.0  # a loss of recall that an interval must rule out to show that there is no damage
@@ -109,11 +109,11 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
         if set(apart["acp"]) & set(apart["exact"])
         else "its exact pair, trained apart"
     )
-    shares = " or ".join(f"{100 * share:g} %" for share in sorted(table["needle_share"].unique()))
+    shares = " or ".join(f"{100 * share:g} %" for share in sorted(table["needle_fraction"].unique()))
     trained = (
         f" In training {shares} of the sequences hold needles of their own. Their wording, names and numbers "
         "differ from the test's."
-        if table["needle_share"].any()
+        if table["needle_fraction"].any()
         else ""
     )
     result, shown = found_words(records), "Every model finds too few words for a picture"
@@ -128,7 +128,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
         shown = (
             'Shown is the share of the sentence\'s words in the greedy answer, not counting words like "and"'
         )
-    model = f"{models.in_words(records['size'].unique())} of {models.ARCHITECTURES[first['architecture']]}"
+    model = f"{naming.in_words(records['size'].unique())} of {naming.ARCHITECTURES[first['architecture']]}"
     caption = f"""**{found.item.label}.** {result} This is the needle in a haystack,
 {first["mode"]} mode: a sentence is hidden at a depth of {first["haystack"]} and asked for at the end. The
 models are {model}, with ACP and without: {other}. {shown}. {means}.{trained} {numbers}. {over}"""

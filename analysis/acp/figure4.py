@@ -10,7 +10,7 @@ from acp_repro.common.grid import GLOBAL, LOCAL, head_kind, largest_pruned_ratio
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each
 from ..verdict import Verdict, Word
-from . import models
+from . import naming
 
 BINS = 20
 EDGES = 100 / BINS * np.arange(BINS)
@@ -66,7 +66,7 @@ def describe(records: pd.DataFrame, panels: str) -> str:
     one = records.iloc[0]
     percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
-    return f"""Of the {len(records)} heads of {models.run_name(one)}, {percent["local"]} are local,
+    return f"""Of the {len(records)} heads of {naming.run_name(one)}, {percent["local"]} are local,
 {percent["global"]} global and {percent["between"]} between. {panels} A local head prunes {100 * LOCAL:g} % or
 more of the limit, a global head under {100 * GLOBAL:g} % of it. The limit (dashed) is the most that the grid
 allows: {100 * limit:.1f} % at {one["context_length_tokens"]:,} tokens in blocks of {grid}. Each row keeps its

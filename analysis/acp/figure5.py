@@ -8,7 +8,7 @@ from acp_repro.common.statistics import LEVEL, holm, homogeneity
 
 from .. import drawing, style
 from ..verdict import Verdict, Word
-from . import models
+from . import naming
 from .figure4 import KINDS, LIMIT_LINE, TOO_COARSE, WORDS, describe, grid_limit, head_kinds
 
 LAYERS_EFFECT = 0.3  # Cohen's w, a medium effect: layers that are less apart are alike
@@ -63,7 +63,7 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
         layers = [some for _, some in local.groupby(heads["layer"])][:2]
         counts = " and ".join(f"{some.sum()} of {len(some)}" for some in layers)
         short_of.append(sum(int((~some).sum()) for some in layers))
-        words.append(f"{models.run_name(heads.iloc[0])} ({run[0]}) {counts}")
+        words.append(f"{naming.run_name(heads.iloc[0])} ({run[0]}) {counts}")
     if not short_of:
         return Verdict(Word.UNTOLD, "no model has layers past the second, and blocks enough")
     missed = [count for count in short_of if count]
@@ -81,10 +81,10 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     found, names = {}, {}
     for run, heads in _by_run(pruned_ratio):
         found[run] = homogeneity(pd.crosstab(heads["layer"], head_kinds(heads)).iloc[2:])
-        names[run] = f"{models.run_name(heads.iloc[0])} ({run[0]})"
+        names[run] = f"{naming.run_name(heads.iloc[0])} ({run[0]})"
     if not found:
         return Verdict(Word.UNTOLD, "no run has layers past the second, and blocks enough")
-    settled = models.settled(pruned_ratio)
+    settled = naming.settled(pruned_ratio)
     deciding = {run for run, _ in _by_run(settled)}
     judged = {run: one for run, one in found.items() if run in deciding}
     alike = {run for run, one in judged.items() if one.effect_high < LAYERS_EFFECT}

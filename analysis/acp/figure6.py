@@ -12,7 +12,7 @@ from acp_repro.common.grid import head_kind, largest_pruned_ratio
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
-from . import models, statistics
+from . import naming, statistics
 
 SPARSE_PERCENT = 1.0  # of the causal entries; fewer than that over 0.1 count as "very sparse"
 MOST_PIXELS = 700  # per side of D: more than a page can show; at 16k tokens the whole of D takes 2 GB
@@ -99,7 +99,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records
     length = int(records["decay"]["position"].max()) + 1
     lost, large = large_weights_lost(records["decay"], records["attention_weights"])
-    name = models.run_name(records["decay"].iloc[0])
+    name = naming.run_name(records["decay"].iloc[0])
     caption = f"""**Figure 6.** {lost or "None"} of the {large:,} attention weights over 0.1 lies left of the
 orange boundary, where blocks are pruned. Top: decay matrices D, whose colours end at 1.5 times the lowest
 delta. Bottom: attention weights A, of which only entries over 0.1 are shown. The heads are of {name}, on the

@@ -10,7 +10,7 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, Word
-from . import models, sweeps
+from . import naming, sweeps
 
 DEFAULT = -10  # Section 3: epsilon = e^-10 throughout
 SAME_LOSS_NATS = 0.001  # of one model at two epsilons
@@ -73,7 +73,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     first, (low, high) = records.iloc[0], table["swept_log_pruning_tolerance"].iloc[[0, -1]]
     least, most = 100 * table["block_pruned_ratio"].iloc[[0, -1]]
     caption = f"""**Figure 7.** From log ε = {low:g} to {high:g} the pruned share goes from {least:.1f} to
-{most:.1f} %, and the validation losses {losses}. The model is {models.run_name(first)}, trained with log ε =
+{most:.1f} %, and the validation losses {losses}. The model is {naming.run_name(first)}, trained with log ε =
 {first["log_pruning_tolerance"]:g}. The text is {first["measured_tokens"]:,} held-out tokens in sequences of
 {first["context_length_tokens"]:,}. Left: share of the attention that is pruned, in the code's blocks and
 entry by entry. Right: the largest attention weight that any row of any head loses to pruned blocks, by the

@@ -8,7 +8,7 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
-from . import models, sweeps
+from . import naming, sweeps
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
@@ -50,7 +50,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     unpruned = int(records["largest_pruned_mass"].isna().sum())
     aside = f"The heads without such a row are left out: {unpruned}. " if unpruned else ""
     caption = f"""**Figure A1.** {sweeps.closest(sweeps.head_margins(records))} Appendix A proves that none
-reaches it. The heads are of {models.run_name(first)}, with log ε = {first["log_pruning_tolerance"]:g}. Shown
+reaches it. The heads are of {naming.run_name(first)}, with log ε = {first["log_pruning_tolerance"]:g}. Shown
 is the exact attention weight of the pruned blocks, the most of {first["measured_rows"]:,} rows of held-out
 text, by the dense float64 reference. Only rows with a pruned block count. {aside}The axis is logarithmic in
 the exponent. Each head's δ could be raised on this text before a row loses ε, on the code's grid by

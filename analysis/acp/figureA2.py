@@ -9,7 +9,7 @@ from acp_repro.common.grid import largest_pruned_ratio
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, Word
-from . import models
+from . import naming
 from .sweeps import MARGINAL_POINTS
 
 
@@ -44,7 +44,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     (small, large), (most, least) = ends["block_tokens"], 100 * ends["pruned_ratio"]
     caption = f"""**Figure A2.** From blocks of {small} to blocks of {large} tokens the pruned share goes from
 {most:.0f} to {least:.0f} %. A larger block is kept whole for a single entry; blocks of one token prune all
-that the threshold allows. Shown is the share of pruned blocks of B x B tokens in {models.run_name(first)}.
+that the threshold allows. Shown is the share of pruned blocks of B x B tokens in {naming.run_name(first)}.
 The {first["measured_tokens"]:,} held-out tokens, in sequences of {first["context_length_tokens"]:,}, and the
 thresholds are the same for all. Dashed: a head that keeps only the blocks with a query's own position or the
 one before it."""

@@ -8,7 +8,7 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import UnfitRecords
 from ..verdict import Verdict
-from . import by_length, models, training_logs
+from . import by_length, naming, training_logs
 
 SETTLED_PERCENT = 5.0  # a change of training's speed that counts as none
 TENTHS = 10  # of a training run, in which its speed is compared
@@ -53,7 +53,7 @@ def _pruned(ax: drawing.Axes, records: pd.DataFrame) -> None:
         ax.plot(shares.index, percent, color=layers.to_rgba(layer), lw=0.7, alpha=0.7)
     ax.figure.colorbar(layers, ax=ax, label="layer", aspect=30, pad=0.01).outline.set_visible(False)
     ax.plot(mean["tokens"], mean["percent"], color="0.1", lw=2, label="all layers")
-    low, high = models.PUBLISHED.range("figure2", "pruned_ratio")
+    low, high = naming.PUBLISHED.range("figure2", "pruned_ratio")
     ax.axhline((low + high) / 2, color=style.PAPER, ls="--", label="the paper's 70 %")
     ax.set_ylim(min(10 * np.floor(shares.min(axis=None) / 10), (low + high) / 2 - 10), 101)
     most, last = mean.loc[mean["percent"].idxmax()], mean.iloc[-1]

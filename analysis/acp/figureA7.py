@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from acp_repro.papers.acp.suite import FoXRun
+from acp_repro.papers.acp.runs import FoXRun
 
 from .. import drawing, style
-from . import figure4, models
+from . import figure4, naming
 
 # A suspect counts if it moves the pruned share by more than both; written before the runs.
 COUNTS_POINTS = 4.0
@@ -21,8 +21,8 @@ def difference(run: FoXRun, base: FoXRun) -> str:
     """What ``run`` does otherwise than ``base``, in words; empty where it is another seed of it."""
     ours, theirs = run.size, base.size
     parts = []
-    if run.needle_share != base.needle_share:
-        parts.append(f"{100 * run.needle_share:g} % of the text asks for facts")
+    if run.needle_fraction != base.needle_fraction:
+        parts.append(f"{100 * run.needle_fraction:g} % of the text asks for facts")
     if ours.learning_rate != theirs.learning_rate:
         parts.append(f"learning rate {ours.learning_rate:g}")
     if ours.qk_norm_share_param_across_head != theirs.qk_norm_share_param_across_head:
@@ -107,7 +107,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     gap = seed_gap(table)
     seeds = f"The two are {gap:.2g} points apart." if gap == gap else "There is one seed."
     caption = f"""**Figure A7.** {message(table)} Left: what moves the pruned share of
-{models.in_words([base.size_name])} at {base.context_length:,} tokens. Each training sees
+{naming.in_words([base.size_name])} at {base.context_length:,} tokens. Each training sees
 {style.count_label(base.size.tokens)} tokens and differs from the first in what its line names. That counts
 if it moves the share by more than {COUNTS_POINTS:g} points (leaves the grey band) and by more than twice the
 gap between two seeds of the first. {seeds} Right: the kinds of its heads."""

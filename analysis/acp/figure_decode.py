@@ -8,8 +8,8 @@ import pandas as pd
 
 from .. import drawing, style
 from ..verdict import Verdict, Word, in_range
-from . import models
-from .figure_kernel import DRAWN, RIVALS
+from . import naming
+from .figure_kernel import BASELINES, DRAWN
 
 # Where Appendix F's gain is "most obvious": a long prefill and a large batch.
 LONG_TOKENS, LARGE_BATCH = 2**14, 16
@@ -28,7 +28,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     figure, axes = drawing.panels(3, 0.9 + 0.2 * len(rows), sharey=True)
     for ax, (scope, value, what) in zip(axes, PANELS, strict=True):
         for whose in sorted(set(records.loc[records["scope"] == scope, "implementation"])):
-            official = whose in RIVALS
+            official = whose in BASELINES
             sides = _decoding(records, scope, value, official)
             percent = 100 * (sides["acp"] / sides["exact"])
             if not official:
@@ -84,7 +84,7 @@ def decoding_attention_sped_up(decode_time: pd.DataFrame) -> Verdict:
     times = _decoding(decode_time[most], "attention", "step_ms")
     if times.empty:
         return Verdict(Word.UNTOLD, f"no prompt of {LONG_TOKENS:,} tokens for {LARGE_BATCH} rows")
-    low, high = models.PUBLISHED.range("decoding", "attention_time_reduction")
+    low, high = naming.PUBLISHED.range("decoding", "attention_time_reduction")
     saved = 100 * (1 - times["acp"] / times["exact"])
     ours = _in_words(times, _saved) + _assumed(decode_time[most], "attention")
     theirs = _decoding(decode_time[most], "attention", "step_ms", official=True)
@@ -137,7 +137,7 @@ def graphs_help(decode_time: pd.DataFrame) -> Verdict:
     if large.empty:
         return Verdict(Word.UNTOLD, ours, f"no prompt of {LONG_TOKENS:,} tokens for {LARGE_BATCH} rows")
     gain = 100 * (large["exact"] / large["acp"] - 1)
-    ends = models.PUBLISHED.range("figure2", "throughput_gain")
+    ends = naming.PUBLISHED.range("figure2", "throughput_gain")
     found = in_range(gain, *ends, ours, n=len(gain), unit="shape")
     return replace(found, short=f"{found.short}, drawn gates")
 

@@ -1,4 +1,4 @@
-"""The kernels alone: time and rate against length, for us and every rival that was timed."""
+"""The kernels alone: time and rate against length, for us and every baseline that was timed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .. import drawing, style
 from ..tables import one_each
 
 # Label and colour; every other implementation of the records is a backend of ours.
-RIVALS = {
+BASELINES = {
     "official": ("the authors'", style.SIZES[1]),
     "flex": ("FlexAttention", style.SIZES[2]),
     "fla": ("flash-linear-attention", style.SIZES[3]),
@@ -18,8 +18,8 @@ RIVALS = {
 }
 # Which heads are local.
 DRAWN = {
-    "bimodal": "two heads in three are local",
-    "paper": "so many heads are local that as much is pruned as in the paper",
+    "mixed": "two heads in three are local",
+    "paper_ratio": "so many heads are local that as much is pruned as in the paper",
     "local": "all heads are local",
     "global": "no head is local",
     "one-global": "all heads but one are local",
@@ -40,15 +40,15 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     figure, (time, rate) = drawing.panels(2, 3.0)
     ours: list[tuple[str, str]] = []
     for (name, method), rows in records.groupby(["implementation", "method"], sort=False):
-        label, color = RIVALS.get(name, ("ours", style.SIZES[0]))
+        label, color = BASELINES.get(name, ("ours", style.SIZES[0]))
         look = {"color": color, "ls": DASHES[method], "marker": "o", "ms": 3}
-        look["lw"] = 1 if name in RIVALS else 2
+        look["lw"] = 1 if name in BASELINES else 2
         how = method.replace("acp", "ACP")
         lengths, ms = rows["length_tokens"], rows["forward_backward_ms"]
         tflops = 1e3 * rows["nominal_forward_backward_tflop"] * (1 - rows["pruned_ratio"]) / ms
         time.plot(lengths, ms, label=f"{label}, {how}", **look)
         rate.plot(lengths, tflops, **look)
-        if name not in RIVALS:
+        if name not in BASELINES:
             ours.append((f"{ms.iloc[-1]:.3g} ms ({how})", f"{tflops.iloc[-1]:.0f} ({how})"))
     bound = limit(records)
     if not bound.empty:
@@ -75,8 +75,8 @@ def limit(records: pd.DataFrame) -> pd.Series:
     gateless = records[records["method"] == "no gates"].sort_values("forward_backward_ms")
     fastest = gateless.drop_duplicates("length_tokens").set_index("length_tokens")
     by_length = records.set_index("length_tokens")
-    ours = by_length[~by_length["implementation"].isin(RIVALS)].query("method == 'acp'")
-    name = " or ".join(RIVALS[x][0] for x in fastest["implementation"].unique())
+    ours = by_length[~by_length["implementation"].isin(BASELINES)].query("method == 'acp'")
+    name = " or ".join(BASELINES[x][0] for x in fastest["implementation"].unique())
     return (fastest["forward_backward_ms"] * (1 - ours["pruned_ratio"])).dropna().rename(name)
 
 
@@ -85,10 +85,10 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     first = records.iloc[0]
     share = ", ".join(
         f"{100 * row.pruned_ratio:.0f} % at {style.length_label(row.length_tokens)}"
-        for row in records[~records["implementation"].isin(RIVALS)].query("method == 'acp'").itertuples()
+        for row in records[~records["implementation"].isin(BASELINES)].query("method == 'acp'").itertuples()
     )
     fastest = limit(records).name or "cuDNN"
-    ours = records[~records["implementation"].isin(RIVALS)]
+    ours = records[~records["implementation"].isin(BASELINES)]
     longest = ours[ours["length_tokens"] == ours["length_tokens"].max()].set_index("method")
     at, ms = style.length_label(longest["length_tokens"].iloc[0]), longest["forward_backward_ms"]
     caption = f"""**Kernel times.** At {at}, our kernel takes {ms["acp"]:.3g} ms with ACP and

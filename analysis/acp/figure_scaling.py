@@ -72,10 +72,10 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
         f"{style.span(100 * share)} %{' of linear growth' * (place == 0)} on {ranks} GPUs"
         for place, (ranks, share) in enumerate(several.groupby("ranks")["of_linear"])
     )
-    rivals = records.query("implementation == @OFFICIAL")
+    baselines = records.query("implementation == @OFFICIAL")
     pruned = style.span(100 * ours["pruned_ratio"].dropna())
     grows = f" With ACP, training reaches {shares}." if shares else ""
-    beside = _against(rivals, ours)
+    beside = _against(baselines, ours)
     caption = f"""**Training on several GPUs.**{grows} These are whole training steps of this project on
 random tokens. The weights are new, and the gates are set so that ACP prunes {pruned} % of the blocks. Each
 GPU has one process, and each process takes equally many tokens. Times are medians of {first["repeats"]} times
@@ -88,9 +88,9 @@ def _in_words(setting: tuple) -> str:
     return f"{size} ({architecture}) at {style.length_label(length)}, vocabulary {words:,}"
 
 
-def _against(rivals: pd.DataFrame, ours: pd.DataFrame) -> str:
+def _against(baselines: pd.DataFrame, ours: pd.DataFrame) -> str:
     """The rates on one GPU beside those of the authors' model, as a sentence; empty if not timed."""
-    both = rivals.merge(ours[ours["ranks"] == 1], on=[*SETTING, "method"], suffixes=("", "_ours"))
+    both = baselines.merge(ours[ours["ranks"] == 1], on=[*SETTING, "method"], suffixes=("", "_ours"))
     times = both["throughput_tokens_per_s_ours"] / both["throughput_tokens_per_s"]
     rate = style.span(times, ".2f") if len(both) else ""
     return rate and f"On one GPU, the rate is {rate} times that of the authors' model in the same run."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from acp_repro.pipeline.paper import Item
+from acp_repro.pipeline.paper import FigureSpec
 
 from ..published import claims_of
 from . import (
@@ -33,7 +33,7 @@ from . import (
 
 CLAIMED = claims_of(__package__)
 CLAIMS = CLAIMED["text"]
-HEADS, SWEEP = (lambda suite: [suite.heads_run]), (lambda suite: [suite.sweep_run])
+HEADS, SWEEP = (lambda suite: [suite.run_for_heads]), (lambda suite: [suite.run_for_sweep])
 SAVINGS = ("pruned_ratio", "attention_time", "throughput")
 LOSSES = ("loss", "loss_curve")
 TASKS = ("lm_eval", "lm_eval_items")
@@ -42,8 +42,8 @@ LIKE |= {"figure9": "figure3_right", "figure11_right": "figure3_right"}
 ITEMS = tuple(
     replace(item, claims=CLAIMED.get(LIKE.get(item.name, item.name), ()))
     for item in (
-        Item("figure1", figure1.make, "Attention with and without ACP", ("decay",), HEADS),
-        Item(
+        FigureSpec("figure1", figure1.make, "Attention with and without ACP", ("decay",), HEADS),
+        FigureSpec(
             "figure2",
             figure2.make,
             "What ACP saves, FoX (Pro)",
@@ -52,7 +52,7 @@ ITEMS = tuple(
             "FoX (Pro) with ACP",
             paper_model=("760M", 16384),
         ),
-        Item(
+        FigureSpec(
             "figure3",
             figure3.make,
             "Loss with and without ACP, FoX (Pro)",
@@ -61,7 +61,7 @@ ITEMS = tuple(
             "FoX (Pro) both with ACP and exact",
             paper_model=("760M", 16384),
         ),
-        Item(
+        FigureSpec(
             "figure3_right",
             figure3_right.make,
             "Needle in a haystack, FoX (Pro)",
@@ -70,7 +70,7 @@ ITEMS = tuple(
             "FoX (Pro)",
             paper_model=("760M", 16384),
         ),
-        Item(
+        FigureSpec(
             "figure4",
             figure4.make,
             "Savings of single heads",
@@ -78,7 +78,7 @@ ITEMS = tuple(
             HEADS,
             paper_model=("760M", 4096),
         ),
-        Item(
+        FigureSpec(
             "figure5",
             figure5.make,
             "Savings of single heads in each layer",
@@ -86,7 +86,7 @@ ITEMS = tuple(
             HEADS,
             paper_model=("760M", 4096),
         ),
-        Item(
+        FigureSpec(
             "figure6",
             figure6.make,
             "Decay, boundary and attention of some heads",
@@ -94,7 +94,7 @@ ITEMS = tuple(
             HEADS,
             paper_model=("760M", 4096),
         ),
-        Item(
+        FigureSpec(
             "figure7",
             figure7.make,
             "Savings against epsilon",
@@ -102,7 +102,7 @@ ITEMS = tuple(
             SWEEP,
             paper_model=("125M", 16384),
         ),
-        Item(
+        FigureSpec(
             "figure8",
             figure3.make,
             "Loss with and without ACP, further sizes of FoX (Pro)",
@@ -111,7 +111,7 @@ ITEMS = tuple(
             "a second size of FoX (Pro) both with ACP and exact",
             paper_model=("360M", 16384),
         ),
-        Item(
+        FigureSpec(
             "figure9",
             figure3_right.make,
             "Needle in a haystack, shorter contexts of FoX (Pro)",
@@ -120,7 +120,7 @@ ITEMS = tuple(
             "FoX (Pro) at a second context length, shorter",
             paper_model=("760M", 8192),
         ),
-        Item(
+        FigureSpec(
             "figure10",
             figure2.make,
             "What ACP saves, FoX (LLaMA)",
@@ -129,7 +129,7 @@ ITEMS = tuple(
             "FoX (LLaMA) with ACP",
             paper_model=("760M", 16384),
         ),
-        Item(
+        FigureSpec(
             "figure11",
             figure3.make,
             "Loss with and without ACP, FoX (LLaMA)",
@@ -138,7 +138,7 @@ ITEMS = tuple(
             "FoX (LLaMA) both with ACP and exact",
             paper_model=("760M", 16384),
         ),
-        Item(
+        FigureSpec(
             "figure11_right",
             figure3_right.make,
             "Needle in a haystack, FoX (LLaMA)",
@@ -147,7 +147,7 @@ ITEMS = tuple(
             "FoX (LLaMA)",
             paper_model=("760M", 16384),
         ),
-        Item(
+        FigureSpec(
             "table1",
             table1.make,
             "LM evaluation harness, FoX (Pro)",
@@ -156,8 +156,8 @@ ITEMS = tuple(
             "FoX (Pro) with ACP",
             paper_model=("760M", 16384),
         ),
-        Item("table2", table2.make, "Sizes"),
-        Item(
+        FigureSpec("table2", table2.make, "Sizes"),
+        FigureSpec(
             "table3",
             table1.make,
             "LM evaluation harness, FoX (LLaMA)",
@@ -166,7 +166,7 @@ ITEMS = tuple(
             "FoX (LLaMA) with ACP",
             paper_model=("760M", 16384),
         ),
-        Item(
+        FigureSpec(
             "table4",
             table4.make,
             "Time spent on the boundary search",
@@ -175,7 +175,7 @@ ITEMS = tuple(
             "FoX (Pro) with ACP",
             paper_model=("760M", 16384),
         ),
-        Item(
+        FigureSpec(
             "figureA1",
             figureA1.make,
             "Pruned mass of every head against the bound",
@@ -183,8 +183,10 @@ ITEMS = tuple(
             SWEEP,
             ours=True,
         ),
-        Item("figureA2", figureA2.make, "What the size of blocks costs", ("block_size",), SWEEP, ours=True),
-        Item(
+        FigureSpec(
+            "figureA2", figureA2.make, "What the size of blocks costs", ("block_size",), SWEEP, ours=True
+        ),
+        FigureSpec(
             "figureA5",
             figureA5.make,
             "Pruned share and loss against tokens trained",
@@ -194,34 +196,34 @@ ITEMS = tuple(
             paper_model=("125M", 16384),
             ours=True,
         ),
-        Item(
+        FigureSpec(
             "figureA6",
             figure3_right.make,
             "Needle in a haystack, trained with needles",
             ("needle", "needle_facts"),
             lambda suite: suite.trained_with_needles,
-            "a pair that trains with needles (needle_share), with ACP and exact",
+            "a pair that trains with needles (needle_fraction), with ACP and exact",
             ours=True,
         ),
-        Item(
+        FigureSpec(
             "tableA1",
             tableA1.make,
             "Every pair trained with needles",
             ("needle", "needle_facts", "step_losses"),
             lambda suite: suite.needle_trainings,
-            "a pair that trains with needles (needle_share), with ACP and exact",
+            "a pair that trains with needles (needle_fraction), with ACP and exact",
             ours=True,
         ),
-        Item(
+        FigureSpec(
             "figureA7",
             figureA7.make,
             "What moves the pruned share",
             ("pruned_ratio",),
-            lambda suite: suite.arms,
+            lambda suite: suite.ablations,
             "trainings with ACP that differ in learning rate, words, text or QK-norm",
             ours=True,
         ),
-        Item(
+        FigureSpec(
             "figureA8",
             figureA8.make,
             "The RoPE twin of FoX (Pro)",
@@ -230,7 +232,7 @@ ITEMS = tuple(
             "FoX (Pro) and RoPE, both exact",
             ours=True,
         ),
-        Item(
+        FigureSpec(
             "figure_kernel",
             figure_kernel.make,
             "Speed of the kernels",
@@ -238,7 +240,7 @@ ITEMS = tuple(
             ours=True,
             extra=True,
         ),
-        Item(
+        FigureSpec(
             "figure_scaling",
             figure_scaling.make,
             "Training on several GPUs",
@@ -246,7 +248,7 @@ ITEMS = tuple(
             ours=True,
             extra=True,
         ),
-        Item(
+        FigureSpec(
             "figure_decode",
             figure_decode.make,
             "Time and memory of a decoding step",
@@ -254,7 +256,7 @@ ITEMS = tuple(
             ours=True,
             extra=True,
         ),
-        Item(
+        FigureSpec(
             "table_speed",
             table_speed.make,
             "Speed at the paper's pruned share",

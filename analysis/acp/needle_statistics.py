@@ -13,7 +13,7 @@ from .. import style
 from ..tables import one_each, side_by_side
 from . import versions
 
-SETTING = ["architecture", "size", "context_length_tokens", "needle_share"]
+SETTING = ["architecture", "size", "context_length_tokens", "needle_fraction"]
 CELL = [*SETTING, "seed", "evaluated_length_tokens", "depth", "haystack_sample"]
 METHODS = ("acp", "exact")
 FOUND_RECALL = 0.2  # under this a model finds nothing that could be damaged
@@ -89,7 +89,7 @@ def names(table: pd.DataFrame, always: bool = False) -> list[list[str]]:
     parts = {
         "context_length_tokens": lambda n: ("" if always else "$L$ = ") + style.length_label(n),
         "size": str,
-        "needle_share": lambda share: f"{100 * share:g} % needles",
+        "needle_fraction": lambda share: f"{100 * share:g} % needles",
     }
     told = [c for c in parts if table[c].nunique() > 1 or (always and c == "context_length_tokens")]
     return [[parts[c](row[c]) for c in told] for _, row in table.iterrows()]

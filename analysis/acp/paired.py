@@ -11,7 +11,7 @@ from acp_repro.pipeline.evaluation.catalogue import COLUMNS
 from acp_repro.pipeline.evaluation.comparison import is_perplexity, shown
 
 from ..tables import UnfitRecords, one_each
-from . import models, versions
+from . import naming, versions
 
 SETTING = ["architecture", "size", "context_length_tokens"]
 COLUMN = ["task", "metric"]
@@ -139,7 +139,7 @@ def apart_in_kind(one: float, other: float, metric: str) -> float:
 
 def paper_gaps() -> dict[tuple[str, str], float]:
     """By task and metric the largest :func:`apart_in_kind` of the paper's pairs in Tables 1 and 3."""
-    table = models.PUBLISHED.table.query("item in ('table1', 'table3') and size.notna()")
+    table = naming.PUBLISHED.table.query("item in ('table1', 'table3') and size.notna()")
     sides = table.pivot(
         index=["item", "quantity", "context_length_tokens"], columns="method", values="low"
     ).reset_index("quantity")

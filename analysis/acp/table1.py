@@ -10,7 +10,7 @@ from acp_repro.pipeline.evaluation.catalogue import COLUMNS, PAPER_TASKS, Column
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, Word
-from . import models, paired, versions
+from . import naming, paired, versions
 
 _SHOWN_VERDICT = {paired.SAME: "", paired.AS_RUNS: " (as runs)", paired.DIFFERS: " **differs**"}
 _VALUES = [
@@ -61,7 +61,7 @@ def _differences(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def _paper(item: str, columns: list[Column]) -> pd.DataFrame:
-    table = models.PUBLISHED.table.query("item == @item and size.notna()").rename(columns={"low": "value"})
+    table = naming.PUBLISHED.table.query("item == @item and size.notna()").rename(columns={"low": "value"})
     frames = [
         table[table["quantity"] == column.quantity].assign(
             row="paper", task=column.task, metric=column.metric, value=lambda t, c=column: _shares(t, c)
@@ -127,13 +127,13 @@ def caption(found: drawing.Found) -> str:
     harness = ", ".join(sorted(records["harness_version"].astype(str).unique()))
     text = [
         f"**{found.item.label}.** {more} of {len(apart)} differences of pairs are more than chance and seeds "
-        f"explain. Downstream tasks of {models.ARCHITECTURES[found.runs[0].architecture]} by the LM "
+        f"explain. Downstream tasks of {naming.ARCHITECTURES[found.runs[0].architecture]} by the LM "
         f"Evaluation Harness (lm-eval {harness}), without examples in the prompt. Accuracies are in percent; "
         '"acc-n" is that of log-likelihoods normalised by length, "ppl" perplexity. ± is the standard error '
         "of sampling items. Differences of paired runs are tested item by item (McNemar's exact test; sign "
         "permutations for log-likelihoods) with Holm's correction. Where two seeds of one setting differ as "
         'much, or without such the paper\'s own pairs, it says "as runs".',
-        *(f"{name}." for name in models.marked(records).unique() if name.endswith("start of training)")),
+        *(f"{name}." for name in naming.marked(records).unique() if name.endswith("start of training)")),
     ]
     if lacking:
         text.append(f"Without {', '.join(lacking)}. The averages, the paper's too, are of what is shown.")
@@ -158,7 +158,7 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
     unlike = {pair: words for pair, words in versions.unlike(lm_eval_items, keys).items() if words}
     note = versions.notes(unlike, "; ", paired.NOT_COUNTED)
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
-    columns, unknown = paired.equivalences(table, models.vocabulary(lm_eval_items))
+    columns, unknown = paired.equivalences(table, naming.vocabulary(lm_eval_items))
     known, every = len(columns), len(columns) + len(unknown)
     left_out = f"; not known: {', '.join(unknown)}" * bool(unknown) + note
     apart = table["difference"].abs().groupby([table[key] for key in keys]).max()
@@ -184,7 +184,7 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
 
 def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
     """Met if a column that exact models know differs between two seeds beyond chance; else undecided."""
-    _, unknown = paired.equivalences(paired.differences(lm_eval_items), models.vocabulary(lm_eval_items))
+    _, unknown = paired.equivalences(paired.differences(lm_eval_items), naming.vocabulary(lm_eval_items))
     columns = lm_eval_items["task"] + " " + lm_eval_items["metric"]
     table = paired.between_seeds(lm_eval_items[~columns.isin(unknown)])
     if table.empty:

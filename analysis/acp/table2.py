@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.papers.acp.suite import FoXSuite
+from acp_repro.papers.acp.runs import FoXSuite
 
 from .. import drawing, style
 from ..tables import one_each
-from . import models
+from . import naming
 
 # Columns of paper_values.csv and fields of SizeConfig -> headers.
 COLUMNS = {
@@ -30,7 +30,7 @@ def tabulate(suite: FoXSuite) -> drawing.Table:
             if any(run.size_name == name for run in suite.runs)
         ]
     )
-    table = models.PUBLISHED.table.query("item == 'table2' and size.notna()")
+    table = naming.PUBLISHED.table.query("item == 'table2' and size.notna()")
     one_each(table, ["size", "quantity"], "paper_values.csv, table2")
     paper = table.pivot_table(index="size", columns="quantity", values="low", sort=False)
     paper = paper.reset_index().assign(source="paper", tokens=paper["tokens"].to_numpy() * 1e9)

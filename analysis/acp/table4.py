@@ -7,7 +7,7 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, in_range
-from . import by_length, models, statistics, versions
+from . import by_length, naming, statistics, versions
 
 COLUMNS = [
     *("source", "size", "trained_tokens", "context_length_tokens", "search_ms", "attention_ms", "percent")
@@ -17,13 +17,13 @@ COLUMNS = [
 def tabulate(records: pd.DataFrame) -> drawing.Table:
     """One row per context length, one column per size, ours and then the paper's."""
     ours = statistics.search_share(records).assign(source="measured")
-    paper = models.PUBLISHED.table.query("item == 'table4' and size.notna()")
+    paper = naming.PUBLISHED.table.query("item == 'table4' and size.notna()")
     paper = paper.rename(columns={"low": "percent"}).assign(source="paper")
     values = pd.concat([ours, paper], ignore_index=True).reindex(columns=COLUMNS)
     values = values.astype({"context_length_tokens": int})
     one_each(values, ["source", "size", "context_length_tokens"], "table4")
     wide = (
-        values.assign(size=models.marked(values))
+        values.assign(size=naming.marked(values))
         .pivot_table(index="context_length_tokens", columns=["source", "size"], values="percent", sort=False)
         .sort_index()
     )
@@ -49,7 +49,7 @@ def _batches(found: drawing.Found, records: pd.DataFrame) -> str:
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str, str]:
     records = found.records["attention_time"]
-    share = models.span(statistics.search_share(records), ".1f")
+    share = naming.span(statistics.search_share(records), ".1f")
     caption = f"""**Table 4.** The boundary search takes {share} of attention
 time in FoX (Pro). Attention time is one forward and one backward pass with ACP, at context length $L$. The
 paper's Table 4 stands beside ours. A dash: not measured. {_batches(found, records)}"""
@@ -59,6 +59,6 @@ paper's Table 4 stands beside ours. A dash: not measured. {_batches(found, recor
 def search_is_cheap(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run spends on the search what the paper's range says; beyond if some spend less."""
     table = by_length.in_order(statistics.search_share(attention_time))
-    low, high = models.PUBLISHED.range("table4", "boundary_search_share")
+    low, high = naming.PUBLISHED.range("table4", "boundary_search_share")
     ours = by_length.listed(table, digits=1)
-    return in_range(models.settled(table)["percent"], low, high, ours, less_is_better=True)
+    return in_range(naming.settled(table)["percent"], low, high, ours, less_is_better=True)

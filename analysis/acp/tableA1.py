@@ -19,19 +19,19 @@ HISTORY = Path(__file__).with_name("needle_pairs.csv")
 
 def pairs(
     records: pd.DataFrame,
-    nudged: Collection[str] = (),
+    perturbed: Collection[str] = (),
     facts: pd.DataFrame | None = None,
     losses: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """One row a pair: those of :data:`HISTORY`, and of ``records`` those whose ACP run is not among them."""
     history = pd.read_csv(HISTORY, dtype=str)
-    numbers = [c for c in history if c.endswith(("_percent", "_nats"))] + ["needle_share"]
+    numbers = [c for c in history if c.endswith(("_percent", "_nats"))] + ["needle_fraction"]
     history[numbers] = history[numbers].astype(float)
     history[["tokens", "prompts"]] = history[["tokens", "prompts"]].astype(int)
     asked = None if facts is None else needle_facts.trainings(facts).set_index("run")
     new = []
-    for _, some in records.groupby(["seed", "needle_share"]):
-        null = some["run"].isin(nudged)
+    for _, some in records.groupby(["seed", "needle_fraction"]):
+        null = some["run"].isin(perturbed)
         acp, exact = (some[~null & (some["method"] == method)] for method in needle_statistics.METHODS)
         if not set(acp["commit"]) & set(history["kernel_commit"]):
             new.append(_row(acp, exact, asked, losses) | {"is_null": False})
@@ -49,7 +49,7 @@ def _row(
     row = {
         "record_commit": f"suite {acp['suite'].iloc[0]}, seed {acp['seed'].iloc[0]}",
         "kernel_commit": acp["commit"].iloc[0],
-        "needle_share": acp["needle_share"].iloc[0],
+        "needle_fraction": acp["needle_fraction"].iloc[0],
         "tokens": acp["trained_tokens"].iloc[0],
         "prompts": len(acp),
         "losses_part_at_step": parts_at(losses, acp["run"].iloc[0], exact["run"].iloc[0]),
@@ -100,7 +100,7 @@ def tabulate(table: pd.DataFrame) -> drawing.Table:
     columns = {
         "records of": table["record_commit"] + marks,
         "tokens": table["tokens"].map(style.count_label),
-        "text with needles (%)": (100 * table["needle_share"]).map("{:g}".format),
+        "text with needles (%)": (100 * table["needle_fraction"]).map("{:g}".format),
         "prompts": table["prompts"].map(str),
         "words found, ACP / exact (%)": _both(table, "recall_{}_percent", "{:.3g}"),
         "nats from certain, ACP / exact": _both(table, "nll_{}_nats", "{:.1f}"),
@@ -114,8 +114,8 @@ def tabulate(table: pd.DataFrame) -> drawing.Table:
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records, facts = found.records["needle"], found.records.get("needle_facts")
-    nudged = [run.name for run in found.runs if run.nudged]
-    table = pairs(records, nudged, facts, found.records.get("step_losses"))
+    perturbed = [run.name for run in found.runs if run.perturb_init]
+    table = pairs(records, perturbed, facts, found.records.get("step_losses"))
     null = (
         " The null is no pair: both trainings are exact, and the one in ACP's place began with one weight "
         "moved by one unit in its last place."

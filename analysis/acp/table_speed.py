@@ -9,8 +9,8 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import UnfitRecords, side_by_side
 from ..verdict import Verdict, in_range
-from . import by_length, models, versions
-from .figure_kernel import RIVALS
+from . import by_length, naming, versions
+from .figure_kernel import BASELINES
 from .figure_scaling import OFFICIAL
 from .statistics import METHODS
 
@@ -39,11 +39,11 @@ def _named(sizes: pd.Series) -> pd.Series:
 
 
 def _sides(records: pd.DataFrame, value: str, what: str) -> pd.DataFrame:
-    ours = records[~records["implementation"].isin(RIVALS) & (records["method"] == "acp")]
+    ours = records[~records["implementation"].isin(BASELINES) & (records["method"] == "acp")]
     pruned = ours[KEY].assign(pruned_percent=100 * ours["pruned_ratio"])
     if pruned.empty or not pruned["pruned_percent"].between(*SHARE_PERCENT).all():
         raise UnfitRecords(f"{what}: timed at another share than {_range(SHARE_PERCENT)} % pruned")
-    records = records[~records["implementation"].isin(set(RIVALS) - {OFFICIAL})]
+    records = records[~records["implementation"].isin(set(BASELINES) - {OFFICIAL})]
     table = side_by_side(records, [*KEY, "implementation"], "method", value, METHODS, what)
     return table.merge(pruned, on=KEY)
 
@@ -110,13 +110,13 @@ def training_sped_up(training_step: pd.DataFrame) -> Verdict:
     return _judge(training(training_step), "throughput_gain", "the authors' model", sign="+")
 
 
-def _judge(table: pd.DataFrame, quantity: str, theirs: str, more: str = "", sign: str = "") -> Verdict:
+def _judge(table: pd.DataFrame, metric: str, theirs: str, more: str = "", sign: str = "") -> Verdict:
     """A verdict on ours; the words give the authors' too."""
     ours = _ours(table)
     both = [by_length.listed(by_length.in_order(some), sign=sign) for some in (ours, table.drop(ours.index))]
     words = f"{both[0]}{more}; {theirs}: {both[1] or 'not measured'}"
     drawn = f"gates drawn so that {style.span(ours['pruned_percent'])} % is pruned"
-    ends = models.PUBLISHED.range("figure2", quantity)
+    ends = naming.PUBLISHED.range("figure2", metric)
     return in_range(ours["percent"], *ends, f"{words}; {drawn}", n=len(ours), unit="shape")
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from .. import style
 from ..tables import one_each
-from . import models, versions
+from . import naming, versions
 
 CHANGE_POINTS = 2.0  # a layer further from its first pruned share is seen to have changed
 
@@ -15,13 +15,13 @@ CHANGE_POINTS = 2.0  # a layer further from its first pruned share is seen to ha
 def paper_name(records: pd.DataFrame) -> str:
     """The paper's model of this size; of a size that it lacks, its smallest."""
     size = records["size"].iloc[0]
-    known = set(models.PUBLISHED.table.query("item == 'table2'")["size"].dropna())
+    known = set(naming.PUBLISHED.table.query("item == 'table2'")["size"].dropna())
     return size if size in known else "125M"
 
 
 def paper_tokens(records: pd.DataFrame) -> float:
     """The tokens that the paper trains :func:`paper_name` with."""
-    return float(models.paper_size(paper_name(records)).tokens)
+    return float(naming.paper_size(paper_name(records)).tokens)
 
 
 def shares(records: pd.DataFrame) -> pd.DataFrame:

@@ -23,7 +23,7 @@ _TABLE = pd.read_csv(Path(__file__).with_name("training_code.csv"), dtype=str)
 TRAINING_CODE = dict(zip(_TABLE["commit"], _TABLE["code"], strict=True))
 PAIR = (
     *("suite", "architecture", "size", "context_length_tokens"),
-    *("needle_share", "evaluated_length_tokens", "seed"),
+    *("needle_fraction", "evaluated_length_tokens", "seed"),
 )
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, Word
-from . import models
+from . import naming
 from .table_scores import gated
 
 COLOURS = {"soft": "#0072B2", "straight_through": "#009E73", "hard_concrete": "#D55E00"}
@@ -34,16 +34,16 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         points, first = run.set_index("decoding"), run.iloc[0]
         gated = pd.notna(first["compression"])
         colour = COLOURS[first["training_mask"]] if gated else UNGATED
-        name = models.MASKS[first["training_mask"]] if gated else "no gates"
+        name = naming.MASKS[first["training_mask"]] if gated else "no gates"
         shares, accuracies = (
-            [points.loc[way, of] for way in ("soft", "removed")] for of in ("kept_ratio", "token_accuracy")
+            [points.loc[way, of] for way in ("soft", "removed")] for of in ("keep_ratio", "token_accuracy")
         )
         left.plot(shares, accuracies, color=colour, lw=0.8, zorder=1)
         left.plot(shares[0], accuracies[0], "o", color=colour, mfc="white", ms=5)
         left.plot(shares[1], accuracies[1], "o", color=colour, ms=5, label=name)
         for column, (marker, _) in FREE.items():
             free = points.loc["free"]
-            right.plot(free["kept_ratio"], free[column], marker, color=colour, alpha=0.7, clip_on=False)
+            right.plot(free["keep_ratio"], free[column], marker, color=colour, alpha=0.7, clip_on=False)
         after.setdefault(name, []).append(accuracies[1])
         whole.setdefault(name, []).append(100 * points.loc["free", "exact_match"])
     left.plot([], [], "o", color="0.5", mfc="white", label="under the soft mask")
@@ -68,14 +68,14 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["reconstruction"]
     with_gates = records[records["compression"].notna()]
     wide = with_gates.pivot(index="run", columns="decoding", values="token_accuracy")
-    gaps = models.each_in_words({run: f"{row.soft - row.removed:+.3f}" for run, row in wide.iterrows()})
+    gaps = naming.each_in_words({run: f"{row.soft - row.removed:+.3f}" for run, row in wide.iterrows()})
     caption = f"""**Accuracy against compression.** Accuracy lost by removal: {gaps}. Left: a full point is a
 model with tokens really removed. A hollow point is the same weights under the soft mask. The share that it
-keeps is {models.SOFT_RATIO}. Right: texts that the model writes from what is kept alone."""
+keeps is {naming.SOFT_RATIO}. Right: texts that the model writes from what is kept alone."""
     return draw(records), caption
 
 
-@models.of_the_article
+@naming.of_the_article
 def lambda_compresses(reconstruction: pd.DataFrame) -> Verdict:
     """Not met if a larger lambda keeps clearly more than a smaller one, met if the largest keeps clearly less
     than the smallest. Runs differ in lambda alone. *Clearly* is ``CHANCE``."""
@@ -83,8 +83,8 @@ def lambda_compresses(reconstruction: pd.DataFrame) -> Verdict:
     groups = [group for _, group in runs.groupby(["training_mask", "gate", "seed"]) if len(group) > 1]
     if not groups:
         return Verdict(Word.UNTOLD, "no two runs differ in lambda alone")
-    ours = models.each_in_words({r.Index: f"{r.kept_ratio:.0%}" for r in pd.concat(groups).itertuples()})
-    kept = [group["kept_ratio"].to_numpy() for group in groups]
+    ours = naming.each_in_words({r.Index: f"{r.keep_ratio:.0%}" for r in pd.concat(groups).itertuples()})
+    kept = [group["keep_ratio"].to_numpy() for group in groups]
     if any((shares > np.minimum.accumulate(shares) + CHANCE).any() for shares in kept):
         return Verdict(Word.CONTRADICTED, ours)
     clear = all(shares[-1] < shares[0] - CHANCE for shares in kept)

@@ -6,7 +6,7 @@ import pandas as pd
 
 from .. import drawing, style
 from ..verdict import Verdict
-from . import models
+from . import naming
 
 SMALL_ACCURACY = 0.9  # what a minute's model must reach
 GATES = ("#56B4E9", "#CC79A7", "#E69F00", "#555555")
@@ -22,16 +22,16 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     last = records["gate_index"].max()
     for name, colour, label in (
         ("accuracy", "#009E73", "accuracy"),
-        ("kept_ratio", "#D55E00", "tokens kept"),
+        ("keep_ratio", "#D55E00", "tokens kept"),
     ):
         for prefix, line in (("", "-"), ("soft_", (0, (2, 1.5)))):
             series = prefix + name.replace("kept_", "") if prefix else name
             curve = records[records["series"] == series]
-            if name == "kept_ratio":
+            if name == "keep_ratio":
                 curve = curve[curve["gate_index"] == last]
             suffix = ", soft mask" if prefix else ", removed"
             left.plot(curve["step"], curve["value"], color=colour, ls=line, label=label + suffix)
-    ratios = records[records["series"] == "kept_ratio"].pivot(
+    ratios = records[records["series"] == "keep_ratio"].pivot(
         index="step", columns="gate_index", values="value"
     )
     before = pd.concat([pd.Series(1.0, ratios.index, name=-1.0), ratios], axis=1).iloc[:, :-1]
@@ -50,11 +50,11 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["dynamics"]
     run = found.runs[0]
-    name = models.name_of(run.compression, run.training_mask)
+    name = naming.name_of(run.compression, run.training_mask)
     caption = f"""**Training dynamics.** Run {run.name} ({name}): {judge(records).ours}, from the
 first evaluation to the last tenth of training. Left: accuracy on held-out text with teacher forcing, and
 the share of tokens kept. Full lines: tokens really removed. Dashed: the soft mask; where both agree, one
-line hides the other. The share that it keeps is {models.SOFT_RATIO}. Right: the share that each gate keeps
+line hides the other. The share that it keeps is {naming.SOFT_RATIO}. Right: the share that each gate keeps
 of what reaches it."""
     return draw(records), caption
 
@@ -62,7 +62,7 @@ of what reaches it."""
 def judge(dynamics: pd.DataFrame) -> Verdict:
     """Met if the last tenth of training keeps less than the first look and is more accurate, or accurate."""
     accuracy = dynamics[dynamics["series"] == "accuracy"].set_index("step")["value"]
-    kept = dynamics[dynamics["series"] == "kept_ratio"]
+    kept = dynamics[dynamics["series"] == "keep_ratio"]
     kept = kept[kept["gate_index"] == kept["gate_index"].max()].set_index("step")["value"]
     late = accuracy.index >= 0.9 * accuracy.index.max()
     ends = accuracy[late].mean(), kept[late].mean()
@@ -71,4 +71,4 @@ def judge(dynamics: pd.DataFrame) -> Verdict:
     return Verdict.of(learns and ends[1] < kept.iloc[0], ours)
 
 
-drops_and_learns = models.of_the_article(judge)
+drops_and_learns = naming.of_the_article(judge)

@@ -35,7 +35,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         ax.errorbar(x, y, xerr=error, fmt="o", capsize=2, color=colour)
         drawing.note(ax, f"{x:.3f}", (x + error, y), (4, 0), color=colour)
     ax.set_yticks(range(len(records)), [NAMES[name] for name in records.index])
-    ax.axvline(records["larger_class"].iloc[0], color="0.4", lw=1, ls="--", label="larger class")
+    ax.axvline(records["majority_class"].iloc[0], color="0.4", lw=1, ls="--", label="larger class")
     low = min(0.5, (records["accuracy"] - errors).min())  # 0.5 is a coin's
     ax.set(xlim=(low, 1), ylim=(len(records) - 0.5, -0.5), xlabel="held-out accuracy")
     whole = records.loc[list(WHOLE), "accuracy"].max()
@@ -51,7 +51,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     whole = accuracy[list(WHOLE)].max()
     caption = f"""**Probing.** Kept vectors tell {question} in {accuracy["kept_votes"]:.1f} % of the
 texts, all vectors in {whole:.1f} %, a bag of words in {accuracy["bag_of_words"]:.1f} %. The larger class
-has {100 * row["larger_class"]:.1f} % of them; a classifier that is not above that has not learnt. Small
+has {100 * row["majority_class"]:.1f} % of them; a classifier that is not above that has not learnt. Small
 classifiers tell it from frozen vectors. Points are accuracies on {int(row["measured_texts"]):,} held-out
 texts, with 95 % intervals over these texts; the axis does not begin at 0. The classifiers learn from
 {int(row["train_texts"]):,} texts. A text has {row["vectors_per_text"]:.1f} kept vectors in the mean."""
@@ -61,7 +61,7 @@ texts, with 95 % intervals over these texts; the axis does not begin at 0. The c
 def probe_close(probe: pd.DataFrame) -> Verdict:
     """Met if kept vectors are close to the best of all tokens' vectors and clearly above the larger class."""
     found = one_each(probe, ["run", "classifier"], "probe").set_index("classifier")["accuracy"]
-    texts, chance = int(probe["measured_texts"].iloc[0]), probe["larger_class"].iloc[0]
+    texts, chance = int(probe["measured_texts"].iloc[0]), probe["majority_class"].iloc[0]
     learnt = {
         name for name in found.index if p_above_guessing(round(found[name] * texts), texts, chance) < LEVEL
     }

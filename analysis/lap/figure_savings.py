@@ -27,7 +27,7 @@ PANELS = {
 
 def relative(records: pd.DataFrame, column: str) -> pd.DataFrame:
     """``relative``: with removal over with masks, by length and kept share."""
-    key, sides = ["run", "length_tokens", "kept_ratio"], ("masked", "removed")
+    key, sides = ["run", "length_tokens", "keep_ratio"], ("masked", "removed")
     table = side_by_side(records, key, "method", column, sides, "figure_savings")
     return table.assign(relative=table["removed"] / table["masked"])
 
@@ -63,14 +63,14 @@ def told(records: pd.DataFrame, columns: Iterable[str]) -> list[str]:
 
 def at_half(records: pd.DataFrame) -> str:
     """What is left of each time and memory where about half of the tokens are kept; empty if none are."""
-    shares = records["kept_ratio"].drop_duplicates()
+    shares = records["keep_ratio"].drop_duplicates()
     half = shares[(shares - 0.5).abs() < 0.05]
     if half.empty:
         return ""
     parts = []
     for column in told(records, PANELS):
         table = relative(records, column)
-        ratios = table.loc[table["kept_ratio"].isin(half), "relative"]
+        ratios = table.loc[table["keep_ratio"].isin(half), "relative"]
         low, high = f"{ratios.min():.2f}", f"{ratios.max():.2f}"
         name = PANELS[column].replace(":", "").capitalize()
         parts.append(f"{name}: {low if low == high else f'{low} to {high}'}")
@@ -86,12 +86,12 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     lengths = sorted(records["length_tokens"].unique())
     figure, axes = drawing.panels(len(lengths), 2.8, sharey=True, squeeze=False)
     for column, title in PANELS.items():
-        table = relative(records, column).sort_values("kept_ratio")
+        table = relative(records, column).sort_values("keep_ratio")
         ls = "--" if column in TIMES else "-"
         colour = style.SIZES[0 if "encoder" in column else 1 if "decoder" in column else 2]
         for ax, length in zip(axes[0], lengths, strict=True):
             line = table[table["length_tokens"] == length]
-            ax.plot(100 * line["kept_ratio"], 100 * line["relative"], "o", ls=ls, color=colour, label=title)
+            ax.plot(100 * line["keep_ratio"], 100 * line["relative"], "o", ls=ls, color=colour, label=title)
     for ax, length in zip(axes[0], lengths, strict=True):
         ends = [line.get_ydata()[0] for line in ax.lines]
         least = list(PANELS.values())[int(np.argmin(ends))]
@@ -167,7 +167,7 @@ def _worst(removal_time: pd.DataFrame, column: str) -> pd.DataFrame:
     """By percent of tokens kept below all, the most over lengths: ``relative``, and ``of_all``, over that
     with all tokens kept."""
     table = relative(removal_time, column)
-    whole = table[table["kept_ratio"] == 1].set_index("length_tokens")["relative"]
+    whole = table[table["keep_ratio"] == 1].set_index("length_tokens")["relative"]
     table["of_all"] = table["relative"] / table["length_tokens"].map(whole)
-    percent = (100 * table["kept_ratio"]).round().rename("percent")
-    return table[table["kept_ratio"] < 1].groupby(percent)[["relative", "of_all"]].max()
+    percent = (100 * table["keep_ratio"]).round().rename("percent")
+    return table[table["keep_ratio"] < 1].groupby(percent)[["relative", "of_all"]].max()

@@ -8,7 +8,7 @@ from acp_repro.common.statistics import Interval
 
 from .. import drawing
 from ..verdict import Verdict, Word
-from . import models, slices
+from . import naming, slices
 
 LONG_TOKENS = 60  # of a text in which a slice and the whole are two things
 LONG_TEXTS = 50  # fewer tell nothing
@@ -73,7 +73,7 @@ def _beyond(table: pd.DataFrame) -> str:
     return f"; beyond {REACH} tokens, and not drawn: {', '.join(parts)}" if parts else ""
 
 
-@models.of_the_article
+@naming.of_the_article
 def own_slice(attribution: pd.DataFrame) -> Verdict:
     """Met if vectors, EOS apart, have half of their attribution on a short run of the text."""
     table, few = _long(attribution)
@@ -91,7 +91,7 @@ def own_slice(attribution: pd.DataFrame) -> Verdict:
     return Verdict.of(met, ours)
 
 
-@models.of_the_article
+@naming.of_the_article
 def eos_is_global(attribution: pd.DataFrame) -> Verdict:
     """Met if EOS has a fair part of its attribution on every third of the text."""
     table, few = _long(attribution)

@@ -19,7 +19,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     """Kept share of each group, one panel a grouping.
 
     Args:
-        records: ``kept_words`` records of one run.
+        records: ``keep_ratio_by_word`` records of one run.
     """
     whole = records[records["grouping"] == "kind"]
     mean = 100 * whole["kept_tokens"].sum() / whole["tokens"].sum()
@@ -41,7 +41,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
 
 def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["kept_words"]
+    records = found.records["keep_ratio_by_word"]
     tokens = records[(records["grouping"] == "token") & (records["tokens"] >= 10)]
     ordered = tokens.assign(share=tokens["kept_tokens"] / tokens["tokens"]).sort_values("share")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from acp_repro.pipeline.paper import Item
+from acp_repro.pipeline.paper import FigureSpec
 
 from ..published import claims_of
 from . import (
@@ -23,20 +23,20 @@ CLAIMS = CLAIMED["text"]
 ITEMS = tuple(
     replace(item, claims=CLAIMED.get(item.name, ()))
     for item in (
-        Item(
+        FigureSpec(
             "figure_dynamics",
             figure_dynamics.make,
             "Training dynamics",
             ("dynamics",),
             lambda suite: [suite.main_run],
         ),
-        Item(
+        FigureSpec(
             "table_scores",
             table_scores.make,
             "Accuracy, BLEU and ROUGE on held-out text, soft, removed and free",
             ("reconstruction",),
         ),
-        Item(
+        FigureSpec(
             "figure_probing",
             figure_probing.make,
             "Probing classifier against its baselines",
@@ -44,14 +44,14 @@ ITEMS = tuple(
             lambda suite: suite.probed,
             "texts with labels",
         ),
-        Item(
+        FigureSpec(
             "figure_shap",
             figure_shap.make,
             "Which vector each written word comes from",
             ("attribution",),
             lambda suite: [suite.main_run],
         ),
-        Item(
+        FigureSpec(
             "figure_curve",
             figure_curve.make,
             "Accuracy against compression, soft and removed",
@@ -60,7 +60,7 @@ ITEMS = tuple(
             "gates",
             ours=True,
         ),
-        Item(
+        FigureSpec(
             "figure_slices",
             figure_slices.make,
             "Where in the text a vector's attribution lies",
@@ -68,15 +68,15 @@ ITEMS = tuple(
             lambda suite: [suite.main_run],
             ours=True,
         ),
-        Item(
+        FigureSpec(
             "figure_words",
             figure_words.make,
             "Which tokens are kept",
-            ("kept_words",),
+            ("keep_ratio_by_word",),
             lambda suite: [suite.main_run],
             ours=True,
         ),
-        Item(
+        FigureSpec(
             "figure_savings",
             figure_savings.make,
             "What removal saves",

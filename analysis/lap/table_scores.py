@@ -7,14 +7,14 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import one_each, some
 from ..verdict import Verdict, Word
-from . import models
+from . import naming
 from .figure_dynamics import SMALL_ACCURACY
 
 ACCURACY, BLEU, ROUGE = 0.98, 0.95, 0.94  # Section Results
 SMALL_KEPT = 0.6  # of the tokens, of which a minute's model must keep its accuracy
 GAP = 0.05  # of accuracy between the soft mask and real removal that counts as closed
 COLUMNS = {
-    "kept_ratio": "kept",
+    "keep_ratio": "kept",
     "token_accuracy": "accuracy",
     "bleu": "BLEU",
     "rouge_l": "ROUGE-L",
@@ -33,9 +33,9 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     one_each(records, ["run", "decoding"], "table_scores")
     values = records[["run", "decoding", *COLUMNS]]
     names = [
-        models.name_of(c, m) for c, m in zip(records["compression"], records["training_mask"], strict=True)
+        naming.name_of(c, m) for c, m in zip(records["compression"], records["training_mask"], strict=True)
     ]
-    gate = records["gate"].map(models.READINGS)
+    gate = records["gate"].map(naming.READINGS)
     seeds = [f", seed {seed}" if records["seed"].nunique() > 1 else "" for seed in records["seed"]]
     shown = pd.DataFrame({"model": [n + g + s for n, g, s in zip(names, gate, seeds, strict=True)]})
     shown["decoding"] = records["decoding"].map(DECODING).to_list()
@@ -43,7 +43,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
         shown[title] = [f"{value:.3f}" for value in records[column]]
     paper = {"model": "article, Flan-T5-small on Yelp", "decoding": "true tokens before"}
     for column, title in COLUMNS.items():
-        table = models.PUBLISHED.table
+        table = naming.PUBLISHED.table
         rows = table[(table["item"] == "table_scores") & (table["quantity"] == column)]
         paper[title] = f"{rows['low'].iloc[0]:.2f}" if len(rows) else "–"
     return drawing.Table(pd.concat([shown, pd.DataFrame([paper])], ignore_index=True), values)
@@ -54,7 +54,7 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     texts = ", ".join(f"{n:,}" for n in records["measured_texts"].unique())
     caption = f"""**Scores.** {_of_run(records, found.suite.main_run.name)}Shown is how well {texts} held-out
 texts are reconstructed. *Kept* is the share of tokens really left. Under the soft mask it is
-{models.SOFT_RATIO}. Accuracy counts tokens at their place. *Whole texts* come back word for word. Edits are
+{naming.SOFT_RATIO}. Accuracy counts tokens at their place. *Whole texts* come back word for word. Edits are
 Levenshtein's, counted in tokens. A dash: the article does not say."""
     return tabulate(records), caption
 
@@ -66,7 +66,7 @@ def _of_run(records: pd.DataFrame, name: str) -> str:
         return ""
     removed, free = ways.loc["removed"], ways.loc["free"]
     return (
-        f"With {100 * (1 - removed['kept_ratio']):.0f} % of the tokens removed ({name}), accuracy is "
+        f"With {100 * (1 - removed['keep_ratio']):.0f} % of the tokens removed ({name}), accuracy is "
         f"{100 * removed['token_accuracy']:.1f} % with true tokens before. Written freely, "
         f"{100 * free['exact_match']:.0f} % of the texts come back whole. "
     )
@@ -79,7 +79,7 @@ def gated(reconstruction: pd.DataFrame, decoding: str) -> pd.DataFrame:
     return some(rows, "reconstruction, with gates").set_index("run")
 
 
-@models.of_the_article
+@naming.of_the_article
 def article_scores(reconstruction: pd.DataFrame) -> Verdict:
     """Met if a gated run reaches all three scores of the article with fewer tokens."""
     runs = gated(reconstruction, "removed")
@@ -87,25 +87,25 @@ def article_scores(reconstruction: pd.DataFrame) -> Verdict:
         (runs["token_accuracy"] >= ACCURACY)
         & (runs["bleu"] >= BLEU)
         & (runs["rouge_l"] >= ROUGE)
-        & (runs["kept_ratio"] <= models.MOST_KEPT)
+        & (runs["keep_ratio"] <= naming.MOST_KEPT)
     )
     words = {
-        name: f"{r.token_accuracy:.3f}, {r.bleu:.3f}, {r.rouge_l:.3f} at {r.kept_ratio:.0%}"
+        name: f"{r.token_accuracy:.3f}, {r.bleu:.3f}, {r.rouge_l:.3f} at {r.keep_ratio:.0%}"
         for name, r in runs.iterrows()
     }
-    return Verdict.of(met.any(), models.each_in_words(words))
+    return Verdict.of(met.any(), naming.each_in_words(words))
 
 
-@models.of_the_article
+@naming.of_the_article
 def small_goal(reconstruction: pd.DataFrame) -> Verdict:
     """Met if a gated run keeps few tokens and its accuracy."""
     runs = gated(reconstruction, "removed")
-    met = (runs["token_accuracy"] >= SMALL_ACCURACY) & (runs["kept_ratio"] <= SMALL_KEPT)
-    words = {name: f"{r.token_accuracy:.3f} at {r.kept_ratio:.0%}" for name, r in runs.iterrows()}
-    return Verdict.of(met.any(), models.each_in_words(words))
+    met = (runs["token_accuracy"] >= SMALL_ACCURACY) & (runs["keep_ratio"] <= SMALL_KEPT)
+    words = {name: f"{r.token_accuracy:.3f} at {r.keep_ratio:.0%}" for name, r in runs.iterrows()}
+    return Verdict.of(met.any(), naming.each_in_words(words))
 
 
-@models.of_the_article
+@naming.of_the_article
 def soft_gap(reconstruction: pd.DataFrame) -> Verdict:
     """Met if no run with soft masks loses more than ``GAP`` of its accuracy by removal."""
     soft, removed = (gated(reconstruction, name) for name in ("soft", "removed"))
@@ -114,18 +114,18 @@ def soft_gap(reconstruction: pd.DataFrame) -> Verdict:
         return Verdict(Word.UNTOLD, "no such run is in the suite")
     before, after = soft["token_accuracy"][runs], removed["token_accuracy"][runs]
     words = {
-        name: f"{before[name]:.3f} soft, {after[name]:.3f} removed, {removed['kept_ratio'][name]:.0%} kept"
+        name: f"{before[name]:.3f} soft, {after[name]:.3f} removed, {removed['keep_ratio'][name]:.0%} kept"
         for name in runs
     }
-    return Verdict.of((before - after <= GAP).all(), models.each_in_words(words))
+    return Verdict.of((before - after <= GAP).all(), naming.each_in_words(words))
 
 
-@models.of_the_article
+@naming.of_the_article
 def free_running(reconstruction: pd.DataFrame) -> Verdict:
     """Met if a gated run writes more than half of the texts word for word."""
     runs = gated(reconstruction, "free")
     others = reconstruction[reconstruction["compression"].isna() & (reconstruction["decoding"] == "free")]
-    ours = models.each_in_words({name: f"{share:.0%}" for name, share in runs["exact_match"].items()})
+    ours = naming.each_in_words({name: f"{share:.0%}" for name, share in runs["exact_match"].items()})
     if len(others):
         ours += f"; without gates {style.span(100 * others['exact_match'])}%"
     return Verdict.of((runs["exact_match"] > 0.5).any(), ours)

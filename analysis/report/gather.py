@@ -15,11 +15,11 @@ from types import ModuleType
 
 import pandas as pd
 
-from acp_repro.pipeline import plan
+from acp_repro.pipeline import planner
 from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.paper import Item, Suite
+from acp_repro.pipeline.paper import FigureSpec, Suite
 from acp_repro.pipeline.run import Run
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 
 from .. import ledger
 from ..ledger import Row, record_paths
@@ -29,7 +29,7 @@ from ..ledger import Row, record_paths
 class Entry:
     """A section of the page."""
 
-    item: Item
+    item: FigureSpec
     image: Path | None
     text: str | None
     rows: tuple[Row, ...]
@@ -59,22 +59,22 @@ class Report:
     facts: tuple[tuple[str, str], ...]
     runs: pd.DataFrame
     entries: tuple[Entry, ...]
-    left_out: tuple[Item, ...]
+    left_out: tuple[FigureSpec, ...]
 
 
 def gather(name: str) -> Report:
     """The report of a suite."""
     suite = load_suite(name)
     records = ledger.all_records(suite)
-    of_runs = {n: table for n, table in records.items() if not suite.paper.quantity(n).command}
+    of_runs = {n: table for n, table in records.items() if not suite.paper.metric(n).command}
     if not records:
         raise RecordError(
             f"no records in results/{suite.name}; make them with `make records SUITE={suite.option}`"
         )
-    models = suite.paper.part("models")
+    models = suite.paper.part("naming")
     rows, note = _rows(suite, records)
     entries = [entry(item, suite, rows) for item in suite.paper.items]
-    shown = tuple(e for e in entries if e.made or plan.is_usual(suite, e.item))
+    shown = tuple(e for e in entries if e.made or planner.is_usual(suite, e.item))
     return Report(
         suite,
         models.describe(suite) if models and of_runs else "",
@@ -100,15 +100,15 @@ def _rows(suite: Suite, records: Mapping[str, pd.DataFrame]) -> tuple[dict[str, 
     }, ""
 
 
-def entry(item: Item, suite: Suite, rows: Mapping[str, Row]) -> Entry:
+def entry(item: FigureSpec, suite: Suite, rows: Mapping[str, Row]) -> Entry:
     """The section of one item."""
     runs, found, unmeasured = item.runs(suite), [], {}
-    for quantity in map(suite.paper.quantity, item.quantities):
-        for run, path in record_paths(suite, quantity, item.runs_with(suite, quantity)):
+    for metric in map(suite.paper.metric, item.metrics):
+        for run, path in record_paths(suite, metric, item.runs_with(suite, metric)):
             if path.is_file():
                 found.append(path)
             else:
-                unmeasured.setdefault(run, []).append(quantity.name)
+                unmeasured.setdefault(run, []).append(metric.name)
     main = item.path(suite.name)
     image, text = main.with_suffix(".png"), main.with_suffix(".md")
     of_item = f"{suite.paper.name}.{item.name}."
@@ -117,18 +117,18 @@ def entry(item: Item, suite: Suite, rows: Mapping[str, Row]) -> Entry:
         image if image.is_file() else None,
         text.read_text(encoding="utf-8") if text.is_file() else None,
         tuple(row for id, row in rows.items() if runs and id.startswith(of_item)),
-        "" if runs else plan.why_not(suite, item).removeprefix(f"{item.name}: "),
+        "" if runs else planner.why_not(suite, item).removeprefix(f"{item.name}: "),
         tuple(found),
-        tuple(f"{run}: {', '.join(quantities)}" for run, quantities in unmeasured.items()),
+        tuple(f"{run}: {', '.join(metrics)}" for run, metrics in unmeasured.items()),
         tuple(_steps(item, suite)),
     )
 
 
-def _steps(item: Item, suite: Suite) -> list[str]:
-    quantities = [suite.paper.quantity(name) for name in item.quantities]
-    measured = [quantity.name for quantity in quantities if not quantity.command]
+def _steps(item: FigureSpec, suite: Suite) -> list[str]:
+    metrics = [suite.paper.metric(name) for name in item.metrics]
+    measured = [metric.name for metric in metrics if not metric.command]
     steps = [f"python -m acp_repro.measure {' '.join(measured)} --suite {suite.option}"] if measured else []
-    steps += [quantity.command_for(suite.name) for quantity in quantities if quantity.command]
+    steps += [metric.command_for(suite.name) for metric in metrics if metric.command]
     return [*steps, f"python -m analysis {item.name} --suite {suite.option}"]
 
 
@@ -156,7 +156,7 @@ def facts(records: Mapping[str, pd.DataFrame]) -> tuple[tuple[str, str], ...]:
 def runs_table(
     suite: Suite, records: Mapping[str, pd.DataFrame], models: ModuleType | None = None
 ) -> pd.DataFrame:
-    """One row per run of the suite: what it is, how long it was trained, how many quantities are measured."""
+    """One row per run of the suite: what it is, how long it was trained, how many metrics are measured."""
     trained: dict[str, int] = {}
     measured: dict[str, int] = {}
     for table in records.values():
@@ -168,7 +168,7 @@ def runs_table(
             "run": run.name,
             **(models.run_cells(run) if models else _cells(run)),
             "trained tokens": _tokens(trained.get(run.name)),
-            "quantities": str(measured.get(run.name, 0)),
+            "metrics": str(measured.get(run.name, 0)),
         }
         for run in suite.runs
     )

@@ -6,8 +6,8 @@ import html
 import re
 from collections import Counter
 
-from acp_repro.pipeline import plan
-from acp_repro.pipeline.paper import Item, Suite
+from acp_repro.pipeline import planner
+from acp_repro.pipeline.paper import FigureSpec, Suite
 
 from ..ledger import Row
 from ..tables import markdown_table
@@ -54,8 +54,8 @@ def render(report: Report) -> str:
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
-    runs, url, page = len(report.runs), report.suite.paper.url, plan.heads_page(report.suite)
-    measured = int((report.runs["quantities"] != "0").sum())
+    runs, url, page = len(report.runs), report.suite.paper.url, planner.heads_page(report.suite)
+    measured = int((report.runs["metrics"] != "0").sum())
     share = "all measured" if measured == runs else f"{measured} of them measured"
     if not measured:
         share = "none of them trained: what is measured needs their shapes alone"
@@ -64,7 +64,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     return [
         ("Models", f"{models} ([all runs](#runs))"),
         *report.facts,
-        *([("Look around", f"[{plan.HEADS_TITLE}]({page.name})")] if page.is_file() else []),
+        *([("Look around", f"[{planner.HEADS_TITLE}]({page.name})")] if page.is_file() else []),
         ("The paper", f"{report.suite.paper.title} ([{link}]({url}))"),
     ]
 
@@ -133,7 +133,7 @@ def _elsewhere(report: Report) -> list[str]:
     return ["## Not in this suite", "\n".join(lines)] if lines else []
 
 
-def _in_sentence(item: Item) -> str:
+def _in_sentence(item: FigureSpec) -> str:
     """A title inside a sentence: its first letter is small, unless it begins with an acronym."""
     first, rest = item.title[:1], item.title[1:]
     return item.title if rest[:1].isupper() else first.lower() + rest

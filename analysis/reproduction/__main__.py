@@ -6,7 +6,7 @@ from pathlib import Path
 
 from acp_repro.common import files
 from acp_repro.common.command import Parser, command, imports_of, run_command
-from acp_repro.pipeline.suite import load_suite, suite_names
+from acp_repro.pipeline.suite_file import load_suite, suite_names
 
 with imports_of("figures"):
     from .. import ledger

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from acp_repro.common.command import Parser, choose_device, command, imports_of, plain, run_command, run_words
-from acp_repro.pipeline import plan
+from acp_repro.pipeline import planner
 from acp_repro.pipeline.errors import SuiteError, find_named
-from acp_repro.pipeline.registry import find_paper
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.paper_registry import find_paper
+from acp_repro.pipeline.suite_file import load_suite
 
 with imports_of("figures"):
     from .. import ledger
@@ -42,15 +42,15 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
     paper = find_paper(row.id.partition(".")[0])
     claim, item = next((claim, item) for id, claim, item in ledger.numbered(paper) if id == row.id)
     commands, cost, devices = row.commands, row.cost, row.devices
-    suite = load_suite(suite_name) if suite_name and claim.quantities else None
+    suite = load_suite(suite_name) if suite_name and claim.metrics else None
     if suite:
         judged_on = item or paper.item(claim.items[0])
         if suite.paper is not paper or not judged_on.runs(suite):
-            raise SuiteError(f"suite {suite.name} cannot show {row.id}: {plan.why_not(suite, judged_on)}")
+            raise SuiteError(f"suite {suite.name} cannot show {row.id}: {planner.why_not(suite, judged_on)}")
         again: Mapping = ledger.rerun_on(claim, judged_on, suite)
         commands, cost, devices = again["commands"], again["cost"], ()
     if not commands:
-        name = "" if not claim.quantities else "; or name a suite to measure it on: SUITE=name"
+        name = "" if not claim.metrics else "; or name a suite to measure it on: SUITE=name"
         raise SuiteError(f"{row.id}: nothing measures it: {row.numbers}{name}")
     print(f"cost: {cost}")
     if any(device.startswith("NVIDIA") for device in devices) and choose_device(None).type == "cpu":
@@ -63,7 +63,7 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
         print(f"new: {row.verdict}: the test passes")
         return 0
     if suite:
-        records = {suite.name: ledger.all_records(suite, claim.quantities)}
+        records = {suite.name: ledger.all_records(suite, claim.metrics)}
         new = ledger.judge_row(row.id, claim, item, paper, [suite], records)
     else:
         (new,) = ledger.judge_all(row.id)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from acp_repro.pipeline import plan
+from acp_repro.pipeline import planner
 from acp_repro.pipeline.paper import Suite
 
 from ..ledger import Row
@@ -28,18 +28,18 @@ def gaps(name: str, rows: Sequence[Row], suites: Sequence[Suite]) -> tuple[Gap, 
     unmeasured = {row.where: row for row in rows if row.missing and row.where}
     return (
         *(_of_suite(suite) for suite in suites if suite.file.published is False),
-        *(_of_runs(suite) for suite in suites if suite.not_run),
+        *(_of_runs(suite) for suite in suites if suite.skip_runs),
         *(Gap(f"{where}: {row.claim}", row.numbers) for where, row in unmeasured.items()),
         *(Gap(*gap) for gap in WRITTEN.get(name, ())),
     )
 
 
 def _of_suite(suite: Suite) -> Gap:
-    drawn = any(plan.is_usual(suite, i) and i.runs(suite) for i in suite.paper.items)
+    drawn = any(planner.is_usual(suite, i) and i.runs(suite) for i in suite.paper.items)
     how = f"`make all SUITE={suite.name}`" if drawn else f"the commands in [its file]({suite.path})"
     return Gap(f"suite `{suite.name}`, {len(suite.runs)} runs", how)
 
 
 def _of_runs(suite: Suite) -> Gap:
-    runs = f"{len(suite.not_run)} run{'s' * (len(suite.not_run) > 1)} of suite `{suite.name}`"
-    return Gap(runs, f"[its file]({suite.path}) without `not_run`")
+    runs = f"{len(suite.skip_runs)} run{'s' * (len(suite.skip_runs) > 1)} of suite `{suite.name}`"
+    return Gap(runs, f"[its file]({suite.path}) without `skip_runs`")

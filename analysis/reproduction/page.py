@@ -190,17 +190,17 @@ def is_plotted(row: Row) -> bool:
 
 
 def _records(row: Row) -> str:
-    """A link to the test, or for each quantity to the folder of its run, or to that of all its runs."""
+    """A link to the test, or for each metric to the folder of its run, or to that of all its runs."""
     if row.test:
         return f"[`{row.test}`](../../{row.test.partition('::')[0]})"
     by_quantity: dict[str, list[Path]] = {}
     for path in map(Path, row.records):
         by_quantity.setdefault(path.name.partition(".")[0], []).append(path)
     links = []
-    for quantity, found in by_quantity.items():
+    for metric, found in by_quantity.items():
         folder = Path(os.path.commonpath([path.parent for path in found])).as_posix()
         name = f"{len(found)} runs" if len(found) > 1 else found[0].parent.name
-        links.append(f"{quantity} of [{name}](../../{folder})")
+        links.append(f"{metric} of [{name}](../../{folder})")
     return "; ".join(links)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from .. import drawing, style
-from . import models, table1
+from . import naming, table1
 from .figure2 import DEFAULTS
 
 PLACES = {
@@ -62,7 +62,7 @@ def draw(table: pd.DataFrame) -> drawing.Figure:
         colour = style.SIZES[list(PLACES).index(place)]
         look = {"mfc": "white" if hollow else colour, "ls": "", "ms": 5, "zorder": 2}
         at = [tasks.index(task) + shift for task in some["dataset"]]
-        ax.plot(some["points"], at, marker, color=colour, label=models.row_name(method, place), **look)
+        ax.plot(some["points"], at, marker, color=colour, label=naming.row_name(method, place), **look)
     ax.set_title(message(table[table["learnt"]]))
     ax.set_yticks(range(len(tasks)), tasks)
     ax.set(xlabel="points lost against the dense model", ylim=(len(tasks) - 0.5, -0.5))
@@ -95,5 +95,5 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
 place of the gate. After the last block nothing is saved. The dense model is pruned at inference only. It
 keeps random tokens, or those that receive most attention (H2O). Adaptive Retention is trained with its gates.
 The paper's text allows all three places. In its table random pruning loses 3.7 and 8.1 points on SST-2, so
-its gate must stand where tokens still matter. {models.own_tasks(records)}"""
+its gate must stand where tokens still matter. {naming.own_tasks(records)}"""
     return draw(table), caption

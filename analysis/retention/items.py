@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from acp_repro.pipeline.paper import Item
+from acp_repro.pipeline.paper import FigureSpec
 
 from ..published import claims_of
 from . import (
@@ -28,7 +28,7 @@ LIKE = {"table2": "table1", "table6": "table5"}  # the same claims
 ITEMS = tuple(
     replace(item, claims=CLAIMED.get(LIKE.get(item.name, item.name), ()))
     for item in (
-        Item(
+        FigureSpec(
             "table1",
             table1.make,
             "Results at 50 % of the tokens",
@@ -36,7 +36,7 @@ ITEMS = tuple(
             lambda suite: suite.table_runs(0.5),
             NEEDS,
         ),
-        Item(
+        FigureSpec(
             "table2",
             table1.make,
             "Results at 30 % of the tokens",
@@ -44,7 +44,7 @@ ITEMS = tuple(
             lambda suite: suite.table_runs(0.3),
             NEEDS,
         ),
-        Item(
+        FigureSpec(
             "table3",
             table3.make,
             "Ablations",
@@ -52,24 +52,24 @@ ITEMS = tuple(
             lambda suite: suite.ablations(),
             "an ablation",
         ),
-        Item("table4", table4.make, "Compute cost", ("speed",), lambda suite: suite.timed()),
-        Item(
+        FigureSpec("table4", table4.make, "Compute cost", ("speed",), lambda suite: suite.benchmarked()),
+        FigureSpec(
             "table5",
             table5.make,
             "Tokens kept in each layer",
-            ("tokens_kept",),
+            ("keep_ratio_by_layer",),
             lambda suite: table5.one_a_budget(suite, deep=False),
             "Adaptive Retention in an encoder of another depth than 12",
         ),
-        Item(
+        FigureSpec(
             "table6",
             table5.make,
             "Tokens kept in each of 12 layers",
-            ("tokens_kept",),
+            ("keep_ratio_by_layer",),
             lambda suite: table5.one_a_budget(suite, deep=True),
             "Adaptive Retention in an encoder of 12 blocks",
         ),
-        Item(
+        FigureSpec(
             "figure2",
             figure2.make,
             "Temperature and stretch",
@@ -77,7 +77,7 @@ ITEMS = tuple(
             lambda suite: suite.sweeps(),
             "Adaptive Retention at several temperatures or stretches",
         ),
-        Item(
+        FigureSpec(
             "figure_gates",
             figure_gates.make,
             "Where the gate stands",
@@ -86,7 +86,7 @@ ITEMS = tuple(
             "a dense model",
             ours=True,
         ),
-        Item(
+        FigureSpec(
             "figureC",
             figureC.make,
             "Slack of the budget",
@@ -95,9 +95,11 @@ ITEMS = tuple(
             "Adaptive Retention",
             ours=True,
         ),
-        Item("figureD", figureD.make, "Bias of the relaxed gradient", ("estimator",), ours=True),
-        Item("figureE", figureE.make, "Variance of the gradient", ("variance",), ours=True),
-        Item("figureH", figureH.make, "Complexity of a pruned class", ("complexity",), ours=True),
-        Item("tableI", tableI.make, "FLOPs and time", ("speed",), lambda suite: suite.timed(), ours=True),
+        FigureSpec("figureD", figureD.make, "Bias of the relaxed gradient", ("estimator",), ours=True),
+        FigureSpec("figureE", figureE.make, "Variance of the gradient", ("variance",), ours=True),
+        FigureSpec("figureH", figureH.make, "Complexity of a pruned class", ("complexity",), ours=True),
+        FigureSpec(
+            "tableI", tableI.make, "FLOPs and time", ("speed",), lambda suite: suite.benchmarked(), ours=True
+        ),
     )
 )

@@ -12,7 +12,7 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
-from . import errors, models
+from . import errors, naming
 
 KEPT_OF_DENSE = 0.95
 UNLEARNT_POINTS = 5
@@ -27,14 +27,14 @@ def tabulate(records: pd.DataFrame, bag: pd.DataFrame, item: str) -> drawing.Tab
     the paper prints."""
     test = records[records["split"] == "test"]
     one_each(test, [*_KEY, "seed"], item)
-    ours = models.means(test, _KEY).assign(source="measured")
-    ours["row"] = [models.row_name(m, g) for m, g in zip(ours["method"], ours["gates"], strict=True)]
-    ours["column"] = [models.score_name(row) for row in ours.itertuples()]
-    paper = models.PUBLISHED.table.query("item == @item").rename(columns={"low": "mean", "method": "row"})
+    ours = naming.means(test, _KEY).assign(source="measured")
+    ours["row"] = [naming.row_name(m, g) for m, g in zip(ours["method"], ours["gates"], strict=True)]
+    ours["column"] = [naming.score_name(row) for row in ours.itertuples()]
+    paper = naming.PUBLISHED.table.query("item == @item").rename(columns={"low": "mean", "method": "row"})
     paper = paper.assign(source="paper", column=paper["quantity"].str.replace("_", " ") + ", paper")
     values = pd.concat([ours, paper], ignore_index=True)
     values = values[["source", "row", "column", "mean", "std", "count"]]
-    order = list(models.METHODS)
+    order = list(naming.METHODS)
     names = sorted(
         ours.set_index(["method", "gates"]).index.unique(), key=lambda p: (order.index(p[0]), p[1])
     )
@@ -44,16 +44,16 @@ def tabulate(records: pd.DataFrame, bag: pd.DataFrame, item: str) -> drawing.Tab
         for name, of in paper.groupby("row", sort=False)
     }
     rows = [
-        {"": models.row_name(*name)}
-        | measured[models.row_name(*name)]
-        | quoted.get(models.METHODS[name[0]], {})
+        {"": naming.row_name(*name)}
+        | measured[naming.row_name(*name)]
+        | quoted.get(naming.METHODS[name[0]], {})
         for name in names
     ]
     rows.append(
         {"": "Bag of words"}
-        | {models.score_name(r): f"{r.score_percent:.1f}" for r in _of_words(bag).itertuples()}
+        | {naming.score_name(r): f"{r.score_percent:.1f}" for r in _of_words(bag).itertuples()}
     )
-    done = {models.METHODS[method] for method, _ in names}
+    done = {naming.METHODS[method] for method, _ in names}
     rows += [{"": f"{name} (quoted)"} | cells for name, cells in quoted.items() if name not in done]
     columns = ["", *dict.fromkeys(ours["column"]), *dict.fromkeys(paper["column"])]
     return drawing.Table(pd.DataFrame(rows, columns=columns).fillna("–"), values)
@@ -103,7 +103,7 @@ scores in percent on the test split. A cell is {_seeds(table.values)}. Columns t
 that end in "quoted" are the paper's and were never run here. A dash is a gap. The paper's dense row falls
 with the budget, though a dense model has none. Here it is one row. The bag of words is TF-IDF and logistic
 regression on as many words as the encoder reads tokens, the best of six settings on the test split.
-{models.own_tasks(records)}"""
+{naming.own_tasks(records)}"""
     return table, caption
 
 
@@ -124,7 +124,7 @@ def _against(
 def _kept(score: pd.DataFrame, bag: pd.DataFrame, percent: int) -> str:
     """The least and the most of the dense model's score that Adaptive Retention keeps, as a sentence."""
     found, _ = _against(score[score["split"] == "test"], bag, "dense")
-    kept = {f"{one.row.dataset}, {models.PLACES[one.row.gates]}": one.percent for one in found}
+    kept = {f"{one.row.dataset}, {naming.PLACES[one.row.gates]}": one.percent for one in found}
     ends = dict.fromkeys((min(kept, key=kept.__getitem__), max(kept, key=kept.__getitem__))) if kept else ()
     words = " to ".join(f"{kept[place]:.0f} % ({place})" for place in ends)
     subject = f"With {percent} % of the tokens, Adaptive Retention keeps "

@@ -9,7 +9,7 @@ import pandas as pd
 from .. import drawing
 from ..tables import one_each
 from ..verdict import Verdict
-from . import errors, models
+from . import errors, naming
 
 _KEY = ["dataset", "backbone", "method", "budget", "gates", "metric"]
 LEAST_POINTS = 0.5  # that the paper prints for an ablation on SST-2 and IMDb
@@ -21,8 +21,8 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
     against dense, peak memory; beside them the paper's."""
     test = scores[scores["split"] == "test"]
     one_each(test, [*_KEY, "seed"], "table3")
-    values = models.means(test, _KEY)
-    values = values.merge(test.groupby(_KEY, as_index=False)["kept_share"].mean())
+    values = naming.means(test, _KEY)
+    values = values.merge(test.groupby(_KEY, as_index=False)["keep_ratio"].mean())
     longest = speed[speed["length_tokens"] == speed["length_tokens"].max()]
     longest = longest[["dataset", "backbone", "method", "budget", "gates", "peak_memory_bytes"]].assign(
         throughput_ratio=longest["dense_batch_ms"] / longest["batch_ms"]
@@ -35,12 +35,12 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
     places = values[errors.SETTING].itertuples(index=False, name=None)
     values[_LOST] = [lost.get(place, (math.nan,) * 3) for place in places]
     rows = []
-    printed = models.PUBLISHED.table.query("item == 'table3'").set_index(["method", "quantity"])["low"]
-    order = list(models.METHODS)
+    printed = naming.PUBLISHED.table.query("item == 'table3'").set_index(["method", "quantity"])["low"]
+    order = list(naming.METHODS)
     scored = [
         name
         for row in values.itertuples()
-        for name in (models.score_name(row), f"{row.dataset}, lost", f"{row.dataset}, kept")
+        for name in (naming.score_name(row), f"{row.dataset}, lost", f"{row.dataset}, kept")
     ]
     groups = values.groupby(["budget", "method", "gates"], sort=False)
     for (budget, method, gates), of_row in sorted(groups, key=lambda g: (-g[0][0], order.index(g[0][1]))):
@@ -49,18 +49,18 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
         timed = (known if len(known) else of_row).iloc[0]
         ratio, memory = timed["throughput_ratio"], timed["peak_memory_bytes"]
         cells = {
-            "": f"{models.row_name(method, gates)}, {100 * budget:g} %",
+            "": f"{naming.row_name(method, gates)}, {100 * budget:g} %",
             **dict.fromkeys(scored, "–"),
-            **{models.score_name(r): f"{r.mean:.1f}" for r in of_row.itertuples()},
+            **{naming.score_name(r): f"{r.mean:.1f}" for r in of_row.itertuples()},
             **{
                 f"{r.dataset}, lost": f"{r.lost_points:+.1f} [{r.lost_low:.1f}, {r.lost_high:.1f}]"
                 for r in of_row.dropna(subset=_LOST).itertuples()
             },
-            **{f"{r.dataset}, kept": f"{100 * r.kept_share:.1f} %" for r in of_row.itertuples()},
+            **{f"{r.dataset}, kept": f"{100 * r.keep_ratio:.1f} %" for r in of_row.itertuples()},
             "throughput": "–" if pd.isna(ratio) else f"{ratio:.2f}x",
             "memory, weights aside": "–" if pd.isna(memory) else f"{memory / 2**20:,.0f} MiB",
         }
-        name = models.METHODS[method]
+        name = naming.METHODS[method]
         for task in ("sst2", "imdb"):
             key = (name, f"{task}_{100 * budget:g}")
             cells[f"{task}, paper"] = f"{printed[key]:.1f}" if key in printed.index else "–"
@@ -91,7 +91,7 @@ def _losses(score: pd.DataFrame) -> list[errors.Comparison]:
 
 
 def _in_sentence(method: str) -> str:
-    name = models.METHODS[method]
+    name = naming.METHODS[method]
     return name[:1].lower() + name[1:]
 
 
@@ -110,11 +110,11 @@ def ablations_lose(score: pd.DataFrame) -> Verdict:
     found = _losses(score)
     if not found:
         return Verdict.of(None, "no ablation beside the full method")
-    printed = models.PUBLISHED.table.query("item == 'table3'").set_index(["method", "quantity"])["low"]
+    printed = naming.PUBLISHED.table.query("item == 'table3'").set_index(["method", "quantity"])["low"]
 
     def printed_loss(one: errors.Comparison) -> float:
         task = f"{one.row.dataset}_{100 * one.row.budget:g}"
-        both = [(models.METHODS[method], task) for method in (one.row.method, one.row.method_other)]
+        both = [(naming.METHODS[method], task) for method in (one.row.method, one.row.method_other)]
         return printed[both[0]] - printed[both[1]] if set(both) <= set(printed.index) else 0.0
 
     def words(one: errors.Comparison) -> str:

@@ -7,7 +7,7 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, in_range
-from . import models
+from . import naming
 
 THROUGHPUT = 1.8  # times dense, at 30 %
 EXTRA_THROUGHPUT = (0.4, 0.8)  # of 30 % over 50 %, as a ratio to dense
@@ -40,7 +40,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
             "training memory": [_ratio(x) for x in values["training_memory_ratio"]],
         }
     )
-    paper = models.PUBLISHED.table.query("item == 'table4'").pivot(
+    paper = naming.PUBLISHED.table.query("item == 'table4'").pivot(
         index="method", columns="quantity", values="low"
     )
     quoted = pd.DataFrame(
@@ -74,7 +74,7 @@ def _ratio(x: float) -> str:
 
 def _name(row) -> str:
     budget = "" if row.method == "dense" else f", {100 * row.budget:g} %"
-    return f"{row.dataset}: {models.row_name(row.method, row.gates)}{budget}"
+    return f"{row.dataset}: {naming.row_name(row.method, row.gates)}{budget}"
 
 
 def _batches(records: pd.DataFrame) -> str:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.papers.retention.suite import RetentionRun, RetentionSuite
+from acp_repro.papers.retention.runs import RetentionRun, RetentionSuite
 
 from .. import drawing
 from ..tables import one_each
 from ..verdict import Verdict
-from . import models
+from . import naming
 
 
 def tabulate(records: pd.DataFrame, item: str) -> drawing.Table:
     """One row a layer, one column a budget and schedule, in percent; beside them the paper's."""
     one_each(records, ["budget", "schedule", "layer"], item)
-    values = records[["budget", "schedule", "layer", "kept_share"]].copy()
-    printed = models.PUBLISHED.table.query("item == @item").set_index("quantity")["low"]
+    values = records[["budget", "schedule", "layer", "keep_ratio"]].copy()
+    printed = naming.PUBLISHED.table.query("item == @item").set_index("quantity")["low"]
     rows = []
     for layer in sorted(values["layer"].unique()):
         cells = {"layer": "embedding" if layer == 0 else str(layer)}
         for (budget, schedule), of_column in values.groupby(["budget", "schedule"], sort=False):
-            share = of_column.set_index("layer")["kept_share"][layer]
+            share = of_column.set_index("layer")["keep_ratio"][layer]
             cells[f"{100 * budget:g} %, {schedule}"] = f"{100 * share:.1f} %"
         for budget in sorted(values["budget"].unique(), reverse=True):
             key = f"kept_layer{layer}_{100 * budget:g}"
@@ -31,7 +31,7 @@ def tabulate(records: pd.DataFrame, item: str) -> drawing.Table:
 
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    records = found.records["tokens_kept"]
+    records = found.records["keep_ratio_by_layer"]
     most = budget_holds(records).ours
     caption = f"""**{found.item.label}.** {most[:1].upper()}{most[1:]}. Shown is the share of all tokens of
 the test split that go on after each layer. A layer keeps floor(rho T) tokens, and at least one. T counts the
@@ -40,9 +40,9 @@ The paper's columns exceed their budget, as its own text says."""
     return tabulate(records, found.item.name), caption
 
 
-def budget_holds(tokens_kept: pd.DataFrame) -> Verdict:
-    layers = tokens_kept[tokens_kept["layer"] > 0]
-    most = 100 * layers.groupby(["budget", "schedule"], sort=False)["kept_share"].max()
+def budget_holds(keep_ratio_by_layer: pd.DataFrame) -> Verdict:
+    layers = keep_ratio_by_layer[keep_ratio_by_layer["layer"] > 0]
+    most = 100 * layers.groupby(["budget", "schedule"], sort=False)["keep_ratio"].max()
     own = most.drop("profile", level="schedule", errors="ignore")
     over = own - 100 * own.index.get_level_values("budget")
     budget = over.idxmax()[0]

@@ -7,7 +7,7 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
-from . import models
+from . import naming
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
@@ -21,7 +21,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     shown = pd.DataFrame(
         {
             "": [
-                f"{r.dataset}: {models.row_name(r.method, r.gates)}, {100 * r.budget:g} %"
+                f"{r.dataset}: {naming.row_name(r.method, r.gates)}, {100 * r.budget:g} %"
                 for r in values.itertuples()
             ],
             "tokens": [f"{n:,}" for n in values["length_tokens"]],

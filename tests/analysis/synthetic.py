@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from acp_repro.pipeline.records import write_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from analysis import drawing
 from tests.suites import YAML, write_suite
 
@@ -36,10 +36,10 @@ def published_savings(folder) -> Path:
     return path
 
 
-def write(run_name: str, quantity: str, *rows: dict, suite: str = "mini") -> None:
+def write(run_name: str, metric: str, *rows: dict, suite: str = "mini") -> None:
     """Records of one run of a suite; columns that a row leaves out are 1."""
     suite = load_suite(suite)
-    kind = suite.paper.quantity(quantity)
+    kind = suite.paper.metric(metric)
     rows = [dict.fromkeys(kind.columns, 1) | row for row in rows]
     write_records(suite, suite.run(run_name), kind, rows, **FACTS)
 

@@ -259,7 +259,7 @@ def test_kinds_of_heads_are_relative_to_what_the_grid_allows():
 
 
 def test_the_same_weights_are_compared_prompt_by_prompt():
-    prompt = {"suite": "s", "needle_share": 0.75, "evaluated_length_tokens": 512, "depth": 0.5}
+    prompt = {"suite": "s", "needle_fraction": 0.75, "evaluated_length_tokens": 512, "depth": 0.5}
     prompt |= {"haystack_sample": 0, "answer_log_likelihood_nats": -2.0, "answer": "a"}
     rows = [prompt | {"fact": fact, "method": method} for fact in (0, 1) for method in ("acp", "exact")]
     same = needle_facts.same_weights(table(*rows))
@@ -270,13 +270,13 @@ def test_the_same_weights_are_compared_prompt_by_prompt():
 
 
 def test_speed_is_judged_at_the_papers_pruned_share_alone():
-    """Of ours: the authors' kernels stand in the words, and other rivals nowhere."""
+    """Of ours: the authors' kernels stand in the words, and other baselines nowhere."""
     shape = {"length_tokens": 4096, "heads": 12, "head_dim": 64}
-    rivals = {"triton": (4.0, 10.0), "official": (9.0, 10.0), "flex": (1.0, 10.0)}
+    baselines = {"triton": (4.0, 10.0), "official": (9.0, 10.0), "flex": (1.0, 10.0)}
     kernels = pd.DataFrame(
         {**shape, "implementation": name, "method": method, "pruned_ratio": 0.67 * (method == "acp")}
         | {"forward_backward_ms": ms}
-        for name, pair in rivals.items()
+        for name, pair in baselines.items()
         for method, ms in zip(("acp", "exact"), pair, strict=True)
     )
     verdict = table_speed.attention_saved(kernels)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from analysis.acp import figureA7
 
 PROJECT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ PROJECT = Path(__file__).parents[2]
 def runs(monkeypatch):
     monkeypatch.chdir(PROJECT)
     suite = load_suite("h200-arms")
-    return dataclasses.replace(suite, runs=suite.runs + suite.not_run).arms
+    return dataclasses.replace(suite, runs=suite.runs + suite.skip_runs).ablations
 
 
 def records(runs, percents):

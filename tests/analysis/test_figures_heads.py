@@ -25,8 +25,8 @@ for before, after in (
 HEADS_RUN = "pro-big-256-acp"
 
 
-def record(name: str, quantity: str, rows: list[dict]) -> None:
-    synthetic.write(name, quantity, *rows)
+def record(name: str, metric: str, rows: list[dict]) -> None:
+    synthetic.write(name, metric, *rows)
 
 
 @pytest.fixture

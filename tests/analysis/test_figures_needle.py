@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 
 from acp_repro.pipeline.records import read_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from analysis.acp import figure3_right, figureA5, tableA1, training_logs
 from analysis.verdict import Word
 from tests.analysis import synthetic
 
 GRID = """grid:
   - {architecture: [pro, llama], size: [tiny], context_length: [256, 512], log_pruning_tolerance: [-10, null]}
-  - {size: [tiny], context_length: [512], log_pruning_tolerance: [-10, null], needle_share: [0.1]}
+  - {size: [tiny], context_length: [512], log_pruning_tolerance: [-10, null], needle_fraction: [0.1]}
 """
 
 
@@ -37,7 +37,7 @@ def write_needle(run: str, recall, share: float = 0.0, samples: int = 3) -> list
             "method": "exact" if "exact" in run else "acp",
             "mode": "easy",
             "haystack": "held-out text",
-            "needle_share": share,
+            "needle_fraction": share,
             "evaluated_length_tokens": evaluated,
             "depth": depth,
             "haystack_sample": sample,

@@ -8,7 +8,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from acp_repro.pipeline.records import read_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from analysis import drawing, style
 from analysis.acp import figure7, figureA1, figureA2, sweeps
 from analysis.tables import UnfitRecords
@@ -68,17 +68,17 @@ def folder(tmp_path, monkeypatch):
     plt.close("all")
 
 
-def records_of(quantity: str, rows: list[dict]) -> pd.DataFrame:
+def records_of(metric: str, rows: list[dict]) -> pd.DataFrame:
     """``rows`` written and read back as records of the suite's run."""
-    synthetic.write(RUN, quantity, *rows)
-    return read_records(load_suite("mini"), quantity)
+    synthetic.write(RUN, metric, *rows)
+    return read_records(load_suite("mini"), metric)
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_each_is_drawn_from_records_alone(name):
-    module, quantity, rows = FIGURES[name]
-    records = records_of(quantity, rows)
-    with pytest.raises(UnfitRecords, match=f"{quantity}: more than one record"):
+    module, metric, rows = FIGURES[name]
+    records = records_of(metric, rows)
+    with pytest.raises(UnfitRecords, match=f"{metric}: more than one record"):
         module.draw(pd.concat([records, records[:1]]))
     assert "nan" not in synthetic.draw(name)
 

@@ -1,8 +1,8 @@
-"""What the papers declare: items, their quantities and claims agree with each other."""
+"""What the papers declare: items, their metrics and claims agree with each other."""
 
 import pytest
 
-from acp_repro.pipeline.registry import find_paper, paper_names
+from acp_repro.pipeline.paper_registry import find_paper, paper_names
 from analysis import __main__ as analysis
 from analysis.ledger import numbered
 from tests.analysis import synthetic
@@ -16,11 +16,11 @@ def test_what_is_declared_is_there(paper):
     ids = [id for id, _, _ in numbered(paper)]
     assert 0 < len(set(names)) == len(names) and 0 < len(set(ids)) == len(ids)
     for item in paper.items:
-        assert {paper.quantity(name).name for name in item.quantities} == {*item.quantities}
+        assert {paper.metric(name).name for name in item.metrics} == {*item.metrics}
     for _, claim, _ in numbered(paper):
         shown = claim.test or claim.proof or claim.refuted
-        assert bool(claim.quantities) + bool(shown) + bool(claim.untested) == 1
-        if claim.quantities:
+        assert bool(claim.metrics) + bool(shown) + bool(claim.untested) == 1
+        if claim.metrics:
             assert claim.check
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from acp_repro.pipeline import state
-from acp_repro.pipeline.registry import find_paper
-from acp_repro.pipeline.suite import load_suite, suite_names
+from acp_repro.pipeline import freshness
+from acp_repro.pipeline.paper_registry import find_paper
+from acp_repro.pipeline.suite_file import load_suite, suite_names
 from analysis import ledger
-from analysis.acp import models
+from analysis.acp import naming
 from analysis.reproduction import claim
 from analysis.reproduction.__main__ import write_pages
 from analysis.verdict import Word
@@ -76,13 +76,13 @@ def test_published_records_are_of_the_present_settings(monkeypatch):
     """So a fresh clone only draws them: an edit of a suite waits until the runs are measured again."""
     monkeypatch.chdir(ROOT)
     found = [
-        (suite, run, quantity)
+        (suite, run, metric)
         for suite in map(load_suite, suite_names())
-        for run, quantity in itertools.product(suite.runs, suite.paper.quantities)
-        if suite.file.published and not quantity.command and quantity.path(suite.name, run.name).is_file()
+        for run, metric in itertools.product(suite.runs, suite.paper.metrics)
+        if suite.file.published and not metric.command and metric.path(suite.name, run.name).is_file()
     ]
     assert len(found) > 1000
-    assert [one for one in found if not state.is_current(*one)] == []
+    assert [one for one in found if not freshness.is_current(*one)] == []
 
 
 def judge(id: str) -> ledger.Row:
@@ -106,7 +106,7 @@ def another(name: str, *pairs: tuple[bytes, bytes]) -> None:
         content = path.read_bytes()
         for old, new in pairs:
             content = content.replace(old, new)
-        state.write_record(path, content, 1)
+        freshness.write_record(path, content, 1)
 
 
 def took(gpu_seconds: float | None, seconds: float = 1, suite: str = "mini") -> None:
@@ -181,7 +181,7 @@ def test_what_small_models_show_is_a_toy_and_times_are_of_models(mini, monkeypat
     ):
         row = judge(id)
         assert (row.icml, row.unit) == (label, unit), id
-    monkeypatch.setattr(models, "at_paper_scale", lambda item, runs: True)
+    monkeypatch.setattr(naming, "at_paper_scale", lambda item, runs: True)
     row = judge("acp.figure2.1")
     assert row.icml == "verified" and "(the paper's scale)" in row.scale
 
@@ -195,13 +195,13 @@ def test_a_long_answer_is_cut(mini, monkeypatch):
 def test_the_ledger_is_of_the_records_as_they_were(mini):
     synthetic.write("pro-tiny-256-acp", "loss", {"loss_nats": 2.5})
     took(300)
-    first, second = ledger.trained_models()
+    first, second = ledger.models()
     assert (first["run"], first["pruned_percent"], first["gpu_minutes"]) == ("pro-tiny-256-acp", 50.0, 5.0)
     assert first["loss_nats"] == 2.5 and second["pruned_percent"] == 70.0 and "loss_nats" not in second
     ledger.write(ledger.judge_all("acp.figure2.1"))
     assert ledger.is_judged("mini")
     record = Path("results/mini/pro-tiny-512-acp/pruned_ratio.csv")
-    state.write_record(record, record.read_bytes().replace(b",7,10,0.7,", b",1,10,0.1,"), 1)
+    freshness.write_record(record, record.read_bytes().replace(b",7,10,0.7,", b",1,10,0.1,"), 1)
     assert not ledger.is_judged("mini")
 
 
@@ -222,14 +222,14 @@ def test_a_pooled_claim_is_judged_once_on_all_suites(mini):
 @pytest.fixture
 def again(mini, monkeypatch):
     """``make claim`` on suite ``mini``, whose ledger is written; commands are noted and not run."""
-    monkeypatch.setattr(ledger, "trained_models", list)
+    monkeypatch.setattr(ledger, "models", list)
     ledger.write(ledger.judge_all())
     called = []
 
     def run(words):
         called.append(words.removeprefix("python "))
         record = Path("results/mini/pro-tiny-512-acp/pruned_ratio.csv")
-        state.write_record(record, record.read_bytes().replace(b",7,10,0.7,", b",1,10,0.1,"), 1)
+        freshness.write_record(record, record.read_bytes().replace(b",7,10,0.7,", b",1,10,0.1,"), 1)
         return 0
 
     monkeypatch.setattr(claim, "run_words", run)

@@ -13,7 +13,7 @@ from analysis.verdict import Word
 def asked(nats: float, recall: float, method: str, fact: int = 0, depth: float = 0.0) -> dict:
     return {
         "method": method,
-        "needle_share": 0.1,
+        "needle_fraction": 0.1,
         "evaluated_length_tokens": 512,
         "depth": depth,
         "haystack_sample": 0,

@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 from acp_repro.papers.acp.paper import PAPER
-from acp_repro.pipeline.suite import load_suite, suite_names
+from acp_repro.pipeline.suite_file import load_suite, suite_names
 from analysis.acp import figure3, versions
 from analysis.ledger import all_records, judge_claim
 from analysis.tables import UnfitRecords
@@ -125,6 +125,6 @@ def test_trainings_are_the_same_if_no_step_differs():
     assert figure3.same_steps(steps).word is MEASURED
     assert figure3.same_steps(steps[steps["seed"] < 2]).word is UNTOLD
     steps.loc[6, "loss_nats"] += 1e-7  # of seed 0 at step 1
-    found = figure3.same_steps(steps, pd.DataFrame({"training": [figure3.REPEAT], "parts_here": [0]}))
+    found = figure3.same_steps(steps, pd.DataFrame({"training": [figure3.REPEAT], "diverges_here": [0]}))
     assert found.word is CONTRADICTED
     assert figure3.same_steps(steps).word is UNTOLD  # the machine may do that, and not pruning

@@ -1,6 +1,6 @@
 """What papers print against themselves."""
 
-from analysis.retention.models import PUBLISHED
+from analysis.retention.naming import PUBLISHED
 
 TABLE = PUBLISHED.table.set_index(["item", "method", "quantity"])["low"]
 

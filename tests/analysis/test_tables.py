@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from acp_repro.pipeline import provenance
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from analysis import drawing
-from analysis.acp import figure2, models, statistics, table2, table4
+from analysis.acp import figure2, naming, statistics, table2, table4
 from analysis.published import published
 from analysis.tables import UnfitRecords, one_each, side_by_side
 from tests.analysis import synthetic
@@ -78,7 +78,7 @@ def test_paper_values_are_whole():
     assert table["item"].value_counts()[["table1", "table3"]].tolist() == [78, 78]
     cells = table[(table["item"] == "table4") & table["size"].notna()]
     assert len(cells) == 9 and cells["low"].sum() == 34
-    assert models.PUBLISHED.range("table4", "boundary_search_share") == (2.0, 6.0)
+    assert naming.PUBLISHED.range("table4", "boundary_search_share") == (2.0, 6.0)
 
 
 def test_averages_of_tables_1_and_3_are_those_of_their_columns():

@@ -321,7 +321,7 @@ def test_more_than_two_to_the_31_elements():
 def test_errors_do_not_grow_with_length():
     """Mean log gate -1: at 128k tokens c reaches -1.3e5, where float32 has a spacing of 0.008."""
     from acp_repro.pipeline.benchmark.attention import errors, make_problem
-    from acp_repro.pipeline.benchmark.rivals import available
+    from acp_repro.pipeline.benchmark.baselines import available
 
     device = torch.device(DEVICE)
     short, long = (

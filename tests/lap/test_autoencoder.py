@@ -177,7 +177,7 @@ def test_a_batch_gives_what_each_text_gives():
     built = model()
     together = built.encode(TEXTS)
     lengths = [len(built.tokenizer.encode(text)) + 1 for text in TEXTS]
-    torch.testing.assert_close(together.kept_ratio, together.kept / torch.tensor(lengths))
+    torch.testing.assert_close(together.keep_ratio, together.kept / torch.tensor(lengths))
     written = built.decode(together, max_length=12)
     for row, text in enumerate(TEXTS):
         alone = built.encode([text])

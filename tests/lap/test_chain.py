@@ -1,4 +1,4 @@
-"""The paper's chain on a suite of seconds: batches, training, resume, every quantity, figure and claim."""
+"""The paper's chain on a suite of seconds: batches, training, resume, every metric, figure and claim."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.errors import RecordError, SuiteError
 from acp_repro.pipeline.paper import load_object
 from acp_repro.pipeline.records import read_records, write_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.loop import train
 from acp_repro.pipeline.training.measuring import bring_up_to_date
 from acp_repro.pipeline.training.optimizer import make_optimizer
@@ -85,10 +85,10 @@ def train_run(run, **options):
     return train(PAPER, run, device=torch.device("cpu"), report=lambda _: None, watch_every=4, **options)
 
 
-def measure_run(suite, run, quantity):
+def measure_run(suite, run, metric):
     trained = PruningTask(run).trained(suite, torch.device("cpu"))
     about = {"device": "cpu", "dtype": "float32", "trained_tokens": trained.trained_tokens}
-    write_records(suite, run, quantity, load_object(quantity.measure)(trained), **about)
+    write_records(suite, run, metric, load_object(metric.measure)(trained), **about)
 
 
 def weights(run):
@@ -161,7 +161,7 @@ def test_runs_begin_from_the_run_without_gates(suite):
 
 
 def test_rates_go_by_the_size_of_weights(suite):
-    task = change_training(suite.runs[0], rates_by_size=True)
+    task = change_training(suite.runs[0], scale_parameter=True)
     trainee = task.build()
     rates = task.rates(trainee)
     query = trainee.model.t5.encoder.block[0].layer[0].SelfAttention.q.weight
@@ -203,7 +203,7 @@ def test_more_texts_are_trained_on_and_never_held_out(suite, work):
     new = [f"a story that is new, number {i}<br /><br />and goes on" for i in range(100)]
     lines = [json.dumps({"text": text}) for text in [*new, plain.heldout[0].text, plain.train[0].text]]
     (work / "more.jsonl").write_text("\n".join(lines) + "\n")
-    data = dataclasses.replace(suite.file.data, more_path="more.jsonl")
+    data = dataclasses.replace(suite.file.data, extra_path="more.jsonl")
     texts = load_texts(data)
     assert (texts.train, texts.heldout) == (plain.train, plain.heldout) and texts.hash != plain.hash
     assert list(texts.more) == [text.replace("<br /><br />", " ") for text in new]
@@ -263,7 +263,7 @@ def test_lambda_begins_once_the_model_copies(suite):
 
 
 def test_lambda_falls_with_the_quality(suite):
-    task = change_training(suite.runs[0], lambda_ramp_steps=0, lambda_zero_at_nats=0.4)
+    task = change_training(suite.runs[0], lambda_ramp_steps=0, lambda_off_loss=0.4)
     trainee, batch = task.build().train(), task.batch(0)
     found = trainee.model(*batch)
     for nats, share in ((0.1, 0.75), (0.3, 0.25), (0.5, 0.0), (math.inf, 0.0)):
@@ -276,7 +276,7 @@ def test_lambda_falls_with_the_quality(suite):
 def test_gates_first_drop_at_random_and_cost_nothing(suite):
     pruning = dataclasses.replace(suite.runs[0].pruning, hard_concrete_signal_limit=6.0)
     run = dataclasses.replace(suite.runs[0], pruning=pruning)
-    task = change_training(run, blind_steps=2, lambda_ramp_steps=0)
+    task = change_training(run, token_dropout_steps=2, lambda_ramp_steps=0)
     trainee, batch = task.build().train(), task.batch(0)
     signal = trainee.model.t5.encoder.block[0].layer[-1].DenseReluDense.wo.weight
 
@@ -304,7 +304,7 @@ def test_a_look_weighs_every_text_alike(suite):
         for block in trainee.model.t5.encoder.block:
             block.layer[-1].DenseReluDense.wo.weight[0] *= 60
     found = task.watch(trainee, *task.batch(0))
-    assert 0 < found["kept_ratio"][1] < found["kept_ratio"][0] < 1
+    assert 0 < found["keep_ratio"][1] < found["keep_ratio"][0] < 1
     with torch.no_grad():
         model = trainee.model.eval()
         removed = [model(torch.tensor([row]), mask="removed") for row in rows]
@@ -312,7 +312,7 @@ def test_a_look_weighs_every_text_alike(suite):
     wanted = {
         "accuracy": torch.cat([one.correct for one in removed]).mean(),
         "soft_accuracy": torch.cat([one.correct for one in soft]).mean(),
-        "kept_ratio": torch.cat([one.kept[1:] / one.kept[0] for one in removed], 1).mean(1),
+        "keep_ratio": torch.cat([one.kept[1:] / one.kept[0] for one in removed], 1).mean(1),
         "soft_ratio": torch.cat([one.lengths[1:] / one.lengths[0] for one in soft], 1).mean(1),
     }
     for name, value in wanted.items():
@@ -342,15 +342,15 @@ def test_every_quantity_figure_and_claim(suite, monkeypatch):
         pytest.importorskip(library, reason="pip install -e '.[lap]'")
     for run in suite.runs:
         train_run(run)
-        for quantity in PAPER.quantities:
-            if run in quantity.runs(suite):
-                measure_run(suite, run, quantity)
+        for metric in PAPER.metrics:
+            if run in metric.runs(suite):
+                measure_run(suite, run, metric)
     scores = read_records(suite, "reconstruction").set_index(["run", "decoding"])
     assert (
-        scores.loc[("ungated", "soft"), "kept_ratio"] == scores.loc[("ungated", "removed"), "kept_ratio"] == 1
+        scores.loc[("ungated", "soft"), "keep_ratio"] == scores.loc[("ungated", "removed"), "keep_ratio"] == 1
     )
     assert scores.loc[("ungated", "soft"), "bleu"] == scores.loc[("ungated", "removed"), "bleu"]
-    words = read_records(suite, "kept_words")
+    words = read_records(suite, "keep_ratio_by_word")
     totals = words[words["grouping"] != "token"].groupby("grouping")["tokens"].sum()
     assert totals.nunique() == 1
     looks = read_records(suite, "dynamics", [suite.main_run])
@@ -365,21 +365,21 @@ def test_every_quantity_figure_and_claim(suite, monkeypatch):
 def test_a_record_that_fails_costs_no_other_one(suite, capsys):
     run = suite.run("ungated")
     train_run(run)
-    broken = dataclasses.replace(PAPER.quantity("reconstruction"), measure="builtins:len")
+    broken = dataclasses.replace(PAPER.metric("reconstruction"), measure="builtins:len")
     with pytest.raises(UserError, match="1 of 2 records could not be measured"):
-        bring_up_to_date(suite, [(run, broken), (run, PAPER.quantity("dynamics"))], "cpu", again=True)
+        bring_up_to_date(suite, [(run, broken), (run, PAPER.metric("dynamics"))], "cpu", again=True)
     said = capsys.readouterr()
     assert "dynamics.csv" in said.out and "reconstruction.csv" not in said.out and "has no len()" in said.err
 
 
 def test_a_run_becomes_a_folder_of_the_project(suite, tmp_path, capsys):
     pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
-    run, quantity = suite.runs[1], PAPER.quantity("reconstruction")
+    run, metric = suite.runs[1], PAPER.metric("reconstruction")
     train_run(run)
-    quantity.path(suite.name, run.name).unlink(missing_ok=True)
+    metric.path(suite.name, run.name).unlink(missing_ok=True)
     with pytest.raises(RecordError, match="reconstruction"):
         publish(suite, run, tmp_path / "lap-tiny")
-    measure_run(suite, run, quantity)
+    measure_run(suite, run, metric)
     folder = publish(suite, run, tmp_path / "lap-tiny")
     assert run.command in (folder / "README.md").read_text()
     assert compress.main([str(folder), "--text", "the food was good"]) == 0

@@ -19,7 +19,7 @@ from analysis.verdict import Word
 MET, MISSED, UNTOLD = Word.MEASURED, Word.CONTRADICTED, Word.UNTOLD
 ROOT = Path(__file__).parents[2]
 RUN = {"gate": "published", "training_mask": "hard_concrete", "compression": 1.0, "seed": 42}
-SCORE = {"kept_ratio": 0.5, "token_accuracy": 0.9, "bleu": 0.7, "rouge_l": 0.8, "exact_match": 0.4}
+SCORE = {"keep_ratio": 0.5, "token_accuracy": 0.9, "bleu": 0.7, "rouge_l": 0.8, "exact_match": 0.4}
 ARTICLE = {"token_accuracy": 0.98, "bleu": 0.95, "rouge_l": 0.94}
 
 
@@ -45,7 +45,7 @@ def soft_masks(*accuracies):
 
 
 def lambdas(*kept, **same):
-    return scores(*({"compression": i + 1.0, "kept_ratio": k} for i, k in enumerate(kept)), **same)
+    return scores(*({"compression": i + 1.0, "keep_ratio": k} for i, k in enumerate(kept)), **same)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def lambdas(*kept, **same):
         (table_scores.article_scores, scores(ARTICLE | {"token_accuracy": 0.979}), MISSED),
         (table_scores.article_scores, scores(ARTICLE | {"bleu": 0.949}), MISSED),
         (table_scores.article_scores, scores(ARTICLE | {"rouge_l": 0.939}), MISSED),
-        (table_scores.article_scores, scores(ARTICLE | {"kept_ratio": 0.96}), MISSED),
+        (table_scores.article_scores, scores(ARTICLE | {"keep_ratio": 0.96}), MISSED),
         (table_scores.article_scores, scores({"soft": ARTICLE}), MISSED),
         # The small goal wants both of one run.
-        (table_scores.small_goal, scores({"token_accuracy": 0.9, "kept_ratio": 0.6}), MET),
-        (table_scores.small_goal, scores({"token_accuracy": 0.899, "kept_ratio": 0.6}), MISSED),
-        (table_scores.small_goal, scores({"token_accuracy": 0.9, "kept_ratio": 0.601}), MISSED),
-        (table_scores.small_goal, scores({"kept_ratio": 0.9}, {"token_accuracy": 0.1}), MISSED),
+        (table_scores.small_goal, scores({"token_accuracy": 0.9, "keep_ratio": 0.6}), MET),
+        (table_scores.small_goal, scores({"token_accuracy": 0.899, "keep_ratio": 0.6}), MISSED),
+        (table_scores.small_goal, scores({"token_accuracy": 0.9, "keep_ratio": 0.601}), MISSED),
+        (table_scores.small_goal, scores({"keep_ratio": 0.9}, {"token_accuracy": 0.1}), MISSED),
         # The gap is of every run with such gates.
         (table_scores.soft_gap, soft_masks(0.91, 0.99), MET),
         (table_scores.soft_gap, soft_masks(0.91, 0.05), MISSED),
@@ -78,7 +78,7 @@ def lambdas(*kept, **same):
         (figure_curve.lambda_compresses, lambdas(0.6, 0.4, training_mask="soft"), MET),
         (
             figure_curve.lambda_compresses,
-            scores({"kept_ratio": 0.4}, {"compression": 2.0, "kept_ratio": 0.5, "seed": 1}),
+            scores({"keep_ratio": 0.4}, {"compression": 2.0, "keep_ratio": 0.5, "seed": 1}),
             UNTOLD,
         ),
     ],
@@ -102,7 +102,7 @@ def test_scores(check, records, verdict):
 def test_probing_is_close_to_what_has_learnt_more_than_the_larger_class(kept, whole, texts, verdict):
     accuracy = {"kept_votes": kept, "all_tokens_votes": 0.59, "all_tokens_mean": whole, "bag_of_words": 0.7}
     rows = [{"run": "a", "classifier": c, "accuracy": a} for c, a in accuracy.items()]
-    records = pd.DataFrame(rows).assign(larger_class=0.6, measured_texts=texts)
+    records = pd.DataFrame(rows).assign(majority_class=0.6, measured_texts=texts)
     assert status(figure_probing.probe_close, records) == verdict
 
 
@@ -120,7 +120,7 @@ def test_dynamics_compare_the_first_look_and_the_last(accuracy, kept, verdict):
     """The second of two gates counts; the first keeps all."""
     rows = []
     for step, (right, share) in enumerate(zip(accuracy, kept, strict=True)):
-        gates = (("accuracy", None, right), ("kept_ratio", 0, 1.0), ("kept_ratio", 1, share))
+        gates = (("accuracy", None, right), ("keep_ratio", 0, 1.0), ("keep_ratio", 1, share))
         rows += [{"step": step, "series": s, "gate_index": g, "value": v} for s, g, v in gates]
     assert status(figure_dynamics.drops_and_learns, pd.DataFrame(rows)) == verdict
 
@@ -195,7 +195,7 @@ def times(growth=4.0, kept=0.5, **of_removal):
     for length in (32, 128):
         longer = pd.Series({c: growth if c.endswith("_ms") and length > 32 else 1.0 for c in columns})
         for share in (1.0, kept):
-            common = {"run": "a", "length_tokens": length, "kept_ratio": share}
+            common = {"run": "a", "length_tokens": length, "keep_ratio": share}
             removed = dict.fromkeys(columns, of_removal.get("all", 11.0) if share == 1 else 5.0)
             removed |= of_removal if share < 1 else {}
             rows.append({**common, "method": "masked", **(10.0 * longer)})
@@ -248,6 +248,6 @@ def test_runs_that_do_not_train_as_published_tell_nothing_of_the_article(monkeyp
     check = table_scores.small_goal
     good = scores({"training_mask": "soft"}, {"compression": None})
     kept = [("lap-paper", 0.5), ("lap-paper", 0.99), ("lap-h200", 0.5)]
-    found = [check(good.assign(suite=suite, kept_ratio=share)) for suite, share in kept]
+    found = [check(good.assign(suite=suite, keep_ratio=share)) for suite, share in kept]
     assert [one.word for one in found] == [MET, UNTOLD, UNTOLD]
     assert check(scores({}).assign(suite="lap-paper")).word is UNTOLD

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from acp_repro.lap import autoencoder, draw_noise
-from acp_repro.lap.settings import LOG_REMOVED
+from acp_repro.lap.config import LOG_REMOVED
 from tests.lap.tiny import SHAPE, TEXTS, model
 
 

@@ -8,7 +8,7 @@ import torch
 from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
 from acp_repro.papers.lap.measure import removal_time
-from acp_repro.papers.lap.measure.kept_words import kind_of, measure_kept_words
+from acp_repro.papers.lap.measure.keep_ratio_by_word import kind_of, measure_keep_ratio_by_word
 from acp_repro.papers.lap.measure.removal_time import _compare, held_bytes, measure_removal_time
 from tests.lap.tiny import TEXTS, model
 from tests.suites import slow_every_other
@@ -57,9 +57,9 @@ def test_each_kept_share_is_measured_once(alike, monkeypatch):
         heldout_rows=lambda _: built.token_ids([TEXTS[2]]).tolist(),
     )
     rows = measure_removal_time(trained)
-    keys = [(row["method"], row["length_tokens"], row["kept_ratio"]) for row in rows]
+    keys = [(row["method"], row["length_tokens"], row["keep_ratio"]) for row in rows]
     assert len(set(keys)) == len(keys) == 2 * (1 if alike else len(shares))
-    assert (min(row["kept_ratio"] for row in rows) == 1.0) == alike
+    assert (min(row["keep_ratio"] for row in rows) == 1.0) == alike
 
 
 def test_the_order_favours_neither_masks_nor_removal(monkeypatch):
@@ -97,7 +97,7 @@ def test_the_kept_ratio_is_a_mean_over_texts():
         heldout_rows=lambda most: rows,
         batches=lambda rows: [built.token_ids(TEXTS[:2]), built.token_ids(TEXTS[2:])],
     )
-    records = {record["decoding"]: record["kept_ratio"] for record in measure_reconstruction(trained)}
+    records = {record["decoding"]: record["keep_ratio"] for record in measure_reconstruction(trained)}
     with torch.no_grad():
         alone = [built(torch.tensor([row]), mask="soft") for row in rows]
     soft = sum((one.lengths[-1] / one.lengths[0]).item() for one in alone) / len(rows)
@@ -125,7 +125,7 @@ def test_the_larger_class_is_that_of_the_texts_that_are_scored(monkeypatch):
         measure_settings=SimpleNamespace(scored_texts=9, probe_texts=9),
     )
     records = probe.measure_probe(trained)
-    assert all(record["larger_class"] == pytest.approx(2 / 3) for record in records)
+    assert all(record["majority_class"] == pytest.approx(2 / 3) for record in records)
     assert {(record["train_texts"], record["measured_texts"]) for record in records} == {(4, 3)}
 
 
@@ -156,7 +156,7 @@ def test_counts_are_of_the_models_own_choice():
         heldout_rows=lambda most: rows[:most],
         batches=lambda rows: [ids],
     )
-    records = measure_kept_words(trained)
+    records = measure_keep_ratio_by_word(trained)
     kept = int(built.encode_ids(ids).kept.sum()) - len(rows)  # EOS apart
     for grouping in ("kind", "frequency", "place"):
         part = [record for record in records if record["grouping"] == grouping]

@@ -7,7 +7,7 @@ import torch
 
 from acp_repro.lap import PruningAutoencoder
 from acp_repro.papers.lap.texts import encode, load_texts
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 
 ROOT = Path(__file__).parents[2]
 (FOLDER,) = (ROOT / "pretrained").glob("lap-*")

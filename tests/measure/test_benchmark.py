@@ -11,10 +11,10 @@ from acp_repro.benchmark_attention import main
 from acp_repro.model.capture import AttentionInputs
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline.benchmark import attention as benchmark
-from acp_repro.pipeline.benchmark import forward, rivals
+from acp_repro.pipeline.benchmark import baselines, forward
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.records import read_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from analysis import drawing
 from analysis.acp import figure_kernel
 from tests.suites import YAML, write_suite
@@ -22,7 +22,7 @@ from tests.suites import YAML, write_suite
 SMALL = ["--device", "cpu", "--lengths", "128", "256", "--heads", "3", "--head-dim", "16", "--repeats", "1"]
 
 
-def small_problem(gates="bimodal"):
+def small_problem(gates="mixed"):
     return benchmark.make_problem(256, 3, 16, gates, 512, torch.device("cpu"), torch.float32)
 
 
@@ -33,7 +33,7 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch):
         read_records(load_suite("mini"), "kernel_time")
     assert main([*SMALL, "--suite", "mini", "--csv", str(tmp_path / "x" / "times.csv")]) == 0
     records = read_records(load_suite("mini"), "kernel_time")
-    assert tuple(records.columns) == PAPER.columns(PAPER.quantity("kernel_time")) and len(records) == 8
+    assert tuple(records.columns) == PAPER.columns(PAPER.metric("kernel_time")) and len(records) == 8
     assert set(records["implementation"]) == {"blockwise", "eager"}
     assert records[["run", "trained_tokens", "ptxas_version"]].isna().all(axis=None)
     assert records[["device", "dtype", "forward_ms", "gate_gradient_error"]].notna().all(axis=None)
@@ -51,7 +51,7 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch):
 @pytest.mark.parametrize("length", [4096, 8192, 16_384, 32_768])
 def test_gates_that_prune_what_the_paper_does(length, heads):
     """Two heads in three prune 57 % at 4k and 65 % at 32k, so that two lengths differ in the share."""
-    gates = benchmark.mean_gates("paper", heads, length, 64)
+    gates = benchmark.mean_gates("paper_ratio", heads, length, 64)
     shape = (1, heads, length)
     q = torch.zeros(1).expand(*shape, 64)  # the share is the gates' alone
     delta = benchmark._threshold(length, 64).expand(1, heads)
@@ -66,8 +66,8 @@ def test_the_limit_is_the_fastest_without_gates_times_what_is_left():
     names = ["implementation", "method", "pruned_ratio", "forward_backward_ms"]
     others = {"forward_ms": 1.0, "nominal_forward_backward_tflop": 1.0, "length_tokens": 4096}
     hosts = dict.fromkeys(("search_ms", "gate_gradient_error", "forward_host_ms", "forward_backward_host_ms"))
-    for rival, limit, shown in ((None, 2.5, "cuDNN"), ("fa4", 2.0, "FlashAttention-4")):
-        rows += [(rival, "no gates", 0.0, 8.0)] * (rival is not None)
+    for baseline, limit, shown in ((None, 2.5, "cuDNN"), ("fa4", 2.0, "FlashAttention-4")):
+        rows += [(baseline, "no gates", 0.0, 8.0)] * (baseline is not None)
         records = pd.DataFrame(rows, columns=names).assign(**others | hosts)
         found = figure_kernel.limit(records)
         assert found.to_dict() == {4096: limit} and found.name == shown
@@ -75,16 +75,16 @@ def test_the_limit_is_the_fastest_without_gates_times_what_is_left():
 
 def test_a_suite_names_its_gates_and_an_option_other_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path, YAML.replace("measure: {", "measure: {gates: paper, "))
-    for options, gates in (([], "paper"), (["--gates", "local"], "local")):
-        assert main([*SMALL, *options, "--suite", "mini", "--rivals"]) == 0
+    write_suite(tmp_path, YAML.replace("measure: {", "measure: {gate_distribution: paper_ratio, "))
+    for options, gates in (([], "paper_ratio"), (["--gates", "local"], "local")):
+        assert main([*SMALL, *options, "--suite", "mini", "--baselines"]) == 0
         assert set(read_records(load_suite("mini"), "kernel_time")["gates"]) == {gates}
 
 
 @pytest.mark.parametrize("name", ["ours", "eager"])
 def test_what_is_right_passes_and_what_is_wrong_is_named(name):
     problem = small_problem()
-    call = rivals.available(name, torch.device("cpu"))
+    call = baselines.available(name, torch.device("cpu"))
     wrong, gate_error = benchmark.check_rival(call, problem, None, True)
     assert wrong is None and gate_error < 1e-4
 
@@ -100,7 +100,7 @@ def test_what_is_right_passes_and_what_is_wrong_is_named(name):
     assert "out" in benchmark.check_rival(scaled, problem, None, True)[0]
     assert "gate gradient is off by 100 %" in benchmark.check_rival(ungated, problem, None, True)[0]
     assert benchmark.check_rival(broken, problem, None, True)[0] == "does not run: no kernel"
-    (line,) = benchmark.time_rivals(problem, "bimodal", {"eager": scaled}, 1)
+    (line,) = benchmark.time_baselines(problem, "mixed", {"eager": scaled}, 1)
     assert line.startswith("eager, exact: wrong: out")
 
 
@@ -108,20 +108,20 @@ def out_of_memory(after):
     """Eager attention that passes its check, and some calls more."""
     calls = []
 
-    def rival(*arguments):
+    def baseline(*arguments):
         calls.append(1)
         if len(calls) > after:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 48.00 GiB.\nand more")
-        return rivals._eager(*arguments)
+        return baselines._eager(*arguments)
 
-    return rival
+    return baseline
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])  # in its check, in forward, in forward + backward
 def test_what_runs_out_of_memory_is_a_line_and_gives_its_memory_back(after, monkeypatch):
     given_back = []
     monkeypatch.setattr(benchmark, "give_memory_back", lambda: given_back.append(sys.exc_info()))
-    (line,) = benchmark.time_rivals(small_problem(), "bimodal", {"eager": out_of_memory(after)}, 1)
+    (line,) = benchmark.time_baselines(small_problem(), "mixed", {"eager": out_of_memory(after)}, 1)
     assert line == "eager, exact: out of memory: CUDA out of memory. Tried to allocate 48.00 GiB."
     assert given_back == [(None, None, None)]  # once nothing holds the error, which holds tensors
 
@@ -130,9 +130,11 @@ def test_what_stops_a_length_costs_no_records_of_those_before(tmp_path, monkeypa
     def stopped(q, *arguments):
         if q.shape[2] == 256:
             raise KeyboardInterrupt
-        return rivals._eager(q, *arguments)
+        return baselines._eager(q, *arguments)
 
-    monkeypatch.setitem(rivals.RIVALS, "eager", rivals.RIVALS["eager"]._replace(load=lambda: stopped))
+    monkeypatch.setitem(
+        baselines.BASELINES, "eager", baselines.BASELINES["eager"]._replace(load=lambda: stopped)
+    )
     csv = tmp_path / "times.csv"
     assert main([*SMALL, "--csv", str(csv)]) == 130
     records = pd.read_csv(csv)
@@ -144,12 +146,12 @@ def test_flexattention_computes_the_equations():
     """Uncompiled, so on a CPU: the block mask and the decay are ours."""
     pytest.importorskip("torch.nn.attention.flex_attention", reason="pip install 'torch>=2.5'")
     q, k, v, log_fgate, _, threshold = small_problem()
-    rivals._compiled.cache_clear()
+    baselines._compiled.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rivals, "_compiled", lambda function: function)
-        call = rivals.RIVALS["flex"].load()
+        patch.setattr(baselines, "_compiled", lambda function: function)
+        call = baselines.BASELINES["flex"].load()
     with torch.no_grad():
-        expected = rivals._eager(q, k, v, log_fgate, None)
+        expected = baselines._eager(q, k, v, log_fgate, None)
         for delta in (threshold, None):
             torch.testing.assert_close(call(q, k, v, log_fgate, delta), expected, rtol=1e-3, atol=1e-3)
 

@@ -9,7 +9,7 @@ from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline.benchmark import decode as benchmark
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.records import read_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from analysis import drawing
 from analysis.acp import figure_decode
 from tests.suites import write_suite
@@ -23,7 +23,7 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch):
     small = ["--device", "cpu", "--shapes", "1x700", "2x700", "--repeats", "2"]
     assert main([*small, "--suite", "mini"]) == 0
     records = read_records(load_suite("mini"), "decode_time")
-    assert tuple(records.columns) == PAPER.columns(PAPER.quantity("decode_time")) and len(records) == 8
+    assert tuple(records.columns) == PAPER.columns(PAPER.metric("decode_time")) and len(records) == 8
     attention, model = (records[records["scope"] == scope] for scope in ("attention", "model"))
     assert (attention["output_error"] < 1e-6).all() and model["output_error"].isna().all()
     # 4 heads of 32 in float32, of 11 blocks; 3 are local and keep 3 blocks of -0.2 a token.
@@ -41,24 +41,24 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch):
 
 
 def test_a_rival_is_given_the_same_problem():
-    problem = benchmark.make_decode_problem(2, 200, 2, 16, "bimodal", torch.device("cpu"), torch.float32)
+    problem = benchmark.make_decode_problem(2, 200, 2, 16, "mixed", torch.device("cpu"), torch.float32)
     given = []
 
-    def rival(q, k, v, log_fgate, threshold):
+    def baseline(q, k, v, log_fgate, threshold):
         out = forgetting_attention(q, k, v, log_fgate, head_first=True, adaptive_threshold=threshold)
         given.append((out, threshold))
         return out
 
-    records = benchmark.measure_attention(problem, "bimodal", 1, {"rival": rival})
-    assert [one["method"] for one in records if one["implementation"] == "rival"] == ["acp", "exact"]
+    records = benchmark.measure_attention(problem, "mixed", 1, {"baseline": baseline})
+    assert [one["method"] for one in records if one["implementation"] == "baseline"] == ["acp", "exact"]
     for out, threshold in given:
         step = problem.step("exact" if threshold is None else "acp")
         torch.testing.assert_close(out, step, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch):
-    problem = benchmark.make_decode_problem(1, 200, 2, 16, "bimodal", torch.device("cpu"), torch.float32)
+    problem = benchmark.make_decode_problem(1, 200, 2, 16, "mixed", torch.device("cpu"), torch.float32)
     assert benchmark.output_error(problem, "acp") < 1e-6
     monkeypatch.setattr(benchmark, "decode_reference", lambda q, *_: torch.ones_like(q))
     with pytest.raises(AssertionError, match="an error of"):
-        benchmark.measure_attention(problem, "bimodal", 1, {})
+        benchmark.measure_attention(problem, "mixed", 1, {})

@@ -291,7 +291,7 @@ def test_unknown_tasks_and_unreachable_items_are_one_line(evaluation, data, monk
 def test_a_suite_s_records_and_its_table(evaluation, tmp_path, monkeypatch):
     """From training to Table 1, through the commands, over the book's tasks."""
     from acp_repro import measure
-    from acp_repro.pipeline.suite import load_suite
+    from acp_repro.pipeline.suite_file import load_suite
     from analysis import drawing
     from tests.suites import YAML, records, train_run, write_suite
 

@@ -151,8 +151,8 @@ def test_weights_do_not_depend_on_how_rows_are_cut(rows, monkeypatch):
 def test_heads_can_be_named(capsys):
     command = ["decay", "attention_weights", "--suite", "mini", "--run", ACP, "--heads"]
     assert measure([*command, "1.1", "0.0"]) == 0
-    for quantity in ("decay", "attention_weights"):
-        table = records(quantity, ACP)
+    for metric in ("decay", "attention_weights"):
+        table = records(metric, ACP)
         pairs = list(dict.fromkeys(zip(table["layer"], table["head"], strict=True)))
         assert pairs == [(1, 1), (0, 0)]
     # Other heads are asked for, so the record is made again though it is newer than the weights.

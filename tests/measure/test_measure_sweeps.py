@@ -19,11 +19,11 @@ from acp_repro.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckp
 from acp_repro.papers.acp.measure import pruned_mass
 from acp_repro.papers.acp.measure.pruned_ratio import measure_block_size, measure_epsilon_sweep
 from acp_repro.papers.acp.paper import PAPER
-from acp_repro.papers.acp.settings import MeasureConfig
+from acp_repro.papers.acp.schema import MeasureConfig
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import TrainedFoX
 from acp_repro.pipeline.paper import load_object
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from tests.suites import YAML, records, with_measure, write_suite
 
 RUN = "pro-tiny-256-acp"
@@ -157,7 +157,7 @@ def test_sweep_grows_with_epsilon_and_stays_under_it(dtype):
     model = small_model(tolerance=None)
     rows = measure_epsilon_sweep(Small(model, dtype), TOLERANCES)
     assert model.config.log_pruning_tolerance is None
-    assert {tuple(row) for row in rows} == {PAPER.quantity("epsilon_sweep").columns}
+    assert {tuple(row) for row in rows} == {PAPER.metric("epsilon_sweep").columns}
     frame = pd.DataFrame(rows)
     assert frame["swept_log_pruning_tolerance"].tolist() == TOLERANCES
     for column in ("block_pruned_ratio", "token_pruned_ratio", "largest_pruned_mass"):
@@ -191,7 +191,7 @@ def trained(tmp_path, monkeypatch):
 
 def test_pruned_mass_of_every_head(trained):
     rows = pruned_mass.measure_pruned_mass(trained)
-    assert {frozenset(row) for row in rows} == {frozenset(PAPER.quantity("pruned_mass").columns)}
+    assert {frozenset(row) for row in rows} == {frozenset(PAPER.metric("pruned_mass").columns)}
     masses, slacks = {}, {}
     for input_ids, _ in trained.heldout_batches(600, 1):
         for layer, inputs in enumerate(attention_inputs(trained.model, input_ids)):
@@ -224,7 +224,7 @@ def test_block_size_is_the_serial_count_and_only_falls(trained):
     assert ratios == sorted(ratios, reverse=True) and ratios[0] > 0.4 and ratios[-1] == 0
     for row in rows:
         block, total = row["block_tokens"], []
-        assert set(row) == set(PAPER.quantity("block_size").columns) and row["measured_tokens"] == 512
+        assert set(row) == set(PAPER.metric("block_size").columns) and row["measured_tokens"] == 512
         for input_ids, _ in trained.heldout_batches(600, 2):
             for inputs in attention_inputs(trained.model, input_ids):
                 c = cumulative_log_fgate(inputs.log_fgate)
@@ -265,7 +265,7 @@ def test_command_on_a_checkpoint_writes_what_it_measured(checkpoint, source):
         == 0
     )
     frame = pd.read_csv(csv)
-    assert tuple(frame.columns[:6]) == PAPER.quantity("epsilon_sweep").columns
+    assert tuple(frame.columns[:6]) == PAPER.metric("epsilon_sweep").columns
     assert (frame["largest_pruned_mass"] < np.exp([-2, -10.5])).all()
     assert (frame["context_length_tokens"] == 320).all() and (frame["measured_tokens"] == 960).all()
 
@@ -276,7 +276,7 @@ def test_measures_of_runs_serve_a_checkpoint(checkpoint):
     device, settings = torch.device("cpu"), MeasureConfig(sweep_tokens=512, loss_tokens=512)
     trained = TrainedCheckpoint(found, ids, device, settings)
     assert len(ids) == 2 and [row["measured_tokens"] for row in measure_epsilon_sweep(trained)] == [512] * 5
-    for kind in map(PAPER.quantity, ("block_size", "pruned_mass")):
+    for kind in map(PAPER.metric, ("block_size", "pruned_mass")):
         assert {frozenset(row) for row in load_object(kind.measure)(trained)} == {frozenset(kind.columns)}
     # Batches are those of a run: as many tokens as are asked for, and no loss where no token follows.
     ((inputs, labels),) = trained.heldout_batches(300, 4)

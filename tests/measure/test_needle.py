@@ -1,4 +1,4 @@
-"""The needle test: what a model is asked, and the quantities that come of it."""
+"""The needle test: what a model is asked, and the metrics that come of it."""
 
 import copy
 import dataclasses
@@ -16,7 +16,7 @@ from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import TrainedFoX
 from acp_repro.pipeline.needle import trial
 from acp_repro.pipeline.needle.prompt import WORDINGS, hide, tokenise_needles
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from tests.measure.test_needle_text import BYTES, DEED, LENGTH, NEEDLES, bytes_needle
 from tests.suites import with_measure, write_suite
 
@@ -105,14 +105,14 @@ def test_likelihood_is_that_of_the_whole_pass():
     torch.testing.assert_close(found, -losses.sum(1), rtol=1e-5, atol=1e-5)
 
 
-# --- the quantities
+# --- the metrics
 
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
     """A run of a tiny suite without its exact pair, with fresh weights."""
     monkeypatch.chdir(tmp_path)
-    text = NEEDLES.replace("[-10, null], needle_share: [0, 0.5]", "[-10]").replace(f"{LENGTH}]", "512]")
+    text = NEEDLES.replace("[-10, null], needle_fraction: [0, 0.5]", "[-10]").replace(f"{LENGTH}]", "512]")
     write_suite(tmp_path, text)
     (tmp_path / "heldout.txt").write_text("a dog that forgets is a fox. " * 100)
     suite = with_measure(load_suite("mini"), needle_depths=[0.0, 1.0], needle_samples=1, needle_lengths=[500])
@@ -123,7 +123,7 @@ def trained(tmp_path, monkeypatch):
 
 def test_one_model_is_tried_with_and_without_pruning(trained):
     rows = trial.measure_needle(trained)
-    assert {frozenset(row) for row in rows} == {frozenset(PAPER.quantity("needle").columns)}
+    assert {frozenset(row) for row in rows} == {frozenset(PAPER.metric("needle").columns)}
     assert [row["method"] for row in rows] == ["acp"] * 2 + ["exact"] * 2
     assert trained.model.config.log_pruning_tolerance == -10
     gaps = [
@@ -145,7 +145,7 @@ def test_the_same_weights_differ_where_pruning_is_felt_and_only_there(trained, t
             block.attn.fgate_proj.bias.fill_(3.0)
     before = copy.deepcopy(trained.model.state_dict())
     rows = losses.measure_same_weights(trained)
-    assert {frozenset(row) for row in rows} == {frozenset(PAPER.quantity("same_weights").columns)}
+    assert {frozenset(row) for row in rows} == {frozenset(PAPER.metric("same_weights").columns)}
     loss, noise, needle = rows
     assert 0 < noise["largest_difference_nats"] < 1e-4 and noise["differing_items"] > 100
     if tolerance == -10:
@@ -172,7 +172,7 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
     ]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     rows = losses.measure_training_log(trained)
-    assert {frozenset(row) for row in rows} == {frozenset(PAPER.quantity("training_log").columns)}
+    assert {frozenset(row) for row in rows} == {frozenset(PAPER.metric("training_log").columns)}
     steps = sorted({row["step"] for row in rows})
     assert steps[-1] == 400 and len(steps) <= 100 and {row["training_device"] for row in rows} == {"a chip"}
     if pruned:  # 201 looks, of which every third, counted from the last
@@ -186,4 +186,4 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
     assert sum({row["step"]: row["averaged_steps"] for row in rows}.values()) == 401
     each = losses.measure_step_losses(trained)
     assert [row["step"] for row in each] == list(range(401)) and each[-1]["loss_nats"] == 400
-    assert set(each[0]) == set(PAPER.quantity("step_losses").columns)
+    assert set(each[0]) == set(PAPER.metric("step_losses").columns)

@@ -13,10 +13,10 @@ from acp_repro.papers.acp.task import FoXTask
 from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.data.sources import Document
 from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.freshness import differences
 from acp_repro.pipeline.needle import documents, haystack, trial
 from acp_repro.pipeline.needle.prompt import WORDINGS, tokenise_needles
-from acp_repro.pipeline.state import differences
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from tests.suites import YAML, write_suite
 
 BYTES = ByteTokenizer()
@@ -24,7 +24,7 @@ DEED = "eat a sandwich and sit in Dolores Park on a sunny day"
 LENGTH = 1024
 NEEDLES = (
     YAML.replace("context_length: [128]", f"context_length: [{LENGTH}]")
-    .replace("[-10, null]", "[-10, null], needle_share: [0, 0.5]")
+    .replace("[-10, null]", "[-10, null], needle_fraction: [0, 0.5]")
     .replace("micro_batch_tokens: 128", f"micro_batch_tokens: {2 * LENGTH}")
     .replace("{batch_tokens: 256", f"{{batch_tokens: {2 * LENGTH}")
 )
@@ -167,7 +167,7 @@ def test_a_run_with_needles_has_them_in_its_share_and_pairs_read_the_same(tmp_pa
     assert [run.name for run in suite.runs] == names
     plain, acp, _, exact = suite.runs
     before = json.loads(json.dumps(plain.as_dict()))
-    assert differences(before, acp) == ["needle_share: 0.0, now 0.5"]
+    assert differences(before, acp) == ["needle_fraction: 0.0, now 0.5"]
     assert suite.pairs("pro") == [plain, suite.runs[2]] == suite.needle_runs("pro", longest=True)
     assert suite.trained_with_needles == [acp, exact] and plain.setting != acp.setting
     tasks = [FoXTask(run) for run in (plain, acp, exact)]
@@ -180,6 +180,6 @@ def test_a_run_with_needles_has_them_in_its_share_and_pairs_read_the_same(tmp_pa
         changed += int(rows.sum())
         assert all("Answer:" in BYTES.decode(row) for row in labels[rows])
     assert 10 <= changed <= 30
-    with pytest.raises(SuiteError, match=r"needle_share\[0\]: must be a number in \[0, 1\], got 2"):
+    with pytest.raises(SuiteError, match=r"needle_fraction\[0\]: must be a number in \[0, 1\], got 2"):
         write_suite(tmp_path, NEEDLES.replace("[0, 0.5]", "[2]"))
         load_suite("mini")

@@ -8,7 +8,7 @@ from acp_repro.benchmark_training import main as command
 from acp_repro.papers.acp import training_steps
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from analysis.acp import figure_scaling
 from tests.suites import write_suite
 
@@ -28,7 +28,7 @@ def test_records_of_both_methods_and_weights_that_stand_still(run, monkeypatch):
     monkeypatch.setattr(training_steps, "_ours", lambda *args: made.append(real(*args)) or made[-1])
     acp, exact = training_steps.time_steps(run, 301, CPU, repeats=2, steps=1, official=False)
     shape = {"architecture", "size", "context_length_tokens"}
-    assert set(acp) == {*shape, *PAPER.quantity("training_step").columns}
+    assert set(acp) == {*shape, *PAPER.metric("training_step").columns}
     assert (acp["method"], exact["method"]) == ("acp", "exact") and acp["vocab_size"] == 301
     assert acp["step_tokens"] == run.training.micro_batch_tokens and acp["ranks"] == 1
     for record in (acp, exact):

@@ -32,9 +32,9 @@ def test_settings_of_the_methods_are_checked_without_pydantic():
     run_without(
         (*NOT_TORCH, "torch"),
         """
-from acp_repro.lap.settings import PruningConfig
+from acp_repro.lap.config import PruningConfig
 from acp_repro.model import FoXConfig
-from acp_repro.retention.settings import RetentionConfig
+from acp_repro.retention.config import RetentionConfig
 for settings, name in ((PruningConfig, "tau"), (FoXConfig, "vocab_size"), (RetentionConfig, "budget")):
     settings(**{name: 1})
     try:

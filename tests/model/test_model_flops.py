@@ -23,9 +23,9 @@ def test_flops_by_hand():
     assert config.flops_per_token(length) == 3 * (matrices + attention)
     assert config.flops_per_token(length, 0.25) == 3 * (matrices + attention / 4)
     assert config.flops_per_token(length, backward=False) * 3 == config.flops_per_token(length)
-    with pytest.raises(ValueError, match=r"kept_ratio: must be a number in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"keep_ratio: must be a number in \[0, 1\]"):
         config.flops_per_token(length, 1.1)
-    with pytest.raises(ValueError, match=r"kept_ratio: must be a number in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"keep_ratio: must be a number in \[0, 1\]"):
         config.flops_per_token(length, -0.1)
 
 

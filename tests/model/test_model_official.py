@@ -1,7 +1,7 @@
 """Our model against the answers of the authors' (a recorded run under bfloat16 autocast on a GPU).
 
 Budgets follow from bfloat16 rounding as it is in this model: ``scale`` is the distance between our own
-float32 and bfloat16-autocast runs, quantity by quantity. The official run is another bfloat16 run, so it
+float32 and bfloat16-autocast runs, metric by metric. The official run is another bfloat16 run, so it
 should be as far from our float32 run as ours is: distance 1 x scale. Two bfloat16 runs with independent
 rounding are sqrt(2) x scale apart (fewer where they round in the same places). The ratio of two such
 norms varies by chance, the more the fewer numbers are in them; its 99 % point is sqrt(F(n, n)): 4.0 for

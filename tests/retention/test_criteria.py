@@ -43,7 +43,7 @@ def items(split="test", total=400, task="d", **of_methods):
         for seed, right in enumerate(values)
     ]
     same = {"metric": "accuracy", "dataset": task, "backbone": "b", "gates": "input", "budget": 0.3}
-    return pd.DataFrame(rows).assign(split=split, items_hash="one set", kept_share=0.3, **same)
+    return pd.DataFrame(rows).assign(split=split, items_hash="one set", keep_ratio=0.3, **same)
 
 
 def unpaired(records):

@@ -22,22 +22,22 @@ from acp_repro.papers.retention import trained as trained_module
 from acp_repro.papers.retention.measure import budgets
 from acp_repro.papers.retention.measure.budgets import measure_slackness
 from acp_repro.papers.retention.measure.speed import measure_speed
+from acp_repro.papers.retention.metrics import RIGHT
 from acp_repro.papers.retention.paper import PAPER
-from acp_repro.papers.retention.quantities import RIGHT
-from acp_repro.papers.retention.settings import SMALLEST_VOCABULARY, BackboneConfig
+from acp_repro.papers.retention.schema import SMALLEST_VOCABULARY, BackboneConfig
 from acp_repro.papers.retention.task import load_model
 from acp_repro.papers.retention.texts import Texts, name_inputs, train_tokenizer
 from acp_repro.papers.retention.trained import SCORES, TrainedRetention, _best_span, normalized
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.errors import SuiteError
-from acp_repro.pipeline.plan import needs
+from acp_repro.pipeline.planner import needs
 from acp_repro.pipeline.records import read_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.loop import train
 from acp_repro.pipeline.training.task import Trained
 from acp_repro.retention import RetentionConfig, retain
 from acp_repro.retention.budget import floor_share
-from acp_repro.retention.settings import MODEL_TYPES
+from acp_repro.retention.config import MODEL_TYPES
 from analysis import drawing
 from analysis.report.gather import gather
 from analysis.verdict import Word
@@ -110,15 +110,16 @@ def test_runs_of_a_suite(here):
     assert [r.name for r in here.sweeps()] == ["toy-mini-ar-30-input", "toy-mini-ar-30-input-t0.4"]
     assert {r.method for r in here.ablations()} == {"ar", "ar_threshold", "ar_joint"}
     assert {r.budget for r in here.table_runs(0.3)} == {1.0, 0.3}
-    timed = YAML.replace("grid:", "timed: [toy-mini-dense, toy-mini-ar-30-input]\ngrid:", 1)
+    timed = YAML.replace("grid:", "benchmarks: [toy-mini-dense, toy-mini-ar-30-input]\ngrid:", 1)
     Path("experiments/timed.yaml").write_text(timed)
-    assert [run.name for run in load_suite("timed").timed()] == ["toy-mini-dense", "toy-mini-ar-30-input"]
+    names = [run.name for run in load_suite("timed").benchmarked()]
+    assert names == ["toy-mini-dense", "toy-mini-ar-30-input"]
 
 
 def test_times_need_no_training_and_no_data(here, tmp_path, monkeypatch):
     """But for a threshold, which keeps as many tokens as it learnt to keep."""
     untrained, trained = "toy-mini-top-30-input", "toy-mini-arthreshold-30-input"
-    speed = PAPER.quantity("speed")
+    speed = PAPER.metric("speed")
     assert needs(here, (here.run(trained), speed)) == [here.run(trained)]
     assert needs(here, (here.run(untrained), speed)) == []
     (tmp_path / "experiments").mkdir()
@@ -153,7 +154,7 @@ def test_the_dense_model_against_itself_is_as_fast(here, monkeypatch):
         ("{num_hidden_layers", "{model_type: distillbert, num_hidden_layers", "did you mean distilbert?"),
         ("hidden_size: 16", "hidden_size: 17", "must be a multiple of num_attention_heads"),
         ("vocab_size: 300", "vocab_size: 260", "mini.vocab_size: must be a whole number of at least 261"),
-        ("grid:", "timed: [tay]\ngrid:", "timed: 'tay' is neither a name under datasets nor a run"),
+        ("grid:", "benchmarks: [tay]\ngrid:", "benchmarks: 'tay' is neither a dataset nor a run"),
     ],
 )
 def test_a_wrong_suite_is_one_line(here, old, new, words):
@@ -199,8 +200,8 @@ def test_a_resume_gives_the_same_bits(here, name):
 def test_everything_is_measured_drawn_and_reported(here, capsys):
     for run in here.runs:
         train(PAPER, run, device=CPU, report=str)
-    quantities = [q.name for q in PAPER.quantities if not q.command]
-    assert measure.main([*quantities, "--suite", "mini", "--device", "cpu"]) == 0, capsys.readouterr().err
+    metrics = [q.name for q in PAPER.metrics if not q.command]
+    assert measure.main([*metrics, "--suite", "mini", "--device", "cpu"]) == 0, capsys.readouterr().err
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulations, "SAMPLES", 2000)
         patch.setattr(simulations, "BATCHES", (1, 4))
@@ -219,8 +220,8 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
 
     scores = read_records(here, "score", here.runs)
     short = scores[(scores["budget"] == 0.3) & (scores["method"] == "ar")]
-    assert (short["kept_share"] <= 0.3).all()
-    assert (scores[scores["method"] == "dense"]["kept_share"] == 1).all()
+    assert (short["keep_ratio"] <= 0.3).all()
+    assert (scores[scores["method"] == "dense"]["keep_ratio"] == 1).all()
     shares = scores[scores["metric"].isin(["accuracy", "exact_match"])]
     assert (shares["items_right"].str.len() == shares["measured_examples"]).all()
     right = shares["items_right"].map(lambda signs: signs.count(RIGHT) / len(signs))
@@ -231,8 +232,8 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
     plain = dense[dense["pruning"] == "none"].set_index("metric")["score_percent"]
     output = dense[dense["pruning_gates"] == "output"].set_index("metric")["score_percent"]
     assert (output == plain.reindex(output.index)).all()  # [CLS] is read alone, so nothing is lost there
-    tokens = read_records(here, "tokens_kept", here.adaptive)
-    assert (tokens[tokens["layer"] == 0]["kept_share"] == 1).all()
+    tokens = read_records(here, "keep_ratio_by_layer", here.adaptive)
+    assert (tokens[tokens["layer"] == 0]["keep_ratio"] == 1).all()
 
     # A measured run becomes a folder of the project.
     given = ["--suite", "mini", "--run", "toy-mini-ar-30-input", "--name", "tiny"]
@@ -296,7 +297,7 @@ def test_measures_weigh_every_example_alike(built, monkeypatch):
     found = trained.evaluate(model, "test")
     assert found.loss_nats == pytest.approx(sum(alone) / len(rows), rel=1e-5)
     lengths = [len(row.ids) for row in rows]
-    assert found.kept_share == sum(floor_share(n, 0.3) for n in lengths) / sum(lengths)
+    assert found.keep_ratio == sum(floor_share(n, 0.3) for n in lengths) / sum(lengths)
 
     model.retention.configure(relaxation="sigmoid")  # without noise
     records = []

@@ -19,9 +19,9 @@ from acp_repro import train as train_command
 from acp_repro.papers.retention.paper import PAPER
 from acp_repro.papers.retention.pretraining import EncoderTask, look_at_neighbours
 from acp_repro.pipeline.errors import SuiteError
-from acp_repro.pipeline.plan import training_groups
+from acp_repro.pipeline.planner import training_groups
 from acp_repro.pipeline.records import read_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.loop import train
 from acp_repro.pipeline.training.run_folder import TrainingError
 

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp  # noqa: F401
 
 from acp_repro.papers.acp.paper import PAPER
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.distributed import process_group
 from acp_repro.pipeline.training.loop import train
 

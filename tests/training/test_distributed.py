@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from acp_repro.model import swiglu
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training import distributed, loop
 from acp_repro.pipeline.training.distributed import DistributedError, check_ranks
 from acp_repro.pipeline.training.run_folder import is_done

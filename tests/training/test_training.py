@@ -23,10 +23,10 @@ from acp_repro.model import ForgettingAttentionCore, FoXConfig, FoXForCausalLM, 
 from acp_repro.model.capture import AttentionInputs
 from acp_repro.model.fox import FoXBlock, FoXModel
 from acp_repro.papers.acp.checkpoint_folder import TextCheckpoint
-from acp_repro.papers.acp.settings import TrainingConfig
+from acp_repro.papers.acp.schema import TrainingConfig
 from acp_repro.papers.acp.task import FoXTask, pruned_ratio_per_layer
 from acp_repro.pipeline.errors import SuiteError
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training import loop as loop_module
 from acp_repro.pipeline.training import trainer as trainer_module
 from acp_repro.pipeline.training.checkpoint import CheckpointError, save_checkpoint

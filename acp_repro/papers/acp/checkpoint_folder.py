@@ -18,7 +18,7 @@ from acp_repro.pipeline.data import Corpus, TokenSequences, prepare
 from acp_repro.pipeline.data.sequences import HELDOUT_COLUMN
 from acp_repro.pipeline.data.sources import SampleSource, open_text
 
-from .settings import MeasureConfig
+from .schema import MeasureConfig
 from .trained import TrainedFoX
 
 BATCH_TOKENS = 8192
@@ -111,7 +111,7 @@ def read_ids(path: str, context_length: int, tokens: int) -> Tensor:
 
 
 class TrainedCheckpoint(TrainedFoX):
-    """A checkpoint with a text as a suite of one run: the input of ``measure`` for quantities that need only
+    """A checkpoint with a text as a suite of one run: the input of ``measure`` for metrics that need only
     a model and its held-out text.
 
     Args:

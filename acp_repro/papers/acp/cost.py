@@ -8,8 +8,8 @@ from pathlib import Path
 
 from acp_repro.model.config import FoXConfig, peak_flops
 
-from .settings import SizeConfig
-from .suite import FoXRun
+from .runs import FoXRun
+from .schema import SizeConfig
 
 FLOAT32 = 4
 PRUNED_RATIO = 0.7  # "around 70 %" (abstract), at all lengths and sizes
@@ -22,7 +22,7 @@ def attention_share_of_flops(size: SizeConfig, context_length: int) -> float:
     config = FoXConfig.pro(
         hidden_size=size.hidden_size, num_hidden_layers=size.num_hidden_layers, num_heads=size.num_heads
     )
-    without = config.flops_per_token(context_length, kept_ratio=0.0)
+    without = config.flops_per_token(context_length, keep_ratio=0.0)
     return 1.0 - without / config.flops_per_token(context_length)
 
 

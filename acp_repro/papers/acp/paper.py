@@ -1,12 +1,12 @@
-"""What the chain knows of ACP: its grid, its quantities, and the contents of its analysis."""
+"""What the chain knows of ACP: its grid, its metrics, and the contents of its analysis."""
 
 from __future__ import annotations
 
 from acp_repro.pipeline.paper import Paper
 
-from .quantities import QUANTITIES
-from .settings import File
-from .suite import FoXSuite, make_run
+from .metrics import METRICS
+from .runs import FoXSuite, make_run
+from .schema import File
 
 PAPER = Paper(
     name="acp",
@@ -16,7 +16,7 @@ PAPER = Paper(
     suite=FoXSuite,
     make_run=make_run,
     run_columns=("architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed"),
-    quantities=QUANTITIES,
+    metrics=METRICS,
     task=f"{__package__}.task:FoXTask",
     analysis="analysis.acp",
 )

@@ -22,7 +22,7 @@ from acp_repro.pipeline.training.optimizer import warmup_and_cosine
 from acp_repro.pipeline.training.run_folder import TrainingError, text_hash
 from acp_repro.pipeline.training.task import Task
 
-from .suite import FoXRun
+from .runs import FoXRun
 from .trained import TrainedFoX
 
 
@@ -40,15 +40,15 @@ class FoXTask(Task):
         with run.data.errors_at(f"{file_of(run.suite)}: data"):
             self.corpus = prepare(run.data)
         self._sequences = self.corpus.sequences("train", run.context_length, run.seed)
-        if run.needle_share:
-            self._sequences = NeedleSequences(self._sequences, self.corpus.tokenizer, run.needle_share)
+        if run.needle_fraction:
+            self._sequences = NeedleSequences(self._sequences, self.corpus.tokenizer, run.needle_fraction)
         self._config = run.model_config(self.corpus.vocab_size)
 
     def build(self) -> FoXForCausalLM:
         model = FoXForCausalLM(self._config, self.run.training.gradient_checkpointing)
         fuse_training(model)
-        if self.run.nudged:
-            nudge(model, self.run.nudged)
+        if self.run.perturb_init:
+            perturb(model, self.run.perturb_init)
         return model
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
@@ -91,9 +91,9 @@ class FoXTask(Task):
         pruned = sum(ratios) / len(ratios) if ratios else 0.0
         return {
             name: tokens_per_s
-            * self._config.flops_per_token(self.run.context_length, kept_ratio)
+            * self._config.flops_per_token(self.run.context_length, keep_ratio)
             / (peak * ranks)
-            for name, kept_ratio in (("mfu_nominal", 1.0), ("mfu_executed", 1.0 - pruned))
+            for name, keep_ratio in (("mfu_nominal", 1.0), ("mfu_executed", 1.0 - pruned))
         }
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class FoXTask(Task):
             )
 
 
-def nudge(model: FoXForCausalLM, which: int = 1) -> None:
+def perturb(model: FoXForCausalLM, which: int = 1) -> None:
     """Changes one weight, the ``which``-th of the first query projection, to the next number of bfloat16: the
     smallest change that the products see."""
     weight = model.model.layers[0].attn.q_proj.weight

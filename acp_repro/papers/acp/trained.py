@@ -16,7 +16,7 @@ from acp_repro.pipeline.data.sequences import Batches
 from acp_repro.pipeline.training.step import autocast
 from acp_repro.pipeline.training.task import Trained
 
-from .suite import FoXRun, FoXSuite
+from .runs import FoXRun, FoXSuite
 
 
 class TrainedFoX(Trained):

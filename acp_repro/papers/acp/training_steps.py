@@ -21,7 +21,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.config import peak_flops
 from acp_repro.model.layers import fuse_training
 from acp_repro.pipeline.benchmark.attention import mean_gates
-from acp_repro.pipeline.benchmark.rivals import official_model
+from acp_repro.pipeline.benchmark.baselines import official_model
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.provenance import device_name
@@ -30,7 +30,7 @@ from acp_repro.pipeline.training.optimizer import make_optimizer
 from acp_repro.pipeline.training.run_folder import compiles
 from acp_repro.pipeline.training.step import autocast, compiled_blocks, train_step
 
-from .suite import FoXRun
+from .runs import FoXRun
 from .task import pruned_ratio_per_layer
 
 LOG_PRUNING_TOLERANCE = -10.0  # used if the run itself is exact
@@ -56,7 +56,7 @@ def time_steps(
     steps: int,
     official: bool,
     parallel: str = "auto",
-    gates: str = "bimodal",
+    gates: str = "mixed",
 ) -> Iterator[dict[str, Any]]:
     """One record for each implementation, with ACP and exact, as they are measured; every rank yields them
     all.

@@ -19,8 +19,8 @@ from acp_repro.pipeline.run import file_of
 from acp_repro.pipeline.training.run_folder import TrainingError, check_done, text_hash
 from acp_repro.pipeline.training.task import Task, Trained
 
-from .settings import SHORTEST_CUT, TrainingConfig
-from .suite import PruningRun
+from .runs import PruningRun
+from .schema import SHORTEST_CUT, TrainingConfig
 from .texts import Batches, encode, load_texts, make_tokenizer
 
 RUNNING_MEAN = 0.95  # of the cross-entropy, a step
@@ -64,20 +64,22 @@ class Trainee(nn.Module):
         config = self._config
         if self.compression is None:
             return {"mask": "none"}
-        if config.lambda_below_nats is None and not config.blind_steps:
+        if config.lambda_below_nats is None and not config.token_dropout_steps:
             return {}
         steps = int(self.steps_with_lambda)
         if not steps and config.lambda_below_nats is not None:
             return {"mask": "none"}
-        return {"blind": True} if config.blind_steps > 0 and steps <= config.blind_steps else {}
+        return (
+            {"blind": True} if config.token_dropout_steps > 0 and steps <= config.token_dropout_steps else {}
+        )
 
     def _price(self) -> Tensor:
         """The present value of lambda, a scalar."""
         ramp = max(1, self._config.lambda_ramp_steps)
-        done = self.steps_with_lambda - self._config.blind_steps
+        done = self.steps_with_lambda - self._config.token_dropout_steps
         price = (self.compression or 0.0) * (done / ramp).clamp(0.0, 1.0)
-        if self._config.lambda_zero_at_nats is not None:
-            price = price * (1 - self.running_nats / self._config.lambda_zero_at_nats).clamp(min=0.0)
+        if self._config.lambda_off_loss is not None:
+            price = price * (1 - self.running_nats / self._config.lambda_off_loss).clamp(min=0.0)
         return price.float()
 
     def _count(self, cross_entropy: Tensor) -> None:
@@ -181,7 +183,7 @@ class PruningTask(Task):
         return rate * (1 - 0.9 * done)
 
     def rates(self, model: nn.Module) -> dict[Tensor, float]:
-        if not self.run.training.rates_by_size:
+        if not self.run.training.scale_parameter:
             return {}
         sizes = {p: float(p.detach().float().square().mean().sqrt()) for p in model.parameters()}
         return {p: float(f"{max(size, SMALLEST_SIZE):.1e}") for p, size in sizes.items()}
@@ -201,7 +203,7 @@ class PruningTask(Task):
                 removed, soft = model.model(ids, mask="removed"), model.model(ids, mask="soft")
                 means = {
                     "accuracy": removed.correct.mean(),
-                    "kept_ratio": (removed.kept[1:] / removed.kept[0]).mean(1),
+                    "keep_ratio": (removed.kept[1:] / removed.kept[0]).mean(1),
                     "soft_accuracy": soft.correct.mean(),
                     "soft_ratio": (soft.lengths[1:] / soft.lengths[0]).mean(1),
                 }
@@ -212,7 +214,7 @@ class PruningTask(Task):
         return {name: (value / len(rows)).tolist() for name, value in sums.items()}
 
     def shown(self, watched: dict[str, Any]) -> str:
-        return f"accuracy {watched['accuracy']:.2f}, kept {watched['kept_ratio'][-1]:.0%}" if watched else ""
+        return f"accuracy {watched['accuracy']:.2f}, kept {watched['keep_ratio'][-1]:.0%}" if watched else ""
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         counts = {"train_texts": len(self._rows), "heldout_texts": len(self.rows("heldout"))}

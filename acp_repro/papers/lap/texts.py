@@ -14,13 +14,13 @@ from torch import Tensor
 
 from acp_repro.lap import TextTokenizer
 from acp_repro.lap.autoencoder import pad
+from acp_repro.pipeline.data.corpus_functions import find_corpus
 from acp_repro.pipeline.data.files import DataError
-from acp_repro.pipeline.data.registry import find_corpus
 from acp_repro.pipeline.data.sequences import Epochs, batches_by_length
 from acp_repro.pipeline.data.sources import Document, Row, Source, is_heldout
 from acp_repro.pipeline.data.tokenizer import train_bpe
 
-from .settings import TextsConfig
+from .schema import TextsConfig
 
 GROUP = 20  # batches that are cut from one sorted group
 
@@ -37,7 +37,7 @@ class Texts:
     """Both splits.
 
     Attributes:
-        more: texts of ``more_path``, for training only; none of them is in a split.
+        more: texts of ``extra_path``, for training only; none of them is in a split.
         hash: stands for all texts, their split and labels.
     """
 
@@ -66,8 +66,8 @@ def load_texts(config: TextsConfig) -> Texts:
         words = f"{len(texts)} in all leave one split empty; add texts or change heldout"
         raise DataError(f"{place} gives too few texts: {words}")
     more: tuple[str, ...] = ()
-    if config.more_path is not None:
-        source = find_corpus("file").open(config.more_path, {"text_field": config.text_field})
+    if config.extra_path is not None:
+        source = find_corpus("file").open(config.extra_path, {"text_field": config.text_field})
         found = dict.fromkeys(text for _, text in _clean(source))
         more = tuple(text for text in found if text not in train and text not in heldout)
     for text in more:

@@ -14,8 +14,8 @@ from acp_repro.model.third_party import load_config, load_model
 from acp_repro.retention import retain
 from acp_repro.retention.encoders import LIKE_ROBERTA
 
-from .settings import SPECIAL, BackboneConfig
-from .suite import RetentionRun
+from .runs import RetentionRun
+from .schema import SPECIAL, BackboneConfig
 
 
 def vocabulary(tokenizer) -> dict[str, int]:

@@ -1,12 +1,12 @@
-"""What the chain knows of Adaptive Retention: its grid, its quantities, and the contents of its analysis."""
+"""What the chain knows of Adaptive Retention: its grid, its metrics, and the contents of its analysis."""
 
 from __future__ import annotations
 
 from acp_repro.pipeline.paper import Paper
 
-from .quantities import QUANTITIES
-from .settings import File
-from .suite import RUN_COLUMNS, RetentionSuite, make_run
+from .metrics import METRICS
+from .runs import RUN_COLUMNS, RetentionSuite, make_run
+from .schema import File
 
 PAPER = Paper(
     name="retention",
@@ -17,7 +17,7 @@ PAPER = Paper(
     suite=RetentionSuite,
     make_run=make_run,
     run_columns=RUN_COLUMNS,
-    quantities=QUANTITIES,
+    metrics=METRICS,
     task=f"{__package__}.task:task_of",
     analysis="analysis.retention",
     library=("sklearn", "retention"),

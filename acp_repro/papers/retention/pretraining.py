@@ -24,7 +24,7 @@ from acp_repro.pipeline.training.task import Task
 from acp_repro.retention.encoders import find_encoder, get_module
 
 from .backbones import fresh, vocabulary
-from .suite import PretrainingRun, RetentionRun
+from .runs import PretrainingRun, RetentionRun
 from .texts import make_bert_tokenizer
 
 _AMPLITUDE = 2.0  # of the waves, in standard deviations of the embeddings

@@ -17,7 +17,7 @@ from torch import Tensor
 from acp_repro.common.command import command, described_parser, run_command
 from acp_repro.pipeline.provenance import processor_name
 from acp_repro.pipeline.records import write_suite_records
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.retention.gates import hard_concrete
 
 TEMPERATURES = (0.1, 0.2, 0.33, 0.5, 0.66, 0.8, 1.0, 1.5)
@@ -148,8 +148,8 @@ def main(arguments: list[str] | None = None) -> None:
     suite = load_suite(parser.parse_args(arguments).suite)
     for simulate in (simulate_estimator, simulate_variance, simulate_complexity):
         name = simulate.__name__.removeprefix("simulate_")
-        quantity, about = suite.paper.quantity(name), {"device": processor_name(), "dtype": "float64"}
-        path = write_suite_records(suite.name, suite.paper, quantity, simulate(), **about)
+        metric, about = suite.paper.metric(name), {"device": processor_name(), "dtype": "float64"}
+        path = write_suite_records(suite.name, suite.paper, metric, simulate(), **about)
         print(path)
 
 

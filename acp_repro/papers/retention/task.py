@@ -18,7 +18,7 @@ from acp_repro.model import third_party
 from acp_repro.pipeline.data.sequences import Epochs, batches_by_length
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.run import file_of
-from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.distributed import mean_over_ranks
 from acp_repro.pipeline.training.run_folder import TrainingError, check_done
 from acp_repro.pipeline.training.task import Task
@@ -27,7 +27,7 @@ from acp_repro.retention.encoders import position_limit
 
 from .backbones import fresh, start_from, vocabulary
 from .pretraining import EncoderTask, PretrainingTask
-from .suite import PretrainingRun, RetentionRun
+from .runs import PretrainingRun, RetentionRun
 from .texts import load_texts, name_inputs
 from .trained import TrainedRetention
 

@@ -21,8 +21,8 @@ from acp_repro.pipeline.data.tokenizer import learn_bpe
 from acp_repro.pipeline.run import file_of
 from acp_repro.pipeline.training.run_folder import TrainingError
 
-from .settings import CLS, MASK, PAD, SEP, SPECIAL, UNK, BackboneConfig, DatasetConfig
-from .suite import RetentionRun
+from .runs import RetentionRun
+from .schema import CLS, MASK, PAD, SEP, SPECIAL, UNK, BackboneConfig, DatasetConfig
 
 
 @dataclass(frozen=True)

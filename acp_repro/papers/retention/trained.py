@@ -19,7 +19,7 @@ from acp_repro.pipeline.training.step import autocast
 from acp_repro.pipeline.training.task import Trained
 from acp_repro.retention import retain
 
-from .suite import RetentionRun
+from .runs import RetentionRun
 from .texts import Encoded, Texts, name_inputs
 
 _ROWS = 64
@@ -32,7 +32,7 @@ class Evaluation:
     scores: dict[str, float]  # percent
     loss_nats: float  # mean of an example, without the penalty
     examples: int
-    kept_share: float  # tokens left after the last gate, over all tokens
+    keep_ratio: float  # tokens left after the last gate, over all tokens
     right: dict[str, list[bool]]  # of scores that are the share of right answers, whether each is right
 
 

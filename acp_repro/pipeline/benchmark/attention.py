@@ -23,19 +23,19 @@ from ...attention.threshold import logit_bound_from_norms
 from ...common.command import progress_bar
 from ...common.errors import is_out_of_memory
 from ...model.capture import AttentionInputs
-from .rivals import RIVALS, Call
+from .baselines import BASELINES, Call
 from .timing import ORDER, Clock, device_ms, host_ms, in_columns, interleaved, orders
 
-Key = tuple[str, str]  # a rival and one of its methods
+Key = tuple[str, str]  # a baseline and one of its methods
 
 # How many heads are local.
 GATES = {
-    "bimodal": lambda heads: round(heads * 2 / 3),
+    "mixed": lambda heads: round(heads * 2 / 3),
     "local": lambda heads: heads,
     "global": lambda heads: 0,
     "one-global": lambda heads: heads - 1,
 }
-PAPER = "paper"  # so many that PAPER_SHARE is pruned at every length and number of heads, as in the paper
+PAPER = "paper_ratio"  # local heads until PAPER_SHARE is pruned at every length and number of heads
 PAPER_SHARE = 0.67  # of the 65 to 70 %
 _LOCAL, _GLOBAL = -0.2, -1e-4
 _CHECKED_ROWS = 64
@@ -56,7 +56,7 @@ class Problem(NamedTuple):
         return self.q, self.k, self.v, self.log_fgate
 
     def threshold_of(self, method: str) -> Tensor | str | None:
-        """The threshold for a rival's call."""
+        """The threshold for a baseline's call."""
         return {"exact": None, "no gates": None, "acp auto": "auto"}.get(method, self.threshold)
 
     def search(self, method: str) -> Tensor:
@@ -155,13 +155,13 @@ def errors(call: Call, problem: Problem, threshold: Tensor | str | None, gated: 
 def check_rival(
     call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool
 ) -> tuple[str | None, float | None]:
-    """Why a rival is not timed (it is wrong, or does not run) or None, and the error of its gate gradient.
+    """Why a baseline is not timed (it is wrong, or does not run) or None, and the error of its gate gradient.
 
     That error is only recorded: kernels that leave out the row sums of dS are off by some percent there.
     """
     try:
         found = errors(call, problem, threshold, gated)
-    except Exception as error:  # any error of a rival; the others are timed nevertheless
+    except Exception as error:  # any error of a baseline; the others are timed nevertheless
         return shorten_error(error), None
     gate = found.pop("dlog_fgate", Error(0.0, 0.0)).relative if gated else None
     if gate is not None and not gate < 0.5:
@@ -176,10 +176,10 @@ def shorten_error(error: Exception) -> str:
     return f"{what}: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
 
 
-def time_rivals(problem: Problem, gates: str, calls: Mapping[str, Call], repeats: int):
-    """Yields one record, or one line of text on why there is none, for each method of each rival.
+def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Call], repeats: int):
+    """Yields one record, or one line of text on why there is none, for each method of each baseline.
 
-    All methods of all rivals take turns: forward, forward + backward (the boundary search inside), and the
+    All methods of all baselines take turns: forward, forward + backward (the boundary search inside), and the
     search alone; then by the host's clock. A method that fails, at any point, has no record, and its memory
     is freed.
     """
@@ -188,7 +188,7 @@ def time_rivals(problem: Problem, gates: str, calls: Mapping[str, Call], repeats
     entries = causal_blocks(length, length, 1, 1) * batch * heads
     forward = attention_flops(entries, 1, 1, head_dim, backward=False) / 1e12
     backward = attention_flops(entries, 1, 1, head_dim, backward=True) / 1e12
-    keys = [(name, method) for name in calls for method in RIVALS[name].methods]
+    keys = [(name, method) for name in calls for method in BASELINES[name].methods]
     pruned: dict[Key, float] = {}
     gate_errors: dict[Key, float | None] = {}
     failed: dict[Key, str] = {}

@@ -24,8 +24,8 @@ from acp_repro.model.decode_step import DecodeStep
 from acp_repro.model.generation import prefill
 
 from .attention import mean_gates
-from .rivals import Call as Rival
-from .rivals import available, decode_officially, official_model
+from .baselines import Call as Rival
+from .baselines import available, decode_officially, official_model
 from .timing import ORDER, Call, Clock, device_ms, in_columns, interleaved, orders, peak_memory
 
 _BLOCK = 64
@@ -140,7 +140,7 @@ def _reads(count: int, device: torch.device) -> dict[str, Call]:
 
 
 def measure_attention(
-    problem: DecodeProblem, gates: str, repeats: int, rivals: dict[str, Rival]
+    problem: DecodeProblem, gates: str, repeats: int, baselines: dict[str, Rival]
 ) -> list[dict]:
     """A record for each implementation with and without ACP."""
     device, (batch, heads, _, head_dim) = problem.q.device, problem.q.shape
@@ -165,17 +165,17 @@ def measure_attention(
         records.append(
             {**shared, "implementation": ours, "method": method, "kept_bytes": kept, "output_error": found}
         )
-    for name, call in rivals.items():
+    for name, call in baselines.items():
         k, v = problem.dense()
         for method, threshold in (("acp", problem.threshold), ("exact", None)):
-            # Not in a graph, which rivals may not support; the GPU's own time, without the launches.
+            # Not in a graph, which baselines may not support; the GPU's own time, without the launches.
             step = functools.partial(call, problem.q, k, v, problem.log_fgate, threshold)
             calls[name, method] = torch.no_grad()(step)
             records.append({**shared, "implementation": name, "method": method})
     found = interleaved(calls, device, repeats, _clock(device))
     for one in records:
         one |= in_columns(step=found[one["implementation"], one["method"]])
-        if one["implementation"] not in rivals:
+        if one["implementation"] not in baselines:
             one["read_ms"] = min(median(found[name, one["method"]]) for name in ("amax", "sum"))
     return records
 
@@ -190,14 +190,14 @@ def measure_model(
     torch.manual_seed(0)
     prompt = torch.randint(0, config.vocab_size, (batch, length), device=device)
     methods = {"acp": config.log_pruning_tolerance, "exact": None}
-    for rival in (False, True)[: 1 + callable(available("official", device))]:
+    for baseline in (False, True)[: 1 + callable(available("official", device))]:
         torch.manual_seed(0)
-        model = official_model(config) if rival else FoXForCausalLM(config).to(dtype)
+        model = official_model(config) if baseline else FoXForCausalLM(config).to(dtype)
         model = model.to(device).requires_grad_(False)
         blocks = list(model.model.layers)
         for block in blocks:
             block.attn.fgate_proj.bias.copy_(-nats.expm1().log())  # logsigmoid of it is -nats
-        decode = decode_officially if rival else _decode_once
+        decode = decode_officially if baseline else _decode_once
 
         def once(method: str, model=model, blocks=blocks, decode=decode) -> tuple:
             for block in blocks:
@@ -226,12 +226,12 @@ def measure_model(
                 "head_dim": config.head_dim,
                 "repeats": repeats,
                 "order": ORDER,
-                "implementation": "official" if rival else choose_implementation(device),
+                "implementation": "official" if baseline else choose_implementation(device),
                 "method": method,
                 **in_columns(prefill=prefill_ms, step=step_ms),
                 "peak_bytes": peaks[method],
             }
-            if not rival:
+            if not baseline:
                 reads = _reads(uses[0]["kept_bytes"] + config.num_parameters() * dtype.itemsize, device)
                 times = interleaved(reads, device, repeats, _clock(device)).values()
                 record |= {"read_ms": min(map(median, times)), **uses[0]}

@@ -22,7 +22,7 @@ from ...attention.reference import forgetting_attention as equations
 from ...attention.reference import kept_entries
 from ...common.command import progress_bar
 from ...model.capture import AttentionInputs
-from .rivals import available, find_official
+from .baselines import available, find_official
 from .timing import ORDER, in_columns, orders, wall_ms
 
 SM_SCALE, THRESHOLD = 1.3, -10.0

@@ -97,7 +97,7 @@ def interleaved(
 
 def in_columns(**times: Sequence[float]) -> dict[str, Any]:
     """The median of each call's milliseconds, and all of them as words; None where there are none."""
-    each = {f"{k}_turns_ms": " ".join(f"{x:.5g}" for x in v) or None for k, v in times.items()}
+    each = {f"{k}_samples_ms": " ".join(f"{x:.5g}" for x in v) or None for k, v in times.items()}
     return {f"{k}_ms": median(v) if v else None for k, v in times.items()} | each
 
 

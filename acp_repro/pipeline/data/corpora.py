@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from acp_repro.common.digests import hash_number
+from acp_repro.pipeline.data.corpus_functions import corpus
 from acp_repro.pipeline.data.files import (
     DataError,
     field_of,
@@ -24,7 +25,6 @@ from acp_repro.pipeline.data.files import (
     read_records,
     text_of,
 )
-from acp_repro.pipeline.data.registry import corpus
 from acp_repro.pipeline.data.sources import SPLITS, Row, Source, StdlibSource, TextSource, sample_text
 
 _SET = "the path of its file"
@@ -87,26 +87,26 @@ def longcrawl64(path: str) -> Source:
     sides="whether a sentence documents a function or method, or else a class or module",
     called="sentences of the standard library's documentation",
 )
-def stdlib_sentences(shortest: int = 20, longest: int = 160) -> Iterator[Row]:
+def stdlib_sentences(min_chars: int = 20, max_chars: int = 160) -> Iterator[Row]:
     """Sentences of the standard library's documentation, each once, labelled by what they document.
 
     Args:
-        shortest, longest: the length of a sentence, in characters.
+        min_chars, max_chars: the length of a sentence, in characters.
     """
-    for sentence, of_function in docstring_sentences(shortest, longest).items():
+    for sentence, of_function in docstring_sentences(min_chars, max_chars).items():
         label = "function or method" if of_function else "class or module"
         yield Row(sentence, label, number=int(of_function))
 
 
 @corpus(called="short sentences of the standard library's documentation and of a novel")
-def short_sentences(shortest: int = 20, longest: int = 160) -> Iterator[Row]:
+def short_sentences(min_chars: int = 20, max_chars: int = 160) -> Iterator[Row]:
     """Sentences of the standard library's documentation and of the sample novel; no labels.
 
     Args:
-        shortest, longest: the length of a sentence, in characters. A longer one of the novel is cut into
+        min_chars, max_chars: the length of a sentence, in characters. A longer one of the novel is cut into
             clauses.
     """
-    for sentence in docstring_sentences(shortest, longest) | novel_clauses(shortest, longest):
+    for sentence in docstring_sentences(min_chars, max_chars) | novel_clauses(min_chars, max_chars):
         yield Row(sentence)
 
 
@@ -115,7 +115,7 @@ _CLAUSE_END = re.compile(r"(?<=[,;:])\s+")
 _PROSE = re.compile(r"[A-Za-z][\w'\-]*")
 
 
-def docstring_sentences(shortest: int, longest: int) -> dict[str, bool]:
+def docstring_sentences(min_chars: int, max_chars: int) -> dict[str, bool]:
     """Sentences of docstrings, and whether each documents a function or method; else a class or module.
 
     Of a sentence that stands in both the first one counts.
@@ -126,17 +126,17 @@ def docstring_sentences(shortest: int, longest: int) -> dict[str, bool]:
             continue
         for docstring, of_function in _docstrings(document.data.decode()):
             for sentence in _sentences(docstring):
-                if shortest <= len(sentence) <= longest:
+                if min_chars <= len(sentence) <= max_chars:
                     found.setdefault(sentence, of_function)
     return found
 
 
-def novel_clauses(shortest: int, longest: int) -> dict[str, None]:
+def novel_clauses(min_chars: int, max_chars: int) -> dict[str, None]:
     """Sentences of the sample novel, in its order. A sentence that is too long is cut into its clauses."""
     found: dict[str, None] = {}
     for sentence in _sentences(sample_text()):
-        pieces = [sentence] if len(sentence) <= longest else _CLAUSE_END.split(sentence)
-        found |= dict.fromkeys(piece for piece in pieces if shortest <= len(piece) <= longest)
+        pieces = [sentence] if len(sentence) <= max_chars else _CLAUSE_END.split(sentence)
+        found |= dict.fromkeys(piece for piece in pieces if min_chars <= len(piece) <= max_chars)
     return found
 
 

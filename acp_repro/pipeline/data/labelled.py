@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from acp_repro.pipeline.data import corpora  # noqa: F401  registers them
+from acp_repro.pipeline.data.corpus_functions import find_corpus
 from acp_repro.pipeline.data.files import DataError
-from acp_repro.pipeline.data.registry import find_corpus
 from acp_repro.pipeline.data.sources import SPLITS, Row, is_heldout
 
 _DEV, _TEST = 0.1, 0.2  # shares of what comes without a split

@@ -1,9 +1,10 @@
 """Training text that holds needles: facts in the corpus's own text, each with a question further on.
 
 A model of a few hundred million tokens of books may never learn to look up a sentence. If a run sets
-``needle_share``, that share of its training sequences is made here. Wording, names, places and numbers differ
-from the test's, and every document has its own. Most answers are words of the corpus that only the fact
-predicts, because from answers made of short lists models learnt the lists. Some answers have coined words.
+``needle_fraction``, this module makes that fraction of its training sequences. Wording, names, places and
+numbers differ from the test's, and every document has its own. Most answers are words of the corpus that
+only the fact predicts, because from answers made of short lists models learnt the lists. Some answers
+have coined words.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def try_wordings(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list
             batch_tokens=_BATCHES * run.training.micro_batch_tokens,
             description=f"{run.name}: needle, {method}",
         )
-        shared = {"method": method, "mode": mode, "needle_share": run.needle_share}
+        shared = {"method": method, "mode": mode, "needle_fraction": run.needle_fraction}
         shared["haystack"] = "held-out text"
         rows += [shared | row for row in found]
     return rows

@@ -12,8 +12,8 @@ from typing import Any
 
 from ...common.command import choose_device
 from ...common.errors import UserError
-from .. import state
-from ..paper import Quantity, Suite, load_object
+from .. import freshness
+from ..paper import Metric, Suite, load_object
 from ..provenance import made_on
 from ..records import write_records
 from ..run import Run
@@ -21,7 +21,7 @@ from ..run import Run
 
 def bring_up_to_date(
     suite: Suite,
-    wanted: Iterable[tuple[Run, Quantity]],
+    wanted: Iterable[tuple[Run, Metric]],
     device: str | None,
     *,
     again: bool = False,
@@ -35,22 +35,22 @@ def bring_up_to_date(
         again: measure again even if up to date. With a ``path`` or an option it is always measured, because a
             record does not say how it was made.
         path: another file to write, without a proof.
-        options: for the ``measure`` of every quantity.
+        options: for the ``measure`` of every metric.
     """
     again = again or path is not None or bool(options)
-    with state.exclusive("measuring", "measures here"):
+    with freshness.exclusive("measuring", "measures here"):
         stale = []
-        for run, quantity in wanted:
-            if again or not state.is_current(suite, run, quantity):
-                stale.append((run, quantity))
+        for run, metric in wanted:
+            if again or not freshness.is_current(suite, run, metric):
+                stale.append((run, metric))
             else:
-                print(f"{quantity.path(run.suite, run.name)}: up to date")
+                print(f"{metric.path(run.suite, run.name)}: up to date")
         if stale:
             _measure(suite, stale, choose_device(device), path, options)
 
 
 def _measure(
-    suite: Suite, stale: list[tuple[Run, Quantity]], device: Any, path: Path | None, options: dict[str, Any]
+    suite: Suite, stale: list[tuple[Run, Metric]], device: Any, path: Path | None, options: dict[str, Any]
 ) -> None:
     failed = 0
     for (run, untrained), pairs in itertools.groupby(
@@ -62,24 +62,24 @@ def _measure(
             trained = Trained(suite, run, None, None, device, trained_tokens=0)
         else:
             trained = suite.paper.load_task()(run).trained(suite, device)
-        for _, quantity in pairs:
+        for _, metric in pairs:
             begun = time.perf_counter()
             try:
-                if not quantity.has_library:
-                    raise UserError("needs {}: pip install -e '.[{}]'".format(*quantity.library))
-                rows = load_object(quantity.measure)(trained, **options)
+                if not metric.has_library:
+                    raise UserError("needs {}: pip install -e '.[{}]'".format(*metric.library))
+                rows = load_object(metric.measure)(trained, **options)
             except Exception as error:
                 if len(stale) == 1:
                     raise
                 failed += 1
                 if not isinstance(error, UserError):
                     traceback.print_exc()
-                print(f"error: {run.name}, {quantity.name}: {error}", file=sys.stderr)
+                print(f"error: {run.name}, {metric.name}: {error}", file=sys.stderr)
                 continue
             written = write_records(
                 suite,
                 run,
-                quantity,
+                metric,
                 rows,
                 dtype=run.training.dtype,
                 trained_tokens=trained.trained_tokens,

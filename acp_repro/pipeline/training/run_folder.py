@@ -14,9 +14,9 @@ from ...common import files
 from ...common.artifacts import MANIFEST, identify_run, is_current, open_or_explain, write_manifest
 from ...common.errors import UserError
 from ...common.files import read_json
+from ..freshness import differences, has_weights
 from ..provenance import commit, device_name, version
 from ..run import Run
-from ..state import differences, has_weights
 from .checkpoint import latest_checkpoint
 from .distributed import world_size
 

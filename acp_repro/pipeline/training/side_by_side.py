@@ -22,7 +22,7 @@ from ...common.command import STOP_SIGNALS, end_with_parent, stop_signals, usabl
 from ...common.errors import UserError
 from ..paper import Suite
 from ..run import Run
-from ..suite import load_suite
+from ..suite_file import load_suite
 from .loop import train
 from .trainer import GOES_ON, Stopped, announce_stop
 

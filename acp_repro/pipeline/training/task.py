@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ...common import files
+from ..freshness import done
 from ..paper import Suite
 from ..provenance import device_name
 from ..run import Run
-from ..state import done
 from .run_folder import TrainingError, check_done
 
 T = TypeVar("T")
@@ -153,7 +153,7 @@ class Trained:
         return device_name(self.device)
 
     def once(self, compute: Callable[[Any], T]) -> T:
-        """``compute(self)``, computed once and shared by several quantities of one command."""
+        """``compute(self)``, computed once and shared by several metrics of one command."""
         name = f"{compute.__module__}.{compute.__qualname__}"
         if name not in self._once:
             self._once[name] = compute(self)

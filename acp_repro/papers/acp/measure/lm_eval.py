@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from acp_repro.common import files
-from acp_repro.pipeline import state
+from acp_repro.pipeline import freshness
 from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.evaluation.catalogue import COLUMNS
 from acp_repro.pipeline.evaluation.evaluation import (
@@ -68,7 +68,7 @@ def _harness(trained: TrainedFoX) -> tuple:
     tasks, notes = load_tasks(asked.lm_eval_tasks, asked.lm_eval_data)
     for note in notes:
         print(f"note: {note}")
-    kept = state.MAKE / run.suite / "lm_eval" / run.name
+    kept = freshness.MAKE / run.suite / "lm_eval" / run.name
     trained.when_written(lambda: shutil.rmtree(kept))
     tokenizer = prepare(run.data).tokenizer
     lm = harness_model(trained.model, tokenizer, max_length=run.context_length, dtype=run.training.dtype)

@@ -16,7 +16,7 @@ from acp_repro.model.loss import IGNORED_LABEL
 from acp_repro.pipeline.needle.trial import try_wordings
 from acp_repro.pipeline.training.step import autocast
 
-from ..task import nudge
+from ..task import perturb
 from ..trained import TrainedFoX
 
 WINDOW_TOKENS = 101  # Section 4.2 and Figure 3
@@ -112,7 +112,7 @@ def measure_same_weights(trained: TrainedFoX) -> list[dict[str, Any]]:
             return model.loss_per_token(*batch)[batch[1] != IGNORED_LABEL].cpu()
 
     moved, tests = copy.deepcopy(trained.model), {"loss": [], "loss, one weight moved": []}
-    nudge(moved)
+    perturb(moved)
     for batch in trained.heldout_batches(trained.measure_settings.loss_tokens):
         acp, exact = (losses(trained.model, batch) for _ in trained.methods(both=True))
         for apart, other in zip(tests.values(), (exact, losses(moved, batch)), strict=True):

@@ -12,7 +12,7 @@ from acp_repro.common.command import progress_bar
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.pipeline.training.step import autocast
 
-from ..settings import SWEPT_LOG_PRUNING_TOLERANCES
+from ..schema import SWEPT_LOG_PRUNING_TOLERANCES
 from ..trained import TrainedFoX
 from .pruned_mass import pruned_row_mass
 

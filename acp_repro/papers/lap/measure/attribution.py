@@ -10,7 +10,7 @@ import torch
 from acp_repro.common.command import progress_bar
 from acp_repro.lap.attribution import shap_values
 
-from ..quantities import SHOWN_TEXTS
+from ..metrics import SHOWN_TEXTS
 from ..task import TrainedPruning
 
 EVALUATIONS = 400  # of the model for each text
@@ -64,12 +64,12 @@ def choose_texts(trained: TrainedPruning) -> list[list[int]]:
     """Short texts and long texts of the held-out ones, as token ids.
 
     First ``SHOWN_TEXTS`` texts of 12 to 40 tokens, or simply the first texts if there are none. Then the
-    first ``shap_texts`` others of ``shap_shortest`` tokens or more. Of those the model must write at least 90
-    % of the tokens at their place.
+    first ``shap_texts`` others of ``shap_min_tokens`` tokens or more. The model must
+    reconstruct at least 90 % of the tokens of such a text in their positions.
     """
     rows = trained.heldout_rows(10**9)
     shown = ([row for row in rows if len(row) in SHORT] or rows)[:SHOWN_TEXTS]
-    long = [row for row in rows if len(row) >= trained.measure_settings.shap_shortest and row not in shown]
+    long = [row for row in rows if len(row) >= trained.measure_settings.shap_min_tokens and row not in shown]
     found = []
     for input_ids in trained.batches(long):
         if len(found) >= trained.measure_settings.shap_texts:

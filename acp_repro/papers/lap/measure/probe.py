@@ -55,7 +55,7 @@ def measure_probe(trained: TrainedPruning) -> list[dict[str, Any]]:
             "train_texts": len(train),
             "measured_texts": len(test),
             "accuracy": accuracy,
-            "larger_class": max(share, 1 - share),
+            "majority_class": max(share, 1 - share),
         }
         for name, accuracy, vectors in rows
     ]

@@ -25,7 +25,7 @@ def measure_reconstruction(trained: TrainedPruning) -> list[dict[str, Any]]:
     true earlier tokens, and a memory from which tokens are really removed. ``free``: its own tokens, and that
     same memory.
 
-    Accuracy of ``free`` is by position. ``kept_ratio`` is a mean over texts. For ``soft`` it is the article's
+    Accuracy of ``free`` is by position. ``keep_ratio`` is a mean over texts. For ``soft`` it is the article's
     L(S) / L; with hard concrete gates, the share of tokens expected to stay. For the others it is the share
     that is left.
     """
@@ -50,7 +50,7 @@ def measure_reconstruction(trained: TrainedPruning) -> list[dict[str, Any]]:
         longest = 2 * input_ids.shape[1]
         written["free"] += model.decode_ids(memory.vectors, memory.mask, longest)
         ratios["soft"].append(soft.lengths[-1] / soft.lengths[0])
-        ratios["removed"].append(memory.kept_ratio)
+        ratios["removed"].append(memory.keep_ratio)
     eos = trained.task.tokenizer.eos_id
     written["free"] = [[*row, eos] for row in written["free"]]
     means = {name: float(torch.cat(parts).mean()) for name, parts in ratios.items()}
@@ -59,7 +59,7 @@ def measure_reconstruction(trained: TrainedPruning) -> list[dict[str, Any]]:
         {
             "decoding": name,
             "measured_texts": len(rows),
-            "kept_ratio": means[name],
+            "keep_ratio": means[name],
             **_scores(trained, rows, found),
         }
         for name, found in written.items()
@@ -86,13 +86,13 @@ def _scores(trained: TrainedPruning, rows: list[list[int]], found: list[list[int
 
 
 SINGLE = ("accuracy", "soft_accuracy")
-BY_GATE = ("kept_ratio", "soft_ratio")
+BY_GATE = ("keep_ratio", "soft_ratio")
 
 
 def measure_dynamics(trained: TrainedPruning) -> list[dict[str, Any]]:
     """One record per watched step and series; a series of single gates has the gate, counted from 0.
 
-    ``kept_ratio`` and ``soft_ratio`` are shares of the text's tokens before any gate.
+    ``keep_ratio`` and ``soft_ratio`` are shares of the text's tokens before any gate.
     """
     rows = []
     for line in read_json_lines(trained.run.folder / "metrics.jsonl"):

@@ -27,7 +27,7 @@ def measure_removal_time(trained: TrainedPruning) -> list[dict[str, Any]]:
     """Records of the encoder and of decoding, each with masks and with removal, at several kept shares.
 
     Held-out texts are joined to texts of each length. The gate's bias sets the share: a lower one drops more
-    of the same texts. ``kept_ratio`` is the share that results. If two shares give the same result, as with
+    of the same texts. ``keep_ratio`` is the share that results. If two shares give the same result, as with
     gates that cannot tell tokens apart, it is measured once. Decoding is of 16 tokens, batched and cached;
     the memory of masks is the whole text's.
 
@@ -73,7 +73,7 @@ def _rebias(model: PruningAutoencoder, input_ids: Tensor, share: float) -> Pruni
 
 
 def _kept(model: PruningAutoencoder, input_ids: Tensor) -> float:
-    return float(model.encode_ids(input_ids).kept_ratio.mean())
+    return float(model.encode_ids(input_ids).keep_ratio.mean())
 
 
 def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tensor) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tens
             "measured_texts": len(input_ids),
             "repeats": len(encoder_ms[name]),
             "order": ORDER,
-            "kept_ratio": float(memory.kept_ratio.mean()),
+            "keep_ratio": float(memory.keep_ratio.mean()),
             **in_columns(encoder=encoder_ms[name], decoder=decoder_ms[name]),
             "encoder_peak_bytes": peak_memory(encode[name], trained.device),
             "decoder_peak_bytes": peak_memory(decode[name], trained.device),

@@ -1,1 +1,1 @@
-"""One module a quantity: its columns, its runs, and how a trained run gives its records. None draws."""
+"""One module a metric: its columns, its runs, and how a trained run gives its records. None draws."""

@@ -37,7 +37,7 @@ def measure_tokens_kept(trained: TrainedRetention) -> list[dict[str, Any]]:
             {
                 "schedule": schedule,
                 "layer": layer,
-                "kept_share": int(each.sum()) / int(lengths.sum()),
+                "keep_ratio": int(each.sum()) / int(lengths.sum()),
                 "measured_examples": len(lengths),
             }
             for layer, each in enumerate(kept)

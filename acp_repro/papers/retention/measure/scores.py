@@ -14,8 +14,8 @@ from sklearn.multiclass import OneVsRestClassifier
 from acp_repro.pipeline.training.step import autocast
 from acp_repro.pipeline.training.task import Trained
 
-from ..quantities import RIGHT, WRONG
-from ..settings import GATES
+from ..metrics import RIGHT, WRONG
+from ..schema import GATES
 from ..texts import load_labelled
 from ..trained import SCORES, Evaluation, TrainedRetention
 
@@ -57,7 +57,7 @@ def measure_pruned_dense(trained: TrainedRetention) -> list[dict[str, Any]]:
 
 def _list_scores(found: Evaluation, **columns: Any) -> list[dict[str, Any]]:
     columns |= {"loss_nats": found.loss_nats, "measured_examples": found.examples}
-    columns |= {"kept_share": found.kept_share}
+    columns |= {"keep_ratio": found.keep_ratio}
     return [{**columns, "metric": name, "score_percent": value} for name, value in found.scores.items()]
 
 

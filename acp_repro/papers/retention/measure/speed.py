@@ -20,7 +20,7 @@ from acp_repro.pipeline.training.task import Trained
 from acp_repro.retention import RetentionConfig, encoder_cost, token_budgets
 
 from ..backbones import untrained
-from ..settings import SPECIAL
+from ..schema import SPECIAL
 
 Step = Callable[[], None]
 BATCH_EXAMPLES = 32  # as in Table 4

@@ -1,0 +1,84 @@
+"""How a T5 prunes: the settings of gates, masks and decoder. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from acp_repro.common.bounds import Count, CountFrom0, Finite, PositiveOrInf, check, number
+from acp_repro.common.errors import UsageError
+
+Gate = Literal["published", "article"]
+TrainingMask = Literal["soft", "straight_through", "hard_concrete"]
+GATES, TRAINING_MASKS = get_args(Gate), get_args(TrainingMask)
+_TEMPERATURE = (
+    "a finite number above 0, because it divides (for hard gates take training_mask: straight_through)"
+)
+Temperature = Annotated[float, number(_TEMPERATURE, lambda x: 0 < x < math.inf)]
+LOG_REMOVED = -60.0  # for log 0 in a straight-through mask, whose gradient a mask of -inf would not have
+
+
+class PruningError(UsageError):
+    """A setting, a text or a checkpoint is wrong; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class PruningConfig:
+    """The settings of learnable attention pruning. Defaults are those of the published code.
+
+    Attributes:
+        gate: ``published``: the log gate is logsigmoid((E[0] + noise + beta) / tau); ``article``: it is
+            logsigmoid(E[0] / tau + beta), without noise.
+        noise: added to E[0] in training and never at evaluation: ``gumbel`` (the published code's, of mean
+            0.58), ``logistic`` (symmetric: as often up as down), or ``none``.
+        beta, tau: bias and temperature of the gate. 5 and 0.1 start saturated: logsigmoid(50) has no
+            gradient.
+        signal_limit: with hard concrete gates, E[0] is bounded to this by E[0] / (1 + |E[0]| / limit), whose
+            slope falls slowly. Without a limit, a wide open gate has no gradient left to close it again.
+        gate_every: n, so that the encoder blocks 0, n, 2n ... end in a gate.
+        threshold: at evaluation a token is removed if its log gate is not above this.
+        training_mask: what training adds to attention scores. ``soft``: the log gates, as in the article.
+            ``straight_through``: tokens are removed as at evaluation, and the gradient is that of the
+            soft mask, so what is trained is what is evaluated. ``hard_concrete``: log gates are added. Gates
+            are stretched from (0, 1) to (-0.1, 1.1) and clipped, so a gate is often exactly 0 and removes its
+            token (Louizos, Welling and Kingma, 2018). A token costs the probability that its gate is not 0.
+            It needs logistic noise; tau is that paper's beta.
+        credit_nats: with ``straight_through``, a bound on the gradient of one token's gate. No token
+            counts as worth more than this many nats of the text's cross-entropy.
+        decoder_window: earlier tokens that a decoder layer sees; None for all.
+        max_length: the most tokens of a text, EOS included.
+    """
+
+    gate: Gate = "published"
+    noise: Literal["gumbel", "logistic", "none"] = "gumbel"
+    beta: Finite = 5.0
+    tau: Temperature = 0.1
+    signal_limit: PositiveOrInf | None = None
+    gate_every: Count = 2
+    threshold: Annotated[float, number("a number below 0, as log gates are", lambda x: x < 0)] = -1.0
+    training_mask: TrainingMask = "soft"
+    credit_nats: PositiveOrInf = 10.0
+    decoder_window: CountFrom0 | None = 5
+    max_length: Count = 512
+
+    def __post_init__(self):
+        try:
+            check(self)
+        except ValueError as error:
+            raise PruningError(str(error)) from None
+        if self.gate == "article" and self.noise != "none":
+            raise PruningError("noise: the article's gate has none; set noise: none")
+        if self.training_mask == "hard_concrete" and (self.gate, self.noise) != ("published", "logistic"):
+            raise PruningError("training_mask: hard_concrete needs gate: published and noise: logistic")
+        if self.signal_limit is not None and self.training_mask != "hard_concrete":
+            raise PruningError("signal_limit: only for training_mask: hard_concrete")
+
+    @property
+    def log_threshold(self) -> float:
+        """A token is kept if its log gate is above this; a hard concrete gate removes it if the gate is 0."""
+        return -math.inf if self.training_mask == "hard_concrete" else self.threshold
+
+    def gated_blocks(self, num_blocks: int) -> tuple[int, ...]:
+        """The encoder blocks that end in a gate, counted from 0."""
+        return tuple(range(0, num_blocks, self.gate_every))

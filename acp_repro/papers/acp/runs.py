@@ -1,0 +1,302 @@
+"""The runs of ACP's suites, and which of them a measure or a figure is about."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from acp_repro.model.config import FoXConfig
+from acp_repro.pipeline import data
+from acp_repro.pipeline.data.config import DataConfig
+from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.paper import Suite, first_seeds
+from acp_repro.pipeline.run import Run, file_of
+
+from .schema import SIZE_OVERRIDES, File, SizeConfig, TrainingConfig
+
+# Below this many weights in the blocks each rank keeps them all (DDP); above it, each keeps a share (FSDP2).
+FSDP_FROM = 300_000_000
+PAPER_TOLERANCE = -10.0  # log epsilon, Section 3
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FoXRun(Run):
+    """One training run of a Forgetting Transformer."""
+
+    architecture: str
+    size_name: str
+    size: SizeConfig
+    context_length: int
+    log_pruning_tolerance: float | None
+    training: TrainingConfig
+    data: DataConfig
+    needle_fraction: float = 0.0  # of the training sequences hold needles
+    perturb_init: bool | int = False  # k begins with the k-th weight moved by one unit of bfloat16
+
+    @property
+    def name(self) -> str:
+        """For example ``pro-760m-16k-acp``; its exact pair ends in ``exact``, a further seed in ``-seed1``.
+        ``-needles10`` trains with needles in 10 % of its sequences."""
+        length = self.context_length
+        tokens = f"{length // 1024}k" if length % 1024 == 0 else str(length)
+        tolerance = self.log_pruning_tolerance
+        method = "exact" if tolerance is None else "acp"
+        if tolerance not in (None, PAPER_TOLERANCE):
+            method += f"{-tolerance:g}"
+        needles = f"-needles{100 * self.needle_fraction:g}" if self.needle_fraction else ""
+        seed = f"-seed{self.seed}" if self.seed else ""
+        perturbed = (
+            f"-nudged{self.perturb_init if self.perturb_init > 1 else ''}" if self.perturb_init else ""
+        )
+        return f"{self.architecture}-{self.size_name.lower()}-{tokens}-{method}{needles}{seed}{perturbed}"
+
+    @property
+    def setting(self) -> tuple:
+        """The value that two seeds of one setting share."""
+        return (
+            self.architecture,
+            self.size_name,
+            self.context_length,
+            self.log_pruning_tolerance,
+            self.needle_fraction,
+            self.perturb_init,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the whole run; the last one may go beyond its tokens."""
+        return -(-self.size.tokens // self.training.batch_tokens)
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            "architecture": self.architecture,
+            "size": self.size_name,
+            "context_length_tokens": self.context_length,
+            "log_pruning_tolerance": self.log_pruning_tolerance,
+            "seed": self.seed,
+        }
+
+    def parallel_mode(self, ranks: int) -> str:
+        """``none`` for one rank, else ``ddp`` or ``fsdp``: the choice of the settings, or by size for
+        ``auto``."""
+        if ranks > 1 and self.training.parallel == "auto" and self.size.non_embedding >= FSDP_FROM:
+            return "fsdp"
+        return super().parallel_mode(ranks)
+
+    def model_config(self, vocab_size: int) -> FoXConfig:
+        """The model of this run, for so many ids."""
+        return getattr(FoXConfig, self.architecture)(
+            vocab_size=vocab_size,
+            hidden_size=self.size.hidden_size,
+            num_hidden_layers=self.size.num_hidden_layers,
+            num_heads=self.size.num_heads,
+            qk_norm_share_param_across_head=self.size.qk_norm_share_param_across_head,
+            log_pruning_tolerance=self.log_pruning_tolerance,
+            max_position_embeddings=self.context_length,
+        )
+
+
+def make_run(file: File, suite: str, where: str, *, size: str, context_length: int, **point: Any) -> FoXRun:
+    """A point of the grid as a run."""
+    if size not in file.sizes:
+        raise ValueError(f"{where}.size: no size {size!r} under sizes, which has {', '.join(file.sizes)}")
+    shape = file.sizes[size]
+    try:
+        training = dataclasses.replace(file.training, **shape.training_overrides)
+    except ValueError as error:
+        raise ValueError(f"sizes.{size}.{error}") from None
+    if training.micro_batch_tokens % context_length:
+        key = "training" if shape.micro_batch_tokens is None else f"sizes.{size}"
+        raise ValueError(
+            f"{key}.micro_batch_tokens: {training.micro_batch_tokens} must be a multiple of the context "
+            f"length {context_length}"
+        )
+    data = file.data
+    if shape.vocab_size is not None:
+        data = dataclasses.replace(data, tokenizer={"bpe": shape.vocab_size})
+    if training.warmup_tokens > shape.tokens:
+        raise ValueError(
+            f"training.warmup_tokens: {training.warmup_tokens} are more than the {shape.tokens} tokens of "
+            f"sizes.{size}, so its learning rate would only rise; give fewer"
+        )
+    run = FoXRun(
+        suite=suite,
+        training=training,
+        weights=file.weights,
+        size_name=size,
+        size=dataclasses.replace(shape, **dict.fromkeys(SIZE_OVERRIDES)),  # `training` has them now
+        context_length=context_length,
+        data=data,
+        **point,
+    )
+    run.model_config(1)  # a shape or an epsilon that no model can have fails here
+    return run
+
+
+class FoXSuite(Suite):
+    """A suite of Forgetting Transformers."""
+
+    runs: tuple[FoXRun, ...]
+
+    def check(self) -> None:
+        for key in ("run_for_heads", "run_for_sweep"):
+            try:
+                getattr(self, key)
+            except SuiteError as error:
+                raise ValueError(f"measure.{key}: {error}") from None
+
+    def check_text(self, runs: Iterable[FoXRun]) -> None:
+        for run in {(repr(run.data), run.context_length): run for run in runs}.values():
+            with run.data.errors_at(f"{file_of(run.suite)}: data"):
+                corpus = data.prepare(run.data)
+                for split in ("train", "heldout") if run.data.heldout != 0 else ("train",):
+                    corpus.sequences(split, run.context_length)
+
+    @property
+    def run_for_heads(self) -> FoXRun:
+        """The run whose heads are shown (Figures 1, 4, 5, 6)."""
+        if self.measure_settings.run_for_heads is not None:
+            return self.run(self.measure_settings.run_for_heads)
+        runs = self.select(architecture="pro", acp=True) or list(self.runs)
+        return min(_largest(runs), key=lambda run: run.context_length)
+
+    @property
+    def run_for_sweep(self) -> FoXRun:
+        """The run on which epsilon, block size and context length are varied (Figure 7)."""
+        name = self.measure_settings.run_for_sweep
+        return self.run_for_heads if name is None else self.run(name)
+
+    def select(self, *, acp: bool | None = None, **wanted: Any) -> list[FoXRun]:
+        """Runs whose attributes equal ``wanted``, such as ``architecture="pro"``; ``acp=True`` for ACP.
+
+        Runs that train with needles, or from a changed weight, are left out unless ``wanted`` names that.
+        """
+        wanted = {"needle_fraction": 0.0, "perturb_init": False} | wanted
+        return [
+            run
+            for run in self.runs
+            if all(getattr(run, key) == value for key, value in wanted.items())
+            and (acp is None or (run.log_pruning_tolerance is not None) == acp)
+        ]
+
+    def union(self, *some: Iterable[FoXRun]) -> list[FoXRun]:
+        """The runs of several lists, each once, in the order of the suite."""
+        chosen = {run for runs in some for run in runs}
+        return [run for run in self.runs if run in chosen]
+
+    def with_acp(self, architecture: str) -> list[FoXRun]:
+        """One run with ACP of each size and context length: the lowest seed, at the paper's epsilon or the
+        smallest."""
+        runs = first_seeds(self.select(architecture=architecture, acp=True))
+        best: dict[tuple, FoXRun] = {}
+        for run in sorted(
+            runs, key=lambda r: (r.log_pruning_tolerance != PAPER_TOLERANCE, r.log_pruning_tolerance)
+        ):
+            best.setdefault((run.size_name, run.context_length), run)
+        return [run for run in runs if run in best.values()]
+
+    def pairs(self, architecture: str, largest: bool | None = None) -> list[FoXRun]:
+        """Runs that exist both with ACP (log epsilon = -10) and exact, otherwise equal (Figure 3), with
+        further seeds; ``largest`` takes only the largest size (True) or all others (False)."""
+        paired = _paired(self.select(architecture=architecture))
+        top = _largest(paired)
+        return self.with_all_seeds([run for run in paired if largest is None or (run in top) == largest])
+
+    def evaluated(self, architecture: str) -> list[FoXRun]:
+        """Runs on the downstream tasks: those that have a pair, or else those with ACP (Tables 1 and 3)."""
+        return self.pairs(architecture) or self.with_acp(architecture)
+
+    def has_exact_pair(self, run: FoXRun) -> bool:
+        """Whether the suite has ``run`` both with ACP (log epsilon = -10) and exact."""
+        return run in _paired(self.runs)
+
+    def needle_runs(self, architecture: str, longest: bool) -> list[FoXRun]:
+        """Runs of the needle test: of the largest size that has pairs; without pairs, runs with ACP.
+        ``longest`` takes the longest context of that size (Figures 3 and 11), else the shorter ones
+        (Figure 9)."""
+        runs = first_seeds(self.pairs(architecture)) or self.with_acp(architecture)
+        top = max((run.context_length for run in _largest(runs)), default=0)
+        if longest:
+            return [run for run in _largest(runs) if run.context_length == top]
+        return _largest([run for run in runs if run.context_length < top])
+
+    @property
+    def twins(self) -> list[FoXRun]:
+        """Exact runs of FoX (Pro) and of its RoPE twin that are otherwise equal."""
+
+        def of_both(run: FoXRun) -> tuple:
+            return (run.size_name, run.context_length, run.seed)
+
+        fox, rope = (self.select(architecture=name, acp=False) for name in ("pro", "rope"))
+        both = set(map(of_both, fox)) & set(map(of_both, rope))
+        return self.union(run for run in (*fox, *rope) if of_both(run) in both)
+
+    @property
+    def trained_with_needles(self) -> list[FoXRun]:
+        """Pairs of runs whose training text holds needles, of all seeds."""
+        return _paired(run for run in self.runs if run.needle_fraction)
+
+    @property
+    def needle_trainings(self) -> list[FoXRun]:
+        """The runs of :attr:`trained_with_needles`, and the null: exact runs from a changed weight."""
+        pairs = self.trained_with_needles
+        null = [
+            r for r in self.runs if r.perturb_init and r.needle_fraction and r.log_pruning_tolerance is None
+        ]
+        return self.union(pairs, null) if pairs else []
+
+    @property
+    def ablations(self) -> list[FoXRun]:
+        """Trainings with ACP that differ in one thing that could change the pruned share, or in the seed;
+        none if all are alike in learning rate, words, text and QK-norm."""
+        runs = [run for run in self.runs if run.log_pruning_tolerance == PAPER_TOLERANCE]
+        runs = [run for run in runs if _shape(run) == _shape(runs[0])]
+        return runs if len({_suspects(run) for run in runs}) > 2 else []
+
+    @property
+    def restriction(self) -> str:
+        with_needles = any(run.needle_fraction for run in self.runs)
+        return "runs that train with needles are for Figure A6 alone" if with_needles else ""
+
+    @property
+    def longest_trained(self) -> list[FoXRun]:
+        """The run of FoX (Pro) with ACP that saw the most tokens, and its exact pair. Of several the largest
+        model counts, then the longest context. If some have a pair, only those count."""
+        runs = self.with_acp("pro")
+        runs = [run for run in runs if self.has_exact_pair(run)] or runs
+        if not runs or self.weights is not None:  # ready weights have no log
+            return []
+        best = max(runs, key=lambda run: (run.size.tokens, run.size.non_embedding, run.context_length))
+        alike = {"size_name": best.size_name, "context_length": best.context_length}
+        exact = first_seeds(self.select(architecture="pro", acp=False, **alike))
+        return [run for run in self.runs if run in (best, *exact)]
+
+
+def _shape(run: FoXRun) -> tuple:
+    """The settings that the trainings of one comparison share."""
+    size = run.size
+    shape = (size.num_hidden_layers, size.hidden_size, size.head_dim, size.tokens)
+    return (run.architecture, run.context_length, *shape)
+
+
+def _suspects(run: FoXRun) -> tuple:
+    """The settings of a training that could change its pruned share."""
+    size = run.size
+    own = (size.learning_rate, size.qk_norm_share_param_across_head, size.vocab_size)
+    return (run.needle_fraction, *own)
+
+
+def _paired(runs: Iterable[FoXRun]) -> list[FoXRun]:
+    """Those of ``runs`` that exist among them both with ACP (log epsilon = -10) and exact, otherwise
+    equal."""
+    runs = [run for run in runs if run.log_pruning_tolerance in (PAPER_TOLERANCE, None)]
+    keys = [(*run.setting[:3], *run.setting[4:], run.seed) for run in runs]  # all but the tolerance
+    return [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]
+
+
+def _largest(runs: list[FoXRun]) -> list[FoXRun]:
+    """Those of the largest size."""
+    top = max((run.size.non_embedding for run in runs), default=0)
+    return [run for run in runs if run.size.non_embedding == top]

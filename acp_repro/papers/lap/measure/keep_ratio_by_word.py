@@ -1,0 +1,83 @@
+"""Which tokens are kept: by their kind, by their frequency, and by their place in the text."""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from typing import Any
+
+import torch
+
+from ..task import TrainedPruning
+
+FREQUENCY_BANDS = 5
+PLACES = 10
+_PUNCTUATION = set(string.punctuation)
+
+
+def measure_keep_ratio_by_word(trained: TrainedPruning) -> list[dict[str, Any]]:
+    """One record per grouping and group, with how many tokens there are and how many are kept; no EOS.
+
+    ``kind``: beginning of a word, inside of a word, number, punctuation. ``frequency``: fifths of the
+    held-out tokens by how often their id occurs in the training texts, 1 the most frequent. ``place``: tenths
+    of the text. ``token``: each of the hundred most frequent ones.
+    """
+    tokenizer = trained.task.tokenizer
+    frequency = Counter(i for row in trained.task.rows("train") for i in row[:-1])
+    seen, kept = [], []
+    rows = trained.heldout_rows(trained.measure_settings.scored_texts)
+    for input_ids in trained.batches(rows):
+        memory = trained.model.encode_ids(input_ids)
+        for row, length, dropped in zip(
+            input_ids.tolist(), memory.lengths.tolist(), memory.dropped_by.tolist(), strict=True
+        ):
+            seen += [(row[i], i / max(1, length - 1)) for i in range(length - 1)]
+            kept += [dropped[i] < 0 for i in range(length - 1)]
+    shown = {i: word for i, word in zip(frequency, tokenizer.tokens(frequency), strict=True)}
+    shown |= {i: tokenizer.tokens([i])[0] for i, _ in seen if i not in shown}
+    bands = _bands([i for i, _ in seen], frequency)
+    common = {i for i, _ in Counter(i for i, _ in seen).most_common(100)}
+    groups: dict[tuple[str, str], list[bool]] = {}
+    for (token, place), stays in zip(seen, kept, strict=True):
+        keys = [
+            ("kind", kind_of(shown[token], first=place == 0)),
+            ("frequency", str(bands[token])),
+            ("place", str(min(PLACES, int(place * PLACES) + 1))),
+        ]
+        keys += [("token", shown[token])] if token in common else []
+        for key in keys:
+            groups.setdefault(key, []).append(stays)
+    return [
+        {
+            "grouping": grouping,
+            "group": repr(group) if grouping == "token" else group,
+            "tokens": len(values),
+            "kept_tokens": sum(values),
+        }
+        for (grouping, group), values in sorted(groups.items())
+    ]
+
+
+def kind_of(word: str, first: bool) -> str:
+    """``word start``, ``word inside``, ``number`` or ``punctuation``.
+
+    Args:
+        first: whether it begins the text, where a word has no space before it.
+    """
+    bare = word.strip()
+    if bare and all(c in _PUNCTUATION for c in bare):
+        return "punctuation"
+    if bare and bare.isdecimal():
+        return "number"
+    return "word start" if first or word.startswith(" ") else "word inside"
+
+
+def _bands(seen: list[int], frequency: Counter) -> dict[int, int]:
+    """The fifth of each token id: ids sorted by frequency, cut so that each fifth holds as many tokens."""
+    counts = Counter(seen)
+    ordered = sorted(counts, key=lambda i: (-frequency[i], i))
+    ends = torch.tensor([counts[i] for i in ordered]).cumsum(0) / len(seen)
+    return {
+        i: min(FREQUENCY_BANDS, int(max(0.0, float(end) - 1e-9) * FREQUENCY_BANDS) + 1)
+        for i, end in zip(ordered, ends, strict=True)
+    }

@@ -1,0 +1,203 @@
+"""The keys of a suite file of LAP, each block one validated dataclass; defaults as in the published code."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from acp_repro.common.bounds import (
+    Axis,
+    Count,
+    CountFrom0,
+    NotNegative,
+    Positive,
+    PositiveOrInf,
+    Seed,
+    Share,
+    ShareBelow1,
+    whole,
+    within,
+)
+from acp_repro.lap.config import GATES, TRAINING_MASKS, PruningConfig, Temperature
+from acp_repro.pipeline.data.config import CorpusConfig
+from acp_repro.pipeline.run import Strict, TrainerConfig
+from acp_repro.pipeline.suite_file import SuiteFile
+
+SHORTEST_CUT = 16
+
+
+@dataclass(frozen=True)
+class TextsConfig(CorpusConfig):
+    """Which texts, and which of them are held out."""
+
+    NAMED = ("text_field", "label_field", "min_chars", "max_chars")
+
+    corpus: str = "stdlib_sentences"
+    extra_path: str | None = None  # a ``file`` of more texts to train on: none is held out or has a label
+    text_field: str = "text"  # of ``file`` and ``hf``
+    label_field: str | None = None  # null: no probing
+    positive_from: float = 1.0  # labels between this and ``negative_to`` are left out of probing
+    negative_to: float = 0.0
+    min_chars: Count = 20  # characters of a text, for ``stdlib_sentences``
+    max_chars: Count = 160
+    vocabulary: Annotated[int, whole(300)] | None = None  # of a BPE; null: the tokeniser of ``model.weights``
+    heldout: Annotated[float, within("(0, 1)")] = 0.05  # share of texts, by the text's own hash
+    options: dict[str, Any] = field(default_factory=dict, hash=False)  # others of the corpus's function
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.min_chars > self.max_chars:
+            raise ValueError(f"max_chars: must be at least min_chars, {self.min_chars}, got {self.max_chars}")
+        if not self.negative_to < self.positive_from:
+            raise ValueError(f"positive_from: must be above negative_to, {self.negative_to}")
+
+    @property
+    def sides(self) -> str:
+        """The question that labels answer, "whether ..."; empty if there is nothing to probe."""
+        return "whether a review is positive or negative" if self.label_field else self.function.sides
+
+
+@dataclass(frozen=True)
+class ModelConfig(Strict):
+    """The T5: its shape, or the weights that it starts from. The default shape is Flan-T5-small's."""
+
+    weights: str | None = None  # a name on the Hub or a folder, such as google/flan-t5-small
+    d_model: Count = 512
+    d_kv: Count = 64
+    d_ff: Count = 1024
+    num_layers: Count = 8
+    num_decoder_layers: Count = 8
+    num_heads: Count = 6
+
+    @property
+    def shape(self) -> dict[str, float]:
+        """For ``PruningAutoencoder.from_scratch``."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k != "weights"}
+
+
+@dataclass(frozen=True)
+class PruningSettings(Strict):
+    """The settings of ``lap.PruningConfig`` that are not in the grid; see there.
+
+    Hard concrete gates have their own bias and temperature, and logistic noise.
+    """
+
+    beta: float = 5.0
+    tau: float = 0.1
+    hard_concrete_beta: float = 2.0
+    hard_concrete_tau: Temperature = 2 / 3
+    hard_concrete_signal_limit: PositiveOrInf | None = None
+    max_length: int = 512
+
+    def __post_init__(self):
+        self.config("published", "soft")
+        self.config("published", "hard_concrete")
+
+    def config(self, gate: str, training_mask: str) -> PruningConfig:
+        """The model's settings at a point of the grid."""
+        settings = dataclasses.asdict(self)
+        own = {n: settings.pop(f"hard_concrete_{n}") for n in ("beta", "tau", "signal_limit")}
+        if training_mask == "hard_concrete":
+            settings |= {**own, "noise": "logistic"}
+        if gate == "article":
+            settings["noise"] = "none"
+        return PruningConfig(gate=gate, training_mask=training_mask, **settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(TrainerConfig):
+    """One pass of Adam, as in the published code; lambda starts once the model copies its text."""
+
+    steps: Count
+    batch_texts: Count = 20
+    learning_rate: Positive = 1e-4
+    warmup_steps: CountFrom0 = 0
+    decay_share: Share = 0.0  # over this last share of the steps the rate falls to a tenth
+    lambda_from_step: CountFrom0 = 500
+    # Instead: lambda is 0, and gates do not act, until the running mean of the cross-entropy is below this.
+    lambda_below_nats: float | None = None
+    # Then gates drop at random for so many steps, as often as beta implies, and cost nothing: the decoder
+    # learns to do without any one token. Before that each seems worth too much, and all gates open wide.
+    token_dropout_steps: CountFrom0 = 0
+    lambda_ramp_steps: CountFrom0 = 0
+    # Lambda falls linearly with that mean, and is 0 from so many nats on. So a large lambda closes as many
+    # gates as this quality allows, while a constant one closes none or all.
+    lambda_off_loss: Positive | None = None
+    weight_decay: NotNegative = 0.0
+    beta2: ShareBelow1 = 0.999
+    length_warmup_steps: CountFrom0 = 0  # texts are cut, less and less
+    scale_parameter: bool = False  # each weight's rate is a multiple of its root mean square
+    compile: ClassVar[bool] = False  # texts differ in length
+
+    def __post_init__(self):
+        for name in ("warmup_steps", "length_warmup_steps"):
+            if (warmup := getattr(self, name)) > self.steps:
+                raise ValueError(f"{name}: {warmup} are more than the {self.steps} steps; give fewer")
+
+
+@dataclass(frozen=True)
+class StartConfig(Strict):
+    """Training of the run without gates, from whose weights the others start; else as in ``training``."""
+
+    steps: Count
+    learning_rate: Positive | None = None
+    warmup_steps: CountFrom0 | None = None
+    length_warmup_steps: CountFrom0 | None = None
+
+    def training(self, other: TrainingConfig) -> TrainingConfig:
+        """``other``, with the keys that are given here."""
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return dataclasses.replace(other, **given)
+
+
+@dataclass(frozen=True)
+class MeasureConfig(Strict):
+    """How much of the held-out text each metric is measured on."""
+
+    scored_texts: Count = 2000
+    batch_texts: Count = 50
+    probe_texts: Count = 2000  # of the training texts; tested on the held-out ones
+    shap_texts: Count = 50  # long texts that are written again, beside five short ones that are drawn
+    shap_min_tokens: Count = 60  # tokens of these
+    timed_lengths: Axis[Annotated[int, whole(4)]] = field(default_factory=lambda: [128, 512])
+    timed_texts: Count = 16
+    # The run that measurements of one model use; default: the first run with hard concrete gates. It selects
+    # a run and changes no record (`compare=False`).
+    main_run: str | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class GridConfig(Strict):
+    """Lists whose product makes the runs. ``compression`` is lambda; null is a run without gates."""
+
+    compression: Axis[NotNegative | None]
+    gate: Axis[Literal[GATES]] = field(default_factory=lambda: ["published"])
+    training_mask: Axis[Literal[TRAINING_MASKS]] = field(default_factory=lambda: ["soft"])
+    seed: Axis[Seed] = field(default_factory=lambda: [42])
+
+
+@dataclass(frozen=True, kw_only=True)
+class File(SuiteFile):
+    """The keys at the top of a suite file of LAP."""
+
+    training: TrainingConfig
+    grid: list[GridConfig]
+    data: TextsConfig = field(default_factory=TextsConfig)
+    start: StartConfig | None = None
+    model: ModelConfig = field(default_factory=ModelConfig)
+    pruning: PruningSettings = field(default_factory=PruningSettings)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+
+    def __post_init__(self):
+        if (self.data.vocabulary is None) == (self.model.weights is None):
+            raise ValueError(
+                "data.vocabulary: a model from scratch needs one, and weights bring their own tokenizer"
+            )
+        if self.start is not None:
+            if self.model.weights is not None:
+                raise ValueError("start: model.weights already sets where the runs begin; remove one of them")
+            try:
+                self.start.training(self.training)
+            except ValueError as error:
+                raise ValueError(f"start.{error}") from None

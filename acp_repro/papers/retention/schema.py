@@ -1,0 +1,168 @@
+"""The keys of a suite file of Adaptive Retention. The defaults are the paper's (Section 4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from acp_repro.common.bounds import Axis, Count, NotNegative, Positive, Seed, Share, ShareBelow1, whole
+from acp_repro.pipeline.data.config import BYTES_VOCAB_SIZE, CorpusConfig, DataConfig
+from acp_repro.pipeline.run import Strict, TrainerConfig, check_divides
+from acp_repro.pipeline.suite_file import SuiteFile
+from acp_repro.retention.config import MODEL_TYPES, Budget
+
+# The names under `method` as settings of `acp_repro.retention`: the paper's method, its baselines and the
+# ablations of Table 3.
+METHODS: dict[str, dict[str, Any]] = {
+    "dense": {"method": "dense"},
+    "random": {"method": "random"},
+    "h2o": {"method": "h2o"},
+    "top": {"method": "top"},
+    "infor_coef": {"method": "infor_coef"},
+    "ar": {"method": "adaptive"},
+    "ar_no_relaxation": {"method": "adaptive", "relaxation": "sigmoid"},
+    "ar_joint": {"method": "adaptive", "multiplier": "joint"},
+    "ar_fixed": {"method": "adaptive", "multiplier": "fixed", "initial_multiplier": 1.0},
+    "ar_threshold": {"method": "adaptive", "selection": "threshold"},
+}
+MASKED_SHARE = 0.15  # of tokens to predict; 80 % become [MASK], 10 % another token
+MLM = "mlm"  # a run of masked language modelling, which others start from
+ABLATIONS = ("ar_no_relaxation", "ar_joint", "ar_fixed", "ar_threshold")
+GATES = ("input", "after_blocks", "output")
+SPECIAL = PAD, CLS, SEP, UNK, MASK = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+SMALLEST_VOCABULARY = BYTES_VOCAB_SIZE - 1 + len(SPECIAL)  # every byte, BERT's special tokens; no BOS
+Scores = Axis[Literal["accuracy", "micro_f1", "macro_f1", "exact_match", "f1"]]
+
+
+@dataclass(frozen=True)
+class DatasetConfig(CorpusConfig):
+    """A labelled set, and how long the training on it is; corpus, path, options: of ``read_labelled``."""
+
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    max_tokens: Annotated[int, whole(3)] = 512  # longer examples are cut; [CLS] and [SEP] are two of them
+    epochs: Count = 3
+    batch_examples: Count = 32  # of an optimiser step
+    micro_batch_examples: Count | None = None  # of one pass; null: the whole batch
+    max_examples: Count | None = None  # of each split, the first by a hash; null: all
+    # The first one is compared; ``exact_match`` and ``f1`` are for questions.
+    scores: Scores = field(default_factory=lambda: ["accuracy"], hash=False)
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_divides(self, "micro_batch_examples", "batch_examples")
+
+    @property
+    def is_extractive(self) -> bool:
+        """Whether its scores are of answers that stand in the text, and not of classes."""
+        return bool({"exact_match", "f1"} & set(self.scores))
+
+
+@dataclass(frozen=True)
+class BackboneConfig(Strict):
+    """An encoder: weights of transformers by name or folder, or fresh ones of a shape."""
+
+    pretrained: str | None = None  # for ``from_pretrained``; its tokeniser is used too
+    pretrained_on: str | None = None  # a name under ``pretraining``: the run that gives weights and tokeniser
+    model_type: Literal[MODEL_TYPES] = "distilbert"
+    num_hidden_layers: Count = 6
+    hidden_size: Count = 768
+    num_attention_heads: Count = 12
+    intermediate_size: Count = 3072
+    dropout: ShareBelow1 = 0.1
+    vocab_size: Annotated[int, whole(SMALLEST_VOCABULARY)] = 2048  # of the training split's own tokeniser
+
+    def __post_init__(self):
+        if self.pretrained and self.pretrained_on:
+            raise ValueError("pretrained_on: weights come from there or from `pretrained`, not from both")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size: {self.hidden_size} must be a multiple of num_attention_heads "
+                f"{self.num_attention_heads}"
+            )
+
+
+@dataclass(frozen=True)
+class PretrainingConfig(Strict):
+    """Masked language modelling (Devlin et al. 2019) with new masks each time (Liu et al. 2019)."""
+
+    data: DataConfig  # its ``tokenizer: {bpe: SIZE}`` becomes the encoder's, with BERT's special tokens
+    max_tokens: Annotated[int, whole(6)] = 512  # of a sequence; texts follow each other without padding
+    batch_sequences: Count = 256  # of an optimiser step
+    micro_batch_sequences: Count | None = None  # of one pass; null: all of them
+    steps: Count = 10_000
+    learning_rate: Positive = 5e-4
+    neighbour_heads: bool = False  # heads of the first block start at neighbours; see ``look_at_neighbours``
+
+    def __post_init__(self):
+        check_divides(self, "micro_batch_sequences", "batch_sequences")
+        if self.data.bpe_size is None:
+            raise ValueError("data.tokenizer: an encoder's is {bpe: SIZE}, trained on this text")
+
+    @property
+    def masked_tokens(self) -> int:
+        return round(MASKED_SHARE * (self.max_tokens - 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(TrainerConfig):
+    """Section 4.2: AdamW, 3e-5, weight decay 0.01; betas as AdamW has them."""
+
+    learning_rate: Positive = 3e-5
+    weight_decay: NotNegative = 0.01
+    beta2: ShareBelow1 = 0.999
+    warmup_share: Share = 0.0  # of the steps; then the rate falls linearly to 0; not printed
+    # First share of the steps, in which gates are open: it replaces the paper's published weights.
+    open_share: Share = 0.0
+    hard_share: Share = 0.0  # last share of the steps, in which gates choose as at inference
+    group_by_length: bool = False  # examples of similar length share a batch: less padding
+
+    def __post_init__(self):
+        if self.open_share + self.hard_share > 1:
+            raise ValueError("hard_share: with open_share it must not exceed 1")
+
+
+@dataclass(frozen=True)
+class MeasureConfig(Strict):
+    """How much is measured."""
+
+    examples: Count = 512  # of the test split, for times and the state of the budget; scores use all of it
+    speed_lengths_tokens: list[Count] = field(default_factory=lambda: [512])
+    speed_batch_tokens: Count | None = None  # null: 32 examples, as in Table 4, which may leave a GPU idle
+    timing_repeats: Count = 5  # of each time; the median counts
+
+
+@dataclass(frozen=True)
+class GridConfig(Strict):
+    """Lists whose product makes the runs; ``dense`` and ``mlm`` have budget 1 and no gates."""
+
+    dataset: Axis[str]
+    backbone: Axis[str]
+    method: Axis[Literal[(*METHODS, MLM)]]
+    budget: Axis[Budget] = field(default_factory=lambda: [0.5, 0.3])
+    gates: Axis[Literal[(*GATES, "none")]] = field(default_factory=lambda: ["after_blocks"])
+    temperature: Axis[Positive] = field(default_factory=lambda: [0.66])
+    stretch_low: Axis[float] = field(default_factory=lambda: [-0.1])
+    stretch_high: Axis[float] = field(default_factory=lambda: [1.1])
+    seed: Axis[Seed] = field(default_factory=lambda: [0])
+
+    def __post_init__(self):
+        if self.method in (["dense"], [MLM]):
+            for name, only in (("budget", [1.0]), ("gates", ["none"])):
+                object.__setattr__(self, name, only)
+        for value in {"dense", MLM} & set(self.method):
+            if len(self.method) > 1:
+                raise ValueError(f"method: {value} has no budget, so give it its own entry of the grid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class File(SuiteFile):
+    """The keys at the top of a suite file of Adaptive Retention."""
+
+    datasets: dict[str, DatasetConfig]
+    backbones: dict[str, BackboneConfig]
+    grid: list[GridConfig]
+    pretraining: dict[str, PretrainingConfig] = field(default_factory=dict)
+    retention: dict[str, Any] = field(default_factory=dict)  # of ``RetentionConfig``, for all runs
+    benchmarks: list[str] | None = None  # tasks, or runs by name, whose models are benchmarked; null: all
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)

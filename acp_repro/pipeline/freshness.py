@@ -1,0 +1,217 @@
+"""Decides what is up to date, by content, from small JSON files. No other module does.
+
+Weights are up to date if ``run.json`` beside them has the run's settings. A record is up to date if
+``settings.json`` beside it has its hash, the suite's present settings, and the hash of the weights, if there
+are any. Dates do not matter, because a checkout may give them in any order. A comment, or another run in the
+grid, does not cause a new training or measurement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..common import files
+from ..common.digests import hash_json
+from ..common.files import read_json
+from .errors import RecordError
+from .paper import NO_RUN, RESULTS, Metric, Suite
+from .run import Run
+
+MAKE = Path(".make")
+PROOFS = "settings.json"  # beside the records
+
+
+def has_weights(run: Run) -> bool:
+    """Whether the weights exist, finished and with these settings, as far as small files show.
+
+    Ready weights come without settings; they only need to exist.
+    """
+    if run.weights is not None:
+        return run.weights_file.is_file()
+    settings = read_json(run.folder / "run.json").get("settings")
+    return run.weights_file.is_file() and bool(done(run)) and not differences(settings, run)
+
+
+def proof(path: Path) -> dict[str, Any]:
+    """What ``settings.json`` says of the record at ``path``; empty if nothing, as after an interruption."""
+    content = _read_settings(path.with_name(PROOFS))
+    record = content.get("records", {}).get(path.name, {})
+    if record and (content.get("folder"), record.get("sha256")) != (_folder(path), files.sha256_of(path)):
+        raise RecordError(
+            f"{path} is not the file of {record.get('rows')} rows that was measured: it was cut, edited or "
+            "copied here; put it back, or delete it to measure again"
+        )
+    return record
+
+
+def is_current(suite: Suite, run: Run | None, metric: Metric) -> bool:
+    """Whether a record need not be measured again. Missing weights do not count against it. ``run`` is None
+    for a metric of the whole suite, which has no settings."""
+    path = metric.path(suite.name, NO_RUN if run is None else run.name)
+    if not path.is_file() or not (found := proof(path)):
+        return False
+    if run is None:
+        return True
+    recorded = recorded_settings(run)
+    same = found.get("settings") == _digest(recorded) and _has_settings(recorded, suite, run)
+    return same and (metric.untrained(run) or done(run).get("sha256") in (None, found.get("weights")))
+
+
+def is_lost(run: Run, metric: Metric) -> bool:
+    """Whether a measured run lacks a record and the weights to make it from."""
+    there = metric.path(run.suite, run.name).is_file() or run.weights_file.is_file()
+    return not there and settings_path(run).is_file()
+
+
+def _has_settings(recorded: Mapping[str, Any], suite: Suite, run: Run) -> bool:
+    """Whether recorded settings are those of the run and of the suite's measures now."""
+    pairs = (("run", run), ("measure", suite.measure_settings))
+    return not any(differences(recorded.get(key), of) for key, of in pairs)
+
+
+def _digest(recorded: Mapping[str, Any]) -> str:
+    return hash_json([recorded.get("run"), recorded.get("measure")])
+
+
+def differences(before: Any, settings: Any) -> list[str]:
+    """The differences between recorded settings and those of a run or of the measures now, a line each.
+
+    A key that is new counts as its default, and a key that no longer exists is ignored, because the key is
+    now a constant.
+    """
+    return list(_differences(before, _settings(settings), settings))
+
+
+def _differences(before: Any, now: Any, of: Any, where: str = "") -> Iterator[str]:
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        if before != now:
+            yield f"{where}: {before!r}, now {now!r}"
+        return
+    keys = {*now} if dataclasses.is_dataclass(of) else {*before, *now}
+    for key in sorted(keys):
+        if key in before or not _is_default(of, key):
+            inside = getattr(of, key, None)
+            yield from _differences(before.get(key), now.get(key), inside, f"{where}.{key}".lstrip("."))
+
+
+def _is_default(of: Any, name: str) -> bool:
+    """Whether a key has its default value."""
+    for field in dataclasses.fields(of) if dataclasses.is_dataclass(of) else ():
+        if field.name == name:
+            new = field.default_factory
+            return getattr(of, name) == (field.default if new is dataclasses.MISSING else new())
+    return False
+
+
+def settings_path(run: Run) -> Path:
+    """``results/SUITE/RUN/settings.json``: the settings of the records beside it, and a proof of each."""
+    return RESULTS / run.suite / run.name / PROOFS
+
+
+def recorded_settings(run: Run) -> dict[str, Any]:
+    """The content of ``settings.json``; empty if there is none."""
+    return _read_settings(settings_path(run))
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    records, trained = content.get("records", {}), content.get("trained") or {}
+    if isinstance(records, dict) and all(isinstance(entry, dict) for entry in (trained, *records.values())):
+        return content
+    raise RecordError(f"{path} is damaged; copy it back, or delete it to measure its records again")
+
+
+def measuring_seconds(run: Run, metric: Metric) -> float:
+    """What measuring a record took; 0 if unknown."""
+    records = recorded_settings(run).get("records", {})
+    return records.get(metric.path(run.suite, run.name).name, {}).get("seconds", 0.0)
+
+
+def write_record(
+    path: Path,
+    content: bytes,
+    rows: int,
+    measured: tuple[Suite, Run, Metric] | None = None,
+    seconds: float | None = None,
+) -> Path:
+    """Writes a record and its proof. An interruption leaves it without one, so it is measured again.
+    ``measured`` is None for a metric of the whole suite, which has no settings."""
+    proofs = path.with_name(PROOFS)
+    state = _read_settings(proofs) | {"folder": _folder(path)}
+    records = state.pop("records", {})
+    if records.pop(path.name, None):
+        files.write_json(proofs, state | {"records": records})
+    files.write_bytes(path, content)
+    record = {"rows": rows, "sha256": hashlib.sha256(content).hexdigest()}
+    if measured is not None:
+        suite, run, metric = measured
+        trained = measured_run(run)
+        state |= {"trained": trained and dataclasses.asdict(trained)}
+        if not _has_settings(state, suite, run):
+            state |= {"run": _settings(run), "measure": _settings(suite.measure_settings)}
+        weights = None if metric.untrained(run) else done(run).get("sha256")
+        record |= {"settings": _digest(state), "weights": weights, "seconds": seconds}
+    records[path.name] = {key: value for key, value in record.items() if value is not None}
+    files.write_json(proofs, state | {"records": records})
+    return path
+
+
+def _folder(path: Path) -> str:
+    """SUITE/RUN, where a record belongs."""
+    return "/".join(path.parts[-3:-1])
+
+
+def done(run: Run) -> dict[str, Any]:
+    """The content of ``done.json`` of finished weights; empty if there are none."""
+    return read_json(run.folder / "done.json")
+
+
+def _settings(of: Any) -> dict[str, Any]:
+    """Returns the settings of a run or of the measures as a JSON file gives them back.
+
+    Fields declared with ``compare=False`` only select a run and are left out.
+    """
+    compared = [field.name for field in dataclasses.fields(of) if field.compare]
+    settings = of.as_dict() if isinstance(of, Run) else {name: getattr(of, name) for name in compared}
+    return json.loads(json.dumps(settings, default=dict))
+
+
+@contextlib.contextmanager
+def exclusive(name: str, words: str) -> Iterator[None]:
+    """One process at a time is inside, in this folder; another one prints that it waits, and for what."""
+    path = MAKE / f"{name}.lock"
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(files.lock(path, refuse="busy"))
+        except files.Locked:
+            print(f"waiting: another process {words}", flush=True)
+            stack.enter_context(files.lock(path))
+        yield
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A finished run: the seconds of all its GPUs, and the most memory that one of them held."""
+
+    gpu_seconds: float
+    ranks: int
+    peak_memory_bytes: int | None
+    device: str
+
+
+def measured_run(run: Run) -> MeasuredRun | None:
+    """What a finished run took, from its folder or else from beside its records; None if unknown."""
+    description, finished = read_json(run.folder / "run.json"), done(run)
+    if description and finished:
+        peak = finished.get("peak_memory_bytes")
+        return MeasuredRun(finished["gpu_seconds"], finished["ranks"], peak, description["device"])
+    recorded = recorded_settings(run)
+    same = recorded.get("trained") and not differences(recorded.get("run"), run)
+    return MeasuredRun(**recorded["trained"]) if same else None

@@ -1,0 +1,112 @@
+"""A suite: one YAML file that sets at what scale a paper is run (``experiments/NAME.yaml``).
+
+The file holds only what differs from the paper's settings, which are the defaults. Loading is strict: an
+unknown key, a wrong type or an impossible value gives one line with file, key and the fix. The grid is
+multiplied out here, so paired runs differ in one key. This module needs no torch.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import math
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from .errors import SuiteError, UnknownName
+from .paper import Suite
+from .paper_registry import find_paper
+from .run import EXPERIMENTS, Run, Strict, SuiteName, WeightsConfig
+from .strict_yaml import build, read_yaml
+
+DEFAULT_PAPER = "acp"
+# Suites and runs name folders, and targets of Make.
+MOST_RUNS = 1000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteFile(Strict):
+    """The keys at the top of every suite file; a paper's own class adds ``grid`` and its other keys.
+
+    Attributes:
+        skip_items: items that `make all` does not make from this suite, because they cost too much there.
+        published: true where its records are part of the project, and count in REPRODUCTION.md; false where
+            nobody has run it yet, and that page lists it as missing; None where each user runs it alone.
+        skip_runs: names of runs of the grid, or patterns such as ``"*-seed1"``, that are gaps: they are not
+            trained, and no item needs them.
+    """
+
+    description: str
+    paper: str = DEFAULT_PAPER
+    weights: WeightsConfig | None = None
+    skip_items: list[str] = field(default_factory=list)
+    published: bool | None = None
+    skip_runs: list[str] = field(default_factory=list)
+
+
+def suite_path(name: str) -> Path:
+    """The file of a suite: ``experiments/NAME.yaml``, or a path: what ends in ``.yaml`` or ``.yml``, has a
+    slash, or is a folder."""
+    path, named = Path(name), EXPERIMENTS / f"{name}.yaml"
+    is_path = path.suffix in (".yaml", ".yml") or "/" in name or (path.is_dir() and not named.is_file())
+    return path if is_path else named
+
+
+def suite_names() -> list[str]:
+    """The suites of ``experiments/``."""
+    return sorted(path.stem for path in EXPERIMENTS.glob("*.yaml"))
+
+
+def load_suite(name: str) -> Suite:
+    """The suite of that name or path (:func:`suite_path`), validated and multiplied out."""
+    path = suite_path(name)
+    if not path.is_file():
+        there = f"there are {', '.join(suite_names()) or 'none here'} (run from the project's folder)"
+        raise SuiteError(f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} suite; {there}")
+    if not _NAME.fullmatch(path.stem):
+        raise SuiteError(f"{path}: a suite's name may have only letters, digits and ._+-; rename the file")
+    suite_name = SuiteName(path.stem, path)
+    content = read_yaml(path)
+    try:
+        paper = find_paper(str(content.get("paper", DEFAULT_PAPER)))
+    except SuiteError as error:
+        raise SuiteError(f"{path}: paper: {error}") from None
+    file = build(paper.file, content, path)
+    grids = [{axis.name: getattr(grid, axis.name) for axis in fields(grid)} for grid in file.grid]
+    if (count := sum(math.prod(map(len, grid.values())) for grid in grids)) > MOST_RUNS:
+        raise SuiteError(f"{path}: grid: makes {count:,} runs; at most {MOST_RUNS:,} are supported")
+    runs: dict[str, Run] = {}
+    for index, grid in enumerate(grids):
+        for values in itertools.product(*grid.values()):
+            point = dict(zip(grid, values, strict=True))
+            try:
+                run = paper.make_run(file, suite_name, f"grid[{index}]", **point)
+            except ValueError as error:
+                raise SuiteError(f"{path}: {error}") from None
+            if not _NAME.fullmatch(run.name):
+                raise SuiteError(
+                    f"{path}: grid[{index}]: a run cannot be named {run.name!r}; use letters, digits and "
+                    "._+- alone"
+                )
+            if runs.setdefault(run.name, run) is not run:
+                raise SuiteError(f"{path}: grid[{index}]: makes the run {run.name} a second time")
+    gaps: set[str] = set()
+    for pattern in file.skip_runs:
+        if not (found := fnmatch.filter(runs, pattern)):
+            unknown = UnknownName.among("the grid has no such run", pattern, runs)
+            raise SuiteError(f"{path}: skip_runs: {unknown}")
+        gaps.update(found)
+    there = tuple(run for name, run in runs.items() if name not in gaps)
+    if not there:
+        raise SuiteError(f"{path}: grid: has no run{' but those of skip_runs' if runs else ''}; add one")
+    skip_runs = tuple(run for name, run in runs.items() if name in gaps)
+    suite = paper.suite(suite_name, paper, file, there, skip_runs)
+    try:
+        for name in file.skip_items:
+            paper.item(name)
+        suite.check()
+    except ValueError as error:
+        raise SuiteError(f"{path}: {error}") from None
+    return suite

@@ -1,0 +1,184 @@
+"""How the models of ACP are named and described, and set beside the paper's."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from acp_repro.papers.acp.runs import FoXRun, FoXSuite
+from acp_repro.papers.acp.schema import SizeConfig
+from acp_repro.pipeline.paper import FigureSpec
+from acp_repro.pipeline.suite_file import load_suite
+
+from .. import style
+from ..published import published
+
+PUBLISHED = published("analysis.acp")
+ARCHITECTURES = {"pro": "FoX (Pro)", "llama": "FoX (LLaMA)", "rope": "RoPE (Pro)"}
+# The pruned share is highest at first: 125M at 16k prunes 93 % after 20M tokens and 88 % after 100M. The
+# paper leaves the start of training out (Section 4.1). A small model is past it after a token a weight.
+PAPER_SIZES = ("125M", "360M", "760M")
+START_TOKENS = 100_000_000
+_UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}
+
+
+def colour(size: str, index: int) -> str:
+    """One colour for each of the paper's sizes in every suite; other sizes in the order that they come."""
+    place = PAPER_SIZES.index(size) if size in PAPER_SIZES else index
+    return style.SIZES[place % len(style.SIZES)]
+
+
+def run_cells(run: FoXRun) -> dict[str, str]:
+    """What a run is, as columns of the report's table of runs."""
+    tolerance = run.log_pruning_tolerance
+    return {
+        "architecture": ARCHITECTURES[run.architecture],
+        "size": run.size_name,
+        "context": style.length_label(run.context_length),
+        "log epsilon": "exact" if tolerance is None else f"{tolerance:g}",
+        "seed": str(run.seed),
+    }
+
+
+def in_words(sizes: Iterable[str]) -> str:
+    """Names of sizes: "125M, 360M parameters"; a name that is no count is "size tiny"."""
+    sizes = list(sizes)
+    listed = ", ".join(sizes)
+    if all(re.fullmatch(r"\d+(\.\d+)?[kMB]?", size) for size in sizes):
+        return f"{listed} parameters"
+    return f"{'size' if len(sizes) == 1 else 'sizes'} {listed}"
+
+
+def at_start(tokens: float, size: str) -> bool:
+    """Whether so many tokens are the start of training for a model of that size; fresh weights are not."""
+    count = re.fullmatch(r"([\d.]+)([kMB]?)", size)
+    weights = float(count[1]) * _UNITS[count[2]] if count else START_TOKENS
+    return 0 < tokens < min(START_TOKENS, weights)
+
+
+def start_mark(tokens: float, size: str) -> str:
+    """What stands behind a name whose numbers are of the start of training; empty past it."""
+    return f" ({style.count_label(tokens)} tokens, start of training)" if at_start(tokens, size) else ""
+
+
+def starting(records: pd.DataFrame) -> pd.Series:
+    """By row, whether it is of the start of training; formulas have no ``trained_tokens`` and no start."""
+    if "trained_tokens" not in records:
+        return pd.Series(False, records.index)
+    pairs = zip(records["trained_tokens"].fillna(0), records["size"], strict=True)
+    return pd.Series([at_start(*pair) for pair in pairs], records.index, dtype=bool)
+
+
+def settled(records: pd.DataFrame) -> pd.DataFrame:
+    """The rows that decide a verdict: those past the start of training, or all where there are none such."""
+    start = starting(records)
+    return records if start.all() else records[~start]
+
+
+def past_start(runs: Iterable[FoXRun]) -> int:
+    """How many shapes and contexts there are among the runs that see more than the start of training. Seeds
+    and variants of one shape count once."""
+    past = _past_start(runs)
+    return len({(run.size.num_hidden_layers, run.size.hidden_size, run.context_length) for run in past})
+
+
+def largest(runs: Iterable[FoXRun]) -> int:
+    """The weights of the largest model among the runs that see more than the start of training."""
+    return max((run.size.non_embedding for run in _past_start(runs)), default=0)
+
+
+def distance(item: FigureSpec, runs: Iterable[FoXRun]) -> float:
+    """How far the nearest run is from the paper's size and context for an item, in powers of two."""
+    if item.paper_model is None:
+        return 0.0
+    name, length = item.paper_model
+    weights = paper_size(name).non_embedding
+    return min(
+        round(abs(math.log2(run.size.non_embedding / weights)), 1)
+        + abs(math.log2(run.context_length / length))
+        for run in runs
+    )
+
+
+def _past_start(runs: Iterable[FoXRun]) -> list[FoXRun]:
+    return [run for run in runs if not at_start(run.size.tokens, run.size_name)]
+
+
+def span(table: pd.DataFrame, form: str = ".0f") -> str:
+    """The range of ``percent``, with the start of training apart: "77 to 86 % (start of training: 91 %)"."""
+    start = starting(table)
+    past, early = (f"{style.span(table.loc[rows, 'percent'], form)} %" for rows in (~start, start))
+    if start.all():
+        return f"{early} (start of training)"
+    return f"{past} (start of training: {early})" if start.any() else past
+
+
+def run_name(record: pd.Series) -> str:
+    """The run that a record is of, with :func:`start_mark`."""
+    return record["run"] + start_mark(record["trained_tokens"], record["size"])
+
+
+def marked(records: pd.DataFrame, column: str = "size") -> pd.Series:
+    """Names in a column, with :func:`start_mark`, of which formulas have none."""
+    if "trained_tokens" not in records:
+        return records[column]
+    pairs = zip(records["trained_tokens"].fillna(0), records["size"], strict=True)
+    return records[column] + [start_mark(tokens, size) for tokens, size in pairs]
+
+
+def vocabulary(records: pd.DataFrame) -> float:
+    """The most tokens that a model of some records has; infinite if their suites do not say."""
+    if "suite" not in records:
+        return math.inf
+    runs = records[["suite", "run"]].drop_duplicates().itertuples(index=False)
+    sizes = [load_suite(suite).run(run).data.vocab_size for suite, run in runs]
+    return max(size or math.inf for size in sizes)
+
+
+def describe(suite: FoXSuite) -> str:
+    """The models of a suite in half a sentence."""
+    sizes = in_words(dict.fromkeys(run.size_name for run in suite.runs))
+    lengths = ", ".join(style.length_label(n) for n in sorted({run.context_length for run in suite.runs}))
+    tokens = style.count_span(run.size.tokens for run in suite.runs)
+    return f"{sizes}, contexts of {lengths} tokens, trained on {tokens} tokens each"
+
+
+def shapes(runs: Sequence[FoXRun]) -> str:
+    """Sizes and contexts of some runs, in words; sizes of the same contexts together."""
+    lengths: dict[str, set[int]] = {}
+    for run in runs:
+        lengths.setdefault(run.size_name, set()).add(run.context_length)
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for size, found in lengths.items():
+        alike.setdefault(tuple(sorted(found)), []).append(size)
+    return "; ".join(
+        f"{', '.join(sizes)} at {', '.join(map(style.length_label, found))}" for found, sizes in alike.items()
+    )
+
+
+def at_paper_scale(item: FigureSpec, runs: Sequence[FoXRun]) -> bool:
+    """Whether one of the runs is as large as the paper's largest of an item, as long trained and as long."""
+    if item.paper_model is None:
+        return False
+    name, length = item.paper_model
+    paper = paper_size(name)
+    return any(
+        run.size.non_embedding >= 0.9 * paper.non_embedding
+        and run.size.tokens >= 0.9 * paper.tokens
+        and run.context_length >= length
+        for run in runs
+    )
+
+
+def paper_size(name: str) -> SizeConfig:
+    """A row of the paper's Table 2."""
+    settings = PUBLISHED.table.query("item == 'table2' and size == @name").set_index("quantity")["low"]
+    return SizeConfig(
+        int(settings["num_hidden_layers"]),
+        int(settings["hidden_size"]),
+        int(1e9 * settings["tokens"]),
+        settings["learning_rate"],
+    )

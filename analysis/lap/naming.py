@@ -1,0 +1,129 @@
+"""Names of runs, and what the report says of the models."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from acp_repro.lap.config import PruningConfig
+from acp_repro.papers.lap.runs import PruningRun
+from acp_repro.papers.lap.schema import File
+from acp_repro.pipeline.paper import FigureSpec, Suite
+from acp_repro.pipeline.suite_file import load_suite
+
+from ..published import published
+from ..verdict import Verdict, Word
+
+PUBLISHED = published("analysis.lap")
+MASKS = {
+    "soft": "soft masks",
+    "straight_through": "removal, straight through",
+    "hard_concrete": "hard concrete gates",
+}
+SOFT_RATIO = "the article's $L(S)/L$; for hard concrete gates, the share of tokens that is expected to stay"
+MOST_KEPT = 0.95  # of the tokens, where something is dropped
+READINGS = {"published": "", "article": ", article's gate"}
+
+
+def run_cells(run: PruningRun) -> dict[str, str]:
+    return {
+        "lambda": "no gates" if run.compression is None else f"{run.compression:g}",
+        "gate": run.gate,
+        "trained with": MASKS[run.training_mask] if run.compression is not None else "no gates",
+        "seed": str(run.seed),
+    }
+
+
+def name_of(compression: float | None, training_mask: str) -> str:
+    """A run in a legend or a table, from its columns."""
+    if pd.isna(compression):
+        return "no gates"
+    return f"λ = {compression:g}, {MASKS[training_mask]}"
+
+
+def each_in_words(words: Mapping[str, str]) -> str:
+    """ "exact-10: 41%; soft-1, soft-3 (6 runs): 0%": runs that say the same stand together, without seeds."""
+    alike: dict[str, list[str]] = {}
+    for run, said in words.items():
+        alike.setdefault(said, []).append(run)
+    named = []
+    for said, runs in alike.items():
+        kinds = list(dict.fromkeys(re.sub(r"-seed\d+$", "", run) for run in runs)) if len(runs) > 1 else runs
+        count = f" ({len(runs)} runs)" if len(runs) > len(kinds) else ""
+        named.append(f"{', '.join(kinds)}{count}: {said}")
+    return "; ".join(named)
+
+
+def describe(suite: Suite) -> str:
+    model, data = suite.file.model, suite.file.data
+    start = f"from {model.weights}" if model.weights else "from scratch"
+    return (
+        f"T5 autoencoders {start}, {model.num_layers} encoder and {model.num_decoder_layers} decoder blocks "
+        f"of width {model.d_model}, on {data.function.in_words(data.path)}; the decoder sees "
+        f"{PruningConfig.decoder_window} tokens before the present one in each layer"
+    )
+
+
+def shapes(runs: Sequence[PruningRun]) -> str:
+    """The models of some runs and what they were trained with, in words."""
+    models = dict.fromkeys(
+        f"{model.num_layers} and {model.num_decoder_layers} blocks of width {model.d_model}, "
+        + (f"from {model.weights}" if model.weights else "from scratch")
+        for model in (run.model for run in runs)
+    )
+    masks = dict.fromkeys(run.training_mask for run in runs if run.compression is not None)
+    whose = [f"{MASKS[mask]} ({'the' if mask == 'soft' else 'not the'} article's)" for mask in masks]
+    return ", ".join(models) + (f", with {' or '.join(whose)}" if whose else "")
+
+
+def at_paper_scale(item: FigureSpec, runs: Sequence[PruningRun]) -> bool:
+    """Whether all models began from published weights, as the article's did."""
+    return bool(runs) and all(run.model.weights for run in runs)
+
+
+def _is_published(file: File | PruningRun) -> bool:
+    gates, training = file.pruning, file.training
+    own = (gates.beta, gates.tau, training.lambda_off_loss, training.lambda_below_nats)
+    return own == (5.0, 0.1, None, None)
+
+
+def distance(item: FigureSpec, runs: Sequence[PruningRun]) -> float:
+    """0 for a suite with the gates of the article's code, whose answer decides, else 1."""
+    return float(not any(run.training_mask == "soft" and _is_published(run) for run in runs))
+
+
+def as_published(records: pd.DataFrame) -> pd.DataFrame:
+    """The rows of runs that train as the published code does, and of those without gates."""
+    suites = {name: _is_published(load_suite(name).file) for name in records["suite"].unique()}
+    gated = records["compression"].notna()
+    article = records["suite"].map(suites) & (records["training_mask"] == "soft")
+    return records[~gated | article] if (gated & article).any() else records[:0]
+
+
+def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
+    """The criterion on runs that train as published alone. Others cannot tell, nor gates that stay open."""
+
+    @functools.wraps(check)
+    def judge(records: pd.DataFrame) -> Verdict:
+        if len(own := as_published(records)):
+            found, gated = check(own), own[own["compression"].notna()]
+            watched = gated[gated["series"] == "keep_ratio"]["value"] if "series" in gated else None
+            kept = gated.get("keep_ratio", watched)
+            if kept is None or kept.min() <= MOST_KEPT:
+                return found
+            return replace(
+                found, word=Word.UNTOLD, short=f"gates keep {100 * kept.min():.0f} % of the tokens"
+            )
+        found = check(records)
+        masks = set(records.loc[records["compression"].notna(), "training_mask"])
+        hard = "by hard concrete gates, not the article's"
+        soft = "not its beta 5, tau 0.1 and lambda from step 500"
+        parts = [hard] * ("hard_concrete" in masks) + [soft] * (masks != {"hard_concrete"})
+        short = "other gates, beta, tau or lambda" if soft in parts else hard
+        return replace(found, word=Word.UNTOLD, short=short, ours=f"{' and '.join(parts)}: {found.ours}")
+
+    return judge
