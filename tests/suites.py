@@ -13,7 +13,7 @@ from acp_repro.papers.acp.paper import PAPER
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite_file import load_suite
-from acp_repro.pipeline.training.loop import train
+from acp_repro.pipeline.training.trainer import train
 
 YAML = """
 description: a test

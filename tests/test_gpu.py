@@ -7,8 +7,7 @@ import torch
 from acp_repro.attention import forgetting_attention
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.pipeline.run import TrainerConfig
-from acp_repro.pipeline.training.optimizer import make_optimizer
-from acp_repro.pipeline.training.step import train_step
+from acp_repro.pipeline.training.trainer import make_optimizer, train_step
 from tests.attention.test_attention import make_inputs
 
 pytestmark = pytest.mark.gpu

@@ -66,6 +66,8 @@ class FoXConfig:
             that may be pruned. None is exact, without pruning.
         max_position_embeddings: the context of training, in tokens. The model reads any length, but
             transformers and lm-eval cut texts here.
+        fuse_training: compute the projections of one input in one product, and do not keep SwiGLU's product
+            for the backward pass. A module that is wrapped, hooked or adapted is called nevertheless.
 
     Raises:
         ValueError: a value is out of range or of the wrong type; the message names the argument.
@@ -88,6 +90,7 @@ class FoXConfig:
     use_rope: bool = False
     log_pruning_tolerance: LogEpsilon | None = -10.0
     max_position_embeddings: Count = 2048
+    fuse_training: bool = True
 
     @classmethod
     def pro(cls, **arguments: Any) -> Self:

@@ -28,7 +28,9 @@ class FoXBlock(nn.Module):
         self.attn_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.attn = ForgettingAttentionLayer(config)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = SwiGLU(config.hidden_size, config.mlp_width, config.initializer_range)
+        self.mlp = SwiGLU(
+            config.hidden_size, config.mlp_width, config.initializer_range, config.fuse_training
+        )
 
     def forward(
         self,

@@ -107,14 +107,6 @@ class HeadRMSNorm(RMSNorm):
         return y.to(x.dtype)
 
 
-def fuse_training(model: nn.Module) -> None:
-    """Lets layers multiply by weights of plain projections without calling them, as our training does."""
-    # All products of one input at once, and SwiGLU's product not kept.
-    for module in model.modules():
-        if hasattr(module, "fuses_training"):
-            cast(Any, module).fuses_training = True
-
-
 def token_shift(
     z: Tensor, shift_logit: Tensor, previous: Tensor | None = None, starts: Tensor | None = None
 ) -> Tensor:
@@ -232,10 +224,9 @@ class ForgettingAttentionCore(nn.Module):
 class ForgettingAttentionLayer(nn.Module):
     """Projections, token shift, QK-norm, forget gate or RoPE, attention, output norm and gate."""
 
-    fuses_training = False  # see fuse_training
-
     def __init__(self, config: FoXConfig):
         super().__init__()
+        self.fuse_training = config.fuse_training
         hidden, heads, std = config.hidden_size, config.num_heads, config.initializer_range
         self.num_heads = heads
         self.head_dim = config.head_dim
@@ -279,7 +270,7 @@ class ForgettingAttentionLayer(nn.Module):
             rotation: of these tokens, see :func:`make_rotation`; with ``use_rope`` alone.
         """
         fused = cache is not None and cache.fuses and self._can_fuse()
-        joint = fused or (self.fuses_training and torch.is_grad_enabled())
+        joint = fused or (self.fuse_training and torch.is_grad_enabled())
         products = self._multiply_jointly(x) if joint else {}
 
         def product(name: str, projection: Any) -> Tensor:

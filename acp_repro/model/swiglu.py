@@ -15,10 +15,9 @@ from .modules import is_plain
 class SwiGLU(nn.Module):
     """down(silu(gate) * up); one matrix holds the rows of gate, then those of up."""
 
-    fuses_training = False  # see layers.fuse_training
-
-    def __init__(self, hidden_size: int, width: int, std: float):
+    def __init__(self, hidden_size: int, width: int, std: float, fuse_training: bool = True):
         super().__init__()
+        self.fuse_training = fuse_training
         self.gate_proj = Linear(hidden_size, 2 * width, std)
         self.down_proj = Linear(width, hidden_size, std)
 
@@ -27,7 +26,7 @@ class SwiGLU(nn.Module):
         gate_up = self.gate_proj(x)
         if torch.compiler.is_compiling():
             down = self.down_proj
-            if self.fuses_training and torch.is_grad_enabled() and is_plain(down) and down.bias is None:
+            if self.fuse_training and torch.is_grad_enabled() and is_plain(down) and down.bias is None:
                 return _Down.apply(gate_up, down.weight.to(gate_up.dtype))
         elif gate_up.is_cuda and not torch.is_grad_enabled() and HAS_TRITON:
             from .step_kernels import silu_and_multiply

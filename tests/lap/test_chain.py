@@ -20,9 +20,8 @@ from acp_repro.pipeline.errors import RecordError, SuiteError
 from acp_repro.pipeline.paper import load_object
 from acp_repro.pipeline.records import read_records, write_records
 from acp_repro.pipeline.suite_file import load_suite
-from acp_repro.pipeline.training.loop import train
 from acp_repro.pipeline.training.measuring import bring_up_to_date
-from acp_repro.pipeline.training.optimizer import make_optimizer
+from acp_repro.pipeline.training.trainer import make_optimizer, train
 from analysis import drawing
 from analysis.report.gather import gather
 from scripts.publish import publish

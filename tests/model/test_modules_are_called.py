@@ -10,7 +10,6 @@ from model_helpers import SMALL, relative_error
 from torch import nn
 
 from acp_repro.model import FoXCache
-from acp_repro.model.layers import fuse_training
 
 
 class Adapter(nn.Module):
@@ -51,7 +50,6 @@ def replace(model, old, new):
 def test_an_adapter_on_every_projection_works_and_learns(small_model, small_ids, compiled):
     adapted = replace(small_model, nn.Linear, Adapter)
     merged = replace(copy.deepcopy(adapted), Adapter, Adapter.merged)
-    fuse_training(adapted)
     torch.compiler.reset()
     call = torch.compile(adapted, backend="eager") if compiled else adapted
     if not compiled:
@@ -65,7 +63,6 @@ def test_an_adapter_on_every_projection_works_and_learns(small_model, small_ids,
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_hooks_of_every_module_are_called(small_model, small_ids, compiled):
-    fuse_training(small_model)
     called, names = set(), dict(small_model.named_modules())
     names = {name for name, module in names.items() if not isinstance(module, nn.ModuleList)}
     for name in names:

@@ -33,8 +33,8 @@ from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.planner import needs
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite_file import load_suite
-from acp_repro.pipeline.training.loop import train
 from acp_repro.pipeline.training.task import Trained
+from acp_repro.pipeline.training.trainer import train
 from acp_repro.retention import RetentionConfig, retain
 from acp_repro.retention.budget import floor_share
 from acp_repro.retention.config import MODEL_TYPES

@@ -22,8 +22,8 @@ from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.planner import training_groups
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite_file import load_suite
-from acp_repro.pipeline.training.loop import train
 from acp_repro.pipeline.training.run_folder import TrainingError
+from acp_repro.pipeline.training.trainer import train
 
 CPU = torch.device("cpu")
 SHAPE = "num_hidden_layers: 2, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16"

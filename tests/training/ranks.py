@@ -19,7 +19,7 @@ import torch.distributed.fsdp  # noqa: F401
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.distributed import process_group
-from acp_repro.pipeline.training.loop import train
+from acp_repro.pipeline.training.trainer import train
 
 ROOT = Path(__file__).parents[2]
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -27,13 +27,13 @@ from acp_repro.papers.acp.schema import TrainingConfig
 from acp_repro.papers.acp.task import FoXTask, pruned_ratio_per_layer
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.suite_file import load_suite
-from acp_repro.pipeline.training import loop as loop_module
+from acp_repro.pipeline.training import checkpoint as checkpoint_module
+from acp_repro.pipeline.training import run_folder as run_folder_module
 from acp_repro.pipeline.training import trainer as trainer_module
 from acp_repro.pipeline.training.checkpoint import CheckpointError, save_checkpoint
-from acp_repro.pipeline.training.optimizer import make_optimizer, warmup_and_cosine
 from acp_repro.pipeline.training.prefetch import Prefetcher
 from acp_repro.pipeline.training.run_folder import TrainingError, is_done, write_done
-from acp_repro.pipeline.training.step import eager
+from acp_repro.pipeline.training.trainer import eager, make_optimizer, warmup_and_cosine
 from tests.suites import YAML, train_run, trained_run, write_suite
 from tests.training.ranks import train_on
 
@@ -327,13 +327,13 @@ def test_a_checkpoint_holds_the_settings_of_its_run(run, trained, tmp_path, text
 
 def test_a_description_that_is_deleted_while_the_run_trains_is_written_again(run, monkeypatch):
     """As by a folder's removal that meets a process which was thought dead."""
-    save = trainer_module.save_checkpoint
+    save = checkpoint_module.save_checkpoint
 
     def save_and_delete(*given):
         (run.folder / "run.json").unlink(missing_ok=True)
         return save(*given)
 
-    monkeypatch.setattr(trainer_module, "save_checkpoint", save_and_delete)
+    monkeypatch.setattr(checkpoint_module, "save_checkpoint", save_and_delete)
     train_run(run)
     assert is_done(run)
 
@@ -376,7 +376,7 @@ def test_other_text_is_refused(run, tmp_path):
 def test_weights_get_their_name_last(run, trained, monkeypatch):
     """Make takes them as the sign that the run is done."""
     with monkeypatch.context() as patch:
-        patch.setattr(loop_module, "write_done", lambda *_: 1 / 0)
+        patch.setattr(run_folder_module, "write_done", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train_run(run)
     assert not run.model_folder.exists()
@@ -388,7 +388,7 @@ def test_a_run_that_another_process_finishes_first_is_not_trained_again(run, mon
     train_run(run)
     before = (run.folder / "metrics.jsonl").read_bytes()
     answers = iter((False,))  # as seen before the other process wrote its weights
-    monkeypatch.setattr(loop_module, "is_done", lambda run: next(answers, True))
+    monkeypatch.setattr(run_folder_module, "is_done", lambda run: next(answers, True))
     assert train_run(run) == run.folder
     assert (run.folder / "metrics.jsonl").read_bytes() == before
 

@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from acp_repro.model import FoXForCausalLM, load_pretrained, save_pretrained
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.config import peak_flops
-from acp_repro.model.layers import fuse_training
 from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.needle.documents import NeedleSequences
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.provenance import device_name
 from acp_repro.pipeline.run import file_of
-from acp_repro.pipeline.training.optimizer import warmup_and_cosine
 from acp_repro.pipeline.training.run_folder import TrainingError, text_hash
 from acp_repro.pipeline.training.task import Task
+from acp_repro.pipeline.training.trainer import warmup_and_cosine
 
 from .runs import FoXRun
 from .trained import TrainedFoX
@@ -46,7 +45,6 @@ class FoXTask(Task):
 
     def build(self) -> FoXForCausalLM:
         model = FoXForCausalLM(self._config, self.run.training.gradient_checkpointing)
-        fuse_training(model)
         if self.run.perturb_init:
             perturb(model, self.run.perturb_init)
         return model

@@ -13,8 +13,8 @@ from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.loss import IGNORED_LABEL
 from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.data.sequences import Batches
-from acp_repro.pipeline.training.step import autocast
 from acp_repro.pipeline.training.task import Trained
+from acp_repro.pipeline.training.trainer import autocast
 
 from .runs import FoXRun, FoXSuite
 

@@ -19,16 +19,14 @@ from torch import Tensor, nn
 from acp_repro.attention import choose_implementation
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.config import peak_flops
-from acp_repro.model.layers import fuse_training
 from acp_repro.pipeline.benchmark.attention import mean_gates
 from acp_repro.pipeline.benchmark.baselines import official_model
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.provenance import device_name
 from acp_repro.pipeline.training.distributed import parallelize, rank, world_size
-from acp_repro.pipeline.training.optimizer import make_optimizer
 from acp_repro.pipeline.training.run_folder import compiles
-from acp_repro.pipeline.training.step import autocast, compiled_blocks, train_step
+from acp_repro.pipeline.training.trainer import autocast, compiled_blocks, make_optimizer, train_step
 
 from .runs import FoXRun
 from .task import pruned_ratio_per_layer
@@ -165,7 +163,6 @@ def _random_batches(
 
 def _ours(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
     model = FoXForCausalLM(config, run.training.gradient_checkpointing).to(device)
-    fuse_training(model)
 
     def loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
         return model(input_ids, labels=labels).mean()

@@ -15,8 +15,8 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, nn
 
-from acp_repro.pipeline.training.step import autocast
 from acp_repro.pipeline.training.task import Trained
+from acp_repro.pipeline.training.trainer import autocast
 from acp_repro.retention import retain
 
 from .runs import RetentionRun

@@ -14,7 +14,7 @@ from torch import Tensor
 from acp_repro.common.command import progress_bar
 from acp_repro.model import FoXForCausalLM, generate
 from acp_repro.pipeline.data import prepare
-from acp_repro.pipeline.training.step import autocast
+from acp_repro.pipeline.training.trainer import autocast
 
 from .haystack import heldout_haystacks
 from .prompt import Needle, Trial, first_line, hide, tokenise_needles

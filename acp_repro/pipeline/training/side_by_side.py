@@ -23,8 +23,7 @@ from ...common.errors import UserError
 from ..paper import Suite
 from ..run import Run
 from ..suite_file import load_suite
-from .loop import train
-from .trainer import GOES_ON, Stopped, announce_stop
+from .trainer import GOES_ON, Stopped, announce_stop, train
 
 
 def train_side_by_side(suite: Suite, runs: list[Run], devices: list[torch.device], jobs: int | None) -> None:

@@ -1,4 +1,9 @@
-"""The steps of one run on one rank: it launches, reads, logs and saves."""
+"""Trains one run of a suite: :func:`train` reads top to bottom, from the run's folder to its trained weights.
+
+Everything that decides the weights is a function of the settings and the step. A run that was killed
+continues as if it had not been: bit for bit with the same ranks, within rounding with others. Micro-batch i
+of a step goes to rank i mod ranks, so the data do not depend on the number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,20 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from ...common.command import progress_bar
-from .checkpoint import latest_checkpoint, save_checkpoint
-from .distributed import any_rank, rank, world_size
-from .optimizer import set_learning_rate
+from ...common.command import progress_bar, stop_signals
+from ..paper import Paper
+from ..run import Run, TrainerConfig
+from .distributed import any_rank, check_ranks, gradient_sync, mean_over_ranks, parallelize, rank, world_size
 from .prefetch import Prefetcher
-from .run_folder import RunLog, TrainingError
-from .step import eager, train_step
+from .run_folder import RunFolder, TrainingError, compiles
 from .task import Task
 
 GOES_ON = "the same command continues from there"
@@ -31,9 +36,369 @@ class Stopped(KeyboardInterrupt):
     """A signal stopped the run, and a checkpoint to continue from is saved; the message says which."""
 
 
+def train(
+    paper: Paper,
+    run: Run,
+    *,
+    device: torch.device,
+    report: Callable[[str], None] = print,
+    stop_after: int | None = None,
+    watch_every: int | None = None,
+    position: int | None = None,
+) -> Path:
+    """Trains ``run``, from its newest good checkpoint if there is one, and returns its folder.
+
+    With several ranks (``distributed.process_group``) each of them calls this function. An error is raised on
+    every rank.
+
+    Args:
+        report: called with lines for the user, on rank 0.
+        stop_after: stop after this many steps in all, with a checkpoint (for tests).
+        watch_every: steps between the task's looks at the model, such as the pruned ratio of each layer.
+            Default: 100, or fewer in a short run, so that it has 25 looks.
+        position: the line of the progress bar, if several runs show theirs.
+    """
+    folder = RunFolder(run, report)
+    with contextlib.ExitStack() as stack:
+        if folder.is_done() or not folder.begin(stack):
+            return folder.path
+        task = paper.load_task()(run)
+        check_ranks(run, task.micro_batches)
+        torch.manual_seed(run.seed)  # the same weights on every rank
+        model = task.build().to(device)
+        folder.describe(device, task.describe(model))
+        blocks = task.blocks(model)
+        wrapped = parallelize(model, blocks, run.parallel_mode(world_size()), device)
+        if compiles(run, device):
+            compile_blocks(blocks)
+        optimizer = make_optimizer(model, run.training, task.learning_rate(0), task.rates(model))
+        signals = StopSignals(speak=rank() == 0)
+        stack.enter_context(stop_signals(signals.note))
+
+        first = folder.load_checkpoint(model, optimizer)
+        last = task.steps if stop_after is None else min(task.steps, stop_after)
+        watch_every = watch_every or max(1, min(100, task.steps // 25))
+        micro_batches = range(rank(), task.micro_batches, world_size())
+        order = (step * task.micro_batches + i for step in range(first, last) for i in micro_batches)
+        log = stack.enter_context(StepLog(task, folder, device, first, position))
+        with Prefetcher(task.batch, order, device) as data:
+            saved_at = time.monotonic()
+            for step in range(first, last):
+                learning_rate = task.learning_rate(step)
+                set_learning_rate(optimizer, learning_rate)
+                task.before_step(model, step)
+                batches: Iterator[tuple[Tensor, ...]] = data
+                watched = None
+                if step == first or step % watch_every == 0:
+                    log.read_all()
+                    batch = next(data)
+                    batches = itertools.chain([batch], data)
+                    with eager(device, run.training.dtype), torch.no_grad():
+                        # Without DDP, because gradients are not needed here.
+                        watched = task.watch(getattr(wrapped, "module", wrapped), *batch)
+                    log.restart_clock()
+                waited = data.waited_seconds
+                loss, norm = train_step(
+                    wrapped,
+                    optimizer,
+                    task.loss,
+                    batches,
+                    len(micro_batches),
+                    max_grad_norm=run.training.max_grad_norm,
+                    dtype=run.training.dtype,
+                )
+                task.after_step(model, step)
+                log.launched(step, loss, norm, learning_rate, data.waited_seconds - waited, watched)
+
+                due = rank() == 0 and time.monotonic() - saved_at >= run.training.checkpoint_every_seconds
+                stop, due = any_rank(signals.asked is not None, due)
+                if step + 1 < last and (stop or due):
+                    log.read_all()
+                    path = folder.save_checkpoint(step + 1, model, optimizer)
+                    saved_at = time.monotonic()
+                    log.restart_clock()
+                    if stop:
+                        raise Stopped(f"saved step {step + 1} of {task.steps} in {path}; {GOES_ON}")
+            log.read_all()
+        done = last == task.steps
+        if done:
+            folder.finish(task, model)
+        else:
+            folder.save_checkpoint(last, model, optimizer)
+        if any(any_rank(signals.asked is not None)):  # in the last step, or since
+            raise Stopped(f"{run.name} is {'done' if done else 'saved'}; {GOES_ON}")
+    return folder.path
+
+
+# --- one optimiser step -------------------------------------------------------------------------------------
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.AdamW,
+    loss_of: Callable[..., Tensor],
+    batches: Iterator[tuple[Tensor, ...]],
+    num_batches: int,
+    *,
+    max_grad_norm: float,
+    dtype: str,
+) -> tuple[Tensor, Tensor]:
+    """One optimiser step over ``num_batches`` micro-batches of equal size on each rank.
+
+    Args:
+        model: the model, or its wrapper from ``distributed.parallelize``.
+        loss_of: ``loss_of(model, *batch)``, the mean loss of a batch; see ``Task.loss``.
+        batches: gives batches of tensors, this rank's share of the step.
+        max_grad_norm: longer gradients are scaled down to this norm.
+        dtype: ``bfloat16`` (autocast over float32 weights) or ``float32``.
+
+    Returns:
+        Mean loss in nats and the gradient's norm before clipping, of all ranks, as float32 scalars on
+        the device: reading them would make the host wait.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    total = accumulate_gradients(model, loss_of, batches, num_batches, dtype=dtype)
+    return total, update(model, optimizer, max_grad_norm)
+
+
+def accumulate_gradients(
+    model: nn.Module,
+    loss_of: Callable[..., Tensor],
+    batches: Iterator[tuple[Tensor, ...]],
+    num_batches: int,
+    *,
+    dtype: str,
+) -> Tensor:
+    """The first half of :func:`train_step`: adds gradients of the mean loss; returns that loss, a float32
+    scalar."""
+    device = next(model.parameters()).device
+    total = torch.zeros((), device=device)
+    for index in range(num_batches):
+        batch = [x.to(device, non_blocking=True) for x in next(batches)]
+        with gradient_sync(model, index == num_batches - 1):
+            with autocast(device, dtype):
+                loss = loss_of(model, *batch) / num_batches
+            loss.backward()
+        total += loss.detach()
+    return mean_over_ranks(total)
+
+
+def update(model: nn.Module, optimizer: torch.optim.AdamW, max_grad_norm: float) -> Tensor:
+    """The second half of :func:`train_step`: clips the gradients and updates the weights.
+
+    Returns:
+        The gradient's norm before clipping, a float32 scalar.
+    """
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    optimizer.step()
+    return norm
+
+
+def make_optimizer(
+    model: nn.Module, config: TrainerConfig, learning_rate: float, rates: Mapping[Tensor, float] | None = None
+) -> torch.optim.AdamW:
+    """AdamW, fused. Weight decay applies to matrices only, not to norms and biases.
+
+    Args:
+        rates: weights of any shape and dtype, whose learning rate is this multiple of the others'.
+    """
+    rates = rates or {}
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for parameter in model.parameters():
+        decay = config.weight_decay if parameter.dim() >= 2 else 0.0
+        groups.setdefault((decay, rates.get(parameter, 1.0)), []).append(parameter)
+    optimizer = torch.optim.AdamW(
+        [{"params": group, "weight_decay": decay, "rate": rate} for (decay, rate), group in groups.items()],
+        betas=(config.beta1, config.beta2),
+        fused=True,
+    )
+    set_learning_rate(optimizer, learning_rate)
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.AdamW, learning_rate: float) -> None:
+    """Sets the learning rate of all weights; each group multiplies it by its own ``rate``."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["rate"]
+
+
+def warmup_and_cosine(before: int, step: int, warmup: int, total: int) -> float:
+    """Share of the peak learning rate for a step (Appendix B). All arguments have one unit, such as tokens.
+
+    Linear from 0 over ``warmup``, then a cosine to 0 at ``total``. The step's own tokens count for the
+    warm-up, so that the first step changes the weights.
+
+    Args:
+        before: tokens before the step.
+        step: tokens of the step.
+    """
+    if before + step <= warmup:
+        return (before + step) / warmup
+    done = min((before - warmup) / max(total - warmup, 1), 1.0)
+    return 0.5 * (1.0 + math.cos(math.pi * max(done, 0.0)))
+
+
+def autocast(device: torch.device, dtype: str):
+    """bfloat16 autocast over float32 weights, or nothing for float32."""
+    enabled = dtype == "bfloat16"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+@contextlib.contextmanager
+def eager(device: torch.device, dtype: str) -> Iterator[None]:
+    """Inside, torch.compile is off, and the dtype's autocast is on."""
+    with torch.compiler.set_stance("force_eager"), autocast(device, dtype):
+        yield
+
+
+def compile_blocks(blocks: Sequence[nn.Module], backend: str = "inductor") -> None:
+    """Sends each block's forward through torch.compile, in place: one graph that all blocks share.
+
+    Names of weights stay. Only ``forward`` is compiled, not the call around it, so FSDP2's hooks and gradient
+    checkpointing stay outside the graph. Graphs of other models are dropped, because torch.compile keeps only
+    a few graphs for one function.
+    """
+    torch.compiler.reset()
+    for block in blocks:
+        block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False, backend=backend)
+
+
+@contextlib.contextmanager
+def compiled_blocks(blocks: Sequence[nn.Module], enabled: bool) -> Iterator[None]:
+    """:func:`compile_blocks` inside, if ``enabled``, and eager blocks again after it."""
+    if enabled:
+        compile_blocks(blocks)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            block.__dict__.pop("forward", None)
+
+
+# --- log and signals ----------------------------------------------------------------------------------------
+
+
+class StepLog(contextlib.AbstractContextManager):
+    """Reads the losses of launched steps, checks that they are finite, and writes them to the run's folder.
+
+    On a GPU the host launches a step before it reads the loss of the step before, so the GPU never waits for
+    the host. All losses are read before a checkpoint, so none is written after a NaN.
+    """
+
+    def __init__(self, task: Task, folder: RunFolder, device: torch.device, first: int, position: int | None):
+        self.task, self.folder, self.device = task, folder, device
+        folder.open_log(first)
+        self.progress = progress_bar(
+            total=task.steps * task.step_tokens,
+            initial=first * task.step_tokens,
+            desc=task.run.name,
+            unit="tok",
+            unit_scale=True,
+            dynamic_ncols=True,
+            disable=rank() > 0,
+            position=position,
+        )
+        # (record, loss and norm, when they will be ready) of the steps that are launched but not yet read
+        self.unread: list[tuple[dict[str, Any], Tensor, _Moment]] = []
+        self.watched: dict[str, Any] = {}
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)  # drops those of earlier runs
+        self.restart_clock()
+
+    def __exit__(self, *_) -> None:
+        self.progress.close()
+        self.folder.close_log()
+
+    def launched(
+        self,
+        step: int,
+        loss: Tensor,
+        norm: Tensor,
+        learning_rate: float,
+        waited_seconds: float,
+        watched: dict[str, Any] | None,
+    ) -> None:
+        """Notes a launched step, and reads the steps that are due."""
+        if watched is not None:
+            self.watched = watched
+        record = {
+            "step": step,
+            "tokens": (step + 1) * self.task.step_tokens,
+            "learning_rate": learning_rate,
+            "ranks": world_size(),
+            "data_wait_seconds": waited_seconds,
+            **(watched or {}),
+        }
+        numbers = torch.stack([loss, norm]).to("cpu", non_blocking=True)
+        self.unread.append((record, numbers, _Moment(self.device)))
+        self._read(1 if self.device.type == "cuda" else 0)
+
+    def read_all(self) -> None:
+        """Reads all launched steps."""
+        self._read(0)
+
+    def restart_clock(self) -> None:
+        """Restarts the clock, so that time outside of training counts for no step."""
+        self.before = _Moment(self.device)
+
+    def _read(self, keep: int) -> None:
+        """Reads and logs all but the newest ``keep`` of the steps launched."""
+        while len(self.unread) > keep:
+            record, numbers, ready = self.unread.pop(0)
+            ready.wait()
+            loss, norm = numbers.tolist()
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise TrainingError(
+                    f"{self.task.run.name}: step {record['step']} gave loss {loss} and gradient norm {norm}; "
+                    f"the last good checkpoint is {self.folder.latest_checkpoint()}"
+                )
+            seconds = ready.seconds_since(self.before)
+            self.before = ready
+            wait = min(record.pop("data_wait_seconds") / seconds, 1.0)
+            rate = self.task.step_tokens / seconds
+            record |= {"loss_nats": loss, "grad_norm": norm, "data_wait_share": wait}
+            record["throughput_tokens_per_s"] = rate
+            if self.device.type == "cuda":
+                record["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
+            record |= self.task.speed(rate, self.device, world_size(), self.watched)
+            self.folder.write_step(record)
+            self._show(record)
+
+    def _show(self, record: dict[str, Any]) -> None:
+        shown = f"loss {record['loss_nats']:.3f}, {record['throughput_tokens_per_s']:,.0f} tok/s"
+        if "mfu_nominal" in record:
+            shown += f", mfu {record['mfu_nominal']:.0%}"
+        if words := self.task.shown(self.watched):
+            shown += f", {words}"
+        self.progress.set_postfix_str(shown, refresh=False)
+        self.progress.update(self.task.step_tokens)
+
+
+class _Moment:
+    """The time at which the device has done all that was launched until now."""
+
+    def __init__(self, device: torch.device):
+        self.event = None
+        if device.type == "cuda":
+            self.event = torch.cuda.Event(enable_timing=True)
+            self.event.record(torch.cuda.current_stream(device))
+        self.at = time.monotonic()
+
+    def wait(self) -> None:
+        if self.event is not None:
+            self.event.synchronize()
+
+    def seconds_since(self, earlier: _Moment) -> float:
+        """Seconds on the device's own clock, so it does not matter when the host reads it."""
+        if self.event is None:
+            return self.at - earlier.at
+        return earlier.event.elapsed_time(self.event) / 1e3
+
+
 class StopSignals:
-    """Notes signals to stop, as the handler of `stop_signals`. The training loop reads ``asked`` after each
-    step.
+    """Notes signals to stop, as the handler of `stop_signals`. :func:`train` reads ``asked`` after each step.
 
     A Ctrl-C after any signal stops at once. SIGTERM and SIGHUP may arrive again, also after a Ctrl-C, because
     launchers send them too.
@@ -57,178 +422,3 @@ class StopSignals:
 def announce_stop() -> None:
     """Prints what a first Ctrl-C does; not by print, because a signal may interrupt a write to the stream."""
     os.write(2, b"\nstopping: a checkpoint is saved after this step; Ctrl-C again stops at once\n")
-
-
-class Trainer:
-    """The steps of one run on this rank.
-
-    On a GPU the host launches a step before it reads the loss of the step before, so the GPU never waits for
-    the host. All losses are read before a checkpoint, so none is written after a NaN.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        model: nn.Module,
-        wrapped: nn.Module,
-        optimizer: torch.optim.AdamW,
-        device: torch.device,
-        watch_every: int,
-        description: dict[str, Any],
-        position: int | None = None,
-    ):
-        self.task, self.run, self.config, self.device = task, task.run, task.run.training, device
-        self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
-        self.watch_every, self.description, self.position = watch_every, description, position
-        # (record, loss and norm, when they will be ready) of the steps that are launched but not yet read
-        self.unread: list[tuple[dict[str, Any], Tensor, _Moment]] = []
-        self.watched: dict[str, Any] = {}
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)  # drops those of earlier runs
-
-    def run_from(self, first: int, stop_after: int | None, signals: StopSignals) -> bool:
-        """Steps from ``first`` to the end, or to a signal on any rank; False if ``stop_after`` came first."""
-        steps = self.task.steps
-        last = steps if stop_after is None else min(steps, stop_after)
-        with contextlib.ExitStack() as stack:
-            self.log = stack.enter_context(RunLog(self.run.folder, first)) if rank() == 0 else None
-            indices = (i for step in range(first, last) for i in self._micro_batches_of(step))
-            self.data = stack.enter_context(Prefetcher(self.task.batch, indices, self.device))
-            self.progress = stack.enter_context(
-                progress_bar(
-                    total=steps * self.task.step_tokens,
-                    initial=first * self.task.step_tokens,
-                    desc=self.run.name,
-                    unit="tok",
-                    unit_scale=True,
-                    dynamic_ncols=True,
-                    disable=rank() > 0,
-                    position=self.position,
-                )
-            )
-            saved_at = time.monotonic()
-            self._restart_clock()
-            for step in range(first, last):
-                watch = step == first or step % self.watch_every == 0
-                self._step(step, watch)
-                due = rank() == 0 and time.monotonic() - saved_at >= self.config.checkpoint_every_seconds
-                stop, due = any_rank(signals.asked is not None, due)
-                if step + 1 < last and (stop or due):
-                    path = self._save(step + 1)
-                    saved_at = time.monotonic()
-                    if stop:
-                        raise Stopped(f"saved step {step + 1} of {steps} in {path}; {GOES_ON}")
-            self._read(0)
-            if last < steps:  # the last step's checkpoint is the model itself
-                self._save(last)
-        return last == steps
-
-    def _micro_batches_of(self, step: int) -> Iterator[int]:
-        start = step * self.task.micro_batches
-        return iter(range(start + rank(), start + self.task.micro_batches, world_size()))
-
-    def _step(self, step: int, watch: bool) -> None:
-        """Launches one step, and reads the losses that are due."""
-        learning_rate = self.task.learning_rate(step)
-        set_learning_rate(self.optimizer, learning_rate)
-        self.task.before_step(self.model, step)
-        batches = self._watched(self.data) if watch else self.data
-        waited = self.data.waited_seconds
-        loss, norm = train_step(
-            self.wrapped,
-            self.optimizer,
-            self.task.loss,
-            batches,
-            self.task.micro_batches // world_size(),
-            max_grad_norm=self.config.max_grad_norm,
-            dtype=self.config.dtype,
-        )
-        self.task.after_step(self.model, step)
-        record = {
-            "step": step,
-            "tokens": (step + 1) * self.task.step_tokens,
-            "learning_rate": learning_rate,
-            "ranks": world_size(),
-            "data_wait_seconds": self.data.waited_seconds - waited,
-            **(self.watched if watch else {}),
-        }
-        numbers = torch.stack([loss, norm]).to("cpu", non_blocking=True)
-        self.unread.append((record, numbers, _Moment(self.device)))
-        self._read(1 if self.device.type == "cuda" else 0)
-
-    def _watched(self, batches: Iterator) -> Iterator:
-        """``batches``, after the task's look at the first one."""
-        self._read(0)
-        batch = next(batches)
-        with eager(self.device, self.config.dtype), torch.no_grad():
-            # Without DDP, because gradients are not needed here.
-            self.watched = self.task.watch(getattr(self.wrapped, "module", self.wrapped), *batch)
-        self._restart_clock()
-        return itertools.chain([batch], batches)
-
-    def _read(self, keep: int) -> None:
-        """Reads and logs all but the newest ``keep`` of the steps launched."""
-        while len(self.unread) > keep:
-            record, numbers, ready = self.unread.pop(0)
-            ready.wait()
-            loss, norm = numbers.tolist()
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                last = latest_checkpoint(self.run.folder / "checkpoints")
-                raise TrainingError(
-                    f"{self.run.name}: step {record['step']} gave loss {loss} and gradient norm {norm}; "
-                    f"the last good checkpoint is {last}"
-                )
-            seconds = ready.seconds_since(self.before)
-            self.before = ready
-            wait = min(record.pop("data_wait_seconds") / seconds, 1.0)
-            record |= {"loss_nats": loss, "grad_norm": norm, "data_wait_share": wait}
-            rate = self.task.step_tokens / seconds
-            record["throughput_tokens_per_s"] = rate
-            if self.device.type == "cuda":
-                record["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
-            self._write(record | self.task.speed(rate, self.device, world_size(), self.watched))
-
-    def _write(self, record: dict[str, Any]) -> None:
-        if self.log is None:
-            return
-        self.log.write(record)
-        shown = f"loss {record['loss_nats']:.3f}, {record['throughput_tokens_per_s']:,.0f} tok/s"
-        if "mfu_nominal" in record:
-            shown += f", mfu {record['mfu_nominal']:.0%}"
-        if words := self.task.shown(self.watched):
-            shown += f", {words}"
-        self.progress.set_postfix_str(shown, refresh=False)
-        self.progress.update(self.task.step_tokens)
-
-    def _save(self, steps_done: int) -> Path:
-        self._read(0)
-        path = save_checkpoint(
-            self.run.folder / "checkpoints", steps_done, self.model, self.optimizer, self.description
-        )
-        self._restart_clock()
-        return path
-
-    def _restart_clock(self) -> None:
-        """Restarts the clock, so that time outside of training counts for no step."""
-        self.before = _Moment(self.device)
-
-
-class _Moment:
-    """The time at which the device has done all that was launched until now."""
-
-    def __init__(self, device: torch.device):
-        self.event = None
-        if device.type == "cuda":
-            self.event = torch.cuda.Event(enable_timing=True)
-            self.event.record(torch.cuda.current_stream(device))
-        self.at = time.monotonic()
-
-    def wait(self) -> None:
-        if self.event is not None:
-            self.event.synchronize()
-
-    def seconds_since(self, earlier: _Moment) -> float:
-        """Seconds on the device's own clock, so it does not matter when the host reads it."""
-        if self.event is None:
-            return self.at - earlier.at
-        return earlier.event.elapsed_time(self.event) / 1e3

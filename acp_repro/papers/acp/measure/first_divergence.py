@@ -17,10 +17,16 @@ from torch import Tensor, nn
 
 from acp_repro.common.command import progress_bar
 from acp_repro.model.capture import AttentionInputs, watch_attention
-from acp_repro.pipeline.training.optimizer import make_optimizer, set_learning_rate
 from acp_repro.pipeline.training.run_folder import compiles
-from acp_repro.pipeline.training.step import accumulate_gradients, compiled_blocks, eager, update
 from acp_repro.pipeline.training.task import Trained
+from acp_repro.pipeline.training.trainer import (
+    accumulate_gradients,
+    compiled_blocks,
+    eager,
+    make_optimizer,
+    set_learning_rate,
+    update,
+)
 
 from ..task import FoXTask, perturb
 from .pruned_mass import pruned_row_mass

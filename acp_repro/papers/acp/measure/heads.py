@@ -12,7 +12,7 @@ from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.reference import attention_scores
 from acp_repro.common.errors import UsageError
 from acp_repro.model.capture import AttentionInputs, attention_inputs
-from acp_repro.pipeline.training.step import autocast
+from acp_repro.pipeline.training.trainer import autocast
 
 from ..trained import TrainedFoX
 from .pruned_mass import row_chunks

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from acp_repro.common.files import read_json, read_json_lines
 from acp_repro.model.loss import IGNORED_LABEL
 from acp_repro.pipeline.needle.trial import try_wordings
-from acp_repro.pipeline.training.step import autocast
+from acp_repro.pipeline.training.trainer import autocast
 
 from ..task import perturb
 from ..trained import TrainedFoX

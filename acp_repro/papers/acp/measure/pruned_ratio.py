@@ -10,7 +10,7 @@ from torch import Tensor
 
 from acp_repro.common.command import progress_bar
 from acp_repro.model.capture import AttentionInputs, watch_attention
-from acp_repro.pipeline.training.step import autocast
+from acp_repro.pipeline.training.trainer import autocast
 
 from ..schema import SWEPT_LOG_PRUNING_TOLERANCES
 from ..trained import TrainedFoX

@@ -12,11 +12,9 @@ import torch
 from acp_repro.attention import choose_implementation, forgetting_attention
 from acp_repro.common.command import progress_bar
 from acp_repro.model.capture import AttentionInputs, attention_inputs
-from acp_repro.model.layers import fuse_training
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved
-from acp_repro.pipeline.training.optimizer import make_optimizer
 from acp_repro.pipeline.training.run_folder import compiles
-from acp_repro.pipeline.training.step import autocast, compiled_blocks, train_step
+from acp_repro.pipeline.training.trainer import autocast, compiled_blocks, make_optimizer, train_step
 
 from ..trained import TrainedFoX
 
@@ -85,7 +83,6 @@ def measure_throughput(trained: TrainedFoX) -> list[dict[str, Any]]:
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     tokens = sum(input_ids.numel() for input_ids, _ in batches)
     optimizer = make_optimizer(trained.model, config, learning_rate=0.0)
-    fuse_training(trained.model)
     tolerance = trained.model.config.log_pruning_tolerance
 
     def steps(tolerance: float | None) -> None:

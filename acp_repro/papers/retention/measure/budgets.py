@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from acp_repro.pipeline.training.step import autocast
+from acp_repro.pipeline.training.trainer import autocast
 from acp_repro.retention import PROFILES, token_budgets
 from acp_repro.retention.gates import open_logits
 

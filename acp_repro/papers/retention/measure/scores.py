@@ -11,8 +11,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 
-from acp_repro.pipeline.training.step import autocast
 from acp_repro.pipeline.training.task import Trained
+from acp_repro.pipeline.training.trainer import autocast
 
 from ..metrics import RIGHT, WRONG
 from ..schema import GATES

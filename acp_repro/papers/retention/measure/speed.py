@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory, wall_ms
-from acp_repro.pipeline.training.step import autocast
 from acp_repro.pipeline.training.task import Trained
+from acp_repro.pipeline.training.trainer import autocast
 from acp_repro.retention import RetentionConfig, encoder_cost, token_budgets
 
 from ..backbones import untrained
