@@ -77,8 +77,8 @@ def compile_all(head_dim: int) -> Iterator[tuple[str, object]]:
         grads = (rows(HEADS), *grads, torch.empty_like(lse))
         if head_dim == 128:
             terms = decay_terms(c, seq_start, hopper.ROWS, LENGTH)
-            redo = empty(BATCH, HEADS, LENGTH // 128, 2, dtype=torch.int32)
-            hopper.launch_forward(q, k, v, rows(HEADS), lse, terms, *given[1:], redo)
+            recompute_tiles = empty(BATCH, HEADS, LENGTH // 128, 2, dtype=torch.int32)
+            hopper.launch_forward(q, k, v, rows(HEADS), lse, terms, *given[1:], recompute_tiles)
         hopper.launch_backward(rows(HEADS), q, k, v, rows(HEADS), lse, *given, *grads)
         yield from compiled
         compiled.clear()

@@ -21,13 +21,31 @@ from .. import boundary
 # Scores and the logs of their sums are kept in units of log 2, because the GPU has an exp2 and no exp.
 LOG2E = tl.constexpr(1.4426950408889634)
 # Arguments that no address's alignment depends on: one compiled kernel serves all their values.
-COUNTS = ["batch_heads", "heads", "group", "row_tiles", "row_blocks", "key_rows", "chunks", "tile", "window"]
+COUNTS = [
+    "batch_heads",
+    "heads",
+    "head_group",
+    "row_tiles",
+    "row_blocks",
+    "key_rows",
+    "chunks",
+    "tile",
+    "window",
+]
 # Heads whose tiles are launched together (`share_of_work`). On an H100, forward and backward over
 # 192 heads of 4,096 positions took 2.8 ms with all of them together, and 2.0 ms with 12 or 24.
-GROUP = 12
+HEAD_GROUP = 12
 # Elements from one token to the next from which on the offsets inside a tile, of 256 rows at most, would not
 # fit int32.
 FAR = 2**23
+
+
+class Strides(NamedTuple):
+    """Elements of a tensor (B, H, T, ...) from one row of the batch, head or token to the next."""
+
+    batch: int
+    head: int
+    token: int
 
 
 class Tile(NamedTuple):
@@ -141,6 +159,11 @@ def outer_strides(x: Tensor) -> list[int]:
     return [8 if n == 1 else s for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
 
 
+def strides_of(x: Tensor) -> Strides:
+    """The strides of the first three dimensions of ``x``."""
+    return Strides(*x.stride()[:3])
+
+
 def describe_stream(x: Tensor, rows: int, descriptors: bool):
     """What a kernel takes for a matrix that it reads tile after tile of ``rows``."""
     if not descriptors:
@@ -194,24 +217,24 @@ def load_rows(
 
 
 @triton.jit
-def share_of_work(batch_heads, tiles, group):
-    """(head, tile) of this program: a swizzle of the grid over groups of ``group`` heads. Inside a group
+def share_of_work(batch_heads, tiles, head_group):
+    """(head, tile) of this program: a swizzle of the grid over groups of ``head_group`` heads. Inside a group
     it goes tile by tile, so that the tiles with most work start first; programs that run together read
     few heads, and find each head's rows in the L2 cache."""
     pid = tl.program_id(0)
-    first = pid // (group * tiles) * group
-    size = tl.minimum(batch_heads - first, group)
+    first = pid // (head_group * tiles) * head_group
+    size = tl.minimum(batch_heads - first, head_group)
     pid -= first * tiles
     return first + pid % size, pid // size
 
 
 @triton.jit
-def head_of(x, b, h, stride_b, stride_h, DESCRIPTOR: tl.constexpr):
+def head_of(x, b, h, strides, DESCRIPTOR: tl.constexpr):
     """The start of one head's rows; a descriptor stays as it is."""
     if DESCRIPTOR:
         return x
     else:
-        return x + (b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
+        return x + (b.to(tl.int64) * strides.batch + h.to(tl.int64) * strides.head)
 
 
 @triton.jit
