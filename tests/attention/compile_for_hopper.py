@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from acp_repro.attention import PagedKVCache
-from acp_repro.attention.triton import decode, hopper, tiles, write_blocks, write_kvcache
+from acp_repro.attention.triton import decode, hopper, tiles, write_kvcache
 from acp_repro.attention.triton.gates import decay_terms
 from acp_repro.attention.triton.norms import threshold_from_norms
 from acp_repro.model import step_kernels, training_kernels
@@ -119,7 +119,7 @@ def compile_decoding() -> Iterator[tuple[str, object]]:
         gates = empty(BATCH, HEADS, tokens, dtype=torch.float32)
         new = [empty(BATCH, kv_heads, tokens, head_dim) for _ in "kv"]
         write_kvcache(cache, *new, gates)
-        write_blocks(cache, *new, gates.double())
+        write_kvcache(cache, *new, gates, gates.double())
         small_operations(tokens, head_dim)
         q = empty(BATCH, HEADS, tokens, head_dim)
         decode(q, cache, start, threshold, seq_start, head_dim**-0.5)

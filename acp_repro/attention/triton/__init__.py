@@ -10,7 +10,7 @@ from .dispatch import backward, backward_pass, forward, forward_pass, why_portab
 from .gates import cumulative_log_fgate, find_boundary, log_fgate_grad
 from .launch import only_portable, repeat_launches
 from .norms import threshold_from_norms
-from .paged_write import write_blocks, write_kvcache
+from .paged_write import write_kvcache
 from .tiles import block_sizes
 
 __all__ = [
@@ -27,6 +27,5 @@ __all__ = [
     "repeat_launches",
     "threshold_from_norms",
     "why_portable",
-    "write_blocks",
     "write_kvcache",
 ]
