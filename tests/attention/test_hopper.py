@@ -31,8 +31,8 @@ needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="run make test-gpu where
 def test_the_portable_implementation_refuses_other_kernels_in_both_passes(monkeypatch):
     reasons = []
 
-    def look(q, k, *_, **options):
-        reasons.append(dispatch.find_refusal(q, k, 128, 64))
+    def look(*inputs, **options):
+        reasons.append(dispatch.why_portable(*inputs, **options))
 
     monkeypatch.setattr(dispatch, "find_hopper", look)
     q, k, v = torch.randn(3, 1, 1, 20, 16, device=DEVICE).requires_grad_()
@@ -40,7 +40,8 @@ def test_the_portable_implementation_refuses_other_kernels_in_both_passes(monkey
     for name in ("triton-portable", "triton"):
         out = forgetting_attention(q, k, v, gates, head_first=True, implementation=name)
         found.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
-    assert reasons == ["implementation='triton-portable' was passed"] * 2 + [None] * 2
+    request = "implementation='triton-portable' was passed"
+    assert reasons[:2] == [request] * 2 and request not in reasons[2:] and len(reasons) == 4
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 

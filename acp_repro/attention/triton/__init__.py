@@ -8,7 +8,7 @@ from __future__ import annotations
 from .decode import decode
 from .dispatch import backward, backward_pass, forward, forward_pass, why_portable
 from .gates import cumulative_log_fgate, find_boundary, log_fgate_grad
-from .launch import only_portable, repeat_launches
+from .launch import repeat_launches
 from .norms import threshold_from_norms
 from .paged_write import write_kvcache
 from .tiles import block_sizes
@@ -23,7 +23,6 @@ __all__ = [
     "forward",
     "forward_pass",
     "log_fgate_grad",
-    "only_portable",
     "repeat_launches",
     "threshold_from_norms",
     "why_portable",

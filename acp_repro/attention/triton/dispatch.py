@@ -2,8 +2,8 @@
 
 :func:`forward_pass` and :func:`backward_pass` are the two passes as the operator calls them; their
 launches are recorded and repeated. Their last argument contains constants: the scale of scores; (block_q,
-block_k), the pruning grid; how many keys a query sees, or None; and for the forward pass whether lse and c
-are wanted, and delta where it is one number.
+block_k), the pruning grid; how many keys a query sees, or None; whether only portable kernels may run; and
+for the forward pass whether lse and c are wanted, and delta where it is one number.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _refused: dict[tuple, str] = {}
 @repeat_launches
 def forward_pass(q, k, v, log_fgate, threshold, seq_start, constants):
     """Output, lse (B, H, Tq) float32 and c (B, H, Tk) float64 or None, and boundary (B, H, M) int32."""
-    sm_scale, grid, window_size, for_backward, delta = constants
+    sm_scale, grid, window_size, portable, for_backward, delta = constants
     seq_start = seq_start if seq_start is None else seq_start.contiguous()  # the kernels know no stride of it
     # The search of a pass that prunes nothing writes zeros, which costs no more than filling them in.
     layout, delta = terms_layout(q, k, *grid), threshold if delta is None else delta
     c, terms, boundary = read_gates(log_fgate, None, layout, grid, q.shape[2], delta, seq_start, window_size)
-    out, lse = forward(q, k, v, c, boundary, seq_start, sm_scale, *grid, window_size, terms)
+    out, lse = forward(q, k, v, c, boundary, seq_start, sm_scale, *grid, window_size, terms, portable)
     return (out, lse, c, boundary) if for_backward else (out, None, None, boundary)
 
 
@@ -49,16 +49,17 @@ def backward_pass(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, co
         # Of a mean over tokens all rows lie in one place, of a slice they may start anywhere. A copy takes
         # less time than the kernels that would read it as it is.
         dout = dout.clone(memory_format=torch.contiguous_format)
-    constants = (*constants, find_refusal(q, k, *constants[1]))
+    constants = (*constants, find_refusal(q, k, *constants[1], portable=constants[3]))
     dq, dk, dv, grad = _backward(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, constants)
     return dq, _sum_of_shares(dk, k), _sum_of_shares(dv, v), grad
 
 
 @repeat_launches
 def _backward(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, constants):
-    sm_scale, grid, window_size, _ = constants
+    sm_scale, grid, window_size, portable, _ = constants
     seq_start = seq_start if seq_start is None else seq_start.contiguous()
-    dq, dk, dv, dc = backward(dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, *grid, window_size)
+    options = (sm_scale, *grid, window_size, portable)
+    dq, dk, dv, dc = backward(dout, q, k, v, out, lse, c, boundary, seq_start, *options)
     return dq, dk, dv, log_fgate_grad(dc, log_fgate)
 
 
@@ -70,13 +71,13 @@ def _sum_of_shares(shares: Tensor, like: Tensor) -> Tensor:
 
 
 def forward(
-    q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None, terms=None
+    q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None, terms=None, portable=False
 ) -> tuple[Tensor, Tensor]:
     """``O = softmax(sm_scale Q K^T + D) V`` over the kept blocks of the causal grid.
 
     q, k, v, seq_start and window_size are those of :class:`..checks.AttentionCall`, c is (B, H, Tk) float64.
     boundary (B, H, M) int32 does not fall from one query block to the next; None keeps every block. terms are
-    those of c for :func:`terms_layout`, if they are there already.
+    those of c for :func:`terms_layout`, if they are there already. portable excludes the kernels for Hopper.
 
     Returns:
         out like q, and lse (B, H, Tq) float32, the log to base 2 of each row's sum: as the backward pass
@@ -93,7 +94,7 @@ def forward(
     rows = allocate_rows(out)
     given = (q, k, v, rows, lse, terms, boundary, seq_start, sm_scale, block_q, block_k)
     recompute_tiles = None
-    hopper = find_hopper(q, k, v, block_q, block_k, window_size=window_size)
+    hopper = find_hopper(q, k, v, block_q, block_k, window_size=window_size, portable=portable)
     # At 64 dimensions the portable kernel took less time on an H200, at 4k to 16k (docs/lab-notebook.md).
     if hopper is not None and q.shape[3] == 128 and tile[:2] == _HOPPER_TILE:
         marks = lse.new_empty((*q.shape[:2], triton.cdiv(q.shape[2], tile.rows), 2), dtype=torch.int32)
@@ -106,7 +107,20 @@ def forward(
 
 
 def backward(
-    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    c,
+    boundary,
+    seq_start,
+    sm_scale,
+    block_q,
+    block_k,
+    window_size=None,
+    portable=False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients dq, dk, dv and dc (B, H, Tk) float32 of :func:`forward` over the same kept blocks.
 
@@ -125,7 +139,7 @@ def backward(
     dout, q, k, v, out = (make_addressable(x) for x in (dout, q, k, v, out))
     given = (dout, q, k, v, out, lse.contiguous(), c.contiguous(), boundary, seq_start)
     given += (sm_scale, block_q, block_k, *grads, dc)
-    hopper = find_hopper(q, k, v, block_q, block_k, dout, window_size=window_size)
+    hopper = find_hopper(q, k, v, block_q, block_k, dout, window_size=window_size, portable=portable)
     if hopper is None or not _try_launch(hopper.launch_backward, given, _kernel_key(q, k, block_q, block_k)):
         launch_backward(*given, tiles_for(q, block_q, block_k), window_size)
     for wanted, grad in zip((dq, dk, dv), grads, strict=True):
@@ -140,9 +154,9 @@ def terms_layout(q, k, block_q, block_k) -> tuple[int, int]:
     return tiles_for(q, block_q, block_k).forward.columns, triton.cdiv(k.shape[2], 4) * 4
 
 
-def find_hopper(q, k, v, block_q, block_k, *others, window_size=None) -> ModuleType | None:
+def find_hopper(q, k, v, block_q, block_k, *others, window_size=None, portable=False) -> ModuleType | None:
     """The package of kernels for Hopper, or None if :func:`why_portable` has a reason against it."""
-    if why_portable(q, k, v, block_q, block_k, *others, window_size=window_size):
+    if why_portable(q, k, v, block_q, block_k, *others, window_size=window_size, portable=portable):
         return None
     from . import hopper
 
@@ -150,10 +164,17 @@ def find_hopper(q, k, v, block_q, block_k, *others, window_size=None) -> ModuleT
 
 
 def why_portable(
-    q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, *others: Tensor, window_size=None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_q: int,
+    block_k: int,
+    *others: Tensor,
+    window_size=None,
+    portable=False,
 ) -> str | None:
     """Why the portable kernels run, in one line; None: there are faster ones."""
-    refusal = find_refusal(q, k, block_q, block_k)
+    refusal = find_refusal(q, k, block_q, block_k, portable)
     if refusal is not None:
         return refusal
     if window_size is not None:
@@ -170,8 +191,10 @@ def why_portable(
     return reason
 
 
-def find_refusal(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
+def find_refusal(q: Tensor, k: Tensor, block_q: int, block_k: int, portable: bool = False) -> str | None:
     """Why such inputs are kept to the portable kernels on every device; None: they are not."""
+    if portable:
+        return "implementation='triton-portable' was passed"
     return find_portable_request() or _refused.get(_kernel_key(q, k, block_q, block_k))
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..decay import LOG_FGATE_FLOOR
-from .differences import DecayTerms, allocate_terms, pack
+from .differences import DecayTerms, pack
 from .launch import launch
 from .tiles import LOG2E, head_of, strides_of, window_start
 
@@ -125,7 +125,12 @@ def read_gates(
     """
     gates = c if log_fgate is None else log_fgate
     batch, heads, length = gates.shape
-    terms = DecayTerms(None, None) if layout is None else allocate_terms(gates, *layout)
+    pairs = tail = None
+    if layout is not None:
+        pairs = torch.empty((batch, heads, layout[1]), dtype=torch.int64, device=gates.device)
+        # The kernels read `tail` one tile ahead, and so one tile past its end.
+        tail = torch.empty(pairs.numel() + 2 * layout[0], dtype=torch.float32, device=gates.device)
+    terms = DecayTerms(pairs, tail)
     blocks, boundary, chunks = triton.cdiv(queries, grid[0]) if grid else 0, None, 1
     if grid is not None:
         boundary = torch.empty((batch, heads, blocks), dtype=torch.int32, device=gates.device)

@@ -8,6 +8,7 @@ kernel computes; it divides the grid's block and is a matter of speed alone.
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import NamedTuple
 
 import torch
@@ -113,7 +114,7 @@ def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def tiles_for(q: Tensor, block_q: int, block_k: int) -> Tiles:
-    """The tiles for these inputs, shrunk until each divides the grid's block."""
+    """The tiles for these inputs, powers of two, each shrunk until it divides the block of the grid."""
     if block_q % 16 or block_k % 16:
         raise ValueError(
             "block_q and block_k must be multiples of 16 (the least that tl.dot takes), got "
@@ -123,13 +124,9 @@ def tiles_for(q: Tensor, block_q: int, block_k: int) -> Tiles:
     if q.dtype == torch.float32:
         table = _FLOAT32
     tiles = table[max(64, padded_head_dim(q.shape[-1]))]
-    return Tiles(*(t._replace(rows=_fit(t.rows, block_q), columns=_fit(t.columns, block_k)) for t in tiles))
-
-
-def _fit(tile: int, block: int) -> int:
-    while block % tile:
-        tile //= 2
-    return tile
+    return Tiles(
+        *(t._replace(rows=math.gcd(t.rows, block_q), columns=math.gcd(t.columns, block_k)) for t in tiles)
+    )
 
 
 def _shared_memory(device: torch.device) -> int:

@@ -197,14 +197,6 @@ def diagonal_scores(s, scale, i, high_i, low_i, j, high_j, low_j, AXIS: gl.const
 
 
 @gluon.jit
-def head_rows(x, b, h, row, strides):
-    """Where row ``row`` of one head starts."""
-    return x + (
-        b.to(gl.int64) * strides.batch + h.to(gl.int64) * strides.head + row.to(gl.int64) * strides.token
-    )
-
-
-@gluon.jit
 def store_tile(x, value, stride, count, ROWS: gl.constexpr, D: gl.constexpr):
     """The first ``count`` rows of ``value`` to where ``x`` points."""
     ROWWISE: gl.constexpr = rows_of_a_tile(ROWS, D)

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from ..differences import load_pair, unpack
-from ..tiles import COUNTS, share_of_work
+from ..tiles import COUNTS, head_of, share_of_work
 from .common import (
     Source,
     Stages,
@@ -21,7 +21,6 @@ from .common import (
     diagonal_scores,
     fetch,
     first_key_tile,
-    head_rows,
     layouts_of,
     make_barriers,
     nth_tile,
@@ -177,7 +176,7 @@ def forward_kernel(
     source = Source(k, v, tail, b, kv_h, bh * padded, start)
     for each in gl.static_range(STAGES):
         fetch(each, each < count, source, stages, diagonal, ROWS, D, STAGES, STAGES, True)
-    out = head_rows(out, b, h, row, o_strides)
+    out = head_of(out, b, h, o_strides, False) + row.to(gl.int64) * o_strides.token
     lse += wide * seqlen
     pairs += wide * padded
     recompute_tiles += (wide * tiles + tile) * 2

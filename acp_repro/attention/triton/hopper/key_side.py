@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..differences import unpack
-from ..tiles import COUNTS, share_of_work
+from ..tiles import COUNTS, head_of, share_of_work
 from .common import (
     Source,
     Stages,
@@ -24,7 +24,6 @@ from .common import (
     copy_tile,
     diagonal_scores,
     fetch,
-    head_rows,
     layouts_of,
     make_barriers,
     numbers_in,
@@ -324,8 +323,8 @@ def key_side_kernel(
     for each in gl.static_range(STAGES):
         fetch(each, each < count, source, stages, None, ROWS, D, STAGES, STAGES, False)
     if not WIDE:
-        dk = head_rows(dk, b, h, column, dk_strides)
-        dv = head_rows(dv, b, h, column, dv_strides)
+        dk = head_of(dk, b, h, dk_strides, False) + column.to(gl.int64) * dk_strides.token
+        dv = head_of(dv, b, h, dv_strides, False) + column.to(gl.int64) * dv_strides.token
         dc += wide * seqlen
     gl.warp_specialize(
         [

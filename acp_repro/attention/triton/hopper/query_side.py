@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..differences import load_pair, pack, unpack
-from ..tiles import COUNTS, share_of_work
+from ..tiles import COUNTS, head_of, share_of_work
 from .common import (
     Source,
     Stages,
@@ -24,7 +24,6 @@ from .common import (
     diagonal_scores,
     fetch,
     first_key_tile,
-    head_rows,
     layouts_of,
     make_barriers,
     numbers_in,
@@ -215,8 +214,8 @@ def query_side_kernel(
     source = Source(k, v, tail, b, kv_h, bh * padded, start)
     for each in gl.static_range(V_STAGES):
         fetch(each, each < count, source, stages, None, ROWS, D, STAGES, V_STAGES, True)
-    out = head_rows(out, b, h, row, o_strides)
-    dq = head_rows(dq, b, h, row, dq_strides)
+    out = head_of(out, b, h, o_strides, False) + row.to(gl.int64) * o_strides.token
+    dq = head_of(dq, b, h, dq_strides, False) + row.to(gl.int64) * dq_strides.token
     gl.warp_specialize(
         [
             (
