@@ -148,6 +148,8 @@ class Blockwise(Backend):
 class Triton(Backend):
     """Kernels for any GPU that Triton supports. For tests they also run in Triton's interpreter on a CPU."""
 
+    portable = False  # whether the kernels that are written for one GPU architecture are excluded
+
     def supports(self, device):
         return HAS_TRITON and device.type == "cuda"
 
@@ -167,12 +169,13 @@ class Triton(Backend):
         q, k, v, log_fgate, threshold, seq_start, sm_scale, _, window_size = call
         check_floor(call, -math.inf)
         tensor, number = (None, threshold) if isinstance(threshold, float) else (threshold, None)
-        constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size, for_backward, number)
+        grid = self.block_sizes(q.shape[-1], q.dtype)
+        constants = (sm_scale, grid, window_size, self.portable, for_backward, number)
         return kernels().forward_pass(q, k, v, log_fgate, tensor, seq_start, constants)
 
     def backward(self, dout, call, out, saved, c, boundary):
         q, k, v, log_fgate, _, seq_start, sm_scale, _, window_size = call
-        constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size)
+        constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size, self.portable)
         tensors = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start)
         return kernels().backward_pass(*tensors, constants)
 
@@ -187,24 +190,15 @@ class Triton(Backend):
         return kernels().decode(q, cache, start_block, threshold, seq_start, sm_scale, window_size)
 
     def search(self, call):
-        c, grid = (
-            kernels().cumulative_log_fgate(call.log_fgate),
-            self.block_sizes(call.q.shape[3], call.q.dtype),
-        )
-        options = (call.seq_start, call.window_size)
-        return c, kernels().find_boundary(c, call.threshold, call.q.shape[2], *grid, *options)
+        c = kernels().cumulative_log_fgate(call.log_fgate)
+        options = (*self.block_sizes(call.q.shape[3], call.q.dtype), call.seq_start, call.window_size)
+        return c, kernels().find_boundary(c, call.threshold, call.q.shape[2], *options)
 
 
 class TritonPortable(Triton):
     """:class:`Triton` without the kernels that are written for one GPU architecture."""
 
-    def forward(self, call, for_backward=True):
-        with kernels().only_portable():
-            return super().forward(call, for_backward)
-
-    def backward(self, dout, call, out, saved, c, boundary):
-        with kernels().only_portable():
-            return super().backward(dout, call, out, saved, c, boundary)
+    portable = True
 
 
 # Keys are the names that ``implementation`` accepts. The last one that supports a device is its fastest.

@@ -62,7 +62,7 @@ class BlockPool:
         """``PagedKVCache.write`` by the fastest way; ``c`` (B, H, T) is the :func:`running_sum`, if known."""
         paged = self.paged(seqlens)
         if c is not None and _has_kernels(k):
-            kernels().write_blocks(paged, k, v, c)
+            kernels().write_kvcache(paged, k, v, log_fgate, c)
         else:
             find_backend(choose_implementation(k.device)).write(paged, k, v, log_fgate)
 

@@ -24,7 +24,7 @@ DECODE_TOKENS = 8
 # Bytes of past keys and values that a prefill holds densely at once.
 _PAST_BYTES = 2**29
 # What a layer holds of each row, beside its blocks and the token shift's inputs.
-_ROW_STATE = ("threshold", "start", "held", "_longest_key")
+_ROW_STATE = ("threshold", "first_read_block", "first_resident_block", "_longest_key")
 
 
 class MemoryUse(NamedTuple):
@@ -82,11 +82,11 @@ class FoXCache:
         return self.length - self.dropped_columns * BLOCK_SIZE
 
     @property
-    def refusal(self) -> str:
+    def no_eviction_reason(self) -> str:
         """Why nothing is evicted; empty if blocks are evicted, and before the first token."""
         if self.recording:
             return "record_past: tokens that are removed may make what is evicted now needed again"
-        return next((layer.refusal for layer in self.layers if layer.refusal), "")
+        return next((layer.no_eviction_reason for layer in self.layers if layer.no_eviction_reason), "")
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -180,10 +180,10 @@ class FoXCache:
         if not count:
             return
         for layer in self.layers:
-            pool, start, held, _ = layer.filled
+            pool, first_read, first_resident, _ = layer.filled
             pool.drop_columns(count)
-            held.sub_(count)
-            start.sub_(count)
+            first_resident.sub_(count)
+            first_read.sub_(count)
         self.dropped_columns += count
         assert self.seqlens is not None
         self.seqlens.sub_(count * BLOCK_SIZE)
@@ -262,8 +262,8 @@ class FoXCache:
         """What is held now, in bytes. It waits for the device."""
         per_head, per_layer = [], []
         for layer in self.layers:
-            pool, _, held, _ = layer.filled
-            kept = (pool.columns - held.long().cpu()) * pool.block_bytes
+            pool, _, first_resident, _ = layer.filled
+            kept = (pool.columns - first_resident.long().cpu()) * pool.block_bytes
             per_head.append(kept)
             per_layer.append(kept.amax(-1) * pool.heads)
         allocated = sum(layer.filled[0].allocated_bytes for layer in self.layers)
@@ -276,7 +276,7 @@ class LayerCache:
     Attributes:
         logit_bound: U (H,) float32 from the QK-norm weights, stored here by the layer, or None.
         threshold: (B, H) float32 delta that cannot fall later, stored here by the layer, or None.
-        refusal: why nothing is evicted; empty if blocks are evicted.
+        no_eviction_reason: why nothing is evicted; empty if blocks are evicted.
     """
 
     def __init__(self, parent: FoXCache):
@@ -284,10 +284,10 @@ class LayerCache:
         self._parent = weakref.ref(parent)
         self.logit_bound: Tensor | None = None
         self.threshold: Tensor | None = None
-        self.refusal = ""
+        self.no_eviction_reason = ""
         self.pool: BlockPool | None = None
-        self.start: Tensor | None = None  # (B, H) int32, the first block that a query reads
-        self.held: Tensor | None = None  # (B, H) int32, the first block that is there
+        self.first_read_block: Tensor | None = None  # (B, H) int32, the first block that a query reads
+        self.first_resident_block: Tensor | None = None  # (B, H) int32, the first block in the pool
         self._shift: dict[str, Tensor] = {}
         self._longest_key: Tensor | None = None
 
@@ -298,10 +298,10 @@ class LayerCache:
 
     @property
     def filled(self) -> tuple[BlockPool, Tensor, Tensor, Tensor]:
-        """``pool``, ``start``, ``held`` and the lengths, which are there from the first token on."""
-        pool, start, held, seqlens = self.pool, self.start, self.held, self.parent.seqlens
-        assert pool is not None and start is not None and held is not None and seqlens is not None
-        return pool, start, held, seqlens
+        """The pool, the first read and the first resident blocks, and the lengths, once there are tokens."""
+        filled = self.pool, self.first_read_block, self.first_resident_block, self.parent.seqlens
+        assert all(x is not None for x in filled)
+        return cast("tuple[BlockPool, Tensor, Tensor, Tensor]", filled)
 
     @property
     def evicts(self) -> bool:
@@ -366,7 +366,7 @@ class LayerCache:
     def _check(self, k: Tensor) -> None:
         if self.pool is None:
             self.pool = BlockPool(k)
-            self.start, self.held = (
+            self.first_read_block, self.first_resident_block = (
                 torch.zeros(k.shape[:2], dtype=torch.int32, device=k.device) for _ in range(2)
             )
         given = (*k.shape[:2], k.shape[3], k.dtype)
@@ -377,14 +377,14 @@ class LayerCache:
             )
 
     def _decode(self, core, q, k, v, log_fgate, threshold):
-        pool, start, held, seqlens = self.filled
+        pool, first_read, first_resident, seqlens = self.filled
         pool.write(seqlens, k, v, log_fgate)
         if self.threshold is None:
-            start.copy_(held)  # delta may have fallen: search again from what is there
+            first_read.copy_(first_resident)  # delta may have fallen: search all resident blocks again
         return forgetting_attention_with_kvcache(
             q,
             pool.paged(seqlens),
-            start,
+            first_read,
             head_first=True,
             seq_start=self.parent.device_start,
             adaptive_threshold=threshold,
@@ -392,7 +392,7 @@ class LayerCache:
         )
 
     def _prefill(self, core, q, k, v, log_fgate, threshold):
-        pool, _, first, seqlens = self.filled
+        pool, _, first_resident, seqlens = self.filled
         parent, tokens = self.parent, k.shape[2]
         seq_start, held = parent.device_start, parent.tokens_in_table
         if held:
@@ -406,7 +406,7 @@ class LayerCache:
             out = core(q, k, v, log_fgate, threshold, seq_start)
         c = running_sum(log_fgate, before)
         columns = -(-(held + tokens) // BLOCK_SIZE)
-        start = first.long()
+        start = first_resident.long()
         if self.threshold is not None and self.evicts:
             pruned = c[..., -1:] - pool.end_decays(c, held, columns) < self.threshold.double()[..., None]
             pruned = pruned & (torch.arange(columns, device=c.device) >= start[..., None])
@@ -426,7 +426,7 @@ class LayerCache:
     def _attend_past(self, core, q, k, v, log_fgate, threshold):
         """Attention to what is held and to the new tokens, for some rows at a time."""
         # What is held is made dense. For all rows that would take as much memory as the past without ACP.
-        pool, _, earliest, _ = self.filled
+        pool, _, first_resident, _ = self.filled
         held, out = self.parent.tokens_in_table, torch.empty_like(q)
         if threshold is not None:
             threshold = threshold.expand(q.shape[:2])
@@ -434,7 +434,7 @@ class LayerCache:
         at_once = max(_PAST_BYTES // row_bytes, 1)
         for first_row in range(0, len(q), at_once):
             rows = slice(first_row, first_row + at_once)
-            k_past, v_past, gates_past, first = pool.gather(earliest[rows], held, rows)
+            k_past, v_past, gates_past, first = pool.gather(first_resident[rows], held, rows)
             keys, values = torch.cat((k_past, k[rows]), 2), torch.cat((v_past, v[rows]), 2)
             gates = torch.cat((gates_past, log_fgate[rows]), 2)
             seq_start = self.parent.device_start
@@ -446,35 +446,35 @@ class LayerCache:
 
     def _evict(self, start: Tensor, length: int) -> None:
         """Returns blocks before ``start`` (B, H) to the pool: no query from ``length`` on needs them."""
-        pool, _, held, _ = self.filled
-        if bool((start > held).any()):
+        pool, _, first_resident, _ = self.filled
+        if bool((start > first_resident).any()):
             pool.give_back(start)
             self.parent.evicted_at = length
         self._move_start(start)
 
     def _move_start(self, start: Tensor) -> None:
-        _, first_read, held, _ = self.filled
-        held.copy_(start)
-        first_read.copy_(torch.maximum(first_read, held))
+        _, first_read, first_resident, _ = self.filled
+        first_resident.copy_(start)
+        first_read.copy_(torch.maximum(first_read, first_resident))
 
     def reserve(self, columns: int) -> None:
         """Takes blocks up to column ``columns``, after returning those that no query will read."""
-        pool, start, held, seqlens = self.filled
+        pool, first_read, first_resident, seqlens = self.filled
         if columns <= pool.columns:
             return
         if self.evicts:
-            pool.paged(seqlens).advance(start, self.threshold, 1, self.parent.device_start)
-            self._evict(start.long(), self.parent.length)
-        pool.take(columns, held.long())
+            pool.paged(seqlens).advance(first_read, self.threshold, 1, self.parent.device_start)
+            self._evict(first_read.long(), self.parent.length)
+        pool.take(columns, first_resident.long())
 
     def remove_tokens(self, tokens: int, columns: int) -> None:
         """Removes the last ``tokens`` tokens; ``columns`` columns are left."""
         for name, z in self._shift.items():
-            left = z.shape[1] - tokens
-            self._shift[name] = z[:, left - 1 : left].clone()
-        if self.pool is not None and self.start is not None and self.held is not None:
-            self.pool.truncate(columns)
-            self.start.copy_(self.held)
+            self._shift[name] = z[:, :-tokens][:, -1:].clone()
+        if self.pool is not None:
+            pool, first_read, first_resident, _ = self.filled
+            pool.truncate(columns)
+            first_read.copy_(first_resident)
 
     def can_remove(self, tokens: int) -> bool:
         """Whether inputs of the token shift are held for ``tokens`` tokens ago."""
@@ -483,7 +483,7 @@ class LayerCache:
     def join(self, parts: list[LayerCache]) -> None:
         """Takes the rows of ``parts``."""
         first = parts[0]
-        self.logit_bound, self.refusal = first.logit_bound, first.refusal
+        self.logit_bound, self.no_eviction_reason = first.logit_bound, first.no_eviction_reason
         self._shift = {name: torch.cat([part._shift[name] for part in parts]) for name in first._shift}
         for name in _ROW_STATE:
             held = [getattr(part, name) for part in parts]
@@ -493,7 +493,7 @@ class LayerCache:
     def select_rows(self, rows: Tensor, parent: FoXCache) -> LayerCache:
         """A copy for ``parent`` whose row i is row ``rows[i]`` of this one; ``rows`` is (B',) int64."""
         copy = LayerCache(parent)
-        copy.logit_bound, copy.refusal = self.logit_bound, self.refusal
+        copy.logit_bound, copy.no_eviction_reason = self.logit_bound, self.no_eviction_reason
         copy._shift = {name: z.index_select(0, rows) for name, z in self._shift.items()}
         for name in _ROW_STATE:
             held = getattr(self, name)

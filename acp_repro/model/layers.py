@@ -388,7 +388,9 @@ class ForgettingAttentionLayer(nn.Module):
         # U comes from the weights of QK-norm; without one, or if somebody changes what it gives, from norms.
         if self.log_pruning_tolerance is None:
             if cache is not None:
-                cache.refusal = "attention is exact (log_pruning_tolerance is None), so no key is pruned"
+                cache.no_eviction_reason = (
+                    "attention is exact (log_pruning_tolerance is None), so no key is pruned"
+                )
             return None
         if cache is not None and cache.threshold is not None:
             return cache.threshold
@@ -398,7 +400,7 @@ class ForgettingAttentionLayer(nn.Module):
         if self.q_norm is None or self.k_norm is None or not is_plain(self.q_norm, self.k_norm):
             if cache is None:
                 return threshold_from_norms(q, k, log_pruning_tolerance=self.log_pruning_tolerance)
-            cache.refusal = (
+            cache.no_eviction_reason = (
                 "delta comes from measured norms (the model has no QK-norm, or a changed one), and a longer "
                 "query or key lowers it later"
             )
@@ -415,7 +417,9 @@ class ForgettingAttentionLayer(nn.Module):
         if cache is not None:
             cache.logit_bound = bound
             if cache.parent.max_length is None:
-                cache.refusal = "delta falls as the text grows, unless FoXCache is given a max_length"
+                cache.no_eviction_reason = (
+                    "delta falls as the text grows, unless FoXCache is given a max_length"
+                )
             else:
                 cache.threshold = threshold.expand(q.shape[:2]).contiguous()
         return threshold

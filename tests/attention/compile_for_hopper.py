@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from acp_repro.attention import PagedKVCache
-from acp_repro.attention.triton import decode, hopper, tiles, write_blocks, write_kvcache
+from acp_repro.attention.triton import decode, hopper, tiles, write_kvcache
 from acp_repro.attention.triton.gates import decay_terms
 from acp_repro.attention.triton.norms import threshold_from_norms
 from acp_repro.model import step_kernels, training_kernels
@@ -77,8 +77,8 @@ def compile_all(head_dim: int) -> Iterator[tuple[str, object]]:
         grads = (rows(HEADS), *grads, torch.empty_like(lse))
         if head_dim == 128:
             terms = decay_terms(c, seq_start, hopper.ROWS, LENGTH)
-            redo = empty(BATCH, HEADS, LENGTH // 128, 2, dtype=torch.int32)
-            hopper.launch_forward(q, k, v, rows(HEADS), lse, terms, *given[1:], redo)
+            recompute_tiles = empty(BATCH, HEADS, LENGTH // 128, 2, dtype=torch.int32)
+            hopper.launch_forward(q, k, v, rows(HEADS), lse, terms, *given[1:], recompute_tiles)
         hopper.launch_backward(rows(HEADS), q, k, v, rows(HEADS), lse, *given, *grads)
         yield from compiled
         compiled.clear()
@@ -119,7 +119,7 @@ def compile_decoding() -> Iterator[tuple[str, object]]:
         gates = empty(BATCH, HEADS, tokens, dtype=torch.float32)
         new = [empty(BATCH, kv_heads, tokens, head_dim) for _ in "kv"]
         write_kvcache(cache, *new, gates)
-        write_blocks(cache, *new, gates.double())
+        write_kvcache(cache, *new, gates, gates.double())
         small_operations(tokens, head_dim)
         q = empty(BATCH, HEADS, tokens, head_dim)
         decode(q, cache, start, threshold, seq_start, head_dim**-0.5)

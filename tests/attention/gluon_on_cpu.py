@@ -317,6 +317,8 @@ def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
             return Pointer.to_tensor(x)
         if isinstance(x, TensorDescriptor):
             return Described(x)
+        if isinstance(x, tuple):  # a NamedTuple of strides
+            return type(x)(*map(inside, x))
         if isinstance(x, int):
             return value(x, torch.int32 if abs(x) < 2**31 else torch.int64)
         return value(x, torch.float32) if isinstance(x, float) else x

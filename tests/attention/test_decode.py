@@ -160,7 +160,7 @@ def test_writing_is_the_same_on_both_sides():
             kernels.write_kvcache(twin, k, v, gates)
         else:  # a prefill, which knows its sums
             before = cache.c_at(cache.seqlens.long()[:, None] - tokens - 1)
-            kernels.write_blocks(twin, k, v, before + gates.double().clamp(min=-1e4).cumsum(-1))
+            kernels.write_kvcache(twin, k, v, gates, before + gates.double().clamp(min=-1e4).cumsum(-1))
         for a, b in zip(cache, twin, strict=True):
             assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
 

@@ -4,12 +4,12 @@ Triton's interpreter does not know them, so :mod:`.gluon_on_cpu` runs them where
 their GPU comes with Triton, and tells what would make them slow.
 """
 
-import importlib
 import math
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,12 +19,10 @@ pytest.importorskip("triton", reason="pip install triton")
 from triton.errors import TritonError
 
 from acp_repro.attention import forgetting_attention
-from acp_repro.attention.triton import block_sizes, hopper, tiles
+from acp_repro.attention.triton import block_sizes, dispatch, hopper, tiles
 
 from .test_triton import DEVICE, attend, boundary_for, check, lone_keys, make_inputs, run
 
-backward = importlib.import_module("acp_repro.attention.triton.backward")
-forward = importlib.import_module("acp_repro.attention.triton.forward")
 IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
 needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="run make test-gpu where an H100 is")
@@ -33,17 +31,17 @@ needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="run make test-gpu where
 def test_the_portable_implementation_refuses_other_kernels_in_both_passes(monkeypatch):
     reasons = []
 
-    def look(*tensors):
-        reasons.append(backward.find_refusal(tensors[0], tensors[1], 128, 64))
+    def look(*inputs, **options):
+        reasons.append(dispatch.why_portable(*inputs, **options))
 
-    monkeypatch.setattr(forward, "faster_forward", look)
-    monkeypatch.setattr(backward, "faster_launch", lambda dout, *tensors: look(*tensors))
+    monkeypatch.setattr(dispatch, "find_hopper", look)
     q, k, v = torch.randn(3, 1, 1, 20, 16, device=DEVICE).requires_grad_()
     gates, found = -torch.rand(1, 1, 20, device=DEVICE), []
     for name in ("triton-portable", "triton"):
         out = forgetting_attention(q, k, v, gates, head_first=True, implementation=name)
         found.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
-    assert reasons == ["implementation='triton-portable' was passed"] * 2 + [None] * 2
+    request = "implementation='triton-portable' was passed"
+    assert reasons[:2] == [request] * 2 and request not in reasons[2:] and len(reasons) == 4
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
@@ -81,15 +79,15 @@ def test_a_triton_that_refuses_them_falls_back_with_a_reason(monkeypatch):
         calls.append(given)
         raise TritonError("no such builtin")
 
-    monkeypatch.setattr(backward, "_refused", {})
+    monkeypatch.setattr(dispatch, "_refused", {})
     with monkeypatch.context() as patch:
-        patch.setattr(backward, "faster_launch", lambda *_: refuse)
+        patch.setattr(dispatch, "find_hopper", lambda *_, **options: SimpleNamespace(launch_backward=refuse))
         with pytest.warns(UserWarning, match="no such builtin; the slower portable kernels run instead"):
             actual = run(inputs, *grid)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)) and calls
-    assert "no such builtin" in backward.why_portable(*inputs[1:4], 64, 64)
+    assert "no such builtin" in dispatch.why_portable(*inputs[1:4], 64, 64)
     others = make_inputs(64, 64, 32, torch.float32)[1:4]  # which other kernels would serve
-    assert "no such builtin" not in backward.why_portable(*others, 64, 64)
+    assert "no such builtin" not in dispatch.why_portable(*others, 64, 64)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the GPU runs them in the tests below")
@@ -111,8 +109,8 @@ def test_every_output_and_gradient_without_a_gpu(monkeypatch, seqlen, kind, dtyp
     from . import gluon_on_cpu
 
     monkeypatch.setattr(hopper, "launch", gluon_on_cpu.launch)
-    monkeypatch.setattr(forward, "faster_forward", lambda *_: hopper.launch_forward)
-    monkeypatch.setattr(forward, "tiles_for", lambda *_: tiles._LARGE[128])
+    monkeypatch.setattr(dispatch, "find_hopper", lambda *_, **options: hopper)
+    monkeypatch.setattr(dispatch, "tiles_for", lambda *_: tiles._LARGE[128])
     scale = 0.5 if kind == "huge" else 0.125  # the first with room below the level
     inputs, grid = make_inputs(seqlen, seqlen, head_dim, dtype, batch=1 + (kind == "padded")), (128, 64)
     if kind == "huge":  # a key that two rows love far more than their own
@@ -135,7 +133,7 @@ def test_every_output_and_gradient_without_a_gpu(monkeypatch, seqlen, kind, dtyp
         if kind == "padded":
             for x in poisoned:
                 x[1, :, : (seqlen // 2 + 1) // 64 * 64] = float("nan")
-        out, level = forward.forward(q, *poisoned, c, *given)
+        out, level = dispatch.forward(q, *poisoned, c, *given)
         lse = level.double() * math.log(2)
     grads = [torch.full(q.shape, float("nan"), dtype=dtype) for _ in "qkv"]
     dc = torch.full(c.shape, float("nan"))
@@ -152,7 +150,7 @@ def test_every_output_and_gradient_without_a_gpu(monkeypatch, seqlen, kind, dtyp
 def test_every_output_and_gradient(monkeypatch, poisoned, seqlen, dtype, kind, head_dim):
     inputs = make_inputs(seqlen, seqlen, head_dim, dtype)
     grid = block_sizes(head_dim, dtype)
-    assert backward.faster_launch(*inputs[:4], *grid) is hopper.launch_backward
+    assert dispatch.find_hopper(*inputs[1:4], *grid, inputs[0]) is hopper
     seq_start = torch.tensor([0, seqlen // 2 + 1], device=DEVICE) if kind == "padded" else None
     boundary = boundary_for(inputs[4], seqlen, *grid, seq_start)
     if kind == "exact":
@@ -168,10 +166,10 @@ def test_every_output_and_gradient(monkeypatch, poisoned, seqlen, dtype, kind, h
 
     # Gradients of one forward: another rounds `out` elsewhere, and the gates' gradients hang on that.
     with monkeypatch.context() as patch:
-        patch.setattr(backward, "faster_launch", lambda *_: None)
+        patch.setattr(dispatch, "find_hopper", lambda *_, **options: None)
         alike(actual, run(inputs, boundary, seq_start, 0.125, *grid))
     monkeypatch.setenv("ACP_REPRO_PORTABLE", "1")
-    assert backward.faster_launch(*inputs[:4], *grid) is None
+    assert dispatch.find_hopper(*inputs[1:4], *grid, inputs[0]) is None
     portable = run(inputs, boundary, seq_start, 0.125, *grid)
     check(inputs, boundary, seq_start, 0.125, *grid, actual=portable)
     alike((actual[0], actual[-1]), (portable[0], portable[-1]))
@@ -182,7 +180,7 @@ def test_every_output_and_gradient(monkeypatch, poisoned, seqlen, dtype, kind, h
 @WIDTHS
 def test_a_weight_of_1_is_1_in_both_passes(head_dim):
     inputs = lone_keys(131, head_dim, torch.float16)
-    assert backward.faster_launch(*inputs[:4], 128, 64) is hopper.launch_backward
+    assert dispatch.find_hopper(*inputs[1:4], 128, 64, inputs[0]) is hopper
     boundary = torch.zeros(2, 2, 2, dtype=torch.int32, device=DEVICE)
     out, _, _, dv, *_ = run(inputs, boundary, None, 0.11, 128, 64)
     assert torch.equal(out, inputs[3]) and torch.equal(dv, inputs[0])

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from acp_repro import attention
 from acp_repro.attention import checks, forgetting_attention
 from acp_repro.attention import triton as kernels
-from acp_repro.attention.triton import launch, norms
+from acp_repro.attention.triton import dispatch, launch, norms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 gpu = pytest.mark.gpu
@@ -43,7 +43,7 @@ def repeated(monkeypatch):
     """Nothing is ready at first; a list that grows by one with each pass that is repeated."""
     count, run = [], launch.Plan.__call__
     monkeypatch.setattr(launch.Plan, "__call__", lambda *given: (count.append(1), run(*given))[1])
-    for call in (kernels.forward_pass, kernels._backward, norms._find_threshold, attention._kept_ready()):
+    for call in (kernels.forward_pass, dispatch._backward, norms._find_threshold, attention._kept_ready()):
         call.plans.clear()
     if DEVICE == "cpu":
         from triton.runtime.interpreter import InterpretedFunction

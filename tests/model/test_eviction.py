@@ -93,7 +93,7 @@ def test_what_a_step_leaves_out_weighs_less_than_epsilon(architecture, prompt, s
         out = attend(self, core, q, k, v, log_fgate, threshold)
         if self in past:
             k, log_fgate = (torch.cat(x, 2) for x in zip(past[self], (k, log_fgate), strict=True))
-            first = (self.start.long() + self.parent.dropped_columns) * BLOCK_SIZE
+            first = (self.first_read_block.long() + self.parent.dropped_columns) * BLOCK_SIZE
             kept = torch.arange(k.shape[2]) >= first[..., None, None]
             options = {"seq_start": self.parent.seq_start, "sm_scale": q.shape[-1] ** -0.5}
             left_out.append(pruned_mass(q, k, log_fgate, kept, **options).max().item())
@@ -115,10 +115,10 @@ def test_local_heads_give_blocks_back_and_global_heads_keep_them():
     use = {}
     for name, longest in (("evicting", LONGEST), ("keeping", None)):
         cache = FoXCache(2, max_length=longest)
-        assert not cache.refusal
+        assert not cache.no_eviction_reason
         in_parts(model, ids, [370, *range(371, length)], cache)
         use[name] = cache.memory()
-        assert ("unless FoXCache is given a max_length" in cache.refusal) == (name == "keeping")
+        assert ("unless FoXCache is given a max_length" in cache.no_eviction_reason) == (name == "keeping")
     blocks = -(-length // BLOCK_SIZE)
     one = cache.layers[0].pool.block_bytes
     assert one == BLOCK_SIZE * (2 * 16 * 4 + 8)
@@ -181,7 +181,7 @@ def test_cropping_goes_back_as_far_as_nothing_was_evicted():
     allocated = set()
     for _ in range(2):
         in_parts(model, ids[:, 300:390], range(60, 90), cache)
-        assert "record_past" in cache.refusal
+        assert "record_past" in cache.no_eviction_reason
         allocated.add(cache.memory().allocated)
         cache.crop(90)  # to where keys were evicted, and no further
         with pytest.raises(ValueError, match="keys were evicted at length 300"):

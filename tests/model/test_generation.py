@@ -109,7 +109,7 @@ def test_many_rows_go_in_parts_and_each_counts_as_alone(
         cache = FoXCache(2, max_length=400)
         begin = None if start is None else start[rows]
         found = [generation.prefill(small_model, prompt[rows], cache, begin)]
-        assert ("attention is exact" in cache.refusal) == (tolerance is None)
+        assert ("attention is exact" in cache.no_eviction_reason) == (tolerance is None)
         evicted.append(cache.evicted_at)
         with pytest.raises(ValueError, match="another model began this cache"):
             twin(prompt[rows, :1], cache)

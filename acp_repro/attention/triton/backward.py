@@ -13,121 +13,365 @@ the query side adds each row's sum to the delta that the key side takes, over th
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-
 import torch
 import triton
-from torch import Tensor
-from triton.errors import TritonError
+import triton.language as tl
 
+from .differences import load_pair, pack, unpack
 from .gates import decay_terms
-from .key_side import key_side_kernel
-from .launch import find_portable_request, launch
-from .query_side import query_side_kernel
+from .launch import launch
+from .query_tile import exact_scores, open_query_tile, stream_keys
 from .tiles import (
-    GROUP,
+    COUNTS,
+    HEAD_GROUP,
     LOG2E,
     Tiles,
-    allocate_rows,
     can_stream,
     describe_stream,
-    make_addressable,
+    head_of,
+    load_rows,
     padded_head_dim,
-    tiles_for,
+    product,
+    share_of_work,
+    store_rows,
+    stream_rows,
+    strides_of,
+    window_end,
+    window_start,
 )
 
 
-def backward(
-    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients dq, dk, dv and dc (B, H, Tk) float32 of :func:`.forward.forward` over the same kept blocks.
-
-    Where query heads share keys, dk and dv are their shares: (B, H, Tk, D) float32, what each query head
-    adds, for :func:`sum_of_shares`. So far it only allocates and launches, see :mod:`.launch`.
-    """
-    dq = torch.empty_like(q)
-    if q.shape[1] == k.shape[1]:
-        dk, dv = torch.empty_like(k), torch.empty_like(v)
-    else:
-        shape = (k.shape[0], q.shape[1], *k.shape[2:])
-        dk, dv = (torch.empty(shape, dtype=torch.float32, device=k.device) for _ in "kv")
-    dc = torch.empty(c.shape, dtype=torch.float32, device=q.device)
-    grads = [allocate_rows(x) for x in (dq, dk, dv)]
-    boundary = None if boundary is None else boundary.contiguous()
-    dout, q, k, v, out = (make_addressable(x) for x in (dout, q, k, v, out))
-    given = (dout, q, k, v, out, lse.contiguous(), c.contiguous(), boundary, seq_start)
-    given += (sm_scale, block_q, block_k, *grads, dc)
-    faster = faster_launch(dout, q, k, v, block_q, block_k, window_size)
-    if faster is None or not try_launch(faster, given, kernel_key(q, k, block_q, block_k)):
-        launch_backward(*given, tiles_for(q, block_q, block_k), window_size=window_size)
-    for wanted, grad in zip((dq, dk, dv), grads, strict=True):
-        if wanted is not grad:
-            wanted.copy_(grad)
-    return dq, dk, dv, dc
-
-
-def sum_of_shares(shares: Tensor, like: Tensor) -> Tensor:
-    """The gradient of ``like`` (B, Hkv, Tk, D) from its shares (B, H, Tk, D), summed in a fixed order."""
-    if shares.shape[1] == like.shape[1]:
-        return shares
-    return torch.empty_like(like).copy_(shares.unflatten(1, (like.shape[1], -1)).sum(2))
-
-
-# Why the kernels of another module are not called again for such inputs, once Triton could not compile them.
-_refused: dict[tuple, str] = {}
-
-
-def faster_launch(dout, q, k, v, block_q, block_k, window_size=None) -> Callable | None:
-    """What to call in place of :func:`launch_backward`, if kernels for just this device and shape exist."""
-    if why_portable(q, k, v, block_q, block_k, dout, window_size=window_size):
-        return None
-    from . import hopper
-
-    return hopper.launch_backward
+@triton.jit
+def _query_side_masked(
+    acc,
+    parts,
+    q_tile,
+    g_tile,
+    keys,
+    pairs,
+    position,
+    high_i,
+    low_i,
+    level_i,
+    delta_i,
+    seq_start,
+    earliest,
+    window,
+    scale,
+    begin,
+    end,
+    COLUMNS: tl.constexpr,
+    D: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    """Adds key tiles ``begin .. end`` with every mask and exact differences of c."""
+    ROWS: tl.constexpr = q_tile.shape[0]
+    BLOCK_D: tl.constexpr = q_tile.shape[1]
+    seqlen_k = keys[-1]
+    for n in tl.range(begin, end):
+        j = n * COLUMNS + tl.arange(0, COLUMNS)
+        k_tile, v_tile = stream_keys(keys, n * COLUMNS, COLUMNS, D, BLOCK_D, True, DESCRIPTORS)
+        high_j, low_j = load_pair(pairs, j, j < seqlen_k)
+        s = product(q_tile, tl.trans(k_tile), None) * scale
+        dp = product(g_tile, tl.trans(v_tile), None)
+        s, kept = exact_scores(s, position, high_i, low_i, j, high_j, low_j, seq_start, earliest, window)
+        p = tl.math.exp2(tl.where(kept, s - level_i[:, None], float("-inf")))
+        ds = p * (dp - delta_i[:, None])
+        parts += tl.sum(tl.reshape(ds, [ROWS, COLUMNS // 8, 8]), 1)
+        acc = product(ds.to(k_tile.dtype), k_tile, acc)
+    return acc, parts
 
 
-def why_portable(
-    q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, *others: Tensor, window_size=None
-) -> str | None:
-    """Why the kernels of this module run, in one line; None: there are faster ones."""
-    kept = find_refusal(q, k, block_q, block_k)
-    if kept is not None:
-        return kept
-    if window_size is not None:
-        return f"the kernels for Hopper have no window, and window_size is {window_size}"
-    if q.device.type != "cuda" or torch.version.hip is not None:
-        return f"{q.device} is not an NVIDIA GPU"
-    try:
-        from . import hopper
-    except (ImportError, AttributeError) as error:  # a Triton without Gluon, or with one of other names
-        return f"Triton {triton.__version__} has no Gluon that these kernels need ({error})"
-    reason = hopper.find_obstacle(q, k, block_q, block_k)
-    if reason is None and not can_stream(q, k, v, *others):
-        return "the copy engine (TMA) needs rows of 16-bit numbers that start at multiples of 16 bytes"
-    return reason
+@triton.jit(do_not_specialize=COUNTS)
+def _query_side_kernel(
+    q,
+    k,
+    v,
+    out,
+    dout,
+    lse,
+    dq,
+    levels,
+    queries,
+    pairs,
+    tail,
+    boundary,
+    seq_start,
+    q_strides,
+    k_strides,
+    v_strides,
+    o_strides,
+    g_strides,
+    dq_strides,
+    batch_heads,
+    heads,
+    head_group,
+    seqlen_q,
+    seqlen_k,
+    row_tiles,
+    row_blocks,
+    key_rows,
+    window,
+    scale,
+    sm_scale,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SHARED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    """The query side: dQ, and what the key side needs."""
+    bh, tile = share_of_work(batch_heads, row_tiles, head_group)
+    row = (row_tiles - 1 - tile) * ROWS  # the last rows, which have the most keys, start first
+    b, h, q_tile, keys, out, first, start, diagonal, end, earliest, edge = open_query_tile(
+        (q, k, v, out),
+        (q_strides, k_strides, v_strides, o_strides),
+        boundary,
+        seq_start,
+        bh,
+        heads,
+        row,
+        seqlen_q,
+        seqlen_k,
+        row_blocks,
+        window,
+        BLOCK_Q,
+        BLOCK_K,
+        ROWS,
+        COLUMNS,
+        D,
+        BLOCK_D,
+        SHARED,
+        DESCRIPTORS,
+    )
+    dout = head_of(dout, b, h, g_strides, False)
+    dq = head_of(dq, b, h, dq_strides, False)
+    bh = bh.to(tl.int64)
+    pairs += bh * seqlen_k
+    tail += bh * seqlen_k
+    i = row + tl.arange(0, ROWS)
+    position = first + tl.arange(0, ROWS)
+    inside = i < seqlen_q
+    g_tile = load_rows(dout, row, g_strides.token, seqlen_q, ROWS, D, BLOCK_D, True)
+    o_tile = load_rows(out, row, o_strides.token, seqlen_q, ROWS, D, BLOCK_D, True)
+    delta_i = tl.sum(o_tile.to(tl.float32) * g_tile.to(tl.float32), 1)
+    level_i = tl.load(lse + bh * seqlen_q + i, mask=inside, other=float("inf"))
+    # A row with no key has lse = -inf; its weights are 0, as those of a row with lse = +inf.
+    level_i = tl.where(level_i == float("-inf"), float("inf"), level_i)
+    high_i, low_i = load_pair(pairs, position, inside)
+    high_base, low_base = unpack(tl.load(pairs + first))
+    shifted_i = level_i - ((high_i - high_base) + (low_i - low_base))
+    parts = tl.zeros([ROWS, 8], dtype=tl.float32)  # of the row sums; a thread's own, no exchange
+    acc = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
+
+    # What a tile needs of c is loaded one tile ahead; `tail` has room for the one past the end.
+    bias = tl.load(tail + start * COLUMNS + tl.arange(0, COLUMNS))
+    pair_end = tl.load(pairs + tl.minimum(start * COLUMNS + (COLUMNS - 1), seqlen_k - 1))
+    for n in tl.range(start, diagonal):
+        column = n * COLUMNS
+        k_tile, v_tile = stream_keys(keys, column, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
+        high_end, low_end = unpack(pair_end)
+        gap = (high_base - high_end) + (low_base - low_end)
+        pair_end = tl.load(pairs + tl.minimum(column + (2 * COLUMNS - 1), seqlen_k - 1))
+        s = product(q_tile, tl.trans(k_tile), None)
+        dp = product(g_tile, tl.trans(v_tile), None)
+        if window is not None and column < edge:
+            j = column + tl.arange(0, COLUMNS)
+            s = tl.where(j[None, :] >= window_start(position, window)[:, None], s, float("-inf"))
+        p = tl.math.exp2(s * scale + bias[None, :] - (shifted_i - gap)[:, None])
+        bias = tl.load(tail + (column + COLUMNS) + tl.arange(0, COLUMNS))
+        ds = p * (dp - delta_i[:, None])
+        parts += tl.sum(tl.reshape(ds, [ROWS, COLUMNS // 8, 8]), 1)
+        acc = product(ds.to(k_tile.dtype), k_tile, acc)
+
+    acc, parts = _query_side_masked(
+        acc,
+        parts,
+        q_tile,
+        g_tile,
+        keys,
+        pairs,
+        position,
+        high_i,
+        low_i,
+        level_i,
+        delta_i,
+        seq_start,
+        earliest,
+        window,
+        scale,
+        diagonal,
+        end,
+        COLUMNS,
+        D,
+        DESCRIPTORS,
+    )
+
+    store_rows(dq, acc * sm_scale, row, dq_strides.token, seqlen_q, ROWS, D, BLOCK_D)
+    # For the key side, in pairs: lse and delta; c_i - c[first position of i's tile there] - lse,
+    # and delta.
+    delta_i += tl.sum(parts, 1)
+    high_first, low_first = load_pair(pairs, (i // key_rows) * key_rows + (seqlen_k - seqlen_q), inside)
+    to_add = ((high_i - high_first) + (low_i - low_first)) - level_i
+    tl.store(levels + bh * seqlen_q + i, pack(level_i, delta_i), mask=inside)
+    tl.store(queries + bh * seqlen_q + i, pack(to_add, delta_i), mask=inside)
 
 
-def find_refusal(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
-    """Why such inputs are kept to the kernels of this module on every device; None: they are not."""
-    return find_portable_request() or _refused.get(kernel_key(q, k, block_q, block_k))
+@triton.jit(do_not_specialize=COUNTS)
+def _key_side_kernel(
+    q,
+    k,
+    v,
+    dout,
+    dk,
+    dv,
+    dc,
+    levels,
+    queries,
+    pairs,
+    boundary,
+    seq_start,
+    q_strides,
+    k_strides,
+    v_strides,
+    g_strides,
+    dk_strides,
+    dv_strides,
+    batch_heads,
+    heads,
+    head_group,
+    seqlen_q,
+    seqlen_k,
+    row_blocks,
+    window,
+    scale,
+    sm_scale,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SHARED: tl.constexpr,
+    RAGGED: tl.constexpr,
+    COUNT: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    """The key side: dK, dV and the gradient of c."""
+    # Everything here is transposed, (keys, queries): an operand of a product is then a loaded tile
+    # or a score tile as it was computed, never the transpose of a computed one.
+    column_tiles = tl.cdiv(seqlen_k, COLUMNS)
+    bh, tile = share_of_work(batch_heads, column_tiles, head_group)
+    column = tile * COLUMNS  # the first keys, which have the most queries, start first
+    b = bh // heads
+    h = bh % heads
+    q = head_of(q, b, h, q_strides, DESCRIPTORS)
+    k = head_of(k, b, h // SHARED, k_strides, False)
+    v = head_of(v, b, h // SHARED, v_strides, False)
+    dout = head_of(dout, b, h, g_strides, DESCRIPTORS)
+    dk = head_of(dk, b, h, dk_strides, False)
+    dv = head_of(dv, b, h, dv_strides, False)
+    bh = bh.to(tl.int64)
+    pairs += bh * seqlen_k
+    levels += bh * seqlen_q
+    queries += bh * seqlen_q
 
+    j = column + tl.arange(0, COLUMNS)
+    shift = seqlen_k - seqlen_q
+    valid = j < seqlen_k
+    last = tl.minimum(column + COLUMNS, seqlen_k) - 1
+    begin = tl.maximum(column - shift, 0) // ROWS
+    # Query tiles from `below` on see all of these keys. Those before it are on the diagonal and
+    # always kept.
+    below = tl.maximum(tl.cdiv(tl.maximum(last - shift, 0), ROWS), begin)
+    below = tl.minimum(below, tl.cdiv(seqlen_q, ROWS))
+    if seq_start is not None:
+        earliest = tl.load(seq_start + b)
+        valid = valid & (j >= earliest)
+        below = tl.where(last < earliest, begin, below)
+    if boundary is not None:
+        # Loaded here and used after the diagonal, which hides the wait.
+        boundary += bh * row_blocks
+        block = tl.arange(0, COUNT)
+        starts = tl.load(boundary + block, mask=block < row_blocks, other=2147483647)
 
-def kernel_key(q: Tensor, k: Tensor, block_q: int, block_k: int) -> tuple:
-    """What a compiled kernel depends on, whatever the lengths."""
-    return q.device, q.dtype, q.shape[-1], q.shape[1] // k.shape[1], block_q, block_k
+    k_tile = load_rows(k, column, k_strides.token, seqlen_k, COLUMNS, D, BLOCK_D, True)
+    v_tile = load_rows(v, column, v_strides.token, seqlen_k, COLUMNS, D, BLOCK_D, True)
+    high_base, low_base = unpack(tl.load(pairs + last))
+    high_j, low_j = load_pair(pairs, j, j < seqlen_k)
+    rise = tl.where(valid, (high_base - high_j) + (low_base - low_j), float("-inf"))
+    parts = tl.zeros([COLUMNS, 8], dtype=tl.float32)  # of the column sums
+    dk_acc = tl.zeros([COLUMNS, BLOCK_D], dtype=tl.float32)
+    dv_acc = tl.zeros([COLUMNS, BLOCK_D], dtype=tl.float32)
 
+    for m in tl.range(begin, below):
+        row = m * ROWS
+        i = row + tl.arange(0, ROWS)
+        inside = i < seqlen_q
+        q_tile = stream_rows(q, b, h, row, q_strides.token, seqlen_q, ROWS, D, BLOCK_D, True, DESCRIPTORS)
+        g_tile = stream_rows(dout, b, h, row, g_strides.token, seqlen_q, ROWS, D, BLOCK_D, True, DESCRIPTORS)
+        high_i, low_i = load_pair(pairs, shift + i, inside)
+        level_i, delta_i = load_pair(levels, i, inside)
+        s = product(k_tile, tl.trans(q_tile), None) * scale
+        dp = product(v_tile, tl.trans(g_tile), None)
+        s += low_i[None, :] - low_j[:, None]
+        s += high_i[None, :] - high_j[:, None]
+        kept = (tl.where(inside, shift + i, -1)[None, :] >= j[:, None]) & valid[:, None]
+        if window is not None:
+            kept = kept & ((shift + i)[None, :] <= window_end(j, window)[:, None])
+        p = tl.math.exp2(tl.where(kept, s - level_i[None, :], float("-inf")))
+        dv_acc = product(p.to(g_tile.dtype), g_tile, dv_acc)
+        ds = p * (dp - delta_i[None, :])
+        parts += tl.sum(tl.reshape(ds, [COLUMNS, ROWS // 8, 8]), 1)
+        dk_acc = product(ds.to(q_tile.dtype), q_tile, dk_acc)
 
-def try_launch(faster: Callable, given: tuple, shape: tuple) -> bool:
-    """Whether ``faster`` ran: Gluon is experimental, and a Triton of another version may refuse it."""
-    try:
-        faster(*given)
-    except TritonError as error:
-        reason = f"Triton {triton.__version__} does not compile the Hopper kernels: {error}"
-        _refused[shape] = reason
-        warnings.warn(f"{reason}; the slower portable kernels run instead", stacklevel=2)
-        return False
-    return True
+    end = tl.cdiv(seqlen_q, ROWS)
+    if boundary is not None:
+        # The boundary never falls from row to row, so counting the rows of blocks that keep this
+        # key block gives the end of the last one.
+        count = tl.sum((starts <= column // BLOCK_K).to(tl.int32), 0)
+        for chunk in range(COUNT, row_blocks, COUNT):
+            block = chunk + tl.arange(0, COUNT)
+            starts = tl.load(boundary + block, mask=block < row_blocks, other=2147483647)
+            count += tl.sum((starts <= column // BLOCK_K).to(tl.int32), 0)
+        end = tl.minimum(end, count * (BLOCK_Q // ROWS))
+    if seq_start is not None:
+        end = tl.where(last < earliest, 0, end)
+    if window is not None:
+        end = tl.minimum(end, tl.maximum(window_end(last, window) - shift, -1) // ROWS + 1)
+        edge = window_end(column, window) - shift  # rows up to it see all of these keys
+    pair_first = tl.load(pairs + shift + tl.minimum(below * ROWS, seqlen_q - 1))
+    for m in tl.range(below, end):
+        row = m * ROWS
+        i = row + tl.arange(0, ROWS)
+        q_tile = stream_rows(q, b, h, row, q_strides.token, seqlen_q, ROWS, D, BLOCK_D, RAGGED, DESCRIPTORS)
+        g_tile = stream_rows(
+            dout, b, h, row, g_strides.token, seqlen_q, ROWS, D, BLOCK_D, RAGGED, DESCRIPTORS
+        )
+        high_first, low_first = unpack(pair_first)
+        gap = (high_first - high_base) + (low_first - low_base)
+        pair_first = tl.load(pairs + shift + tl.minimum(row + ROWS, seqlen_q - 1))
+        if RAGGED:
+            shifted_i, delta_i = load_pair(queries, i, i < seqlen_q)
+            shifted_i = tl.where(i < seqlen_q, shifted_i, float("-inf"))
+        else:
+            shifted_i, delta_i = unpack(tl.load(queries + i))
+        s = product(k_tile, tl.trans(q_tile), None)
+        dp = product(v_tile, tl.trans(g_tile), None)
+        if window is not None and row + (ROWS - 1) > edge:
+            s = tl.where((shift + i)[None, :] <= window_end(j, window)[:, None], s, float("-inf"))
+        p = tl.math.exp2(s * scale + shifted_i[None, :] + (rise + gap)[:, None])
+        dv_acc = product(p.to(g_tile.dtype), g_tile, dv_acc)
+        ds = p * (dp - delta_i[None, :])
+        parts += tl.sum(tl.reshape(ds, [COLUMNS, ROWS // 8, 8]), 1)
+        dk_acc = product(ds.to(q_tile.dtype), q_tile, dk_acc)
+
+    store_rows(dk, dk_acc * sm_scale, column, dk_strides.token, seqlen_k, COLUMNS, D, BLOCK_D)
+    store_rows(dv, dv_acc, column, dv_strides.token, seqlen_k, COLUMNS, D, BLOCK_D)
+    tl.store(dc + bh * seqlen_k + j, -tl.sum(parts, 1), mask=j < seqlen_k)
 
 
 def launch_backward(
@@ -148,15 +392,13 @@ def launch_backward(
     dv,
     dc,
     tiles: Tiles,
-    descriptors: bool | None = None,
-    window_size: int | None = None,
+    window_size: int | None,
 ) -> None:
-    """:func:`backward` into given tensors, which are addressable; dk and dv have a head for each of q."""
+    """Launches both sides into given, addressable tensors; dk and dv have a head for each head of q."""
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
     _, query, key = tiles
-    if descriptors is None:
-        descriptors = can_stream(q, k, v, dout)
+    descriptors = can_stream(q, k, v, dout)
     common = {
         "BLOCK_Q": block_q,
         "BLOCK_K": block_k,
@@ -171,7 +413,7 @@ def launch_backward(
     levels, queries = torch.empty((2, *lse.shape), dtype=torch.int64, device=q.device)
     terms = decay_terms(c, seq_start, query.columns)
     launch(
-        query_side_kernel,
+        _query_side_kernel,
         (row_tiles * batch * heads,),
         q,
         describe_stream(k, query.columns, descriptors),
@@ -185,15 +427,10 @@ def launch_backward(
         *terms,
         boundary,
         seq_start,
-        *q.stride()[:3],
-        *k.stride()[:3],
-        *v.stride()[:3],
-        *out.stride()[:3],
-        *dout.stride()[:3],
-        *dq.stride()[:3],
+        *map(strides_of, (q, k, v, out, dout, dq)),
         batch * heads,
         heads,
-        GROUP,
+        HEAD_GROUP,
         seqlen_q,
         seqlen_k,
         row_tiles,
@@ -208,7 +445,7 @@ def launch_backward(
         **query.options(q.device),
     )
     launch(
-        key_side_kernel,
+        _key_side_kernel,
         (triton.cdiv(seqlen_k, key.columns) * batch * heads,),
         describe_stream(q, key.rows, descriptors),
         k,
@@ -222,15 +459,10 @@ def launch_backward(
         terms.pairs,
         boundary,
         seq_start,
-        *q.stride()[:3],
-        *k.stride()[:3],
-        *v.stride()[:3],
-        *dout.stride()[:3],
-        *dk.stride()[:3],
-        *dv.stride()[:3],
+        *map(strides_of, (q, k, v, dout, dk, dv)),
         batch * heads,
         heads,
-        GROUP,
+        HEAD_GROUP,
         seqlen_q,
         seqlen_k,
         row_blocks,

@@ -14,7 +14,16 @@ from torch import Tensor
 
 from ..kvcache import PagedKVCache
 from .launch import launch
-from .tiles import LOG2E, allocate_rows, make_addressable, padded_head_dim, product, window_start
+from .tiles import (
+    LOG2E,
+    allocate_rows,
+    head_of,
+    make_addressable,
+    padded_head_dim,
+    product,
+    strides_of,
+    window_start,
+)
 
 # Programs for each multiprocessor: more even out heads of different lengths, fewer mean fewer parts.
 _PROGRAMS_PER_PROCESSOR = 32
@@ -38,7 +47,7 @@ def _first_block(
     diagonal,
     first,
     earliest,
-    GROUP: tl.constexpr,
+    SHARED: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
 ):
@@ -49,13 +58,13 @@ def _first_block(
     if threshold is not None:
         delta = tl.load(threshold + h).to(tl.float64)
         page_first = tl.load(table + first // BLOCK).to(tl.int64)
-        c_first = tl.load(c + (page_first * GROUP + g) * BLOCK + first % BLOCK)
+        c_first = tl.load(c + (page_first * SHARED + g) * BLOCK + first % BLOCK)
         more = s < diagonal
         while more:
             n = s + tl.arange(0, STEP)
             inside = n < diagonal
             page = tl.load(table + n, mask=inside, other=0).to(tl.int64)
-            end = tl.load(c + (page * GROUP + g) * BLOCK + (BLOCK - 1), mask=inside, other=0.0)
+            end = tl.load(c + (page * SHARED + g) * BLOCK + (BLOCK - 1), mask=inside, other=0.0)
             pruned = inside & (c_first - end < delta)
             count = tl.sum(pruned.to(tl.int32), 0)
             s += count
@@ -77,16 +86,14 @@ def _split_kernel(
     part,
     level,
     total,
-    q_b,
-    q_h,
-    q_t,
+    q_strides,
     batch_heads,
     kv_heads,
     max_blocks,
     window,
     scale,
     TOKENS: tl.constexpr,
-    GROUP: tl.constexpr,
+    SHARED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     D: tl.constexpr,
@@ -111,15 +118,15 @@ def _split_kernel(
         earliest = tl.maximum(earliest, window_start(first, window))  # of the oldest query, of all the least
 
     g_row = r // TOKENS
-    real = r < GROUP * TOKENS
+    real = r < SHARED * TOKENS
     begin = diagonal
     oldest = tl.zeros([ROWS], dtype=tl.int32)  # each row's first key
-    for g in tl.static_range(GROUP):
+    for g in tl.static_range(SHARED):
         begin_g = _first_block(
-            c, table, start, threshold, bh * GROUP + g, g, diagonal, first, earliest, GROUP, BLOCK, STEP
+            c, table, start, threshold, bh * SHARED + g, g, diagonal, first, earliest, SHARED, BLOCK, STEP
         )
         if split == 0:
-            tl.store(start + bh * GROUP + g, begin_g)
+            tl.store(start + bh * SHARED + g, begin_g)
         begin = tl.minimum(begin, begin_g)
         oldest = tl.where(g_row == g, begin_g * BLOCK, oldest)
     oldest = tl.maximum(oldest, earliest)
@@ -133,10 +140,10 @@ def _split_kernel(
     if low < high:
         token = tl.maximum(position, 0)
         page_row = tl.load(table + token // BLOCK, mask=real, other=0).to(tl.int64)
-        c_row = tl.load(c + (page_row * GROUP + g_row) * BLOCK + token % BLOCK, mask=real, other=0.0)
+        c_row = tl.load(c + (page_row * SHARED + g_row) * BLOCK + token % BLOCK, mask=real, other=0.0)
         d = tl.arange(0, BLOCK_D)
-        head = b.to(tl.int64) * q_b + ((bh % kv_heads) * GROUP + g_row).to(tl.int64) * q_h
-        q_rows = q + (head + (r % TOKENS) * q_t)[:, None] + d[None, :]
+        q_rows = head_of(q, b, (bh % kv_heads) * SHARED + g_row, q_strides, False)
+        q_rows = (q_rows + (r % TOKENS) * q_strides.token)[:, None] + d[None, :]
         q_tile = tl.load(q_rows, mask=real[:, None] & (d < D)[None, :], other=0.0)
         m_i = tl.full([ROWS], float("-inf"), dtype=tl.float32)
         l_i = tl.zeros([ROWS], dtype=tl.float32)
@@ -157,12 +164,12 @@ def _split_kernel(
             v_tile = tl.load(v + page * (BLOCK * D) + tile, mask=inside, other=0.0)
             kept = (j[None, :] <= position[:, None]) & (j[None, :] >= oldest[:, None])
             s = product(q_tile, tl.trans(k_tile), None) * scale
-            if GROUP * TOKENS == 1:
+            if SHARED * TOKENS == 1:
                 c_j = tl.load(c + page * BLOCK + slot, mask=live, other=0.0)
                 c_i = tl.sum(tl.where(r == 0, c_row, 0.0), 0)
                 s += ((c_i - c_j) * LOG2E).to(tl.float32)[None, :]
             else:
-                at = (page * GROUP + g_row)[:, None] * BLOCK + slot[None, :]
+                at = (page * SHARED + g_row)[:, None] * BLOCK + slot[None, :]
                 c_j = tl.load(c + at, mask=real[:, None] & live[None, :], other=0.0)
                 s += ((c_row[:, None] - c_j) * LOG2E).to(tl.float32)
             s = tl.where(kept, s, float("-inf"))
@@ -187,12 +194,10 @@ def _combine_kernel(
     out,
     seqlens,
     start,
-    o_b,
-    o_h,
-    o_t,
+    o_strides,
     kv_heads,
     TOKENS: tl.constexpr,
-    GROUP: tl.constexpr,
+    SHARED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     D: tl.constexpr,
@@ -200,13 +205,13 @@ def _combine_kernel(
     SPLITS: tl.constexpr,
     LEAST: tl.constexpr,
 ):
-    bh = tl.program_id(0) // (GROUP * TOKENS)
-    r = tl.program_id(0) % (GROUP * TOKENS)
+    bh = tl.program_id(0) // (SHARED * TOKENS)
+    r = tl.program_id(0) % (SHARED * TOKENS)
     b = bh // kv_heads
     blocks = tl.cdiv(tl.load(seqlens + b), BLOCK)
     begin = blocks
-    for g in tl.static_range(GROUP):
-        begin = tl.minimum(begin, tl.load(start + bh * GROUP + g))
+    for g in tl.static_range(SHARED):
+        begin = tl.minimum(begin, tl.load(start + bh * SHARED + g))
     share = tl.maximum(tl.cdiv(blocks - begin, SPLITS), LEAST)
     split = tl.arange(0, SPLITS)
     written = begin + split * share < blocks
@@ -219,8 +224,8 @@ def _combine_kernel(
     acc = tl.load(part + row[:, None] * BLOCK_D + d[None, :], mask=written[:, None], other=0.0)
     denominator = tl.sum(weight * l_i, 0)
     result = tl.sum(acc * weight[:, None], 0) / tl.where(denominator == 0.0, 1.0, denominator)
-    h = (bh % kv_heads) * GROUP + r // TOKENS
-    out += b.to(tl.int64) * o_b + h.to(tl.int64) * o_h + (r % TOKENS) * o_t
+    h = (bh % kv_heads) * SHARED + r // TOKENS
+    out = head_of(out, b, h, o_strides, False) + (r % TOKENS) * o_strides.token
     tl.store(out + d, result.to(out.dtype.element_ty), mask=d < D)
 
 
@@ -237,7 +242,7 @@ def decode(
     rows = allocate_rows(out)
     shape = {
         "TOKENS": tokens,
-        "GROUP": heads // kv_heads,
+        "SHARED": heads // kv_heads,
         "ROWS": max(16, triton.next_power_of_2(heads // kv_heads * tokens)),
         "BLOCK": cache.block_size,
         "D": head_dim,
@@ -263,7 +268,7 @@ def decode(
         part,
         level,
         total,
-        *q.stride()[:3],
+        strides_of(q),
         batch * kv_heads,
         kv_heads,
         max_blocks,
@@ -283,7 +288,7 @@ def decode(
         rows,
         seqlens,
         start_block,
-        *rows.stride()[:3],
+        strides_of(rows),
         kv_heads,
         **shape,
         num_warps=max(1, min(8, shape["SPLITS"] * shape["BLOCK_D"] // 2048)),

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -53,10 +52,3 @@ def unpack(pair):
 def load_pair(pairs, position, inside):
     """``high, low`` at ``position``; 0 where not ``inside``."""
     return unpack(tl.load(pairs + position, mask=inside, other=0))
-
-
-def allocate_terms(like: Tensor, tile: int, row: int) -> DecayTerms:
-    """For gates or c (B, H, Tk) and key tiles of ``tile`` positions; heads are ``row`` numbers apart."""
-    pairs = torch.empty((*like.shape[:2], row), dtype=torch.int64, device=like.device)
-    # The kernels read `tail` one tile ahead, and so one tile past its end.
-    return DecayTerms(pairs, torch.empty(pairs.numel() + 2 * tile, dtype=torch.float32, device=like.device))

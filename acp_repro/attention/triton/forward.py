@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from .backward import kernel_key, try_launch, why_portable
 from .differences import load_pair, unpack
-from .gates import decay_terms
 from .launch import launch
-from .query_tile import exact_scores, key_tiles, stream_keys
+from .query_tile import exact_scores, open_query_tile, stream_keys
 from .tiles import (
     COUNTS,
-    GROUP,
+    HEAD_GROUP,
     LOG2E,
     Tile,
-    allocate_rows,
     can_stream,
     describe_stream,
-    head_of,
-    load_rows,
-    make_addressable,
     padded_head_dim,
     product,
     room_for,
     share_of_work,
     store_rows,
-    tiles_for,
+    strides_of,
     window_start,
 )
 
@@ -94,21 +84,13 @@ def _forward_kernel(
     tail,
     boundary,
     seq_start,
-    q_b,
-    q_h,
-    q_t,
-    k_b,
-    k_h,
-    k_t,
-    v_b,
-    v_h,
-    v_t,
-    o_b,
-    o_h,
-    o_t,
+    q_strides,
+    k_strides,
+    v_strides,
+    o_strides,
     batch_heads,
     heads,
-    group,
+    head_group,
     seqlen_q,
     seqlen_k,
     padded,
@@ -116,7 +98,7 @@ def _forward_kernel(
     row_blocks,
     window,
     scale,
-    redo,
+    recompute_tiles,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -127,35 +109,39 @@ def _forward_kernel(
     DESCRIPTORS: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    bh, tile = share_of_work(batch_heads, row_tiles, group)
+    bh, tile = share_of_work(batch_heads, row_tiles, head_group)
     tile = row_tiles - 1 - tile  # the last rows, which have the most keys, start first
-    if redo is not None:  # what another kernel has done already, but for a few tiles
-        redo += (bh.to(tl.int64) * row_tiles + tile) * 2
-        if tl.load(redo) + tl.load(redo + 1) == 0:
+    if recompute_tiles is not None:  # what another kernel has done already, but for a few tiles
+        recompute_tiles += (bh.to(tl.int64) * row_tiles + tile) * 2
+        if tl.load(recompute_tiles) + tl.load(recompute_tiles + 1) == 0:
             return
     row = tile * ROWS
-    b = bh // heads
-    h = bh % heads
-    kv_h = h // SHARED  # the head of keys and values that SHARED query heads read
-    q = head_of(q, b, h, q_b, q_h, False)
-    k = head_of(k, b, kv_h, k_b, k_h, DESCRIPTORS)
-    v = head_of(v, b, kv_h, v_b, v_h, DESCRIPTORS)
-    out = head_of(out, b, h, o_b, o_h, False)
+    b, h, q_tile, keys, out, first, start, diagonal, end, earliest, edge = open_query_tile(
+        (q, k, v, out),
+        (q_strides, k_strides, v_strides, o_strides),
+        boundary,
+        seq_start,
+        bh,
+        heads,
+        row,
+        seqlen_q,
+        seqlen_k,
+        row_blocks,
+        window,
+        BLOCK_Q,
+        BLOCK_K,
+        ROWS,
+        COLUMNS,
+        D,
+        BLOCK_D,
+        SHARED,
+        DESCRIPTORS,
+    )
     bh = bh.to(tl.int64)
     pairs += bh * padded
     tail += bh * padded
-    keys = (k, v, b, kv_h, k_t, v_t, seqlen_k)
-
-    first = row + seqlen_k - seqlen_q  # absolute position of the tile's first query
     position = first + tl.arange(0, ROWS)
     inside = position < seqlen_k
-    if boundary is not None:
-        boundary = boundary + bh * row_blocks + row // BLOCK_Q
-    start, diagonal, end, earliest, edge = key_tiles(
-        first, boundary, seq_start, b, seqlen_k, window, ROWS, COLUMNS, BLOCK_K
-    )
-
-    q_tile = load_rows(q, row, q_t, seqlen_q, ROWS, D, BLOCK_D, True)
     # First the tiles on the diagonal: a row's own key has no decay, so they tell how large its
     # scores are. Of float16 also the one before them, or all if they are few.
     near = diagonal
@@ -214,68 +200,28 @@ def _forward_kernel(
         l_i *= 2.0**-ROOM
 
     acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
-    store_rows(out, acc, row, o_t, seqlen_q, ROWS, D, BLOCK_D)
+    store_rows(out, acc, row, o_strides.token, seqlen_q, ROWS, D, BLOCK_D)
     i = row + tl.arange(0, ROWS)
     tl.store(lse + bh * seqlen_q + i, m_i + tl.math.log2(l_i * 2.0**ROOM), mask=inside)
 
 
-def forward(
-    q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None, terms=None
-) -> tuple[Tensor, Tensor]:
-    """``O = softmax(sm_scale Q K^T + D) V`` over the kept blocks of the causal grid.
-
-    q, k, v, seq_start and window_size are those of :class:`..checks.AttentionCall`, c is (B, H, Tk) float64.
-    boundary (B, H, M) int32 does not fall from one query block to the next; None keeps every block. terms are
-    those of c for :func:`terms_layout`, if they are there already.
-
-    Returns:
-        out like q, and lse (B, H, Tq) float32, the log to base 2 of each row's sum: as the backward pass
-        wants it, and a change of base would round it once each way. A row with no key left has out 0 and
-        lse -inf.
-    """
-    out = torch.empty_like(q)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    tile = tiles_for(q, block_q, block_k).forward
-    if terms is None:
-        terms = decay_terms(c.contiguous(), seq_start, *terms_layout(q, k, block_q, block_k))
-    q, k, v = (make_addressable(x) for x in (q, k, v))
-    boundary = None if boundary is None else boundary.contiguous()
-    rows = allocate_rows(out)
-    given = (q, k, v, rows, lse, terms, boundary, seq_start, sm_scale, block_q, block_k)
-    redo = None
-    faster = faster_forward(q, k, v, block_q, block_k, tile, window_size)
-    if faster is not None:
-        tiles = triton.cdiv(q.shape[2], tile.rows)
-        marks = torch.empty((*q.shape[:2], tiles, 2), dtype=torch.int32, device=q.device)
-        if try_launch(faster, (*given, marks), kernel_key(q, k, block_q, block_k)):
-            redo = marks
-    launch_forward(*given, tile, window_size, redo)
-    if rows is not out:
-        out.copy_(rows)
-    return out, lse
-
-
-def terms_layout(q, k, block_q, block_k) -> tuple[int, int]:
-    """For which key tiles :func:`forward` takes the terms of c, and how far its heads are apart."""
-    # Rows of the pairs start at multiples of 16 bytes, as the copy engine wants them.
-    return tiles_for(q, block_q, block_k).forward.columns, triton.cdiv(k.shape[2], 4) * 4
-
-
-def faster_forward(q, k, v, block_q, block_k, tile: Tile, window_size=None) -> Callable | None:
-    """What does most of :func:`launch_forward`'s work, if a kernel for just this device and shape exists."""
-    # At 64 dimensions the portable kernel took less time on an H200, at 4k to 16k (docs/lab-notebook.md).
-    fits = q.shape[-1] == 128 and tile[:2] == (128, 64)
-    if not fits or why_portable(q, k, v, block_q, block_k, window_size=window_size):
-        return None
-    from . import hopper
-
-    return hopper.launch_forward
-
-
 def launch_forward(
-    q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, tile: Tile, window_size, redo
+    q,
+    k,
+    v,
+    out,
+    lse,
+    terms,
+    boundary,
+    seq_start,
+    sm_scale,
+    block_q,
+    block_k,
+    tile: Tile,
+    window_size,
+    recompute_tiles,
 ) -> None:
-    """:func:`forward` into given tensors with a given tile; ``redo`` names the tiles that are left to do."""
+    """Launches the forward into given tensors, on ``recompute_tiles`` only if these are given."""
     batch, heads, seqlen_q, head_dim = q.shape
     row_tiles = triton.cdiv(seqlen_q, tile.rows)
     descriptors = can_stream(k, v)
@@ -290,13 +236,10 @@ def launch_forward(
         *terms,
         boundary,
         seq_start,
-        *q.stride()[:3],
-        *k.stride()[:3],
-        *v.stride()[:3],
-        *out.stride()[:3],
+        *map(strides_of, (q, k, v, out)),
         batch * heads,
         heads,
-        GROUP,
+        HEAD_GROUP,
         seqlen_q,
         k.shape[2],
         terms.pairs.shape[2],
@@ -304,7 +247,7 @@ def launch_forward(
         triton.cdiv(seqlen_q, block_q),
         window_size,
         sm_scale * LOG2E.value,
-        redo,
+        recompute_tiles,
         BLOCK_Q=block_q,
         BLOCK_K=block_k,
         ROWS=tile.rows,

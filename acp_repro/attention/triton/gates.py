@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..decay import LOG_FGATE_FLOOR
-from .differences import DecayTerms, allocate_terms, pack
+from .differences import DecayTerms, pack
 from .launch import launch
-from .tiles import LOG2E, window_start
+from .tiles import LOG2E, head_of, strides_of, window_start
 
 _BLOCK = 4096
 _ROWS = 256
@@ -34,9 +34,7 @@ def _gates_kernel(
     delta,
     seq_start,
     boundary,
-    stride_b,
-    stride_h,
-    stride_t,
+    strides,
     heads,
     chunks,
     length,
@@ -59,13 +57,13 @@ def _gates_kernel(
     if seq_start is not None:
         earliest = tl.load(seq_start + bh // heads)
     if log_fgate is not None:
-        log_fgate += (bh // heads).to(tl.int64) * stride_b + (bh % heads).to(tl.int64) * stride_h
+        log_fgate = head_of(log_fgate, bh // heads, bh % heads, strides, False)
     carry = tl.zeros([], dtype=tl.float64)
     for base in range(chunk * BLOCK, length, chunks * BLOCK):
         j = base + tl.arange(0, BLOCK)
         valid = j < length
         if log_fgate is not None:
-            x = tl.load(log_fgate + j.to(tl.int64) * stride_t, mask=valid, other=0.0)
+            x = tl.load(log_fgate + j.to(tl.int64) * strides.token, mask=valid, other=0.0)
             x = tl.maximum(x.to(tl.float64), _FLOOR, propagate_nan=tl.PropagateNan.ALL)
             c_j = carry + tl.cumsum(x, 0)
             tl.store(c + j, c_j, mask=valid)
@@ -127,7 +125,12 @@ def read_gates(
     """
     gates = c if log_fgate is None else log_fgate
     batch, heads, length = gates.shape
-    terms = DecayTerms(None, None) if layout is None else allocate_terms(gates, *layout)
+    pairs = tail = None
+    if layout is not None:
+        pairs = torch.empty((batch, heads, layout[1]), dtype=torch.int64, device=gates.device)
+        # The kernels read `tail` one tile ahead, and so one tile past its end.
+        tail = torch.empty(pairs.numel() + 2 * layout[0], dtype=torch.float32, device=gates.device)
+    terms = DecayTerms(pairs, tail)
     blocks, boundary, chunks = triton.cdiv(queries, grid[0]) if grid else 0, None, 1
     if grid is not None:
         boundary = torch.empty((batch, heads, blocks), dtype=torch.int32, device=gates.device)
@@ -151,7 +154,7 @@ def read_gates(
             delta,
             seq_start,
             boundary,
-            *gates.stride(),
+            strides_of(gates),
             *sizes,
             window_size,
         )
@@ -177,9 +180,9 @@ def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int, row: int | None 
 
 
 @triton.jit(do_not_specialize=["heads", "length"])
-def _adjoint_kernel(dc, log_fgate, grad, stride_b, stride_h, stride_t, heads, length, BLOCK: tl.constexpr):
+def _adjoint_kernel(dc, log_fgate, grad, strides, heads, length, BLOCK: tl.constexpr):
     bh = tl.program_id(0)
-    log_fgate += (bh // heads).to(tl.int64) * stride_b + (bh % heads).to(tl.int64) * stride_h
+    log_fgate = head_of(log_fgate, bh // heads, bh % heads, strides, False)
     dc += bh.to(tl.int64) * length
     grad += bh.to(tl.int64) * length
     carry = tl.zeros([], dtype=tl.float64)
@@ -188,7 +191,7 @@ def _adjoint_kernel(dc, log_fgate, grad, stride_b, stride_h, stride_t, heads, le
         i = (blocks - 1 - n) * BLOCK + tl.arange(0, BLOCK)
         inside = i < length
         x = tl.load(dc + i, mask=inside, other=0.0).to(tl.float64)
-        gate = tl.load(log_fgate + i.to(tl.int64) * stride_t, mask=inside, other=0.0)
+        gate = tl.load(log_fgate + i.to(tl.int64) * strides.token, mask=inside, other=0.0)
         total = carry + tl.cumsum(x, 0, reverse=True)
         tl.store(grad + i, tl.where(gate < _FLOOR, 0.0, total).to(tl.float32), mask=inside)
         carry += tl.sum(x, 0)
@@ -199,6 +202,6 @@ def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
     grad = torch.empty(log_fgate.shape, dtype=log_fgate.dtype, device=log_fgate.device)
     batch, heads, length = log_fgate.shape
     if grad.numel():
-        given = (dc.contiguous(), log_fgate, grad, *log_fgate.stride(), heads, length)
+        given = (dc.contiguous(), log_fgate, grad, strides_of(log_fgate), heads, length)
         launch(_adjoint_kernel, (batch * heads,), *given, BLOCK=_BLOCK, num_warps=16)
     return grad

@@ -13,13 +13,12 @@ not repeated, and why.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import accumulate, starmap
 from operator import itemgetter
 from types import SimpleNamespace
@@ -51,20 +50,8 @@ _thread = threading.local()
 _log = logging.getLogger(__name__)
 
 
-@contextlib.contextmanager
-def only_portable() -> Iterator[None]:
-    """While open, this thread launches no kernel that is written for one GPU architecture."""
-    _thread.portable = True
-    try:
-        yield
-    finally:
-        _thread.portable = False
-
-
 def find_portable_request() -> str | None:
-    """The request to launch portable kernels only, in one line, or None."""
-    if getattr(_thread, "portable", False):
-        return "implementation='triton-portable' was passed"
+    """The environment's request to launch portable kernels only, in one line, or None."""
     return {"1": "ACP_REPRO_PORTABLE=1 is in the environment"}.get(os.environ.get("ACP_REPRO_PORTABLE", ""))
 
 

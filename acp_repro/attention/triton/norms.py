@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..decay import SMALLEST_NORMAL, threshold_offset
 from .launch import launch, repeat_launches
-from .tiles import load_rows, make_addressable, padded_head_dim
+from .tiles import head_of, load_rows, make_addressable, padded_head_dim, strides_of
 
 _ROWS = 128
 # Rows with a norm below _SMALL are multiplied by _UP, after which all their squares are normal numbers.
@@ -33,16 +33,16 @@ def _largest_norm(tile):
 
 @triton.jit(do_not_specialize=_SIZES)
 def _norm_kernel(
-    x, norms, heads, tiles, count, x_b, x_h, x_t, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
+    x, norms, heads, tiles, count, strides, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     bh = tl.program_id(0) // tiles
-    x += (bh // heads).to(tl.int64) * x_b + (bh % heads).to(tl.int64) * x_h
+    x = head_of(x, bh // heads, bh % heads, strides, False)
     row = (tl.program_id(0) % tiles) * ROWS
-    tile = load_rows(x, row, x_t, count, ROWS, D, BLOCK_D, True).to(tl.float32)
+    tile = load_rows(x, row, strides.token, count, ROWS, D, BLOCK_D, True).to(tl.float32)
     norm = _largest_norm(tile)
     if norm < _SMALL:
         # Squares may have underflowed. The tile is loaded again, so that it need not stay in registers.
-        tile = load_rows(x, row, x_t, count, ROWS, D, BLOCK_D, True).to(tl.float32)
+        tile = load_rows(x, row, strides.token, count, ROWS, D, BLOCK_D, True).to(tl.float32)
         norm = tl.maximum(_largest_norm(tile * _UP) * (1.0 / _UP), _TINY)
     tl.store(norms + tl.program_id(0), norm.to(tl.int32, bitcast=True))
 
@@ -81,7 +81,7 @@ def _tile_norms(x: Tensor) -> Tensor:
         heads,
         tiles,
         length,
-        *x.stride()[:3],
+        strides_of(x),
         ROWS=_ROWS,
         D=head_dim,
         BLOCK_D=padded_head_dim(head_dim),

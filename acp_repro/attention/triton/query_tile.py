@@ -5,31 +5,58 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import stream_rows, window_start
+from .tiles import head_of, load_rows, stream_rows, window_start
 
 
 @triton.jit
-def key_tiles(
-    first,
+def open_query_tile(
+    tensors,
+    strides,
     boundary,
     seq_start,
-    b,
+    bh,
+    heads,
+    row,
+    seqlen_q,
     seqlen_k,
+    row_blocks,
     window,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SHARED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ):
-    """The key tiles that the queries from position ``first`` on see.
+    """What a program needs of the queries ``row .. row + ROWS`` of one head, and the key tiles that they see.
+
+    Args:
+        tensors, strides: of q, k, v and out.
 
     Returns:
-        start, diagonal, end: tiles ``start .. diagonal`` end at or before ``first``, the rest are crossed by
-        the diagonal. earliest: the first key that is no padding. edge: from it on a window hides no key.
+        b, h: the row of the batch and the head. q_tile. keys: what :func:`stream_keys` reads. out: that of
+        the head. first: the absolute position of the first query. start, diagonal, end: tiles ``start ..
+        diagonal`` end at or before ``first``, the rest are crossed by the diagonal. earliest: the first key
+        that is no padding. edge: from it on a window hides no key.
     """
+    q, k, v, out = tensors
+    q_strides, k_strides, v_strides, o_strides = strides
+    b = bh // heads
+    h = bh % heads
+    kv_h = h // SHARED  # the head of keys and values that SHARED query heads read
+    q = head_of(q, b, h, q_strides, False)
+    k = head_of(k, b, kv_h, k_strides, DESCRIPTORS)
+    v = head_of(v, b, kv_h, v_strides, DESCRIPTORS)
+    out = head_of(out, b, h, o_strides, False)
+    keys = (k, v, b, kv_h, k_strides.token, v_strides.token, seqlen_k)
+    first = row + seqlen_k - seqlen_q
     start = 0
     earliest = 0
     edge = 0
     if boundary is not None:
+        boundary += bh.to(tl.int64) * row_blocks + row // BLOCK_Q
         start = tl.load(boundary) * (BLOCK_K // COLUMNS)
     if seq_start is not None:
         earliest = tl.minimum(tl.load(seq_start + b), seqlen_k).to(tl.int32)
@@ -39,7 +66,8 @@ def key_tiles(
         edge = window_start(tl.minimum(first + ROWS, seqlen_k) - 1, window)
     diagonal = tl.maximum((first + 1) // COLUMNS, start)
     end = tl.cdiv(tl.minimum(first + ROWS, seqlen_k), COLUMNS)
-    return start, diagonal, end, earliest, edge
+    q_tile = load_rows(q, row, q_strides.token, seqlen_q, ROWS, D, BLOCK_D, True)
+    return b, h, q_tile, keys, out, first, start, diagonal, end, earliest, edge
 
 
 @triton.jit

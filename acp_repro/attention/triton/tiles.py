@@ -8,6 +8,7 @@ kernel computes; it divides the grid's block and is a matter of speed alone.
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import NamedTuple
 
 import torch
@@ -21,13 +22,31 @@ from .. import boundary
 # Scores and the logs of their sums are kept in units of log 2, because the GPU has an exp2 and no exp.
 LOG2E = tl.constexpr(1.4426950408889634)
 # Arguments that no address's alignment depends on: one compiled kernel serves all their values.
-COUNTS = ["batch_heads", "heads", "group", "row_tiles", "row_blocks", "key_rows", "chunks", "tile", "window"]
+COUNTS = [
+    "batch_heads",
+    "heads",
+    "head_group",
+    "row_tiles",
+    "row_blocks",
+    "key_rows",
+    "chunks",
+    "tile",
+    "window",
+]
 # Heads whose tiles are launched together (`share_of_work`). On an H100, forward and backward over
 # 192 heads of 4,096 positions took 2.8 ms with all of them together, and 2.0 ms with 12 or 24.
-GROUP = 12
+HEAD_GROUP = 12
 # Elements from one token to the next from which on the offsets inside a tile, of 256 rows at most, would not
 # fit int32.
 FAR = 2**23
+
+
+class Strides(NamedTuple):
+    """Elements of a tensor (B, H, T, ...) from one row of the batch, head or token to the next."""
+
+    batch: int
+    head: int
+    token: int
 
 
 class Tile(NamedTuple):
@@ -95,7 +114,7 @@ def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def tiles_for(q: Tensor, block_q: int, block_k: int) -> Tiles:
-    """The tiles for these inputs, shrunk until each divides the grid's block."""
+    """The tiles for these inputs, powers of two, each shrunk until it divides the block of the grid."""
     if block_q % 16 or block_k % 16:
         raise ValueError(
             "block_q and block_k must be multiples of 16 (the least that tl.dot takes), got "
@@ -105,13 +124,9 @@ def tiles_for(q: Tensor, block_q: int, block_k: int) -> Tiles:
     if q.dtype == torch.float32:
         table = _FLOAT32
     tiles = table[max(64, padded_head_dim(q.shape[-1]))]
-    return Tiles(*(t._replace(rows=_fit(t.rows, block_q), columns=_fit(t.columns, block_k)) for t in tiles))
-
-
-def _fit(tile: int, block: int) -> int:
-    while block % tile:
-        tile //= 2
-    return tile
+    return Tiles(
+        *(t._replace(rows=math.gcd(t.rows, block_q), columns=math.gcd(t.columns, block_k)) for t in tiles)
+    )
 
 
 def _shared_memory(device: torch.device) -> int:
@@ -139,6 +154,11 @@ def is_streamable(x: Tensor) -> bool:
 def outer_strides(x: Tensor) -> list[int]:
     """The strides of all but the last dimension; that of a dimension of size 1 has no meaning."""
     return [8 if n == 1 else s for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
+
+
+def strides_of(x: Tensor) -> Strides:
+    """The strides of the first three dimensions of ``x``."""
+    return Strides(*x.stride()[:3])
 
 
 def describe_stream(x: Tensor, rows: int, descriptors: bool):
@@ -194,24 +214,24 @@ def load_rows(
 
 
 @triton.jit
-def share_of_work(batch_heads, tiles, group):
-    """(head, tile) of this program: a swizzle of the grid over groups of ``group`` heads. Inside a group
+def share_of_work(batch_heads, tiles, head_group):
+    """(head, tile) of this program: a swizzle of the grid over groups of ``head_group`` heads. Inside a group
     it goes tile by tile, so that the tiles with most work start first; programs that run together read
     few heads, and find each head's rows in the L2 cache."""
     pid = tl.program_id(0)
-    first = pid // (group * tiles) * group
-    size = tl.minimum(batch_heads - first, group)
+    first = pid // (head_group * tiles) * head_group
+    size = tl.minimum(batch_heads - first, head_group)
     pid -= first * tiles
     return first + pid % size, pid // size
 
 
 @triton.jit
-def head_of(x, b, h, stride_b, stride_h, DESCRIPTOR: tl.constexpr):
+def head_of(x, b, h, strides, DESCRIPTOR: tl.constexpr):
     """The start of one head's rows; a descriptor stays as it is."""
     if DESCRIPTOR:
         return x
     else:
-        return x + (b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
+        return x + (b.to(tl.int64) * strides.batch + h.to(tl.int64) * strides.head)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ..differences import DecayTerms
 from ..gates import decay_terms
 from ..launch import launch
-from ..tiles import GROUP, LOG2E, outer_strides, room_for
+from ..tiles import HEAD_GROUP, LOG2E, outer_strides, room_for, strides_of
 from .forward import forward_kernel
 from .key_side import key_side_kernel
 from .query_side import query_side_kernel
@@ -58,28 +58,30 @@ def _describe_tail(terms: DecayTerms) -> TensorDescriptor:
     return TensorDescriptor(terms.tail, [terms.tail.numel()], [1], [ROWS], gl.NVMMASharedLayout(0, 32, 1))
 
 
-def launch_forward(q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, redo) -> None:
+def launch_forward(
+    q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, recompute_tiles
+) -> None:
     """:func:`..forward.launch_forward` for inputs that `find_obstacle` has nothing against.
 
-    ``terms`` are for tiles of 64 keys, with heads a multiple of four numbers apart. ``redo`` (B, H, tiles of
-    128 queries, 2) int32 is not 0 where the portable kernel must do a tile again.
+    ``terms`` are for tiles of 64 keys, with heads a multiple of four numbers apart. ``recompute_tiles`` (B,
+    H, tiles of 128 queries, 2) int32 is not 0 where the portable kernel must do a tile again.
     """
     batch, heads, seqlen, head_dim = q.shape
     launch(
         forward_kernel,
-        (redo.numel() // 2,),
+        (recompute_tiles.numel() // 2,),
         *_describe_rows(q, k, v),
         _describe_tail(terms),
         out,
         lse,
-        redo,
+        recompute_tiles,
         terms.pairs,
         boundary,
         seq_start,
-        *out.stride()[:3],
+        strides_of(out),
         batch * heads,
         heads,
-        GROUP,
+        HEAD_GROUP,
         seqlen,
         terms.pairs.shape[2],
         triton.cdiv(seqlen, block_q),
@@ -90,8 +92,6 @@ def launch_forward(q, k, v, out, lse, terms, boundary, seq_start, sm_scale, bloc
         D=head_dim,
         SHARED=heads // k.shape[1],
         STAGES=_FORWARD_STAGES,
-        HAS_BOUNDARY=boundary is not None,
-        HAS_START=seq_start is not None,
         ROOM=room_for(q, sm_scale),
         num_warps=4,
         maxnreg=168,
@@ -117,7 +117,7 @@ def launch_backward(
 
     query_stages, key_stages = _STAGES[head_dim]
     grid = (triton.cdiv(seqlen, ROWS) * batch * heads,)
-    sizes = batch * heads, heads, GROUP, seqlen, padded, triton.cdiv(seqlen, block_q)
+    sizes = batch * heads, heads, HEAD_GROUP, seqlen, padded, triton.cdiv(seqlen, block_q)
     scale = sm_scale * LOG2E.value
     common = {
         "BLOCK_Q": block_q,
@@ -125,8 +125,6 @@ def launch_backward(
         "ROWS": ROWS,
         "D": head_dim,
         "SHARED": heads // k.shape[1],
-        "HAS_BOUNDARY": boundary is not None,
-        "HAS_START": seq_start is not None,
         **_OPTIONS,
     }
     launch(
@@ -142,8 +140,7 @@ def launch_backward(
         terms.pairs,
         boundary,
         seq_start,
-        *out.stride()[:3],
-        *dq.stride()[:3],
+        *map(strides_of, (out, dq)),
         *sizes,
         scale,
         sm_scale,
@@ -163,8 +160,7 @@ def launch_backward(
         terms.pairs,
         boundary,
         seq_start,
-        *dk.stride()[:3],
-        *dv.stride()[:3],
+        *map(strides_of, (dk, dv)),
         *sizes,
         scale,
         sm_scale,

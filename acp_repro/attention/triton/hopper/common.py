@@ -6,6 +6,8 @@ vectors: those need a layout here.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -37,35 +39,110 @@ def numbers_in(memory, element: gl.constexpr, COUNT: gl.constexpr):
         return memory._reinterpret(element, [COUNT], FLAT)
 
 
+class Stages(NamedTuple):
+    """Shared memory of the tiles in flight, one entry for each stage."""
+
+    x: Any  # keys or queries
+    y: Any  # values or gradients of the output
+    numbers: Any  # what c adds to their scores
+    full: Any  # barriers: the tile has come
+    empty: Any  # barriers: the stage may be filled again
+
+
+class Source(NamedTuple):
+    """What the copy engine reads for :class:`Stages`: descriptors, and where the rows of one head are."""
+
+    x: Any
+    y: Any
+    numbers: Any
+    b: Any
+    h: Any
+    at: Any  # the first number of the head, or its row of numbers
+    first: Any  # the tile that comes first
+
+
+class Layouts(NamedTuple):
+    """How the registers of four warps hold the operands of a tile's products."""
+
+    scores: Any
+    sums: Any  # the accumulator of D columns
+    left: Any  # the left operand of a product into it
+    own: Any  # the left operand of a product into scores
+    rows: Any  # one number for each row of the scores
+    columns: Any
+
+
+@gluon.constexpr_function
+def layouts_of(size, d):
+    scores = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, size, 16])
+    sums = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
+    left, own = gl.DotOperandLayout(0, sums, 2), gl.DotOperandLayout(0, scores, 2)
+    rows, columns = gl.SliceLayout(1, scores), gl.SliceLayout(0, scores)
+    # Triton 3.6 gives a function no layout that is not marked as a constant.
+    return Layouts(*map(gl.constexpr, (scores, sums, left, own, rows, columns)))
+
+
 @gluon.jit
-def make_barriers(STAGES: gl.constexpr):
-    """(full, empty, own): of each stage, that its tile has come and that it may be filled again; and that
-    the program's own tiles have come."""
+def make_barriers(STAGES: gl.constexpr, READERS: gl.constexpr):
+    """The barriers (full, empty, own).
+
+    full: the tile of a stage has come. empty: all ``READERS``, groups of warps, are done with it. own: the
+    program's own tiles have come."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     own = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(own, count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=READERS)
     return full, empty, own
+
+
+@gluon.jit
+def first_key_tile(
+    boundary,
+    seq_start,
+    bh,
+    b,
+    row,
+    seqlen,
+    row_blocks,
+    BLOCK_Q: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    ROWS: gl.constexpr,
+):
+    """The first tile of keys that the queries from ``row`` on read, and the first key that is no padding."""
+    start = 0
+    earliest = 0
+    if boundary is not None:
+        start = gl.load(boundary + bh.to(gl.int64) * row_blocks + row // BLOCK_Q) * (BLOCK_K // ROWS)
+    if seq_start is not None:
+        earliest = gl.minimum(gl.load(seq_start + b), seqlen).to(gl.int32)
+        start = gl.maximum(start, earliest // ROWS)
+    return start, earliest
+
+
+@gluon.jit
+def nth_tile(n, first, diagonal, UPWARDS: gl.constexpr):
+    """The n-th tile to copy: from ``first`` on, up or down.
+
+    With ``diagonal`` in the forward's order: the two tiles on the diagonal, the later one first, then from
+    ``first`` up to them."""
+    if diagonal is not None:
+        return gl.where(n < 2, diagonal + 1 - n, first + n - 2)
+    elif UPWARDS:
+        return first + n
+    else:
+        return first - n
 
 
 @gluon.jit
 def fetch(
     n,
-    first,
     wanted,
-    x,
-    y,
-    numbers,
-    x_s,
-    y_s,
-    numbers_s,
-    full,
-    b,
-    h,
-    at,
+    source,
+    stages,
+    diagonal,
     ROWS: gl.constexpr,
     D: gl.constexpr,
     STAGES: gl.constexpr,
@@ -76,36 +153,27 @@ def fetch(
 
     y and the numbers have stages of their own, ``Y_STAGES``, which are as many or one less.
 
-    Keys count upwards from tile ``first`` and have one number of 4 bytes a row, from number ``at`` on;
-    queries count downwards and have two, in row ``at`` of a matrix.
+    Keys count upwards and have one number of 4 bytes a row, from number ``source.at`` on; queries count
+    downwards and have two, in row ``source.at`` of a matrix.
     """
-    row = (first + n if UPWARDS else first - n) * ROWS
+    row = nth_tile(n, source.first, diagonal, UPWARDS) * ROWS
     stage = n % STAGES
-    bar = full.index(stage)
+    bar = stages.full.index(stage)
     mbarrier.expect(bar, 4 * ROWS * D + (4 if UPWARDS else 8) * ROWS, pred=wanted)
-    copy_tile(x, [b, h, row, 0], bar, x_s.index(stage), pred=wanted)
-    copy_tile(y, [b, h, row, 0], bar, y_s.index(n % Y_STAGES), pred=wanted)
+    copy_tile(source.x, [source.b, source.h, row, 0], bar, stages.x.index(stage), pred=wanted)
+    copy_tile(source.y, [source.b, source.h, row, 0], bar, stages.y.index(n % Y_STAGES), pred=wanted)
     if UPWARDS:
-        copy_tile(numbers, [at + row], bar, numbers_s.index(n % Y_STAGES), pred=wanted)
+        copy_tile(source.numbers, [source.at + row], bar, stages.numbers.index(n % Y_STAGES), pred=wanted)
     else:
-        copy_tile(numbers, [at, 2 * row], bar, numbers_s.index(n % Y_STAGES), pred=wanted)
+        copy_tile(source.numbers, [source.at, 2 * row], bar, stages.numbers.index(n % Y_STAGES), pred=wanted)
 
 
 @gluon.jit
 def copy_the_rest(
-    first,
     count,
-    x,
-    y,
-    numbers,
-    x_s,
-    y_s,
-    numbers_s,
-    full,
-    empty,
-    b,
-    h,
-    at,
+    source,
+    stages,
+    diagonal,
     ROWS: gl.constexpr,
     D: gl.constexpr,
     STAGES: gl.constexpr,
@@ -114,27 +182,18 @@ def copy_the_rest(
 ):
     """The copying warp: each stage is filled again as soon as its products are done."""
     for n in range(Y_STAGES, count):
-        mbarrier.wait(empty.index(n % Y_STAGES), (n // Y_STAGES - 1) & 1)
-        fetch(
-            n,
-            first,
-            True,
-            x,
-            y,
-            numbers,
-            x_s,
-            y_s,
-            numbers_s,
-            full,
-            b,
-            h,
-            at,
-            ROWS,
-            D,
-            STAGES,
-            Y_STAGES,
-            UPWARDS,
-        )
+        mbarrier.wait(stages.empty.index(n % Y_STAGES), (n // Y_STAGES - 1) & 1)
+        fetch(n, True, source, stages, diagonal, ROWS, D, STAGES, Y_STAGES, UPWARDS)
+
+
+@gluon.jit
+def diagonal_scores(s, scale, i, high_i, low_i, j, high_j, low_j, AXIS: gl.constexpr):
+    """Scores with the exact difference of c at each entry, and where the query sees the key. What is of one
+    query is the same along ``AXIS``."""
+    scores = s * scale
+    scores += gl.expand_dims(low_i, AXIS) - gl.expand_dims(low_j, 1 - AXIS)
+    scores += gl.expand_dims(high_i, AXIS) - gl.expand_dims(high_j, 1 - AXIS)
+    return scores, gl.expand_dims(i, AXIS) >= gl.expand_dims(j, 1 - AXIS)
 
 
 @gluon.jit

@@ -1,6 +1,6 @@
 """The key side of the backward for Hopper: dK, dV and the gradient of c.
 
-The same sums as :mod:`..key_side`, over the query tiles from the last kept one up to
+The same sums as in :mod:`..backward`, over the query tiles from the last kept one up to
 the diagonal; see the package's docstring for how.
 """
 
@@ -16,33 +16,53 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..differences import unpack
-from ..tiles import COUNTS, share_of_work
-from .common import copy_the_rest, copy_tile, fetch, make_barriers, numbers_in, store_tile
-from .key_side_wide import multiply_wide
+from ..tiles import COUNTS, head_of, share_of_work
+from .common import (
+    Source,
+    Stages,
+    copy_the_rest,
+    copy_tile,
+    diagonal_scores,
+    fetch,
+    layouts_of,
+    make_barriers,
+    numbers_in,
+    store_tile,
+)
+
+
+@gluon.jit
+def _open_column(pairs, pairs_s, own, column, earliest, seqlen, ROWS: gl.constexpr, D: gl.constexpr):
+    """What both products begin with: j and whether each key counts; c of the tile's last key; the pairs of c
+    in shared memory, and those of the keys; what a key's decay adds; and zeros of scores and column sums."""
+    L: gl.constexpr = layouts_of(ROWS, D)
+    last = gl.minimum(column + ROWS, seqlen) - 1
+    j = column + gl.arange(0, ROWS, L.rows)
+    valid = (j < seqlen) & (j >= earliest)
+    high_base, low_base = unpack(gl.load(pairs + last))
+    own_pairs = numbers_in(pairs_s, gl.int64, ROWS)
+    mbarrier.wait(own, 0)
+    high_j, low_j = unpack(own_pairs.load(L.rows))
+    rise = gl.where(valid, (high_base - high_j) + (low_base - low_j), float("-inf"))
+    zero = gl.zeros([ROWS, ROWS], gl.float32, L.scores)
+    parts = gl.sum(gl.reshape(zero, [ROWS, ROWS // 8, 8]), 1)
+    return j, valid, high_base, low_base, own_pairs, high_j, low_j, rise, zero, parts
 
 
 @gluon.jit
 def _multiply(
-    q_s,
-    g_s,
-    numbers_s,
+    stages,
     k_s,
     v_s,
     pairs_s,
     levels_s,
     own,
-    full,
-    empty,
     dk,
     dv,
     dc,
     pairs,
-    dk_b,
-    dk_h,
-    dk_t,
-    dv_b,
-    dv_h,
-    dv_t,
+    dk_strides,
+    dv_strides,
     bh,
     heads,
     end,
@@ -57,84 +77,175 @@ def _multiply(
     STAGES: gl.constexpr,
 ):
     gl.static_assert(STAGES >= 3)  # a tile is waited for before the one two back is given free
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
-    KEYS: gl.constexpr = gl.SliceLayout(1, SCORES)
-    QUERIES: gl.constexpr = gl.SliceLayout(0, SCORES)
-
-    last = gl.minimum(column + ROWS, seqlen) - 1
-    j = column + gl.arange(0, ROWS, KEYS)
-    valid = (j < seqlen) & (j >= earliest)
-    high_base, low_base = unpack(gl.load(pairs + last))
-    own_pairs = numbers_in(pairs_s, gl.int64, ROWS)
-    mbarrier.wait(own, 0)
-    high_j, low_j = unpack(own_pairs.load(KEYS))
-    rise = gl.where(valid, (high_base - high_j) + (low_base - low_j), float("-inf"))
-    zero = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
-    parts = gl.sum(gl.reshape(zero, [ROWS, ROWS // 8, 8]), 1)
-    dk_acc = warpgroup_mma_init(gl.zeros([ROWS, D], gl.float32, GRADS))
-    dv_acc = gl.zeros([ROWS, D], gl.float32, GRADS)
+    L: gl.constexpr = layouts_of(ROWS, D)
+    j, valid, high_base, low_base, own_pairs, high_j, low_j, rise, zero, parts = _open_column(
+        pairs, pairs_s, own, column, earliest, seqlen, ROWS, D
+    )
+    dk_acc = warpgroup_mma_init(gl.zeros([ROWS, D], gl.float32, L.sums))
+    dv_acc = gl.zeros([ROWS, D], gl.float32, L.sums)
     pair_first = gl.load(pairs + (end - 1) * ROWS)
     k_t = k_s.index(0).reshape([ROWS, D])
     v_t = v_s.index(0).reshape([ROWS, D])
-    mbarrier.wait(full.index(0), 0)
+    mbarrier.wait(stages.full.index(0), 0)
     s = warpgroup_mma(
-        k_t, q_s.index(0).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False, is_async=True
+        k_t, stages.x.index(0).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False, is_async=True
     )
     s = warpgroup_mma_wait(0, [s])
-    ds_left = gl.zeros([ROWS, ROWS], q_s.dtype, LEFT)
+    ds_left = gl.zeros([ROWS, ROWS], stages.x.dtype, L.left)
     for n in range(count - 1):
         stage = n % STAGES
-        q_t = q_s.index(stage).reshape([ROWS, D])
-        g_t = g_s.index(stage).reshape([ROWS, D])
+        q_t = stages.x.index(stage).reshape([ROWS, D])
+        g_t = stages.y.index(stage).reshape([ROWS, D])
         dp = warpgroup_mma(v_t, g_t.permute([1, 0]), zero, use_acc=False, is_async=True)
-        shifted, delta = unpack(numbers_in(numbers_s.index(stage), gl.int64, ROWS).load(QUERIES))
+        shifted, delta = unpack(numbers_in(stages.numbers.index(stage), gl.int64, ROWS).load(L.columns))
         high_first, low_first = unpack(pair_first)
         gap = (high_first - high_base) + (low_first - low_base)
         pair_first = gl.load(pairs + gl.maximum((end - 2 - n) * ROWS, 0))
         # Rows past the end are copied as zeros: p is at most 1 there, and their dO and Q are 0.
         p = gl.exp2(s * scale + gl.expand_dims(shifted, 0) + gl.expand_dims(rise + gap, 1))
-        p_left = gl.convert_layout(p.to(q_s.dtype), LEFT)
+        p_left = gl.convert_layout(p.to(stages.x.dtype), L.left)
         dv_acc = warpgroup_mma(p_left, g_t, dv_acc, is_async=True)
         dp_sum, dk_sum, ds_left = warpgroup_mma_wait(1, [dp, dk_acc, ds_left])
         following = (n + 1) % STAGES
-        mbarrier.wait(full.index(following), ((n + 1) // STAGES) & 1)
+        mbarrier.wait(stages.full.index(following), ((n + 1) // STAGES) & 1)
         s = warpgroup_mma(
-            k_t, q_s.index(following).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False, is_async=True
+            k_t,
+            stages.x.index(following).reshape([ROWS, D]).permute([1, 0]),
+            zero,
+            use_acc=False,
+            is_async=True,
         )
         # The products with the tile before are done.
-        mbarrier.arrive(empty.index((n + STAGES - 1) % STAGES), pred=n > 0)
+        mbarrier.arrive(stages.empty.index((n + STAGES - 1) % STAGES), pred=n > 0)
         ds = p * (dp_sum - gl.expand_dims(delta, 0))
         parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
-        ds_left = gl.convert_layout(ds.to(q_s.dtype), LEFT)
+        ds_left = gl.convert_layout(ds.to(stages.x.dtype), L.left)
         dk_acc = warpgroup_mma(ds_left, q_t, dk_sum, is_async=True)
         s, dv_acc, p_left = warpgroup_mma_wait(1, [s, dv_acc, p_left])
 
     # The last tile is the diagonal: every mask, and differences of c that are exact near 0.
     final = (count - 1) % STAGES
-    q_t = q_s.index(final).reshape([ROWS, D])
-    g_t = g_s.index(final).reshape([ROWS, D])
+    q_t = stages.x.index(final).reshape([ROWS, D])
+    g_t = stages.y.index(final).reshape([ROWS, D])
     dp = warpgroup_mma(v_t, g_t.permute([1, 0]), zero, use_acc=False, is_async=True)
-    i = column + gl.arange(0, ROWS, QUERIES)
-    high_i, low_i = unpack(own_pairs.load(QUERIES))
-    level, delta = unpack(numbers_in(levels_s, gl.int64, ROWS).load(QUERIES))
+    i = column + gl.arange(0, ROWS, L.columns)
+    high_i, low_i = unpack(own_pairs.load(L.columns))
+    level, delta = unpack(numbers_in(levels_s, gl.int64, ROWS).load(L.columns))
     dk_sum, dp_sum, ds_left = warpgroup_mma_wait(0, [dk_acc, dp, ds_left])
-    scores = s * scale
-    scores += gl.expand_dims(low_i, 0) - gl.expand_dims(low_j, 1)
-    scores += gl.expand_dims(high_i, 0) - gl.expand_dims(high_j, 1)
-    kept = gl.expand_dims(i, 0) >= gl.expand_dims(j, 1)
+    scores, kept = diagonal_scores(s, scale, i, high_i, low_i, j, high_j, low_j, 0)
     kept = kept & gl.expand_dims(valid, 1) & gl.expand_dims(i < seqlen, 0)
     p = gl.exp2(gl.where(kept, scores - gl.expand_dims(level, 0), float("-inf")))
-    dv_sum = warpgroup_mma(gl.convert_layout(p.to(q_s.dtype), LEFT), g_t, dv_acc)
+    dv_sum = warpgroup_mma(gl.convert_layout(p.to(stages.x.dtype), L.left), g_t, dv_acc)
     ds = p * (dp_sum - gl.expand_dims(delta, 0))
     parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
-    dk_sum = warpgroup_mma(gl.convert_layout(ds.to(q_s.dtype), LEFT), q_t, dk_sum)
+    dk_sum = warpgroup_mma(gl.convert_layout(ds.to(stages.x.dtype), L.left), q_t, dk_sum)
 
-    store_tile(dk, dk_sum * sm_scale, dk_t, seqlen - column, ROWS, D)
-    store_tile(dv, dv_sum, dv_t, seqlen - column, ROWS, D)
-    column_sum = gl.convert_layout(gl.sum(parts, 1), KEYS)
+    store_tile(dk, dk_sum * sm_scale, dk_strides.token, seqlen - column, ROWS, D)
+    store_tile(dv, dv_sum, dv_strides.token, seqlen - column, ROWS, D)
+    column_sum = gl.convert_layout(gl.sum(parts, 1), L.rows)
     gl.store(dc + j, -column_sum, mask=j < seqlen)
+
+
+@gluon.jit
+def _multiply_wide(
+    stages,
+    k_s,
+    v_s,
+    pairs_s,
+    levels_s,
+    own,
+    dk,
+    dv,
+    dc,
+    pairs,
+    dk_strides,
+    dv_strides,
+    bh,
+    heads,
+    end,
+    count,
+    column,
+    earliest,
+    seqlen,
+    scale,
+    sm_scale,
+    ROWS: gl.constexpr,
+    D: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """``_multiply`` for wide heads, whose accumulators fill half of the registers.
+
+    None are left for the next tile's scores: the products of another program fill the time that exponentials
+    take. What is loaded from shared memory is loaded late, and addresses are found late, for the same reason.
+    """
+    L: gl.constexpr = layouts_of(ROWS, D)
+    j, valid, high_base, low_base, own_pairs, high_j, low_j, rise, zero, parts = _open_column(
+        pairs, pairs_s, own, column, earliest, seqlen, ROWS, D
+    )
+    dk_acc = gl.zeros([ROWS, D], gl.float32, L.sums)
+    dv_acc = gl.zeros([ROWS, D], gl.float32, L.sums)
+    for n in range(count - 1):
+        stage = n % STAGES
+        # Always 0, but not to the compiler, which would keep what describes these in registers.
+        k_t = k_s.index(n >> 30).reshape([ROWS, D])
+        v_t = v_s.index(n >> 30).reshape([ROWS, D])
+        q_t = stages.x.index(stage).reshape([ROWS, D])
+        g_t = stages.y.index(stage).reshape([ROWS, D])
+        mbarrier.wait(stages.full.index(stage), (n // STAGES) & 1)
+        s = warpgroup_mma(k_t, q_t.permute([1, 0]), zero, use_acc=False, is_async=True)
+        dp = warpgroup_mma(v_t, g_t.permute([1, 0]), zero, use_acc=False, is_async=True)
+        high_first, low_first = unpack(gl.load(pairs + (end - 1 - n) * ROWS))
+        gap = (high_first - high_base) + (low_first - low_base)
+        s = warpgroup_mma_wait(1, [s])
+        numbers = numbers_in(stages.numbers.index(stage), gl.int64, ROWS)
+        shifted, unused = unpack(numbers.load(L.columns))
+        p = gl.exp2(s * scale + gl.expand_dims(shifted, 0) + gl.expand_dims(rise + gap, 1))
+        p_left = gl.convert_layout(p.to(stages.x.dtype), L.left)
+        dv_acc = warpgroup_mma(p_left, g_t, dv_acc, is_async=True)
+        dp = warpgroup_mma_wait(1, [dp])
+        unused, delta = unpack(numbers.load(L.columns))
+        ds = p * (dp - gl.expand_dims(delta, 0))
+        parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
+        ds_left = gl.convert_layout(ds.to(stages.x.dtype), L.left)
+        dk_acc = warpgroup_mma(ds_left, q_t, dk_acc, is_async=True)
+        dk_acc, dv_acc, p_left, ds_left = warpgroup_mma_wait(0, [dk_acc, dv_acc, p_left, ds_left])
+        mbarrier.arrive(stages.empty.index(stage))
+
+    # The last tile is the diagonal: every mask, and differences of c that are exact near 0.
+    final = (count - 1) % STAGES
+    k_t = k_s.index(0).reshape([ROWS, D])
+    v_t = v_s.index(0).reshape([ROWS, D])
+    q_t = stages.x.index(final).reshape([ROWS, D])
+    g_t = stages.y.index(final).reshape([ROWS, D])
+    mbarrier.wait(stages.full.index(final), ((count - 1) // STAGES) & 1)
+    s = warpgroup_mma(k_t, q_t.permute([1, 0]), zero, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, [s])
+    j = column + gl.arange(0, ROWS, L.rows)
+    i = column + gl.arange(0, ROWS, L.columns)
+    high_j, low_j = unpack(own_pairs.load(L.rows))
+    high_i, low_i = unpack(own_pairs.load(L.columns))
+    level, unused = unpack(numbers_in(levels_s, gl.int64, ROWS).load(L.columns))
+    scores, kept = diagonal_scores(s, scale, i, high_i, low_i, j, high_j, low_j, 0)
+    kept = kept & gl.expand_dims((j < seqlen) & (j >= earliest), 1) & gl.expand_dims(i < seqlen, 0)
+    p = gl.exp2(gl.where(kept, scores - gl.expand_dims(level, 0), float("-inf")))
+    p_left = gl.convert_layout(p.to(stages.x.dtype), L.left)
+    dv_acc = warpgroup_mma(p_left, g_t, dv_acc, is_async=True)
+    dp = warpgroup_mma(v_t, g_t.permute([1, 0]), zero, use_acc=False, is_async=True)
+    dp, dv_sum, p_left = warpgroup_mma_wait(0, [dp, dv_acc, p_left])
+    unused, delta = unpack(numbers_in(levels_s, gl.int64, ROWS).load(L.columns))
+    ds = p * (dp - gl.expand_dims(delta, 0))
+    parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
+    dk_sum = warpgroup_mma(gl.convert_layout(ds.to(stages.x.dtype), L.left), q_t, dk_acc)
+
+    b = (bh // heads).to(gl.int64)
+    h = (bh % heads).to(gl.int64)
+    dk += b * dk_strides.batch + h * dk_strides.head + column.to(gl.int64) * dk_strides.token
+    dv += b * dv_strides.batch + h * dv_strides.head + column.to(gl.int64) * dv_strides.token
+    at = bh.to(gl.int64) * seqlen
+    store_tile(dk, dk_sum * sm_scale, dk_strides.token, seqlen - column, ROWS, D)
+    store_tile(dv, dv_sum, dv_strides.token, seqlen - column, ROWS, D)
+    column_sum = gl.convert_layout(gl.sum(parts, 1), L.rows)
+    gl.store(dc + at + j, -column_sum, mask=j < seqlen)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -152,15 +263,11 @@ def key_side_kernel(
     pairs,
     boundary,
     seq_start,
-    dk_b,
-    dk_h,
-    dk_t,
-    dv_b,
-    dv_h,
-    dv_t,
+    dk_strides,
+    dv_strides,
     batch_heads,
     heads,
-    group,
+    head_group,
     seqlen,
     padded,
     row_blocks,
@@ -173,11 +280,9 @@ def key_side_kernel(
     SHARED: gl.constexpr,
     COUNT: gl.constexpr,
     STAGES: gl.constexpr,
-    HAS_BOUNDARY: gl.constexpr,
-    HAS_START: gl.constexpr,
 ):
     tiles = gl.cdiv(seqlen, ROWS)
-    bh, tile = share_of_work(batch_heads, tiles, group)
+    bh, tile = share_of_work(batch_heads, tiles, head_group)
     column = tile * ROWS  # the first keys, which have the most queries, start first
     b = bh // heads
     h = bh % heads
@@ -189,7 +294,8 @@ def key_side_kernel(
     numbers_s = gl.allocate_shared_memory(gl.int32, [STAGES, 1, 2 * ROWS], queries.layout)
     pairs_s = gl.allocate_shared_memory(gl.int32, [1, 2 * ROWS], queries.layout)
     levels_s = gl.allocate_shared_memory(gl.int32, [1, 2 * ROWS], queries.layout)
-    full, empty, own = make_barriers(STAGES)
+    full, empty, own = make_barriers(STAGES, 1)
+    stages = Stages(q_s, g_s, numbers_s, full, empty)
     mbarrier.expect(own, 4 * ROWS * D + 16 * ROWS)
     copy_tile(own_pairs, [bh, 2 * column], own, pairs_s)
     copy_tile(levels, [bh, 2 * column], own, levels_s)
@@ -199,7 +305,7 @@ def key_side_kernel(
     WIDE: gl.constexpr = D > 64
     wide = bh.to(gl.int64)
     end = tiles
-    if HAS_BOUNDARY:
+    if boundary is not None:
         boundary += wide * row_blocks
         rows = 0
         for chunk in range(0, row_blocks, COUNT):
@@ -208,61 +314,35 @@ def key_side_kernel(
             rows += gl.sum((starts <= column // BLOCK_K).to(gl.int32), 0)
         end = gl.minimum(tiles, rows * (BLOCK_Q // ROWS))
     earliest = 0
-    if HAS_START:
+    if seq_start is not None:
         earliest = gl.load(seq_start + b).to(gl.int32)
         end = gl.where(gl.minimum(column + ROWS, seqlen) <= earliest, tile + 1, end)
     end = gl.maximum(end, tile + 1)
     count = end - tile
+    source = Source(q, dout, queries, b, h, bh, end - 1)
     for each in gl.static_range(STAGES):
-        fetch(
-            each,
-            end - 1,
-            each < count,
-            q,
-            dout,
-            queries,
-            q_s,
-            g_s,
-            numbers_s,
-            full,
-            b,
-            h,
-            bh,
-            ROWS,
-            D,
-            STAGES,
-            STAGES,
-            False,
-        )
+        fetch(each, each < count, source, stages, None, ROWS, D, STAGES, STAGES, False)
     if not WIDE:
-        dk += b.to(gl.int64) * dk_b + h.to(gl.int64) * dk_h + column.to(gl.int64) * dk_t
-        dv += b.to(gl.int64) * dv_b + h.to(gl.int64) * dv_h + column.to(gl.int64) * dv_t
+        dk = head_of(dk, b, h, dk_strides, False) + column.to(gl.int64) * dk_strides.token
+        dv = head_of(dv, b, h, dv_strides, False) + column.to(gl.int64) * dv_strides.token
         dc += wide * seqlen
     gl.warp_specialize(
         [
             (
-                multiply_wide if WIDE else _multiply,
+                _multiply_wide if WIDE else _multiply,
                 (
-                    q_s,
-                    g_s,
-                    numbers_s,
+                    stages,
                     k_s,
                     v_s,
                     pairs_s,
                     levels_s,
                     own,
-                    full,
-                    empty,
                     dk,
                     dv,
                     dc,
                     pairs + wide * padded,
-                    dk_b,
-                    dk_h,
-                    dk_t,
-                    dv_b,
-                    dv_h,
-                    dv_t,
+                    dk_strides,
+                    dv_strides,
                     bh,
                     heads,
                     end,
@@ -277,29 +357,7 @@ def key_side_kernel(
                     STAGES,
                 ),
             ),
-            (
-                copy_the_rest,
-                (
-                    end - 1,
-                    count,
-                    q,
-                    dout,
-                    queries,
-                    q_s,
-                    g_s,
-                    numbers_s,
-                    full,
-                    empty,
-                    b,
-                    h,
-                    bh,
-                    ROWS,
-                    D,
-                    STAGES,
-                    STAGES,
-                    False,
-                ),
-            ),
+            (copy_the_rest, (count, source, stages, None, ROWS, D, STAGES, STAGES, False)),
         ],
         [1],
         [24],

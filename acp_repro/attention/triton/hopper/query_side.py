@@ -1,6 +1,6 @@
 """The query side of the backward for Hopper: dQ, and what the key side needs.
 
-The same sums as :mod:`..query_side`, in the same order; see the package's docstring for how.
+The same sums as in :mod:`..backward`, in the same order; see the package's docstring for how.
 """
 
 from __future__ import annotations
@@ -15,8 +15,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..differences import load_pair, pack, unpack
-from ..tiles import COUNTS, share_of_work
-from .common import copy_the_rest, copy_tile, fetch, make_barriers, numbers_in, rows_of_a_tile, store_tile
+from ..tiles import COUNTS, head_of, share_of_work
+from .common import (
+    Source,
+    Stages,
+    copy_the_rest,
+    copy_tile,
+    diagonal_scores,
+    fetch,
+    first_key_tile,
+    layouts_of,
+    make_barriers,
+    numbers_in,
+    rows_of_a_tile,
+    store_tile,
+)
 
 
 @gluon.constexpr_function
@@ -27,14 +40,10 @@ def stages_of_v(stages, d):
 
 @gluon.jit
 def _multiply(
-    k_s,
-    v_s,
-    numbers_s,
+    stages,
     q_s,
     g_s,
     own,
-    full,
-    empty,
     out,
     lse,
     dq,
@@ -54,12 +63,7 @@ def _multiply(
     D: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
-    OWN: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
-    QUERIES: gl.constexpr = gl.SliceLayout(1, SCORES)
-    KEYS: gl.constexpr = gl.SliceLayout(0, SCORES)
+    L: gl.constexpr = layouts_of(ROWS, D)
     WIDE: gl.constexpr = D > 64
     V_STAGES: gl.constexpr = stages_of_v(STAGES, D)
     gl.static_assert(WIDE or STAGES >= 3)  # a tile is waited for before the one two back is given free
@@ -69,7 +73,7 @@ def _multiply(
     d = gl.arange(0, D, gl.SliceLayout(0, ROWWISE))
     present = gl.expand_dims(r < seqlen - row, 1)
     o_tile = gl.load(out + gl.expand_dims(r * o_t, 1) + gl.expand_dims(d, 0), mask=present, other=0.0)
-    i = row + gl.arange(0, ROWS, QUERIES)
+    i = row + gl.arange(0, ROWS, L.rows)
     inside = i < seqlen
     level = gl.load(lse + i, mask=inside, other=float("inf"))
     # A row with no key has lse = -inf; its weights are 0, as those of a row with lse = +inf.
@@ -80,70 +84,71 @@ def _multiply(
     shifted = level - since_first
     pair_end = gl.load(pairs + gl.minimum((start + 1) * ROWS - 1, seqlen - 1))
 
-    zero = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
+    zero = gl.zeros([ROWS, ROWS], gl.float32, L.scores)
     parts = gl.sum(gl.reshape(zero, [ROWS, ROWS // 8, 8]), 1)
-    dq_acc = warpgroup_mma_init(gl.zeros([ROWS, D], gl.float32, GRADS))
+    dq_acc = warpgroup_mma_init(gl.zeros([ROWS, D], gl.float32, L.sums))
     mbarrier.wait(own, 0)
     q_t = q_s.reshape([ROWS, D])
     g_t = g_s.reshape([ROWS, D])
     if not WIDE:  # in registers, where a product costs half of the shared memory's bandwidth
-        q_t = q_t.load(OWN)
-        g_t = g_t.load(OWN)
-    mbarrier.wait(full.index(0), 0)
+        q_t = q_t.load(L.own)
+        g_t = g_t.load(L.own)
+    mbarrier.wait(stages.full.index(0), 0)
     s = warpgroup_mma(
-        q_t, k_s.index(0).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False, is_async=True
+        q_t, stages.x.index(0).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False, is_async=True
     )
     g_tile = g_s.reshape([ROWS, D]).load(ROWWISE)
     delta = gl.sum(o_tile.to(gl.float32) * g_tile.to(gl.float32), 1)
-    delta = gl.convert_layout(delta, QUERIES)
+    delta = gl.convert_layout(delta, L.rows)
     s = warpgroup_mma_wait(0, [s])
-    ds_left = gl.zeros([ROWS, ROWS], q_s.dtype, LEFT)
+    ds_left = gl.zeros([ROWS, ROWS], q_s.dtype, L.left)
     for n in range(count - 1):
         stage = n % STAGES
-        k_t = k_s.index(stage).reshape([ROWS, D])
-        v_t = v_s.index(n % V_STAGES).reshape([ROWS, D])
+        k_t = stages.x.index(stage).reshape([ROWS, D])
+        v_t = stages.y.index(n % V_STAGES).reshape([ROWS, D])
         dp = warpgroup_mma(g_t, v_t.permute([1, 0]), zero, use_acc=False, is_async=True)
-        bias = numbers_in(numbers_s.index(n % V_STAGES), gl.float32, ROWS).load(KEYS)
+        bias = numbers_in(stages.numbers.index(n % V_STAGES), gl.float32, ROWS).load(L.columns)
         high_end, low_end = unpack(pair_end)
         gap = (high_base - high_end) + (low_base - low_end)
         pair_end = gl.load(pairs + gl.minimum((start + n + 2) * ROWS - 1, seqlen - 1))
         p = gl.exp2(s * scale + gl.expand_dims(bias, 0) - gl.expand_dims(shifted - gap, 1))
         following = (n + 1) % STAGES
-        mbarrier.wait(full.index(following), ((n + 1) // STAGES) & 1)
+        mbarrier.wait(stages.full.index(following), ((n + 1) // STAGES) & 1)
         s = warpgroup_mma(
-            q_t, k_s.index(following).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False, is_async=True
+            q_t,
+            stages.x.index(following).reshape([ROWS, D]).permute([1, 0]),
+            zero,
+            use_acc=False,
+            is_async=True,
         )
         dp_sum, dq_sum, ds_left = warpgroup_mma_wait(1, [dp, dq_acc, ds_left])
         if WIDE:  # the product with this V is done, and those with the K before
-            mbarrier.arrive(empty.index(n % V_STAGES))
+            mbarrier.arrive(stages.empty.index(n % V_STAGES))
         else:  # the products with the tile before are done
-            mbarrier.arrive(empty.index((n + STAGES - 1) % STAGES), pred=n > 0)
+            mbarrier.arrive(stages.empty.index((n + STAGES - 1) % STAGES), pred=n > 0)
         ds = p * (dp_sum - gl.expand_dims(delta, 1))
         parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
-        ds_left = gl.convert_layout(ds.to(q_s.dtype), LEFT)
+        ds_left = gl.convert_layout(ds.to(q_s.dtype), L.left)
         dq_acc = warpgroup_mma(ds_left, k_t, dq_sum, is_async=True)
         s = warpgroup_mma_wait(1, [s])
 
     # The last tile is the diagonal: every mask, and differences of c that are exact near 0.
     final = (count - 1) % STAGES
-    k_t = k_s.index(final).reshape([ROWS, D])
-    v_t = v_s.index((count - 1) % V_STAGES).reshape([ROWS, D])
+    k_t = stages.x.index(final).reshape([ROWS, D])
+    v_t = stages.y.index((count - 1) % V_STAGES).reshape([ROWS, D])
     dp = warpgroup_mma(g_t, v_t.permute([1, 0]), zero, use_acc=False, is_async=True)
-    j = row + gl.arange(0, ROWS, KEYS)
+    j = row + gl.arange(0, ROWS, L.columns)
     high_j, low_j = load_pair(pairs, j, j < seqlen)
     dq_sum, dp_sum, ds_left = warpgroup_mma_wait(0, [dq_acc, dp, ds_left])
-    scores = s * scale
-    scores += gl.expand_dims(low_i, 1) - gl.expand_dims(low_j, 0)
-    scores += gl.expand_dims(high_i, 1) - gl.expand_dims(high_j, 0)
-    kept = gl.expand_dims(i, 1) >= gl.expand_dims(j, 0)
+    scores, kept = diagonal_scores(s, scale, i, high_i, low_i, j, high_j, low_j, 1)
     kept = kept & gl.expand_dims((j >= earliest) & (j < seqlen), 0)
     p = gl.exp2(gl.where(kept, scores - gl.expand_dims(level, 1), float("-inf")))
     ds = p * (dp_sum - gl.expand_dims(delta, 1))
     parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
-    dq_sum = warpgroup_mma(gl.convert_layout(ds.to(q_s.dtype), LEFT), k_t, dq_sum)
+    dq_sum = warpgroup_mma(gl.convert_layout(ds.to(q_s.dtype), L.left), k_t, dq_sum)
 
     store_tile(dq, dq_sum * sm_scale, dq_t, seqlen - row, ROWS, D)
-    delta += gl.convert_layout(gl.sum(parts, 1), QUERIES)
+    delta += gl.convert_layout(gl.sum(parts, 1), L.rows)
     gl.store(levels + i, pack(level, delta), mask=inside)
     gl.store(queries + i, pack(-shifted, delta), mask=inside)
 
@@ -163,15 +168,11 @@ def query_side_kernel(
     pairs,
     boundary,
     seq_start,
-    o_b,
-    o_h,
-    o_t,
-    dq_b,
-    dq_h,
-    dq_t,
+    o_strides,
+    dq_strides,
     batch_heads,
     heads,
-    group,
+    head_group,
     seqlen,
     padded,
     row_blocks,
@@ -183,11 +184,9 @@ def query_side_kernel(
     D: gl.constexpr,
     SHARED: gl.constexpr,
     STAGES: gl.constexpr,
-    HAS_BOUNDARY: gl.constexpr,
-    HAS_START: gl.constexpr,
 ):
     tiles = gl.cdiv(seqlen, ROWS)
-    bh, tile = share_of_work(batch_heads, tiles, group)
+    bh, tile = share_of_work(batch_heads, tiles, head_group)
     tile = tiles - 1 - tile  # the last rows, which have the most keys, start first
     row = tile * ROWS
     b = bh // heads
@@ -200,65 +199,40 @@ def query_side_kernel(
     q_s = gl.allocate_shared_memory(q.dtype, [1, 1, ROWS, D], q.layout)
     g_s = gl.allocate_shared_memory(q.dtype, [1, 1, ROWS, D], q.layout)
     numbers_s = gl.allocate_shared_memory(gl.float32, [V_STAGES, ROWS], tail.layout)
-    full, empty, own = make_barriers(STAGES)
+    full, empty, own = make_barriers(STAGES, 1)
+    stages = Stages(k_s, v_s, numbers_s, full, empty)
     mbarrier.expect(own, 4 * ROWS * D)
     copy_tile(q, [b, h, row, 0], own, q_s)
     copy_tile(dout, [b, h, row, 0], own, g_s)
 
     wide = bh.to(gl.int64)
-    start = 0
-    earliest = 0
-    if HAS_BOUNDARY:
-        start = gl.load(boundary + wide * row_blocks + row // BLOCK_Q) * (BLOCK_K // ROWS)
-    if HAS_START:
-        earliest = gl.minimum(gl.load(seq_start + b), seqlen).to(gl.int32)
-        start = gl.maximum(start, earliest // ROWS)
+    start, earliest = first_key_tile(
+        boundary, seq_start, bh, b, row, seqlen, row_blocks, BLOCK_Q, BLOCK_K, ROWS
+    )
     start = gl.minimum(start, tile)
     count = tile + 1 - start
+    source = Source(k, v, tail, b, kv_h, bh * padded, start)
     for each in gl.static_range(V_STAGES):
-        fetch(
-            each,
-            start,
-            each < count,
-            k,
-            v,
-            tail,
-            k_s,
-            v_s,
-            numbers_s,
-            full,
-            b,
-            kv_h,
-            bh * padded,
-            ROWS,
-            D,
-            STAGES,
-            V_STAGES,
-            True,
-        )
-    out += b.to(gl.int64) * o_b + h.to(gl.int64) * o_h + row.to(gl.int64) * o_t
-    dq += b.to(gl.int64) * dq_b + h.to(gl.int64) * dq_h + row.to(gl.int64) * dq_t
+        fetch(each, each < count, source, stages, None, ROWS, D, STAGES, V_STAGES, True)
+    out = head_of(out, b, h, o_strides, False) + row.to(gl.int64) * o_strides.token
+    dq = head_of(dq, b, h, dq_strides, False) + row.to(gl.int64) * dq_strides.token
     gl.warp_specialize(
         [
             (
                 _multiply,
                 (
-                    k_s,
-                    v_s,
-                    numbers_s,
+                    stages,
                     q_s,
                     g_s,
                     own,
-                    full,
-                    empty,
                     out,
                     lse + wide * seqlen,
                     dq,
                     levels + wide * padded,
                     queries + wide * padded,
                     pairs + wide * padded,
-                    o_t,
-                    dq_t,
+                    o_strides.token,
+                    dq_strides.token,
                     start,
                     count,
                     row,
@@ -271,29 +245,7 @@ def query_side_kernel(
                     STAGES,
                 ),
             ),
-            (
-                copy_the_rest,
-                (
-                    start,
-                    count,
-                    k,
-                    v,
-                    tail,
-                    k_s,
-                    v_s,
-                    numbers_s,
-                    full,
-                    empty,
-                    b,
-                    kv_h,
-                    bh * padded,
-                    ROWS,
-                    D,
-                    STAGES,
-                    V_STAGES,
-                    True,
-                ),
-            ),
+            (copy_the_rest, (count, source, stages, None, ROWS, D, STAGES, V_STAGES, True)),
         ],
         [1],
         [24],
