@@ -1,4 +1,4 @@
-"""What the pipeline knows of ACP: its grid, its quantities, and the contents of its analysis."""
+"""The registry of ACP: its grid, its quantities, and the contents of its analysis."""
 
 from __future__ import annotations
 
