@@ -121,14 +121,14 @@ def _reference(module: str) -> str:
 
 
 def _cell(cell: dict) -> str:
-    """A notebook's cell as Markdown: text, or code and its stored outputs. The code of a plot is folded."""
+    """A notebook's cell as Markdown: text, or code and its stored outputs. Imports and plots are folded."""
     source = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
         return source
     outputs = [_output(output) for output in cell["outputs"]]
     code = f"```python\n{source}\n```"
     if any("<img" in output for output in outputs):
-        code = '??? code "Code of the plot"\n\n' + re.sub("(?m)^(?=.)", " " * 4, code)
+        code = '??? code "Code"\n\n' + re.sub("(?m)^(?=.)", " " * 4, code)
     return "\n\n".join([code, *outputs])
 
 
@@ -138,5 +138,6 @@ def _output(output: dict) -> str:
     if "image/png" in data:
         return f'<div><img alt="Plot" src="data:image/png;base64,{"".join(data["image/png"]).strip()}"></div>'
     if "text/html" in data:
-        return re.sub(r"(?s)<style.*?</style>\s*", "", "".join(data["text/html"]))
+        table = re.sub(r"(?s)<style scoped>.*?</style>\s*", "", "".join(data["text/html"]))
+        return table.replace('<table border="1" class="dataframe">', "<table>")
     return f"```text\n{''.join(output.get('text') or data.get('text/plain', '')).rstrip()}\n```"
