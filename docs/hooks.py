@@ -21,12 +21,12 @@ SHARED_LINE = re.compile(
     r"<b><code>(?:<[^<>]*>)*(\w+),(?:</\w+>)*</code></b>\s*\(<code>((?:(?!</code>).)*)</code>\)"
 )
 NUMBERED = re.compile(r"(?m)^(\d+\. \S.*\n)((?: {3}.*\n|\n(?= {3}))+)")
-# Material's search reads these settings. The explanations rank above the pages that only use the terms.
+# Settings of Material's search: explanations rank above the pages that only use the terms.
 SEARCH = {
-    "docs/lab-notebook.md": {"exclude": True},
-    "docs/how-acp-works.md": {"boost": 4},
-    "docs/how-adaptive-retention-works.md": {"boost": 4},
-    "docs/how-lap-works.md": {"boost": 4},
+    "docs/lab-notebook": {"exclude": True},
+    "docs/how-": {"boost": 4},
+    "figures/": {"boost": 0.2},
+    "pretrained/": {"boost": 0.2},
 }
 FIRST_IN_REFERENCE = {"acp_repro.attention": "forgetting_attention"}
 
@@ -53,9 +53,13 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """What belongs to a numbered point stands three spaces in on GitHub, four for this Markdown."""
+    """Sets the page's search and edit link, and indents the content of numbered points.
+
+    GitHub indents such content by three spaces, Python's Markdown by four.
+    """
     path = page.file.src_uri
-    page.meta["search"] = SEARCH.get(path, {})
+    page.meta["search"] = next((settings for start, settings in SEARCH.items() if path.startswith(start)), {})
+    page.meta.pop("tags", None)  # model cards have tags for a hub; the search would rank them first
     source = path if (ROOT / path).is_file() else _notebook(path)
     if source and (repository := _repository()):
         page.edit_url = f"{repository}/edit/main/{source}"
