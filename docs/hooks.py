@@ -131,7 +131,7 @@ def _cell(cell: dict) -> str:
         return source
     outputs = [_output(output) for output in cell["outputs"]]
     code = f"```python\n{source}\n```"
-    if any("<img" in output for output in outputs):
+    if source.startswith("import ") or any("<img" in output for output in outputs):
         code = '??? code "Code"\n\n' + re.sub("(?m)^(?=.)", " " * 4, code)
     return "\n\n".join([code, *outputs])
 
