@@ -83,14 +83,14 @@ claim: $(if $(and $(ID),$(if $(CHOSEN),$(filter-out acp.%,$(ID)),yes)),$(EVERYTH
 
 # Whatever has no rule is a figure or table by name. One call makes all goals; `make -n` prints its commands.
 DRY = $(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),--dry-run)
-CHAIN = $(if $(DONE),@:,$(eval DONE := 1)+@exec $(DO) acp_repro.make --suite "$$SUITE" $(RANKS) $(DRY) $${FORCE:+--force} -- "$$GOALS")
+PIPELINE = $(if $(DONE),@:,$(eval DONE := 1)+@exec $(DO) acp_repro.make --suite "$$SUITE" $(RANKS) $(DRY) $${FORCE:+--force} -- "$$GOALS")
 records figures tables report all clean: $(FIGURES)
-	$(CHAIN)
+	$(PIPELINE)
 reproduction: $(EVERYTHING)
-	$(CHAIN)
+	$(PIPELINE)
 .DEFAULT:
 	@$(MAKE) --no-print-directory --silent $(FIGURES)
-	$(CHAIN)
+	$(PIPELINE)
 records: ## every record that the figures need
 figures: ## every figure that the suite has runs for
 tables: ## every table

@@ -23,7 +23,7 @@ from .pipeline.suite_file import load_suite
 NAMES = ("ours", "official", "fla", "flex", "fa4", "cudnn", "eager")
 
 
-@command(extra="chain")
+@command(extra="pipeline")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
 

@@ -23,7 +23,7 @@ SHAPES_CPU = ("1x1024", "1x4096", "4x4096")
 BASELINES = ("official",)
 
 
-@command(extra="chain")
+@command(extra="pipeline")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
 

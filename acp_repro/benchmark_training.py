@@ -30,7 +30,7 @@ from .pipeline.suite_file import load_suite
 SHAPE = ("architecture", "size", "context_length_tokens")
 
 
-@command(extra="chain")
+@command(extra="pipeline")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
 

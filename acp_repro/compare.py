@@ -23,7 +23,7 @@ correction for all rows. Items say whether two models differ, as two seeds of on
 do, only several trainings of each can say."""
 
 
-@command(extra="chain")
+@command(extra="pipeline")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     from .pipeline.evaluation import comparison

@@ -18,7 +18,7 @@ from .pipeline.errors import SuiteError
 from .pipeline.strict_yaml import build, parse_yaml
 from .pipeline.suite_file import load_suite
 
-with imports_of("chain"):
+with imports_of("pipeline"):
     from .pipeline.data import DataConfig, prepare
     from .pipeline.data.corpus_functions import CORPORA
 
@@ -30,7 +30,7 @@ examples:
   python -m acp_repro.data '{{corpus: text, path: README.md, tokenizer: gpt2}}' --context-length 256"""
 
 
-@command("nothing of this corpus was kept", extra="chain")
+@command("nothing of this corpus was kept", extra="pipeline")
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s: %(message)s")

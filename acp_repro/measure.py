@@ -20,7 +20,7 @@ from .pipeline.training.measuring import bring_up_to_date
 OF_HEADS = ("decay", "attention_weights")  # the metrics that --heads is for
 
 
-@command("the same command measures what is missing", extra="chain")
+@command("the same command measures what is missing", extra="pipeline")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     suite = load_suite(options.suite)

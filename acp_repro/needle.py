@@ -28,7 +28,7 @@ from .explorer.checkpoint import Checkpoint
 from .pipeline.data.sources import check_length
 
 
-@command(extra="chain,bpe")
+@command(extra="pipeline,bpe")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     # Before torch is imported:

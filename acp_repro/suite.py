@@ -15,11 +15,11 @@ from .pipeline.run import option_of
 from .pipeline.strict_yaml import key_table
 from .pipeline.suite_file import load_suite
 
-with imports_of("chain"):
+with imports_of("pipeline"):
     from .papers.acp.new_suite import write_suite
 
 
-@command(extra="chain")
+@command(extra="pipeline")
 def main(arguments: list[str] | None = None) -> None:
     parser = described_parser("suite", __doc__)
     add = parser.add_argument

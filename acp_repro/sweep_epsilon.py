@@ -48,7 +48,7 @@ _HEADER = (
 )
 
 
-@command(extra="chain")
+@command(extra="pipeline")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     print(table((_of_checkpoint if options.checkpoint else _of_suite)(options)))

@@ -25,7 +25,7 @@ from .pipeline.run import Run
 from .pipeline.suite_file import load_suite
 
 
-@command("the same command continues from the newest checkpoint, if there is one", extra="chain")
+@command("the same command continues from the newest checkpoint, if there is one", extra="pipeline")
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     suite = load_suite(options.suite)

@@ -7,6 +7,7 @@ What is stored is the same, byte for byte, whenever the same code runs on the sa
 from __future__ import annotations
 
 import argparse
+import base64
 import hashlib
 import itertools
 import json
@@ -23,6 +24,14 @@ TAG = "output-not-stored"  # on cells whose output differs from run to run, such
 WIDGET = "application/vnd.jupyter.widget-view+json"  # dead without its kernel
 MOST_BYTES = 2_000_000  # of all notebooks together
 SECONDS = 300  # the most that a cell may take
+# Pictures that pages show: the notebook, and how many of its pictures come before.
+PICTURES = {
+    "four-heads": ("01_forget_gates", 0),
+    "retention-gates": ("05_adaptive_retention", 0),
+    "retention-scores": ("05_adaptive_retention", 3),
+    "lap-gates": ("06_learnable_attention_pruning", 0),
+    "lap-mask": ("06_learnable_attention_pruning", 1),
+}
 
 
 class NotStorable(Exception):
@@ -102,7 +111,18 @@ def refresh(path: Path) -> None:
     sys.path.insert(0, str(ROOT))
     from acp_repro.common.files import write_text
 
-    write_text(path, nbformat.writes(tidy(execute(path))) + "\n")
+    notebook = tidy(execute(path))
+    write_text(path, nbformat.writes(notebook) + "\n")
+    export_pictures(path.stem, notebook)
+
+
+def export_pictures(name: str, notebook: nbformat.NotebookNode) -> None:
+    """Writes the notebook's :data:`PICTURES` to ``docs/images/``."""
+    outputs = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
+    pictures = [data["image/png"] for data in outputs if "image/png" in data]
+    for picture, (of, position) in PICTURES.items():
+        if of == name:
+            (ROOT / "docs/images" / f"{picture}.png").write_bytes(base64.b64decode(pictures[position]))
 
 
 def _merge_streams(outputs: list) -> list:

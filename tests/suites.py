@@ -1,4 +1,4 @@
-"""A suite so small that a run takes a second, for the tests of the chain."""
+"""A suite so small that a run takes a second, for the tests of the pipeline."""
 
 import dataclasses
 import importlib

@@ -1,7 +1,5 @@
 """The Python blocks of README and docs/ run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,17 +11,15 @@ from textwrap import dedent
 import pytest
 
 ROOT = Path(__file__).parent.parent
+# A notebook of what was done keeps the names of its day.
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "REPRODUCTION.md",
     ROOT / "notebooks" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "lab-notebook.md"),
     *sorted(ROOT.glob("pretrained/*/README.md")),
 ]
-# A notebook of what was done keeps the names of its day.
-PRESENT = [page for page in PAGES if page.name != "lab-notebook.md"]
-texts = {page: page.read_text(encoding="utf-8") for page in PRESENT}
 
 
 # A block that cannot run has its reason in a comment above it, which no reader sees.
@@ -31,8 +27,9 @@ BLOCK = re.compile(r"(<!-- not run: [^\n]+ -->\n)?^ *```(\w*)\n(.*?)^ *```$", re
 
 
 def python_that_runs(text: str) -> str:
-    blocks = BLOCK.findall(text)
-    return "".join(dedent(code) for reason, language, code in blocks if language == "python" and not reason)
+    return "".join(
+        dedent(code) for reason, language, code in BLOCK.findall(text) if language == "python" and not reason
+    )
 
 
 # Each page in a process of its own; they share an import of torch.
@@ -54,18 +51,17 @@ for page, code in json.load(sys.stdin).items():
 
 @pytest.mark.slow
 def test_python_runs():
-    pytest.importorskip("safetensors", reason="pip install '.[checkpoints]'")
-    pytest.importorskip("tokenizers", reason="pip install '.[bpe]'")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     scripts = {
-        str(page.relative_to(ROOT)): code for page in PRESENT if (code := python_that_runs(texts[page]))
+        str(page.relative_to(ROOT)): code
+        for page in PAGES
+        if (code := python_that_runs(page.read_text(encoding="utf-8")))
     }
     assert len(scripts) > 4
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
         input=json.dumps(scripts),
         cwd=ROOT,
-        env=environment,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )

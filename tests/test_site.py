@@ -1,4 +1,4 @@
-"""The documentation site builds without a broken link, and its pages load nothing from the network."""
+"""The documentation site builds without a broken link, renders equations and notebooks, and loads nothing."""
 
 import os
 import re
@@ -11,6 +11,7 @@ import pytest
 from tests.test_heads_page import PATIENCE_MS, browser  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
+LOADED = re.compile(r"(?:<(?:script|img|iframe)[^>]* src|<link[^>]* href)=\"?([^\s\">]+)")
 
 pytestmark = pytest.mark.slow
 
@@ -19,19 +20,35 @@ pytestmark = pytest.mark.slow
 def site(tmp_path_factory):
     pytest.importorskip("mkdocs", reason="make docs installs it")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return folder
 
 
 def test_no_page_loads_anything_from_elsewhere(site):
-    pages = list(site.rglob("*.html"))
-    assert len(pages) > 20
-    for page in pages:
-        html = page.read_text(encoding="utf-8")
-        loaded = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?([^\s\">]+)", html)
-        loaded += re.findall(r"<link[^>]* href=\"?([^\s\">]+)", html)
+    assert len(list(site.rglob("*.html"))) > 20
+    for page in site.rglob("*.html"):
+        loaded = LOADED.findall(page.read_text(encoding="utf-8"))
         assert not [url for url in loaded if re.match("(https?:)?//", url)], page
+
+
+def test_a_notebook_is_a_page_with_its_equations_and_pictures(site, browser):  # noqa: F811
+    page = browser.new_page()
+    page.goto((site / "notebooks/01_forget_gates.html").as_uri())
+    page.wait_for_selector(".katex", state="attached", timeout=PATIENCE_MS)
+    assert page.locator(".arithmatex").count() == page.locator(".arithmatex > .katex, .katex-display").count()
+    assert page.locator(".arithmatex").count() > 20 and not page.locator(".katex-error").count()
+    assert page.locator("article img").count() == 2
+
+
+def test_search_leaves_out_the_lab_notebook(site):
+    pages = re.findall(
+        r'"location":"([^"]*)"', (site / "search/search_index.json").read_text(encoding="utf-8")
+    )
+    assert "docs/how-acp-works.html" in pages and not [page for page in pages if "lab-notebook" in page]

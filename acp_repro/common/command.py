@@ -26,14 +26,14 @@ Main = Callable[..., int | None]
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
 CHECKPOINT = "a checkpoint folder, or a run folder"
 # Libraries of the extras of pyproject.toml, by the name that is imported; the package needs the first two.
-_CHAIN = ("safetensors", "pandas", "pydantic", "scipy", "yaml", "tqdm", "fsspec")
+_PIPELINE = ("safetensors", "pandas", "pydantic", "scipy", "yaml", "tqdm", "fsspec")
 _EXTRAS = {
     "": ("torch", "numpy"),
     "checkpoints": ("safetensors",),
     "bpe": ("tokenizers",),
-    "chain": _CHAIN,
-    "figures": (*_CHAIN, "matplotlib", "seaborn", "PIL"),
-    "inspect": (*_CHAIN, "tokenizers", "rich"),
+    "pipeline": _PIPELINE,
+    "figures": (*_PIPELINE, "matplotlib", "seaborn", "PIL"),
+    "inspect": (*_PIPELINE, "tokenizers", "rich"),
     "transformers": ("safetensors", "tokenizers", "transformers"),
     "eval": ("safetensors", "tokenizers", "transformers", "lm_eval"),
 }

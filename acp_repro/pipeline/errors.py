@@ -1,4 +1,4 @@
-"""Errors of the chain."""
+"""Errors of the pipeline."""
 
 from __future__ import annotations
 

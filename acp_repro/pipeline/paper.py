@@ -261,7 +261,7 @@ class Paper:
     Attributes:
         name: the value of ``paper`` in a suite file.
         title, url: of the paper itself.
-        file: the dataclass of a suite file (see ``chain.suite.SuiteFile``), whose fields are its keys.
+        file: the dataclass of a suite file (see ``pipeline.suite.SuiteFile``), whose fields are its keys.
             Those of an entry of its ``grid`` are lists, multiplied out in this order.
         suite: the class of a loaded suite, with the paper's own checks.
         make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.

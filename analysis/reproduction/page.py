@@ -22,18 +22,14 @@ MARKERS = {
     "savings": ("<!-- from claims.json: make reproduction -->", "<!-- end -->"),
     "answers": ("<!-- answers from claims.json -->", "<!-- end of answers -->"),
 }
-# The README's questions: the row that answers, and its scale.
+# The README's summary: a property, the claim that has its result, and the models.
 QUESTIONS = (
-    ("Is pruning safe?", "acp.figureA1.1", "760M at 4k, every head; a share of its weights"),
-    (
-        "Do trainings with ACP and exact ones end at one loss?",
-        "acp.text.19",
-        "125M to 760M, 4k to 16k, nats (90 %)",
-    ),
-    ("The same bit for bit at ε = e^-20 (default e^-10)?", "acp.text.36", "125M at 4k, start of training"),
-    ("Do the same weights give the same likelihoods?", "acp.text.34", "125M at 4k (start of training), 16k"),
-    ("What attention time is saved at the paper's pruned share?", "acp.table_speed.1", "12 heads, H100"),
-    ("How much faster is training there?", "acp.table_speed.2", "125M and 760M, 4k and 16k"),
+    ("Safety: attention weight that a query loses", "acp.figureA1.1", "760M at 4k, every head"),
+    ("Training loss, ACP − exact (nats, 90 % CI)", "acp.text.19", "125M to 760M, 4k to 16k"),
+    ("Training at ε = e^-20", "acp.text.36", "125M at 4k, undertrained"),
+    ("Inference with identical weights", "acp.text.34", "125M at 4k (undertrained) and 16k"),
+    ("Attention time saved at the paper's pruned ratio", "acp.table_speed.1", "12 heads, one H100"),
+    ("Throughput gain at the paper's pruned ratio", "acp.table_speed.2", "125M and 760M, 4k and 16k"),
 )
 
 
@@ -68,7 +64,7 @@ def reproduction(
     parts = [
         "# Reproduction: what holds of what the papers claim",
         "One line a claim. Its link has the paper's words, the criterion, all numbers and what measures it "
-        "again. [What verdicts mean](docs/chain.md#every-claim-in-one-ledger). `make reproduction` writes "
+        "again. [What verdicts mean](docs/pipeline.md#verdicts). `make reproduction` writes "
         "this page, [claims.json](claims.json) and the tables of the [README](README.md).",
         _table(("Paper", *Word), counts),
         "Of several suites (sets of trainings) the one nearest to the paper's size and context decides, "
@@ -212,7 +208,7 @@ def readme(text: str, rows: Mapping[str, Row]) -> str:
     )
     tables = {
         "savings": _savings(rows),
-        "answers": _table(("question", "answer", "scale", "verdict"), answers),
+        "answers": _table(("property", "result", "models", "verdict"), answers),
     }
     for name, (start, end) in MARKERS.items():
         head, _, rest = text.partition(start)
@@ -223,16 +219,16 @@ def readme(text: str, rows: Mapping[str, Row]) -> str:
 def _savings(rows: Mapping[str, Row]) -> str:
     """Pruned share, attention time and training speed of 125M at each context."""
     lines = (
-        ("blocks skipped", "acp.figure2.2", "about 70 %"),
+        ("attention blocks pruned", "acp.figure2.2", "about 70 %"),
         ("attention time saved", "acp.figure2.3", "50 to 70 %"),
-        ("training faster than exact by", "acp.figure2.4", "10 to 40 %"),
+        ("training throughput gain", "acp.figure2.4", "10 to 40 %"),
     )
     contexts = ("4k", "8k", "16k")
     body = (
         (name, *(f"{rows[id].values[f'125M at {length}']:.0f} %" for length in contexts), paper)
         for name, id, paper in lines
     )
-    return _table(("125M", *contexts, "paper"), body)
+    return _table(("context length", *contexts, "paper, 125M to 760M"), body)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -30,7 +30,7 @@ SUITE = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def chain(tmp_path_factory):
+def trained(tmp_path_factory):
     """A working folder with two paired runs, one at twice their length, and their records."""
     folder, before = tmp_path_factory.mktemp("heads"), os.getcwd()
     os.chdir(folder)

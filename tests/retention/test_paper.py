@@ -1,4 +1,4 @@
-"""Adaptive Retention through the chain: suite file, training and resume, records, tables and figures."""
+"""Adaptive Retention through the pipeline: suite file, training and resume, records, tables and figures."""
 
 import dataclasses
 import json

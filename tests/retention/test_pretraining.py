@@ -1,4 +1,4 @@
-"""Masked language modelling as a step of the chain, and runs that start from it."""
+"""Masked language modelling as a step of the pipeline, and runs that start from it."""
 
 import json
 import shutil

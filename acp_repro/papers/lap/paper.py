@@ -1,4 +1,4 @@
-"""What the chain knows of LAP: its grid, its metrics, and the contents of its analysis."""
+"""The registry of LAP: its grid, its metrics, and the contents of its analysis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's chain on a suite of seconds: batches, training, resume, every metric, figure and claim."""
+"""The paper's pipeline on a suite of seconds: batches, training, resume, every metric, figure and claim."""
 
 import dataclasses
 import json
