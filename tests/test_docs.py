@@ -21,9 +21,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(ROOT.glob("pretrained/*/README.md")),
 ]
-# A notebook of what was done keeps the names of its day.
-PRESENT = [page for page in PAGES if page.name != "lab-notebook.md"]
-texts = {page: page.read_text(encoding="utf-8") for page in PRESENT}
+texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
 
 
 # A block that cannot run has its reason in a comment above it, which no reader sees.
@@ -58,7 +56,7 @@ def test_python_runs():
     pytest.importorskip("tokenizers", reason="pip install '.[bpe]'")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     scripts = {
-        str(page.relative_to(ROOT)): code for page in PRESENT if (code := python_that_runs(texts[page]))
+        str(page.relative_to(ROOT)): code for page in PAGES if (code := python_that_runs(texts[page]))
     }
     assert len(scripts) > 4
     done = subprocess.run(

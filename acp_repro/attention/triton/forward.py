@@ -263,7 +263,8 @@ def terms_layout(q, k, block_q, block_k) -> tuple[int, int]:
 
 def faster_forward(q, k, v, block_q, block_k, tile: Tile, window_size=None) -> Callable | None:
     """What does most of :func:`launch_forward`'s work, if a kernel for just this device and shape exists."""
-    # At 64 dimensions the portable kernel took less time on an H200, at 4k to 16k (docs/lab-notebook.md).
+    # At 64 dimensions the portable kernel took less time on an H200, at 4k to 16k
+    # (docs/lab-notebook/attention-kernels.md).
     fits = q.shape[-1] == 128 and tile[:2] == (128, 64)
     if not fits or why_portable(q, k, v, block_q, block_k, window_size=window_size):
         return None
