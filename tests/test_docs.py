@@ -55,9 +55,7 @@ def test_python_runs():
     pytest.importorskip("safetensors", reason="pip install '.[checkpoints]'")
     pytest.importorskip("tokenizers", reason="pip install '.[bpe]'")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    scripts = {
-        str(page.relative_to(ROOT)): code for page in PAGES if (code := python_that_runs(texts[page]))
-    }
+    scripts = {str(page.relative_to(ROOT)): code for page in PAGES if (code := python_that_runs(texts[page]))}
     assert len(scripts) > 4
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
