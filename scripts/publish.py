@@ -146,10 +146,8 @@ some are global (nearly none).
         "(tokenizer.json)",
         "context": f"{run.context_length:,} tokens",
         "trained on": "{tokens:,} tokens, on one {device}, in {seconds:.0f} seconds",
-        "held-out loss": f"{loss['loss_nats']:.4f} nats per token, over "
-        f"{loss['measured_tokens']:,} tokens",
-        "pruned blocks": f"{pruned:.1%} on the GPU's grid, over "
-        f"{blocks['measured_tokens'].iloc[0]:,} tokens",
+        "held-out loss": f"{loss['loss_nats']:.4f} nats per token, over {loss['measured_tokens']:,} tokens",
+        "pruned blocks": f"{pruned:.1%} on the GPU's grid, over {blocks['measured_tokens'].iloc[0]:,} tokens",
     }
     end = """\
 The loss and the pruned blocks were measured with the float32 parameters, as trained. `make figure4
