@@ -1,4 +1,4 @@
-"""Puts a trained run of any paper into pretrained/, with a card that says how it was made.
+"""Copies a trained run of any paper to pretrained/, with a model card that describes its training.
 
     python scripts/publish.py --suite small --run pro-13m-4k-acp
     python scripts/publish.py --suite lap-english --run exact-1 --name lap-0.6m
@@ -55,7 +55,7 @@ datasets: [{data}]
 
 {about}
 
-| | |
+| property | value |
 |---|---|
 {rows}
 
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run", required=True, help="name of the run in the suite")
     parser.add_argument("--name", help="name of the new folder (default: the run's)")
     parser.add_argument("--folder", type=Path, default=Path("pretrained"), help="default: pretrained")
-    parser.add_argument("--data", default="", help="a line for the card on where the text is from")
+    parser.add_argument("--data", default="", help="source of the training text, for the model card")
     options = parser.parse_args(arguments)
     suite = load_suite(options.suite)
     run = suite.run(options.run)
@@ -113,7 +113,7 @@ def publish(suite: Suite, run: Run, folder: Path, data: str = "") -> Path:
 
 
 def fox(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]:
-    """Writes a model of ACP; (what it is, rows of the card's table, what else to know)."""
+    """Writes a model of ACP; returns the card's introduction, table rows and last paragraphs."""
     from acp_repro.pipeline.data import prepare
 
     loss = read_records(suite, "loss", [run]).iloc[0]
@@ -130,37 +130,35 @@ def fox(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]
     artifacts.write_manifest(folder / "done.json", folder / "model.safetensors", done.get("inputs", {}), done)
     config = run.model_config(corpus.vocab_size)
     about = f"""\
-A small Forgetting Transformer (FoX), trained with Adaptive Computation Pruning (ACP). Use it to look at
-heads. As in large models, some are local (nearly all of their blocks are pruned) and some global (nearly
-none).
+A small Forgetting Transformer (FoX), trained with Adaptive Computation Pruning (ACP). Use this model to
+explore attention heads. As in large models, some heads are local (nearly all of their blocks are pruned) and
+some are global (nearly none).
 
     python -m acp_repro.inspect pretrained/{folder.name}"""
     pruned = blocks["pruned_blocks"].sum() / blocks["causal_blocks"].sum()
     rows = {
         "model": f"FoX ({run.architecture}): {config.num_hidden_layers} layers of width "
         f"{config.hidden_size}, {config.num_heads} heads of {config.head_dim}",
-        "weights": f"{config.num_parameters():,} without the input embedding, in bfloat16",
+        "parameters": f"{config.num_parameters():,} without the input embedding, in bfloat16",
         "pruning": f"log epsilon = {run.log_pruning_tolerance:g}",
         "data": f"`corpus: {run.data.corpus}`, {run.data.path or 'on every machine'}",
         "tokenizer": f"byte-pair encoding of {config.vocab_size:,} ids, trained on the same text "
         "(tokenizer.json)",
         "context": f"{run.context_length:,} tokens",
         "trained on": "{tokens:,} tokens, on one {device}, in {seconds:.0f} seconds",
-        "loss on held-out text": f"{loss['loss_nats']:.4f} nats a token, over "
-        f"{loss['measured_tokens']:,} tokens",
-        "pruned share of blocks": f"{pruned:.1%} on the GPU's grid, over "
-        f"{blocks['measured_tokens'].iloc[0]:,} tokens",
+        "held-out loss": f"{loss['loss_nats']:.4f} nats per token, over {loss['measured_tokens']:,} tokens",
+        "pruned blocks": f"{pruned:.1%} on the GPU's grid, over {blocks['measured_tokens'].iloc[0]:,} tokens",
     }
     end = """\
-Loss and pruned share were measured with the float32 weights, as trained. `make figure4 SUITE=pretrained`
-measures the weights of this folder on your machine.
+The loss and the pruned blocks were measured with the float32 parameters, as trained. `make figure4
+SUITE=pretrained` measures the parameters of this folder on your machine.
 
-The training text is in the public domain. The weights are under the licence of the project."""
+The training text is in the public domain. The parameters are under the licence of the project."""
     return about, rows, end
 
 
 def encoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]:
-    """Writes an encoder with gates; gives the same."""
+    """Writes an encoder with gates; returns what :func:`fox` returns."""
     from acp_repro.papers.retention.task import load_model
 
     dense = [r for r in suite.dense if (r.dataset_name, r.seed) == (run.dataset_name, run.seed)]
@@ -177,32 +175,32 @@ def encoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], 
     classes = ", ".join(json.loads((run.model_folder / "classes.json").read_text()))
     place = "at the input" if run.gates == "input" else run.gates.replace("_", " ")
     about = f"""\
-A small encoder with [Adaptive Retention](../../docs/adaptive-retention.md). It reads a piece of the Python
-standard library and says which package it comes from. It keeps at most {run.budget:.0%} of its
-tokens: a gate {place} chooses them. Use it to look at which tokens stay:
+A small encoder with [Adaptive Retention](../../docs/adaptive-retention.md). The encoder classifies which
+package of the Python standard library a piece of code comes from. A gate {place} keeps at most
+{run.budget:.0%} of the tokens. Use this model to see which tokens are kept:
 
     python -m acp_repro.retention.show pretrained/{folder.name} --file acp_repro/common/files.py"""
     rows = {
         "model": f"{run.backbone.num_hidden_layers} blocks of width {run.backbone.hidden_size}",
-        "weights": f"{sum(p.numel() for p in model.parameters()):,}, in bfloat16",
+        "parameters": f"{sum(p.numel() for p in model.parameters()):,}, in bfloat16",
         "data": f"pieces of {run.dataset.options.get('characters', 600)} characters of {classes}; the "
         "package's name is removed from the text",
         "tokenizer": f"byte-pair encoding of {model.config.vocab_size:,} ids, trained on the same text",
-        "longest text": f"{run.dataset.max_tokens} tokens",
+        "maximum length": f"{run.dataset.max_tokens} tokens",
         f"accuracy on {ours['measured_examples']:,} test pieces": f"{ours['score_percent']:.1f} % with "
         f"{ours['keep_ratio']:.0%} of the tokens; a dense model has {whole['score_percent']:.1f} %",
         "trained on": "{tokens:,} tokens, on {device}, in {seconds:.0f} seconds",
     }
     end = """\
-The scores are of this one training, measured with its float32 weights.
+The scores are of one training run, measured with its float32 parameters.
 
-The text of the standard library is under Python's licence. The weights are under the licence of the
+The text of the standard library is under Python's licence. The parameters are under the licence of the
 project."""
     return about, rows, end
 
 
 def autoencoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]:
-    """Writes a pruning autoencoder; gives the same."""
+    """Writes a pruning autoencoder; returns what :func:`fox` returns."""
     scores = read_records(suite, "reconstruction", [run]).set_index("decoding")
     removed, free = scores.loc["removed"], scores.loc["free"]
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -212,9 +210,10 @@ def autoencoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, st
     gates = " and ".join(map(str, settings.gated_blocks(blocks)))
     command = f"python -m acp_repro.lap.compress pretrained/{folder.name}"
     about = f"""\
-A small autoencoder with [learnable attention pruning](../../docs/learnable-attention-pruning.md) (LAP). Its
-encoder drops tokens of a sentence, and its decoder writes the sentence again from the rest. Use it to look at
-which tokens stay. It was trained only on short sentences, so other text comes back with mistakes.
+A small autoencoder with [Learnable Attention Pruning](../../docs/learnable-attention-pruning.md) (LAP). The
+encoder drops tokens of a sentence, and the decoder reconstructs the sentence from the remaining tokens. Use
+this model to see which tokens are kept. It was trained only on short sentences, so it reconstructs other
+text with errors.
 
     {command} --text "Return the number of items in the list.\""""
     texts = f"{described['data']['train_texts']:,} texts of `corpus: {data.corpus}`"
@@ -223,27 +222,27 @@ which tokens stay. It was trained only on short sentences, so other text comes b
     rows = {
         "model": f"a T5 of {blocks} encoder and {run.model.num_decoder_layers} decoder blocks of width "
         f"{run.model.d_model}, trained from scratch",
-        "weights": f"{described['parameters']:,}, in float32",
+        "parameters": f"{described['parameters']:,}, in float32",
         "gates": f"hard concrete, after encoder blocks {gates} (counted from 0)",
-        "decoder": f"reads the {settings.decoder_window} tokens before each one, and what is kept",
+        "decoder": f"reads the {settings.decoder_window} previous tokens and the kept tokens",
         "data": texts,
         "tokenizer": f"byte-pair encoding of {data.vocabulary:,} ids, trained on the same text "
         "(tokenizer.json)",
-        "longest text": f"{settings.max_length} tokens, EOS included",
+        "maximum length": f"{settings.max_length} tokens, including EOS",
         "trained for": f"{run.training.steps:,} steps of {run.training.batch_texts} texts, "
         f"lambda {run.compression:g}",
         "trained on": "{device}, in {seconds:.0f} seconds",
         "tokens kept": f"{removed['keep_ratio']:.1%}; the rest are removed, not masked",
-        "accuracy, given the true tokens before": f"{removed['token_accuracy']:.3f}",
-        "BLEU, ROUGE-L, given the true tokens before": f"{removed['bleu']:.3f}, {removed['rouge_l']:.3f}",
-        "whole texts right, written freely": f"{free['exact_match']:.1%}",
+        "accuracy, teacher-forced": f"{removed['token_accuracy']:.3f}",
+        "BLEU, ROUGE-L, teacher-forced": f"{removed['bleu']:.3f}, {removed['rouge_l']:.3f}",
+        "exact match, free-running": f"{free['exact_match']:.1%}",
     }
     end = f"""\
-Scores are of {removed["measured_texts"]} sentences that were held out. `make table_scores SUITE={suite.name}`
-trains the suite's models again and scores them.
+The scores are of {removed["measured_texts"]} held-out sentences. `make table_scores SUITE={suite.name}`
+retrains and scores the models of the suite.
 
-Sentences of the standard library are under Python's licence. The novel is in the public domain. The weights
-are under the licence of the project."""
+Sentences of the standard library are under Python's licence. The novel is in the public domain. The
+parameters are under the licence of the project."""
     return about, rows, end
 
 

@@ -17,7 +17,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "REPRODUCTION.md",
     ROOT / "notebooks" / "README.md",
-    *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "lab-notebook.md"),
+    *sorted(page for page in (ROOT / "docs").glob("*.md")),
     *sorted(ROOT.glob("pretrained/*/README.md")),
 ]
 

@@ -32,7 +32,7 @@ _STEEP = 128.0
 
 
 def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """(block_q, block_k), the pruning grid (docs/lab-notebook.md compares sizes)."""
+    """(block_q, block_k), the pruning grid (docs/lab-notebook/attention-kernels.md compares sizes)."""
     return 64, 64
 
 

@@ -29,7 +29,8 @@ def log_gates(signal: Tensor, config: PruningConfig, noise: Tensor | None = None
 
     Returns:
         (...) float32; -inf where a hard concrete gate is 0. With a finite number instead, a model learns to
-        see through the mask: scores of T5 have no scale, so they grow past it (docs/lab-notebook.md).
+        see through the mask: scores of T5 have no scale, so they grow past it
+        (docs/lab-notebook/learnable-attention-pruning.md).
     """
     signal = signal.float()
     if config.training_mask == "hard_concrete":
