@@ -95,7 +95,8 @@ def forward(
     given = (q, k, v, rows, lse, terms, boundary, seq_start, sm_scale, block_q, block_k)
     recompute_tiles = None
     hopper = find_hopper(q, k, v, block_q, block_k, window_size=window_size, portable=portable)
-    # At 64 dimensions the portable kernel took less time on an H200, at 4k to 16k (docs/lab-notebook/attention-kernels.md).
+    # At 64 dimensions the portable kernel took less time on an H200, at 4k to 16k
+    # (docs/lab-notebook/attention-kernels.md).
     if hopper is not None and q.shape[3] == 128 and tile[:2] == _HOPPER_TILE:
         marks = lse.new_empty((*q.shape[:2], triton.cdiv(q.shape[2], tile.rows), 2), dtype=torch.int32)
         if _try_launch(hopper.launch_forward, (*given, marks), _kernel_key(q, k, block_q, block_k)):
