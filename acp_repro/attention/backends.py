@@ -42,11 +42,13 @@ class Backend:
 
     Attributes:
         dtypes: allowed dtypes of q, k and v.
+        least_clamped: c clamps log gates from here to the floor, and is exact for those below.
         by_autograd: whether PyTorch differentiates ``forward``, to any order and in any mode. Such a backend
             has no ``backward`` and is not an operator.
     """
 
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
+    least_clamped = -math.inf
     by_autograd = False
 
     def supports(self, device: torch.device) -> bool:
@@ -79,6 +81,16 @@ class Backend:
         self, dout, call: AttentionCall, out, saved, c, boundary
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gradients of out with respect to q, k, v and log_fgate, in the shapes and dtypes of these."""
+        raise NotImplementedError
+
+    def attend(self, call: AttentionCall, c, boundary) -> tuple[Tensor, Tensor]:
+        """The first two results of :meth:`forward` where c and the boundary are given."""
+        raise NotImplementedError
+
+    def partial_gradients(
+        self, dout, call: AttentionCall, out, saved, c, boundary
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """:meth:`backward`, with dk and dv (B, Hkv, Tk, D) in float32 because they are parts of sums."""
         raise NotImplementedError
 
     def write(self, cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
@@ -126,6 +138,8 @@ class Reference(Backend):
 class Blockwise(Backend):
     """PyTorch that skips blocks; the default on a CPU."""
 
+    least_clamped = -torch.finfo(torch.float32).max  # gates of 0 are exact
+
     def supports(self, device):
         return True
 
@@ -133,16 +147,23 @@ class Blockwise(Backend):
         return (0,)
 
     def forward(self, call, for_backward=True):
-        check_floor(call, -torch.finfo(call.log_fgate.dtype).max)  # gates of 0 are exact
+        check_floor(call, self.least_clamped)
         c, start_index = self.search(call)
-        out = blockwise.forward(call, c, start_index, *self.block_sizes(call.q.shape[-1], call.q.dtype))
+        return *self.attend(call, c, start_index), c, start_index
+
+    def attend(self, call, c, boundary):
+        out = blockwise.forward(call, c, boundary, *self.block_sizes(call.q.shape[-1], call.q.dtype))
         # The backward pass computes its softmax again, which costs less here than keeping row sums.
-        return out, c.new_empty(0, dtype=torch.float32), c, start_index
+        return out, c.new_empty(0, dtype=torch.float32)
 
     def backward(self, dout, call, out, saved, c, boundary):
         grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
         dq, dk, dv, dc = blockwise.backward(dout, call, c, boundary, *grid)
         return dq, dk, dv, log_fgate_grad(dc, call.log_fgate)
+
+    def partial_gradients(self, dout, call, out, saved, c, boundary):
+        wide = call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())
+        return self.backward(dout.float(), wide, out, saved, c, boundary)
 
 
 class Triton(Backend):
@@ -165,7 +186,7 @@ class Triton(Backend):
 
     def forward(self, call, for_backward=True):
         q, k, v, log_fgate, threshold, seq_start, sm_scale, _, window_size = call
-        check_floor(call, -math.inf)
+        check_floor(call, self.least_clamped)
         tensor, number = (None, threshold) if isinstance(threshold, float) else (threshold, None)
         constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size, for_backward, number)
         return kernels().forward_pass(q, k, v, log_fgate, tensor, seq_start, constants)
@@ -175,6 +196,19 @@ class Triton(Backend):
         constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size)
         tensors = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start)
         return kernels().backward_pass(*tensors, constants)
+
+    def attend(self, call, c, boundary):
+        grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
+        options = (call.seq_start, call.sm_scale, *grid, call.window_size)
+        return kernels().forward(call.q, call.k, call.v, c, boundary, *options)
+
+    def partial_gradients(self, dout, call, out, saved, c, boundary):
+        grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
+        options = (call.seq_start, call.sm_scale, *grid, call.window_size)
+        tensors = (dout, call.q, call.k, call.v, out, saved, c, boundary)
+        dq, dk, dv, dc = kernels().backward(*tensors, *options, shares=True)
+        dk, dv = (x.unflatten(1, (call.k.shape[1], -1)).sum(2) for x in (dk, dv))
+        return dq, dk, dv, kernels().log_fgate_grad(dc, call.log_fgate)
 
     def write(self, cache, k, v, log_fgate):
         # Compiled code has kernels of its own, and cannot trace ours.
@@ -205,6 +239,14 @@ class TritonPortable(Triton):
     def backward(self, dout, call, out, saved, c, boundary):
         with kernels().only_portable():
             return super().backward(dout, call, out, saved, c, boundary)
+
+    def attend(self, call, c, boundary):
+        with kernels().only_portable():
+            return super().attend(call, c, boundary)
+
+    def partial_gradients(self, dout, call, out, saved, c, boundary):
+        with kernels().only_portable():
+            return super().partial_gradients(dout, call, out, saved, c, boundary)
 
 
 # Keys are the names that ``implementation`` accepts. The last one that supports a device is its fastest.
