@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch._dynamo  # an optimizer imports it: else each process would, for a second
 import torch.distributed.checkpoint
-import torch.distributed.fsdp  # noqa: F401
+import torch.distributed.fsdp
 
 ROOT = Path(__file__).parents[1]
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -52,6 +52,7 @@ from .reference import attention_scores, decay_bias, kept_entries, pruned_mass
 from .threshold import (
     Tolerance,
     choose_pruning,
+    find_threshold,
     logit_bound_from_norms,
     logit_bound_from_qk_norm,
     pruning_threshold,
@@ -324,9 +325,8 @@ def _attend(
         q = q.masked_fill(padded_q, 0.0)
         k, v = (x.masked_fill(padding[..., None], 0.0) for x in (k, v))
         log_fgate = log_fgate.masked_fill(padding, 0.0)
-    if group is not None and isinstance(pruning, Tolerance) and pruning.logit_bound is None and q.numel():
-        pruning = pruning._replace(logit_bound=find_bound(q, k, sm_scale))
-    threshold = _resolve_threshold(pruning, q, k, length, sm_scale, None if launched_alone else q.device)
+    device = None if launched_alone else q.device
+    threshold = _resolve_threshold(pruning, q, k, length, sm_scale, device, group)
     if cu_seqlens is not None:
         if isinstance(pruning, Tolerance) and threshold is not None:
             threshold = threshold + _longest_document_gain(cu_seqlens, length)
@@ -443,7 +443,7 @@ def _effective_window(window_size: int | None, seqlen_k: int) -> int | None:
     return None if window_size is None or window_size >= seqlen_k else window_size
 
 
-def _resolve_threshold(pruning, q, k, seqlen: int, sm_scale: float, device) -> Any:
+def _resolve_threshold(pruning, q, k, seqlen: int, sm_scale: float, device, group=None) -> Any:
     """delta as (B, H) float32, or None for exact attention. q is head-first, and so is k.
 
     Without k a :class:`Tolerance` needs a bound. Without a device a number is returned as a float.
@@ -452,6 +452,9 @@ def _resolve_threshold(pruning, q, k, seqlen: int, sm_scale: float, device) -> A
         return None
     if not isinstance(pruning, Tolerance):
         return per_head_tensor(pruning, q.shape[0], q.shape[1], device)
+    if pruning.logit_bound is None and k is not None and group is not None:
+        bound = bound_over_ranks(q, k, sm_scale, group)
+        return find_threshold(bound, seqlen, pruning.log_pruning_tolerance)
     if pruning.logit_bound is None and k is not None:
         return threshold_from_norms(q, k, sm_scale, pruning.log_pruning_tolerance)
     bound = per_head_tensor(pruning.logit_bound, q.shape[0], q.shape[1], q.device, "logit_bound")

@@ -397,7 +397,7 @@ def _all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     x = x.contiguous()
     gathered = x.new_empty((group.size() * len(x), *x.shape[1:]))
     with _one_line("all-gather"):
-        dist.all_gather_into_tensor(_view_bytes(gathered), _view_bytes(x), group)
+        dist.all_gather([*_view_bytes(gathered).chunk(group.size())], _view_bytes(x), group)
     return gathered.unflatten(0, (group.size(), -1))
 
 
