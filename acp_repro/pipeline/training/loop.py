@@ -10,7 +10,9 @@ A run folder holds all that explains it::
 
 Everything that decides the weights is a function of the settings and the step. A run that was killed
 continues as if it had not been: bit for bit with the same ranks, within rounding with others. Micro-batch i
-of a step goes to rank i mod ranks, so the data do not depend on the number of ranks.
+of a step goes to rank i mod ranks, so the data do not depend on the number of ranks. Under context
+parallelism it goes to a group of ranks, each of which reads its shard of every sequence. DDP and FSDP2 span
+all ranks, because the gradient is the mean over micro-batches and shards alike.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from ...common.files import write_json
 from ..paper import Paper
 from ..run import Run
 from .checkpoint import load_checkpoint
-from .distributed import any_rank, check_ranks, on_rank_zero, parallelize, rank, world_size
+from .distributed import any_rank, check_ranks, context_group, on_rank_zero, parallelize, rank, world_size
 from .optimizer import make_optimizer
 from .run_folder import (
     TrainingError,
@@ -92,16 +94,18 @@ def train(
         if on_rank_zero(begin):  # another process has just finished it
             return folder
         task = paper.load_task()(run)
-        check_ranks(run, task.micro_batches)
+        check_ranks(run, task.micro_batches, task.context_parallel)
         torch.manual_seed(run.seed)  # the same weights on every rank
         model = task.build().to(device)
         facts = task.describe(model)
         on_rank_zero(lambda: check_same_text(run, facts["data"]))
+        if task.context_parallel > 1:
+            task.share_sequences(model, context_group(task.context_parallel, device))
         description = describe(run, device, facts)
         on_rank_zero(lambda: write_json(folder / "run.json", description))
         wrapped = parallelize(model, task.blocks(model), run.parallel_mode(world_size()), device)
         if compiles(run, device):
-            compile_blocks(task.blocks(model))
+            compile_blocks(task.blocks(model), whole=task.context_parallel == 1)
         optimizer = make_optimizer(model, run.training, task.learning_rate(0), task.rates(model))
 
         checkpoints = folder / "checkpoints"

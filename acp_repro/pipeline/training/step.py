@@ -89,8 +89,9 @@ def eager(device: torch.device, dtype: str) -> Iterator[None]:
         yield
 
 
-def compile_blocks(blocks: Sequence[nn.Module], backend: str = "inductor") -> None:
-    """Sends each block's forward through torch.compile, in place: one graph that all blocks share.
+def compile_blocks(blocks: Sequence[nn.Module], backend: str = "inductor", whole: bool = True) -> None:
+    """Sends each block's forward through torch.compile, in place: one graph that all blocks share, or without
+    ``whole`` several, where a block exchanges tokens with other ranks.
 
     Names of weights stay. Only ``forward`` is compiled, not the call around it, so FSDP2's hooks and gradient
     checkpointing stay outside the graph. Graphs of other models are dropped, because torch.compile keeps only
@@ -98,7 +99,7 @@ def compile_blocks(blocks: Sequence[nn.Module], backend: str = "inductor") -> No
     """
     torch.compiler.reset()
     for block in blocks:
-        block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False, backend=backend)
+        block.forward = torch.compile(block.forward, fullgraph=whole, dynamic=False, backend=backend)
 
 
 @contextlib.contextmanager

@@ -124,8 +124,9 @@ class Trainer:
         return last == steps
 
     def _micro_batches_of(self, step: int) -> Iterator[int]:
-        start = step * self.task.micro_batches
-        return iter(range(start + rank(), start + self.task.micro_batches, world_size()))
+        start, sharing = step * self.task.micro_batches, self.task.context_parallel
+        end = start + self.task.micro_batches
+        return iter(range(start + rank() // sharing, end, world_size() // sharing))
 
     def _step(self, step: int, watch: bool) -> None:
         """Launches one step, and reads the losses that are due."""
@@ -139,7 +140,7 @@ class Trainer:
             self.optimizer,
             self.task.loss,
             batches,
-            self.task.micro_batches // world_size(),
+            self.task.micro_batches * self.task.context_parallel // world_size(),
             max_grad_norm=self.config.max_grad_norm,
             dtype=self.config.dtype,
         )
