@@ -112,7 +112,7 @@ def bound_over_ranks(q: Tensor, k: Tensor, sm_scale: float, group: dist.ProcessG
     """:func:`.threshold.logit_bound_from_norms` (B, H) of the whole q and k: one maximum over ranks."""
     norms = torch.stack([longest_norms(x, q.shape[1]) for x in (q, k)])
     # Not an all-reduce: a maximum of ranks may drop a NaN, and then one rank alone would raise an error.
-    longest = _all_gather(norms, group).amax(0)
+    longest = all_gather(norms, group).amax(0)
     return join_norms(*longest, q.shape[-1], sm_scale)
 
 
@@ -144,13 +144,13 @@ def attend_shards(call: AttentionCall, group: dist.ProcessGroup) -> tuple[Tensor
     Args:
         call: this rank's q, k, v and log_fgate; the other fields are those of the whole sequence.
     """
-    plan = _make_plan(call, group)
+    plan = make_plan(call, group)
     out = _AttendShards.apply(*call[:4], plan)
     starts = plan.boundary.view(*call.q.shape[:2], 2 * group.size(), -1)
     return out, starts[:, :, list(plan.chunks)].flatten(2)
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """What one call exchanges and computes. A *row* is one key head of one sequence, with its query heads.
 
     ``own`` and ``table`` number the key blocks of all rows that this rank holds or receives: its own first,
@@ -174,10 +174,10 @@ class _Plan(NamedTuple):
 
 
 @torch.no_grad()
-def _make_plan(call: AttentionCall, group: dist.ProcessGroup) -> _Plan:
+def make_plan(call: AttentionCall, group: dist.ProcessGroup) -> Plan:
     batch, heads, tokens, head_dim = call.q.shape
     rank, ranks, kv_heads = group.rank(), group.size(), call.k.shape[1]
-    gates = _join(_all_gather(call.log_fgate.movedim(2, 0), group)).movedim(0, 2).contiguous()
+    gates = join_shards(all_gather(call.log_fgate.movedim(2, 0), group)).movedim(0, 2).contiguous()
     check_gates(gates)
     check_threshold(call.threshold)
     check_values("seq_start", call.seq_start, 0, tokens * ranks - 1)
@@ -219,7 +219,7 @@ def _make_plan(call: AttentionCall, group: dist.ProcessGroup) -> _Plan:
         count += received[-1]
     sent = [table[find_reads(reader) & (owner == rank)].to(call.q.device) for reader in range(ranks)]
     chunks = own_chunks(rank, ranks)
-    return _Plan(call, group, backend, chunks, grid, gates, c, boundary, first, table, own, sent, received)
+    return Plan(call, group, backend, chunks, grid, gates, c, boundary, first, table, own, sent, received)
 
 
 class _LocalCall(NamedTuple):
@@ -233,7 +233,7 @@ class _LocalCall(NamedTuple):
     boundary: Tensor
 
 
-def _local_calls(plan: _Plan, q: Tensor, pool: Tensor) -> Iterator[_LocalCall]:
+def _local_calls(plan: Plan, q: Tensor, pool: Tensor) -> Iterator[_LocalCall]:
     """The calls of this rank. q is (R, G, T, D); pool (2, n, block, D) holds the key blocks, and a zero."""
     block_q, block_k = plan.grid
     size = q.shape[2] // 2
@@ -269,12 +269,12 @@ class _AttendShards(torch.autograd.Function):
     """Sends and receives keys, calls the backend, and returns the gradients of keys to their ranks."""
 
     @staticmethod
-    def forward(ctx, q, k, v, log_fgate, plan: _Plan):
+    def forward(ctx, q, k, v, log_fgate, plan: Plan):
         rows, tokens, head_dim = len(plan.first), q.shape[2], q.shape[3]
         blocks = (2, -1, plan.grid[1], head_dim)
         own = torch.stack((k, v)).reshape(blocks)
         sent = own[:, torch.cat(plan.sent)].movedim(1, 0)
-        received = _all_to_all(sent, list(map(len, plan.sent)), plan.received, plan.group)
+        received = all_to_all(sent, list(map(len, plan.sent)), plan.received, plan.group)
         pool = torch.cat((own, received.movedim(1, 0), torch.zeros_like(own[:, :1])), 1)
         q_rows = q.reshape(rows, -1, tokens, head_dim)
         out, saved = torch.empty_like(q_rows), []
@@ -307,7 +307,7 @@ class _AttendShards(torch.autograd.Function):
                 # No number comes twice but that of the zero, so the sum has one order.
                 grads.index_add_(0, one.blocks.flatten() % len(grads), parts.reshape(-1, block, width))
         own = plan.own.numel()
-        returned = _all_to_all(
+        returned = all_to_all(
             grads[own : own + sum(plan.received)], plan.received, list(map(len, plan.sent)), plan.group
         )
         for numbers, part in zip(plan.sent, returned.split(list(map(len, plan.sent))), strict=True):
@@ -329,14 +329,14 @@ class _Shard(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         group, dim = ctx.arguments
-        return _join(_all_gather(grad.movedim(dim, 0), group)).movedim(0, dim), None, None
+        return join_shards(all_gather(grad.movedim(dim, 0), group)).movedim(0, dim), None, None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group, dim):
         ctx.arguments = group, dim
-        return _join(_all_gather(x.movedim(dim, 0), group)).movedim(0, dim)
+        return join_shards(all_gather(x.movedim(dim, 0), group)).movedim(0, dim)
 
     @staticmethod
     @once_differentiable
@@ -368,7 +368,7 @@ def _move(x: Tensor, group: dist.ProcessGroup, step: int) -> Tensor:
     takes = sorted((min(s, last - s), n) for n, c in enumerate(chunks) if 0 <= (s := c - step) <= last)
     sent = x.movedim(1, 0)[[n for _, n in sends]]
     counts = [[sum(owner == r for owner, _ in pairs) for r in range(ranks)] for pairs in (sends, takes)]
-    received = _all_to_all(sent, *counts, group)
+    received = all_to_all(sent, *counts, group)
     moved = torch.zeros_like(x)
     for (_, n), one in zip(takes, received, strict=True):
         moved[:, n] = one
@@ -386,13 +386,13 @@ def _cut(x: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     return torch.cat([parts[n] for n in own_chunks(group.rank(), ranks)], dim)
 
 
-def _join(shards: Tensor) -> Tensor:
+def join_shards(shards: Tensor) -> Tensor:
     """(L, ...) of all ranks' shards (P, T, ...)."""
     early, late = shards.chunk(2, 1)
     return torch.cat((early, late.flip(0))).flatten(0, 1)
 
 
-def _all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """(P, ...): ``x`` of every rank."""
     x = x.contiguous()
     gathered = x.new_empty((group.size() * len(x), *x.shape[1:]))
@@ -401,7 +401,7 @@ def _all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return gathered.unflatten(0, (group.size(), -1))
 
 
-def _all_to_all(x: Tensor, sizes: list[int], counts: list[int], group: dist.ProcessGroup) -> Tensor:
+def all_to_all(x: Tensor, sizes: list[int], counts: list[int], group: dist.ProcessGroup) -> Tensor:
     """(sum of counts, ...): what each rank sends to this one; ``sizes`` cut x (n, ...) for the ranks."""
     x = x.contiguous()
     received = x.new_empty((sum(counts), *x.shape[1:]))
