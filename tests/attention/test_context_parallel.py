@@ -42,17 +42,18 @@ def attend(given, options, group=None):
     return out.detach(), start, *torch.autograd.grad(out, leaves, dout)
 
 
-def draw_calls(ranks):
-    """The calls whose queries are its keys, at lengths that the ranks can shard."""
-    for seed in [*range(22 if ranks == 2 else 9), 1000, 1001]:
-        call = draw_call(seed, length=128 * ranks * (2 if ranks == 2 and seed % 2 else 1))
+def draw_calls(ranks, seeds, chunk=64):
+    """The calls with as many queries as keys, in chunks of ``chunk`` tokens, or of twice as many."""
+    for seed in seeds:
+        call = draw_call(seed, length=2 * chunk * ranks * (2 if ranks == 2 and seed % 2 else 1))
         if call.values["q"].shape[2] == call.values["k"].shape[2]:
             yield call
 
 
 def check_calls():
     with ranks_of_gloo() as group:
-        for call in draw_calls(group.size()):
+        seeds = [*range(22 if group.size() == 2 else 9), 1000, 1001]
+        for call in draw_calls(group.size(), seeds):
             given, options = call.place(Memory(random.Random(str(call)), call.alignment))
             with surroundings([x for x in call.words if x not in ("anomaly", "default dtype")]):
                 shared = attend(given, options, group)
@@ -76,11 +77,18 @@ def test_random_calls(ranks):
     require_success(run_on(ranks, Path.cwd(), check_calls))
 
 
+OPTIONS = [
+    {"window_size": 100},
+    {"window_size": 100, "log_pruning_tolerance": -5.0},
+    {"implementation": "triton", "adaptive_threshold": -12.0},  # in Triton's interpreter
+]
+
+
 def check_special_calls():
     with ranks_of_gloo() as group:
         mesh = init_device_mesh("cpu", (group.size(),))
-        given = make_inputs(512, 512, heads=6, kv_heads=2)
-        for options in ({"window_size": 100}, {"window_size": 100, "log_pruning_tolerance": -5.0}):
+        given = make_inputs(512, 512, heads=4, kv_heads=2)
+        for options in OPTIONS:
             options = options | {"head_first": True}
             shared, alone = attend(given, options, mesh), attend(given, options)
             for n, (a, b) in enumerate(zip(shared, alone, strict=True)):
