@@ -52,7 +52,7 @@ def run_on(
         pipe.close()
     ends = []
     for process, (messages, _) in zip(processes, pairs, strict=True):
-        process.join(60)
+        process.join(180)  # of a machine under load
         if process.is_alive():
             process.kill()
             process.join()

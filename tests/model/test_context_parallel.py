@@ -54,10 +54,10 @@ def check_models():
             for a, b in zip(shared_grads, grads, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()), msg=message)
     model.set_context_parallel(None)
-    counts = [inputs.count().pruned for inputs in attention_inputs(model, ids)]
+    alone = attention_inputs(model, ids)
     model.set_context_parallel(group)
-    seen = [inputs.count().pruned for inputs in attention_inputs(model, shard_sequence(ids, group))]
-    assert all(map(torch.equal, seen, counts))
+    for a, b in zip(attention_inputs(model, shard_sequence(ids, group)), alone, strict=True):
+        assert torch.equal(a.threshold, b.threshold) and torch.equal(a.count().pruned, b.count().pruned)
     with pytest.raises(ValueError, match=r"set_context_parallel\(None\)"), torch.no_grad():
         model(ids, cache=FoXCache(2))
     dist.destroy_process_group()
