@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -30,7 +31,7 @@ from .threshold import check_floor, join_norms, longest_norms
 
 # These functions launch collectives whose sizes depend on values, which torch.compile cannot trace. Compiled
 # code calls them as they are. (`torch.compiler.disable` would import the compiler with this package.)
-_not_compiled: Any = torch._disable_dynamo
+_not_compiled: Any = _disable_dynamo
 
 
 def find_group(context_parallel: Any) -> dist.ProcessGroup:
@@ -113,7 +114,7 @@ def bound_over_ranks(q: Tensor, k: Tensor, sm_scale: float, group: dist.ProcessG
     norms = torch.stack([longest_norms(x, q.shape[1]) for x in (q, k)])
     # Not an all-reduce: a maximum of ranks may drop a NaN, and then one rank alone would raise an error.
     longest = all_gather(norms, group).amax(0)
-    return join_norms(*longest, q.shape[-1], sm_scale)
+    return join_norms(longest, q.shape[-1], sm_scale)
 
 
 def check_shards(q: Tensor, k: Tensor, implementation: str) -> None:
@@ -367,8 +368,8 @@ def _move(x: Tensor, group: dist.ProcessGroup, step: int) -> Tensor:
     sends = sorted((min(t, last - t), n) for n, c in enumerate(chunks) if 0 <= (t := c + step) <= last)
     takes = sorted((min(s, last - s), n) for n, c in enumerate(chunks) if 0 <= (s := c - step) <= last)
     sent = x.movedim(1, 0)[[n for _, n in sends]]
-    counts = [[sum(owner == r for owner, _ in pairs) for r in range(ranks)] for pairs in (sends, takes)]
-    received = all_to_all(sent, *counts, group)
+    sizes, counts = ([sum(n == r for n, _ in pairs) for r in range(ranks)] for pairs in (sends, takes))
+    received = all_to_all(sent, sizes, counts, group)
     moved = torch.zeros_like(x)
     for (_, n), one in zip(takes, received, strict=True):
         moved[:, n] = one

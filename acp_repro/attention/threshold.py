@@ -174,8 +174,8 @@ def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) 
     Returns:
         (B, H) float32.
     """
-    longest = [longest_norms(x, q.shape[1]) for x in (q, k)]
-    return join_norms(*longest, q.shape[-1], sm_scale)
+    longest = torch.stack([longest_norms(x, q.shape[1]) for x in (q, k)])
+    return join_norms(longest, q.shape[-1], sm_scale)
 
 
 def longest_norms(x: Tensor, heads: int) -> Tensor:
@@ -190,9 +190,9 @@ def longest_norms(x: Tensor, heads: int) -> Tensor:
     return norm.clamp(min=SMALLEST_NORMAL).repeat_interleave(heads // x.shape[1], 1)
 
 
-def join_norms(longest_q: Tensor, longest_k: Tensor, head_dim: int, sm_scale: float | None) -> Tensor:
-    """U (B, H) of the largest norms of q and k; it covers the rounding of the norms and of the scores."""
-    return (longest_q * longest_k).clamp(min=SMALLEST_NORMAL) * norms_factor(head_dim, sm_scale)
+def join_norms(longest: Tensor, head_dim: int, sm_scale: float | None) -> Tensor:
+    """U (B, H) of the largest norms of q and k (2, B, H), covering the rounding of norms and of scores."""
+    return (longest[0] * longest[1]).clamp(min=SMALLEST_NORMAL) * norms_factor(head_dim, sm_scale)
 
 
 def norms_factor(head_dim: int, sm_scale: float | None) -> float:
