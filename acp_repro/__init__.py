@@ -19,7 +19,14 @@ if sys.version_info < (3, 11):  # noqa: UP036  # in a clone that is not installe
     )
 
 if TYPE_CHECKING:
-    from .attention import PagedKVCache, forgetting_attention, forgetting_attention_with_kvcache, pruned_ratio
+    from .attention import (
+        PagedKVCache,
+        forgetting_attention,
+        forgetting_attention_with_kvcache,
+        gather_sequence,
+        pruned_ratio,
+        shard_sequence,
+    )
     from .model import (
         BPETokenizer,
         ByteTokenizer,
@@ -40,8 +47,10 @@ _HOME = {
     "PagedKVCache": "attention",
     "forgetting_attention": "attention",
     "forgetting_attention_with_kvcache": "attention",
+    "gather_sequence": "attention",
     "load_pretrained": "model",
     "pruned_ratio": "attention",
+    "shard_sequence": "attention",
 }
 
 __all__ = [
@@ -54,8 +63,10 @@ __all__ = [
     "__version__",
     "forgetting_attention",
     "forgetting_attention_with_kvcache",
+    "gather_sequence",
     "load_pretrained",
     "pruned_ratio",
+    "shard_sequence",
 ]
 
 __getattr__, __dir__ = lazy.names(__name__, _HOME)

@@ -4,12 +4,16 @@ Tokens and gates are random. Each kernel is first checked against the equations 
 or does not fit into memory, gets a line with the reason and no record. Records are written after every
 length. They replace those of the same measurement; all others stay. It runs in bfloat16 on a GPU, and in
 float32 and at small sizes on a CPU. With --inference it times the forward pass with ACP alone, at the 86
-shapes of FlagAttention's benchmark, ours beside the authors'.
+shapes of FlagAttention's benchmark, ours beside the authors'. With --nproc it times context parallelism:
+each sequence is on so many ranks, which exchange the keys that ACP keeps, or all keys.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,13 +30,19 @@ NAMES = ("ours", "official", "fla", "flex", "fa4", "cudnn", "eager")
 @command(extra="pipeline")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+    if options.nproc > 1 and "RANK" not in os.environ:
+        from .pipeline.training.distributed import launch_ranks
+
+        words = sys.argv[1:] if arguments is None else arguments
+        return launch_ranks(options.nproc, "acp_repro.benchmark_attention", words)
 
     import torch
 
     device = choose_device(options.device)
     suite = load_suite(options.suite) if options.suite else None
     paper = suite.paper if suite else find_paper("acp")
-    metric = paper.metric("forward_time" if options.inference else "kernel_time")
+    name = "forward_time" if options.inference else "context_parallel" if options.nproc > 1 else "kernel_time"
+    metric = paper.metric(name)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": device.type == "cuda"}
 
@@ -43,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
             for path in paths
         ]
 
+    if options.nproc > 1:
+        return _time_ranks(options, dtype, write)
     if options.inference:
         from .pipeline.benchmark.forward import read_shapes, summary, time_forward
 
@@ -54,6 +66,24 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\n{LEGEND}")
     for made in write(records):
         print(f"records: {made}")
+    return 0
+
+
+def _time_ranks(options, dtype, write: Callable[[list[dict]], object]) -> int:
+    """The work of one rank under --nproc; rank 0 writes the records."""
+    from .pipeline.benchmark import attention, context_parallel
+    from .pipeline.training.distributed import context_group, on_rank_zero, process_group
+
+    with process_group(options.device) as device:
+        gpu = device.type == "cuda"
+        group = context_group(options.nproc, device)
+        heads, gates = options.heads or (12 if gpu else 4), options.gates or "bimodal"
+        records = []
+        for length in options.lengths or ([65536] if gpu else [4096]):
+            problem = attention.make_problem(length, heads, options.head_dim, gates, length, device, dtype)
+            records += context_parallel.time_exchanges(problem, gates, group, options.repeats)
+            on_rank_zero(functools.partial(write, records))
+        on_rank_zero(functools.partial(print, context_parallel.table(records)))
     return 0
 
 
@@ -162,6 +192,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--inference",
         action="store_true",
         help="the forward pass with ACP at FlagAttention's 86 shapes; of the other options --repeats counts",
+    )
+    add(
+        "--nproc",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="ranks that share each sequence (default: 1); the sequence is a multiple of 2 N whole blocks",
     )
     add("--heads", type=positive, metavar="N", help="default: 12 on a GPU, 4 on a CPU")
     add("--head-dim", type=positive, default=64, metavar="N", help="default: %(default)s")

@@ -29,14 +29,29 @@ def main(arguments: list[str] | None = None) -> int:
         raise SuiteError(f"suite {suite.name}: there is no plan for runs of paper {suite.paper.name}")
     gpu, ranks = options.gpu, options.nproc
     costs = [run_cost(run, gpu, ranks) for run in suite.runs]
-    rows = [("run", "params M", "tokens M", "steps", "EFLOP", "executed", "GPU-hours", "peak GB", "fits")]
+    exchanges = any(cost.exchanged for cost in costs)
+    rows = [
+        (
+            "run",
+            "params M",
+            "tokens M",
+            "steps",
+            "EFLOP",
+            "executed",
+            "GPU-hours",
+            "peak GB",
+            "fits",
+            "sent GB",
+        )
+    ]
     for run, cost in zip(suite.runs, costs, strict=True):
         numbers = (cost.flops / 1e18, cost.executed_flops / 1e18, cost.gpu_hours, cost.memory / 1e9)
         fits = _MARGIN * cost.memory <= 1e9 * _MEMORY_GB[gpu]
         counts = (f"{cost.parameters / 1e6:,.1f}", f"{cost.tokens / 1e6:,.1f}", f"{cost.steps:,}")
-        rows.append((run.name, *counts, *(f"{x:.3g}" for x in numbers), "yes" if fits else "no"))
+        sent = f"{cost.exchanged / 1e9:.3g}"
+        rows.append((run.name, *counts, *(f"{x:.3g}" for x in numbers), "yes" if fits else "no", sent))
     on_gpu = any(run.training.dtype != "float32" for run in suite.runs)
-    shown = rows if on_gpu else [row[:6] for row in rows]
+    shown = [row[: (10 if exchanges else 9) if on_gpu else 6] for row in rows]
     print(f"{suite.name}: {suite.description}", *aligned(shown, left=[0]), sep="\n")
     if not on_gpu:
         return 0
@@ -46,6 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
         f"x {gpu}, if executed FLOPs reach {MFU:.0%} of the peak and ACP prunes {PRUNED_RATIO:.0%} of the "
         f"attention. Peak: of one GPU; it fits with {_MARGIN - 1:.0%} to spare. Measuring is not counted."
     )
+    if exchanges:
+        print("Sent: by all GPUs in a step, for context parallelism (training.context_parallel).")
     return 0
 
 

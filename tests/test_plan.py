@@ -8,7 +8,8 @@ import torch
 from acp_repro.model import FoXForCausalLM
 from acp_repro.papers.acp.cost import run_cost, states_bytes
 from acp_repro.pipeline.suite_file import load_suite
-from tests.suites import write_suite
+from acp_repro.plan import main
+from tests.suites import YAML, write_suite
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,6 +22,23 @@ def test_sizes_of_the_paper_have_the_weights_of_their_names(monkeypatch):
         cost = run_cost(run, "h100", 1)
         assert cost.parameters / 1e6 == pytest.approx(float(run.size_name.removesuffix("M")), rel=0.03)
         assert cost.tokens == run.size.tokens == cost.steps * 2**19  # the budgets are whole steps
+
+
+def test_context_parallelism_by_hand(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    yaml = YAML.replace("[128]", "[1024]").replace("micro_batch_tokens: 128", "micro_batch_tokens: 1024")
+    yaml = yaml.replace("256,", "2048,", 1).replace("1536", "4096").replace("float32", "bfloat16")
+    write_suite(tmp_path, yaml)
+    alone = [run_cost(run, "h100", 2) for run in load_suite("mini").runs]
+    write_suite(tmp_path, yaml.replace("bfloat16", "bfloat16, context_parallel: 2"))
+    acp, exact = (run_cost(run, "h100", 2) for run in load_suite("mini").runs)
+    # Two layers, 2048 tokens of a step, two heads: gates forward; 3/4 of keys, values and gradients.
+    gates, keys = 2 * 2048 * 2 * 4, 2 * 2048 * 0.75 * (2 * 32 * (2 + 4) + 2 * 4)
+    assert exact.exchanged == gates + keys and acp.exchanged == pytest.approx(gates + 0.3 * keys)
+    assert all(cost.exchanged == 0 for cost in alone)
+    assert acp.memory < exact.memory < alone[1].memory
+    assert main(["--suite", "mini", "--nproc", "2"]) == 0
+    assert "sent GB" in capsys.readouterr().out
 
 
 def test_a_run_by_hand_and_its_states_after_a_step(tmp_path, monkeypatch):

@@ -35,7 +35,16 @@ from .checks import (
     per_head_tensor,
     reads_values,
 )
-from .decay import MOST_BETWEEN_DOCUMENTS, cumulative_log_fgate, cut_documents, documents_threshold
+from .context_parallel import (
+    attend_shards,
+    bound_over_ranks,
+    check_shards,
+    find_group,
+    gather_sequence,
+    shard_positions,
+    shard_sequence,
+)
+from .decay import MOST_BETWEEN_DOCUMENTS, cumulative_log_fgate, document_starts, documents_threshold
 from .decoding import check_decode_arguments, check_new_tokens, decode_op, run_decode
 from .kvcache import PagedKVCache
 from .op import attend, infer, launches_alone, register_flop_formulas, threshold_from_norms
@@ -43,6 +52,7 @@ from .reference import attention_scores, decay_bias, kept_entries, pruned_mass
 from .threshold import (
     Tolerance,
     choose_pruning,
+    find_threshold,
     logit_bound_from_norms,
     logit_bound_from_qk_norm,
     pruning_threshold,
@@ -63,6 +73,7 @@ __all__ = [
     "find_boundary_serial",
     "forgetting_attention",
     "forgetting_attention_with_kvcache",
+    "gather_sequence",
     "kept_entries",
     "logit_bound_from_norms",
     "logit_bound_from_qk_norm",
@@ -71,6 +82,7 @@ __all__ = [
     "pruning_grid",
     "pruning_threshold",
     "register_flop_formulas",
+    "shard_sequence",
     "token_level_pruned_ratio",
 ]
 
@@ -167,6 +179,7 @@ def forgetting_attention(
     logit_bound: None | float | Tensor = None,
     return_start_index: Literal[False] = False,
     implementation: str = "auto",
+    context_parallel: Any = None,
 ) -> Tensor: ...
 @overload
 def forgetting_attention(
@@ -188,6 +201,7 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
     logit_bound: None | float | Tensor = None,
     return_start_index: bool = False,
     implementation: str = "auto",
+    context_parallel: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``softmax(Q K^T sm_scale + D) V`` with ``D_ij = sum_{l=j+1}^{i} log f_l``, causal (Equation 2).
 
@@ -226,6 +240,12 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
             a window or padding sets it.
         implementation: ``"auto"``, ``"reference"``, ``"blockwise"``, ``"triton"`` or ``"triton-portable"``,
             which runs no kernel for a single GPU architecture, as ``ACP_REPRO_PORTABLE=1`` does.
+        context_parallel: the ``torch.distributed.ProcessGroup``, or ``DeviceMesh`` of one dimension, whose
+            ranks hold the sequence. q, k, v and log_fgate are then the shards of :func:`shard_sequence`, and
+            so are out and the start index. All other arguments describe the whole sequence and must be the
+            same on every rank; ``seq_start`` and ``cu_seqlens`` count its tokens. Each shard must be two
+            chunks of whole blocks of :func:`pruning_grid`. A rank that fails ends the call on every rank once
+            its process has ended.
 
     Returns:
         out, shaped and typed like q. With ``return_start_index`` also an int32 tensor (batch, heads, query
@@ -243,12 +263,14 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
     options = (head_first, window_size, sm_scale, pruning, return_start_index)
     if (
         launches_alone((q, k, v, log_fgate))
-        and (seq_start is None and cu_seqlens is None and _PLAIN.issuperset(map(type, options)))
+        and (seq_start is None and cu_seqlens is None and context_parallel is None)
+        and _PLAIN.issuperset(map(type, options))
         and (implementation == "triton" or (implementation == "auto" and HAS_TRITON and q.is_cuda))
     ):
         found = _kept_ready()(q, k, v, log_fgate, (implementation, options, *map(type, options)))
     else:
-        found = _attend(q, k, v, log_fgate, implementation, options, seq_start, cu_seqlens)
+        group = None if context_parallel is None else find_group(context_parallel)
+        found = _attend(q, k, v, log_fgate, implementation, options, seq_start, cu_seqlens, group)
     return found if return_start_index else found[0]
 
 
@@ -262,7 +284,16 @@ def _kept_ready():
 
 
 def _attend(
-    q, k, v, log_fgate, implementation, options, seq_start=None, cu_seqlens=None, launched_alone=False
+    q,
+    k,
+    v,
+    log_fgate,
+    implementation,
+    options,
+    seq_start=None,
+    cu_seqlens=None,
+    group=None,
+    launched_alone=False,
 ) -> tuple[Any, Any]:
     """:func:`forgetting_attention`; with ``launched_alone`` no operator of ours is called."""
     head_first, window_size, sm_scale, pruning, return_start_index = options
@@ -274,28 +305,35 @@ def _attend(
     if not head_first:
         q, k, v, log_fgate = (x.transpose(1, 2) for x in (q, k, v, log_fgate))
     sm_scale = check_scale(sm_scale, q.shape[-1])
-    window_size = _effective_window(window_size, k.shape[2])
+    length, find_bound = k.shape[2], logit_bound_from_norms
+    if group is not None:
+        check_shards(q, k, implementation)
+        length *= group.size()
+        find_bound = functools.partial(bound_over_ranks, group=group)
+    window_size = _effective_window(window_size, length)
     if cu_seqlens is not None:
-        check_packing(cu_seqlens, q, k, seq_start)
+        check_packing(cu_seqlens, q, k, seq_start, length)
         if reads_values(q) and q.numel():
-            spread = 2 * logit_bound_from_norms(q, k, sm_scale)
+            spread = 2 * find_bound(q, k, sm_scale)
             check_values("2 max||q|| max||k|| sm_scale with cu_seqlens", spread, 0, MOST_BETWEEN_DOCUMENTS)
     padded_q = None
     if seq_start is not None:
         seq_start = seq_start.contiguous()
         # Memory of padding may hold anything, and in a product 0 times NaN is NaN.
-        padding = torch.arange(k.shape[2], device=k.device) < seq_start[:, None, None]
+        padding = shard_positions(k.shape[2], group, k.device) < seq_start[:, None, None]
         padded_q = padding[..., k.shape[2] - q.shape[2] :, None]
         q = q.masked_fill(padded_q, 0.0)
         k, v = (x.masked_fill(padding[..., None], 0.0) for x in (k, v))
         log_fgate = log_fgate.masked_fill(padding, 0.0)
-    threshold = _resolve_threshold(pruning, q, k, k.shape[2], sm_scale, None if launched_alone else q.device)
+    device = None if launched_alone else q.device
+    threshold = _resolve_threshold(pruning, q, k, length, sm_scale, device, group)
     if cu_seqlens is not None:
         if isinstance(pruning, Tolerance) and threshold is not None:
-            threshold = threshold + _longest_document_gain(cu_seqlens, k.shape[2])
+            threshold = threshold + _longest_document_gain(cu_seqlens, length)
             # The sum must not be rounded up either, or the pruned mass could exceed epsilon by its last bit.
             threshold = torch.nextafter(threshold, torch.full_like(threshold, -math.inf))
-        log_fgate = cut_documents(log_fgate, cu_seqlens)
+        starts = document_starts(cu_seqlens, length)[shard_positions(k.shape[2], group, k.device)]
+        log_fgate = log_fgate.masked_fill(starts, float("-inf"))
         threshold = documents_threshold(threshold, log_fgate)
 
     if q.numel() == 0:
@@ -304,7 +342,10 @@ def _attend(
         start_index = torch.zeros((*q.shape[:2], 0), dtype=torch.int32, device=q.device)
     else:
         call = AttentionCall(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size)
-        out, start_index = (infer if launched_alone else attend)(call)
+        if group is not None:
+            out, start_index = attend_shards(call, group)
+        else:
+            out, start_index = (infer if launched_alone else attend)(call)
     if padded_q is not None:
         out = out.masked_fill(padded_q, 0.0)  # it is 0; its gradient may be anything
     out = out if head_first else out.transpose(1, 2)
@@ -402,7 +443,7 @@ def _effective_window(window_size: int | None, seqlen_k: int) -> int | None:
     return None if window_size is None or window_size >= seqlen_k else window_size
 
 
-def _resolve_threshold(pruning, q, k, seqlen: int, sm_scale: float, device) -> Any:
+def _resolve_threshold(pruning, q, k, seqlen: int, sm_scale: float, device, group=None) -> Any:
     """delta as (B, H) float32, or None for exact attention. q is head-first, and so is k.
 
     Without k a :class:`Tolerance` needs a bound. Without a device a number is returned as a float.
@@ -411,6 +452,9 @@ def _resolve_threshold(pruning, q, k, seqlen: int, sm_scale: float, device) -> A
         return None
     if not isinstance(pruning, Tolerance):
         return per_head_tensor(pruning, q.shape[0], q.shape[1], device)
+    if pruning.logit_bound is None and k is not None and group is not None:
+        bound = bound_over_ranks(q, k, sm_scale, group)
+        return find_threshold(bound, seqlen, pruning.log_pruning_tolerance)
     if pruning.logit_bound is None and k is not None:
         return threshold_from_norms(q, k, sm_scale, pruning.log_pruning_tolerance)
     bound = per_head_tensor(pruning.logit_bound, q.shape[0], q.shape[1], q.device, "logit_bound")

@@ -42,11 +42,13 @@ class Backend:
 
     Attributes:
         dtypes: allowed dtypes of q, k and v.
+        least_clamped: c clamps log gates from here to the floor, and is exact for those below.
         by_autograd: whether PyTorch differentiates ``forward``, to any order and in any mode. Such a backend
             has no ``backward`` and is not an operator.
     """
 
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
+    least_clamped = -math.inf
     by_autograd = False
 
     def supports(self, device: torch.device) -> bool:
@@ -79,6 +81,16 @@ class Backend:
         self, dout, call: AttentionCall, out, saved, c, boundary
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gradients of out with respect to q, k, v and log_fgate, in the shapes and dtypes of these."""
+        raise NotImplementedError
+
+    def attend(self, call: AttentionCall, c, boundary) -> tuple[Tensor, Tensor]:
+        """The first two results of :meth:`forward` where c and the boundary are given."""
+        raise NotImplementedError
+
+    def partial_gradients(
+        self, dout, call: AttentionCall, out, saved, c, boundary
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """:meth:`backward`, with dk and dv (B, Hkv, Tk, D) in float32 because they are parts of sums."""
         raise NotImplementedError
 
     def write(self, cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
@@ -126,6 +138,8 @@ class Reference(Backend):
 class Blockwise(Backend):
     """PyTorch that skips blocks; the default on a CPU."""
 
+    least_clamped = -torch.finfo(torch.float32).max  # gates of 0 are exact
+
     def supports(self, device):
         return True
 
@@ -133,16 +147,23 @@ class Blockwise(Backend):
         return (0,)
 
     def forward(self, call, for_backward=True):
-        check_floor(call, -torch.finfo(call.log_fgate.dtype).max)  # gates of 0 are exact
+        check_floor(call, self.least_clamped)
         c, start_index = self.search(call)
-        out = blockwise.forward(call, c, start_index, *self.block_sizes(call.q.shape[-1], call.q.dtype))
+        return *self.attend(call, c, start_index), c, start_index
+
+    def attend(self, call, c, boundary):
+        out = blockwise.forward(call, c, boundary, *self.block_sizes(call.q.shape[-1], call.q.dtype))
         # The backward pass computes its softmax again, which costs less here than keeping row sums.
-        return out, c.new_empty(0, dtype=torch.float32), c, start_index
+        return out, c.new_empty(0, dtype=torch.float32)
 
     def backward(self, dout, call, out, saved, c, boundary):
         grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
         dq, dk, dv, dc = blockwise.backward(dout, call, c, boundary, *grid)
         return dq, dk, dv, log_fgate_grad(dc, call.log_fgate)
+
+    def partial_gradients(self, dout, call, out, saved, c, boundary):
+        wide = call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())
+        return self.backward(dout.float(), wide, out, saved, c, boundary)
 
 
 class Triton(Backend):
@@ -167,7 +188,7 @@ class Triton(Backend):
 
     def forward(self, call, for_backward=True):
         q, k, v, log_fgate, threshold, seq_start, sm_scale, _, window_size = call
-        check_floor(call, -math.inf)
+        check_floor(call, self.least_clamped)
         tensor, number = (None, threshold) if isinstance(threshold, float) else (threshold, None)
         grid = self.block_sizes(q.shape[-1], q.dtype)
         constants = (sm_scale, grid, window_size, self.portable, for_backward, number)
@@ -178,6 +199,19 @@ class Triton(Backend):
         constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size, self.portable)
         tensors = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start)
         return kernels().backward_pass(*tensors, constants)
+
+    def attend(self, call, c, boundary):
+        grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
+        options = (call.seq_start, call.sm_scale, *grid, call.window_size)
+        return kernels().forward(call.q, call.k, call.v, c, boundary, *options, portable=self.portable)
+
+    def partial_gradients(self, dout, call, out, saved, c, boundary):
+        grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
+        options = (call.seq_start, call.sm_scale, *grid, call.window_size)
+        tensors = (dout, call.q, call.k, call.v, out, saved, c, boundary)
+        dq, dk, dv, dc = kernels().backward(*tensors, *options, portable=self.portable, shares=True)
+        dk, dv = (x.unflatten(1, (call.k.shape[1], -1)).sum(2) for x in (dk, dv))
+        return dq, dk, dv, kernels().log_fgate_grad(dc, call.log_fgate)
 
     def write(self, cache, k, v, log_fgate):
         # Compiled code has kernels of its own, and cannot trace ours.
@@ -199,39 +233,3 @@ class TritonPortable(Triton):
     """:class:`Triton` without the kernels that are written for one GPU architecture."""
 
     portable = True
-
-
-# Keys are the names that ``implementation`` accepts. The last one that supports a device is its fastest.
-BACKENDS: dict[str, Backend] = {
-    "reference": Reference(),
-    "blockwise": Blockwise(),
-    "triton-portable": TritonPortable(),
-    "triton": Triton(),
-}
-
-
-def choose_implementation(device: torch.device) -> str:
-    """The name that ``implementation="auto"`` stands for: triton on a GPU, blockwise elsewhere."""
-    chosen = [name for name, backend in BACKENDS.items() if backend.supports(device)][-1]
-    if device.type == "cuda" and chosen == "blockwise":
-        warnings.warn(
-            "triton is not installed, so forgetting_attention runs the slow blockwise path on the "
-            "GPU; `pip install triton` brings the kernels",
-            stacklevel=3,
-        )
-    return chosen
-
-
-def find_backend(implementation: str) -> Backend:
-    """The backend of that name.
-
-    Raises:
-        ValueError: no backend has that name; the message lists the names. ``"auto"`` is none of them:
-            :func:`choose_implementation` gives the name that it stands for.
-    """
-    if implementation not in BACKENDS:
-        raise ValueError(
-            f"implementation must be one of {[*BACKENDS]}, or 'auto' in a call with tensors "
-            f"(choose_implementation(device) returns the name that 'auto' selects), got {implementation!r}"
-        )
-    return BACKENDS[implementation]

@@ -90,15 +90,17 @@ class _Problem:
 
     def chunks(self) -> Iterator[_Chunk]:
         """Tasks sorted by width, and cut so that one chunk's scores stay in the cache."""
-        width = self.width.flatten()
-        order = width.argsort(stable=True)
-        widths, counts = width[order].unique_consecutive(return_counts=True)
+        # Steep tasks have stacks of their own: in one stack they would change the rounding of the others.
+        kind = self.width.flatten() * 2 + self.steep.flatten()
+        order = kind.argsort(stable=True)
+        kinds, counts = kind[order].unique_consecutive(return_counts=True)
         blocks = self.width.shape[1]
         position = 0
-        in_block = torch.arange(self.block_q, device=width.device)
-        for one_width, count in zip(widths.tolist(), counts.tolist(), strict=True):
+        in_block = torch.arange(self.block_q, device=kind.device)
+        for one_kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
+            one_width, steep = divmod(one_kind, 2)
             size = max(1, _CHUNK_ELEMENTS // (one_width * self.block_q))
-            in_window = torch.arange(one_width, device=width.device)
+            in_window = torch.arange(one_width, device=kind.device)
             for tasks in order[position : position + count].split(size):
                 head, block = tasks // blocks, tasks % blocks
                 rows = (head * self.length_q + block * self.block_q)[:, None] + in_block
@@ -107,7 +109,7 @@ class _Problem:
                 if self.shared > 1:
                     keys = (head // self.shared * self.length_k + start)[:, None] + in_window
                 base = (head * self.length_k + self.first[block])[:, None]
-                if self.steep.flatten()[tasks].any():
+                if steep:
                     base = base + in_block
                 bias = self.c.flatten()[base][..., None] - self.c.flatten()[gates][:, None]
                 bias = bias.to(self.compute_dtype)

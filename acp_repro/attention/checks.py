@@ -134,8 +134,8 @@ def check_window(window_size) -> int | None:
     return int(window_size)
 
 
-def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start) -> None:
-    """Checks the starts of packed documents against q (B, H, Tq, D) and k (B, Hkv, Tk, D)."""
+def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start, length: int) -> None:
+    """Checks the starts of packed documents in ``length`` tokens against q (B, H, Tq, D) and k."""
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError("cu_seqlens must be an int32 or int64 tensor of shape (documents + 1,)")
     if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.device != q.device:
@@ -150,7 +150,6 @@ def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start) -> None:
         )
     if seq_start is not None:
         raise ValueError("cu_seqlens and seq_start cannot be used together: packed text has no padding")
-    length = k.shape[2]
     if reads_values(cu_seqlens) and (
         cu_seqlens[0] != 0 or cu_seqlens[-1] != length or bool((cu_seqlens.diff() < 0).any())
     ):

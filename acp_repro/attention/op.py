@@ -32,7 +32,7 @@ def _run_forward(
     check_gates(call.log_fgate)
     check_threshold(call.threshold)
     check_values("seq_start", call.seq_start, 0, call.k.shape[2] - 1)
-    with _without_autocast(call.q):
+    with without_autocast(call.q):
         return find_backend(call.implementation).forward(call, for_backward)
 
 
@@ -41,11 +41,11 @@ def _run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of :func:`_run_forward` with respect to q, k, v and log_fgate."""
     call = AttentionCall(q, k, v, log_fgate, None, seq_start, sm_scale, implementation, window_size)
-    with _without_autocast(q):
+    with without_autocast(q):
         return find_backend(implementation).backward(dout, call, out, saved, c, boundary)
 
 
-def _without_autocast(q: Tensor) -> contextlib.AbstractContextManager:
+def without_autocast(q: Tensor) -> contextlib.AbstractContextManager:
     """Products inside use the dtypes that the implementation chose."""
     if torch.is_autocast_enabled(q.device.type):
         return torch.autocast(q.device.type, enabled=False)

@@ -7,6 +7,7 @@ needs ``U >= |s_ij|`` for the scores as they are computed, so both bounds below 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -95,8 +96,11 @@ def find_threshold(bound: Tensor, seqlen: int, log_pruning_tolerance: float) -> 
     return delta * (1.0 + 2.0**-22)
 
 
-def check_floor(call: checks.AttentionCall, lowest: float) -> None:
+def check_floor(call: checks.AttentionCall, lowest: float, find_bound: Callable | None = None) -> None:
     """Rejects scores that reach across gates in ``[lowest, LOG_FGATE_FLOOR)``, which c clamps to the floor.
+
+    Args:
+        find_bound: U of q, k and the scale; by default :func:`logit_bound_from_norms`.
 
     Raises:
         ValueError: scores may differ by more than :data:`.decay.MOST_ACROSS_FLOOR`. Values are read where
@@ -106,7 +110,7 @@ def check_floor(call: checks.AttentionCall, lowest: float) -> None:
     if checks.reads_values(gates) and bool(((gates < LOG_FGATE_FLOOR) & (gates >= lowest)).any()):
         checks.check_values(
             f"2 max||q|| max||k|| sm_scale with log gates below {LOG_FGATE_FLOOR:g}",
-            2 * logit_bound_from_norms(call.q, call.k, call.sm_scale),
+            2 * (find_bound or logit_bound_from_norms)(call.q, call.k, call.sm_scale),
             0,
             MOST_ACROSS_FLOOR,
             " (implementation='reference' has no such limit)",
@@ -170,17 +174,25 @@ def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) 
     Returns:
         (B, H) float32.
     """
-    longest = []
-    for x in (q.detach(), k.detach()):
-        # Squares neither underflow nor overflow if each head is divided by the exponent of its largest entry.
-        # A power of two changes no bit of the norms that need no scale.
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        largest = x.abs().amax((-2, -1)).clamp(torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max)
-        scale = largest / (2 * largest.frexp().mantissa)
-        norm = (torch.linalg.vector_norm(x / scale[..., None, None], dim=-1).amax(-1) * scale).float()
-        # Here and below, underflow would lower the bound.
-        longest.append(norm.clamp(min=SMALLEST_NORMAL).repeat_interleave(q.shape[1] // x.shape[1], 1))
-    return (longest[0] * longest[1]).clamp(min=SMALLEST_NORMAL) * norms_factor(q.shape[-1], sm_scale)
+    longest = torch.stack([longest_norms(x, q.shape[1]) for x in (q, k)])
+    return join_norms(longest, q.shape[-1], sm_scale)
+
+
+def longest_norms(x: Tensor, heads: int) -> Tensor:
+    """(B, heads) float32: the largest norm of the rows of x (B, H or Hkv, T, D), rounded to nearest."""
+    # Squares neither underflow nor overflow if each head is divided by the exponent of its largest entry.
+    # A power of two changes no bit of the norms that need no scale.
+    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    largest = x.abs().amax((-2, -1)).clamp(torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max)
+    scale = largest / (2 * largest.frexp().mantissa)
+    norm = (torch.linalg.vector_norm(x / scale[..., None, None], dim=-1).amax(-1) * scale).float()
+    # Here and in join_norms, underflow would lower the bound.
+    return norm.clamp(min=SMALLEST_NORMAL).repeat_interleave(heads // x.shape[1], 1)
+
+
+def join_norms(longest: Tensor, head_dim: int, sm_scale: float | None) -> Tensor:
+    """U (B, H) of the largest norms of q and k (2, B, H), covering the rounding of norms and of scores."""
+    return (longest[0] * longest[1]).clamp(min=SMALLEST_NORMAL) * norms_factor(head_dim, sm_scale)
 
 
 def norms_factor(head_dim: int, sm_scale: float | None) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from acp_repro.attention import choose_implementation, pruning_grid
+from acp_repro.attention import choose_implementation, gather_sequence, pruning_grid
 from acp_repro.attention.backends import find_backend
 from acp_repro.attention.boundary import BlockCount, count_blocks, find_boundary
 from acp_repro.attention.checks import AttentionCall
@@ -66,11 +66,15 @@ class AttentionInputs:
 
 @contextlib.contextmanager
 def watch_attention(model: nn.Module, see: Callable[[int, AttentionInputs], None]) -> Iterator[None]:
-    """While open, calls ``see(layer, inputs)`` before every attention of ``model``."""
+    """While open, calls ``see(layer, inputs)`` before every attention of ``model``; under context parallelism
+    with whole sequences, on every rank."""
     cores = [m for m in model.modules() if isinstance(m, ForgettingAttentionCore)]
 
     def hook_of(layer: int):
-        def hook(_module, arguments):
+        def hook(module, arguments):
+            if module.context_parallel is not None:
+                whole = (gather_sequence(x, module.context_parallel, 2) for x in arguments[:4])
+                arguments = (*whole, *arguments[4:])
             see(layer, AttentionInputs(*arguments))
 
         return hook

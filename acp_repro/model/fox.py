@@ -9,7 +9,10 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
+
+from acp_repro.attention.context_parallel import find_group, shard_positions
 
 from .cache import FoXCache, LayerCache
 from .config import FoXConfig
@@ -65,6 +68,7 @@ class FoXModel(nn.Module):
             there. The gradients are the same, for less memory and about a third more work.
     """
 
+    context_parallel: ProcessGroup | None = None  # see FoXForCausalLM.set_context_parallel
     embeddings: nn.Embedding
     layers: Sequence[FoXBlock]  # an nn.ModuleList
 
@@ -94,8 +98,11 @@ class FoXModel(nn.Module):
                 and their end; see ``forgetting_attention``. Each gives what it gives alone.
 
         Raises:
-            ValueError: the cache cannot take these tokens (see ``FoXCache.begin``).
+            ValueError: the cache cannot take these tokens (see ``FoXCache.begin``), or the model has a
+                ``context_parallel`` group and would decode.
         """
+        if cache is not None and self.context_parallel is not None:
+            raise ValueError("a cache cannot hold a shard: call set_context_parallel(None) before decoding")
         if cache is not None and cu_seqlens is not None:
             raise ValueError("a cache cannot hold packed documents: call without one (use_cache=False)")
         if cache is not None and len(cache.layers) != len(self.layers):
@@ -118,8 +125,10 @@ class FoXModel(nn.Module):
             # Scores depend on distances alone, so positions may count padding and earlier documents. Those of
             # a cache are read on the device, where a CUDA graph finds them at each step. Made once for all
             # blocks: in a compiled block each head would compute its own sines.
-            end = x.shape[1] if cache is None or cache.seqlens is None else cache.seqlens[:1]
-            rotation = make_rotation(x.shape[1], self.config.head_dim, x.device, end)
+            position = shard_positions(x.shape[1], self.context_parallel, x.device)
+            if cache is not None and cache.seqlens is not None:
+                position = position + (cache.seqlens[:1] - x.shape[1])
+            rotation = make_rotation(position, self.config.head_dim)
         recompute = self.gradient_checkpointing and cache is None and torch.is_grad_enabled()
         for index, block in enumerate(self.layers):
             if recompute:
@@ -171,6 +180,23 @@ class FoXForCausalLM(nn.Module):
         self.model.config = self.config
         for block in self.model.layers:
             block.attn.log_pruning_tolerance = value
+
+    def set_context_parallel(self, context_parallel: Any) -> None:
+        """Lets the model read shards of sequences (``shard_sequence``), each rank of the group its own.
+
+        ``seq_start`` and ``cu_seqlens`` count the tokens of whole sequences. The gradients of the weights are
+        those of this rank's tokens, so they must be summed over the ranks.
+
+        Args:
+            context_parallel: a process group or a one-dimensional device mesh; None reads whole sequences.
+
+        Raises:
+            TypeError: ``context_parallel`` is no group.
+        """
+        group = None if context_parallel is None else find_group(context_parallel)
+        for module in self.modules():
+            if hasattr(module, "context_parallel"):
+                cast(Any, module).context_parallel = group
 
     def forward(
         self,

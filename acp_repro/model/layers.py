@@ -11,11 +11,18 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from acp_repro.attention import forgetting_attention
+from acp_repro.attention.context_parallel import bound_over_ranks, previous_tokens, shard_positions
 from acp_repro.attention.decay import document_starts
 from acp_repro.attention.op import threshold_from_norms
-from acp_repro.attention.threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
+from acp_repro.attention.threshold import (
+    find_threshold,
+    logit_bound_from_norms,
+    logit_bound_from_qk_norm,
+    pruning_threshold,
+)
 
 from .cache import LayerCache
 from .config import ROPE_BASE, FoXConfig
@@ -115,7 +122,8 @@ def token_shift(
     Args:
         z: (B, T, H, D). shift_logit: (B, T, H).
         previous: (B, 1, H, D), z just before the first token; None is zero, the sequence's start.
-        starts: (T,) bool, tokens before which z counts as zero, the starts of packed documents, or None.
+        starts: (T,) or (B, T) bool, tokens before which z counts as zero, the starts of packed documents, or
+            None.
 
     Returns:
         (B, T, H, D) in the dtype of z.
@@ -123,12 +131,14 @@ def token_shift(
     a = torch.sigmoid(shift_logit.float()).unsqueeze(-1)
     wide = z.float()
     first = torch.zeros_like(wide[:, :1]) if previous is None else previous.float()
+    if starts is not None:
+        first = first.masked_fill(starts[..., :1, None, None], 0.0)
     # In two parts, both of slices, which are taken again in the backward pass. A shifted copy of z would be
     # kept for it: in compiled code in float32, for all keys and values.
     first = torch.lerp(wide[:, :1], first, a[:, :1])
     before = wide[:, :-1]
     if starts is not None:
-        before = before.masked_fill(starts[1:, None, None], 0.0)
+        before = before.masked_fill(starts[..., 1:, None, None], 0.0)
     rest = torch.lerp(wide[:, 1:], before, a[:, 1:])
     # In three dimensions. With four and one token, the compiler would take the layout for "channels last",
     # use it for all tensors, and copy them back.
@@ -136,16 +146,21 @@ def token_shift(
     return torch.cat(parts, dim=1).view(z.shape)
 
 
-def make_rotation(
-    tokens: int, head_dim: int, device: torch.device, end: Tensor | int
-) -> tuple[Tensor, Tensor]:
-    """RoPE's cosines (T, 1, 1, D / 2) and sines (T, 1, 2, D / 2), float32, of ``tokens`` positions before
-    ``end``; see :func:`rotate`.
+def shift_shard(z: Tensor, shift_logit: Tensor, starts: Tensor | None, group: ProcessGroup) -> Tensor:
+    """:func:`token_shift` of this rank's shard of a sequence, whose two chunks become rows of the batch."""
+    previous = previous_tokens(z, group).flatten(0, 1)[:, None]
+    chunks, logits = (x.unflatten(1, (2, -1)).flatten(0, 1) for x in (z, shift_logit))
+    starts = None if starts is None else starts.view(2, -1)  # packed documents have a batch of one
+    return token_shift(chunks, logits, previous, starts).view(z.shape)
+
+
+def make_rotation(position: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """RoPE's cosines (T, 1, 1, D / 2) and sines (T, 1, 2, D / 2), float32, of positions (T,) int64; see
+    :func:`rotate`.
 
     They are computed in float64, because an angle of a long text has few bits of float32 behind the point.
     """
-    pair = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device)
-    position = torch.arange(-tokens, 0, device=device) + end
+    pair = torch.arange(0, head_dim, 2, dtype=torch.float64, device=position.device)
     angle = position[:, None, None, None] * ROPE_BASE ** (-pair / head_dim)
     sin = angle.sin().float()
     return angle.cos().float(), torch.cat((-sin, sin), dim=-2)
@@ -160,6 +175,8 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 class ShiftedLinear(nn.Module):
     """A projection to heads followed by the token shift, for keys or values of FoX (Pro)."""
+
+    context_parallel: ProcessGroup | None = None  # see set_context_parallel
 
     def __init__(self, hidden_size: int, num_heads: int, std: float):
         super().__init__()
@@ -190,6 +207,8 @@ class ShiftedLinear(nn.Module):
         logit: Tensor = self.shift_proj(x) if shift_logit is None else shift_logit
         if padding is not None:
             new = new.masked_fill(padding[..., None, None], 0.0)
+        if self.context_parallel is not None:
+            return shift_shard(new, logit, starts, self.context_parallel), new
         return token_shift(new, logit, previous, starts), new
 
 
@@ -199,6 +218,8 @@ class ForgettingAttentionCore(nn.Module):
     It is a module so that measuring code can watch its inputs and outputs with forward hooks. Set its
     ``implementation`` to choose one; see ``forgetting_attention``.
     """
+
+    context_parallel: ProcessGroup | None = None  # see set_context_parallel
 
     def __init__(self, implementation: str = "auto"):
         super().__init__()
@@ -216,6 +237,7 @@ class ForgettingAttentionCore(nn.Module):
     ) -> Tensor:
         """``forgetting_attention`` (B, H, Tq, D), heads first; the threshold is (H,), (B, H) or None."""
         options: Any = dict(seq_start=seq_start, cu_seqlens=cu_seqlens, implementation=self.implementation)
+        options |= dict(context_parallel=self.context_parallel)
         return forgetting_attention(
             q, k, v, log_fgate, head_first=True, adaptive_threshold=adaptive_threshold, **options
         )
@@ -223,6 +245,8 @@ class ForgettingAttentionCore(nn.Module):
 
 class ForgettingAttentionLayer(nn.Module):
     """Projections, token shift, QK-norm, forget gate or RoPE, attention, output norm and gate."""
+
+    context_parallel: ProcessGroup | None = None  # see set_context_parallel
 
     def __init__(self, config: FoXConfig):
         super().__init__()
@@ -283,13 +307,13 @@ class ForgettingAttentionLayer(nn.Module):
         if cache is not None and fused:
             mixes = [product(f"{name}_shift", p.shift_proj) for name, p in self._keys_and_values()]
             return self._run_fused(x, mixes, log_fgate, cache)
-        padding = None
+        positions, padding = shard_positions(x.shape[1], self.context_parallel, x.device), None
         if seq_start is not None:
-            position = torch.arange(x.shape[1], device=x.device) + (
-                0 if cache is None else cache.parent.length
-            )
+            position = positions + (0 if cache is None else cache.parent.length)
             padding = position < seq_start[:, None]
-        starts = None if cu_seqlens is None else document_starts(cu_seqlens, x.shape[1])
+        starts = None
+        if cu_seqlens is not None:
+            starts = document_starts(cu_seqlens, x.shape[1] * self._ranks())[positions]
         q = self._split_heads(product("q", self.q_proj))
         k, v = (
             self._shift(name, projection, x, products, cache, padding, starts)
@@ -314,6 +338,10 @@ class ForgettingAttentionLayer(nn.Module):
         elif gate is not None:
             out = out * torch.sigmoid(gate)
         return self.o_proj(out.flatten(2))
+
+    def _ranks(self) -> int:
+        """The number of ranks that hold parts of the sequence."""
+        return 1 if self.context_parallel is None else self.context_parallel.size()
 
     def _keys_and_values(self) -> tuple[tuple[str, Linear | ShiftedLinear], ...]:
         return ("k", self.k_proj), ("v", self.v_proj)
@@ -394,10 +422,13 @@ class ForgettingAttentionLayer(nn.Module):
             return None
         if cache is not None and cache.threshold is not None:
             return cache.threshold
-        length = (
-            k.shape[-2] if cache is None else cache.parent.max_length or cache.parent.length + k.shape[-2]
-        )
+        length = k.shape[-2] * self._ranks()
+        if cache is not None:
+            length = cache.parent.max_length or cache.parent.length + length
         if self.q_norm is None or self.k_norm is None or not is_plain(self.q_norm, self.k_norm):
+            if self.context_parallel is not None:
+                bound = bound_over_ranks(q, k, None, self.context_parallel)
+                return find_threshold(bound, length, self.log_pruning_tolerance)
             if cache is None:
                 return threshold_from_norms(q, k, log_pruning_tolerance=self.log_pruning_tolerance)
             cache.no_eviction_reason = (

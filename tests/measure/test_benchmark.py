@@ -17,6 +17,7 @@ from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite_file import load_suite
 from analysis import drawing
 from analysis.acp import figure_kernel
+from tests.ranks import run_on
 from tests.suites import YAML, write_suite
 
 SMALL = ["--device", "cpu", "--lengths", "128", "256", "--heads", "3", "--head-dim", "16", "--repeats", "1"]
@@ -169,3 +170,21 @@ def test_the_forward_pass_in_inference(tmp_path, monkeypatch, capsys):
     assert len(records) == 3 and records["forward_ms"].gt(0).all() and records["error_budgets"].le(1).all()
     inputs = forward.draw(next(few.itertuples()), torch.device("cpu"))
     assert forward.error(torch.zeros_like(inputs[0]), inputs) > 1
+
+
+def time_exchanges():
+    arguments = ["--nproc", "2", "--lengths", "1024", "--heads", "3", "--head-dim", "16", "--repeats", "1"]
+    assert main([*arguments, "--device", "cpu", "--csv", "times.csv"]) == 0
+
+
+def test_ranks_that_share_a_sequence_send_less_than_all_keys(tmp_path):
+    assert run_on(2, tmp_path, time_exchanges) == [(0, "")] * 2
+    records = pd.read_csv(tmp_path / "times.csv").set_index(["exchange", "method"])
+    assert (records["difference"] < 1e-5).all()  # all exchanges compute the same
+    keys = 2 * 3 * 16 * 4 * 1024  # bytes of k and v
+    forward, backward = records["forward_bytes"], records["backward_bytes"]
+    assert forward["all-gather"].eq(keys).all() and forward["ring"].eq(keys).all()
+    assert forward["suffixes", "exact"] == 0.75 * keys  # what is causal
+    assert 0 < forward["suffixes", "acp"] < 0.5 * keys
+    assert (backward["ring"] > 2 * forward["ring"]).all()
+    assert records.loc["suffixes", "most_received_bytes"]["exact"] == keys / 2 + 3 * 512 * 4

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from acp_repro.model import swiglu
+from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training import distributed, trainer
 from acp_repro.pipeline.training.distributed import DistributedError, check_ranks
@@ -29,12 +30,12 @@ def make_run(tmp_path, monkeypatch):
     """The run in a working folder of its own, with more settings under ``training``."""
     monkeypatch.delenv("ACP_REPRO_CACHE", raising=False)
 
-    def make(name: str, settings: str = "", yaml: str = YAML_4):
+    def make(name: str, settings: str = "", yaml: str = YAML_4, run: str = NAME):
         folder = tmp_path / name
         folder.mkdir()
         write_suite(folder, yaml.replace("dtype: float32", f"dtype: float32{settings}"))
         monkeypatch.chdir(folder)
-        return load_suite("mini").run(NAME)
+        return load_suite("mini").run(run)
 
     return make
 
@@ -133,3 +134,28 @@ def test_small_models_are_copied_and_large_ones_sharded():
     runs = {r.size_name: r for r in load_suite("paper").runs}
     assert runs["760M"].parallel_mode(1) == "none"
     assert {n: r.parallel_mode(2) for n, r in runs.items()} == {"125M": "ddp", "360M": "fsdp", "760M": "fsdp"}
+
+
+def test_ranks_that_share_sequences_continue_a_run_that_others_began(make_run, monkeypatch):
+    yaml = YAML.replace("context_length: [128]", "context_length: [256]").replace("1536", "2560")
+    yaml = yaml.replace(
+        "batch_tokens: 256, micro_batch_tokens: 128", "batch_tokens: 512, micro_batch_tokens: 256"
+    )
+    name = "pro-tiny-256-acp"
+    train_run(whole := make_run("whole", yaml=yaml, run=name))
+    one_rank = curve(whole), curve(whole, "grad_norm"), load_file(whole.folder / "model/model.safetensors")
+    run = make_run("shared", ", context_parallel: 2, parallel: fsdp", yaml, name)
+    assert train_on(4, Path.cwd(), name, stop_after=2) == [(0, "")] * 4
+    text = Path("experiments/mini.yaml").read_text()
+    Path("experiments/mini.yaml").write_text(text.replace("parallel: fsdp", "parallel: ddp"))
+    assert train_on(2, Path.cwd(), name, stop_after=4, before=compile_on_cpu) == [(0, "")] * 2
+    with pytest.raises(DistributedError, match=r"2 ranks to each \(context_parallel\); use NPROC=2 or 4"):
+        train_run(load_suite("mini").run(name))
+    Path("experiments/mini.yaml").write_text(text.replace("context_parallel: 2", "context_parallel: 1"))
+    train_run(load_suite("mini").run(name))
+    assert_same_run(run, one_rank)
+
+
+def test_sequences_that_ranks_cannot_share_are_refused(make_run):
+    with pytest.raises(SuiteError, match="multiple of 512, two chunks .* not 128"):
+        make_run("short", ", context_parallel: 4")

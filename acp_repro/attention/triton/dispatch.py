@@ -122,14 +122,15 @@ def backward(
     block_k,
     window_size=None,
     portable=False,
+    shares=False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients dq, dk, dv and dc (B, H, Tk) float32 of :func:`forward` over the same kept blocks.
 
-    Where query heads share keys, dk and dv are their shares: (B, H, Tk, D) float32, what each query head
-    adds. It only allocates and launches, see :mod:`.launch`.
+    Where query heads share keys, or with ``shares``, dk and dv are shares: (B, H, Tk, D) float32, what each
+    query head adds. It only allocates and launches, see :mod:`.launch`.
     """
     dq = torch.empty_like(q)
-    if q.shape[1] == k.shape[1]:
+    if q.shape[1] == k.shape[1] and not shares:
         dk, dv = torch.empty_like(k), torch.empty_like(v)
     else:
         shape = (k.shape[0], q.shape[1], *k.shape[2:])

@@ -28,7 +28,10 @@ def attention_share_of_flops(size: SizeConfig, context_length: int) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """One run. ``parameters`` leave out the input embedding; ``memory`` is the peak of one GPU in bytes."""
+    """One run. ``parameters`` leave out the input embedding; ``memory`` is the peak of one GPU in bytes.
+
+    ``exchanged`` are the bytes that all GPUs send one another in a step for context parallelism.
+    """
 
     parameters: int
     steps: int
@@ -36,6 +39,7 @@ class Cost:
     flops: float
     executed_flops: float
     memory: float
+    exchanged: float
     gpu_hours: float
 
 
@@ -52,6 +56,7 @@ def run_cost(run: FoXRun, gpu: str, ranks: int) -> Cost:
         flops=tokens * config.flops_per_token(run.context_length),
         executed_flops=executed,
         memory=states_bytes(run, config, ranks) + _activation_bytes(run, config),
+        exchanged=_exchanged_bytes(run, config),
         gpu_hours=executed / (MFU * peak_flops(gpu)) / 3600,
     )
 
@@ -69,10 +74,27 @@ def states_bytes(run: FoXRun, config: FoXConfig, ranks: int) -> float:
     return states + (2 * config.num_parameters() if run.training.dtype == "bfloat16" else 0)
 
 
+def _kept(run: FoXRun) -> float:
+    """The share of the attention that is computed, which is taken for the share of keys that ranks send."""
+    return 1.0 if run.log_pruning_tolerance is None else 1.0 - PRUNED_RATIO
+
+
+def _exchanged_bytes(run: FoXRun, config: FoXConfig) -> float:
+    """What ranks that share sequences send in a step: gates, and in both passes causal keys and values."""
+    training = run.training
+    tokens = training.batch_tokens * (training.context_parallel - 1)
+    half = 2 if training.dtype == "bfloat16" else FLOAT32
+    # Chunks in zig-zag order need 3 / 4 of what an all-gather brings. Gradients are float32.
+    keys = 0.75 * _kept(run) * 2 * config.hidden_size * (half + FLOAT32)
+    gates = config.num_heads * FLOAT32 * (1 + 0.75 * _kept(run))
+    return config.num_hidden_layers * tokens * (keys + gates)
+
+
 def _activation_bytes(run: FoXRun, config: FoXConfig) -> float:
     """What a micro-batch keeps at the start of the backward pass, in compiled blocks, and its logits. Results
     that are cheap to compute again (norms, gates' sigmoids) are not kept."""
-    tokens, width, layers = run.training.micro_batch_tokens, config.hidden_size, config.num_hidden_layers
+    sharing, layers = run.training.context_parallel, config.num_hidden_layers
+    tokens, width = run.training.micro_batch_tokens // sharing, config.hidden_size
     half = 2 if run.training.dtype == "bfloat16" else FLOAT32
     shifts = config.use_k_shift + config.use_v_shift
     # The norm's output; q, k and v as projected; the attention's output; what o_proj reads. Then q and k
@@ -83,6 +105,10 @@ def _activation_bytes(run: FoXRun, config: FoXConfig) -> float:
     per_head = FLOAT32 + 8 + FLOAT32 + half * (1 + shifts)
     residual = 2 * FLOAT32 * width  # before the attention, and before the MLP
     block = tokens * (residual + half * (wide * width + swiglu) + per_head * config.num_heads)
+    if sharing > 1:
+        # Keys and values of this rank and those that it received, the gates and their sums of all tokens.
+        keys = tokens + _kept(run) * (sharing - 1) * tokens
+        block += 2 * keys * width * half + sharing * tokens * config.num_heads * (FLOAT32 + 8)
     kept = layers * block
     if run.training.gradient_checkpointing:
         kept = layers * tokens * FLOAT32 * width + block

@@ -169,6 +169,14 @@ METRICS = (
         key="implementation method length_tokens heads head_dim",
         command="python -m acp_repro.benchmark_attention --suite {suite}",
     ),
+    Metric(  # bytes are sums over ranks, but for the most that one rank receives forward
+        "context_parallel",
+        "implementation exchange method gates length_tokens heads head_dim ranks repeats order pruned_ratio "
+        "forward_ms+ forward_backward_ms+ gates_bytes forward_bytes backward_bytes most_received_bytes "
+        "difference",
+        key="implementation exchange method length_tokens heads head_dim ranks",
+        command="python -m acp_repro.benchmark_attention --nproc 2 --suite {suite}",
+    ),
     Metric(
         "forward_time",  # error_budgets is of ours, published_us of FlagAttention on an H100
         "implementation dtype_of_inputs batch queries keys heads head_dim repeats order forward_ms+ "

@@ -18,6 +18,7 @@ from .schema import SIZE_OVERRIDES, File, SizeConfig, TrainingConfig
 
 # Below this many weights in the blocks each rank keeps them all (DDP); above it, each keeps a share (FSDP2).
 FSDP_FROM = 300_000_000
+BLOCK_TOKENS = {"bfloat16": 128, "float32": 64}  # of the pruning grid, queries or keys
 PAPER_TOLERANCE = -10.0  # log epsilon, Section 3
 
 
@@ -112,6 +113,12 @@ def make_run(file: File, suite: str, where: str, *, size: str, context_length: i
         raise ValueError(
             f"{key}.micro_batch_tokens: {training.micro_batch_tokens} must be a multiple of the context "
             f"length {context_length}"
+        )
+    shard = 2 * training.context_parallel * BLOCK_TOKENS[training.dtype]
+    if training.context_parallel > 1 and context_length % shard:
+        raise ValueError(
+            f"training.context_parallel: {training.context_parallel} ranks need a context length that is a "
+            f"multiple of {shard}, two chunks of whole blocks for each rank, not {context_length}"
         )
     data = file.data
     if shape.vocab_size is not None:

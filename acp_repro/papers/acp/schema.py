@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from acp_repro.common.bounds import Axis, Count, CountFrom0, Must, Positive, Seed, Share, whole
 from acp_repro.model.config import LogEpsilon
@@ -62,9 +62,12 @@ class SizeConfig(Strict):
 class TrainingConfig(TrainerConfig):
     """Appendix B; the defaults are the paper's."""
 
+    HOW: ClassVar = (*TrainerConfig.HOW, "context_parallel")
+
     batch_tokens: Count = 2**19
     micro_batch_tokens: Count = 2**15
     warmup_tokens: CountFrom0 = 256 * 2**20
+    context_parallel: Count = 1  # ranks that share each sequence; DDP or FSDP2 spans all ranks
 
     def __post_init__(self):
         check_divides(self, "micro_batch_tokens", "batch_tokens")

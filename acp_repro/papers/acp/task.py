@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
+from acp_repro.attention import shard_sequence
 from acp_repro.model import FoXForCausalLM, load_pretrained, save_pretrained
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.config import peak_flops
@@ -35,6 +37,7 @@ class FoXTask(Task):
         config = run.training
         self.steps, self.step_tokens = run.steps, config.batch_tokens
         self.micro_batches = config.batch_tokens // config.micro_batch_tokens
+        self.context_parallel, self._group = config.context_parallel, None
         self._rows = config.micro_batch_tokens // run.context_length
         with run.data.errors_at(f"{file_of(run.suite)}: data"):
             self.corpus = prepare(run.data)
@@ -51,7 +54,15 @@ class FoXTask(Task):
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
         """(input_ids, labels), each (B, T) int64."""
-        return self._sequences.batch(index, self._rows)
+        whole = self._sequences.batch(index, self._rows)
+        if self._group is None:
+            return whole
+        # Labels are those of the whole sequence, so none is missing at the edge of a shard.
+        return tuple(shard_sequence(x, self._group) for x in whole)
+
+    def share_sequences(self, model: FoXForCausalLM, group: ProcessGroup) -> None:
+        model.set_context_parallel(group)
+        self._group = group
 
     def loss(self, model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
         return model(input_ids, labels=labels).mean()

@@ -63,15 +63,23 @@ def process_group(device: str | None = None) -> Iterator[torch.device]:
     dist.destroy_process_group()
 
 
-def check_ranks(run: Run, micro_batches: int) -> None:
-    """Checks that each rank gets the same number of the ``micro_batches`` of a step."""
+def check_ranks(run: Run, micro_batches: int, sharing: int = 1) -> None:
+    """Checks that each group of ``sharing`` ranks gets the same number of the ``micro_batches`` of a step."""
     ranks = world_size()
-    if micro_batches % ranks:
-        possible = [str(n) for n in range(1, micro_batches + 1) if micro_batches % n == 0]
+    if ranks % sharing or micro_batches % (ranks // sharing):
+        possible = [str(n * sharing) for n in range(1, micro_batches + 1) if micro_batches % n == 0]
+        together = f", {sharing} ranks to each (context_parallel)" if sharing > 1 else ""
         raise DistributedError(
-            f"{run.name}: {ranks} ranks cannot share the {micro_batches} micro-batches of a step equally; "
+            f"{run.name}: {ranks} ranks cannot share the {micro_batches} micro-batches of a step equally"
+            f"{together}; "
             f"use NPROC={' or '.join(possible[-4:])}"
         )
+
+
+def context_group(sharing: int, device: torch.device) -> dist.ProcessGroup:
+    """The ``sharing`` ranks, neighbours, that hold shards of the same sequences as this rank."""
+    shape = (world_size() // sharing, sharing)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("data", "context")).get_group("context")
 
 
 def launch_ranks(ranks: int, module: str, arguments: list[str]) -> int:

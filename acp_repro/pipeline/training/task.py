@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from ...common import files
 from ..freshness import done
@@ -31,11 +32,13 @@ class Task(ABC):
         steps: optimiser steps of the whole run.
         micro_batches: batches of a step, shared by the ranks.
         step_tokens: tokens of a step (or whatever the paper counts), for the log and the progress bar.
+        context_parallel: ranks that share the sequences of a batch; see :meth:`share_sequences`.
     """
 
     steps: int
     micro_batches: int = 1
     step_tokens: int = 1
+    context_parallel: int = 1
 
     def __init__(self, run: Run):
         self.run = run
@@ -52,6 +55,11 @@ class Task(ABC):
     @abstractmethod
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """The mean loss of a batch, a float32 scalar; ``model`` may be a wrapper and must be called."""
+
+    def share_sequences(self, model: nn.Module, group: ProcessGroup) -> None:
+        """Called where ``context_parallel`` is over 1: from here on, ``batch`` returns this rank's shards of
+        sequences, and ``model`` reads shards."""
+        raise NotImplementedError
 
     @abstractmethod
     def learning_rate(self, step: int) -> float:

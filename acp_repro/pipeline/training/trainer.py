@@ -2,7 +2,9 @@
 
 Everything that decides the weights is a function of the settings and the step. A run that was killed
 continues as if it had not been: bit for bit with the same ranks, within rounding with others. Micro-batch i
-of a step goes to rank i mod ranks, so the data do not depend on the number of ranks.
+of a step goes to rank i mod ranks, so the data do not depend on the number of ranks. Under context
+parallelism it goes to a group of ranks, each of which reads its shard of every sequence. DDP and FSDP2 span
+all ranks, because the gradient is the mean over micro-batches and shards alike.
 """
 
 from __future__ import annotations
@@ -24,7 +26,16 @@ from torch.distributed.tensor import DTensor
 from ...common.command import progress_bar, stop_signals
 from ..paper import Paper
 from ..run import Run, TrainerConfig
-from .distributed import any_rank, check_ranks, gradient_sync, mean_over_ranks, parallelize, rank, world_size
+from .distributed import (
+    any_rank,
+    check_ranks,
+    context_group,
+    gradient_sync,
+    mean_over_ranks,
+    parallelize,
+    rank,
+    world_size,
+)
 from .prefetch import Prefetcher
 from .run_folder import RunFolder, TrainingError, compiles
 from .task import Task
@@ -63,14 +74,16 @@ def train(
         if folder.is_done() or not folder.begin(stack):
             return folder.path
         task = paper.load_task()(run)
-        check_ranks(run, task.micro_batches)
+        check_ranks(run, task.micro_batches, task.context_parallel)
         torch.manual_seed(run.seed)  # the same weights on every rank
         model = task.build().to(device)
         folder.describe(device, task.describe(model))
+        if task.context_parallel > 1:
+            task.share_sequences(model, context_group(task.context_parallel, device))
         blocks = task.blocks(model)
         wrapped = parallelize(model, blocks, run.parallel_mode(world_size()), device)
         if compiles(run, device):
-            compile_blocks(blocks)
+            compile_blocks(blocks, whole=task.context_parallel == 1)
         optimizer = make_optimizer(model, run.training, task.learning_rate(0), task.rates(model))
         signals = StopSignals(speak=rank() == 0)
         stack.enter_context(stop_signals(signals.note))
@@ -78,7 +91,8 @@ def train(
         first = folder.load_checkpoint(model, optimizer)
         last = task.steps if stop_after is None else min(task.steps, stop_after)
         watch_every = watch_every or max(1, min(100, task.steps // 25))
-        micro_batches = range(rank(), task.micro_batches, world_size())
+        groups = world_size() // task.context_parallel
+        micro_batches = range(rank() // task.context_parallel, task.micro_batches, groups)
         order = (step * task.micro_batches + i for step in range(first, last) for i in micro_batches)
         log = stack.enter_context(StepLog(task, folder, device, first, position))
         with Prefetcher(task.batch, order, device) as data:
@@ -253,8 +267,9 @@ def eager(device: torch.device, dtype: str) -> Iterator[None]:
         yield
 
 
-def compile_blocks(blocks: Sequence[nn.Module], backend: str = "inductor") -> None:
-    """Sends each block's forward through torch.compile, in place: one graph that all blocks share.
+def compile_blocks(blocks: Sequence[nn.Module], backend: str = "inductor", whole: bool = True) -> None:
+    """Sends each block's forward through torch.compile, in place: one graph that all blocks share, or without
+    ``whole`` several, where a block exchanges tokens with other ranks.
 
     Names of weights stay. Only ``forward`` is compiled, not the call around it, so FSDP2's hooks and gradient
     checkpointing stay outside the graph. Graphs of other models are dropped, because torch.compile keeps only
@@ -262,7 +277,7 @@ def compile_blocks(blocks: Sequence[nn.Module], backend: str = "inductor") -> No
     """
     torch.compiler.reset()
     for block in blocks:
-        block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False, backend=backend)
+        block.forward = torch.compile(block.forward, fullgraph=whole, dynamic=False, backend=backend)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,429 @@
+"""Forgetting attention of a sequence that is sharded over ranks (context parallelism).
+
+The sequence is cut into 2P equal chunks of whole blocks for P ranks. Rank r holds chunks r and 2P - 1 - r: an
+early and a late one, so all ranks have the same work ("zig-zag"). The boundary depends on gates and on delta,
+but on no key. So one all-gather of the gates tells every rank the boundary of all chunks, hence which key
+blocks it sends and receives: along a head the boundary never falls, and a chunk of queries reads a suffix of
+the keys before it. One all-to-all exchanges the keys, and one returns their gradients.
+
+The rows of dS sum to 0, so no query contributes to a gate before its first key. Each rank therefore computes
+the gradient of the gates by suffix sums over its own range of keys, and returns the result with dk and dv.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+
+from .backends import Backend, find_backend
+from .checks import AttentionCall, check_gates, check_threshold, check_values
+from .op import without_autocast
+from .threshold import check_floor, join_norms, longest_norms
+
+# These functions launch collectives whose sizes depend on values, which torch.compile cannot trace. Compiled
+# code calls them as they are. (`torch.compiler.disable` would import the compiler with this package.)
+_not_compiled: Any = _disable_dynamo
+
+
+def find_group(context_parallel: Any) -> dist.ProcessGroup:
+    """The process group of the argument ``context_parallel``.
+
+    Raises:
+        TypeError: it is neither a process group nor a one-dimensional device mesh.
+    """
+    group = context_parallel
+    if isinstance(group, DeviceMesh) and group.ndim == 1:
+        group = group.get_group()
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            "context_parallel must be a torch.distributed.ProcessGroup or a DeviceMesh of one dimension, got "
+            f"{context_parallel!r}"
+        )
+    return group
+
+
+def own_chunks(rank: int, ranks: int) -> tuple[int, int]:
+    """The two chunks of the sequence that ``rank`` holds, in order."""
+    return rank, 2 * ranks - 1 - rank
+
+
+def shard_positions(tokens: int, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
+    """(tokens,) int64: where the tokens of this rank's shard are in the sequence."""
+    if group is None:
+        return torch.arange(tokens, device=device)
+    chunks = torch.tensor(own_chunks(group.rank(), group.size()), device=device)
+    size = tokens // 2
+    return (chunks[:, None] * size + torch.arange(size, device=device)).flatten()
+
+
+@_not_compiled
+def shard_sequence(x: Tensor, group: Any, dim: int = 1) -> Tensor:
+    """This rank's shard of ``x``: two chunks of the sequence, an early and a late one, along ``dim``.
+
+    Args:
+        x: the whole tensor, the same on every rank of the group.
+        group: a ``torch.distributed.ProcessGroup``, or a ``DeviceMesh`` of one dimension.
+        dim: the dimension of the sequence. Its length must be a multiple of twice the number of ranks.
+
+    Returns:
+        ``x`` with 1 / ranks of the length. The gradient of ``x`` is gathered, so it is whole on every rank.
+
+    Raises:
+        TypeError: ``group`` is no group.
+        ValueError: the length is no multiple of twice the number of ranks.
+    """
+    return _Shard.apply(x, find_group(group), dim)
+
+
+@_not_compiled
+def gather_sequence(x: Tensor, group: Any, dim: int = 1) -> Tensor:
+    """The whole tensor, on every rank, of the shards that :func:`shard_sequence` returns.
+
+    Args:
+        x: this rank's shard. group, dim: as in :func:`shard_sequence`.
+
+    Returns:
+        ``x`` with the length times the number of ranks. Every rank must compute the same loss from it: the
+        gradient of ``x`` is this rank's shard of the gradient, not a sum over ranks.
+    """
+    return _Gather.apply(x, find_group(group), dim)
+
+
+@_not_compiled
+def previous_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """(B, 2, ...): the token before each of this rank's two chunks of ``x`` (B, T, ...), 0 before the first.
+
+    One all-to-all sends one token to each neighbour. Gradients return by the same way.
+    """
+    chunks = x.unflatten(1, (2, -1))
+    return _Previous.apply(chunks[:, :, -1], group)
+
+
+@_not_compiled
+def bound_over_ranks(q: Tensor, k: Tensor, sm_scale: float, group: dist.ProcessGroup) -> Tensor:
+    """:func:`.threshold.logit_bound_from_norms` (B, H) of the whole q and k: one maximum over ranks."""
+    norms = torch.stack([longest_norms(x, q.shape[1]) for x in (q, k)])
+    # Not an all-reduce: a maximum of ranks may drop a NaN, and then one rank alone would raise an error.
+    longest = all_gather(norms, group).amax(0)
+    return join_norms(longest, q.shape[-1], sm_scale)
+
+
+def check_shards(q: Tensor, k: Tensor, implementation: str) -> None:
+    """Checks the heads-first shards of a call under context parallelism.
+
+    Raises:
+        ValueError: the backend cannot run shards, or a chunk is not whole blocks.
+    """
+    backend = find_backend(implementation)
+    if backend.by_autograd:
+        raise ValueError(
+            f"context_parallel needs kernels that start from given boundaries, and implementation="
+            f"{implementation!r} has none; use 'auto' or 'blockwise'"
+        )
+    multiple = 2 * math.lcm(*backend.block_sizes(q.shape[3], q.dtype))
+    if q.shape[2] != k.shape[2] or k.shape[2] % multiple:
+        raise ValueError(
+            "with context_parallel, each rank's q, k, v and log_fgate must hold the same multiple of "
+            f"{multiple} tokens (two chunks of whole blocks), got {q.shape[2]} queries, {k.shape[2]} keys; "
+            "pad the sequence on the right, and decode without context_parallel"
+        )
+
+
+@_not_compiled
+def attend_shards(call: AttentionCall, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+    """out (B, H, T, D) and boundary (B, H, M) of the queries of this rank, in key blocks of the sequence.
+
+    Args:
+        call: this rank's q, k, v and log_fgate; the other fields are those of the whole sequence.
+    """
+    plan = make_plan(call, group)
+    out = _AttendShards.apply(*call[:4], plan)
+    starts = plan.boundary.view(*call.q.shape[:2], 2 * group.size(), -1)
+    return out, starts[:, :, list(plan.chunks)].flatten(2)
+
+
+class Plan(NamedTuple):
+    """What one call exchanges and computes. A *row* is one key head of one sequence, with its query heads.
+
+    ``own`` and ``table`` number the key blocks of all rows that this rank holds or receives: its own first,
+    then those of each rank. ``sent[r]`` are the numbers of own blocks that rank r reads, and ``received[r]``
+    counts the blocks that come from rank r. Both ranks list them by row and block, so no size is exchanged.
+    """
+
+    call: AttentionCall
+    group: Any
+    backend: Backend
+    chunks: tuple[int, int]
+    grid: tuple[int, int]
+    gates: Tensor  # (R, G, L)
+    c: Tensor  # (R, G, L) float64
+    boundary: Tensor  # (R, G, M) int32
+    first: Tensor  # (R, 2P) int64 on the CPU: the first key block that each chunk of queries reads
+    table: Tensor  # (R, N) int64 on the CPU: the number of each key block, or -1
+    own: Tensor  # (R, N / P) int64 on the CPU: the numbers of this rank's blocks
+    sent: list[Tensor]
+    received: list[int]
+
+
+@torch.no_grad()
+def make_plan(call: AttentionCall, group: dist.ProcessGroup) -> Plan:
+    batch, heads, tokens, head_dim = call.q.shape
+    rank, ranks, kv_heads = group.rank(), group.size(), call.k.shape[1]
+    gates = join_shards(all_gather(call.log_fgate.movedim(2, 0), group)).movedim(0, 2).contiguous()
+    check_gates(gates)
+    check_threshold(call.threshold)
+    check_values("seq_start", call.seq_start, 0, tokens * ranks - 1)
+    backend = find_backend(call.implementation)
+    check_floor(
+        call._replace(log_fgate=gates),
+        backend.least_clamped,
+        lambda q, k, sm_scale: bound_over_ranks(q, k, sm_scale, group),
+    )
+    # The search reads the shape of q alone.
+    q = call.q[:, :, :1].expand(-1, -1, tokens * ranks, -1)
+    c, boundary = backend.search(call._replace(q=q, log_fgate=gates))
+    gates, c, boundary = (x.reshape(batch * kv_heads, heads // kv_heads, -1) for x in (gates, c, boundary))
+    block_q, block_k = grid = backend.block_sizes(head_dim, call.q.dtype)
+    # The host waits here for the device once: the sizes of messages are host numbers.
+    first = boundary[:, :, :: tokens // 2 // block_q].amin(1).long().cpu()
+    rows, blocks = len(first), tokens // 2 // block_k  # of a chunk
+    block = torch.arange(2 * ranks * blocks)
+    chunk = block // blocks
+    owner = chunk.minimum(2 * ranks - 1 - chunk)
+
+    def find_reads(reader: int) -> Tensor:
+        """(R, N) bool: the key blocks of other ranks that ``reader`` needs."""
+        read = torch.zeros(rows, len(block), dtype=torch.bool)
+        for own in own_chunks(reader, ranks):
+            read |= (block >= first[:, own, None]) & (chunk < own)
+        return read & (owner != reader)
+
+    own = torch.arange(rows * 2 * blocks).view(rows, -1)
+    table = torch.full((rows, len(block)), -1)
+    table[:, owner == rank] = own
+    reads = find_reads(rank)
+    # Numbers in the order in which blocks arrive: by sender, row and block.
+    received, count = [], own.numel()
+    for sender in range(ranks):
+        arriving = reads & (owner == sender)
+        received.append(int(arriving.sum()))
+        table[arriving] = torch.arange(count, count + received[-1])
+        count += received[-1]
+    sent = [table[find_reads(reader) & (owner == rank)].to(call.q.device) for reader in range(ranks)]
+    chunks = own_chunks(rank, ranks)
+    return Plan(call, group, backend, chunks, grid, gates, c, boundary, first, table, own, sent, received)
+
+
+class _LocalCall(NamedTuple):
+    """One call of the backend: one chunk of queries of some rows, with all keys that these rows read."""
+
+    rows: Tensor  # (g,) int64
+    queries: slice
+    blocks: Tensor  # (g, n) int64, the numbers of the key blocks in the pool
+    call: AttentionCall
+    c: Tensor
+    boundary: Tensor
+
+
+def _local_calls(plan: Plan, q: Tensor, pool: Tensor) -> Iterator[_LocalCall]:
+    """The calls of this rank. q is (R, G, T, D); pool (2, n, block, D) holds the key blocks, and a zero."""
+    block_q, block_k = plan.grid
+    size = q.shape[2] // 2
+    for half, chunk in enumerate(plan.chunks):
+        fetched = chunk * size // block_k - plan.first[:, chunk]
+        # Rows of similar lengths share a call. The blocks before a row's first one are never read.
+        bucket = fetched.double().clamp(min=0.5).log2().ceil()
+        for one in bucket.unique():
+            chosen = (bucket == one).nonzero()[:, 0]
+            base = int(plan.first[chosen, chunk].min())
+            blocks = plan.table[chosen, base : (chunk + 1) * size // block_k].to(q.device)
+            rows = chosen.to(q.device)
+            k, v = pool[:, blocks].flatten(2, 3)[:, :, None]
+            seq_start = plan.call.seq_start
+            if seq_start is not None:
+                seq_start = (seq_start[rows // plan.call.k.shape[1]] - base * block_k).clamp(min=0)
+            keys = slice(base * block_k, (chunk + 1) * size)
+            queries = slice(half * size, (half + 1) * size)
+            tiles = slice(chunk * size // block_q, (chunk + 1) * size // block_q)
+            call = plan.call._replace(
+                q=q[rows][:, :, queries],
+                k=k,
+                v=v,
+                log_fgate=plan.gates[rows][..., keys],
+                threshold=None,
+                seq_start=seq_start,
+            )
+            boundary = plan.boundary[rows][..., tiles] - base
+            yield _LocalCall(rows, queries, blocks, call, plan.c[rows][..., keys].contiguous(), boundary)
+
+
+class _AttendShards(torch.autograd.Function):
+    """Sends and receives keys, calls the backend, and returns the gradients of keys to their ranks."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, log_fgate, plan: Plan):
+        rows, tokens, head_dim = len(plan.first), q.shape[2], q.shape[3]
+        blocks = (2, -1, plan.grid[1], head_dim)
+        own = torch.stack((k, v)).reshape(blocks)
+        sent = own[:, torch.cat(plan.sent)].movedim(1, 0)
+        received = all_to_all(sent, list(map(len, plan.sent)), plan.received, plan.group)
+        pool = torch.cat((own, received.movedim(1, 0), torch.zeros_like(own[:, :1])), 1)
+        q_rows = q.reshape(rows, -1, tokens, head_dim)
+        out, saved = torch.empty_like(q_rows), []
+        with without_autocast(q):
+            for one in _local_calls(plan, q_rows, pool):
+                part, kept = plan.backend.attend(one.call, one.c, one.boundary)
+                out[:, :, one.queries][one.rows] = part
+                saved.append(kept)
+        ctx.plan, ctx.shapes = plan, (q.shape, k.shape)
+        ctx.save_for_backward(q_rows, pool, out, *saved)
+        return out.view(q.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        plan = ctx.plan
+        q, pool, out, *saved = ctx.saved_tensors
+        dout, dq = dout.reshape(q.shape), torch.empty_like(q)
+        block, head_dim = pool.shape[2:]
+        # dk, dv and the gradient of the gates of each key, in float32: parts of it are summed over ranks.
+        width = 2 * head_dim + q.shape[1]
+        grads = torch.zeros(pool.shape[1], block, width, dtype=torch.float32, device=q.device)
+        with without_autocast(q):
+            for one, kept in zip(_local_calls(plan, q, pool), saved, strict=True):
+                results = (out[:, :, one.queries][one.rows], kept, one.c, one.boundary)
+                given = dout[:, :, one.queries][one.rows]
+                dq_part, dk, dv, dgates = plan.backend.partial_gradients(given, one.call, *results)
+                dq[:, :, one.queries][one.rows] = dq_part.to(q.dtype)
+                parts = torch.cat((dk[:, 0], dv[:, 0], dgates.mT), -1)
+                # No number comes twice but that of the zero, so the sum has one order.
+                grads.index_add_(0, one.blocks.flatten() % len(grads), parts.reshape(-1, block, width))
+        own = plan.own.numel()
+        returned = all_to_all(
+            grads[own : own + sum(plan.received)], plan.received, list(map(len, plan.sent)), plan.group
+        )
+        for numbers, part in zip(plan.sent, returned.split(list(map(len, plan.sent))), strict=True):
+            grads.index_add_(0, numbers, part)
+        sizes = (head_dim, head_dim, q.shape[1])
+        dk, dv, dgates = grads[:own].view(len(q), -1, width).split(sizes, -1)
+        q_shape, k_shape = ctx.shapes
+        dk, dv = (x.reshape(k_shape).to(q.dtype) for x in (dk, dv))
+        return dq.view(q_shape), dk, dv, dgates.mT.reshape(q_shape[:3]), None
+
+
+class _Shard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group, dim):
+        ctx.arguments = group, dim
+        return _cut(x, group, dim)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        group, dim = ctx.arguments
+        return join_shards(all_gather(grad.movedim(dim, 0), group)).movedim(0, dim), None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group, dim):
+        ctx.arguments = group, dim
+        return join_shards(all_gather(x.movedim(dim, 0), group)).movedim(0, dim)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return _cut(grad, *ctx.arguments), None, None
+
+
+class _Previous(torch.autograd.Function):
+    """Moves x (B, 2, ...), one token of each chunk, to the next chunk; gradients to the chunk before."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return _move(x, group, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return _move(grad, ctx.group, -1), None
+
+
+def _move(x: Tensor, group: dist.ProcessGroup, step: int) -> Tensor:
+    """(B, 2, ...): what ``x`` is for the chunks ``step`` before this rank's two; 0 for a chunk outside."""
+    rank, ranks = group.rank(), group.size()
+    last = 2 * ranks - 1
+    chunks = own_chunks(rank, ranks)
+    # (owner, which of this rank's chunks), sorted by the owner, as all-to-all sends and receives.
+    sends = sorted((min(t, last - t), n) for n, c in enumerate(chunks) if 0 <= (t := c + step) <= last)
+    takes = sorted((min(s, last - s), n) for n, c in enumerate(chunks) if 0 <= (s := c - step) <= last)
+    sent = x.movedim(1, 0)[[n for _, n in sends]]
+    sizes, counts = ([sum(n == r for n, _ in pairs) for r in range(ranks)] for pairs in (sends, takes))
+    received = all_to_all(sent, sizes, counts, group)
+    moved = torch.zeros_like(x)
+    for (_, n), one in zip(takes, received, strict=True):
+        moved[:, n] = one
+    return moved
+
+
+def _cut(x: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    ranks, length = group.size(), x.shape[dim]
+    if length % (2 * ranks):
+        raise ValueError(
+            f"the length of dimension {dim}, {length}, must be a multiple of twice the {ranks} ranks; pad "
+            "the sequence on the right"
+        )
+    parts = x.chunk(2 * ranks, dim)
+    return torch.cat([parts[n] for n in own_chunks(group.rank(), ranks)], dim)
+
+
+def join_shards(shards: Tensor) -> Tensor:
+    """(L, ...) of all ranks' shards (P, T, ...)."""
+    early, late = shards.chunk(2, 1)
+    return torch.cat((early, late.flip(0))).flatten(0, 1)
+
+
+def all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """(P, ...): ``x`` of every rank."""
+    x = x.contiguous()
+    gathered = x.new_empty((group.size() * len(x), *x.shape[1:]))
+    with _one_line("all-gather"):
+        dist.all_gather([*_view_bytes(gathered).chunk(group.size())], _view_bytes(x), group)
+    return gathered.unflatten(0, (group.size(), -1))
+
+
+def all_to_all(x: Tensor, sizes: list[int], counts: list[int], group: dist.ProcessGroup) -> Tensor:
+    """(sum of counts, ...): what each rank sends to this one; ``sizes`` cut x (n, ...) for the ranks."""
+    x = x.contiguous()
+    received = x.new_empty((sum(counts), *x.shape[1:]))
+    with _one_line("all-to-all"):
+        dist.all_to_all_single(_view_bytes(received), _view_bytes(x), counts, sizes, group)
+    return received
+
+
+def _view_bytes(x: Tensor) -> Tensor:
+    """A contiguous x (n, ...) as (n, bytes), because gloo does not know every dtype."""
+    row = math.prod(x.shape[1:])
+    return x.as_strided((len(x), row), (row, 1)).view(torch.uint8)  # x may have any stride along a size of 1
+
+
+@contextlib.contextmanager
+def _one_line(collective: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise RuntimeError(
+            f"context_parallel: an {collective} failed, because another rank stopped or passed other shapes; "
+            f"see the errors of the other ranks ({reason})"
+        ) from error
