@@ -81,7 +81,8 @@ class HeadSums:
                 self.after[name] += known_afterwards(sums[:, self.outside[m] :], epsilon)
         falling = weights[-first % self.stride :: self.stride].sort(-1, descending=True).values.cumsum(-1)
         shares = torch.tensor([*SHARES.values()], device=block.device, dtype=falling.dtype)
-        self.kept_keys.append(1 + (falling[:, None] < shares[:, None]).sum(-1).cpu())
+        needed = shares * falling[:, -1:].clamp(max=1)  # less than 1 where a sink takes the rest
+        self.kept_keys.append(1 + (falling[:, None] < needed[..., None]).sum(-1).cpu())
         if first + len(block) > self.late:
             late = weights[max(0, self.late - first) :].sum(0, dtype=torch.float64)
             self.received_late[: len(late)] += late.cpu()

@@ -32,6 +32,7 @@ _KNOWN = {
     "output_attentions",
     "position_bias",
     "position_ids",
+    "s_aux",
     "sliding_window",
     "use_cache",
 }
@@ -51,6 +52,8 @@ class LayerInputs:
         softcap: s becomes ``softcap * tanh(s / softcap)``; None for none.
         window_size: keys that a query sees, its own included; None for all.
         slopes: (H,) ALiBi's slopes: a score falls by the slope for each token of distance; None for none.
+        sinks: (H,) learned logits (gpt-oss): one more term in the sum of every row, without a key; None for
+            none.
         fox: the call of a Forgetting Transformer, with gates and threshold; None for another model.
         score: gives the scores (Hkv, T) of a scorer of keys; None where only q and k are read.
     """
@@ -61,6 +64,7 @@ class LayerInputs:
     softcap: float | None = None
     window_size: int | None = None
     slopes: Tensor | None = None
+    sinks: Tensor | None = None
     fox: AttentionInputs | None = None
     score: Callable[[Any], Tensor] | None = None
 
@@ -163,22 +167,23 @@ def _attend(module, query, key, value, attention_mask, scaling=None, softcap=Non
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     _watcher.get()(module, query, key, value, attention_mask, scaling, softcap, kwargs)
-    if softcap is None:
+    sinks = kwargs.get("s_aux")
+    if softcap is None and sinks is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    return _attend_with_softcap(query, key, value, attention_mask, scaling, softcap), None
+    return _attend_in_rows(query, key, value, attention_mask, scaling, softcap, sinks), None
 
 
-def _attend_with_softcap(query, key, value, mask, scaling, softcap, rows: int = 256) -> Tensor:
-    """(B, T, H, D): sdpa has no soft cap. A few rows at a time."""
+def _attend_in_rows(query, key, value, mask, scaling, softcap, sinks, rows: int = 256) -> Tensor:
+    """(B, T, H, D): sdpa has neither a soft cap nor sinks. A few rows at a time."""
     value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
-    out = torch.empty_like(query)
+    out = query.new_empty(*query.shape[:3], value.shape[-1])
     for first in range(0, query.shape[2], rows):
         own = slice(first, first + rows)
-        out[:, :, own] = _weigh(query, key, mask, scaling, softcap, own) @ value
+        out[:, :, own] = _weigh(query, key, mask, scaling, softcap, sinks, own) @ value
     return out.transpose(1, 2)
 
 
-def _weigh(query, key, mask, scaling, softcap, own=slice(None)) -> Tensor:
+def _weigh(query, key, mask, scaling, softcap, sinks, own=slice(None)) -> Tensor:
     """(B, H, rows, T): the weights of the queries ``own``, as eager attention computes them."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = query[:, :, own] @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -186,7 +191,12 @@ def _weigh(query, key, mask, scaling, softcap, own=slice(None)) -> Tensor:
         scores = softcap * (scores / softcap).tanh()
     places = torch.arange(query.shape[2], device=query.device)
     seen = places[own, None] >= places if mask is None else mask[:, :, own]
-    return scores.masked_fill(~seen, -math.inf).softmax(-1, dtype=torch.float32).to(query.dtype)
+    scores = scores.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], -1)
+    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    return weights[..., : key.shape[2]]
 
 
 @contextlib.contextmanager
@@ -196,15 +206,23 @@ def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[in
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     given: dict[nn.Module, dict[str, Any]] = {}
+    attended: set[int] = set()
+    latest: list[Tensor] = []
 
     def handle(module, query, key, value, mask, scaling, softcap, kwargs) -> None:
         layer = getattr(module, "layer_idx", None)
         layer = len(given) if layer is None else layer
-        if new := [n for n, v in kwargs.items() if n not in _KNOWN and v is not None and v is not False]:
+        if any(query is one for one in latest):
+            return  # DiffLlama weighs two halves of its values with the same weights
+        latest[:] = [query]
+        new = [n for n, v in kwargs.items() if n not in _KNOWN and v is not None and v is not False]
+        if new or layer in attended:
+            passes = f"passes {', '.join(new)} to its attention, whose weights then do not follow from q, k "
+            why = passes + "and a mask" if new else "attends more than once, as a recurrent model does"
             raise NotReadable(
-                f"{type(model).__name__} cannot be read: layer {layer} passes {', '.join(new)} to its "
-                "attention, whose weights then do not follow from q, k and a mask; give another model"
+                f"{type(model).__name__} cannot be read: layer {layer} {why}; give another model"
             )
+        attended.add(layer)
         if why := _why_not(module, query, key, mask, kwargs):
             skipped[layer] = why
             return
@@ -216,13 +234,14 @@ def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[in
                 query.shape[-1] ** -0.5 if scaling is None else scaling,
                 softcap,
                 kwargs.get("sliding_window"),
+                sinks=kwargs.get("s_aux"),
                 score=functools.partial(
                     _score,
                     module,
                     given.get(module, {}),
                     key,
                     value,
-                    functools.partial(_weigh, query, key, mask, scaling, softcap),
+                    functools.partial(_weigh, query, key, mask, scaling, softcap, kwargs.get("s_aux")),
                 ),
             ),
         )
@@ -271,7 +290,7 @@ def _score(module, kwargs, keys, values, weigh: Callable[[], Tensor], scorer) ->
 def _why_not(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> str:
     """Why a call is not causal attention of tokens on themselves; empty if it is."""
     if q.shape[2] != k.shape[2]:
-        return "attends to another sequence (cross-attention)"
+        return "has more or fewer keys than queries (cross-attention, or compressed keys)"
     if not getattr(module, "is_causal", True):
         return "sees later tokens (an encoder)"
     if kwargs.get("position_bias") is not None:

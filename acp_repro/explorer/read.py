@@ -88,12 +88,15 @@ def read_heads(
     Returns:
         A table with a row a head, over all sequences:
 
-        - ``keys_90``, ``keys_99``, ``keys_99.9``: keys that hold this much percent of a query's weight, the
-            median over at most 512 evenly spaced queries; ``q90_keys_90`` and so on: their 90 % quantile;
-        - ``entropy_nats``: mean entropy of a row of weights;
+        - ``keys_90``, ``keys_99``, ``keys_99.9``: keys that hold this much percent of a query's weight on
+            keys, the median over at most 512 evenly spaced queries; ``q90_keys_90`` and so on: their 90 %
+            quantile;
+        - ``entropy_nats``: mean entropy of a row of weights; a learned sink (gpt-oss) is no key and not
+            counted, so a row with one sums to less than 1;
         - of the first sequence alone ``half_weight_tokens``, the distance within which half of the weight
             lies; ``strongest_weight``, a query's strongest key, and ``first_token_weight``, in the mean;
-            ``largest_pruned_mass``, the most that the certificate's blocks weigh in a row;
+            ``largest_pruned_mass``, the most that the certificate's blocks weigh in a row; ``sink_weight``,
+            the mean weight of a learned sink;
         - ``known``: share of the blocks of 64 x 64, within the causal triangle and the window, that the
             certificate of FoX's gates or ALiBi's slopes leaves out before q and k are multiplied; 0 without
             decay;
@@ -149,6 +152,7 @@ def read_heads(
                 scaling=inputs.scaling,
                 softcap=inputs.softcap,
                 window_size=inputs.window_size,
+                sink=None if inputs.sinks is None else inputs.sinks[head],
                 sums=sums,
             )
             if not found:
@@ -173,6 +177,7 @@ def read_heads(
         for head, found in enumerate(rows[layer])
     )
     heads = [first[one] for one in sorted(first)]
+    table["sink_weight"] = [max(0.0, 1 - float(head.weights.received.sum()) / length) for head in heads]
     table = table.assign(**weight_columns(heads), context_length_tokens=length, measured_tokens=ids.numel())
     table["map_x"], table["map_y"] = place_heads(table, heads)
     name = Path(getattr(model.config, "name_or_path", "") or type(model).__name__).name
