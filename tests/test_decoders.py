@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from acp_repro import FoXConfig, FoXForCausalLM, inspect
 from acp_repro.explorer.blocks import BLOCK, known_afterwards, seen_on_the_way
@@ -224,13 +226,13 @@ def test_no_row_loses_epsilon(spread, epsilon):
     scores = spread * torch.randn(BLOCK, length, generator=torch.Generator().manual_seed(2)).double()
     scores -= 0.02 * spread * torch.arange(length).flip(0)
     scores[::7, : 2 * BLOCK] += 0.5 * spread  # rows that need what others do not
-    weights = scores.softmax(-1).view(BLOCK, blocks, BLOCK).sum(-1)
-    maxima = scores.view(BLOCK, blocks, BLOCK).amax(-1) / math.log(2)
-    left_out = seen_on_the_way(maxima, epsilon, length)
+    tiles = scores.softmax(-1).view(BLOCK, blocks, BLOCK)
+    weights, largest = tiles.sum(-1), tiles.amax(-1)
+    left_out = seen_on_the_way(largest, weights, torch.full((BLOCK,), length), epsilon)
     assert weights[:, left_out].sum(-1).max() < epsilon and not left_out[-1]
-    count = known_afterwards(weights, epsilon)
-    assert int(left_out.sum()) <= count
-    assert weights[:, weights.amax(0).argsort()[:count]].sum(-1).max() < epsilon
+    oracle = known_afterwards(weights, epsilon)
+    assert int(left_out.sum()) <= int(oracle.sum())
+    assert weights[:, oracle].sum(-1).max() < epsilon
 
 
 def test_reading_depends_on_no_mode_and_keeps_the_mode_of_each_module(ids):
@@ -259,16 +261,41 @@ def test_arguments_that_change_the_weights_in_unknown_ways_are_rejected(extra, i
     assert model.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize(("surplus", "kept"), [(0.1, True), (-0.1, False)])
-def test_many_keys_of_small_weight_lose_epsilon_together(surplus, kept):
-    """Of 640 keys all but the last have equal scores, about as small as may be left out."""
-    epsilon, length = 1e-2, 640
-    scores = torch.full((BLOCK, length), math.log(epsilon / length) + surplus, dtype=torch.float64)
-    scores[:, -1] = 0.0
-    maxima = scores.view(BLOCK, -1, BLOCK).amax(-1) / math.log(2)
-    assert seen_on_the_way(maxima, epsilon, length).tolist() == [not kept] * 9 + [False]
-    lost = scores.softmax(-1)[:, :-BLOCK].sum(-1).max()
-    assert kept or epsilon / 2 < lost < epsilon
+@pytest.mark.parametrize(("surplus", "kept"), [(1.0001, True), (0.9999, False)])
+def test_the_bound_of_the_running_sum_is_reached(surplus, kept):
+    """A row whose last block holds equal weights, and whose other keys weigh as much as may be left out."""
+    epsilon, length = 1e-2, 64 * BLOCK
+    scores = torch.full((1, length), math.log(surplus * epsilon * BLOCK / length), dtype=torch.float64)
+    scores[:, -BLOCK:] = 0.0
+    tiles = scores.softmax(-1).view(1, -1, BLOCK)
+    visible = torch.tensor([length])
+    left_out = seen_on_the_way(tiles.amax(-1), tiles.sum(-1), visible, epsilon)
+    assert left_out.tolist() == [True] * 62 + [not kept, False]  # a block that is kept raises the sum
+    lost = tiles[:, left_out].sum()
+    assert kept or 0.95 * epsilon < lost < epsilon
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([0.1, 3.0, 30.0, 300.0]), log2=st.integers(-30, -1)
+)
+def test_blocks_are_those_of_a_kernel_that_visits_them_in_turn(seed, spread, log2):
+    """Scores that rise, fall or jump to the left, rows that see few keys, and any epsilon."""
+    generator, epsilon = torch.Generator().manual_seed(seed), 2.0**log2
+    rows, blocks, width = 4, 9, 8
+    scores = spread * torch.randn(rows, blocks, width, generator=generator, dtype=torch.float64)
+    scores += spread * torch.randn(1, blocks, 1, generator=generator, dtype=torch.float64)
+    scores[:, :, 1:] -= spread * torch.randint(0, 3, (rows, blocks, 1), generator=generator)
+    weights = scores.flatten(1).softmax(-1).view_as(scores)
+    visible = torch.full((rows,), blocks * width)
+    running = torch.zeros(rows, dtype=torch.float64)
+    expected = []
+    for block in reversed(range(blocks)):
+        left_out = bool((weights[:, block].amax(-1) * visible / epsilon < running).all())
+        running += 0 if left_out else weights[:, block].sum(-1)
+        expected.insert(0, left_out)
+    found = seen_on_the_way(weights.amax(-1), weights.sum(-1), visible, epsilon)
+    assert found.tolist() == expected
+    assert weights[:, found].sum((1, 2)).max() < epsilon
 
 
 def test_alibi_has_a_certificate(ids):

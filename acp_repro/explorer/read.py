@@ -140,7 +140,7 @@ def read_heads(
             delta = None if threshold is None else threshold[head]
             own_c = None if c is None else c[head]
             outside, known = _left_out(own_c, delta, length, inputs)
-            sums = HeadSums(outside, known, length, late)
+            sums = HeadSums(outside, known, length, late, inputs.window_size)
             weights = head_weights(
                 q,
                 k,
