@@ -55,6 +55,7 @@ class LayerInputs:
         sinks: (H,) learned logits (gpt-oss): one more term in the sum of every row, without a key; None for
             none.
         fox: the call of a Forgetting Transformer, with gates and threshold; None for another model.
+        values: (B, Hkv, T, V).
         score: gives the scores (Hkv, T) of a scorer of keys; None where only q and k are read.
     """
 
@@ -66,6 +67,7 @@ class LayerInputs:
     slopes: Tensor | None = None
     sinks: Tensor | None = None
     fox: AttentionInputs | None = None
+    values: Tensor | None = None
     score: Callable[[Any], Tensor] | None = None
 
     def running_sum(self, row: int) -> Tensor | None:
@@ -114,7 +116,10 @@ def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerIn
     if any(isinstance(module, ForgettingAttentionCore) for module in modes):
 
         def see_fox(layer: int, inputs: AttentionInputs) -> None:
-            see_layer(layer, LayerInputs(inputs.q, inputs.k, inputs.q.shape[-1] ** -0.5, fox=inputs))
+            see_layer(
+                layer,
+                LayerInputs(inputs.q, inputs.k, inputs.q.shape[-1] ** -0.5, fox=inputs, values=inputs.v),
+            )
 
         watch, run = watch_attention(model, see_fox), decoder.model
     else:
@@ -235,6 +240,7 @@ def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[in
                 softcap,
                 kwargs.get("sliding_window"),
                 sinks=kwargs.get("s_aux"),
+                values=value,
                 score=functools.partial(
                     _score,
                     module,
@@ -303,26 +309,25 @@ def _why_not(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, kwarg
     return "" if (seen == ((distance >= 0) & (distance < window))).all() else "has a mask that is not causal"
 
 
-def _bloom_qk(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, float]:
-    q, k, _ = module._reshape(module.query_key_value(hidden_states))
-    return q, k, module.inv_norm_factor
+def _bloom_qkv(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+    return *module._reshape(module.query_key_value(hidden_states)), module.inv_norm_factor
 
 
-def _mpt_qk(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, float]:
+def _mpt_qkv(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
     qkv = module.Wqkv(hidden_states)
     if module.clip_qkv:
         qkv = qkv.clamp(min=-module.clip_qkv, max=module.clip_qkv)
-    q, k, _ = (x.unflatten(-1, (module.n_heads, -1)).transpose(1, 2) for x in qkv.chunk(3, -1))
-    return q, k, module.softmax_scale
+    q, k, v = (x.unflatten(-1, (module.n_heads, -1)).transpose(1, 2) for x in qkv.chunk(3, -1))
+    return q, k, v, module.softmax_scale
 
 
-_ALIBI = {"BloomAttention": ("alibi", _bloom_qk), "MptAttention": ("position_bias", _mpt_qk)}
+_ALIBI = {"BloomAttention": ("alibi", _bloom_qkv), "MptAttention": ("position_bias", _mpt_qkv)}
 
 
 def _alibi_inputs(module: Any, arguments: dict[str, Any]) -> tuple[int, LayerInputs]:
     name, project = _ALIBI[type(module).__name__]
     hidden_states, bias = arguments["hidden_states"], arguments[name]
-    q, k, scaling = project(module, hidden_states)
+    q, k, values, scaling = project(module, hidden_states)
     # Linear in the key's position: (B * H, 1, T) in BLOOM, (H, 1, longest) in MPT.
     slopes = (bias[:, 0, -1] - bias[:, 0, 0])[: q.shape[1]].double() / (bias.shape[-1] - 1)
-    return module.layer_idx, LayerInputs(q, k, scaling, slopes=slopes)
+    return module.layer_idx, LayerInputs(q, k, scaling, slopes=slopes, values=values)

@@ -130,7 +130,7 @@ def read_heads(
                 "scorers choose keys of models whose attention transformers calls by its interface; "
                 f"this one is a {'FoX' if inputs.fox else type(model).__name__}"
             )
-        threshold = _threshold(inputs, log_epsilon)
+        threshold = certificate(inputs, log_epsilon)
         chosen = {name: cast(Any, inputs.score)(scorer) for name, scorer in (scorers or {}).items()}
         c = inputs.running_sum(0)
         heads = rows.setdefault(layer, [[] for _ in range(inputs.q.shape[1])])
@@ -168,7 +168,7 @@ def read_heads(
         getattr(scorer, "post_init_from_model", lambda _: None)(model)  # as kvpress does first
     skipped: list[str] = []
     bar = progress_bar(unit="head", leave=False, disable=not progress)
-    with bar, _certified(model, log_epsilon):
+    with bar, certified(model, log_epsilon):
         for row in ids.split(1):
             skipped = read_layers(model, row, see).lines
     table = pd.DataFrame(
@@ -185,7 +185,7 @@ def read_heads(
 
 
 @contextlib.contextmanager
-def _certified(model: nn.Module, log_pruning_tolerance: float) -> Iterator[None]:
+def certified(model: nn.Module, log_pruning_tolerance: float) -> Iterator[None]:
     """While open, a FoX model computes the certificate's threshold."""
     layers = [module for module in model.modules() if isinstance(module, ForgettingAttentionLayer)]
     before = [layer.log_pruning_tolerance for layer in layers]
@@ -198,7 +198,7 @@ def _certified(model: nn.Module, log_pruning_tolerance: float) -> Iterator[None]
             layer.log_pruning_tolerance = own
 
 
-def _threshold(inputs: LayerInputs, log_pruning_tolerance: float) -> Tensor | None:
+def certificate(inputs: LayerInputs, log_pruning_tolerance: float) -> Tensor | None:
     """(H,) delta of the first sequence; None where nothing decays."""
     if inputs.fox is not None:
         assert inputs.fox.threshold is not None
