@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -46,6 +46,7 @@ class RuleSums:
         self.losses: dict[Rule, list[Tensor]] = {}  # (R,) of each chunk
         self.errors: dict[Rule, list[Tensor]] = {}
         self.tiles: list[Tiles] = []
+        self.shown: dict[tuple[int, int], Tensor] = {}  # what the rows of the chunk see, by size of blocks
 
     def add_scores(self, first: int, block: Tensor) -> None:
         self.maxima = block.unflatten(1, (-1, BLOCK)).amax(-1)
@@ -68,6 +69,7 @@ class RuleSums:
     def _losses(self, tiles: Tiles, weights: Tensor, parts: Tensor) -> Iterator[tuple[list[Rule], Tensor]]:
         """Rules, and what they lose of each row's output and weight, (R, rules, V + 1)."""
         of_tiles, of_rows = {}, {}
+        self.shown.clear()
         for rule in self.rules:
             skipped = rule.skip(tiles)
             if skipped is None:
@@ -82,6 +84,8 @@ class RuleSums:
                 (of_tiles if of_blocks else of_rows)[rule] = skipped.to(parts.dtype)
         if of_rows:
             yield [*of_rows], torch.bmm(torch.stack([*of_rows.values()], 1), parts)
+        if not of_tiles:
+            return
         # One product for each query block: (rules, N) by (N, 64 (V + 1)).
         by_block = parts.unflatten(0, (-1, BLOCK)).transpose(1, 2).flatten(2)
         lost = torch.bmm(torch.stack([*of_tiles.values()], 1), by_block)
@@ -89,7 +93,9 @@ class RuleSums:
 
     def _count(self, rule: Rule, tiles: Tiles, skipped: Tensor, rows: int, keys: int) -> Tensor:
         """Counts what is skipped of all that is visible, and returns it in units of ``rows`` by ``keys``."""
-        shown = show(tiles, rows, keys)
+        if (rows, keys) not in self.shown:
+            self.shown[rows, keys] = show(tiles, rows, keys)
+        shown = self.shown[rows, keys]
         skipped = skipped.repeat_interleave(rule.rows // rows, 0)
         skipped = skipped.repeat_interleave(rule.keys // keys, 1)[:, : shown.shape[1]] & shown
         self.counts.setdefault(rule, []).append(torch.stack([skipped.sum(), shown.sum()]))
@@ -113,8 +119,8 @@ class RuleSums:
         )
         visible = torch.cat([tiles.visible for tiles in self.tiles]).unflatten(0, (-1, BLOCK))
         shown = torch.cat([F.pad(show(t, BLOCK, BLOCK), (0, count - t.mass.shape[1])) for t in self.tiles])
-        for rule, losses in self.losses.items():
-            loss = torch.cat(losses)
+        for rule in filter(self.losses.__contains__, self.rules):
+            loss = torch.cat(self.losses[rule])
             worst = float(loss.max())
             seen = seen_on_the_way(largest, mass, visible, min(1.0, max(worst, NOTHING))) & shown
             skipped, visible_count = torch.stack(self.counts[rule]).sum(0).tolist()
@@ -221,10 +227,8 @@ def split_heads(inputs: LayerInputs, log_pruning_tolerance: float) -> Iterator[H
 
 def summarize(table: pd.DataFrame) -> pd.DataFrame:
     """A row a rule, in the rules' order: means over heads, and the worst of all rows."""
-    by_rule = table.groupby("rule", sort=False)
-    worst = by_rule[["worst_row_loss", "output_error"]].max()
-    means = by_rule[["skipped", "mean_row_loss", "certified_skipped"]].mean()
-    return means.join(worst)[[*COLUMNS]]
+    of_all: Any = dict.fromkeys(COLUMNS, "mean") | {"worst_row_loss": "max", "output_error": "max"}
+    return table.groupby("rule", sort=False).agg(of_all)
 
 
 def head_map(table: pd.DataFrame, name: str, text: str, tokens: int) -> dict[str, Any]:
@@ -245,21 +249,21 @@ def head_map(table: pd.DataFrame, name: str, text: str, tokens: int) -> dict[str
                 "certified": rules[name].certified,
                 **_rounded(row),
             }
-            for name, row in summarize(table).iterrows()
+            for name, row in summarize(table).to_dict("index").items()
         ],
         "not_computable": [{"name": name, "reason": why} for name, why in NOT_COMPUTABLE.items()],
         "heads": [
             {
                 "layer": layer,
                 "head": head,
-                "rules": {row["rule"]: _rounded(row) for _, row in rows.iterrows()},
+                "rules": {row["rule"]: _rounded(row) for row in rows.to_dict("records")},
             }
-            for (layer, head), rows in table.groupby(["layer", "head"])
+            for (layer, head), rows in cast(Any, table.groupby(["layer", "head"]))
         ],
     }
 
 
-def _rounded(row: pd.Series) -> dict[str, float]:
+def _rounded(row: dict) -> dict[str, float]:
     return {name: float(f"{row[name]:.6g}") for name in COLUMNS}
 
 
@@ -277,17 +281,18 @@ def print_rules(table: pd.DataFrame) -> None:
         console,
         {
             "rule": [*rules.index],
-            "skipped %": percent(rules["skipped"]),
-            "worst row": power(rules["worst_row_loss"]),
-            "certified %": percent(rules["certified_skipped"]),
-            "mean row": power(rules["mean_row_loss"]),
+            "skip %": percent(rules["skipped"]),
+            "worst": power(rules["worst_row_loss"]),
+            "mean": power(rules["mean_row_loss"]),
             "error": power(rules["output_error"]),
+            "certified": percent(rules["certified_skipped"]),
         },
         left=("rule",),
     )
     say = console.out
-    say("skipped    of the visible tiles of 64 x 64 (rules by row or key: of those), mean of the heads")
-    say("worst row  weight that the skipped tiles have in exact attention: the worst row of all heads")
-    say("certified  tiles that the certified test skips where it may lose what the rule's worst row loses")
+    say("skip       of the visible tiles of 64 x 64 (rules by row or key: of those), mean of the heads")
+    say("worst      weight of the skipped tiles in exact attention, worst row of all heads; mean: mean row")
     say("error      largest error of a row's output, over max |v|")
-    say(f"not computable without learned weights: {', '.join(NOT_COMPUTABLE)}")
+    say("certified  % that the certified test skips, allowed to lose what the rule's worst row loses")
+    for name, why in NOT_COMPUTABLE.items():
+        say(f"not computable: {name}: {why}")
