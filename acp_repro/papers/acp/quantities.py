@@ -35,6 +35,11 @@ def heads_run(suite: FoXSuite) -> list[FoXRun]:
     return [suite.heads_run]
 
 
+def ready_sweep_run(suite: FoXSuite) -> list[FoXRun]:
+    """Of a suite whose weights are ready."""
+    return sweep_run(suite) if suite.weights else []
+
+
 def evaluated(suite: FoXSuite) -> list[FoXRun]:
     return suite.union(suite.evaluated("pro"), suite.evaluated("llama"), suite.twins)
 
@@ -113,6 +118,14 @@ QUANTITIES = (
         "block_tokens measured_tokens pruned_ratio",
         f"{M}.pruned_ratio:measure_block_size",
         sweep_run,
+    ),
+    Quantity(
+        "eviction",
+        "policy treatment prompt_tokens position measured_tokens kept_bytes full_bytes loss_nats "
+        "loss_increase_nats largest_loss_increase_nats",
+        f"{M}.eviction:measure_eviction",
+        ready_sweep_run,
+        optional=True,
     ),
     Quantity(
         "lm_eval",
