@@ -31,8 +31,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     treatments = [*dict.fromkeys(records["treatment"])]
     for index, (policy, name) in enumerate(NAMES.items()):
         color = (*style.SIZES, "0.5", "0.1")[index]
-        rows = records.query("policy == @policy")
-        removed = rows.query("treatment == 'removed'").sort_values("position")
+        rows = records[records["policy"] == policy]
+        removed = rows[rows["treatment"] == "removed"].sort_values("position")
         left.plot(removed["position"], removed["loss_increase_nats"], color=color, label=name)
         worst = rows.groupby("treatment")["largest_loss_increase_nats"].max()[treatments]
         right.plot(range(len(worst)), worst, "o", color=color)
@@ -51,10 +51,10 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     share = 100 * first["kept_bytes"] / first["full_bytes"]
     caption = f"""**Eviction at equal bytes.** {_increases(records)}. After a prompt of
 {first["prompt_tokens"]:,} tokens each policy keeps {share:.0f} % of the bytes of its keys and values, those
-that ACP keeps in {models.run_name(first)}. ACP keeps a different number in each head, the oracle the keys that
-later queries weigh most in all heads, and the other policies the same number in each head. (a) Loss increase
-over no eviction, rows removed from memory. (b) The worst row by treatment of the evicted keys: weights scaled
-by 0.1, masked, or rows removed."""
+that ACP keeps in {models.run_name(first)}. ACP keeps a different number in each head, the oracle the keys
+that later queries weigh most in all heads, and the other policies the same number in each head. (a) Loss
+increase over no eviction, rows removed from memory. (b) The worst row by treatment of the evicted keys:
+weights scaled by 0.1, masked, or rows removed."""
     return draw(records), caption
 
 

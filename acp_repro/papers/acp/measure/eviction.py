@@ -7,6 +7,7 @@ weights of the other keys are scaled, or masked, or their rows are removed from 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -48,7 +49,7 @@ def measure_eviction(trained: TrainedFoX) -> list[dict[str, Any]]:
     kept_keys = sequences = 0
     for input_ids, labels in trained.heldout_batches(trained.measure_settings.sweep_tokens, 1):
         scores: dict[str, Kept] = {policy: [] for policy in POLICIES}
-        with watch_attention(trained.model, lambda _, inputs: add_scores(scores, inputs, prompt)):
+        with watch_attention(trained.model, functools.partial(add_scores, scores, prompt)):
             exact.append(_late_losses(trained, input_ids, labels, prompt))
         kept = choose_keys(scores)
         kept_keys += sum(int(of_layer.sum()) for of_layer in kept["acp"])
@@ -92,7 +93,7 @@ def _late_losses(trained: TrainedFoX, input_ids: Tensor, labels: Tensor, prompt:
         return trained.model.loss_per_token(input_ids, labels)[:, prompt:].double().cpu()
 
 
-def add_scores(scores: dict[str, Kept], inputs: AttentionInputs, prompt: int) -> None:
+def add_scores(scores: dict[str, Kept], prompt: int, _layer: int, inputs: AttentionInputs) -> None:
     """Adds to each policy what a layer's first sequence gives its keys, (H, prompt): a larger score stays."""
     c = cumulative_log_fgate(inputs.log_fgate)[0]
     boundary = inputs.boundary(BLOCK, BLOCK)[0, :, prompt // BLOCK]
