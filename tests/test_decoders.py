@@ -66,15 +66,18 @@ def make_model(name: str, auto=transformers.AutoModelForCausalLM, **more):
 LISTED = re.findall(
     r"`([\w-]+)`", (REPO_ROOT / "docs/heads.md").read_text().split("<!-- model types")[1].split("<!-- end")[0]
 )
-TINY = SIZES | {"hidden_size": 64, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16}
-TINY |= {name: 16 for name in ("moe_intermediate_size", "shared_expert_intermediate_size", "mamba_d_head")}
-TINY |= {name: 4 for name in ("n_routed_experts", "num_experts", "num_local_experts", "n_head", "n_heads")}
-TINY |= {name: 2 for name in ("num_layers", "n_layer", "n_layers", "decoder_layers", "num_experts_per_tok")}
-TINY |= {name: 8 for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "mamba_n_heads")}
-TINY |= {name: 1 for name in ("n_group", "topk_group", "encoder_layers")} | {"pad_token_id": 0}
-TINY |= {"decoder_attention_heads": 4, "encoder_attention_heads": 4, "n_embd": 64, "d_model": 64}
-TINY |= {"q_lora_rank": 32, "kv_lora_rank": 16, "decoder_ffn_dim": 48, "word_embed_proj_dim": 64}
-TINY |= {"n_positions": 256, "max_seq_len": 256, "mamba_d_state": 8}
+TINY = SIZES | {
+    **{"hidden_size": 64, "n_embd": 64, "d_model": 64, "word_embed_proj_dim": 64, "decoder_ffn_dim": 48},
+    **dict.fromkeys(("n_positions", "max_seq_len"), 256),
+    **dict.fromkeys(("n_routed_experts", "num_experts", "num_local_experts", "n_head", "n_heads"), 4),
+    **dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(("num_layers", "n_layer", "n_layers", "decoder_layers", "num_experts_per_tok"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "mamba_d_head"), 16),
+    **dict.fromkeys(("head_dim", "sliding_window", "kv_lora_rank"), 16),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "mamba_n_heads"), 8),
+    **dict.fromkeys(("n_group", "topk_group", "encoder_layers"), 1),
+    **{"num_key_value_heads": 2, "q_lora_rank": 32, "mamba_d_state": 8, "pad_token_id": 0},
+}
 HEADS_OF_16, UNGROUPED = {"head_dim": 16}, {"num_key_value_heads": 4}
 LATENT = {"num_key_value_heads": 4, "head_dim": 8}
 HYBRID = {"layer_types": ["linear_attention", "full_attention"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pandas as pd
@@ -16,7 +16,7 @@ from acp_repro.common.command import progress_bar
 from acp_repro.common.errors import UsageError
 
 from .blocks import BLOCK, seen_on_the_way
-from .decoders import LayerInputs, NotReadable, read_layers
+from .decoders import LayerInputs, read_layers
 from .heads import check_ids
 from .heads_table import print_table
 from .read import certificate, certified
@@ -209,8 +209,7 @@ def measure_rules(
 
 def split_heads(inputs: LayerInputs, log_pruning_tolerance: float) -> Iterator[HeadInputs]:
     """Each head of the first sequence."""
-    if inputs.values is None:
-        raise NotReadable("the model's values cannot be read; give another model")
+    assert inputs.values is not None, "every reader of layers gives the values"
     threshold, c = certificate(inputs, log_pruning_tolerance), inputs.running_sum(0)
     for head in range(inputs.q.shape[1]):
         group = head // (inputs.q.shape[1] // inputs.k.shape[1])
@@ -270,29 +269,20 @@ def _rounded(row: dict) -> dict[str, float]:
 def print_rules(table: pd.DataFrame) -> None:
     """Prints a row a rule over all heads."""
     console, rules = Console(highlight=False), summarize(table)
-
-    def percent(values: Iterable[float]) -> list[str]:
-        return [f"{100 * value:.1f}" for value in values]
-
-    def power(values: Iterable[float]) -> list[str]:
-        return [f"{value:.1e}" if value else "0" for value in values]
-
-    print_table(
-        console,
-        {
-            "rule": [*rules.index],
-            "skip %": percent(rules["skipped"]),
-            "worst": power(rules["worst_row_loss"]),
-            "mean": power(rules["mean_row_loss"]),
-            "error": power(rules["output_error"]),
-            "certified": percent(rules["certified_skipped"]),
-        },
-        left=("rule",),
+    columns = {
+        "skip %": rules["skipped"].map("{:.1%}".format).str.rstrip("%"),
+        "worst": rules["worst_row_loss"].map("{:.1e}".format),
+        "mean": rules["mean_row_loss"].map("{:.1e}".format),
+        "error": rules["output_error"].map("{:.1e}".format),
+        "certified": rules["certified_skipped"].map("{:.1%}".format).str.rstrip("%"),
+    }
+    print_table(console, {"rule": [*rules.index], **{n: [*x] for n, x in columns.items()}}, left=("rule",))
+    lines = [f"not computable: {name}: {why}" for name, why in NOT_COMPUTABLE.items()]
+    console.out(
+        "skip       of the visible tiles of 64 x 64 (rules by row or key: of those), mean of the heads",
+        "worst      weight of the skipped tiles in exact attention, worst row of all heads; mean: mean row",
+        "error      largest error of a row's output, over max |v|",
+        "certified  % that the certified test skips, allowed to lose what the rule's worst row loses",
+        *lines,
+        sep="\n",
     )
-    say = console.out
-    say("skip       of the visible tiles of 64 x 64 (rules by row or key: of those), mean of the heads")
-    say("worst      weight of the skipped tiles in exact attention, worst row of all heads; mean: mean row")
-    say("error      largest error of a row's output, over max |v|")
-    say("certified  % that the certified test skips, allowed to lose what the rule's worst row loses")
-    for name, why in NOT_COMPUTABLE.items():
-        say(f"not computable: {name}: {why}")

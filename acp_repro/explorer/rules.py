@@ -208,11 +208,6 @@ def skip_by_maximum(
     return skipped.flip(-1) if leftwards else skipped
 
 
-def skip_by_scale(tiles: Tiles, scale: float, **how: Any) -> Tensor:
-    """BLASST with the threshold ``scale / T``."""
-    return skip_by_maximum(tiles, scale / len(tiles.head.k), **how)
-
-
 def skip_rows_in_backward(tiles: Tiles, threshold: float) -> Tensor:
     """Model-Optimizer's backward: a row of a tile whose weights are all under ``threshold``."""
     return tiles.largest < threshold
@@ -380,19 +375,6 @@ def skip_by_page_bound(tiles: Tiles, page: int, tokens: int) -> Tensor:
     return ~keep_top(bound, max(3, tokens // page))
 
 
-# With all weights, or none
-
-
-def skip_by_oracle(tiles: Tiles, epsilon: float) -> Tensor:
-    """The most tiles in the order of their largest row sum, so that no row loses epsilon."""
-    return known_afterwards(tiles.blocks(tiles.mass), epsilon)
-
-
-def skip_all_but_top(tiles: Tiles, count: int) -> Tensor:
-    """Each query block keeps the ``count`` tiles with the largest sum of weights."""
-    return ~keep_top(tiles.blocks(tiles.mass).sum(1), count)
-
-
 def skip_at_random(tiles: Tiles, share: float) -> Tensor:
     """A share of the tiles; the diagonal and the first tile stay."""
     generator = torch.Generator().manual_seed(tiles.first)
@@ -415,16 +397,23 @@ RULES = (
         for name, epsilon in (("e-10", math.exp(-10)), ("1e-3", 1e-3), ("1e-2", 1e-2))
     ),
     Rule(
-        "oracle, 1e-2", "acp_repro/explorer/blocks.py", partial(skip_by_oracle, epsilon=1e-2), certified=True
+        "oracle, 1e-2",
+        "acp_repro/explorer/blocks.py",
+        lambda tiles: known_afterwards(tiles.blocks(tiles.mass), 1e-2),
+        certified=True,
     ),
     Rule("FSA forward, threshold 1", FSA + "activations.py", partial(skip_by_running_sum, threshold=1.0)),
     Rule("FSA backward, threshold 1", FSA + "flash_sparse_bwd.py", partial(skip_by_final_sum, threshold=1.0)),
     Rule("FSA gate test on decay", FSA + "flash_gated_fwd.py", skip_by_gate),
-    Rule("BLASST 1000", "TensorRT-LLM, fmha/warpspec/epilogue.h", partial(skip_by_scale, scale=1000.0)),
+    Rule(
+        "BLASST 1000",
+        "TensorRT-LLM, fmha/warpspec/epilogue.h",
+        lambda tiles: skip_by_maximum(tiles, 1000 / len(tiles.head.k)),
+    ),
     Rule(
         "BLASST 1000, diagonal first",
         "the same test in the other order",
-        partial(skip_by_scale, scale=1000.0, leftwards=True),
+        lambda tiles: skip_by_maximum(tiles, 1000 / len(tiles.head.k), leftwards=True),
     ),
     Rule(
         "Model-Optimizer forward, 1e-3",
@@ -502,7 +491,7 @@ RULES = (
         1,
         16,
     ),
-    Rule("top 16 tiles", "all weights", partial(skip_all_but_top, count=16)),
+    Rule("top 16 tiles", "all weights", lambda tiles: ~keep_top(tiles.blocks(tiles.mass).sum(1), 16)),
     Rule("random half", "the diagonal and the first tile stay", partial(skip_at_random, share=0.5)),
 )
 NOT_COMPUTABLE = {

@@ -30,17 +30,17 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     figure, (left, right) = drawing.panels(2)
     treatments = [*dict.fromkeys(records["treatment"])]
     for index, (policy, name) in enumerate(NAMES.items()):
-        color = (*style.SIZES, "0.5", "0.1")[index]
+        color, line = (*style.SIZES, "0.5", "0.1")[index], ":" if policy == "oracle" else "-"
         rows = records[records["policy"] == policy]
         removed = rows[rows["treatment"] == "removed"].sort_values("position")
-        left.plot(removed["position"], removed["loss_increase_nats"], color=color, label=name)
+        left.plot(removed["position"], removed["loss_increase_nats"], line, color=color, label=name)
         worst = rows.groupby("treatment")["largest_loss_increase_nats"].max()[treatments]
-        right.plot(range(len(worst)), worst, "o", color=color)
+        right.plot([x + 0.08 * (index - 2.5) for x in range(len(worst))], worst, "o", color=color)
     left.set_yscale("symlog", linthresh=1e-4)
     right.set_yscale("symlog", linthresh=1e-4)
     left.set(xlabel="tokens after the prompt", ylabel="loss increase (nats)", title="(a) rows removed")
     right.set_xticks(range(len(treatments)), treatments)
-    right.set(ylabel="loss increase of the worst row (nats)", title="(b) worst row", xlim=(-0.5, 2.5))
+    right.set(ylabel="loss increase (nats)", title="(b) worst row", xlim=(-0.5, 2.5))
     drawing.legend(figure)
     return figure
 

@@ -50,23 +50,13 @@ def test_no_policy_keeps_more_bytes_than_acp(survivors):
         assert each == {counts["acp"] // 4}
 
 
-def test_policies_keep_what_they_say(trained, survivors):
+def test_policies_keep_what_they_say(survivors):
     _, kept = survivors
-    inputs = attention_inputs(trained.model, trained.input_ids[:1])[0]
     each = int(kept["window"][0][0].sum())
     window = torch.arange(PROMPT)
     assert torch.equal(kept["window"][0][0], (window < 4) | (window >= PROMPT - each + 4))
     assert kept["random"][0][:, :64].all() and kept["random"][0][:, -64:].all()
     assert kept["h2o"][0][:, -(each // 2) :].all()
-    weights = attention_scores(inputs.q, inputs.k, inputs.log_fgate, sm_scale=0.25)[0].softmax(-1)
-    needed = weights[:, PROMPT:, :PROMPT].sum(1)
-    lost = {name: float((needed * ~kept[name][0]).sum()) for name in eviction.POLICIES}
-    assert lost["acp"] < 1e-4 * (T - PROMPT)
-    received = weights[1, :PROMPT, :PROMPT].sum(0)[: PROMPT - each // 2]
-    assert (
-        received[kept["h2o"][0][1, : len(received)]].min()
-        >= received[~kept["h2o"][0][1, : len(received)]].max()
-    )
 
 
 def test_treatments_are_those_of_the_dense_softmax(trained, survivors):

@@ -68,7 +68,7 @@ def measure_eviction(trained: TrainedFoX) -> list[dict[str, Any]]:
             "policy": policy,
             "treatment": treatment,
             "prompt_tokens": prompt,
-            "position": first,
+            "position": index * BIN,
             "measured_tokens": part.numel(),
             "kept_bytes": kept_keys * key_bytes // sequences,
             "full_bytes": heads * prompt * key_bytes,
@@ -77,14 +77,10 @@ def measure_eviction(trained: TrainedFoX) -> list[dict[str, Any]]:
             "largest_loss_increase_nats": float((part - before).max()),
         }
         for (policy, treatment), found in losses.items()
-        for first, part, before in _bins(torch.cat(found), without)
+        for index, (part, before) in enumerate(
+            zip(torch.cat(found).split(BIN, 1), without.split(BIN, 1), strict=True)
+        )
     ]
-
-
-def _bins(losses: Tensor, without: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(first position, losses, losses without eviction), both (sequences, tokens)."""
-    for index, pair in enumerate(zip(losses.split(BIN, 1), without.split(BIN, 1), strict=True)):
-        yield index * BIN, *pair
 
 
 def _late_losses(trained: TrainedFoX, input_ids: Tensor, labels: Tensor, prompt: int) -> Tensor:
