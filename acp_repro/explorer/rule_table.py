@@ -271,9 +271,9 @@ def print_rules(table: pd.DataFrame) -> None:
     console, rules = Console(highlight=False), summarize(table)
     columns = {
         "skip %": rules["skipped"].map("{:.1%}".format).str.rstrip("%"),
-        "worst": rules["worst_row_loss"].map("{:.1e}".format),
-        "mean": rules["mean_row_loss"].map("{:.1e}".format),
-        "error": rules["output_error"].map("{:.1e}".format),
+        "worst": rules["worst_row_loss"].map("{:.1e}".format).replace("0.0e+00", "0"),
+        "mean": rules["mean_row_loss"].map("{:.1e}".format).replace("0.0e+00", "0"),
+        "error": rules["output_error"].map("{:.1e}".format).replace("0.0e+00", "0"),
         "certified": rules["certified_skipped"].map("{:.1%}".format).str.rstrip("%"),
     }
     print_table(console, {"rule": [*rules.index], **{n: [*x] for n, x in columns.items()}}, left=("rule",))

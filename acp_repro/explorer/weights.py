@@ -99,6 +99,7 @@ def head_weights(
     """
     q, k = (x.to(torch.promote_types(x.dtype, torch.float32)).contiguous() for x in (q, k))
     length, device = len(q), q.device
+    sink = None if sink is None else sink.to(q.dtype) / math.log(2)
     if chunk_scores is None:
         chunk_scores = CHUNK_SCORES_CPU if device.type == "cpu" else CHUNK_SCORES_GPU
     rows = ROWS_OF_BASE * max(1, chunk_scores // (ROWS_OF_BASE * length))
@@ -133,11 +134,11 @@ def head_weights(
         if sums is not None:
             sums.add_scores(first, block)
         values, index = _largest(block, min(strongest, last))
-        peak = values[:, :1] if sink is None else values[:, :1].maximum(sink / math.log(2))
+        peak = values[:, :1] if sink is None else values[:, :1].maximum(sink)
         block.sub_(peak).exp2_()
         total = block.sum(-1)
         if sink is not None:
-            total += (sink / math.log(2) - peak[:, 0]).exp2()
+            total += (sink - peak[:, 0]).exp2()
         for start in range(first - first % block_q, last, block_q):
             own = slice(max(start, first), min(start + block_q, last))
             if (end := starts[start // block_q]) > 0:
