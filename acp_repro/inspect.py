@@ -3,8 +3,9 @@
 PATH is a FoX checkpoint folder in the authors' format, a run folder such as runs/cpu/NAME, or a decoder that
 transformers loads, by folder or by its name on the Hub. Of a FoX it prints each head with its share of pruned
 blocks, its window and its gates; of another decoder the keys that hold the weight, and the blocks that could
-be left out. With --html it also writes a page that shows every head, and which tokens each token attends to;
-see docs/heads.md.
+be left out. With --rules it also prints what published rules of sparse attention would skip, and what that
+loses; see docs/rules.md. With --html it also writes a page that shows every head, and which tokens each token
+attends to; see docs/heads.md.
 """
 
 from __future__ import annotations
@@ -84,7 +85,20 @@ def main(arguments: list[str] | None = None) -> int:
         heads, page = measure(inspect_heads, checkpoint), None
     print(f"text: {source}")
     (print_decoder if without_gates else print_heads)(str(checkpoint.folder), heads, options.sort)
+    if options.rules:
+        _write_rules(options, checkpoint.load(device), input_ids[:1], checkpoint.name, source)
     return _write_files(options, heads, page)
+
+
+def _write_rules(options: argparse.Namespace, model, ids, name: str, text: str) -> None:
+    """Prints what each rule skips and loses on the first sequence, and writes it head by head."""
+    from .explorer.rule_table import head_map, measure_rules, print_rules
+
+    epsilon = options.log_pruning_tolerance
+    table = measure_rules(model, ids, log_pruning_tolerance=epsilon, progress=True)
+    print_rules(table)
+    files.write_json(options.rules, head_map(table, name, Path(text).name, ids.shape[1]))
+    print(f"rules   {options.rules.resolve()}")
 
 
 def _write_files(options: argparse.Namespace, heads, page) -> int:
@@ -130,6 +144,8 @@ def _inspect_decoder(options: argparse.Namespace) -> int:
     print_decoder(options.checkpoint, heads.table, options.sort)
     for line in heads.skipped:
         print(f"skipped {line}")
+    if options.rules:
+        _write_rules(options, model, ids[:1], heads.name, given or SampleSource.title)
     return _write_files(options, heads.table, Explorer(heads, tokenizer=tokenizer))
 
 
@@ -164,6 +180,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=output_file,
         metavar="PAGE",
         help="also write a page that shows every head on the first sequence; it needs no other file",
+    )
+    add(
+        "--rules",
+        nargs="?",
+        const=Path("head_map.json"),
+        type=output_file,
+        metavar="FILE",
+        help="also print what published rules of sparse attention skip and lose on the first sequence, and "
+        "write it for each head (default: head_map.json)",
     )
     add("--compare", metavar="OTHER", help="show a second model of the same shape on that page")
     options = parser.parse_args(arguments)

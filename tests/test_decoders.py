@@ -3,11 +3,14 @@
 import dataclasses
 import functools
 import math
+import re
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from acp_repro import FoXConfig, FoXForCausalLM, inspect
 from acp_repro.explorer.blocks import BLOCK, known_afterwards, seen_on_the_way
@@ -16,7 +19,7 @@ from acp_repro.explorer.heads_table import print_decoder
 from acp_repro.explorer.read import read_heads
 from acp_repro.explorer.weights import head_weights
 from acp_repro.model import save_pretrained
-from tests.conftest import SHIPPED
+from tests.conftest import REPO_ROOT, SHIPPED
 from tests.test_heads import small_model
 
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
@@ -59,6 +62,76 @@ def make_model(name: str, auto=transformers.AutoModelForCausalLM, **more):
     return model
 
 
+# Model types that the documentation lists, with what differs from the sizes that they have in common.
+LISTED = re.findall(
+    r"`([\w-]+)`", (REPO_ROOT / "docs/heads.md").read_text().split("<!-- model types")[1].split("<!-- end")[0]
+)
+TINY = SIZES | {
+    **{"hidden_size": 64, "n_embd": 64, "d_model": 64, "word_embed_proj_dim": 64, "decoder_ffn_dim": 48},
+    **dict.fromkeys(("n_positions", "max_seq_len"), 256),
+    **dict.fromkeys(("n_routed_experts", "num_experts", "num_local_experts", "n_head", "n_heads"), 4),
+    **dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(("num_layers", "n_layer", "n_layers", "decoder_layers", "num_experts_per_tok"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "mamba_d_head"), 16),
+    **dict.fromkeys(("head_dim", "sliding_window", "kv_lora_rank"), 16),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "mamba_n_heads"), 8),
+    **dict.fromkeys(("n_group", "topk_group", "encoder_layers"), 1),
+    **{"num_key_value_heads": 2, "q_lora_rank": 32, "mamba_d_state": 8, "pad_token_id": 0},
+}
+HEADS_OF_16, UNGROUPED = {"head_dim": 16}, {"num_key_value_heads": 4}
+LATENT = {"num_key_value_heads": 4, "head_dim": 8}
+HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+OWN = {
+    **dict.fromkeys(("deepseek_v3", "longcat_flash", "youtu"), LATENT),
+    **dict.fromkeys(("glm4_moe_lite", "minicpm3"), UNGROUPED),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), HYBRID),
+    **dict.fromkeys(("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe"), HEADS_OF_16),
+    "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "falcon_h1": {"mamba_d_ssm": 128},
+}
+
+
+def make_listed(model_type: str):
+    """A tiny model whose class reads ``model_type``, with random weights."""
+    default = transformers.CONFIG_MAPPING[model_type]()
+    sizes = {name: value for name, value in TINY.items() if getattr(default, name, None) is not None}
+    config = transformers.CONFIG_MAPPING[model_type](**sizes | {"pad_token_id": 0} | OWN.get(model_type, {}))
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2 or not weight.isfinite().all():
+            weight.data.normal_(0, 0.15)
+        if name.endswith("sinks"):
+            weight.data.normal_(3, 1)
+    return model
+
+
+def largest_difference(inputs, weights) -> float:
+    """Between the rows of the explorer and of eager attention; each sums to 1, without a sink's weight."""
+    c, worst = inputs.running_sum(0), 0.0
+    for head in range(inputs.q.shape[1]):
+        rows = head_weights(
+            inputs.q[0, head],
+            inputs.k[0, head * inputs.k.shape[1] // inputs.q.shape[1]],
+            None if c is None else c[head],
+            None,
+            grid=(BLOCK, BLOCK),
+            cell=1,
+            scaling=inputs.scaling,
+            softcap=inputs.softcap,
+            window_size=inputs.window_size,
+            sink=None if inputs.sinks is None else inputs.sinks[head],
+        ).cells
+        found, expected = (x / x.sum(-1, keepdim=True) for x in (rows, weights[0, head]))
+        worst = max(worst, float((found - expected).abs().max()))
+    return worst
+
+
 @pytest.fixture
 def ids():
     return torch.randint(0, 97, (1, T), generator=torch.Generator().manual_seed(1))
@@ -89,6 +162,47 @@ def test_sums_are_those_of_the_weights_that_transformers_computes(name, ids):
             assert (sums.cells - expected[layer][0, head]).abs().max() < 1e-5
 
 
+def test_every_listed_model_type_is_read_as_eager_attention_computes_it(ids):
+    known = [name for name in LISTED if name in transformers.CONFIG_MAPPING]
+    assert len(LISTED) == len({*LISTED}) and len(known) > 50
+    far = {}
+    for name in known:
+        model, seen = make_listed(name), {}
+        read_layers(model, ids, seen.__setitem__)
+        with torch.no_grad():
+            weights = [x for x in model(ids, output_attentions=True).attentions if x is not None]
+            layers = sorted(seen) if len(weights) == len(seen) else range(len(weights))
+            of_layer = dict(zip(layers, weights, strict=True))
+            far[name] = max(largest_difference(inputs, of_layer[layer]) for layer, inputs in seen.items())
+    assert max(far.values()) < 5e-6, far
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "mimo_v2_flash"])
+def test_a_learned_sink_is_one_more_logit_of_each_row(name, ids):
+    model = make_listed(name)
+    with torch.no_grad():
+        expected = model(ids, output_attentions=True)
+    table = read_heads(model, ids).table.set_index(["layer", "head"])
+    for (layer, head), row in table.iterrows():
+        weights = expected.attentions[layer][0, head].double()
+        assert row["sink_weight"] == pytest.approx(float(1 - weights.sum(-1).mean()), abs=1e-5)
+        entropy = torch.special.entr(weights).sum(-1).mean()
+        assert row["entropy_nats"] == pytest.approx(float(entropy), abs=1e-5)
+        falling = weights.sort(-1, descending=True).values.cumsum(-1)
+        keys = 1 + (falling < 0.9 * falling[:, -1:]).sum(-1)
+        assert row["keys_90"] == keys.double().median()
+    assert table["sink_weight"].max() > 0.1
+    assert (table["seen_1e-2"] <= table["after_1e-2"]).all()
+
+
+def test_a_layer_that_attends_more_than_once_is_rejected(ids):
+    model = make_model("Llama")
+    model.model.layers.append(model.model.layers[0])
+    model.config.num_hidden_layers = 3
+    with pytest.raises(NotReadable, match="layer 0 attends more than once"):
+        read_heads(model, ids)
+
+
 def test_table_of_a_decoder(ids, monkeypatch):
     monkeypatch.setattr("acp_repro.explorer.weights.CHUNK_SCORES_CPU", BLOCK * T)  # three chunks
     model = make_model("Mistral")
@@ -115,13 +229,13 @@ def test_no_row_loses_epsilon(spread, epsilon):
     scores = spread * torch.randn(BLOCK, length, generator=torch.Generator().manual_seed(2)).double()
     scores -= 0.02 * spread * torch.arange(length).flip(0)
     scores[::7, : 2 * BLOCK] += 0.5 * spread  # rows that need what others do not
-    weights = scores.softmax(-1).view(BLOCK, blocks, BLOCK).sum(-1)
-    maxima = scores.view(BLOCK, blocks, BLOCK).amax(-1) / math.log(2)
-    left_out = seen_on_the_way(maxima, epsilon, length)
+    tiles = scores.softmax(-1).view(BLOCK, blocks, BLOCK)
+    weights, largest = tiles.sum(-1), tiles.amax(-1)
+    left_out = seen_on_the_way(largest, weights, torch.full((BLOCK,), length), epsilon)
     assert weights[:, left_out].sum(-1).max() < epsilon and not left_out[-1]
-    count = known_afterwards(weights, epsilon)
-    assert int(left_out.sum()) <= count
-    assert weights[:, weights.amax(0).argsort()[:count]].sum(-1).max() < epsilon
+    oracle = known_afterwards(weights, epsilon)
+    assert int(left_out.sum()) <= int(oracle.sum())
+    assert weights[:, oracle].sum(-1).max() < epsilon
 
 
 def test_reading_depends_on_no_mode_and_keeps_the_mode_of_each_module(ids):
@@ -136,7 +250,7 @@ def test_reading_depends_on_no_mode_and_keeps_the_mode_of_each_module(ids):
     assert [module.training for module in model.modules()] == modes
 
 
-@pytest.mark.parametrize("extra", ["indices", "s_aux"])
+@pytest.mark.parametrize("extra", ["indices", "block_indices"])
 def test_arguments_that_change_the_weights_in_unknown_ways_are_rejected(extra, ids):
     model = make_model("Llama")
     expected, attention = read_heads(model, ids).table, model.model.layers[1].self_attn
@@ -150,16 +264,41 @@ def test_arguments_that_change_the_weights_in_unknown_ways_are_rejected(extra, i
     assert model.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize(("surplus", "kept"), [(0.1, True), (-0.1, False)])
-def test_many_keys_of_small_weight_lose_epsilon_together(surplus, kept):
-    """Of 640 keys all but the last have equal scores, about as small as may be left out."""
-    epsilon, length = 1e-2, 640
-    scores = torch.full((BLOCK, length), math.log(epsilon / length) + surplus, dtype=torch.float64)
-    scores[:, -1] = 0.0
-    maxima = scores.view(BLOCK, -1, BLOCK).amax(-1) / math.log(2)
-    assert seen_on_the_way(maxima, epsilon, length).tolist() == [not kept] * 9 + [False]
-    lost = scores.softmax(-1)[:, :-BLOCK].sum(-1).max()
-    assert kept or epsilon / 2 < lost < epsilon
+@pytest.mark.parametrize(("surplus", "kept"), [(1.0001, True), (0.9999, False)])
+def test_the_bound_of_the_running_sum_is_reached(surplus, kept):
+    """A row whose last block holds equal weights, and whose other keys weigh as much as may be left out."""
+    epsilon, length = 1e-2, 64 * BLOCK
+    scores = torch.full((1, length), math.log(surplus * epsilon * BLOCK / length), dtype=torch.float64)
+    scores[:, -BLOCK:] = 0.0
+    tiles = scores.softmax(-1).view(1, -1, BLOCK)
+    visible = torch.tensor([length])
+    left_out = seen_on_the_way(tiles.amax(-1), tiles.sum(-1), visible, epsilon)
+    assert left_out.tolist() == [True] * 62 + [not kept, False]  # a block that is kept raises the sum
+    lost = tiles[:, left_out].sum()
+    assert kept or 0.95 * epsilon < lost < epsilon
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([0.1, 3.0, 30.0, 300.0]), log2=st.integers(-30, -1)
+)
+def test_blocks_are_those_of_a_kernel_that_visits_them_in_turn(seed, spread, log2):
+    """Scores that rise, fall or jump to the left, rows that see few keys, and any epsilon."""
+    generator, epsilon = torch.Generator().manual_seed(seed), 2.0**log2
+    rows, blocks, width = 4, 9, 8
+    scores = spread * torch.randn(rows, blocks, width, generator=generator, dtype=torch.float64)
+    scores += spread * torch.randn(1, blocks, 1, generator=generator, dtype=torch.float64)
+    scores[:, :, 1:] -= spread * torch.randint(0, 3, (rows, blocks, 1), generator=generator)
+    weights = scores.flatten(1).softmax(-1).view_as(scores)
+    visible = torch.full((rows,), blocks * width)
+    running = torch.zeros(rows, dtype=torch.float64)
+    expected = []
+    for block in reversed(range(blocks)):
+        left_out = bool((weights[:, block].amax(-1) * visible / epsilon < running).all())
+        running += 0 if left_out else weights[:, block].sum(-1)
+        expected.insert(0, left_out)
+    found = seen_on_the_way(weights.amax(-1), weights.sum(-1), visible, epsilon)
+    assert found.tolist() == expected
+    assert weights[:, found].sum((1, 2)).max() < epsilon
 
 
 def test_alibi_has_a_certificate(ids):

@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import math
 import os
-import warnings
 from types import ModuleType
 
 import torch

@@ -19,30 +19,56 @@ SHARES = {"90": 0.9, "99": 0.99, "99.9": 0.999}
 MOST_QUERIES = 512  # evenly spaced queries whose keys are sorted
 
 
-def seen_on_the_way(maxima: Tensor, epsilon: float, length: int) -> Tensor:
-    """(M,) bool: the blocks that a kernel leaves out when it visits them from the diagonal leftwards.
+def settle(decide: Callable[[Tensor], Tensor], kept: Tensor) -> Tensor:
+    """The blocks that a kernel leaves out, where each decision depends on the blocks kept before it.
 
-    A block is left out if its largest score lies below each row's running maximum by more than
-    ``log(length / epsilon)``. Let m be a row's running maximum and l >= 1 its running sum in units of e^m.
-    Each score left out adds less than epsilon / length, so together they add less than epsilon, and a weight
-    is a sum over l. So each row loses less than epsilon, for any softmax and without calibration.
+    ``decide(kept)`` gives, for every block at once, whether it is left out if exactly ``kept`` are kept. The
+    n-th block that is visited depends on n - 1 others, so its answer is final after n calls or fewer. The
+    loop ends when nothing changes, usually after three calls.
 
     Args:
-        maxima: (R, M), the largest score of each row in each block, in base 2; the diagonal comes last.
+        kept: bool, True everywhere.
     """
-    # What is left out never raises the maximum, so the maximum of all blocks on the right will do.
-    running = maxima.flip(1).cummax(1).values.flip(1)
-    below = maxima[:, :-1] < running[:, 1:] - math.log2(length / epsilon)
-    return torch.nn.functional.pad(below.all(0), (0, 1))
+    while not torch.equal(left_out := decide(kept), ~kept):
+        kept = ~left_out
+    return left_out
 
 
-def known_afterwards(weights: Tensor, epsilon: float) -> int:
-    """The blocks that may be left out together, so that no row of ``weights`` (R, M) loses epsilon or more.
+def seen_on_the_way(largest: Tensor, mass: Tensor, visible: Tensor, epsilon: float) -> Tensor:
+    """(..., M) bool: the blocks that a kernel leaves out when it visits them from the diagonal leftwards.
+
+    A row agrees if the block's largest score s has ``exp(s - m) / l < epsilon / n``, where m and l are the
+    row's running maximum and sum over the blocks kept so far, and n the keys that the row sees. A block is
+    left out if all its rows agree (the forward test of flash-sparse-attention with threshold epsilon).
+    ``m + log(l)`` only grows, so each key left out weighs less than epsilon / n in the end, and fewer than n
+    keys are left out. So each row loses less than epsilon, for any softmax and without calibration.
+
+    Args:
+        largest, mass: (..., R, M), each row's largest weight in each block, and its sum of weights there; in
+            any unit of the row. The diagonal comes last; blocks after it weigh 0.
+        visible: (..., R), n.
+    """
+    needed = largest * (visible.to(largest.dtype) / epsilon)[..., None]
+
+    def decide(kept: Tensor) -> Tensor:
+        sums = (mass * kept[..., None, :]).flip(-1).cumsum(-1).flip(-1)
+        running = torch.nn.functional.pad(sums[..., 1:], (0, 1))
+        return (needed < running).all(-2)
+
+    return settle(decide, largest.new_ones(largest[..., 0, :].shape, dtype=torch.bool))
+
+
+def known_afterwards(mass: Tensor, epsilon: float) -> Tensor:
+    """(..., M) bool: blocks that may be left out together, so that no row of ``mass`` loses epsilon or more.
 
     Blocks go in the order of their largest row sum, which is a lower bound of the best choice.
+
+    Args:
+        mass: (..., R, M), each row's sum of weights in each block.
     """
-    order = weights.amax(0).argsort()
-    return int((weights[:, order].cumsum(1).amax(0) < epsilon).sum())
+    order = mass.amax(-2).argsort(-1)
+    sums = mass.gather(-1, order[..., None, :].expand_as(mass)).cumsum(-1)
+    return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, sums.amax(-2) < epsilon)
 
 
 class HeadSums:
@@ -52,12 +78,14 @@ class HeadSums:
         outside, known: (M,) int32 each, blocks on the left of a query block that lie outside the window, and
             that the certificate leaves out besides (at least ``outside``).
         length: T.
+        window_size: keys that a query sees, its own included; None for all.
         late: the first query whose weights count in :attr:`received_late`.
     """
 
-    def __init__(self, outside: Tensor, known: Tensor, length: int, late: int):
+    def __init__(self, outside: Tensor, known: Tensor, length: int, late: int, window_size: int | None):
         self.outside, self.certified = outside.tolist(), known.tolist()
         self.length, self.late, self.stride = length, late, -(-length // MOST_QUERIES)
+        self.window_size = window_size
         self.blocks = sum(range(1, len(known) + 1)) - sum(self.outside)
         self.known = sum(self.certified) - sum(self.outside)
         self.seen, self.seen_besides, self.after = (dict.fromkeys(EPSILONS, 0) for _ in range(3))
@@ -66,22 +94,27 @@ class HeadSums:
         self.received_late = torch.zeros(length, dtype=torch.float64)
 
     def add_scores(self, first: int, block: Tensor) -> None:
-        for m, maxima in _rows_by_block(first, block, -math.inf, Tensor.amax):
-            outside = self.outside[m]
-            for name, epsilon in EPSILONS.items():
-                left_out = seen_on_the_way(maxima[:, outside:], epsilon, self.length)
-                self.seen[name] += int(left_out.sum())
-                self.seen_besides[name] += int(left_out[self.certified[m] - outside :].sum())
+        """What is needed of the scores follows from the weights."""
 
     def add_weights(self, first: int, block: Tensor, total: Tensor) -> None:
         weights = block / total[:, None]
         self.entropy += float(torch.special.entr(weights).sum(-1, dtype=torch.float64).sum())
-        for m, sums in _rows_by_block(first, weights, 0.0, Tensor.sum):
+        visible = torch.arange(first + 1, first + len(block) + 1, device=block.device)
+        visible = visible.clamp(max=self.window_size or self.length)
+        masses, maxima = (_rows_by_block(first, weights, reduce) for reduce in (Tensor.sum, Tensor.amax))
+        for (m, mass), (_, largest) in zip(masses, maxima, strict=True):
+            rows = slice(m * BLOCK - first, (m + 1) * BLOCK - first)
+            outside = self.outside[m]
+            mass, largest = mass[:, outside:], largest[:, outside:]
             for name, epsilon in EPSILONS.items():
-                self.after[name] += known_afterwards(sums[:, self.outside[m] :], epsilon)
+                left_out = seen_on_the_way(largest, mass, visible[rows], epsilon)
+                self.seen[name] += int(left_out.sum())
+                self.seen_besides[name] += int(left_out[self.certified[m] - outside :].sum())
+                self.after[name] += int(known_afterwards(mass, epsilon).sum())
         falling = weights[-first % self.stride :: self.stride].sort(-1, descending=True).values.cumsum(-1)
         shares = torch.tensor([*SHARES.values()], device=block.device, dtype=falling.dtype)
-        self.kept_keys.append(1 + (falling[:, None] < shares[:, None]).sum(-1).cpu())
+        needed = shares * falling[:, -1:].clamp(max=1)  # less than 1 where a sink takes the rest
+        self.kept_keys.append(1 + (falling[:, None] < needed[..., None]).sum(-1).cpu())
         if first + len(block) > self.late:
             late = weights[max(0, self.late - first) :].sum(0, dtype=torch.float64)
             self.received_late[: len(late)] += late.cpu()
@@ -101,11 +134,11 @@ class HeadSums:
 
 
 def _rows_by_block(
-    first: int, block: Tensor, padding: float, reduce: Callable[[Tensor, int], Tensor]
+    first: int, weights: Tensor, reduce: Callable[[Tensor, int], Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
     """(m, (R, m + 1)) for each query block m of a chunk: ``reduce`` over the keys of each of its blocks."""
-    padded = torch.nn.functional.pad(block, (0, -block.shape[1] % BLOCK), value=padding)
+    padded = torch.nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK))
     reduced = reduce(padded.unflatten(1, (-1, BLOCK)), -1)
-    for start in range(0, len(block), BLOCK):
+    for start in range(0, len(weights), BLOCK):
         m = (first + start) // BLOCK
         yield m, reduced[start : start + BLOCK, : m + 1]

@@ -32,6 +32,7 @@ _KNOWN = {
     "output_attentions",
     "position_bias",
     "position_ids",
+    "s_aux",
     "sliding_window",
     "use_cache",
 }
@@ -51,7 +52,10 @@ class LayerInputs:
         softcap: s becomes ``softcap * tanh(s / softcap)``; None for none.
         window_size: keys that a query sees, its own included; None for all.
         slopes: (H,) ALiBi's slopes: a score falls by the slope for each token of distance; None for none.
+        sinks: (H,) learned logits (gpt-oss): one more term in the sum of every row, without a key; None for
+            none.
         fox: the call of a Forgetting Transformer, with gates and threshold; None for another model.
+        values: (B, Hkv, T, V).
         score: gives the scores (Hkv, T) of a scorer of keys; None where only q and k are read.
     """
 
@@ -61,7 +65,9 @@ class LayerInputs:
     softcap: float | None = None
     window_size: int | None = None
     slopes: Tensor | None = None
+    sinks: Tensor | None = None
     fox: AttentionInputs | None = None
+    values: Tensor | None = None
     score: Callable[[Any], Tensor] | None = None
 
     def running_sum(self, row: int) -> Tensor | None:
@@ -110,7 +116,10 @@ def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerIn
     if any(isinstance(module, ForgettingAttentionCore) for module in modes):
 
         def see_fox(layer: int, inputs: AttentionInputs) -> None:
-            see_layer(layer, LayerInputs(inputs.q, inputs.k, inputs.q.shape[-1] ** -0.5, fox=inputs))
+            see_layer(
+                layer,
+                LayerInputs(inputs.q, inputs.k, inputs.q.shape[-1] ** -0.5, fox=inputs, values=inputs.v),
+            )
 
         watch, run = watch_attention(model, see_fox), decoder.model
     else:
@@ -163,22 +172,23 @@ def _attend(module, query, key, value, attention_mask, scaling=None, softcap=Non
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     _watcher.get()(module, query, key, value, attention_mask, scaling, softcap, kwargs)
-    if softcap is None:
+    sinks = kwargs.get("s_aux")
+    if softcap is None and sinks is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    return _attend_with_softcap(query, key, value, attention_mask, scaling, softcap), None
+    return _attend_in_rows(query, key, value, attention_mask, scaling, softcap, sinks), None
 
 
-def _attend_with_softcap(query, key, value, mask, scaling, softcap, rows: int = 256) -> Tensor:
-    """(B, T, H, D): sdpa has no soft cap. A few rows at a time."""
+def _attend_in_rows(query, key, value, mask, scaling, softcap, sinks, rows: int = 256) -> Tensor:
+    """(B, T, H, D): sdpa has neither a soft cap nor sinks. A few rows at a time."""
     value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
-    out = torch.empty_like(query)
+    out = query.new_empty(*query.shape[:3], value.shape[-1])
     for first in range(0, query.shape[2], rows):
         own = slice(first, first + rows)
-        out[:, :, own] = _weigh(query, key, mask, scaling, softcap, own) @ value
+        out[:, :, own] = _weigh(query, key, mask, scaling, softcap, sinks, own) @ value
     return out.transpose(1, 2)
 
 
-def _weigh(query, key, mask, scaling, softcap, own=slice(None)) -> Tensor:
+def _weigh(query, key, mask, scaling, softcap, sinks, own=slice(None)) -> Tensor:
     """(B, H, rows, T): the weights of the queries ``own``, as eager attention computes them."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = query[:, :, own] @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -186,7 +196,12 @@ def _weigh(query, key, mask, scaling, softcap, own=slice(None)) -> Tensor:
         scores = softcap * (scores / softcap).tanh()
     places = torch.arange(query.shape[2], device=query.device)
     seen = places[own, None] >= places if mask is None else mask[:, :, own]
-    return scores.masked_fill(~seen, -math.inf).softmax(-1, dtype=torch.float32).to(query.dtype)
+    scores = scores.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], -1)
+    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    return weights[..., : key.shape[2]]
 
 
 @contextlib.contextmanager
@@ -196,15 +211,23 @@ def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[in
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     given: dict[nn.Module, dict[str, Any]] = {}
+    attended: set[int] = set()
+    latest: list[Tensor] = []
 
     def handle(module, query, key, value, mask, scaling, softcap, kwargs) -> None:
         layer = getattr(module, "layer_idx", None)
         layer = len(given) if layer is None else layer
-        if new := [n for n, v in kwargs.items() if n not in _KNOWN and v is not None and v is not False]:
+        if any(query is one for one in latest):
+            return  # DiffLlama weighs two halves of its values with the same weights
+        latest[:] = [query]
+        new = [n for n, v in kwargs.items() if n not in _KNOWN and v is not None and v is not False]
+        if new or layer in attended:
+            passes = f"passes {', '.join(new)} to its attention, whose weights then do not follow from q, k "
+            why = passes + "and a mask" if new else "attends more than once, as a recurrent model does"
             raise NotReadable(
-                f"{type(model).__name__} cannot be read: layer {layer} passes {', '.join(new)} to its "
-                "attention, whose weights then do not follow from q, k and a mask; give another model"
+                f"{type(model).__name__} cannot be read: layer {layer} {why}; give another model"
             )
+        attended.add(layer)
         if why := _why_not(module, query, key, mask, kwargs):
             skipped[layer] = why
             return
@@ -216,13 +239,15 @@ def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[in
                 query.shape[-1] ** -0.5 if scaling is None else scaling,
                 softcap,
                 kwargs.get("sliding_window"),
+                sinks=kwargs.get("s_aux"),
+                values=value,
                 score=functools.partial(
                     _score,
                     module,
                     given.get(module, {}),
                     key,
                     value,
-                    functools.partial(_weigh, query, key, mask, scaling, softcap),
+                    functools.partial(_weigh, query, key, mask, scaling, softcap, kwargs.get("s_aux")),
                 ),
             ),
         )
@@ -271,7 +296,7 @@ def _score(module, kwargs, keys, values, weigh: Callable[[], Tensor], scorer) ->
 def _why_not(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> str:
     """Why a call is not causal attention of tokens on themselves; empty if it is."""
     if q.shape[2] != k.shape[2]:
-        return "attends to another sequence (cross-attention)"
+        return "has more or fewer keys than queries (cross-attention, or compressed keys)"
     if not getattr(module, "is_causal", True):
         return "sees later tokens (an encoder)"
     if kwargs.get("position_bias") is not None:
@@ -284,26 +309,25 @@ def _why_not(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, kwarg
     return "" if (seen == ((distance >= 0) & (distance < window))).all() else "has a mask that is not causal"
 
 
-def _bloom_qk(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, float]:
-    q, k, _ = module._reshape(module.query_key_value(hidden_states))
-    return q, k, module.inv_norm_factor
+def _bloom_qkv(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+    return *module._reshape(module.query_key_value(hidden_states)), module.inv_norm_factor
 
 
-def _mpt_qk(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, float]:
+def _mpt_qkv(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
     qkv = module.Wqkv(hidden_states)
     if module.clip_qkv:
         qkv = qkv.clamp(min=-module.clip_qkv, max=module.clip_qkv)
-    q, k, _ = (x.unflatten(-1, (module.n_heads, -1)).transpose(1, 2) for x in qkv.chunk(3, -1))
-    return q, k, module.softmax_scale
+    q, k, v = (x.unflatten(-1, (module.n_heads, -1)).transpose(1, 2) for x in qkv.chunk(3, -1))
+    return q, k, v, module.softmax_scale
 
 
-_ALIBI = {"BloomAttention": ("alibi", _bloom_qk), "MptAttention": ("position_bias", _mpt_qk)}
+_ALIBI = {"BloomAttention": ("alibi", _bloom_qkv), "MptAttention": ("position_bias", _mpt_qkv)}
 
 
 def _alibi_inputs(module: Any, arguments: dict[str, Any]) -> tuple[int, LayerInputs]:
     name, project = _ALIBI[type(module).__name__]
     hidden_states, bias = arguments["hidden_states"], arguments[name]
-    q, k, scaling = project(module, hidden_states)
+    q, k, values, scaling = project(module, hidden_states)
     # Linear in the key's position: (B * H, 1, T) in BLOOM, (H, 1, longest) in MPT.
     slopes = (bias[:, 0, -1] - bias[:, 0, 0])[: q.shape[1]].double() / (bias.shape[-1] - 1)
-    return module.layer_idx, LayerInputs(q, k, scaling, slopes=slopes)
+    return module.layer_idx, LayerInputs(q, k, scaling, slopes=slopes, values=values)

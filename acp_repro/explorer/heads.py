@@ -252,7 +252,7 @@ def weight_columns(heads: list[Head]) -> dict[str, list[float]]:
     """The columns of the table that weights give; see :func:`weigh_heads`."""
     every = [head.weights for head in heads]
     return {
-        "half_weight_tokens": [int((w.by_distance.cumsum(0) < 0.5).sum()) for w in every],
+        "half_weight_tokens": [int((w.by_distance.cumsum(0) < w.by_distance.sum() / 2).sum()) for w in every],
         "strongest_weight": [float(w.weights[:, 0].double().mean()) for w in every],
         "first_token_weight": [float(w.received[0]) / len(w.received) for w in every],
         "largest_pruned_mass": [float(w.pruned_mass.max()) for w in every],

@@ -31,7 +31,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
     if sort == "pruned":
         # Many local heads prune all that the grid allows; windows in tokens distinguish them.
         heads = heads.sort_values("token_pruned_ratio", ascending=False, kind="stable")
-    _print_table(
+    print_table(
         console,
         {
             "layer": [f"{v}" for v in heads["layer"]],
@@ -47,7 +47,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
     )
     layers = layer_summary(heads)
     smallest, largest = layers["smallest_window_tokens"], layers["largest_window_tokens"]
-    _print_table(
+    print_table(
         console,
         {
             "layer": [f"{v}" for v in layers.index],
@@ -76,7 +76,7 @@ def print_decoder(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None
     if sort == "pruned":
         heads = heads.sort_values("seen_e-10", ascending=False, kind="stable")
     shares = {"known %": "known", "seen %": "seen_e-10", "oracle %": "after_e-10"}
-    _print_table(
+    print_table(
         console,
         {
             "layer": [f"{v}" for v in heads["layer"]],
@@ -97,7 +97,9 @@ def print_decoder(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None
     say("half    distance within which half of the weight lies; first: on the first token; nats: entropy")
 
 
-def _print_table(console: Console, columns: dict[str, list[str]]) -> None:
+def print_table(console: Console, columns: dict[str, list[str]], left: tuple[str, ...] = ("kind",)) -> None:
+    """Prints columns of cells, aligned to the right unless they are in ``left``; those that fit."""
+
     def width(name: str) -> int:
         return 2 + max(map(len, [name, *columns[name]]))
 
@@ -106,7 +108,7 @@ def _print_table(console: Console, columns: dict[str, list[str]]) -> None:
         shown.pop()
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in shown:
-        table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     kinds = columns.get("kind", [""] * len(columns[shown[0]]))
     for kind, *cells in zip(kinds, *(columns[name] for name in shown), strict=True):
         table.add_row(*cells, style=COLOURS.get(kind))

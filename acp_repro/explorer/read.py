@@ -88,12 +88,15 @@ def read_heads(
     Returns:
         A table with a row a head, over all sequences:
 
-        - ``keys_90``, ``keys_99``, ``keys_99.9``: keys that hold this much percent of a query's weight, the
-            median over at most 512 evenly spaced queries; ``q90_keys_90`` and so on: their 90 % quantile;
-        - ``entropy_nats``: mean entropy of a row of weights;
+        - ``keys_90``, ``keys_99``, ``keys_99.9``: keys that hold this much percent of a query's weight on
+            keys, the median over at most 512 evenly spaced queries; ``q90_keys_90`` and so on: their 90 %
+            quantile;
+        - ``entropy_nats``: mean entropy of a row of weights; a learned sink (gpt-oss) is no key and not
+            counted, so a row with one sums to less than 1;
         - of the first sequence alone ``half_weight_tokens``, the distance within which half of the weight
             lies; ``strongest_weight``, a query's strongest key, and ``first_token_weight``, in the mean;
-            ``largest_pruned_mass``, the most that the certificate's blocks weigh in a row;
+            ``largest_pruned_mass``, the most that the certificate's blocks weigh in a row; ``sink_weight``,
+            the mean weight of a learned sink;
         - ``known``: share of the blocks of 64 x 64, within the causal triangle and the window, that the
             certificate of FoX's gates or ALiBi's slopes leaves out before q and k are multiplied; 0 without
             decay;
@@ -127,7 +130,7 @@ def read_heads(
                 "scorers choose keys of models whose attention transformers calls by its interface; "
                 f"this one is a {'FoX' if inputs.fox else type(model).__name__}"
             )
-        threshold = _threshold(inputs, log_epsilon)
+        threshold = certificate(inputs, log_epsilon)
         chosen = {name: cast(Any, inputs.score)(scorer) for name, scorer in (scorers or {}).items()}
         c = inputs.running_sum(0)
         heads = rows.setdefault(layer, [[] for _ in range(inputs.q.shape[1])])
@@ -137,7 +140,7 @@ def read_heads(
             delta = None if threshold is None else threshold[head]
             own_c = None if c is None else c[head]
             outside, known = _left_out(own_c, delta, length, inputs)
-            sums = HeadSums(outside, known, length, late)
+            sums = HeadSums(outside, known, length, late, inputs.window_size)
             weights = head_weights(
                 q,
                 k,
@@ -149,6 +152,7 @@ def read_heads(
                 scaling=inputs.scaling,
                 softcap=inputs.softcap,
                 window_size=inputs.window_size,
+                sink=None if inputs.sinks is None else inputs.sinks[head],
                 sums=sums,
             )
             if not found:
@@ -164,7 +168,7 @@ def read_heads(
         getattr(scorer, "post_init_from_model", lambda _: None)(model)  # as kvpress does first
     skipped: list[str] = []
     bar = progress_bar(unit="head", leave=False, disable=not progress)
-    with bar, _certified(model, log_epsilon):
+    with bar, certified(model, log_epsilon):
         for row in ids.split(1):
             skipped = read_layers(model, row, see).lines
     table = pd.DataFrame(
@@ -173,6 +177,7 @@ def read_heads(
         for head, found in enumerate(rows[layer])
     )
     heads = [first[one] for one in sorted(first)]
+    table["sink_weight"] = [max(0.0, 1 - float(head.weights.received.sum()) / length) for head in heads]
     table = table.assign(**weight_columns(heads), context_length_tokens=length, measured_tokens=ids.numel())
     table["map_x"], table["map_y"] = place_heads(table, heads)
     name = Path(getattr(model.config, "name_or_path", "") or type(model).__name__).name
@@ -180,7 +185,7 @@ def read_heads(
 
 
 @contextlib.contextmanager
-def _certified(model: nn.Module, log_pruning_tolerance: float) -> Iterator[None]:
+def certified(model: nn.Module, log_pruning_tolerance: float) -> Iterator[None]:
     """While open, a FoX model computes the certificate's threshold."""
     layers = [module for module in model.modules() if isinstance(module, ForgettingAttentionLayer)]
     before = [layer.log_pruning_tolerance for layer in layers]
@@ -193,7 +198,7 @@ def _certified(model: nn.Module, log_pruning_tolerance: float) -> Iterator[None]
             layer.log_pruning_tolerance = own
 
 
-def _threshold(inputs: LayerInputs, log_pruning_tolerance: float) -> Tensor | None:
+def certificate(inputs: LayerInputs, log_pruning_tolerance: float) -> Tensor | None:
     """(H,) delta of the first sequence; None where nothing decays."""
     if inputs.fox is not None:
         assert inputs.fox.threshold is not None

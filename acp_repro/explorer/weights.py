@@ -43,9 +43,9 @@ class HeadWeights:
         pruned_mass: (T,), the weight of the blocks that are pruned: what Appendix A bounds by epsilon. The
             weight of a kept key under pruning (Equation 3) is A over 1 less this.
         cells: (N, N), the mean weight that the queries of a square of ``cell`` tokens give to its keys; each
-            row sums to 1.
-        by_distance: (T,) float64, the mean weight at each distance i - j; sums to 1.
-        received: (T,) float64, the weight that all queries give to each key; sums to T.
+            row sums to 1, or with a sink to 1 less the sink's weight.
+        by_distance: (T,) float64, the mean weight at each distance i - j; sums to the mean of those sums.
+        received: (T,) float64, the weight that all queries give to each key.
     """
 
     first_kept: Tensor
@@ -80,6 +80,7 @@ def head_weights(
     scaling: float | None = None,
     softcap: float | None = None,
     window_size: int | None = None,
+    sink: Tensor | None = None,
     sums: RowSums | None = None,
 ) -> HeadWeights:
     """Every sum over one head's A in one pass over it.
@@ -93,10 +94,12 @@ def head_weights(
         strongest: K.
         chunk_scores: scores that are held at a time, at least 64 rows.
         scaling, softcap, window_size: as in :class:`LayerInputs`; default ``1 / sqrt(D)`` and none.
+        sink: the head's logit of :attr:`LayerInputs.sinks`, one number; None for none.
         sums: more to gather in the same pass.
     """
     q, k = (x.to(torch.promote_types(x.dtype, torch.float32)).contiguous() for x in (q, k))
     length, device = len(q), q.device
+    sink = None if sink is None else sink.to(q.dtype) / math.log(2)
     if chunk_scores is None:
         chunk_scores = CHUNK_SCORES_CPU if device.type == "cpu" else CHUNK_SCORES_GPU
     rows = ROWS_OF_BASE * max(1, chunk_scores // (ROWS_OF_BASE * length))
@@ -131,9 +134,11 @@ def head_weights(
         if sums is not None:
             sums.add_scores(first, block)
         values, index = _largest(block, min(strongest, last))
-        peak = values[:, :1]
+        peak = values[:, :1] if sink is None else values[:, :1].maximum(sink)
         block.sub_(peak).exp2_()
         total = block.sum(-1)
+        if sink is not None:
+            total += (sink - peak[:, 0]).exp2()
         for start in range(first - first % block_q, last, block_q):
             own = slice(max(start, first), min(start + block_q, last))
             if (end := starts[start // block_q]) > 0:

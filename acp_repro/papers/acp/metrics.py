@@ -35,6 +35,11 @@ def run_for_heads(suite: FoXSuite) -> list[FoXRun]:
     return [suite.run_for_heads]
 
 
+def ready_sweep_run(suite: FoXSuite) -> list[FoXRun]:
+    """Of a suite whose weights are ready."""
+    return run_for_sweep(suite) if suite.weights else []
+
+
 def evaluated(suite: FoXSuite) -> list[FoXRun]:
     return suite.union(suite.evaluated("pro"), suite.evaluated("llama"), suite.twins)
 
@@ -113,6 +118,14 @@ METRICS = (
         "block_tokens measured_tokens pruned_ratio",
         f"{M}.pruned_ratio:measure_block_size",
         run_for_sweep,
+    ),
+    Metric(
+        "eviction",
+        "policy treatment prompt_tokens position measured_tokens kept_bytes full_bytes loss_nats "
+        "loss_increase_nats largest_loss_increase_nats",
+        f"{M}.eviction:measure_eviction",
+        ready_sweep_run,
+        optional=True,
     ),
     Metric(
         "lm_eval",

@@ -1,0 +1,288 @@
+"""What each rule of ``rules.py`` would skip in each head of a decoder, and what that loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import pandas as pd
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from acp_repro.attention.threshold import DEFAULT_LOG_PRUNING_TOLERANCE
+from acp_repro.common.command import progress_bar
+from acp_repro.common.errors import UsageError
+
+from .blocks import BLOCK, seen_on_the_way
+from .decoders import LayerInputs, read_layers
+from .heads import check_ids
+from .heads_table import print_table
+from .read import certificate, certified
+from .rules import NOT_COMPUTABLE, RULES, SPAN, HeadInputs, Rule, Tiles
+from .weights import head_weights
+
+CHUNK_SCORES_CPU, CHUNK_SCORES_GPU = 2**21, 2**26
+NOTHING = 1e-30  # the epsilon at which a rule that loses nothing is compared with the certificate
+MOST_LOST = 1 - 1e-6  # a row that loses more has no output
+COLUMNS = ("skipped", "worst_row_loss", "mean_row_loss", "output_error", "certified_skipped")
+
+
+class RuleSums:
+    """The losses of each rule in one head, gathered in the pass of :func:`head_weights`.
+
+    Args:
+        head: the head's inputs, on the device that computes.
+        rules: those that are measured.
+    """
+
+    def __init__(self, head: HeadInputs, rules: Sequence[Rule]):
+        self.head, self.rules = head, rules
+        ones = torch.ones_like(head.values[:, :1])
+        self.values = torch.cat([head.values, ones], 1)
+        self.largest_value = head.values.abs().max()
+        self.counts: dict[Rule, list[Tensor]] = {}  # skipped and visible, of each chunk
+        self.losses: dict[Rule, list[Tensor]] = {}  # (R,) of each chunk
+        self.errors: dict[Rule, list[Tensor]] = {}
+        self.tiles: list[Tiles] = []
+        self.shown: dict[tuple[int, int], Tensor] = {}  # what the rows of the chunk see, by size of blocks
+
+    def add_scores(self, first: int, block: Tensor) -> None:
+        self.maxima = block.unflatten(1, (-1, BLOCK)).amax(-1)
+
+    def add_weights(self, first: int, block: Tensor, total: Tensor) -> None:
+        weights = block / total[:, None]
+        by_tile = weights.unflatten(1, (-1, BLOCK))
+        visible = torch.arange(first + 1, first + len(block) + 1, device=block.device)
+        visible = visible.clamp(max=self.head.window_size or len(self.head.k))
+        last = first + len(block)
+        tiles = Tiles(self.head, first, last, self.maxima, by_tile.amax(-1), by_tile.sum(-1), visible)
+        self.tiles.append(tiles)
+        values = self.values[:last].unflatten(0, (-1, BLOCK))
+        parts = torch.bmm(by_tile.transpose(0, 1), values).transpose(0, 1)  # (R, N, V + 1)
+        out = parts.sum(1)
+        for rules, lost in self._losses(tiles, weights, parts):
+            for rule, of_rule in zip(rules, lost.unbind(1), strict=True):
+                self._add(rule, out, of_rule)
+
+    def _losses(self, tiles: Tiles, weights: Tensor, parts: Tensor) -> Iterator[tuple[list[Rule], Tensor]]:
+        """Rules, and what they lose of each row's output and weight, (R, rules, V + 1)."""
+        of_tiles, of_rows = {}, {}
+        self.shown.clear()
+        for rule in self.rules:
+            skipped = rule.skip(tiles)
+            if skipped is None:
+                continue
+            if rule.keys % BLOCK:
+                skipped = self._count(rule, tiles, skipped, 1, rule.keys)
+                mask = skipped.repeat_interleave(rule.keys, 1)
+                yield [rule], ((weights * mask) @ self.values[: tiles.last])[:, None]
+            else:
+                of_blocks = rule.rows % BLOCK == 0
+                skipped = self._count(rule, tiles, skipped, BLOCK if of_blocks else 1, BLOCK)
+                (of_tiles if of_blocks else of_rows)[rule] = skipped.to(parts.dtype)
+        if of_rows:
+            yield [*of_rows], torch.bmm(torch.stack([*of_rows.values()], 1), parts)
+        if not of_tiles:
+            return
+        # One product for each query block: (rules, N) by (N, 64 (V + 1)).
+        by_block = parts.unflatten(0, (-1, BLOCK)).transpose(1, 2).flatten(2)
+        lost = torch.bmm(torch.stack([*of_tiles.values()], 1), by_block)
+        yield [*of_tiles], lost.unflatten(2, (BLOCK, -1)).transpose(1, 2).flatten(0, 1)
+
+    def _count(self, rule: Rule, tiles: Tiles, skipped: Tensor, rows: int, keys: int) -> Tensor:
+        """Counts what is skipped of all that is visible, and returns it in units of ``rows`` by ``keys``."""
+        if (rows, keys) not in self.shown:
+            self.shown[rows, keys] = show(tiles, rows, keys)
+        shown = self.shown[rows, keys]
+        skipped = skipped.repeat_interleave(rule.rows // rows, 0)
+        skipped = skipped.repeat_interleave(rule.keys // keys, 1)[:, : shown.shape[1]] & shown
+        self.counts.setdefault(rule, []).append(torch.stack([skipped.sum(), shown.sum()]))
+        return skipped
+
+    def _add(self, rule: Rule, out: Tensor, lost: Tensor) -> None:
+        """The losses and errors of a chunk: (R, V + 1) each, the output and the sum of weights."""
+        share = lost[:, -1:].clamp(min=0)
+        error = (out * share - lost)[:, :-1].abs().amax(1) / (1 - share[:, 0]).clamp(min=1 - MOST_LOST)
+        error = torch.where(share[:, 0] > MOST_LOST, out[:, :-1].abs().amax(1), error)
+        self.losses.setdefault(rule, []).append(share[:, 0])
+        self.errors.setdefault(rule, []).append(error)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each rule that applies to the head, with :data:`COLUMNS`."""
+        length = len(self.head.k)
+        count = length // BLOCK
+        largest, mass = (
+            torch.cat([F.pad(x, (0, count - x.shape[1])) for x in each]).unflatten(0, (-1, BLOCK))
+            for each in ([t.largest for t in self.tiles], [t.mass for t in self.tiles])
+        )
+        visible = torch.cat([tiles.visible for tiles in self.tiles]).unflatten(0, (-1, BLOCK))
+        shown = torch.cat([F.pad(show(t, BLOCK, BLOCK), (0, count - t.mass.shape[1])) for t in self.tiles])
+        for rule in filter(self.losses.__contains__, self.rules):
+            loss = torch.cat(self.losses[rule])
+            worst = float(loss.max())
+            seen = seen_on_the_way(largest, mass, visible, min(1.0, max(worst, NOTHING))) & shown
+            skipped, visible_count = torch.stack(self.counts[rule]).sum(0).tolist()
+            yield {
+                "rule": rule.name,
+                "skipped": skipped / visible_count,
+                "worst_row_loss": worst,
+                "mean_row_loss": float(loss.mean(dtype=torch.float64)),
+                "output_error": float(torch.cat(self.errors[rule]).max() / self.largest_value),
+                "certified_skipped": float(seen.sum() / shown.sum()),
+            }
+
+
+def show(tiles: Tiles, rows: int, keys: int) -> Tensor:
+    """Bool, of the rows of a chunk: blocks of ``rows`` by ``keys`` tokens with a key that a row sees."""
+    distance = tiles.offsets(rows, keys)
+    return (distance > -rows) & (distance < (tiles.head.window_size or len(tiles.head.k)) + keys - 1)
+
+
+def measure_rules(
+    model: nn.Module,
+    tokens: Tensor | Sequence[int],
+    *,
+    log_pruning_tolerance: float | None = None,
+    rules: Sequence[Rule] = RULES,
+    progress: bool = False,
+) -> pd.DataFrame:
+    """What each of ``rules`` skips and loses in each head, on one sequence. All weights are exact.
+
+    Args:
+        model: a FoX model, or a causal decoder of transformers, as :func:`read_heads` takes it.
+        tokens: int64 ids, (T,) or (1, T); those after the last multiple of 128 are left out.
+        log_pruning_tolerance: log epsilon of ACP's certificate, by default -10.
+
+    Returns:
+        A frame with a row for each layer, head and rule that applies to it:
+
+        - ``skipped``: share of what is visible: of tiles of 64 x 64; of (row, tile) for rules by row; of
+            (row, keys) for rules by key;
+        - ``worst_row_loss``, ``mean_row_loss``: weight of exact attention on what is skipped;
+        - ``output_error``: largest ``|out - exact|`` of a row after renormalization, over ``max |v|``;
+        - ``certified_skipped``: share of tiles that the certified test on the way skips with epsilon =
+            ``worst_row_loss``.
+
+    Raises:
+        NotReadable: as :func:`read_heads`.
+        UsageError: ``tokens`` are no ids of the model, more than one sequence, or fewer than 256.
+    """
+    whole: Any = model.config
+    config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
+    ids = check_ids(tokens, config.vocab_size).to(next(model.parameters()).device)
+    ids = ids[:, : ids.shape[1] // SPAN * SPAN]
+    if len(ids) != 1 or ids.shape[1] < 2 * SPAN:
+        raise UsageError(f"rules are measured on one sequence of {2 * SPAN} tokens or more (--length)")
+    log_epsilon = DEFAULT_LOG_PRUNING_TOLERANCE if log_pruning_tolerance is None else log_pruning_tolerance
+    found: list[dict[str, Any]] = []
+    bar = progress_bar(unit="head", leave=False, disable=not progress)
+
+    def see(layer: int, inputs: LayerInputs) -> None:
+        for head, of_head in enumerate(split_heads(inputs, log_epsilon)):
+            sums = RuleSums(of_head, rules)
+            chunk = CHUNK_SCORES_CPU if of_head.q.device.type == "cpu" else CHUNK_SCORES_GPU
+            length = len(of_head.q)
+            head_weights(
+                of_head.q.float(),
+                of_head.k.float(),
+                of_head.c,
+                None,
+                grid=(BLOCK, BLOCK),
+                cell=length,
+                strongest=1,
+                chunk_scores=max(1, chunk // (SPAN * length)) * SPAN * length,
+                scaling=1.0,
+                softcap=inputs.softcap,
+                window_size=inputs.window_size,
+                sink=None if inputs.sinks is None else inputs.sinks[head],
+                sums=sums,
+            )
+            found.extend({"layer": layer, "head": head, **row} for row in sums.rows())
+            bar.update()
+
+    with bar, certified(model, log_epsilon):
+        read_layers(model, ids, see)
+    return pd.DataFrame(found)
+
+
+def split_heads(inputs: LayerInputs, log_pruning_tolerance: float) -> Iterator[HeadInputs]:
+    """Each head of the first sequence."""
+    assert inputs.values is not None, "every reader of layers gives the values"
+    threshold, c = certificate(inputs, log_pruning_tolerance), inputs.running_sum(0)
+    for head in range(inputs.q.shape[1]):
+        group = head // (inputs.q.shape[1] // inputs.k.shape[1])
+        yield HeadInputs(
+            inputs.q[0, head].double() * inputs.scaling,
+            inputs.k[0, group].double(),
+            inputs.values[0, group].float(),
+            None if c is None else c[head],
+            None if threshold is None else threshold[head],
+            inputs.softcap,
+            inputs.window_size,
+        )
+
+
+def summarize(table: pd.DataFrame) -> pd.DataFrame:
+    """A row a rule, in the rules' order: means over heads, and the worst of all rows."""
+    of_all: Any = dict.fromkeys(COLUMNS, "mean") | {"worst_row_loss": "max", "output_error": "max"}
+    return table.groupby("rule", sort=False).agg(of_all)
+
+
+def head_map(table: pd.DataFrame, name: str, text: str, tokens: int) -> dict[str, Any]:
+    """The content of ``head_map.json``; docs/rules.md documents its fields."""
+    rules = {rule.name: rule for rule in RULES}
+    return {
+        "format": 1,
+        "model": name,
+        "text": text,
+        "tokens": tokens // SPAN * SPAN,
+        "block_tokens": BLOCK,
+        "rules": [
+            {
+                "name": name,
+                "source": rules[name].source,
+                "query_tokens": rules[name].rows,
+                "key_tokens": rules[name].keys,
+                "certified": rules[name].certified,
+                **_rounded(row),
+            }
+            for name, row in summarize(table).to_dict("index").items()
+        ],
+        "not_computable": [{"name": name, "reason": why} for name, why in NOT_COMPUTABLE.items()],
+        "heads": [
+            {
+                "layer": layer,
+                "head": head,
+                "rules": {row["rule"]: _rounded(row) for row in rows.to_dict("records")},
+            }
+            for (layer, head), rows in cast(Any, table.groupby(["layer", "head"]))
+        ],
+    }
+
+
+def _rounded(row: dict) -> dict[str, float]:
+    return {name: float(f"{row[name]:.6g}") for name in COLUMNS}
+
+
+def print_rules(table: pd.DataFrame) -> None:
+    """Prints a row a rule over all heads."""
+    console, rules = Console(highlight=False), summarize(table)
+    columns = {
+        "skip %": rules["skipped"].map("{:.1%}".format).str.rstrip("%"),
+        "worst": rules["worst_row_loss"].map("{:.1e}".format).replace("0.0e+00", "0"),
+        "mean": rules["mean_row_loss"].map("{:.1e}".format).replace("0.0e+00", "0"),
+        "error": rules["output_error"].map("{:.1e}".format).replace("0.0e+00", "0"),
+        "certified": rules["certified_skipped"].map("{:.1%}".format).str.rstrip("%"),
+    }
+    print_table(console, {"rule": [*rules.index], **{n: [*x] for n, x in columns.items()}}, left=("rule",))
+    lines = [f"not computable: {name}: {why}" for name, why in NOT_COMPUTABLE.items()]
+    console.out(
+        "skip       of the visible tiles of 64 x 64 (rules by row or key: of those), mean of the heads",
+        "worst      weight of the skipped tiles in exact attention, worst row of all heads; mean: mean row",
+        "error      largest error of a row's output, over max |v|",
+        "certified  % that the certified test skips, allowed to lose what the rule's worst row loses",
+        *lines,
+        sep="\n",
+    )

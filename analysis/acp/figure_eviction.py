@@ -1,0 +1,81 @@
+"""Eviction at equal bytes: the loss after a prompt whose keys are evicted, by policy and treatment."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from .. import drawing, style
+from ..tables import one_each
+from ..verdict import Verdict
+from . import models
+
+NAMES = {
+    "acp": "ACP",
+    "window": "window and sinks",
+    "lru": "least recently used",
+    "random": "random, prompt protected",
+    "h2o": "H2O",
+    "oracle": "oracle",
+}
+MOST_NATS = 1e-3  # a treatment that keeps the same keys differs by less
+
+
+def draw(records: pd.DataFrame) -> drawing.Figure:
+    """(a) Loss increase by position with rows removed; (b) the worst row, by treatment.
+
+    Args:
+        records: ``eviction`` records of one run.
+    """
+    one_each(records, ["policy", "treatment", "position"], "eviction")
+    figure, (left, right) = drawing.panels(2)
+    treatments = [*dict.fromkeys(records["treatment"])]
+    for index, (policy, name) in enumerate(NAMES.items()):
+        color, line = (*style.SIZES, "0.5", "0.1")[index], ":" if policy == "oracle" else "-"
+        rows = records[records["policy"] == policy]
+        removed = rows[rows["treatment"] == "removed"].sort_values("position")
+        left.plot(removed["position"], removed["loss_increase_nats"], line, color=color, label=name)
+        worst = rows.groupby("treatment")["largest_loss_increase_nats"].max()[treatments]
+        right.plot([x + 0.08 * (index - 2.5) for x in range(len(worst))], worst, "o", color=color)
+    left.set_yscale("symlog", linthresh=1e-4)
+    right.set_yscale("symlog", linthresh=1e-4)
+    left.set(xlabel="tokens after the prompt", ylabel="loss increase (nats)", title="(a) rows removed")
+    right.set_xticks(range(len(treatments)), treatments)
+    right.set(ylabel="loss increase (nats)", title="(b) worst row", xlim=(-0.5, 2.5))
+    drawing.legend(figure)
+    return figure
+
+
+def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
+    records = found.records["eviction"]
+    first = records.iloc[0]
+    share = 100 * first["kept_bytes"] / first["full_bytes"]
+    caption = f"""**Eviction at equal bytes.** {_increases(records)}. After a prompt of
+{first["prompt_tokens"]:,} tokens each policy keeps {share:.0f} % of the bytes of its keys and values, those
+that ACP keeps in {models.run_name(first)}. ACP keeps a different number in each head, the oracle the keys
+that later queries weigh most in all heads, and the other policies the same number in each head. (a) Loss
+increase over no eviction, rows removed from memory. (b) The worst row by treatment of the evicted keys:
+weights scaled by 0.1, masked, or rows removed."""
+    return draw(records), caption
+
+
+def acp_loses_least(eviction: pd.DataFrame) -> Verdict:
+    """Met if, with rows removed, ACP raises the loss less than each policy that does not see later queries,
+    and removing rows gives the masked loss within :data:`MOST_NATS` for every policy."""
+    one_each(eviction, ["policy", "treatment", "position"], "eviction")
+    means = _means(eviction)
+    others = means["removed"].drop(["acp", "oracle"])
+    agree = (means["removed"] - means["masked"]).abs().max() < MOST_NATS
+    met = bool((means.loc["acp", "removed"] < others).all() and agree)
+    short = f"ACP {means.loc['acp', 'removed']:.1e} nats, the next {others.min():.1e}"
+    return Verdict.of(met, _increases(eviction), short, n=len(others), unit="policy")
+
+
+def _means(records: pd.DataFrame) -> pd.DataFrame:
+    """Mean loss increase in nats, a row a policy and a column a treatment; every bin has as many rows."""
+    return records.groupby(["policy", "treatment"])["loss_increase_nats"].mean().unstack()
+
+
+def _increases(records: pd.DataFrame) -> str:
+    means = _means(records)["removed"].loc[[*NAMES]]
+    each = ", ".join(f"{name} {means[policy]:.2g}" for policy, name in NAMES.items())
+    return f"Loss increase in nats with rows removed: {each}"

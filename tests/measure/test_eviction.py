@@ -1,0 +1,120 @@
+"""Eviction at equal bytes: the survivors, the three treatments, and the figure and claim made of them."""
+
+import pandas as pd
+import pytest
+import torch
+from acp_repro.papers.acp.settings import MeasureConfig
+from matplotlib import pyplot as plt
+
+from acp_repro.attention.reference import attention_scores
+from acp_repro.model import save_pretrained
+from acp_repro.model.capture import attention_inputs
+from acp_repro.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
+from acp_repro.papers.acp.measure import eviction
+from acp_repro.papers.acp.paper import PAPER
+from analysis.acp import figure_eviction
+from analysis.verdict import Word
+from tests.test_heads import small_model
+
+T, PROMPT = 512, 384
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fox")
+    save_pretrained(small_model(), folder)
+    ids = torch.randint(0, 256, (2, T), generator=torch.Generator().manual_seed(0))
+    measure = MeasureConfig(sweep_tokens=2 * T)
+    return TrainedCheckpoint(TextCheckpoint(folder), ids, torch.device("cpu"), measure)
+
+
+@pytest.fixture(scope="module")
+def rows(trained):
+    return pd.DataFrame(eviction.measure_eviction(trained))
+
+
+@pytest.fixture(scope="module")
+def survivors(trained):
+    scores = {policy: [] for policy in eviction.POLICIES}
+    for layer, inputs in enumerate(attention_inputs(trained.model, trained.input_ids[:1])):
+        eviction.add_scores(scores, PROMPT, layer, inputs)
+    return scores, eviction.choose_keys(scores)
+
+
+def test_no_policy_keeps_more_bytes_than_acp(survivors):
+    _, kept = survivors
+    counts = {policy: sum(int(x.sum()) for x in layers) for policy, layers in kept.items()}
+    assert 0 < counts["acp"] < 4 * PROMPT and counts["oracle"] == counts["acp"]
+    for policy in ("window", "lru", "random", "h2o"):
+        each = {int(n) for of_layer in kept[policy] for n in of_layer.sum(-1)}
+        assert each == {counts["acp"] // 4}
+
+
+def test_policies_keep_what_they_say(survivors):
+    _, kept = survivors
+    each = int(kept["window"][0][0].sum())
+    window = torch.arange(PROMPT)
+    assert torch.equal(kept["window"][0][0], (window < 4) | (window >= PROMPT - each + 4))
+    assert kept["random"][0][:, :64].all() and kept["random"][0][:, -64:].all()
+    assert kept["h2o"][0][:, -(each // 2) :].all()
+
+
+def test_treatments_are_those_of_the_dense_softmax(trained, survivors):
+    _, kept = survivors
+    inputs = attention_inputs(trained.model, trained.input_ids[:1])[1]
+    of_layer = kept["random"][1]
+    weights = attention_scores(inputs.q, inputs.k, inputs.log_fgate, sm_scale=0.25)[0, :, PROMPT:].softmax(-1)
+    for treatment, factor in (("scaled", 0.1), ("masked", 0.0), ("removed", 0.0)):
+        scaled = weights.clone()
+        scaled[:, :, :PROMPT] *= torch.where(of_layer, 1.0, factor)[:, None]
+        expected = scaled / scaled.sum(-1, keepdim=True) @ inputs.v[0]
+        found = eviction.attend_late(inputs, of_layer, treatment)[0]
+        assert (found - expected).abs().max() < 1e-5, treatment
+
+
+def test_records_by_position_and_the_worst_row(trained, rows):
+    assert set(rows) == set(PAPER.quantity("eviction").columns)
+    assert len(rows) == 6 * 3 * 1 and (rows["measured_tokens"] == 2 * 128).all()
+    assert (rows["kept_bytes"] < rows["full_bytes"]).all()
+    acp = rows[rows["policy"] == "acp"]
+    assert acp["largest_loss_increase_nats"].abs().max() < 1e-3
+    assert (rows["largest_loss_increase_nats"] >= rows["loss_increase_nats"]).all()
+    means = rows.set_index(["policy", "treatment"])["loss_nats"]
+    assert means["window", "masked"] == pytest.approx(means["window", "removed"], abs=1e-5)
+    assert means["random", "masked"] != means["random", "scaled"]
+    assert not trained.model.model.layers[0].attn.core._forward_hooks
+
+
+def records(acp: float = 1e-5, removed: float = 0.0) -> pd.DataFrame:
+    increases = dict(zip(eviction.POLICIES, (acp, 0.02, 0.03, 0.1, 0.01, 1e-6), strict=True))
+    return pd.DataFrame(
+        {
+            "policy": policy,
+            "treatment": treatment,
+            "position": position,
+            "loss_increase_nats": increase + removed * (treatment == "removed"),
+            "largest_loss_increase_nats": 10 * increase,
+        }
+        for policy, increase in increases.items()
+        for treatment in eviction.TREATMENTS
+        for position in (0, 128)
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        (records(), Word.MEASURED),
+        (records(acp=0.015), Word.CONTRADICTED),
+        (records(removed=2e-3), Word.CONTRADICTED),
+    ],
+)
+def test_the_claim(found, word):
+    verdict = figure_eviction.acp_loses_least(found)
+    assert verdict.word == word and verdict.n == 4
+    left, right = figure_eviction.draw(found).axes
+    assert len(left.lines) == len(right.lines) == 6
+    assert [*left.lines[1].get_ydata()] == [
+        *found.query("policy == 'window' and treatment == 'removed'")["loss_increase_nats"]
+    ]
+    plt.close("all")
