@@ -101,7 +101,7 @@ def test_heads_are_those_that_the_model_multiplies_and_kinds_those_of_inspect(ar
         distance = (torch.arange(300)[:, None] - torch.arange(300)).clamp(min=0)
         near = torch.stack([exact[distance <= d].sum() / 300 for d in range(300)])
         assert row.half_weight_tokens == int((near < 0.5 + 1e-9).sum())
-        assert abs(row.map_x) <= 1 and abs(row.map_y) <= 1
+        assert row.previous_token_weight == pytest.approx(float(exact.diagonal(-1).sum()) / 300, rel=1e-4)
 
 
 @pytest.mark.parametrize("cell", [16, 1024])
