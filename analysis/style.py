@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.explorer.palette import ROLES
+from acp_repro.explorer.palette import BOUNDARY, ROLES  # noqa: F401, figures read them from here
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -25,7 +25,6 @@ TYPE = (
 # Okabe and Ito's colours, told apart by colour-blind readers and in grey.
 SIZES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 PAPER = "#9a9a9a"
-BOUNDARY = ROLES["boundary"]  # of Figures 1 and 6; stands out from decay_map()
 # Of data/books, in 16,384 words, by suite. In logs the loss rises there: an epoch ends with the late parts of
 # long books, which are easy, and the next begins with the first part of every book.
 EPOCH_TOKENS = dict.fromkeys(
@@ -126,8 +125,8 @@ def provenance(*tables: pd.DataFrame) -> str:
     counts = sorted({int(v) for t in tables for v in t["trained_tokens"].dropna().unique()})
     trained = [v for v in counts if v]
     tokens = " to ".join(f"{v:,}" for v in dict.fromkeys((*trained[:1], *trained[-1:])))
-    read = epochs(max(counts, default=0), values("suite"))
-    weights = [f"models trained on {tokens} tokens{read}"] * bool(trained) + ["fresh weights"] * (0 in counts)
+    seen = f"{tokens} tokens{epochs(max(counts, default=0), values('suite'))}"
+    weights = [f"models trained on {seen}"] * bool(trained) + ["fresh weights"] * (0 in counts)
     models = "; " + " and ".join(weights) if weights else ""
     fixed = [t.loc[t["order"].isna(), "commit"].dropna() for t in tables if "order" in t]
     commits = ", ".join(sorted({commit for each in fixed for commit in each}))

@@ -84,8 +84,7 @@ def test_heads_are_those_that_the_model_multiplies_and_kinds_those_of_inspect(ar
     found = weigh_heads(model, ids.split(2))
     expected = inspect_heads(model, ids.split(2))
     pd.testing.assert_frame_equal(found.table[expected.columns], expected)
-    order = [*zip(expected["layer"], expected["head"], strict=True)]
-    assert [(head.layer, head.head) for head in found.heads] == order
+    assert [[head.layer, head.head] for head in found.heads] == expected[["layer", "head"]].values.tolist()
     assert torch.equal(found.input_ids, ids[0]) and found.length == 300 and found.cell == 2
     inputs = attention_inputs(model, ids[:1])
     for row, head in zip(found.table.itertuples(), found.heads, strict=True):

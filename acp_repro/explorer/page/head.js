@@ -70,7 +70,7 @@ function sayPruning(head) {
   const at = head.logEpsilon, own = at === head.ownLogEpsilon, ratio = percent(head.prunedRatio), mass = head.prunedMass;
   $("#pruning").replaceChildren(
     node("strong", {}, `pruned ratio ${ratio}`), ` of the blocks of this text, at log ε = ${nats(at)} (ε = ${percent(Math.exp(at))}) and δ = ${nats(head.threshold)} nats. `,
-    own ? `Max pruned mass: ${percent(d3.max(head.lost))} of a query’s weight.` : mass === null ? "" : `Max pruned mass, mean of ${counted(head.model.cell, "query").replace("querys", "queries")}: ${mass < HEAT_FLOOR ? `under ${percent(HEAT_FLOOR)}` : percent(mass)}.`);
+    own ? `Max pruned mass: ${d3.max(head.lost) ? percent(d3.max(head.lost)) : "0"} of a query’s weight.` : mass === null ? "" : `Max pruned mass, mean of ${counted(head.model.cell, "query").replace("querys", "queries")}: ${mass < HEAT_FLOOR ? `under ${percent(HEAT_FLOOR)}` : percent(mass)}.`);
   $("#own-epsilon").disabled = own;
   $("#epsilon").setAttribute("aria-valuetext", `log epsilon ${nats(at)}, pruned ratio ${ratio}`);
   $("#decay-least").textContent = `${nats(1.5 * head.threshold)} nats and less`;
@@ -149,7 +149,7 @@ function drawAttention(head) {
   const x0 = d3.scaleLinear([0, T], [0, side]);
   for (const [id, line] of [["clip", 0], ["strip-clip", 2]]) svg.append("clipPath").attr("id", id).append("rect").attr("y", -line).attr("width", side).attr("height", side + line);
   const group = (y, name) => svg.append("g").attr("class", name).attr("transform", `translate(${left},${y})`);
-  const under = narrow ? top + side + 70 : 14, gates = group(under, "gates"), sums = group(under + strip + gap, "sums"), heatmap = group(top, "heatmap");
+  const under = narrow ? top + side + 90 : 14, gates = group(under, "gates"), sums = group(under + strip + gap, "sums"), heatmap = group(top, "heatmap");
   for (const [strip_, says] of !GATED ? [] : [[gates, "forget gate f"], [sums, "running sum c of log f"]]) {
     strip_.append("text").attr("class", "axis").attr("x", 2).attr("y", -4).text(says);
     strip_.append("g").attr("class", "yaxis");
@@ -182,7 +182,7 @@ function drawAttention(head) {
     };
     xAxis.call(reads(d3.axisBottom, x)).selectAll("text").attr("transform", words ? "rotate(-50) translate(-4,-5)" : null).attr("text-anchor", words ? "end" : "middle");
     yAxis.call(reads(d3.axisLeft, y));
-    const bottom = top + side + (words ? 62 : 40), height = narrow ? under + strips : bottom;
+    const bottom = top + side + (words ? 72 : 40), height = narrow ? under + strips : bottom;
     svg.attr("viewBox", `0 0 ${width} ${height}`).attr("height", height);
     place.style.height = `${height}px`;
     keyTitle.attr("y", bottom - top - 6);

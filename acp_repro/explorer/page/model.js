@@ -156,7 +156,7 @@ function headMap(place, rows) {
 
 // A picture of every head. Heads are read one after the other, and only the one that is opened is kept.
 async function drawThumbs(place, model) {
-  const gap = 6, wide = Math.max(40, Math.min(128, Math.floor((place.clientWidth - 4) / model.heads) - gap)), ratio = Math.min(2, devicePixelRatio || 1);
+  const gap = 6, wide = Math.max(40, Math.min(150, Math.floor((place.clientWidth - 4) / model.heads) - gap)), ratio = Math.min(2, devicePixelRatio || 1);
   const thumbs = model.rows.map(row => node("button", { type: "button", class: `thumb${shown(row) ? "" : " faint"}${row.index === state.row ? " current" : ""}`, "data-head": `${row.layer}.${row.head}`, "aria-label": `${headName(row)}: ${[kindName(row.kind), row.labels].filter(Boolean).join(", ")}`, style: `width: ${wide}px`,
     onclick: () => openHead(row, model.index), onpointermove: e => { if (e.pointerType === "mouse") tipOfRow(e, row); mark(row); }, onpointerleave: () => { hideTip(); mark(null); } },
     node("canvas", { width: wide * ratio, height: wide * ratio, style: `width: ${wide}px; height: ${wide}px`, "aria-hidden": "true" }),
@@ -194,7 +194,7 @@ function headTable(rows) {
     node("button", { type: "button", title: COLUMNS[key]?.says ?? key, "data-sort": key, onclick: () => {
       sorting = { key, down: sorting.key === key ? !sorting.down : key in COLUMNS && !COLUMNS[key].words };
       change({});
-    } }, COLUMNS[key] ? titled(key) : key)));
+    } }, COLUMNS[key]?.name ?? key, COLUMNS[key]?.unit ? node("span", { class: "unit" }, COLUMNS[key].unit) : null)));
   const body = sorted.map(row => node("tr", { "data-head": `${row.layer}.${row.head}`, onclick: () => openHead(row), onpointerenter: () => mark(row), onpointerleave: () => mark(null) },
     ...keys.map(key => {
       if (key === "layer") return node("th", { scope: "row" }, headLink(row, "head"));

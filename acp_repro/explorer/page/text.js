@@ -119,7 +119,7 @@ function markTokens(head, lookFor = null) {
   }
   const earlier = keys.map(k => k.key).filter(key => key < reading.first), nearest = d3.max(earlier);
   $("#nearby").replaceChildren(
-    ...(earlier.length ? [node("button", { type: "button", onclick: () => turnTo(nearest - PAGE / 2, head, nearest) }, `↑ ${earlier.length} of its ${keys.length} strongest keys ${earlier.length > 1 ? "are" : "is"} before this page`)] : [node("span", { class: "quiet" }, state.token == null ? "Click a token, or press →, to see its strongest keys." : "All of its strongest keys are on this page or after it.")]),
+    ...(earlier.length ? [node("button", { type: "button", onclick: () => turnTo(nearest - PAGE / 2, head, nearest) }, earlier.length < keys.length ? `↑ ${earlier.length} of its ${keys.length} strongest keys ${earlier.length > 1 ? "are" : "is"} before this page` : `↑ ${keys.length > 1 ? `All ${keys.length} strongest keys are` : "The only listed key is"} before this page`)] : [node("span", { class: "quiet" }, state.token == null ? "Click a token, or press →, to see its strongest keys." : "All of its strongest keys are on this page or after it.")]),
     ...(state.token == null || tokens.querySelector(".chosen") ? [] : [node("button", { type: "button", onclick: () => turnTo(firstFor(state.token), head) }, `back to token ${whole(state.token)}`)]));
   const goal = tokens.querySelector(lookFor == null ? ".chosen" : `[data-i="${lookFor}"]`) ?? tokens.firstChild, box = tokens.getBoundingClientRect(), at = goal.getBoundingClientRect();
   if (at.top < box.top || at.bottom > box.bottom) tokens.scrollTop += at.top - box.top - tokens.clientHeight * 0.6;
