@@ -118,9 +118,7 @@ def browser():
         pytest.skip("no browser; install one, e.g. apt install chromium")
     driver = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     with driver.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS, timeout=PATIENCE_MS)
-        yield opened
-        opened.close()
+        yield playwright.chromium.launch(executable_path=BROWSER, args=FLAGS, timeout=PATIENCE_MS)
 
 
 @pytest.fixture
@@ -191,13 +189,8 @@ def test_what_the_page_reads_is_what_was_packed(visit, seen):
         np.testing.assert_allclose(read["c"], c, rtol=0.01, atol=0.01)
         assert read["first"] == w.first_kept.tolist()
         for epsilon, boundary in zip((-10, -40, -3, -0.5, -10), read["boundaries"], strict=True):
-            assert boundary == (
-                find_boundary(
-                    c[None, None], torch.tensor([[head.threshold + epsilon + 10]]), LENGTH, *heads.grid
-                )
-                .flatten()
-                .tolist()
-            )
+            delta = torch.tensor([[head.threshold + epsilon + 10]])
+            assert boundary == find_boundary(c[None, None], delta, LENGTH, *heads.grid).flatten().tolist()
         assert sum(read["distance"]) == pytest.approx(1, abs=1e-5)
         np.testing.assert_allclose(read["received"], w.received, rtol=0.06, atol=1e-3)
         assert (np.array(read["lost"]) >= w.pruned_mass.numpy() * (1 - 1e-6)).all()
