@@ -46,7 +46,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
             "delta": [f"{v:.1f}" for v in heads["threshold_nats"]],
         },
     )
-    layers = layer_summary(heads)
+    layers, count = layer_summary(heads), heads["head"].nunique()
     smallest, largest = layers["smallest_window_tokens"], layers["largest_window_tokens"]
     _print_table(
         console,
@@ -54,7 +54,10 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
             "layer": [f"{v}" for v in layers.index],
             "pruned %": [f"{100 * v:.1f}" for v in layers["pruned_ratio"]],
             **{NAMES.get(kind, kind): [f"{v}" for v in layers[kind]] for kind in KINDS},
-            "p50 (tokens)": [f"{a:,} to {b:,}" for a, b in zip(smallest, largest, strict=True)],
+            "p50 (tokens)": [
+                f"{'all' if n == count else f'{a:,}'} to {'all' if n else f'{b:,}'}"
+                for a, b, n in zip(smallest, largest, layers["global"], strict=True)
+            ],
         },
     )
     say(

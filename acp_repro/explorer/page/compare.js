@@ -18,7 +18,7 @@ async function drawCompare(section) {
   const colours = isDark() ? d3.interpolateRgbBasis(["#ff9d85", "#a3422f", "#262c33", "#2c6aa0", "#7cc0ff"]) : d3.interpolateRdBu; // no difference: near the paper
   const diverging = r => colours(0.5 - 0.5 * apart(r) / most), changed = rows.filter(r => r.kind !== b.rows[r.index].kind).length;
   section.replaceChildren(
-    node("p", { class: "lead" }, `${changed} of ${rows.length} heads are of another kind in ${b.name} than in ${a.name}. The mean ${column.name} goes from ${column.text(Number(d3.mean(rows, r => r[key]).toPrecision(3)))} to ${column.text(Number(d3.mean(b.rows, r => r[key]).toPrecision(3)))}.`),
+    node("p", { class: "lead" }, `${changed} of ${rows.length} heads differ in kind: ${a.name} against ${b.name}. The mean ${column.name} goes from ${column.text(Number(d3.mean(rows, r => r[key]).toPrecision(3)))} to ${column.text(Number(d3.mean(b.rows, r => r[key]).toPrecision(3)))}.`),
     node("div", { class: "controls" }, shadeChoice(key)),
     node("div", { class: "columns three" },
       figure(a.name, a.pruning, node("div", { id: "grid-a" }), legend(all, key), saveButtons(() => fileName(a.name, key), () => $("#grid-a svg"))),

@@ -75,18 +75,18 @@ function sayPruning(head) {
   $("#epsilon").setAttribute("aria-valuetext", `log epsilon ${nats(at)}, pruned ratio ${ratio}`);
   $("#decay-least").textContent = `${nats(1.5 * head.threshold)} nats and less`;
 }
+const DECAY_PIXELS = new Uint32Array(new Uint8ClampedArray(d3.range(256).flatMap(t => { const { r, g, b } = d3.rgb(decayColour(t / 255)); return [r, g, b, 255]; })).buffer);
 // D of the part that is in view, a pixel a query and key; nothing is above the diagonal.
 function decayImage(head, { key, query, tokens }, size) {
   const canvas = node("canvas", { width: size, height: size }), context = canvas.getContext("2d"), image = context.createImageData(size, size), T = head.c.length;
-  const least = 1.5 * head.threshold, colours = d3.range(256).map(t => d3.rgb(decayColour(t / 255))), at = (start, p) => Math.floor(start + (p + 0.5) * tokens / size);
+  const least = 1.5 * head.threshold, pixels = new Uint32Array(image.data.buffer), at = (start, p) => Math.floor(start + (p + 0.5) * tokens / size);
   for (let row = 0; row < size; row++) {
     const i = at(query, row);
     if (i >= T) break;
     for (let column = 0; column < size; column++) {
       const j = at(key, column);
       if (j > i) break;
-      const { r, g, b } = colours[Math.min(255, Math.round(255 * (head.c[i] - head.c[j]) / least))];
-      image.data.set([r, g, b, 255], 4 * (row * size + column));
+      pixels[row * size + column] = DECAY_PIXELS[Math.min(255, Math.round(255 * (head.c[i] - head.c[j]) / least))];
     }
   }
   context.putImageData(image, 0, 0);

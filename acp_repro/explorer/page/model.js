@@ -117,8 +117,9 @@ function columnScale(column, rows, key, range) {
   const [least, most] = d3.extent(values), domain = column.log ? [least, Math.max(most, 2 * least)] : least < most ? [least, most] : [least - 0.5, most + 0.5];
   const scale = (column.log ? d3.scaleLog : d3.scaleLinear)(domain, range), place = v => scale((column.log ? Math.max(column.floor ?? 0, v) : v) + shift);
   const round = [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000].filter(v => v + 1 >= least && v + 1 <= most);
-  const every = Math.ceil(round.length / 7), ticks = shift ? round.filter((_, i) => i % every === 0).map(v => v + 1) : scale.ticks(4);
-  return { place, axis: make => make(scale).tickValues(ticks).tickFormat(v => column.text(v - shift)) };
+  const every = Math.ceil(round.length / 7), ticks = shift && round.length > 1 ? round.filter((_, i) => i % every === 0).map(v => v + 1) : scale.ticks(4);
+  const digits = Math.max(0, -Math.floor(Math.log10(100 * Math.abs(ticks[1] - ticks[0]) || 1))), text = column.text === percent && !column.log ? v => `${(100 * v).toFixed(digits)}\u00a0%` : v => column.text(v - shift);
+  return { place, axis: make => make(scale).tickValues(ticks).tickFormat(text) };
 }
 
 function headMap(place, rows) {
