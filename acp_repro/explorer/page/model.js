@@ -158,10 +158,20 @@ function headMap(place, rows) {
 // A picture of every head. Heads are read one after the other, and only the one that is opened is kept.
 async function drawThumbs(place, model) {
   const gap = 6, wide = Math.max(40, Math.min(150, Math.floor((place.clientWidth - 4) / model.heads) - gap)), ratio = Math.min(2, devicePixelRatio || 1);
-  const thumbs = model.rows.map(row => node("button", { type: "button", class: `thumb${shown(row) ? "" : " faint"}${row.index === state.row ? " current" : ""}`, "data-head": `${row.layer}.${row.head}`, "aria-label": `${headName(row)}: ${[kindName(row.kind), row.labels].filter(Boolean).join(", ")}`, style: `width: ${wide}px`,
+  const thumbs = model.rows.map(row => node("button", { type: "button", class: `thumb${shown(row) ? "" : " faint"}${row.index === state.row ? " current" : ""}`, "data-head": `${row.layer}.${row.head}`, "aria-label": `${headName(row)}: ${[kindName(row.kind), row.labels].filter(Boolean).join(", ")}`, style: `width: ${wide}px`, tabindex: row.index === state.row || (state.row >= model.rows.length && !row.index) ? 0 : -1,
     onclick: () => openHead(row, model.index), onpointermove: e => { if (e.pointerType === "mouse") tipOfRow(e, row); mark(row); }, onpointerleave: () => { hideTip(); mark(null); } },
     node("canvas", { width: wide * ratio, height: wide * ratio, style: `width: ${wide}px; height: ${wide}px`, "aria-hidden": "true" }),
     node("span", {}, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), `${row.layer}.${row.head}`, row.labels && wide >= 100 ? node("span", { class: "quiet" }, ` ${row.labels}`) : null)));
+  // One of them is reached with Tab, the others from it with the arrows.
+  place.onkeydown = event => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: model.heads, ArrowUp: -model.heads }[event.key], here = thumbs.indexOf(event.target), next = thumbs[here + step];
+    if (!step) return;
+    event.preventDefault();
+    if (!next) return;
+    event.target.setAttribute("tabindex", -1);
+    next.setAttribute("tabindex", 0);
+    next.focus();
+  };
   place.style.gridTemplateColumns = `repeat(${model.heads}, ${wide}px)`;
   place.replaceChildren(...thumbs);
   for (const [i, thumb] of thumbs.entries()) {

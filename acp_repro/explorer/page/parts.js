@@ -35,7 +35,7 @@ const GATED = models.some(m => m.table.mean_forget_gate); // a model without for
 const kindName = kind => (kind === "between" ? "intermediate" : kind ?? "–");
 // A global head keeps all keys, or nearly all: a count of them would be the causal mask's, not the head's.
 const contextText = (v, row) => (row?.kind === "global" ? "all keys" : whole(v));
-const nats = v => v.toFixed(1).replace("-", "−");
+const nats = v => v.toFixed(1).replace(/^-0\.0$/, "0.0").replace("-", "−");
 // Every column that is shown: its name and unit, what it means, how it is written, whether its scale is logarithmic.
 const COLUMNS = Object.fromEntries(Object.entries({
   kind: { name: "kind", says: "local heads prune nearly all that can be pruned, global heads next to nothing", text: kindName, words: true },
