@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from acp_repro.explorer.palette import BOUNDARY, ROLES  # noqa: F401, figures read them from here
+
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.colors import ListedColormap
@@ -23,7 +25,6 @@ TYPE = (
 # Okabe and Ito's colours, told apart by colour-blind readers and in grey.
 SIZES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 PAPER = "#9a9a9a"
-BOUNDARY = "#E69F00"  # of Figures 1 and 6; stands out from decay_map() in colour and in grey
 # Of data/books, in 16,384 words, by suite. In logs the loss rises there: an epoch ends with the late parts of
 # long books, which are easy, and the next begins with the first part of every book.
 EPOCH_TOKENS = dict.fromkeys(

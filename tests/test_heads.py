@@ -84,8 +84,7 @@ def test_heads_are_those_that_the_model_multiplies_and_kinds_those_of_inspect(ar
     found = weigh_heads(model, ids.split(2))
     expected = inspect_heads(model, ids.split(2))
     pd.testing.assert_frame_equal(found.table[expected.columns], expected)
-    order = [*zip(expected["layer"], expected["head"], strict=True)]
-    assert [(head.layer, head.head) for head in found.heads] == order
+    assert [[head.layer, head.head] for head in found.heads] == expected[["layer", "head"]].values.tolist()
     assert torch.equal(found.input_ids, ids[0]) and found.length == 300 and found.cell == 2
     inputs = attention_inputs(model, ids[:1])
     for row, head in zip(found.table.itertuples(), found.heads, strict=True):
@@ -101,7 +100,7 @@ def test_heads_are_those_that_the_model_multiplies_and_kinds_those_of_inspect(ar
         distance = (torch.arange(300)[:, None] - torch.arange(300)).clamp(min=0)
         near = torch.stack([exact[distance <= d].sum() / 300 for d in range(300)])
         assert row.half_weight_tokens == int((near < 0.5 + 1e-9).sum())
-        assert abs(row.map_x) <= 1 and abs(row.map_y) <= 1
+        assert row.previous_token_weight == pytest.approx(float(exact.diagonal(-1).sum()) / 300, rel=1e-4)
 
 
 @pytest.mark.parametrize("cell", [16, 1024])

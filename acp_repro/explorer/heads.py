@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -27,12 +25,21 @@ STRONGEST = 8  # keys of each query that are kept
 
 @dataclass
 class Head:
-    """One head on the first sequence, on the CPU: its gates (T,), if it has any, and sums of its weights."""
+    """One head on the first sequence, on the CPU.
+
+    Attributes:
+        log_fgate: (T,), the log forget gates; None without gates.
+        weights: sums of its weights.
+        logits: (T,), ``q.k / sqrt(D)`` of each query and its strongest key, in nats; None without gates.
+        threshold: delta of the sequence, in nats; None without gates.
+    """
 
     layer: int
     head: int
     log_fgate: Tensor | None
     weights: HeadWeights
+    logits: Tensor | None = None
+    threshold: float | None = None
 
 
 @dataclass
@@ -200,7 +207,8 @@ def weigh_heads(
         - ``strongest_weight``: the mean weight of a query's strongest key;
         - ``first_token_weight``: the mean weight on the first token;
         - ``largest_pruned_mass``: the most weight that pruning takes from a row;
-        - ``map_x``, ``map_y``: where :func:`place_heads` puts the head.
+        - ``previous_token_weight``: the mean weight on the token before the query;
+        - ``induction_weight``: see :func:`_induction_weight`.
 
     Raises:
         UsageError: sequences are shorter than two blocks.
@@ -231,8 +239,7 @@ def weigh_heads(
             model, itertools.chain([first], batches), log_pruning_tolerance=log_pruning_tolerance, dtype=dtype
         )
     heads = [head for layer in sorted(layers) for head in layers[layer]]
-    table = table.assign(**weight_columns(heads))
-    table["map_x"], table["map_y"] = place_heads(table, heads)
+    table = table.assign(**weight_columns(heads, first[0].cpu()))
     return ModelHeads(table, heads, first[0].cpu(), cell, grid[0], model.config.log_pruning_tolerance)
 
 
@@ -245,56 +252,35 @@ def _weigh_layer(layer: int, inputs: AttentionInputs, cell: int) -> Iterator[Hea
         weights = head_weights(
             q, k, c[head], threshold[head], grid=inputs.grid(), cell=cell, strongest=STRONGEST
         )
-        yield Head(layer, head, inputs.log_fgate[0, head].cpu(), weights.cpu())
+        strongest = k[weights.keys[:, 0].long()].float()
+        logits = (q.float() * strongest).sum(-1) * q.shape[1] ** -0.5
+        delta = float(threshold[head])
+        yield Head(layer, head, inputs.log_fgate[0, head].cpu(), weights.cpu(), logits.cpu(), delta)
 
 
-def weight_columns(heads: list[Head]) -> dict[str, list[float]]:
-    """The columns of the table that weights give; see :func:`weigh_heads`."""
+def weight_columns(heads: list[Head], input_ids: Tensor) -> dict[str, list[float]]:
+    """The columns of the table that weights give; see :func:`weigh_heads`. ``input_ids`` is (T,)."""
     every = [head.weights for head in heads]
     return {
         "half_weight_tokens": [int((w.by_distance.cumsum(0) < w.by_distance.sum() / 2).sum()) for w in every],
         "strongest_weight": [float(w.weights[:, 0].double().mean()) for w in every],
         "first_token_weight": [float(w.received[0]) / len(w.received) for w in every],
         "largest_pruned_mass": [float(w.pruned_mass.max()) for w in every],
+        "previous_token_weight": [float(w.by_distance[1:2].sum()) for w in every],
+        "induction_weight": [_induction_weight(w, input_ids) for w in every],
     }
 
 
-def place_heads(table: pd.DataFrame, heads: list[Head]) -> tuple[np.ndarray, np.ndarray]:
-    """A place in the plane for each head, near heads that are like it.
+def _induction_weight(weights: HeadWeights, input_ids: Tensor) -> float:
+    """The mean weight on tokens that follow an earlier occurrence of the query's own token.
 
-    Heads are alike if they forget alike, prune alike, peak alike, and spread their weight over similar
-    distances. The places are the first two principal components of these numbers, each scaled to unit spread.
-
-    Returns:
-        x and y, (heads,) float64 each, within -1 and 1. The sign of an axis has no meaning by itself; heads
-        with more weight far away are on the right.
+    The mean is over the queries whose token occurred before, and counts the strongest keys of each query, so
+    it is a lower bound of the weight on all such tokens.
     """
-    octaves = [2**e - 1 for e in range(1, max(2, math.ceil(math.log2(len(heads[0].weights.received)))))]
-    near = np.array([head.weights.by_distance.cumsum(0)[octaves].tolist() for head in heads])
-    numbers = [table["strongest_weight"], table["first_token_weight"]]
-    if "mean_forget_gate" in table:
-        numbers = [
-            table["token_pruned_ratio"],
-            np.log10(np.clip(1 - table["mean_forget_gate"], 1e-6, None)),
-            np.log10(table["median_window_tokens"]),
-            *numbers,
-        ]
-    others = np.stack(numbers, 1)
-
-    def scaled(x: np.ndarray) -> np.ndarray:
-        """Every column with mean 0; all columns together with the spread of one."""
-        x = x - x.mean(0)
-        return x / max(np.sqrt((x**2).sum() / len(x)), 1e-12)
-
-    spread = others.std(0)
-    numbers = np.hstack([scaled(near), scaled(others / np.where(spread > 0, spread, 1))])
-    numbers = np.pad(numbers - numbers.mean(0), ((0, max(0, 2 - len(numbers))), (0, 0)))
-    left, strength, _ = np.linalg.svd(numbers, full_matrices=False)
-    x, y = (left[: len(heads), :2] * strength[:2]).T
-    far = -near.mean(1)
-    x, y = (axis * (1 if axis @ (far - far.mean()) >= 0 else -1) for axis in (x, y))
-    largest = max(np.abs(x).max(), np.abs(y).max(), 1e-12)
-    return x / largest, y / largest
+    keys = weights.keys.long()
+    follows = (keys > 0) & (input_ids[keys - 1] == input_ids[:, None])
+    repeated = len(input_ids) - len(input_ids.unique())
+    return float(weights.weights[follows].double().sum()) / max(1, repeated)
 
 
 class _Tally:

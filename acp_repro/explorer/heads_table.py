@@ -9,8 +9,9 @@ from rich.table import Table
 from acp_repro.common.grid import GLOBAL, KINDS, LOCAL
 
 from .heads import layer_summary
+from .palette import ROLES
 
-COLOURS = {"local": "blue", "global": "yellow"}
+NAMES = {"between": "intermediate"}  # of a kind, to a reader
 
 
 def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
@@ -37,23 +38,26 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
             "layer": [f"{v}" for v in heads["layer"]],
             "head": [f"{v}" for v in heads["head"]],
             "pruned %": [f"{100 * v:.1f}" for v in heads["pruned_ratio"]],
-            "kind": [v or "-" for v in heads["kind"]],
-            "window": [f"{v:,}" for v in heads["median_window_tokens"]],
-            "90 %": [f"{v:,}" for v in heads["q90_window_tokens"]],
+            "kind": [NAMES.get(v, v) or "-" for v in heads["kind"]],
+            "p50": _contexts(heads, "median_window_tokens"),
+            "p90": _contexts(heads, "q90_window_tokens"),
             "gate": [f"{v:.3f}" for v in heads["mean_forget_gate"]],
             "U": [f"{v:.2f}" for v in heads["logit_bound"]],
             "delta": [f"{v:.1f}" for v in heads["threshold_nats"]],
         },
     )
-    layers = layer_summary(heads)
+    layers, count = layer_summary(heads), heads["head"].nunique()
     smallest, largest = layers["smallest_window_tokens"], layers["largest_window_tokens"]
     print_table(
         console,
         {
             "layer": [f"{v}" for v in layers.index],
             "pruned %": [f"{100 * v:.1f}" for v in layers["pruned_ratio"]],
-            **{kind: [f"{v}" for v in layers[kind]] for kind in KINDS},
-            "windows": [f"{a:,} to {b:,}" for a, b in zip(smallest, largest, strict=True)],
+            **{NAMES.get(kind, kind): [f"{v}" for v in layers[kind]] for kind in KINDS},
+            "p50 (tokens)": [
+                f"{'all' if n == count else f'{a:,}'} to {'all' if n else f'{b:,}'}"
+                for a, b, n in zip(smallest, largest, layers["global"], strict=True)
+            ],
         },
     )
     say(
@@ -62,8 +66,15 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
     )
     say("grid    blocks at the diagonal always stay, so no head can prune all of its blocks")
     say(f"kind    local: at least {LOCAL:.0%} of what the grid allows; global: under {GLOBAL:.0%}")
-    say("window  keys that a query keeps at token level: median and 90 % quantile of the queries")
+    say("p50,p90 effective context: keys that a query keeps at token level, median and 90 % quantile")
     say("gate    mean forget gate; U bounds the scores, delta is the threshold in nats")
+
+
+def _contexts(heads: pd.DataFrame, column: str) -> list[str]:
+    """Effective contexts in tokens. A global head keeps (nearly) all keys of the causal mask."""
+    return [
+        "all" if kind == "global" else f"{v:,}" for kind, v in zip(heads["kind"], heads[column], strict=True)
+    ]
 
 
 def print_decoder(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
@@ -111,6 +122,6 @@ def print_table(console: Console, columns: dict[str, list[str]], left: tuple[str
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     kinds = columns.get("kind", [""] * len(columns[shown[0]]))
     for kind, *cells in zip(kinds, *(columns[name] for name in shown), strict=True):
-        table.add_row(*cells, style=COLOURS.get(kind))
+        table.add_row(*cells, style=ROLES.get(kind))
     console.print(table)
     console.print()

@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .heads import Head, ModelHeads
+from acp_repro.attention.decay import cumulative_log_fgate
 
-GATE_STEPS = 64  # of log(f / (1 - f)), a step: 0.4 % of f at most
+from .heads import Head, ModelHeads
+from .palette import ROLES
+
+GATE_STEPS = 64  # of log(f / (1 - f)), a step: 0.4 % of f at most; also of q.k, in nats
 CELL_FLOOR, RECEIVED_FLOOR = 1e-5, 1e-3
-C_TOKENS = 64  # c is exact at every so many tokens; between them it follows the gates
 BINS_PER_OCTAVE = 4
 # Keys that the page lists, about 1.4 bytes each. A query's strongest key is always listed. Others are listed
 # from the first of these weights on with which all fit. If none fits, only every 2nd, 4th ... query has a
@@ -87,7 +89,7 @@ def pack_model(model: ModelHeads, facts: Sequence[str], listing: Listing) -> tup
         "gateSteps": GATE_STEPS,
         "cellFloor": CELL_FLOOR,
         "receivedFloor": RECEIVED_FLOOR,
-        "cTokens": C_TOKENS,
+        "thresholds": [head.threshold for head in model.heads],
     }
     return about, [text for _, text in packed]
 
@@ -108,22 +110,21 @@ def pack_text(pieces: Sequence[str]) -> tuple[list[str], str]:
 
 def encode(arrays: Iterable[np.ndarray]) -> str:
     """Arrays of any shape, deflated, in base64: one after the other, the lowest bytes of each first."""
-    raw = b"".join(np.ascontiguousarray(_bytes_of(array).T).tobytes() for array in arrays)
+    contiguous = map(np.ascontiguousarray, arrays)
+    raw = b"".join(one.view(np.uint8).reshape(-1, one.itemsize).T.tobytes() for one in contiguous)
     return base64.b64encode(zlib.compress(raw, 9)).decode()
-
-
-def _bytes_of(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).view(np.uint8).reshape(-1, array.itemsize)
 
 
 def _pack_head(
     head: Head, listing: Listing, edges: np.ndarray, grid: tuple[int, int]
 ) -> tuple[list[int], str]:
     w, length = head.weights, len(head.weights.received)
-    log_fgate = w.received.new_empty(0) if head.log_fgate is None else head.log_fgate.double()
+    log_fgate, logits = (
+        w.received.new_empty(0) if x is None else x.double() for x in (head.log_fgate, head.logits)
+    )
     gate = log_fgate - (-log_fgate.expm1()).clamp(min=1e-300).log()  # log(f / (1 - f))
     gate = (gate * GATE_STEPS).round().clamp(-32768, 32767) + 32768
-    c = log_fgate.clamp(min=-1e4).cumsum(0)[C_TOKENS - 1 :: C_TOKENS]
+    c = cumulative_log_fgate(log_fgate[None])[0].numpy()
     listed = listing.mask(head)
     keys, weights = (x[:: listing.stride].numpy() for x in (w.keys, w.weights))
     distance = np.arange(0, length, listing.stride)[:, None] - keys
@@ -131,7 +132,9 @@ def _pack_head(
     cells = w.cells.numpy()[np.tril_indices(len(w.cells))]
     arrays = [
         gate.numpy().astype("<u2"),
-        c.numpy().astype("<f4"),
+        # All that the boundary depends on, so the page computes the boundary of any epsilon as ACP does.
+        c[:: grid[0]].astype("<f8"),
+        c[grid[1] - 1 :: grid[1]].astype("<f8"),
         np.diff(w.first_kept.numpy(), prepend=0).astype("<i4"),
         w.boundary.numpy().astype("<u4"),
         lost.astype("<f4"),
@@ -141,6 +144,7 @@ def _pack_head(
         logarithmic(cells, CELL_FLOOR, 1.0),
         np.add.reduceat(w.by_distance.numpy(), edges[:-1]).astype("<f4"),
         logarithmic(w.received.numpy(), RECEIVED_FLOOR, length),
+        np.round(GATE_STEPS * logits.numpy()).clip(-32768, 32767).astype("<i2"),
     ]
     return [len(array) for array in arrays], encode(arrays)
 
@@ -177,7 +181,8 @@ def render(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
         f"<!-- D3, licence:\n{read('d3.LICENSE')}-->",
         *(script(f"\n{read(name)}") for name in _SCRIPTS),
     ]
-    parts = {"title": html.escape(title), "style": read("style.css"), "d3": D3}
+    colours = "".join(f"--{role}:{colour};" for role, colour in ROLES.items())
+    parts = {"title": html.escape(title), "style": f":root{{{colours}}}\n{read('style.css')}", "d3": D3}
     parts |= {"data": "\n".join(data), "scripts": "\n".join(scripts)}
     # The template is cut before it is filled, because the filling may hold braces.
     pieces = re.split(r"\{\{(\w+)\}\}", read("page.html"))

@@ -20,7 +20,7 @@ from acp_repro.model import ForgettingAttentionLayer
 
 from .blocks import BLOCK, HeadSums
 from .decoders import LayerInputs, NotReadable, read_layers
-from .heads import STRONGEST, Head, ModelHeads, check_ids, place_heads, weight_columns
+from .heads import STRONGEST, Head, ModelHeads, check_ids, weight_columns
 from .weights import cell_tokens, head_weights
 
 LATE = 8  # the last eighth of the queries tells which of the keys before it were needed
@@ -96,7 +96,8 @@ def read_heads(
         - of the first sequence alone ``half_weight_tokens``, the distance within which half of the weight
             lies; ``strongest_weight``, a query's strongest key, and ``first_token_weight``, in the mean;
             ``largest_pruned_mass``, the most that the certificate's blocks weigh in a row; ``sink_weight``,
-            the mean weight of a learned sink;
+            the mean weight of a learned sink; ``previous_token_weight`` and ``induction_weight`` as in
+            :func:`weigh_heads`;
         - ``known``: share of the blocks of 64 x 64, within the causal triangle and the window, that the
             certificate of FoX's gates or ALiBi's slopes leaves out before q and k are multiplied; 0 without
             decay;
@@ -178,8 +179,8 @@ def read_heads(
     )
     heads = [first[one] for one in sorted(first)]
     table["sink_weight"] = [max(0.0, 1 - float(head.weights.received.sum()) / length) for head in heads]
-    table = table.assign(**weight_columns(heads), context_length_tokens=length, measured_tokens=ids.numel())
-    table["map_x"], table["map_y"] = place_heads(table, heads)
+    table = table.assign(**weight_columns(heads, ids[0].cpu()))
+    table = table.assign(context_length_tokens=length, measured_tokens=ids.numel())
     name = Path(getattr(model.config, "name_or_path", "") or type(model).__name__).name
     return DecoderHeads(table, heads, ids[0].cpu(), cell, (BLOCK, BLOCK), None, name, skipped=skipped)
 

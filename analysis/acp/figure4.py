@@ -14,7 +14,11 @@ from . import naming
 
 BINS = 20
 EDGES = 100 / BINS * np.arange(BINS)
-KINDS = {"global": style.SIZES[1], "between": "#8c8c8c", "local": style.SIZES[0]}
+KINDS = {
+    "global": style.ROLES["global"],
+    "between": style.ROLES["intermediate"],
+    "local": style.ROLES["local"],
+}
 # Shares of the limit, the most that the grid of blocks allows; see head_kinds().
 WORDS = {
     "global": f"global (< {100 * GLOBAL:g} % of limit)",

@@ -11,14 +11,14 @@ const times = log => (log < 6 * Math.LN10 ? whole(Number(Number(Math.exp(log).to
 const ramp = (colours, least, most) => node("p", { class: "legend" }, `${least} `, node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${d3.range(1, -0.01, -0.1).map(colours)})` }), ` ${most}`);
 
 async function drawCompare(section) {
-  const key = state.shade === "kind" ? "token_pruned_ratio" : state.shade, column = COLUMNS[key], [a, b] = models;
+  const key = !COLUMNS[state.shade].words ? state.shade : COLUMNS.token_pruned_ratio ? "token_pruned_ratio" : NUMBERS[0], column = COLUMNS[key], [a, b] = models;
   const rows = a.rows, all = [...a.rows, ...b.rows], diff = difference(key);
   // Numbers of many sizes are coloured by their ratio, as on their own scale.
   const apart = r => (column.log ? Math.log(onScale(column, b.rows[r.index][key]) / onScale(column, r[key])) : diff(r)), most = d3.max(rows, r => Math.abs(apart(r))) || 1;
   const colours = isDark() ? d3.interpolateRgbBasis(["#ff9d85", "#a3422f", "#262c33", "#2c6aa0", "#7cc0ff"]) : d3.interpolateRdBu; // no difference: near the paper
   const diverging = r => colours(0.5 - 0.5 * apart(r) / most), changed = rows.filter(r => r.kind !== b.rows[r.index].kind).length;
   section.replaceChildren(
-    node("p", { class: "lead" }, `${changed} of ${rows.length} heads are of another kind in ${b.name} than in ${a.name}. The mean of “${column.name}” goes from ${column.text(Number(d3.mean(rows, r => r[key]).toPrecision(3)))} to ${column.text(Number(d3.mean(b.rows, r => r[key]).toPrecision(3)))}.`),
+    node("p", { class: "lead" }, `${changed} of ${rows.length} heads differ in kind: ${a.name} against ${b.name}. The mean ${column.name} goes from ${column.text(Number(d3.mean(rows, r => r[key]).toPrecision(3)))} to ${column.text(Number(d3.mean(b.rows, r => r[key]).toPrecision(3)))}.`),
     node("div", { class: "controls" }, shadeChoice(key)),
     node("div", { class: "columns three" },
       figure(a.name, a.pruning, node("div", { id: "grid-a" }), legend(all, key), saveButtons(() => fileName(a.name, key), () => $("#grid-a svg"))),
@@ -31,7 +31,7 @@ async function drawCompare(section) {
     figure("Where they differ most", null, differenceTable(rows, key, diff),
       saveButtons(() => "two-models", null, () => [["layer", "head", ...SORTS.flatMap(k => [`${k}_1`, `${k}_2`])], rows.map(r => [r.layer, r.head, ...SORTS.flatMap(k => [r[k], b.rows[r.index][k]])])])));
   const pick = row => change({ row: row.index });
-  const tell = (event, row) => showTip(event, node("strong", {}, headName(row)), node("p", {}, `${column.name}: ${column.text(a.rows[row.index][key])} → ${column.text(b.rows[row.index][key])}`));
+  const tell = (event, row) => showTip(event, node("strong", {}, headName(row)), node("p", {}, `${column.name}: ${column.text(a.rows[row.index][key], a.rows[row.index])} → ${column.text(b.rows[row.index][key], b.rows[row.index])}`));
   headGrid($("#grid-a"), a, shader(key, all), column, { value: r => r[key], pick, tell });
   headGrid($("#grid-b"), b, shader(key, all), column, { value: r => r[key], pick, tell });
   headGrid($("#grid-d"), a, diverging, { ...column, text: v => signed(column, v) }, { value: diff, pick, tell });
@@ -59,10 +59,10 @@ function drawScatter(place, rows, key, column, pick, tell) {
 
 function differenceTable(rows, key, diff) {
   const column = COLUMNS[key], other = models[1].rows, sorted = d3.sort(rows, (a, b) => Math.abs(diff(b)) - Math.abs(diff(a)));
-  const heads = ["layer", "head", `kind, ${models[0].name}`, `kind, ${models[1].name}`, `${column.name}, ${models[0].name}`, `${column.name}, ${models[1].name}`, "difference"];
+  const heads = ["layer", "head", `kind, ${models[0].name}`, `kind, ${models[1].name}`, `${titled(key)}, ${models[0].name}`, `${titled(key)}, ${models[1].name}`, "difference"];
   return node("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Where they differ most" }, node("table", { id: "differences" },
     node("thead", {}, node("tr", {}, ...heads.map(h => node("th", { scope: "col" }, h)))),
     node("tbody", {}, ...sorted.map(r => node("tr", { "data-head": `${r.layer}.${r.head}`, onclick: () => change({ row: r.index }) },
       node("th", { scope: "row" }, headLink(r, "compare")),
-      ...[r.head, r.kind ?? "–", other[r.index].kind ?? "–", column.text(r[key]), column.text(other[r.index][key]), signed(column, diff(r))].map(v => node("td", {}, v)))))));
+      ...[r.head, kindName(r.kind), kindName(other[r.index].kind), column.text(r[key], r), column.text(other[r.index][key], other[r.index]), signed(column, diff(r))].map(v => node("td", {}, v)))))));
 }

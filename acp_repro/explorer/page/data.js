@@ -2,8 +2,8 @@
 // What acp_repro/explorer/pack.py wrote, read back. Heads are inflated when they are first looked at.
 
 const about = JSON.parse(document.getElementById("about").textContent);
-const KINDS_OF_ARRAYS = ["u2", "f4", "i4", "u4", "f4", "u1", "u4", "u1", "u1", "f4", "u1"];
-const TYPES = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i4: Int32Array, f4: Float32Array };
+const KINDS_OF_ARRAYS = ["u2", "f8", "f8", "i4", "u4", "f4", "u1", "u4", "u1", "u1", "f4", "u1", "i2"];
+const TYPES = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i2: Int16Array, i4: Int32Array, f4: Float32Array, f8: Float64Array };
 
 async function inflate(id) {
   const text = atob(document.getElementById(id).textContent);
@@ -27,27 +27,30 @@ function split(bytes, kinds, sizes) {
 
 class Head {
   constructor(model, row, arrays) {
-    [this.gates, this.cEnds, this.firstKept, this.boundary, this.lost, this.counts, this.distances,
-      this.weights, this.cells, this.byDistance, this.receivedBytes] = arrays;
+    [this.gates, this.cStarts, this.cEnds, this.firstKept, this.boundary, this.lost, this.counts, this.distances,
+      this.weights, this.cells, this.byDistance, this.receivedBytes, this.logits] = arrays;
     this.model = model;
     this.row = row;
+    this.threshold = model.thresholds[row.index];
+    this.packed = { firstKept: this.firstKept, boundary: this.boundary, threshold: this.threshold };
+    this.logEpsilon = this.ownLogEpsilon = row.log_pruning_tolerance ?? null;
     for (let i = 1; i < this.firstKept.length; i++) this.firstKept[i] += this.firstKept[i - 1];
     this.starts = new Uint32Array(this.counts.length + 1);
     this.counts.forEach((count, i) => { this.starts[i + 1] = this.starts[i] + count; });
     this.c = this.#runningSum();
   }
 
-  logit(i) { return (this.gates[i] - 32768) / this.model.gateSteps; }
-  gate(i) { return 1 / (1 + Math.exp(-this.logit(i))); }
+  logOdds(i) { return (this.gates[i] - 32768) / this.model.gateSteps; }
+  gate(i) { return 1 / (1 + Math.exp(-this.logOdds(i))); }
   logGate(i) {
-    const x = this.logit(i);
+    const x = this.logOdds(i);
     return x > 0 ? -Math.log1p(Math.exp(-x)) : x - Math.log1p(Math.exp(x));
   }
 
   // Log odds of two gates: of the median token, where a head forgets 0.1 % or more, and of the 1 % that forget most.
   usual() {
     if (!this.odds) {
-      const odds = Float64Array.from(this.gates, (_, i) => this.logit(i)).sort(), least = Math.min(d3.quantileSorted(odds, 0.5), Math.log(999));
+      const odds = Float64Array.from(this.gates, (_, i) => this.logOdds(i)).sort(), least = Math.min(d3.quantileSorted(odds, 0.5), Math.log(999));
       this.odds = [least, Math.min(d3.quantileSorted(odds, 0.01), least - 1)];
     }
     return this.odds;
@@ -55,7 +58,7 @@ class Head {
 
   // Exact where it is written; between, the gates' own sum, stretched to meet it.
   #runningSum() {
-    const n = this.gates.length, step = this.model.cTokens, c = new Float64Array(n);
+    const n = this.gates.length, [, step] = this.model.grid, c = new Float64Array(n);
     for (let first = 0; first < n; first += step) {
       const last = Math.min(n, first + step), before = first ? c[first - 1] : 0;
       let sum = before;
@@ -65,6 +68,55 @@ class Head {
         for (let i = first; i < last; i++) c[i] = before + (c[i] - before) * (end - before) / (sum - before);
     }
     return c;
+  }
+
+  // The decay D of a query and a key, in nats; null in a model without gates.
+  decay(i, j) { return this.c.length ? this.c[i] - this.c[j] : null; }
+  // q.k of a query and a key of its list. The file has that of the strongest key; the others follow from the ratio of
+  // their weights, because the weight is exp(q.k + D) over one sum a query.
+  logit(query, k, strongest) {
+    if (!this.logits.length || k.weight === 0 || strongest.weight === 0) return null;
+    return this.logits[query] / this.model.gateSteps + this.decay(query, strongest.key) - this.decay(query, k.key) + Math.log(k.weight / strongest.weight);
+  }
+
+  // Prunes at another epsilon, as acp_repro.attention.boundary.find_boundary does: a block is pruned if its largest
+  // decay is under delta. delta is log epsilon - log L - 2 U, so it moves with log epsilon.
+  prune(logEpsilon) {
+    if (logEpsilon === this.logEpsilon || this.ownLogEpsilon === null) return;
+    this.logEpsilon = logEpsilon;
+    const own = logEpsilon === this.ownLogEpsilon;
+    this.threshold = own ? this.packed.threshold : Math.fround(this.packed.threshold + logEpsilon - this.ownLogEpsilon);
+    this.boundary = own ? this.packed.boundary : this.#boundaryAt(this.threshold);
+    this.firstKept = own ? this.packed.firstKept : this.#firstKeptAt(this.threshold);
+  }
+  #boundaryAt(threshold) {
+    const [blockQ, blockK] = this.model.grid;
+    let column = 0;
+    return Uint32Array.from(this.cStarts, (c, m) => {
+      const diagonal = Math.floor(m * blockQ / blockK);
+      while (column < diagonal && c - this.cEnds[column] < threshold) column++;
+      return column;
+    });
+  }
+  // Key by key, from c within its rounding.
+  #firstKeptAt(threshold) {
+    let key = 0;
+    return Int32Array.from(this.c, (c, i) => {
+      while (key < i && c - this.c[key] < threshold) key++;
+      return key;
+    });
+  }
+  // Pruned blocks as a share of the blocks under the diagonal, in this sequence.
+  get prunedRatio() {
+    const [blockQ, blockK] = this.model.grid, T = this.model.length;
+    const causal = d3.sum(this.boundary, (_, m) => Math.floor((Math.min(T, (m + 1) * blockQ) - 1) / blockK) + 1);
+    return d3.sum(this.boundary) / causal;
+  }
+  // The mean weight of what is pruned in any row of squares, at most: null where squares and blocks do not fit.
+  get prunedMass() {
+    const { cell, grid: [blockQ, blockK], length: T } = this.model;
+    if (blockQ % cell || blockK % cell) return null;
+    return d3.max(d3.range(Math.ceil(T / cell)), m => d3.sum(d3.range(this.firstOfBlocks(m * cell) / cell), n => this.square(m, n)));
   }
 
   // The first key of the blocks that this query keeps.
@@ -79,8 +131,9 @@ class Head {
     const row = Math.floor(i / this.model.stride), query = row * this.model.stride, keys = [];
     for (let at = this.starts[row]; at < this.starts[row + 1]; at++) {
       const key = query - this.distances[at];
-      keys.push({ query, key, distance: this.distances[at], weight: this.weightAt(at), kept: key >= this.firstOfBlocks(query) });
+      keys.push({ query, key, distance: this.distances[at], weight: this.weightAt(at), decay: this.decay(query, key), kept: key >= this.firstOfBlocks(query) });
     }
+    for (const k of keys) k.logit = this.logit(query, k, keys[0]);
     return { query, keys };
   }
   weightAt(at) { return (this.weights[at] / 255) ** 2; }
@@ -94,10 +147,22 @@ function logarithmic(byte, least, most) {
   return byte ? least * Math.exp((byte - 1) / 254 * Math.log(most / least)) : 0;
 }
 
+// What a head does with most of its weight: rules on the columns of the table. A head may have several labels.
+const LABELS = [
+  { name: "current token", rule: "half of the weight or more lies on the query’s own token", holds: r => r.half_weight_tokens === 0 },
+  { name: "previous token", rule: "the token before the query gets 30\u00a0% of the weight or more", holds: r => r.previous_token_weight >= 0.3 },
+  { name: "attention sink", rule: "the first token of the text gets 30\u00a0% of the weight or more", holds: r => r.first_token_weight >= 0.3 },
+  { name: "induction", rule: "if the query’s token occurred before, the tokens that followed it get 10\u00a0% of the weight or more", holds: r => r.induction_weight >= 0.1 },
+];
+
 const models = about.models.map((model, index) => {
   const columns = Object.keys(model.table);
   const rows = model.table.layer.map((_, i) => Object.fromEntries(columns.map(c => [c, model.table[c][i]])));
-  rows.forEach((row, i) => { row.index = i; });
+  rows.forEach((row, i) => {
+    row.index = i;
+    if (row.token_pruned_ratio !== undefined) row.keep_ratio = 1 - row.token_pruned_ratio;
+    row.labels = LABELS.filter(label => label.holds(row)).map(label => label.name).join(", ");
+  });
   const inflated = new Map();
   const [at, own] = [model.table.log_pruning_tolerance?.[0], model.ownTolerance].map(v => String(v).replace("-", "−"));
   return {
@@ -107,10 +172,9 @@ const models = about.models.map((model, index) => {
       : own === at ? `trained with ACP, log ε ${at}` : `trained with ACP at log ε ${own}; shown is log ε ${at}`,
     layers: d3.max(rows, r => r.layer) + 1,
     heads: d3.max(rows, r => r.head) + 1,
+    read(i) { return inflate(`m${index}h${i}`).then(bytes => new Head(this, rows[i], split(bytes, KINDS_OF_ARRAYS, model.sizes[i]))); },
     head(i) {
-      if (!inflated.has(i))
-        inflated.set(i, inflate(`m${index}h${i}`).then(
-          bytes => new Head(this, rows[i], split(bytes, KINDS_OF_ARRAYS, model.sizes[i]))));
+      if (!inflated.has(i)) inflated.set(i, this.read(i));
       return inflated.get(i);
     },
   };

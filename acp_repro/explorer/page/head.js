@@ -1,44 +1,120 @@
 "use strict";
-// One head: gates and their running sum along the text, attention with its boundary, weight by distance.
+// One head: gates and their running sum along the text, attention and decay with the boundary, weight by distance.
 
 const headView = { id: "head", name: "Head", draw: drawHeadView };
-// What the picture shows, in tokens: it stays from head to head and when the window changes its size.
-let shownPart = { key: 0, query: 0, tokens: Infinity };
-let readSquare = null; // the key and the query that were clicked last
+const isNarrow = () => matchMedia("(max-width: 600px)").matches;
 
 async function drawHeadView(section, before) {
   const wanted = currentRow(), head = await currentHead();
   await text.ready;
   if (state.view !== "head" || wanted !== currentRow()) return;
   // Another query of the same head: the picture stays, and the focus with it.
-  if (before?.view === "head" && attention.head === head) return attention.choose();
+  if (before?.view === "head" && attention.head === head && before.epsilon === state.epsilon && attention.part === shownPart) return attention.choose();
   const focused = document.activeElement?.id === "attention";
-  const w = wanted, kinds = { local: "A local head", global: "A global head", between: "A head between local and global" };
-  const says = !GATED ? `Half of the queries give 99 % of their weight to ${counted(w.keys_99, "key")} or fewer, and half of the head's weight lies within ${counted(w.half_weight_tokens, "token")}.` : `${kinds[w.kind] ?? "A head at a length where no block can be pruned"}: half of its queries keep ${counted(w.median_window_tokens, "key")} or fewer, `
-    + `${w.half_weight_tokens ? `half of its weight lies within ${counted(w.half_weight_tokens, "token")}` : "half of its weight or more lies on the token itself"}, and its mean gate is ${w.mean_forget_gate.toFixed(3)}.`;
   section.replaceChildren(
-    node("p", { class: "lead" }, says),
-    node("div", { class: "columns wide-left" },
-      figure("Attention along the text", null,
+    node("p", { class: "lead" }, leadOf(head)),
+    node("div", { class: "columns even" },
+      figure("Attention weights", null,
         node("div", { class: "controls" },
-          zoomButton("+", "Closer", 2), zoomButton("−", "Further away", 0.5), zoomButton("whole", "The whole text", 0),
-          node("span", { class: "quiet" }, "click or tap to read; drag to move (a finger: sideways first); pinch, Ctrl + wheel or + and − to zoom")),
+          node("span", { class: "zooms" }, zoomButton("+", "Zoom in", 2), zoomButton("−", "Zoom out", 0.5), zoomButton("whole", "The whole text", 0)), heatLegend(head)),
         node("div", { id: "attention", tabindex: 0, role: "group", "aria-label": "Attention of this head: plus and minus zoom, arrows move, 0 shows the whole text" }),
-        heatLegend(head),
+        node("p", { class: "quiet help" }, "Click or tap a square to read it. Drag to move; with a finger, start sideways. Pinch, Ctrl + wheel, + and − zoom."),
         saveButtons(rowFile("attention"), () => $("#attention svg"), () => attentionNumbers(head))),
       node("div", {},
         node("div", { id: "reading", "aria-live": "polite" }, node("p", { id: "readout" }), node("div", { id: "query" })),
-        figure("Weight by distance", "How far back the weight goes, mean of all queries. A bar’s area is its share; its height is the weight for each doubling of the distance.", node("div", { id: "distance" }),
+        ...(GATED ? [decayFigure(head)] : []),
+        figure("Attention by distance", "Mean of all queries. The area of a bar is its share of the weight; its height is the weight per doubling of the distance.", node("div", { id: "distance" }),
           saveButtons(rowFile("distance"), () => $("#distance svg"), () => distanceNumbers(head))),
-        figure("This head", null, facts(w)))));
+        figure("This head", null, facts(wanted)))));
   drawAttention(head);
   drawDistance($("#distance"), [head]);
   if (focused) $("#attention").focus({ preventScroll: true });
 }
 
+// What the head reacts to, which no number beside it says: the tokens where it forgets, and those that attract weight.
+function leadOf(head) {
+  const of = new Map(), T = text.length;
+  for (let i = 1; i < T; i++) {
+    const piece = text.piece(i), sums = of.get(piece) ?? { piece, count: 0, forgets: 0, received: 0 };
+    sums.count++;
+    if (GATED) sums.forgets += 1 - head.gate(i);
+    sums.received += head.received(i);
+    of.set(piece, sums);
+  }
+  const often = [...of.values()].filter(s => s.count >= Math.max(4, T / 500) && s.piece), most = key => d3.sort(often, (a, b) => b[key] / b.count - a[key] / a.count).slice(0, 3);
+  const list = (key, written) => most(key).map(s => `“${readable(s.piece)}” (${written(s[key] / s.count)})`).join(", ");
+  if (!often.length) return "No token occurs often enough to say which tokens this head reacts to.";
+  const [worst] = most("forgets"), forgets = !GATED ? "" : worst.forgets / worst.count < 0.005 ? "Forgets next to nothing (1 − f is under 0.005 at every frequent token). " : `Forgets most (1 − f) at ${list("forgets", v => v.toFixed(2))}. `;
+  return `${forgets}Attends most (weight received per token, in queries) to ${list("received", d3.format(".2~f"))}.`;
+}
+
+// The decay matrix, and what another epsilon would prune: c, the threshold and the grid are in the file.
+function decayFigure(head) {
+  const own = head.ownLogEpsilon, slider = node("input", { type: "range", id: "epsilon", min: Math.min(-30, Math.floor(own)), max: -0.5, step: 0.5, value: state.epsilon ?? own, "aria-label": "log epsilon, the pruning tolerance", oninput: e => setEpsilon(head, Number(e.target.value)) });
+  const made = figure("Decay matrix D", "D is c of the query minus c of the key. A block is pruned if its largest D is under δ.",
+    node("div", { class: "beside" }, node("div", { id: "decay" }), node("div", {},
+    node("p", { class: "legend" }, node("span", { id: "decay-least" }), node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${d3.range(1, -0.01, -0.1).map(decayColour)})` }), "0 nats", node("span", {}, node("span", { class: "line" }), "boundary")),
+    node("div", { class: "epsilon" }, node("label", { for: "epsilon" }, "pruning tolerance log ε"), slider, node("button", { type: "button", id: "own-epsilon", onclick: () => { slider.value = own; setEpsilon(head, null); } }, `back to ${nats(own)}`)),
+    node("p", { id: "pruning", "aria-live": "polite" }))),
+    saveButtons(rowFile("decay"), () => $("#decay svg")));
+  return made;
+}
+function setEpsilon(head, logEpsilon) {
+  state.epsilon = logEpsilon === head.ownLogEpsilon ? null : logEpsilon;
+  pruned(head);
+  attention.redraw();
+  showQuery(head);
+  writeAddress();
+}
+function sayPruning(head) {
+  const at = head.logEpsilon, own = at === head.ownLogEpsilon, ratio = percent(head.prunedRatio), mass = head.prunedMass;
+  $("#pruning").replaceChildren(
+    node("strong", {}, `pruned ratio ${ratio}`), ` of the blocks of this text, at log ε = ${nats(at)} (ε = ${percent(Math.exp(at))}) and δ = ${nats(head.threshold)} nats. `,
+    own ? `Max pruned mass: ${d3.max(head.lost) ? percent(d3.max(head.lost)) : "0"} of a query’s weight.` : mass === null ? "" : `Max pruned mass, mean of ${counted(head.model.cell, "query").replace("querys", "queries")}: ${mass < HEAT_FLOOR ? `under ${percent(HEAT_FLOOR)}` : percent(mass)}.`);
+  $("#own-epsilon").disabled = own;
+  $("#epsilon").setAttribute("aria-valuetext", `log epsilon ${nats(at)}, pruned ratio ${ratio}`);
+  $("#decay-least").textContent = `${nats(1.5 * head.threshold)} nats and less`;
+}
+const DECAY_PIXELS = new Uint32Array(new Uint8ClampedArray(d3.range(256).flatMap(t => { const { r, g, b } = d3.rgb(decayColour(t / 255)); return [r, g, b, 255]; })).buffer);
+// D of the part that is in view, a pixel a query and key; nothing is above the diagonal.
+function decayImage(head, { key, query, tokens }, size) {
+  const canvas = node("canvas", { width: size, height: size }), context = canvas.getContext("2d"), image = context.createImageData(size, size), T = head.c.length;
+  const least = 1.5 * head.threshold, pixels = new Uint32Array(image.data.buffer), at = (start, p) => Math.floor(start + (p + 0.5) * tokens / size);
+  for (let row = 0; row < size; row++) {
+    const i = at(query, row);
+    if (i >= T) break;
+    for (let column = 0; column < size; column++) {
+      const j = at(key, column);
+      if (j > i) break;
+      pixels[row * size + column] = DECAY_PIXELS[Math.min(255, Math.round(255 * (head.c[i] - head.c[j]) / least))];
+    }
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+// Follows the picture of the weights: the same part, token and boundary.
+function drawDecay(head, staircase, x, y, side, pick) {
+  const place = $("#decay"), size = Math.max(220, Math.min(300, place.clientWidth - 48)), left = 44, ratio = Math.min(2, devicePixelRatio || 1), scale = size / side;
+  const canvas = decayImage(head, { key: x.invert(0), query: y.invert(0), tokens: x.invert(side) - x.invert(0) }, Math.round(size * ratio));
+  Object.assign(canvas.style, { left: `${left}px`, top: "6px", width: `${size}px`, height: `${size}px` });
+  canvas.setAttribute("aria-hidden", "true");
+  const svg = d3.create("svg").attr("width", left + size + 4).attr("height", size + 42).attr("viewBox", `0 0 ${left + size + 4} ${size + 42}`).attr("role", "img").attr("aria-label", "Decay matrix D with the boundary");
+  svg.append("clipPath").attr("id", "decay-clip").append("rect").attr("width", size).attr("height", size);
+  const group = svg.append("g").attr("transform", `translate(${left},6)`), over = group.append("g").attr("clip-path", "url(#decay-clip)");
+  over.append("path").attr("class", "boundary").attr("d", d3.line(p => p[0] * scale, p => p[1] * scale)(staircase));
+  if (state.token !== null) over.append("line").attr("class", "query").attr("x1", 0).attr("x2", x(state.token + 0.5) * scale).attr("y1", y(state.token + 0.5) * scale).attr("y2", y(state.token + 0.5) * scale);
+  group.append("rect").attr("class", "frame").attr("width", size).attr("height", size);
+  const [from, to] = [x, y].map(s => s.copy().range(s.range().map(v => v * scale)));
+  group.append("g").attr("class", "axes").attr("transform", `translate(0,${size})`).call(d3.axisBottom(from).ticks(3)).select(".domain").remove();
+  group.append("g").attr("class", "axes").call(d3.axisLeft(to).ticks(3)).select(".domain").remove();
+  group.append("text").attr("class", "axis").attr("x", size / 2).attr("y", size + 33).attr("text-anchor", "middle").text("key (tokens from the start)");
+  group.append("rect").attr("class", "pointer").attr("width", size).attr("height", size).on("click", event => { const [px, py] = d3.pointer(event); pick(px / scale, py / scale); });
+  place.replaceChildren(canvas, svg.node());
+}
+
 function facts(row) {
   return node("dl", { class: "facts" }, ...Object.entries(COLUMNS).flatMap(([key, column]) => [
-    node("dt", { title: column.says }, column.name), node("dd", {}, column.text(row[key]), node("span", { class: "quiet" }, ` · ${column.says}`))]));
+    node("dt", { title: column.says }, titled(key)), node("dd", {}, column.text(row[key], row))]), node("dd", { class: "quiet" }, "The Glossary explains each quantity."));
 }
 function zoomButton(sign, says, factor) {
   return node("button", { type: "button", "aria-label": says, title: says, onclick: () => attention.zoomBy(factor) }, sign);
@@ -47,14 +123,13 @@ const HEAT_FLOOR = 1e-4;
 const FAINT = 0.35; // opacity of what is spread, so that it looks like no listed key
 const heatScale = v => Math.max(0, 1 - Math.log(v) / Math.log(HEAT_FLOOR));
 function heatLegend(head) {
-  const stops = d3.range(0, 1.01, 0.1).map(heat), bounded = head.boundary.some(n => n);
-  return node("p", { class: "legend" }, "share of a query’s weight: 0.01 % ", node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), " 100 %",
-    ...(bounded ? [node("span", {}, node("span", { class: "line" }), "boundary, in blocks"), node("span", {}, node("span", { class: "line thin" }), "first kept key, query by query"),
+  const stops = d3.range(0, 1.01, 0.1).map(heat);
+  return node("p", { class: "legend" }, "weight 0.01 % ", node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), " 100 %",
+    ...(GATED ? [node("span", {}, node("span", { class: "line" }), "boundary"), node("span", {}, node("span", { class: "line thin" }), "first kept key"),
       node("span", {}, node("span", { class: "swatch pruned" }), "pruned")] : []),
-    node("span", { id: "faint" }, node("span", { class: "swatch", style: `background: ${heat(0.5)}; opacity: ${FAINT}` }), "faint: what is left of a square beside its listed keys, spread evenly"),
-    node("span", {}, "Weights are rounded: a key’s to within 0.4 points, a square’s to within 3 % of itself."));
+    node("span", { id: "faint" }, node("span", { class: "swatch", style: `background: ${heat(0.5)}; opacity: ${FAINT}` }), "all weaker keys, as their mean"));
 }
-const attentionNumbers = head => [["query", "key", "distance", "weight", "rounded_by_up_to"], d3.range(0, text.length, head.model.stride).flatMap(i => head.keysOf(i).keys.map(k => [k.query, k.key, k.distance, k.weight.toFixed(4), roundedBy(k.weight).toFixed(4)]))];
+const attentionNumbers = head => [["query", "key", "distance", "weight", "rounded_by_up_to", ...(GATED ? ["qk_nats", "decay_nats"] : [])], d3.range(0, text.length, head.model.stride).flatMap(i => head.keysOf(i).keys.map(k => [k.query, k.key, k.distance, k.weight.toFixed(4), roundedBy(k.weight).toFixed(4), ...(GATED ? [k.logit?.toFixed(2), k.decay.toFixed(2)] : [])]))];
 const distanceNumbers = head => [["from_tokens", "to_tokens", "weight"], [...head.byDistance].map((v, i) => [head.model.bins[i], head.model.bins[i + 1] - 1, v.toPrecision(4)])];
 
 // The tokens that a scale shows, also in part.
@@ -63,8 +138,10 @@ const tokensIn = (scale, side, T) => [Math.max(0, Math.floor(scale.invert(0) + 1
 const attention = {};
 function drawAttention(head) {
   const { model } = head, T = model.length, place = $("#attention");
-  const width = Math.max(280, Math.min(760, place.clientWidth)), left = 54, right = 10, strip = width < 500 ? 44 : 58, gap = 20;
-  const side = width - left - right, top = 2 * (strip + gap) * GATED + 26;
+  const narrow = isNarrow(), left = narrow ? 40 : 54, right = narrow ? 4 : 10, strip = 40, gap = 18, strips = 2 * (strip + gap) * GATED;
+  // The whole picture has room in a window, with its legend; on a phone the matrix comes first, the gates under it.
+  const wide = Math.max(280, place.clientWidth) - left - right, side = narrow ? wide : Math.min(wide, 700, Math.max(340, innerHeight - 370));
+  const width = side + left + right, top = (narrow ? 0 : strips) + 20;
   const ratio = Math.min(2, devicePixelRatio || 1);
   const canvas = node("canvas", { width: side * ratio, height: side * ratio, style: `left: ${left}px; top: ${top}px; width: ${side}px; height: ${side}px`, "aria-hidden": "true" });
   const svg = d3.create("svg").attr("width", width);
@@ -72,7 +149,7 @@ function drawAttention(head) {
   const x0 = d3.scaleLinear([0, T], [0, side]);
   for (const [id, line] of [["clip", 0], ["strip-clip", 2]]) svg.append("clipPath").attr("id", id).append("rect").attr("y", -line).attr("width", side).attr("height", side + line);
   const group = (y, name) => svg.append("g").attr("class", name).attr("transform", `translate(${left},${y})`);
-  const gates = group(14, "gates"), sums = group(14 + strip + gap, "sums"), heatmap = group(top, "heatmap");
+  const under = narrow ? top + side + 90 : 14, gates = group(under, "gates"), sums = group(under + strip + gap, "sums"), heatmap = group(top, "heatmap");
   for (const [strip_, says] of !GATED ? [] : [[gates, "forget gate f"], [sums, "running sum c of log f"]]) {
     strip_.append("text").attr("class", "axis").attr("x", 2).attr("y", -4).text(says);
     strip_.append("g").attr("class", "yaxis");
@@ -90,7 +167,7 @@ function drawAttention(head) {
   let x = x0, y = x0, hovered = null;
   const say = () => {
     const square = hovered ?? (readSquare?.query === state.token ? readSquare : null);
-    $("#readout").textContent = square ? describe(head, square, painter, side) : "Point at a square, or tap it, to read it.";
+    $("#readout").textContent = square ? describe(head, square, painter, side) : "Point at a square of the matrix, or tap it: this place says who attends to what, and why.";
   };
 
   function redraw() {
@@ -105,10 +182,10 @@ function drawAttention(head) {
     };
     xAxis.call(reads(d3.axisBottom, x)).selectAll("text").attr("transform", words ? "rotate(-50) translate(-4,-5)" : null).attr("text-anchor", words ? "end" : "middle");
     yAxis.call(reads(d3.axisLeft, y));
-    const height = top + side + (words ? 62 : 40);
+    const bottom = top + side + (words ? 72 : 40), height = narrow ? under + strips : bottom;
     svg.attr("viewBox", `0 0 ${width} ${height}`).attr("height", height);
     place.style.height = `${height}px`;
-    keyTitle.attr("y", height - top - 6);
+    keyTitle.attr("y", bottom - top - 6);
     heatmap.selectAll(".axes .domain").remove();
     const [blockQ] = model.grid, steps = [];
     head.boundary.forEach((_, m) => {
@@ -127,6 +204,7 @@ function drawAttention(head) {
       chosen.append("line").attr("class", "query").attr("x1", x(0)).attr("x2", x(state.token + 0.5)).attr("y1", middle).attr("y2", middle);
       chosen.selectAll("circle").data(keys).join("circle").attr("class", "key").attr("cx", k => x(k.key + 0.5)).attr("cy", middle).attr("r", k => 2 + 5 * Math.sqrt(k.weight));
     }
+    if (GATED) { drawDecay(head, steps, x, y, side, (px, py) => read(place_(px, py))); sayPruning(head); }
     say();
   }
   const least = Math.min(T, 24), within = (v, low, high) => Math.max(low, Math.min(high, v));
@@ -135,7 +213,9 @@ function drawAttention(head) {
     .on("zoom", ({ transform }) => {
       [x, y] = [transform.rescaleX(x0), transform.rescaleY(x0)];
       shownPart = { key: x.invert(0), query: y.invert(0), tokens: T / transform.k };
+      attention.part = shownPart;
       redraw();
+      if (attention.head === head) writeAddress();
     });
   const show = part => {
     const tokens = within(part.tokens, least, T), at = v => -x0(within(v, 0, T - tokens));
@@ -153,7 +233,8 @@ function drawAttention(head) {
     const column = onto ? [readSquare?.query === i ? readSquare.key : i, i].find(j => sees(j, key)) : undefined;
     centre(column === undefined ? key + tokens / 2 : column + 0.5, onto ? i + 0.5 : query + tokens / 2, factor ? tokens / factor : T);
   };
-  attention.head = head;
+  attention.redraw = redraw;
+  attention.head = null; // nothing moves the address before all is drawn
   attention.choose = () => {
     // A token that was chosen elsewhere, as in the text, comes into view.
     if (state.token != null && state.token !== attention.token && !sees(state.token, shownPart.query)) centre(state.token, state.token, shownPart.tokens);
@@ -161,14 +242,13 @@ function drawAttention(head) {
     attention.token = state.token;
     showQuery(head);
   };
+  const place_ = (px, py) => ({ key: within(Math.floor(x.invert(px)), 0, T - 1), query: within(Math.floor(y.invert(py)), 0, T - 1) });
+  const at = event => place_(...d3.pointer(event, pointer.node())), read = square => { readSquare = square; change({ token: square.query }); };
+  attention.token = state.token; // a link says which part is in view: its token does not move it
   pointer.call(zooming);
   show(shownPart);
   attention.choose();
-
-  const at = event => {
-    const [key, query] = d3.pointer(event, pointer.node()).map((v, i) => within(Math.floor([x, y][i].invert(v)), 0, T - 1));
-    return { key, query };
-  };
+  attention.head = head;
   // One finger moves the picture from a sideways start; up and down is the page's (touch-action). Two are D3's.
   let finger = null, sideways = false;
   pointer.on("pointerdown", event => { finger = event.pointerType === "touch" && event.isPrimary ? d3.pointer(event) : null; sideways = false; })
@@ -183,7 +263,7 @@ function drawAttention(head) {
       finger = sideways ? now : null;
     })
     .on("pointerleave", () => { hovered = null; say(); })
-    .on("click", event => { readSquare = at(event); change({ token: readSquare.query }); });
+    .on("click", event => read(at(event)));
   place.onkeydown = event => {
     const moves = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }, zooms = { "+": 2, "=": 2, "-": 0.5, "0": 0 };
     if (event.key in moves) pointer.call(zooming.translateBy, ...moves[event.key].map(v => v * shownPart.tokens / T));
@@ -199,43 +279,55 @@ function showQuery(head) {
   if (i == null) return $("#query").replaceChildren();
   const { query, keys } = head.keysOf(i), { stride } = head.model;
   $("#query").replaceChildren(
-    node("p", {}, node("strong", {}, `Query ${whole(query)} `), node("code", {}, readable(text.piece(query))), stride > 1 ? ` looks most at (every ${stride}th token has a list)` : " looks most at"),
-    node("ol", { class: "looks" }, ...keys.map(k => node("li", {}, node("strong", {}, weightText(k.weight)), " ", node("code", {}, readable(text.piece(k.key))),
-      node("span", { class: "quiet" }, ` ${k.distance ? `${whole(k.distance)} back` : "itself"}${k.kept ? "" : ", pruned"}`)))),
-    node("button", { type: "button", onclick: () => change({ view: "text" }) }, "Read it in the text"));
+    node("p", {}, node("strong", {}, `Query ${whole(query)} `), node("code", {}, readable(text.piece(query))), stride > 1 ? ` and its strongest keys (every ${stride}th token has a list)` : " and its strongest keys"),
+    splitTable(head, keys), node("button", { type: "button", onclick: () => change({ view: "text" }) }, "Read it in the text"));
+}
+// The scores of a query's keys in two parts: the weight is the softmax of q.k + D.
+function splitTable(head, keys) {
+  const gated = head.logits.length, heads = ["key", "back", "weight", ...(gated ? ["q·k", "D", "q·k + D"] : [])];
+  const table = node("table", { class: "split" }, node("thead", {}, node("tr", {}, ...heads.map(h => node("th", { scope: "col" }, h)))),
+    node("tbody", {}, ...keys.map(k => node("tr", { class: k.kept ? "" : "past" }, node("td", {}, node("code", {}, readable(text.piece(k.key))), k.kept ? "" : " pruned"), node("td", {}, k.distance ? whole(k.distance) : "itself"), node("td", {}, node("strong", {}, weightText(k.weight))),
+      ...(gated ? [k.logit, k.decay, k.logit === null ? null : k.logit + k.decay].map(v => node("td", {}, v === null ? "–" : nats(v))) : [])))));
+  const says = gated ? node("p", { class: "quiet" }, `Scores in nats. The threshold is δ = ${nats(head.threshold)}: blocks whose largest D is under it are pruned. |q·k| is at most U = ${head.row.logit_bound.toFixed(1)}.`) : null;
+  return node("div", { class: "scroll" }, table, says ?? "");
 }
 
+// A square in a sentence: who attends to what, how much, and why.
 function describe(head, { key, query }, painter, side) {
-  const { cell, cellFloor, length, stride, leastWeight } = head.model;
-  if (key > query) return "Above the diagonal: a query sees no later token.";
-  const state_ = key < head.firstOfBlocks(query) ? ", pruned" : "", listed = head.keysOf(query), near = painter.near(side);
-  const about = (v, word) => (v < HEAT_FLOOR ? "under 0.01\u00a0%" : `${word} ${weightText(v)}`);
-  const m = Math.floor(query / cell), n = Math.floor(key / cell), named = (what, v) => `${what} ${whole(v * cell)}–${whole(Math.min(length, (v + 1) * cell) - 1)}`;
-  const says = `${named("Queries", m)} give ${about(head.square(m, n), "about")} to ${named("keys", n)}${state_}.`;
-  if (!near) return says;
-  if (listed.query !== query) return `Only every ${stride}th query has a list of keys. ${says}`;
-  const one = listed.keys.find(k => k.key === key), last = listed.keys.at(-1).weight;
-  // Eight are listed at most; with fewer, all others are under the least weight of a list. No key gets more than its whole square.
-  const most = Math.min(listed.keys.length < 8 ? Math.min(last, leastWeight) : last, 1.03 * cell * Math.max(cellFloor, head.square(m, n)));
-  const weight = one ? weightText(one.weight) : about(most, "at most");
-  const pair = `Query ${whole(query)} “${readable(text.piece(query))}” gives ${weight} to key ${whole(key)} “${readable(text.piece(key))}”, ${whole(query - key)} back${state_}.`;
-  const rest = one ? 0 : painter.unlisted(m, n);
-  return rest ? `${pair} ${named("Queries", m)} give ${about(rest, "about")} to ${named("keys", n)} beside what is listed: the faint squares spread it evenly.` : pair;
+  const { cell, length, stride, leastWeight } = head.model, gated = head.c.length;
+  if (key > query) return "Above the diagonal: the causal mask hides later tokens from a query.";
+  const start = head.firstOfBlocks(query), isPruned = key < start, listed = head.keysOf(query);
+  const m = Math.floor(query / cell), n = Math.floor(key / cell), ends = v => [v * cell, Math.min(length, (v + 1) * cell) - 1], named = (what, v) => (cell > 1 ? `${what} ${ends(v).map(whole).join("–")}` : `${what} ${whole(v)}`);
+  const weight = head.square(m, n);
+  if (!painter.single(side)) {
+    const d = gated ? head.decay(m * cell, Math.min(m * cell, ends(n)[1])) : null;
+    return `${named("Queries", m)} give ${weight < HEAT_FLOOR ? "under 0.01\u00a0%" : weightText(weight)} of their weight to ${named("keys", n)}.${gated ? ` Their largest D is ${nats(d)} nats${isPruned ? `; the block is pruned, because its largest D is under δ = ${nats(head.threshold)}` : ""}.` : ""}`;
+  }
+  const one = listed.query === query ? listed.keys.find(k => k.key === key) : undefined;
+  const back = query === key ? "itself" : `“${readable(text.piece(key))}” (key ${whole(key)}, ${counted(query - key, "token")} back)`;
+  const much = one ? weightText(one.weight) : listed.query === query ? `under ${percent(Math.min(listed.keys.at(-1).weight, listed.keys.length < 8 ? leastWeight : 1))}` : `an unlisted part (only every ${stride}th query has a list)`;
+  const why = !gated ? "" : one?.logit != null ? ` Its score is q·k ${nats(one.logit)} + D ${nats(one.decay)} = ${nats(one.logit + one.decay)} nats.` : ` D is ${nats(head.decay(query, key))} nats.`;
+  const verdict = !gated ? "" : isPruned ? ` The key’s block is pruned: its largest D is under δ = ${nats(head.threshold)}.` : head.decay(query, key) < head.threshold ? ` D is under δ = ${nats(head.threshold)}, but other pairs of the block are not, so the block is kept.` : ` D is not under δ = ${nats(head.threshold)}, so ACP keeps the key.`;
+  return `“${readable(text.piece(query))}” (query ${whole(query)}) gives ${much} of its weight to ${back}.${why}${verdict}`;
+}
+
+// A picture of squares, one pixel each.
+function squaresImage(head, each) {
+  const N = Math.ceil(head.model.length / head.model.cell), picture = node("canvas", { width: N, height: N }), context = picture.getContext("2d"), image = context.createImageData(N, N);
+  const colours = d3.range(256).map(t => d3.rgb(heat(t / 255)));
+  for (let m = 0; m < N; m++)
+    for (let n = 0; n <= m; n++) {
+      const { r, g, b } = colours[Math.round(255 * Math.min(1, heatScale(Math.max(1e-9, each(m, n)))))];
+      image.data.set([r, g, b, 255], 4 * (m * N + n));
+    }
+  context.putImageData(image, 0, 0);
+  return picture;
 }
 
 // The attention in squares; closer, single keys on top of them.
 function squaresPainter(head) {
   const { cell, length: T, stride } = head.model, N = Math.ceil(T / cell), rows = m => Math.min(cell, T - m * cell);
-  const make = each => {
-    const picture = node("canvas", { width: N, height: N }), context = picture.getContext("2d"), image = context.createImageData(N, N);
-    for (let m = 0; m < N; m++)
-      for (let n = 0; n <= m; n++) {
-        const { r, g, b } = d3.rgb(heat(heatScale(Math.max(1e-9, each(m, n)))));
-        image.data.set([r, g, b, 255], 4 * (m * N + n));
-      }
-    context.putImageData(image, 0, 0);
-    return picture;
-  };
+  const make = each => squaresImage(head, each);
   // What single keys leave of a square. Less than 3 % of it may be rounding.
   let listed = null;
   const unlisted = (m, n) => {
@@ -250,7 +342,7 @@ function squaresPainter(head) {
   let far = null, near = null;
   const single = side => shownPart.tokens <= 1.5 * side, isNear = side => cell > 1 && single(side);
   return {
-    near: isNear, unlisted,
+    near: isNear, single,
     paint(canvas, ratio, x, y, side) {
       const context = canvas.getContext("2d"), closer = isNear(side);
       // On the diagonal half of a square's keys are later than its queries.
@@ -321,9 +413,9 @@ function drawDistance(place, heads) {
       }).on("pointerleave", hideTip);
   });
   if (heads.length === 1) {
-    const { row } = heads[0], marks = [[row.half_weight_tokens, "half of the weight"], ...(GATED ? [[row.median_window_tokens - 1, "window"]] : [])];
+    const { row } = heads[0], marks = [[row.half_weight_tokens, "median distance"], ...(GATED && row.kind !== "global" ? [[row.median_window_tokens - 1, "effective context p50"]] : [])];
     marks.forEach(([tokens, says], i) => {
-      const px = x(Math.min(tokens + 1, bins.at(-1)) + 1), left_ = px > width - 100;
+      const px = x(Math.min(tokens + 1, bins.at(-1)) + 1), left_ = px > width - 140;
       svg.append("line").attr("class", "mark").attr("x1", px).attr("x2", px).attr("y1", 4 + 13 * i).attr("y2", height - bottom);
       svg.append("text").attr("class", "axis").attr("x", px + (left_ ? -4 : 4)).attr("y", 12 + 13 * i).attr("text-anchor", left_ ? "end" : "start").text(says);
     });

@@ -26,8 +26,8 @@ function drawChosen() {
     node("button", { type: "button", id: "previous", "aria-label": "Head before", disabled: !state.row, onclick: () => step(-1) }, "‹"),
     node("select", { id: "which", "aria-label": "Head", onchange: e => change({ row: Number(e.target.value) }) }, ...rows.map(r => node("option", { value: r.index, selected: r.index === state.row }, headName(r)))),
     node("button", { type: "button", id: "next", "aria-label": "Next head", disabled: state.row === rows.length - 1, onclick: () => step(1) }, "›"),
-    ...(GATED ? [node("span", { class: "badge" }, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), row.kind ?? "nothing to prune")] : []),
-    ...SHADES.filter(key => key !== "kind").slice(0, 3).map(key => node("span", { class: "badge" }, `${key === "pruned_ratio" && models[state.model].exact ? "would prune" : COLUMNS[key].name} ${COLUMNS[key].text(row[key])}`)));
+    ...(GATED ? [node("span", { class: "badge" }, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), row.kind ? `${kindName(row.kind)} head` : "nothing to prune")] : []),
+    ...(row.labels ? [node("span", { class: "badge", title: LABELS.filter(l => l.holds(row)).map(l => l.rule).join("; ") }, row.labels)] : []));
 }
 const step = way => change({ row: Math.max(0, Math.min(models[state.model].rows.length - 1, state.row + way)) });
 
@@ -46,14 +46,12 @@ function putFocus({ id, at }, section) {
 }
 
 function draw(before) {
-  // The default token is in the middle; it is in the address, so that Back can return to it.
-  if (state.view === "text" && state.token == null) return change({ token: Math.floor(text.length / 2) });
   const focus = placeOf(document.activeElement);
   hideTip();
   drawTabs();
   drawChosen();
   const model = models[state.model];
-  $("#facts").textContent = [...(models.length > 1 ? [model.name] : []), ...(GATED ? [model.pruning] : []), ...model.facts].join(" · ");
+  $("#facts").textContent = $("#facts-below").textContent = [...(models.length > 1 ? [model.name] : []), ...(GATED ? [model.pruning] : []), ...model.facts].join(" · ");
   for (const view of views) {
     const section = $(`#view-${view.id}`);
     section.hidden = view.id !== state.view;
@@ -75,6 +73,9 @@ document.addEventListener("keydown", event => {
   if (event.key === "[") step(-1);
   else if (event.key === "]") step(1);
   else if (event.key === "?") explain();
+  // Arrows read the text, and + - 0 zoom the matrix, also before anything in the view has the focus.
+  else if (state.view === "text" && ["ArrowLeft", "ArrowRight"].includes(event.key) && !event.defaultPrevented) moveByKey(event);
+  else if (state.view === "head" && "+=-0".includes(event.key) && !event.defaultPrevented) attention.zoomBy({ "+": 2, "=": 2, "-": 0.5, "0": 0 }[event.key]);
   else if (views[event.key - 1] && !$("#attention")?.contains(event.target)) change({ view: views[event.key - 1].id });
 });
 
@@ -99,6 +100,8 @@ $("#words").addEventListener("click", explain);
 let width = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; draw(); } });
 addEventListener("popstate", () => { const before = { ...state }; readAddress(); draw(before); });
+
+for (const label of LABELS) $("#label-rules").append(node("li", {}, node("strong", {}, label.name), `: ${label.rule}.`));
 
 onChange(draw);
 readAddress();

@@ -1,8 +1,10 @@
 "use strict";
-// The model: layers x heads, a map of similar heads, a table.
+// The model: layers x heads, pictures of all heads, a map of similar heads, a table.
 
 const modelView = { id: "model", name: "Model", draw: drawModel };
 let sorting = { key: "layer", down: false };
+let thumbsShow = "weights";
+const mapAxes = { x: "half_weight_tokens", y: "strongest_weight" };
 
 function openHead(row, model = state.model) { change({ model, row: row.index, view: "head" }); }
 // A click is the table's row's; with Ctrl, Shift or the middle button the browser opens the address elsewhere.
@@ -13,8 +15,10 @@ function headLink(row, view) {
 const shown = row => state.kinds.has(row.kind ?? "–");
 
 function shadeChoice(chosen = state.shade) {
-  return node("label", {}, "colour ", node("select", { id: "shade", onchange: e => change({ shade: e.target.value }) },
-    ...Object.keys(COLUMNS).filter(key => key !== "kind" || chosen === "kind" || state.view === "model").map(key => node("option", { value: key, selected: chosen === key }, COLUMNS[key].name))));
+  return columnChoice("colour", "shade", [...(state.view === "model" && COLUMNS.kind ? ["kind"] : []), ...NUMBERS], chosen, shade => change({ shade }));
+}
+function columnChoice(says, id, keys, chosen, choose) {
+  return node("label", {}, `${says} `, node("select", { id, onchange: e => choose(e.target.value) }, ...keys.map(key => node("option", { value: key, selected: chosen === key }, titled(key)))));
 }
 function kindChoice(rows) {
   const kinds = ["local", "between", "global", "–"].filter(kind => rows.some(r => (r.kind ?? "–") === kind));
@@ -24,42 +28,50 @@ function kindChoice(rows) {
       e.target.checked ? chosen.add(kind) : chosen.delete(kind);
       change({ kinds: chosen });
     } }),
-    node("span", { class: "dot", style: `background: ${kindColour(kind === "–" ? null : kind)}` }), `${kind === "–" ? "no kind" : kind} ${rows.filter(r => (r.kind ?? "–") === kind).length}`)));
+    node("span", { class: "dot", style: `background: ${kindColour(kind === "–" ? null : kind)}` }), `${kind === "–" ? "no kind" : kindName(kind)} ${rows.filter(r => (r.kind ?? "–") === kind).length}`)));
 }
 
 function drawModel(section) {
   const model = models[state.model], { rows } = model, pruned = d3.mean(rows, r => r.pruned_ratio);
   const of = kind => rows.filter(r => r.kind === kind).length;
-  const says = !GATED ? `${rows.length} heads: in the median head 99 % of a query's weight lies on ${counted(d3.median(rows, r => r.keys_99), "key")}. Of the blocks of 64 × 64, ${percent(d3.mean(rows, r => r["seen_e-10"]))} could be left out on the way, and ${percent(d3.mean(rows, r => r["after_e-10"]))} by an oracle, with less than e⁻¹⁰ of any row's weight lost.` : `${rows.length} heads: ${of("local")} local, ${of("between")} between, ${of("global")} global. `
-    + `${percent(pruned)} of all blocks ${model.exact ? "would be" : "are"} pruned; at most ${percent(rows[0].largest_pruned_ratio)} can be, because blocks on and next to the diagonal always stay.`;
+  const says = !GATED ? `${rows.length} heads: in the median head 99 % of a query's weight lies on ${counted(d3.median(rows, r => r.keys_99), "key")}. Of the blocks of 64 × 64, ${percent(d3.mean(rows, r => r["seen_e-10"]))} could be pruned online, and ${percent(d3.mean(rows, r => r["after_e-10"]))} by an oracle, with less than e⁻¹⁰ of any row's weight lost.` : `${rows.length} heads: ${of("local")} local, ${of("between")} intermediate, ${of("global")} global. `
+    + `${percent(pruned)} of all blocks ${model.exact ? "would be" : "are"} pruned; at most ${percent(rows[0].largest_pruned_ratio)} can be, because ACP never prunes the blocks on and next to the diagonal.`;
   section.replaceChildren(
     node("p", { class: "lead" }, says),
     node("div", { class: "controls" }, modelChoice(), shadeChoice(), GATED ? kindChoice(rows) : null),
     node("div", { class: "columns" },
       figure("Layers and heads", "Each square is a head. Click one to look into it.", node("div", { id: "grid" }), legend(rows),
         saveButtons(() => fileName(model.name, "heads", state.shade), () => $("#grid svg"))),
-      figure("Similar heads", `Near each other: alike in how far they look, ${GATED ? "forget, prune " : ""}and peak. Names are layer.head.`, node("div", { id: "map" }), legend(rows),
+      figure("Similar heads", "Heads that are close together have similar values of both quantities. Names are layer.head.",
+        node("div", { class: "controls" }, ...["x", "y"].map(axis => columnChoice(`${axis} axis`, `map-${axis}`, NUMBERS, mapAxes[axis], key => { mapAxes[axis] = key; headMap($("#map"), rows); }))),
+        node("div", { id: "map" }), legend(rows),
         saveButtons(() => fileName(model.name, "map"), () => $("#map svg")))),
+    figure("All heads", null,
+      node("div", { class: "controls" }, GATED ? node("label", {}, "show ", node("select", { id: "thumbs-show", onchange: e => { thumbsShow = e.target.value; drawThumbs($("#thumbs"), model); } },
+        ...[["weights", "attention weights"], ["decay", "decay matrix D"]].map(([value, says]) => node("option", { value, selected: value === thumbsShow }, says)))) : null,
+        node("span", { class: "quiet" }, `Queries run down, keys to the right.${GATED ? " Everything left of the line is pruned." : ""} Click a head to open it.`)),
+      node("div", { id: "thumbs" })),
     figure("All numbers", "Click a column to sort by it.", headTable(rows),
       saveButtons(() => fileName(model.name, "heads"), null, () => [Object.keys(rows[0]).filter(c => c !== "index"), rows.map(r => Object.entries(r).filter(([c]) => c !== "index").map(([, v]) => v))])));
+  drawThumbs($("#thumbs"), model);
   const written = state.shade === "kind" ? "median_window_tokens" : state.shade;
   const numbers = headGrid($("#grid"), model, shader(state.shade, rows), COLUMNS[written], { value: r => r[written] });
-  if (numbers && state.shade === "kind") $("#view-model figcaption p").append(" The number in it is its window in tokens.");
+  if (numbers && state.shade === "kind") $("#view-model figcaption p").append(" The number is the effective context (p50) in tokens.");
   headMap($("#map"), rows);
 }
 
 function legend(rows, key = state.shade) {
   const shade = shader(key, rows), column = COLUMNS[key];
-  if (shade.kinds) return node("p", { class: "legend" }, ...["local", "between", "global"].map(kind => node("span", {}, node("span", { class: "dot", style: `background: ${kindColour(kind)}` }), kind)));
+  if (shade.kinds) return node("p", { class: "legend" }, ...["local", "between", "global"].map(kind => node("span", {}, node("span", { class: "dot", style: `background: ${kindColour(kind)}` }), kindName(kind))));
   const ends = shade.domain, stops = d3.range(0, 1.01, 0.1).map(sequential);
-  return node("p", { class: "legend" }, `${column.text(ends[0])} `, node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), ` ${column.text(ends[1])}`, node("span", { class: "quiet" }, `${column.name}: ${column.says}`));
+  return node("p", { class: "legend" }, `${column.text(ends[0])} `, node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), ` ${column.text(ends[1])}`, node("span", { class: "quiet" }, `${titled(key)}: ${column.says}`));
 }
 
 // Layers x heads as squares; also of two models, where `value` gives what is written on a square. Returns
 // whether there is room for that.
 function headGrid(place, model, shade, column, { value = row => row[state.shade], pick = row => openHead(row, model.index), tell = null } = {}) {
   const left = 44, top = 26, space = Math.max(220, place.clientWidth);
-  const side = Math.max(12, Math.min(64, (space - left - 4) / model.heads)), high = Math.min(side, 44);
+  const side = Math.max(12, Math.min(110, (space - left - 4) / model.heads)), high = Math.min(side, 44);
   const width = left + side * model.heads + 4, height = top + high * model.layers + 4;
   const svg = d3.create("svg").attr("viewBox", `0 0 ${width} ${height}`).attr("width", width).attr("height", height)
     .attr("role", "group").attr("aria-label", `${model.name}: layers and heads`);
@@ -73,7 +85,7 @@ function headGrid(place, model, shade, column, { value = row => row[state.shade]
   const cells = svg.append("g").selectAll("g").data(model.rows).join("g").attr("class", "cell").attr("role", "button")
     .attr("tabindex", (_, i) => (i === state.row || (state.row >= model.rows.length && !i) ? 0 : -1))
     .attr("data-head", r => `${r.layer}.${r.head}`)
-    .attr("aria-label", r => `${headName(r)}: ${r.kind ?? "no kind"}, ${column.name} ${column.text(value(r))}`)
+    .attr("aria-label", r => `${headName(r)}: ${[r.kind ? kindName(r.kind) : "no kind", r.labels].filter(Boolean).join(", ")}, ${column.name} ${column.text(value(r), r)}`)
     .attr("transform", r => `translate(${left + side * r.head},${top + high * r.layer})`)
     .classed("faint", r => !shown(r)).classed("current", r => r.index === state.row)
     .on("click", (_, r) => { hideTip(); pick(r); })
@@ -89,33 +101,101 @@ function headGrid(place, model, shade, column, { value = row => row[state.shade]
   cells.append("rect").attr("x", 1).attr("y", 1).attr("width", side - 2).attr("height", high - 2).attr("rx", 3).attr("fill", shade);
   const numbers = side >= 34;
   if (numbers) cells.append("text").attr("x", side / 2).attr("y", high / 2 + 4).attr("text-anchor", "middle").style("fill", r => inkOn(shade(r)))
-    .text(r => column.text(value(r)).replace(/\u00a0(%|points)/, "").replace(/^1 − .*/, "1.000"));
+    .text(r => column.text(value(r), r).replace(/ keys$/, "").replace(/\u00a0(%|points)/, "").replace(/^1 − .*/, "1.000"));
   place.replaceChildren(svg.node());
   return numbers;
 }
 
 // The same head stands out in the grid, the map and the table.
 function mark(row) {
-  d3.selectAll(".cell, .place, #heads tbody tr").classed("marked", function () { return row && this.dataset.head === `${row.layer}.${row.head}`; });
+  d3.selectAll(".cell, .place, .thumb, #heads tbody tr").classed("marked", function () { return row && this.dataset.head === `${row.layer}.${row.head}`; });
+}
+
+// A scale of a column with ticks: distances of 0 have a place on the logarithmic scale too.
+function columnScale(column, rows, key, range) {
+  const shift = column.log && !column.floor ? 1 : 0, values = rows.map(r => (column.log ? onScale({ floor: column.floor ?? 0, log: true }, r[key]) : r[key]) + shift);
+  const [least, most] = d3.extent(values), domain = column.log ? [least, Math.max(most, 2 * least)] : least < most ? [least, most] : [least - 0.5, most + 0.5];
+  const scale = (column.log ? d3.scaleLog : d3.scaleLinear)(domain, range), place = v => scale((column.log ? Math.max(column.floor ?? 0, v) : v) + shift);
+  const round = [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000].filter(v => v + 1 >= least && v + 1 <= most);
+  const every = Math.ceil(round.length / 7), ticks = shift && round.length > 1 ? round.filter((_, i) => i % every === 0).map(v => v + 1) : scale.ticks(4);
+  const digits = Math.max(0, -Math.floor(Math.log10(100 * Math.abs(ticks[1] - ticks[0]) || 1))), text = column.text === percent && !column.log ? v => `${(100 * v).toFixed(digits)}\u00a0%` : v => column.text(v - shift);
+  return { place, axis: make => make(scale).tickValues(ticks).tickFormat(text) };
 }
 
 function headMap(place, rows) {
-  const width = Math.max(260, Math.min(520, place.clientWidth)), height = Math.min(340, width * 0.72), pad = 22;
-  const x = d3.scaleLinear(d3.extent(rows, r => r.map_x), [pad, width - pad - 14]), y = d3.scaleLinear(d3.extent(rows, r => r.map_y), [height - pad, pad]);
-  const shade = shader(state.shade, rows), radius = d3.scaleSqrt([0, 200], [8, 4]).clamp(true)(rows.length);
+  const width = Math.max(260, Math.min(600, place.clientWidth)), height = Math.min(360, width * 0.78), left = 62, bottom = 40;
+  const [across, up] = [COLUMNS[mapAxes.x], COLUMNS[mapAxes.y]];
+  const x = columnScale(across, rows, mapAxes.x, [left + 14, width - 32]), y = columnScale(up, rows, mapAxes.y, [height - bottom - 14, 30]);
+  const px = r => x.place(r[mapAxes.x]), py = r => y.place(r[mapAxes.y]);
+  const shade = shader(state.shade, rows), radius = d3.scaleSqrt([0, 200], [7, 4]).clamp(true)(rows.length);
   const svg = d3.create("svg").attr("viewBox", `0 0 ${width} ${height}`).attr("width", width).attr("height", height).attr("role", "img")
-    .attr("aria-label", "Map of similar heads; the table below lists the same heads");
-  svg.append("rect").attr("class", "frame").attr("width", width - 1).attr("height", height - 1).attr("x", 0.5).attr("y", 0.5).attr("rx", 4);
-  svg.append("text").attr("class", "axis").attr("x", width - 8).attr("y", height - 8).attr("text-anchor", "end").text("looks far →");
+    .attr("aria-label", `Heads by ${titled(mapAxes.x)} and ${titled(mapAxes.y)}; the table below lists the same heads`);
+  svg.append("rect").attr("class", "frame").attr("width", width - left - 1).attr("height", height - bottom - 18).attr("x", left).attr("y", 18);
+  svg.append("g").attr("class", "axes").attr("transform", `translate(0,${height - bottom})`).call(x.axis(d3.axisBottom)).select(".domain").remove();
+  svg.append("g").attr("class", "axes").attr("transform", `translate(${left},0)`).call(y.axis(d3.axisLeft)).select(".domain").remove();
+  svg.append("text").attr("class", "axis").attr("x", (left + width) / 2).attr("y", height - 6).attr("text-anchor", "middle").text(titled(mapAxes.x));
+  svg.append("text").attr("class", "axis").attr("x", 4).attr("y", 11).text(titled(mapAxes.y));
   const places = svg.selectAll(".place").data(rows).join("g").attr("class", "place").attr("data-head", r => `${r.layer}.${r.head}`)
-    .attr("transform", r => `translate(${x(r.map_x)},${y(r.map_y)})`).classed("faint", r => !shown(r)).classed("current", r => r.index === state.row)
+    .attr("transform", r => `translate(${px(r)},${py(r)})`).classed("faint", r => !shown(r)).classed("current", r => r.index === state.row)
     .on("click", (_, r) => { hideTip(); openHead(r); })
     .on("pointermove", (event, r) => { if (event.pointerType === "mouse") tipOfRow(event, r); mark(r); }).on("pointerleave", () => { hideTip(); mark(null); });
   places.append("circle").attr("r", radius).attr("fill", shade);
-  // Names where there is room: not on another head, and not on a name.
-  const free = rows.filter((r, i) => !rows.some((s, j) => s !== r && Math.abs(y(r.map_y) - y(s.map_y)) < 10 && x(s.map_x) > x(r.map_x) - 26 && x(s.map_x) < x(r.map_x) + 30));
-  places.append("text").attr("class", "axis").attr("x", radius + 2).attr("y", 3).text(r => (free.includes(r) ? `${r.layer}.${r.head}` : ""));
+  // Names where there is room: right of the head, else left, above or under it, where no head and no name is.
+  const taken = rows.map(r => [px(r) - radius, py(r) - radius, px(r) + radius, py(r) + radius]);
+  const sides = [[radius + 2, 3, "start"], [-radius - 2, 3, "end"], [0, -radius - 3, "middle"], [0, radius + 10, "middle"]];
+  places.append("text").attr("class", "axis").each(function (r) {
+    for (const [dx, dy, anchor] of sides) {
+      const from = px(r) + dx - (anchor === "end" ? 20 : anchor === "middle" ? 10 : 0), box = [from, py(r) + dy - 8, from + 20, py(r) + dy];
+      if (box[0] < left || box[2] > width || taken.some(b => box[0] < b[2] && box[2] > b[0] && box[1] < b[3] && box[3] > b[1])) continue;
+      taken.push(box);
+      d3.select(this).attr("x", dx).attr("y", dy).attr("text-anchor", anchor).text(`${r.layer}.${r.head}`);
+      return;
+    }
+  });
   place.replaceChildren(svg.node());
+}
+
+// A picture of every head. Heads are read one after the other, and only the one that is opened is kept.
+async function drawThumbs(place, model) {
+  const gap = 6, wide = Math.max(40, Math.min(150, Math.floor((place.clientWidth - 4) / model.heads) - gap)), ratio = Math.min(2, devicePixelRatio || 1);
+  const thumbs = model.rows.map(row => node("button", { type: "button", class: `thumb${shown(row) ? "" : " faint"}${row.index === state.row ? " current" : ""}`, "data-head": `${row.layer}.${row.head}`, "aria-label": `${headName(row)}: ${[kindName(row.kind), row.labels].filter(Boolean).join(", ")}`, style: `width: ${wide}px`, tabindex: row.index === state.row || (state.row >= model.rows.length && !row.index) ? 0 : -1,
+    onclick: () => openHead(row, model.index), onpointermove: e => { if (e.pointerType === "mouse") tipOfRow(e, row); mark(row); }, onpointerleave: () => { hideTip(); mark(null); } },
+    node("canvas", { width: wide * ratio, height: wide * ratio, style: `width: ${wide}px; height: ${wide}px`, "aria-hidden": "true" }),
+    node("span", {}, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), `${row.layer}.${row.head}`, row.labels && wide >= 100 ? node("span", { class: "quiet" }, ` ${row.labels}`) : null)));
+  // One of them is reached with Tab, the others from it with the arrows.
+  place.onkeydown = event => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: model.heads, ArrowUp: -model.heads }[event.key], here = thumbs.indexOf(event.target), next = thumbs[here + step];
+    if (!step) return;
+    event.preventDefault();
+    if (!next) return;
+    event.target.setAttribute("tabindex", -1);
+    next.setAttribute("tabindex", 0);
+    next.focus();
+  };
+  place.style.gridTemplateColumns = `repeat(${model.heads}, ${wide}px)`;
+  place.replaceChildren(...thumbs);
+  for (const [i, thumb] of thumbs.entries()) {
+    const head = await model.read(i).then(pruned);
+    if (!thumb.isConnected) return;
+    paintThumb($("canvas", thumb), head, thumbsShow);
+  }
+  place.dataset.drawn = thumbsShow;
+}
+function paintThumb(canvas, head, show) {
+  const { width: size } = canvas, { cell, length: T } = head.model, context = canvas.getContext("2d"), scale = size / T;
+  if (show === "decay") context.drawImage(decayImage(head, { key: 0, query: 0, tokens: T }, size), 0, 0);
+  else context.drawImage(squaresImage(head, (m, n) => head.square(m, n)), 0, 0, Math.ceil(T / cell) * cell * scale, Math.ceil(T / cell) * cell * scale);
+  if (!GATED) return;
+  const [blockQ] = head.model.grid;
+  context.strokeStyle = style("--boundary");
+  context.lineWidth = Math.max(1, size / 90);
+  context.beginPath();
+  head.boundary.forEach((_, m) => {
+    const x = head.firstOfBlocks(m * blockQ) * scale;
+    context.lineTo(x, m * blockQ * scale);
+    context.lineTo(x, Math.min(T, (m + 1) * blockQ) * scale);
+  });
+  context.stroke();
 }
 
 function headTable(rows) {
@@ -123,14 +203,14 @@ function headTable(rows) {
   const sorted = d3.sort(rows.filter(shown), (a, b) => (sorting.down ? d3.descending : d3.ascending)(a[sorting.key] ?? "", b[sorting.key] ?? "") || d3.ascending(a.index, b.index));
   const heads = keys.map(key => node("th", { scope: "col", "aria-sort": sorting.key === key ? (sorting.down ? "descending" : "ascending") : "none" },
     node("button", { type: "button", title: COLUMNS[key]?.says ?? key, "data-sort": key, onclick: () => {
-      sorting = { key, down: sorting.key === key ? !sorting.down : !["layer", "head", "kind"].includes(key) };
+      sorting = { key, down: sorting.key === key ? !sorting.down : key in COLUMNS && !COLUMNS[key].words };
       change({});
-    } }, COLUMNS[key]?.name ?? key)));
+    } }, COLUMNS[key]?.name ?? key, COLUMNS[key]?.unit ? node("span", { class: "unit" }, COLUMNS[key].unit) : null)));
   const body = sorted.map(row => node("tr", { "data-head": `${row.layer}.${row.head}`, onclick: () => openHead(row), onpointerenter: () => mark(row), onpointerleave: () => mark(null) },
     ...keys.map(key => {
       if (key === "layer") return node("th", { scope: "row" }, headLink(row, "head"));
-      if (key === "kind") return node("td", {}, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), row.kind ?? "–");
-      return node("td", {}, key === "head" ? row.head : COLUMNS[key].text(row[key]));
+      if (key === "kind") return node("td", {}, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), kindName(row.kind));
+      return node("td", {}, key === "head" ? row.head : COLUMNS[key].text(row[key], row));
     })));
   return node("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "All numbers" }, node("table", { id: "heads" }, node("thead", {}, node("tr", {}, ...heads)), node("tbody", {}, ...body)));
 }

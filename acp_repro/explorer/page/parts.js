@@ -32,33 +32,47 @@ const roundedBy = weight => Math.sqrt(weight) / 255;
 const weightText = w => (w < 0.0995 ? percent(w) : `${Math.round(100 * w)}\u00a0%`);
 const gateText = f => (f > 0.9995 && f < 1 ? `1 − ${small(1 - f)}` : f.toFixed(3));
 const GATED = models.some(m => m.table.mean_forget_gate); // a model without forget gates has no panels of them
-// Every column that is shown: its head, what it means, how it is written, whether its scale is logarithmic.
+const kindName = kind => (kind === "between" ? "intermediate" : kind ?? "–");
+// A global head keeps all keys, or nearly all: a count of them would be the causal mask's, not the head's.
+const contextText = (v, row) => (row?.kind === "global" ? "all keys" : whole(v));
+const nats = v => v.toFixed(1).replace(/^-0\.0$/, "0.0").replace("-", "−");
+// Every column that is shown: its name and unit, what it means, how it is written, whether its scale is logarithmic.
 const COLUMNS = Object.fromEntries(Object.entries({
-  kind: { name: "kind", says: "local prunes nearly all that it can, global next to nothing", text: v => v ?? "–" },
-  pruned_ratio: { name: "pruned", says: "share of blocks that are skipped", text: percent, domain: [0, 1] },
-  token_pruned_ratio: { name: "by tokens", says: "the same share with blocks of one token", text: percent, domain: [0, 1] },
-  median_window_tokens: { name: "window", says: "keys that half of the queries keep at most", text: whole, log: true },
-  q90_window_tokens: { name: "90 % window", says: "keys that 90 % of the queries keep at most", text: whole, log: true },
-  mean_forget_gate: { name: "mean gate", says: "mean forget gate f: 1 forgets nothing", text: v => v.toFixed(3), domain: [0, 1] },
-  half_weight_tokens: { name: "half within", says: "distance within which half of the weight lies", text: whole, log: true },
-  strongest_weight: { name: "strongest key", says: "mean weight of a query's strongest key", text: percent, domain: [0, 1] },
-  first_token_weight: { name: "on first token", says: "mean weight on the first token of the text", text: percent },
-  "keys_99": { name: "99 % in", says: "keys that hold 99 % of a query's weight, median", text: whole, log: true },
-  entropy_nats: { name: "entropy", says: "mean entropy of a row of weights, in nats", text: v => v.toFixed(2) },
-  known: { name: "known", says: "share of blocks that decay leaves out beforehand", text: percent, domain: [0, 1] },
-  "seen_e-10": { name: "seen", says: "share of blocks that scores leave out on the way, at e⁻¹⁰", text: percent, domain: [0, 1] },
-  "after_e-10": { name: "afterwards", says: "share of blocks that an oracle leaves out, at e⁻¹⁰", text: percent, domain: [0, 1] },
-  logit_bound: { name: "U", says: "bound of the scores", text: v => v.toFixed(2) },
-  threshold_nats: { name: "δ", says: "the threshold, in nats", text: v => v.toFixed(1).replace("-", "−") },
-  largest_pruned_mass: { name: "most lost", says: "the most weight that pruning takes from a row", text: v => (v ? percent(v) : "0"), log: true, floor: 1e-45 }, // the least number of float32
-}).filter(([key]) => models.every(m => m.table[key])));
+  kind: { name: "kind", says: "local heads prune nearly all that can be pruned, global heads next to nothing", text: kindName, words: true },
+  labels: { name: "labels", says: "what the head does with most of its weight; the Glossary has the rules", text: v => v || "–", words: true },
+  pruned_ratio: { name: "pruned ratio", unit: "% of blocks", says: "share of the causal blocks that ACP skips", text: percent, domain: [0, 1] },
+  token_pruned_ratio: { name: "token-level pruned ratio", unit: "% of keys", says: "pruned ratio with blocks of one token", text: percent, domain: [0, 1] },
+  keep_ratio: { name: "keep ratio", unit: "% of keys", says: "share of a query’s past keys that are kept, token by token", text: percent, domain: [0, 1] },
+  median_window_tokens: { name: "effective context p50", unit: "tokens", says: "keys that a query keeps: the median of the queries", text: contextText, log: true },
+  q90_window_tokens: { name: "effective context p90", unit: "tokens", says: "keys that a query keeps: the 90th percentile of the queries", text: contextText, log: true },
+  mean_forget_gate: { name: "mean forget gate", unit: "0 to 1", says: "mean of f over the tokens; a gate of 1 forgets nothing", text: v => v.toFixed(3), domain: [0, 1] },
+  half_weight_tokens: { name: "median attention distance", unit: "tokens", says: "half of the attention weight lies within this distance", text: v => whole(v), log: true },
+  strongest_weight: { name: "max weight", unit: "% of a query’s weight", says: "weight of a query’s strongest key, mean of the queries", text: percent, domain: [0, 1] },
+  first_token_weight: { name: "attention-sink weight", unit: "% of a query’s weight", says: "weight on the first token of the text, mean of the queries", text: percent },
+  previous_token_weight: { name: "previous-token weight", unit: "% of a query’s weight", says: "weight on the token before the query, mean of the queries", text: percent },
+  induction_weight: { name: "induction weight", unit: "% of a query’s weight", says: "weight on tokens that followed an earlier occurrence of the query’s token", text: percent },
+  sink_weight: { name: "learned-sink weight", unit: "% of a query’s weight", says: "weight on a learned sink, which is no key", text: percent },
+  "keys_99": { name: "keys for 99\u00a0%", unit: "keys", says: "keys that hold 99\u00a0% of a query’s weight: the median of the queries", text: v => whole(v), log: true },
+  entropy_nats: { name: "attention entropy", unit: "nats", says: "mean entropy of a row of weights", text: v => v.toFixed(2) },
+  known: { name: "prunable a priori", unit: "% of blocks", says: "share of blocks that a bound on the decay prunes before q·k is computed", text: percent, domain: [0, 1] },
+  "seen_e-10": { name: "prunable online", unit: "% of blocks", says: "share of blocks that the running maximum prunes, at ε = e⁻¹⁰", text: percent, domain: [0, 1] },
+  "after_e-10": { name: "prunable by an oracle", unit: "% of blocks", says: "share of blocks that an oracle prunes, at ε = e⁻¹⁰", text: percent, domain: [0, 1] },
+  logit_bound: { name: "logit bound U", unit: "nats", says: "the largest |q·k| that the head can have", text: v => v.toFixed(2) },
+  threshold_nats: { name: "threshold δ", unit: "nats", says: "blocks whose decay D is under δ are pruned", text: nats },
+  largest_pruned_mass: { name: "max pruned mass", unit: "share of a query’s weight", says: "the most weight that pruning removes from a query", text: v => (v ? percent(v) : "0"), log: true, floor: 1e-45 }, // the least number of float32
+}).filter(([key]) => models.every(m => key === "labels" ? m.rows[0].half_weight_tokens !== undefined : m.rows[0][key] !== undefined)));
+const titled = key => `${COLUMNS[key].name}${COLUMNS[key].unit ? ` (${COLUMNS[key].unit})` : ""}`;
 const SHADES = ["kind", "median_window_tokens", "pruned_ratio", "mean_forget_gate", "keys_99", "seen_e-10", "first_token_weight"].filter(key => COLUMNS[key]);
-const SORTS = Object.keys(COLUMNS);
+const SORTS = Object.keys(COLUMNS), NUMBERS = SORTS.filter(key => !COLUMNS[key].words);
 
 // ---- state, kept in the address so that a reload or a link comes back to it ----
-// It begins with the head that shows most: the one between local and global that prunes nearest to four fifths of what it can.
+// It begins with the head that shows most: the intermediate one that prunes nearest to four fifths of what it can.
 const usual = d3.least(models[0].rows.filter(r => r.kind === "between"), r => Math.abs(r.pruned_ratio - 0.8 * r.largest_pruned_ratio))?.index ?? 0;
-const state = { view: "model", model: 0, row: usual, token: null, shade: SHADES[0], kinds: new Set(["local", "between", "global", "–"]) };
+const state = { view: "model", model: 0, row: usual, token: null, epsilon: null, shade: SHADES[0], kinds: new Set(["local", "between", "global", "–"]) };
+// The part of the matrix that is in view, in tokens: it stays from head to head and when the page changes its size.
+const WHOLE = { key: 0, query: 0, tokens: Infinity };
+let shownPart = WHOLE;
+let readSquare = null; // the key and the query that were clicked last
 const listeners = [];
 const onChange = listener => listeners.push(listener);
 function readAddress() {
@@ -74,6 +88,11 @@ function readAddress() {
   const found = rows.findIndex(r => r.layer === Number(words.get("layer")) && r.head === Number(words.get("head")));
   state.row = words.has("layer") && found >= 0 ? found : state.row;
   state.token = within("token", text.length, null);
+  const key = within("key", text.length, null), part = (words.get("part") ?? "").split(",").map(Number);
+  readSquare = key !== null && state.token !== null ? { key, query: state.token } : null;
+  shownPart = part.length === 3 && part.every(v => v >= 0 && v <= text.length) && part[2] ? { key: part[0], query: part[1], tokens: part[2] } : WHOLE;
+  const epsilon = Number(words.get("log-epsilon") ?? NaN);
+  state.epsilon = epsilon < 0 && epsilon >= -1000 ? epsilon : null;
   state.shade = SORTS.includes(words.get("shade")) ? words.get("shade") : SHADES[0];
 }
 // The words of the address, of the state or of another.
@@ -81,6 +100,9 @@ function address(changes = {}) {
   const { view, model, row: index, token, shade } = { ...state, ...changes }, row = models[model].rows[index];
   const words = new URLSearchParams({ view, ...(models.length > 1 && { model }), layer: row.layer, head: row.head });
   if (token != null) words.set("token", token);
+  if (token != null && readSquare?.query === token) words.set("key", readSquare.key);
+  if (shownPart.tokens < text.length) words.set("part", [shownPart.key, shownPart.query, shownPart.tokens].map(v => Math.max(0, Math.round(v))));
+  if (state.epsilon !== null) words.set("log-epsilon", state.epsilon);
   if (shade !== SHADES[0]) words.set("shade", shade);
   return words;
 }
@@ -92,16 +114,27 @@ function change(changes, jump = false) {
   try { history[before.view === state.view && !jump ? "replaceState" : "pushState"](null, "", `#${address()}`); } catch { /* stays */ }
   listeners.forEach(listener => listener(before));
 }
+// A browser refuses addresses that change with every frame of a movement.
+let addressing = null;
+function writeAddress() {
+  clearTimeout(addressing);
+  addressing = setTimeout(() => { try { history.replaceState(null, "", `#${address()}`); } catch { /* as above */ } }, 250);
+}
 const currentRow = () => models[state.model].rows[state.row];
-const currentHead = () => models[state.model].head(state.row);
+const currentHead = () => models[state.model].head(state.row).then(pruned);
+function pruned(head) {
+  head.prune(state.epsilon ?? head.ownLogEpsilon);
+  return head;
+}
 const headName = row => `layer ${row.layer}, head ${row.head}`;
 
 // ---- colours ----
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const isDark = () => style("--dark") === "1";
-const kindColour = kind => style(`--${kind ?? "none"}`) || style("--none");
-// From the paper's colour, for next to no weight, to the strongest.
-const HEATS = { light: d3.interpolateRgbBasis(["#ffffff", "#fde3c0", "#fa9c62", "#d43d6c", "#721a80", "#1b0c41"]), dark: d3.interpolateRgbBasis(["#171b20", "#42115f", "#98276a", "#e05a3b", "#fbb02a", "#fcfcb0"]) };
+const kindColour = kind => style(`--${kind ? kindName(kind) : "none"}`) || style("--none");
+// Attention weights: viridis, as in Figure 6, from the page's colour for next to no weight. Decay: its blues.
+const HEATS = { light: d3.interpolateRgbBasis(["#ffffff", "#e0edb4", "#86d549", "#26ad81", "#2a788e", "#414487", "#440154"]), dark: d3.interpolateRgbBasis(["#171b20", "#45295f", "#414487", "#2a788e", "#26ad81", "#86d549", "#fde725"]) };
+const decayColour = t => d3.interpolateBlues(0.12 + 0.63 * t);
 const heat = t => HEATS[isDark() ? "dark" : "light"](t);
 const sequential = t => (isDark() ? d3.interpolateViridis(0.08 + 0.92 * t) : d3.interpolateYlGnBu(0.06 + 0.86 * t));
 // A logarithmic scale has no 0.
@@ -129,8 +162,8 @@ function showTip(event, ...content) {
 const hideTip = () => { tip.hidden = true; };
 function tipOfRow(event, row, ...more) {
   const lines = [...SHADES, "half_weight_tokens", "strongest_weight"].filter(key => key !== "kind");
-  showTip(event, node("strong", {}, GATED ? `${headName(row)}: ${row.kind ?? "nothing to prune"}` : headName(row)),
-    node("table", {}, ...lines.map(key => node("tr", {}, node("th", {}, COLUMNS[key].name), node("td", {}, COLUMNS[key].text(row[key]))))), ...more);
+  showTip(event, node("strong", {}, `${headName(row)}: ${[...(GATED ? [kindName(row.kind)] : []), row.labels].filter(Boolean).join(", ")}`),
+    node("table", {}, ...lines.map(key => node("tr", {}, node("th", {}, COLUMNS[key].name), node("td", {}, COLUMNS[key].text(row[key], row))))), ...more);
 }
 
 // ---- saving ----

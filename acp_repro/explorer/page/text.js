@@ -7,8 +7,8 @@ const reading = { first: 0, laid: null, shade: GATED ? "forgets" : "received", q
 const clamp = t => Math.max(0, Math.min(1, t));
 // For each its shade of a token, from 0 to 1, and what the ends of the scale are.
 const TEXT_SHADES = {
-  ...(GATED && { forgets: { name: "what the head forgets here (1 − f), if more than usual", of: (head, i) => { const [least, most] = head.usual(); return clamp((least - head.logit(i)) / (least - most)); }, ends: head => head.usual().map(logit => percent(1 / (1 + Math.exp(logit)))) } }),
-  received: { name: "how much weight the token gets from later ones", of: (head, i) => clamp(Math.log10(Math.max(head.received(i), 0.1) * 10) / 3), ends: () => ["0.1 queries", "100 queries"] },
+  ...(GATED && { forgets: { name: "forgetting, 1 − f, if above the median", of: (head, i) => { const [least, most] = head.usual(); return clamp((least - head.logOdds(i)) / (least - most)); }, ends: head => head.usual().map(logit => percent(1 / (1 + Math.exp(logit)))) } }),
+  received: { name: "weight received from later tokens", of: (head, i) => clamp(Math.log10(Math.max(head.received(i), 0.1) * 10) / 3), ends: () => ["0.1 queries’ weight", "100 queries’ weight"] },
   none: { name: "nothing", of: () => 0, ends: () => null },
 };
 // A token has no text where it only ends the character before it.
@@ -22,7 +22,7 @@ async function drawTextView(section, before) {
   const laid = [state.model, state.row, reading.shade].join(), same = before?.view === "text" && reading.laid === laid;
   if (!same) layText(section, head);
   reading.laid = laid;
-  const offset = state.token - reading.first, near = offset < PAGE && offset >= (reading.first ? PAGE / 8 : 0);
+  const offset = state.token - reading.first, near = state.token == null || (offset < PAGE && offset >= (reading.first ? PAGE / 8 : 0));
   const moves = !near && (before?.view !== "text" || before.token !== state.token);
   if (moves) reading.first = firstFor(state.token);
   if (moves || !same) drawPage(head);
@@ -84,6 +84,10 @@ function readAt(i) {
 
 function moveByKey(event) {
   const steps = { ArrowRight: 1, ArrowLeft: -1, PageDown: PAGE, PageUp: -PAGE };
+  if (state.token == null && event.key in steps) { // the first key chooses the first token of the page
+    event.preventDefault();
+    return goTo(reading.first, false);
+  }
   let to = event.key in steps ? state.token + steps[event.key] : null;
   if (event.key === "ArrowDown" || event.key === "ArrowUp") to = lineStep(event.key === "ArrowDown" ? 1 : -1);
   if (to == null) return;
@@ -99,9 +103,11 @@ function lineStep(way) {
   return d3.least(lines.filter(([r]) => Math.abs(r.top - line) < 4), ([r]) => Math.abs(r.left - here.left))[1];
 }
 
+// The keys of the chosen token; none is chosen at first.
+const keysOfToken = head => (state.token == null ? { query: -1, keys: [] } : head.keysOf(state.token));
 // In the text: the chosen token, its keys, what is pruned for it; and which of them are on other pages.
 function markTokens(head, lookFor = null) {
-  const { query, keys } = head.keysOf(state.token), first = head.firstOfBlocks(query), tokens = $("#tokens"), weights = new Map(keys.map(k => [k.key, k.weight]));
+  const { query, keys } = keysOfToken(head), first = query < 0 ? 0 : head.firstOfBlocks(query), tokens = $("#tokens"), weights = new Map(keys.map(k => [k.key, k.weight]));
   for (const el of tokens.children) {
     const i = Number(el.dataset.i), weight = weights.get(i);
     el.classList.toggle("past", i < first);
@@ -113,8 +119,8 @@ function markTokens(head, lookFor = null) {
   }
   const earlier = keys.map(k => k.key).filter(key => key < reading.first), nearest = d3.max(earlier);
   $("#nearby").replaceChildren(
-    ...(earlier.length ? [node("button", { type: "button", onclick: () => turnTo(nearest - PAGE / 2, head, nearest) }, `↑ ${earlier.length} of its ${keys.length} strongest keys ${earlier.length > 1 ? "lie" : "lies"} before this page`)] : [node("span", { class: "quiet" }, "None of its strongest keys lies before this page.")]),
-    ...(tokens.querySelector(".chosen") ? [] : [node("button", { type: "button", onclick: () => turnTo(firstFor(state.token), head) }, `back to token ${whole(state.token)}`)]));
+    ...(earlier.length ? [node("button", { type: "button", onclick: () => turnTo(nearest - PAGE / 2, head, nearest) }, earlier.length < keys.length ? `↑ ${earlier.length} of its ${keys.length} strongest keys ${earlier.length > 1 ? "are" : "is"} before this page` : `↑ ${keys.length > 1 ? `All ${keys.length} strongest keys are` : "The only listed key is"} before this page`)] : [node("span", { class: "quiet" }, state.token == null ? "Click a token, or press →, to see its strongest keys." : "All of its strongest keys are on this page or after it.")]),
+    ...(state.token == null || tokens.querySelector(".chosen") ? [] : [node("button", { type: "button", onclick: () => turnTo(firstFor(state.token), head) }, `back to token ${whole(state.token)}`)]));
   const goal = tokens.querySelector(lookFor == null ? ".chosen" : `[data-i="${lookFor}"]`) ?? tokens.firstChild, box = tokens.getBoundingClientRect(), at = goal.getBoundingClientRect();
   if (at.top < box.top || at.bottom > box.bottom) tokens.scrollTop += at.top - box.top - tokens.clientHeight * 0.6;
   $("#hits").textContent = hitsText();
@@ -125,19 +131,23 @@ const inContext = i => node("span", { class: "context" }, node("span", {}, oneLi
 
 // Beside the text: the numbers of the chosen token, and the list of its keys.
 function showToken(head) {
-  const i = state.token, { query, keys } = head.keysOf(i), first = head.firstOfBlocks(query), listed = d3.sum(keys, k => k.weight), lost = head.lostOf(query), received = d3.format(".2~f")(head.received(i));
+  const i = state.token;
+  if (i == null)
+    return $("#token").replaceChildren(node("h2", {}, "No token is chosen"), node("p", {}, "Click a token of the text. This place then shows its gate, what is pruned for it, and its strongest keys. The list below has the queries that attend furthest back."));
+  const { query, keys } = head.keysOf(i), first = head.firstOfBlocks(query), listed = d3.sum(keys, k => k.weight), lost = head.lostOf(query), received = d3.format(".2~f")(head.received(i));
   $("#token").replaceChildren(
     node("h2", {}, `Token ${whole(i)} `, node("code", {}, readable(text.piece(i)))),
-    node("p", {}, `${GATED ? `gate ${gateText(head.gate(i))} · c ${head.c[i].toFixed(2).replace("-", "−")} · ` : ""}gets the weight of ${received} ${received === "1" ? "query" : "queries"}${text.piece(i) ? "" : " · the rest of the character before it"}`),
-    node("p", {}, first ? `${head.model.exact ? "Would be pruned" : "Pruned"} for it, and grey in the text: keys 0–${whole(first - 1)}, ${percent(first / (query + 1))} of its past; together they weigh ${lost ? `at most ${percent(lost)}` : "nothing that float32 can tell from 0"}. ` : "Nothing is pruned for it. ",
-      `Token by token it would keep ${counted(query + 1 - head.firstKept[query], "key")}.`),
-    node("h3", {}, query === i ? "It looks most at" : `Token ${whole(query)} looks most at (every ${head.model.stride}th token has a list)`),
+    node("p", {}, `${GATED ? `gate ${gateText(head.gate(i))} · c ${head.c[i].toFixed(2).replace("-", "−")} · ` : ""}receives ${received} times the weight of one query${text.piece(i) ? "" : " · the rest of the character before it"}`),
+    node("p", {}, first ? `Keys 0–${whole(first - 1)} (grey in the text, ${percent(first / (query + 1))} of the past) ${head.model.exact ? "would be" : "are"} pruned. ${head.logEpsilon !== head.ownLogEpsilon ? `This is at log ε = ${nats(head.logEpsilon)}. ` : `Their pruned mass is ${lost ? `at most ${percent(lost)}` : "0 in float32"}. `}` : "ACP prunes no key of this token. ",
+      `Token-level pruning would keep ${counted(query + 1 - head.firstKept[query], "key")}.`),
+    node("h3", {}, query === i ? "Strongest keys" : `Strongest keys of token ${whole(query)} (every ${head.model.stride}th token has a list)`),
     node("ol", { class: "keys" }, ...keys.map(k => node("li", {}, node("button", { type: "button", onclick: () => readAt(k.key), "aria-label": `Key ${k.key}, ${readable(text.piece(k.key))}, weight ${weightText(k.weight)}` },
       node("span", { class: "bar", style: `width: ${100 * k.weight}%` }), node("span", { class: "weight" }, weightText(k.weight)),
       inContext(k.key),
       node("span", { class: "quiet" }, k.distance ? `${whole(k.distance)} back` : "itself", k.kept ? "" : ", pruned"))))),
+    ...(head.logits.length ? [node("h3", {}, "Scores"), splitTable(head, keys)] : []),
     node("p", { class: "quiet" }, `${keys.length > 1 ? `These ${keys.length} keys hold` : "It holds"} ${percent(Math.min(1, listed))} of the weight; listed are at most 8, of ${d3.format("~f")(100 * head.model.leastWeight)}\u00a0% or more.`),
-    saveButtons(() => fileName(rowFile("token")(), i), null, () => [["query", "key", "token", "distance", "weight", "rounded_by_up_to", "pruned"], keys.map(k => [k.query, k.key, text.piece(k.key), k.distance, k.weight.toFixed(4), roundedBy(k.weight).toFixed(4), !k.kept])]));
+    saveButtons(() => fileName(rowFile("token")(), i), null, () => [["query", "key", "token", "distance", "weight", "rounded_by_up_to", "pruned", "qk_nats", "decay_nats"], keys.map(k => [k.query, k.key, text.piece(k.key), k.distance, k.weight.toFixed(4), roundedBy(k.weight).toFixed(4), !k.kept, k.logit?.toFixed(2), k.decay?.toFixed(2)])]));
   nameSaves($("#token"), `keys of token ${i}`);
 }
 
@@ -154,19 +164,19 @@ function drawOverview(head) {
   }
   context.fillStyle = style("--accent");
   for (const hit of reading.hits) context.fillRect(x(hit) - 1, 0, 2, 10);
-  const { keys, query } = head.keysOf(state.token);
+  const { keys, query } = keysOfToken(head);
   context.fillStyle = style("--pruned-ink");
-  context.fillRect(0, height - 4, x(head.firstOfBlocks(query)), 4);
+  if (query >= 0) context.fillRect(0, height - 4, x(head.firstOfBlocks(query)), 4);
   context.fillStyle = style("--ink");
   for (const { key, weight } of keys) context.fillRect(x(key) - 1, height * (1 - Math.sqrt(weight)), 2, height);
   context.strokeStyle = style("--ink");
   context.strokeRect(x(reading.first) + 0.5, 0.5, Math.max(3, x(PAGE)) - 1, height - 1);
   place.replaceChildren(canvas);
-  place.setAttribute("aria-valuenow", state.token);
-  place.setAttribute("aria-valuetext", `token ${state.token} of ${text.length}`);
+  place.setAttribute("aria-valuenow", state.token ?? reading.first);
+  place.setAttribute("aria-valuetext", `token ${state.token ?? reading.first} of ${text.length}`);
   place.onclick = event => goTo(Math.floor((event.clientX - place.getBoundingClientRect().left) / width * text.length));
   place.onkeydown = event => {
-    const to = { ArrowRight: state.token + PAGE, ArrowLeft: state.token - PAGE, Home: 0, End: text.length - 1 }[event.key];
+    const here = state.token ?? reading.first, to = { ArrowRight: here + PAGE, ArrowLeft: here - PAGE, Home: 0, End: text.length - 1 }[event.key];
     if (to != null) { event.preventDefault(); goTo(to, false); }
   };
 }
@@ -182,7 +192,7 @@ function find(words, way) {
       for (let at = all.indexOf(words.toLowerCase()); at >= 0 && reading.hits.length < 10_000; at = all.indexOf(words.toLowerCase(), at + 1)) reading.hits.push(d3.bisectRight(offsets, at) - 1);
     }
   }
-  const { hits } = reading, next = way > 0 ? hits.findIndex(i => i > state.token) : hits.findLastIndex(i => i < state.token);
+  const { hits } = reading, here = state.token ?? -1, next = way > 0 ? hits.findIndex(i => i > here) : hits.findLastIndex(i => i < here);
   const which = next >= 0 ? next : way > 0 ? 0 : hits.length - 1;
   if (hits.length) goTo(hits[which]);
   else change({});
@@ -201,8 +211,8 @@ function farLookBacks(head) {
       if (weight >= 0.05 && key > 0 && head.distances[at] > 1 && !(best.get(key)?.weight >= weight)) best.set(key, { query, key, weight, distance: head.distances[at] });
     }
   const far = d3.sort([...best.values()], (a, b) => b.distance - a.distance).slice(0, 40);
-  $("#far").replaceChildren(node("h3", {}, "Far look-backs"), node("p", { class: "quiet" }, "Keys far back that get 5\u00a0% or more of a token’s weight. The first line is the token that looks, the second the key it looks at. A key is listed once, with the token that gives it most. The first token of the text is left out."), far.length
+  $("#far").replaceChildren(node("h3", {}, "Longest attention distances"), node("p", { class: "quiet" }, "Distant keys that receive 5\u00a0% or more of a query’s weight. The first line shows the query, the second its key. Each key is listed once, with the query that gives it most. The first token of the text is left out."), far.length
     ? node("ol", { class: "far", tabindex: 0 }, ...far.map(f => node("li", {}, node("button", { type: "button", onclick: () => readAt(f.query), "aria-label": `Token ${f.query}, ${readable(text.piece(f.query))}, gives ${weightText(f.weight)} to ${readable(text.piece(f.key))}, ${f.distance} back` },
       node("span", { class: "weight" }, `${whole(f.distance)} back`), inContext(f.query), node("span", { class: "weight quiet" }, `${weightText(f.weight)} →`), inContext(f.key)))))
-    : node("p", { class: "quiet" }, "There is none: no key that is more than one token back gets so much."));
+    : node("p", { class: "quiet" }, "No key more than one token back receives 5\u00a0% of a query’s weight."));
 }
