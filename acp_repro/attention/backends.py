@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import math
 import os
+import warnings
 from types import ModuleType
 
 import torch
@@ -232,3 +233,39 @@ class TritonPortable(Triton):
     """:class:`Triton` without the kernels that are written for one GPU architecture."""
 
     portable = True
+
+
+# Keys are the names that ``implementation`` accepts. The last one that supports a device is its fastest.
+BACKENDS: dict[str, Backend] = {
+    "reference": Reference(),
+    "blockwise": Blockwise(),
+    "triton-portable": TritonPortable(),
+    "triton": Triton(),
+}
+
+
+def choose_implementation(device: torch.device) -> str:
+    """The name that ``implementation="auto"`` stands for: triton on a GPU, blockwise elsewhere."""
+    chosen = [name for name, backend in BACKENDS.items() if backend.supports(device)][-1]
+    if device.type == "cuda" and chosen == "blockwise":
+        warnings.warn(
+            "triton is not installed, so forgetting_attention runs the slow blockwise path on the "
+            "GPU; `pip install triton` brings the kernels",
+            stacklevel=3,
+        )
+    return chosen
+
+
+def find_backend(implementation: str) -> Backend:
+    """The backend of that name.
+
+    Raises:
+        ValueError: no backend has that name; the message lists the names. ``"auto"`` is none of them:
+            :func:`choose_implementation` gives the name that it stands for.
+    """
+    if implementation not in BACKENDS:
+        raise ValueError(
+            f"implementation must be one of {[*BACKENDS]}, or 'auto' in a call with tensors "
+            f"(choose_implementation(device) returns the name that 'auto' selects), got {implementation!r}"
+        )
+    return BACKENDS[implementation]
