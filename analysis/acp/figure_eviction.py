@@ -7,7 +7,7 @@ import pandas as pd
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
-from . import models
+from . import naming
 
 NAMES = {
     "acp": "ACP",
@@ -51,7 +51,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     share = 100 * first["kept_bytes"] / first["full_bytes"]
     caption = f"""**Eviction at equal bytes.** {_increases(records)}. After a prompt of
 {first["prompt_tokens"]:,} tokens each policy keeps {share:.0f} % of the bytes of its keys and values, those
-that ACP keeps in {models.run_name(first)}. ACP keeps a different number in each head, the oracle the keys
+that ACP keeps in {naming.run_name(first)}. ACP keeps a different number in each head, the oracle the keys
 that later queries weigh most in all heads, and the other policies the same number in each head. (a) Loss
 increase over no eviction, rows removed from memory. (b) The worst row by treatment of the evicted keys:
 weights scaled by 0.1, masked, or rows removed."""
