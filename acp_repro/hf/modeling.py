@@ -66,6 +66,17 @@ class ForgettingTransformerModel(PreTrainedModel):
             told.bos_token_id, told.eos_token_id = model.config.bos_token_id, model.config.eos_token_id
         return (model, info) if with_info else model  # pyright: ignore[reportReturnType]
 
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, is_init_check: bool = False, allow_all_kernels: bool = False
+    ) -> str:
+        if attn_implementation not in (None, "eager"):  # transformers passes one of these if users pass none
+            raise ValueError(
+                f"attn_implementation={attn_implementation!r} is not an implementation of FoX: its attention "
+                "runs on the kernels of acp_repro.attention (Triton on a GPU, blockwise on a CPU); remove "
+                "the argument"
+            )
+        return "eager"
+
     def _init_weights(self, module: Any) -> None:
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
