@@ -78,7 +78,7 @@ def _attend(
     documents = cu_seq_lens_q
     if documents is None and attention_mask is None and query.shape[2] == key.shape[2]:
         documents = _find_restarts(position_ids)
-    out = forgetting_attention(
+    out: Any = forgetting_attention(
         query,
         key,
         value,

@@ -30,7 +30,10 @@ def llama():
     register_attention("alibi")
     register_attention("alibi-acp", log_pruning_tolerance=-10.0)
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+    for layer in model.model.layers:
+        layer.self_attn.scaling = 0.4  # the default is 0.25
+    return model
 
 
 @pytest.fixture
