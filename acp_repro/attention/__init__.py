@@ -45,6 +45,7 @@ from .context_parallel import (
 )
 from .decay import MOST_BETWEEN_DOCUMENTS, cumulative_log_fgate, document_starts, documents_threshold
 from .decoding import check_decode_arguments, check_new_tokens, decode_op, run_decode
+from .dtensor import register_dtensor_sharding
 from .flex import as_flex
 from .kvcache import PagedKVCache
 from .op import attend, infer, launches_alone, register_flop_formulas, threshold_from_norms
@@ -83,6 +84,7 @@ __all__ = [
     "pruned_ratio",
     "pruning_grid",
     "pruning_threshold",
+    "register_dtensor_sharding",
     "register_flop_formulas",
     "shard_sequence",
     "token_level_pruned_ratio",
@@ -421,8 +423,9 @@ def forgetting_attention_with_kvcache(
     if not q.numel():
         out = torch.empty_like(q)
     else:
-        # Compiled code needs an operator, because the work depends on numbers that it cannot know.
-        run = decode_op if torch.compiler.is_compiling() else run_decode
+        # Compiled code needs an operator, because the work depends on numbers that it cannot know. Subclasses
+        # of Tensor, such as DTensor, see operators alone.
+        run = decode_op if torch.compiler.is_compiling() or type(q) is not Tensor else run_decode
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
             if new:
                 cache.seqlens.add_(q.shape[2])
