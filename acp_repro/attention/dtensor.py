@@ -16,14 +16,14 @@ def register_dtensor_sharding() -> None:
     """Makes the operators of forgetting attention accept ``torch.distributed.tensor.DTensor``.
 
     :func:`.forgetting_attention`, its backward pass and :func:`.forgetting_attention_with_kvcache` then run
-    without communication on DTensors that are sharded along the batch or the heads, on meshes of any
-    dimensions. Inputs with other placements are redistributed first. The number of key heads of grouped
-    queries must be divisible by the number of ranks; otherwise heads are replicated.
+    without communication on DTensors that are sharded along the batch or the heads. Inputs with other
+    placements are redistributed first. The number of key heads of grouped queries must be divisible by the
+    number of ranks; otherwise heads are replicated.
 
     Calls with ``seq_start`` or ``adaptive_threshold`` as ordinary tensors or numbers need the context
-    ``torch.distributed.tensor.experimental.implicit_replication()``. In a cache, ``block_table``, ``seqlens`` and ``start_block`` are sharded, and the blocks are replicated or
-    local to each rank: each rank reads the blocks that its part of the table names. New tokens are appended
-    by :meth:`PagedKVCache.write` of the local tensors.
+    ``torch.distributed.tensor.experimental.implicit_replication()``. In a cache, ``block_table``, ``seqlens``
+    and ``start_block`` are sharded, and ``k``, ``v`` and ``c`` are replicated. Append new tokens with
+    :meth:`PagedKVCache.write` before the cache is distributed.
 
     Importing the package registers nothing, because PyTorch imports DTensor slowly.
     """
