@@ -27,7 +27,7 @@ EPILOG = """corpora:
 
 examples:
   python -m acp_repro.data --suite h100
-  python -m acp_repro.data '{{corpus: text, path: README.md, tokenizer: gpt2}}' --context-length 256"""
+  python -m acp_repro.data '{{corpus: text, path: README.md, tokenizer: gpt2}}' --context-lengths 256"""
 
 
 @command("nothing of this corpus was kept", extra="pipeline")
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--suite", metavar="NAME", help="a name in experiments/ or a YAML file, instead of settings")
     add(
-        "--context-length",
+        "--context-lengths",
         nargs="+",
         type=positive,
         default=[1024, 2048, 4096],

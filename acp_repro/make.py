@@ -15,7 +15,7 @@ from .pipeline import freshness, planner
 from .pipeline.errors import SuiteError
 from .pipeline.paper import FIGURES, RESULTS, FigureSpec, Suite
 from .pipeline.run import RUNS
-from .pipeline.suite_file import load_suite
+from .pipeline.suite_file import load_suite, suite_names
 
 
 @command("the same command continues where it was", extra="figures")
@@ -63,8 +63,8 @@ def _make(suite: Suite, words: str, target: FigureSpec | None) -> int:
 def _help(suite_name: str) -> int:
     """Lists what can be made from the suite, with titles; one line where the items cannot be read."""
     print(
-        f"  SUITE={suite_name} is the suite at hand; choose another with SUITE=name (experiments/name.yaml) "
-        "or SUITE=file.yaml"
+        f"  SUITE={suite_name} is the suite at hand; SUITE=file.yaml is your own, and SUITE=name one of "
+        f"experiments/: {', '.join(suite_names())}"
     )
     print("Figures and tables, each made with all that it needs:")
     try:

@@ -384,7 +384,7 @@ def _rerun(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[
         trained |= first
     if trained:
         commands.append(planner.train_command(suite, [run for run in suite.runs if run in trained]))
-    commands += [f"{command} --again" for command in planner.measure_commands(suite, pairs)]
+    commands += [f"{command} --force" for command in planner.measure_commands(suite, pairs)]
     known = [one for run in trained if (one := freshness.recorded_settings(run).get("trained"))]
     seconds, untimed = sum(one["gpu_seconds"] for one in known), len(trained) - len(known)
     measuring = sum(freshness.measuring_seconds(run, metric) for run, metric in pairs)

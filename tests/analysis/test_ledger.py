@@ -241,7 +241,7 @@ def test_a_claim_is_trained_measured_and_judged_again(again, monkeypatch, capsys
     runs = "--run pro-tiny-256-acp --run pro-tiny-512-acp"
     assert again == [
         f"-m acp_repro.train --suite mini {runs}",
-        f"-m acp_repro.measure pruned_ratio --suite mini {runs} --again",
+        f"-m acp_repro.measure pruned_ratio --suite mini {runs} --force",
     ]
     said = capsys.readouterr().out
     assert "50 % at 256, 70 % at 512" in said and "50 % at 256, 10 % at 512" in said

@@ -249,7 +249,6 @@ def test_command_on_a_checkpoint_writes_what_it_measured(checkpoint, source):
     assert (
         sweep_epsilon.main(
             [
-                "--checkpoint",
                 str(checkpoint / "fox"),
                 source[0],
                 str(checkpoint / source[1]),

@@ -105,7 +105,7 @@ def read_ids(path: str, context_length: int, tokens: int) -> Tensor:
         )
     per_document = ids.shape[1] // context_length
     if not per_document:
-        raise UsageError(f"{path}: a document has {ids.shape[1]} tokens; give that --length, or less")
+        raise UsageError(f"{path}: a document has {ids.shape[1]} tokens; give that --context-length, or less")
     rows = ids[:, : per_document * context_length].reshape(-1, context_length)
     return torch.from_numpy(rows[: tokens // context_length].astype(np.int64))
 
