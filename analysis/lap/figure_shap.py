@@ -7,7 +7,7 @@ import ast
 import numpy as np
 import pandas as pd
 
-from acp_repro.papers.lap.metrics import SHOWN_TEXTS
+from acp_repro.papers.lap.schema import SHOWN_TEXTS
 
 from .. import drawing, style
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, Estimate, equivalence, holm, over_items, share_error
-from acp_repro.papers.retention.metrics import RIGHT
+from acp_repro.papers.retention.schema import RIGHT
 
 from ..verdict import Verdict
 

@@ -3,7 +3,6 @@
 import pandas as pd
 import pytest
 import torch
-from acp_repro.papers.acp.settings import MeasureConfig
 from matplotlib import pyplot as plt
 
 from acp_repro.attention.reference import attention_scores
@@ -12,6 +11,7 @@ from acp_repro.model.capture import attention_inputs
 from acp_repro.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
 from acp_repro.papers.acp.measure import eviction
 from acp_repro.papers.acp.paper import PAPER
+from acp_repro.papers.acp.schema import MeasureConfig
 from analysis.acp import figure_eviction
 from analysis.verdict import Word
 from tests.test_heads import small_model
@@ -73,7 +73,7 @@ def test_treatments_are_those_of_the_dense_softmax(trained, survivors):
 
 
 def test_records_by_position_and_the_worst_row(trained, rows):
-    assert set(rows) == set(PAPER.quantity("eviction").columns)
+    assert set(rows) == set(PAPER.metric("eviction").columns)
     assert len(rows) == 6 * 3 * 1 and (rows["measured_tokens"] == 2 * 128).all()
     assert (rows["kept_bytes"] < rows["full_bytes"]).all()
     acp = rows[rows["policy"] == "acp"]

@@ -22,7 +22,6 @@ from acp_repro.papers.acp.paper import PAPER
 from acp_repro.papers.acp.schema import MeasureConfig
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import TrainedFoX
-from acp_repro.pipeline.paper import load_object
 from acp_repro.pipeline.suite_file import load_suite
 from tests.suites import YAML, records, with_measure, write_suite
 
@@ -276,7 +275,7 @@ def test_measures_of_runs_serve_a_checkpoint(checkpoint):
     trained = TrainedCheckpoint(found, ids, device, settings)
     assert len(ids) == 2 and [row["measured_tokens"] for row in measure_epsilon_sweep(trained)] == [512] * 5
     for kind in map(PAPER.metric, ("block_size", "pruned_mass")):
-        assert {frozenset(row) for row in load_object(kind.measure)(trained)} == {frozenset(kind.columns)}
+        assert {frozenset(row) for row in kind.measure()(trained)} == {frozenset(kind.columns)}
     # Batches are those of a run: as many tokens as are asked for, and no loss where no token follows.
     ((inputs, labels),) = trained.heldout_batches(300, 4)
     assert torch.equal(inputs, ids[:1]) and torch.equal(labels[:, :-1], ids[:1, 1:])

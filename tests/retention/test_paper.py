@@ -22,9 +22,8 @@ from acp_repro.papers.retention import trained as trained_module
 from acp_repro.papers.retention.measure import budgets
 from acp_repro.papers.retention.measure.budgets import measure_slackness
 from acp_repro.papers.retention.measure.speed import measure_speed
-from acp_repro.papers.retention.metrics import RIGHT
 from acp_repro.papers.retention.paper import PAPER
-from acp_repro.papers.retention.schema import SMALLEST_VOCABULARY, BackboneConfig
+from acp_repro.papers.retention.schema import RIGHT, SMALLEST_VOCABULARY, BackboneConfig
 from acp_repro.papers.retention.task import load_model
 from acp_repro.papers.retention.texts import Texts, name_inputs, train_tokenizer
 from acp_repro.papers.retention.trained import SCORES, TrainedRetention, _best_span, normalized

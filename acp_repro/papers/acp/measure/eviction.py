@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.layers import ForgettingAttentionCore
-from acp_repro.pipeline.training.step import autocast
+from acp_repro.pipeline.training.trainer import autocast
 
 from ..trained import TrainedFoX
 

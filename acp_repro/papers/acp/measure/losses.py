@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from acp_repro.common.files import read_json, read_json_lines
 from acp_repro.model.loss import IGNORED_LABEL
-from acp_repro.pipeline.needle.trial import try_wordings
 from acp_repro.pipeline.training.trainer import autocast
 
 from ..task import perturb
 from ..trained import TrainedFoX
+from .needle import try_wordings
 
 WINDOW_TOKENS = 101  # Section 4.2 and Figure 3
 MOST_POSITIONS = 1024  # a curve in print shows no more
