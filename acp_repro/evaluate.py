@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     device = choose_device(options.device)
 
     from .model import BPETokenizer
-    from .papers.acp.checkpoint_folder import TextCheckpoint
+    from .pipeline.data.text_checkpoint import TextCheckpoint
     from .pipeline.data.tokenizer import read_tokenizer
     from .pipeline.evaluation.evaluation import evaluate, harness_model, identity, print_results
     from .pipeline.evaluation.tasks import load_tasks

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     from .explorer import inspect_heads, read_heads, weigh_heads
     from .explorer.explorer import Explorer, check_comparable
     from .explorer.heads_table import print_decoder, print_heads
-    from .papers.acp.checkpoint_folder import BATCH_TOKENS, TextCheckpoint
+    from .pipeline.data.text_checkpoint import BATCH_TOKENS, TextCheckpoint
 
     checkpoint, *others = map(TextCheckpoint, paths)
     for other in others:  # before anything is computed
@@ -121,7 +121,7 @@ def _inspect_decoder(options: argparse.Namespace) -> int:
     from .explorer import Explorer, read_heads
     from .explorer.decoders import load_decoder
     from .explorer.heads_table import print_decoder
-    from .papers.acp.checkpoint_folder import read_ids
+    from .pipeline.data.text_checkpoint import read_ids
 
     model, tokenizer = load_decoder(options.model, device)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)

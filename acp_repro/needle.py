@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     from .common.files import write_text
     from .model.generation import use_one_thread_if_small
-    from .papers.acp.checkpoint_folder import TextCheckpoint
+    from .pipeline.data.text_checkpoint import TextCheckpoint
     from .pipeline.evaluation.catalogue import check_tokenizer
     from .pipeline.needle import trial
     from .pipeline.needle.haystack import checkpoint_haystacks

@@ -28,7 +28,7 @@ from .common.command import (
 from .explorer.checkpoint import Checkpoint
 from .model.config import LogEpsilon
 from .papers.acp.runs import FoXSuite
-from .papers.acp.schema import SWEPT_LOG_PRUNING_TOLERANCES, MeasureConfig
+from .papers.acp.schema import SWEPT_LOG_PRUNING_TOLERANCES
 from .pipeline.data.sources import check_length
 from .pipeline.errors import SuiteError
 from .pipeline.provenance import made_on, origin
@@ -80,21 +80,23 @@ def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
     check_length(options.text, length)
     device = choose_device(options.device)
 
-    from .papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
-    from .papers.acp.measure.pruned_ratio import measure_epsilon_sweep
+    from .papers.acp.measure.pruned_ratio import PassSettings, measure_epsilon_sweep
+    from .pipeline.data.text_checkpoint import TextCheckpoint, labelled_batches
 
     checkpoint = TextCheckpoint(options.model)
     print(f"text: {checkpoint.source(options.text, options.token_ids)}")
     tokens = max(length, options.tokens or (GPU_TOKENS if device.type == "cuda" else CPU_TOKENS))
     ids = checkpoint.input_ids(length, tokens, text=options.text, token_ids=options.token_ids)
-    trained = TrainedCheckpoint(checkpoint, ids, device, MeasureConfig(sweep_tokens=tokens))
-    rows = measure_epsilon_sweep(trained, options.log_pruning_tolerance)
+    settings = PassSettings(checkpoint.autocast_dtype(device), str(checkpoint.folder))
+    rows = measure_epsilon_sweep(
+        checkpoint.load(device), labelled_batches(ids, device), settings, options.log_pruning_tolerance
+    )
     if options.csv:
         source = {
             "checkpoint": str(checkpoint.folder),
             "text": str(options.token_ids or options.text or "held-out"),
             "context_length_tokens": length,
-            **origin(dtype=trained.run.training.dtype, **made_on(device)),
+            **origin(dtype=settings.dtype, **made_on(device)),
         }
         rows = [row | source for row in rows]
         print(files.write_csv(options.csv, list(rows[0]), (row.values() for row in rows)))

@@ -331,10 +331,5 @@ class Paper:
 
     def load_task(self) -> Callable[[Run], Any]:
         """The function that makes the task of a run; imports torch."""
-        return load_object(self.task)
-
-
-def load_object(place: str) -> Any:
-    """The object that ``MODULE:NAME`` names."""
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+        module, _, name = self.task.partition(":")
+        return getattr(importlib.import_module(module), name)

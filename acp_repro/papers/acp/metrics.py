@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from acp_repro.pipeline.paper import Metric, samples
 
 from . import measure
@@ -34,6 +37,18 @@ SAME_WEIGHTS = (
     "mean_difference_nats",
     "differing_answers",
 )
+
+
+def of_model(
+    function: Callable[[], Callable[..., Any]], tokens: str, rows: int | None = None
+) -> Callable[[], Callable[..., Any]]:
+    """``Metric.measure`` of a function of (model, batches, settings); see ``TrainedFoX.on_heldout``."""
+
+    def resolve() -> Callable[..., Any]:
+        measured = function()
+        return lambda trained, **options: trained.on_heldout(measured, tokens, rows, **options)
+
+    return resolve
 
 
 def pruning(suite: FoXSuite) -> list[FoXRun]:
@@ -82,7 +97,7 @@ METRICS = (
             "causal_blocks",
             "pruned_ratio",
         ),
-        lambda: measure.pruned_ratio.measure_pruned_ratio,
+        of_model(lambda: measure.pruned_ratio.measure_pruned_ratio, "pruned_ratio_tokens"),
         lambda suite: suite.union(suite.select(acp=True), suite.ablations),  # one arm trains with needles
     ),
     Metric(
@@ -170,7 +185,7 @@ METRICS = (
             "largest_pruned_mass",
             "measured_tokens",
         ),
-        lambda: measure.pruned_ratio.measure_epsilon_sweep,
+        of_model(lambda: measure.pruned_ratio.measure_epsilon_sweep, "sweep_tokens"),
         run_for_sweep,
     ),
     Metric(
@@ -188,13 +203,13 @@ METRICS = (
             "median_pruned_mass",
             "threshold_slack_nats",
         ),
-        lambda: measure.pruned_mass.measure_pruned_mass,
+        of_model(lambda: measure.pruned_mass.measure_pruned_mass, "sweep_tokens"),
         run_for_sweep,
     ),
     Metric(
         "block_size",
         ("block_tokens", "measured_tokens", "pruned_ratio"),
-        lambda: measure.pruned_ratio.measure_block_size,
+        of_model(lambda: measure.pruned_ratio.measure_block_size, "sweep_tokens"),
         run_for_sweep,
     ),
     Metric(
@@ -211,7 +226,7 @@ METRICS = (
             "loss_increase_nats",
             "largest_loss_increase_nats",
         ),
-        lambda: measure.eviction.measure_eviction,
+        of_model(lambda: measure.eviction.measure_eviction, "sweep_tokens", rows=1),
         ready_sweep_run,
         optional=True,
     ),

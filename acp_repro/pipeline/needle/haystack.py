@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,9 +10,7 @@ from acp_repro.common.errors import UsageError
 from acp_repro.pipeline.data import Corpus, LongCrawl64
 from acp_repro.pipeline.data.sequences import HELDOUT_COLUMN
 from acp_repro.pipeline.data.sources import Document, open_text
-
-if TYPE_CHECKING:
-    from acp_repro.papers.acp.checkpoint_folder import TextCheckpoint
+from acp_repro.pipeline.data.text_checkpoint import TextCheckpoint
 
 
 def heldout_haystacks(

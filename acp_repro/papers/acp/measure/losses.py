@@ -16,7 +16,7 @@ from acp_repro.model.loss import IGNORED_LABEL
 from acp_repro.pipeline.training.trainer import autocast
 
 from ..task import perturb
-from ..trained import TrainedFoX
+from ..trained import TrainedFoX, read_losses
 from .needle import try_wordings
 
 WINDOW_TOKENS = 101  # Section 4.2 and Figure 3
@@ -37,7 +37,7 @@ def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
     unit = math.lcm(*(run.context_length for run in trained.suite.runs))
     batches = trained.heldout_batches(trained.measure_settings.loss_tokens, same_text_as=unit)
     total, sequences = torch.zeros(trained.run.context_length, dtype=torch.float64, device=trained.device), 0
-    for loss, _ in trained.losses(batches, "loss"):
+    for loss, _ in read_losses(trained.model, batches, trained.settings, "loss"):
         total += loss.sum(0, dtype=torch.float64)
         sequences += len(loss)
     return (total / sequences).cpu(), sequences * len(total)
