@@ -43,7 +43,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 _WITH_ROPE = {"fgate_type": ("none",), "rope_base": (ROPE_BASE, int(ROPE_BASE))}
 # Config fields that a file may leave out, because only the default makes sense.
-_OPTIONAL = ("intermediate_size", "max_position_embeddings", "initializer_range", "use_rope")
+_OPTIONAL = ("intermediate_size", "max_position_embeddings", "initializer_range", "use_rope", "fuse_training")
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
 
