@@ -71,8 +71,9 @@ def _help(suite_name: str) -> int:
         suite = load_suite(suite_name)
         able = [(item.name, item.title) for item in suite.paper.items if item.runs(suite)]
         able += [(planner.HEADS, planner.HEADS_TITLE)] if suite.run_for_heads else []
-        lines = [f"    make {name:<15} {title}" for name, title in able]
-        print("\n".join([f"  of {suite.paper.title}:", *lines]))
+        print(
+            f"  of {suite.paper.title}:", *(f"    make {name:<15} {title}" for name, title in able), sep="\n"
+        )
     except ImportError:
         print("  make figure2 is one; make setup installs what lists them all")
     return 0

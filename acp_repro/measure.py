@@ -50,12 +50,11 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Metric
             if not any(type(run) is type(other) for other in about):
                 raise SuiteError(f"{metric.name} is measured of no run such as {run.name}")
     of_shape = {pair for pair in pairs if pair[1].untrained(pair[0])}
-    order = [q for q in suite.paper.metrics if q in asked]
     return [
         (run, metric)
         for chosen in (of_shape, pairs - of_shape)  # so that an untrained run does not stop the others
         for run in suite.runs
-        for metric in order
+        for metric in suite.paper.metrics
         if (run, metric) in chosen
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -44,11 +45,10 @@ def of_model(
 ) -> Callable[[], Callable[..., Any]]:
     """``Metric.measure`` of a function of (model, batches, settings); see ``TrainedFoX.on_heldout``."""
 
-    def resolve() -> Callable[..., Any]:
-        measured = function()
-        return lambda trained, **options: trained.on_heldout(measured, tokens, rows, **options)
+    def measure_run(measure_model: Callable[..., Any], trained: Any, **options: Any) -> list[dict[str, Any]]:
+        return trained.on_heldout(measure_model, tokens, rows, **options)
 
-    return resolve
+    return lambda: functools.partial(measure_run, function())
 
 
 def pruning(suite: FoXSuite) -> list[FoXRun]:
@@ -68,11 +68,6 @@ def run_for_heads(suite: FoXSuite) -> list[FoXRun]:
     return [suite.run_for_heads]
 
 
-def ready_sweep_run(suite: FoXSuite) -> list[FoXRun]:
-    """Of a suite whose weights are ready."""
-    return run_for_sweep(suite) if suite.weights else []
-
-
 def evaluated(suite: FoXSuite) -> list[FoXRun]:
     return suite.union(suite.evaluated("pro"), suite.evaluated("llama"), suite.twins)
 
@@ -80,8 +75,7 @@ def evaluated(suite: FoXSuite) -> list[FoXRun]:
 def needle_runs(suite: FoXSuite) -> list[FoXRun]:
     """The runs of Figures 3, 9, 11 and A6 and of Table A1."""
     longest, shorter = (suite.needle_runs("pro", longest=longest) for longest in (True, False))
-    llama = suite.needle_runs("llama", longest=True)
-    return suite.union(longest, shorter, llama, suite.needle_trainings)
+    return suite.union(longest, shorter, suite.needle_runs("llama", longest=True), suite.needle_trainings)
 
 
 METRICS = (
@@ -227,7 +221,7 @@ METRICS = (
             "largest_loss_increase_nats",
         ),
         of_model(lambda: measure.eviction.measure_eviction, "sweep_tokens", rows=1),
-        ready_sweep_run,
+        lambda suite: run_for_sweep(suite) if suite.weights else [],  # of a suite whose weights are ready
         optional=True,
     ),
     Metric(

@@ -75,8 +75,8 @@ class TrainedFoX(Trained):
     ) -> list[dict[str, Any]]:
         """The records of ``measure(model, batches, settings)`` on held-out text of the run; ``tokens`` is the
         key of ``measure`` in the suite file that says how much."""
-        batches = self.heldout_batches(getattr(self.measure_settings, tokens), rows)
-        return measure(self.model, batches, self.settings, **options)
+        tokens = getattr(self.measure_settings, tokens)
+        return measure(self.model, self.heldout_batches(tokens, rows), self.settings, **options)
 
 
 def read_losses(

@@ -17,7 +17,7 @@ from acp_repro.pipeline.training.trainer import autocast
 
 from ..task import perturb
 from ..trained import TrainedFoX, read_losses
-from .needle import try_wordings
+from .needle import measure_needle
 
 WINDOW_TOKENS = 101  # Section 4.2 and Figure 3
 MOST_POSITIONS = 1024  # a curve in print shows no more
@@ -118,7 +118,7 @@ def measure_same_weights(trained: TrainedFoX) -> list[dict[str, Any]]:
         for apart, other in zip(tests.values(), (exact, losses(moved, batch)), strict=True):
             apart.append(acp - other)
     rows = [summarize(test, torch.cat(apart)) for test, apart in tests.items()]
-    prompts = try_wordings(trained, "easy", trained.methods(both=True))
+    prompts = measure_needle(trained, both=True)
     pairs = list(zip(prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :], strict=True))
     name = "answer_log_likelihood_nats"
     apart = torch.tensor([acp[name] - exact[name] for acp, exact in pairs])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from acp_repro.pipeline.data import prepare
@@ -15,14 +14,9 @@ from ..trained import TrainedFoX
 _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
 
 
-def measure_needle(trained: TrainedFoX) -> list[dict[str, Any]]:
+def measure_needle(trained: TrainedFoX, mode: str = "easy", *, both: bool = False) -> list[dict[str, Any]]:
     """One record for each method, context length, haystack and depth of the needle. The haystack is the run's
-    held-out text."""
-    return try_wordings(trained, "easy", trained.methods())
-
-
-def try_wordings(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dict[str, Any]]:
-    """The records of one of ``prompt.WORDINGS``; before each of ``methods`` the model is set to it."""
+    held-out text, ``mode`` one of ``prompt.WORDINGS``; see ``TrainedFoX.methods`` for ``both``."""
     run, settings, corpus = trained.run, trained.measure_settings, prepare(trained.run.data)
     needles = tokenise_needles(corpus.tokenizer.encode, corpus.bos_id, mode)
     lengths = settings.needle_lengths
@@ -30,7 +24,7 @@ def try_wordings(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list
         lengths = default_lengths(needles, run.context_length, lengths)
     haystacks = heldout_haystacks(corpus, run.context_length, max(lengths), settings.needle_samples)
     rows = []
-    for method in methods:
+    for method in trained.methods(both):
         found = try_needle(
             trained.model,
             hide(needles, haystacks),
@@ -41,8 +35,12 @@ def try_wordings(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list
             batch_tokens=_BATCHES * run.training.micro_batch_tokens,
             description=f"{run.name}: needle, {method}",
         )
-        shared = {"method": method, "mode": mode, "needle_fraction": run.needle_fraction}
-        shared["haystack"] = "held-out text"
+        shared = {
+            "method": method,
+            "mode": mode,
+            "needle_fraction": run.needle_fraction,
+            "haystack": "held-out text",
+        }
         rows += [shared | row for row in found]
     return rows
 
@@ -50,4 +48,4 @@ def try_wordings(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list
 def measure_needle_facts(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each method, context length, fact and depth. A run with ACP is tested as it was trained,
     and with pruning off: that difference comes from the evaluation, not from training."""
-    return try_wordings(trained, "facts", trained.methods(both=True))
+    return measure_needle(trained, "facts", both=True)
