@@ -73,7 +73,7 @@ def test_treatments_are_those_of_the_dense_softmax(trained, survivors):
 
 
 def test_records_by_position_and_the_worst_row(trained, rows):
-    assert set(rows) == set(PAPER.quantity("eviction").columns)
+    assert set(rows) == set(PAPER.metric("eviction").columns)
     assert len(rows) == 6 * 3 * 1 and (rows["measured_tokens"] == 2 * 128).all()
     assert (rows["kept_bytes"] < rows["full_bytes"]).all()
     acp = rows[rows["policy"] == "acp"]
