@@ -6,12 +6,13 @@ the suite nearest to the paper's own setting decides, whatever its answer.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import subprocess
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,11 @@ from .tables import UnfitRecords
 from .verdict import Verdict, Word
 
 PATH = Path("claims.json")
+VERSION = 2  # of the format of claims.json, which docs/claims/claims.schema.json describes
 SHORT = 60  # characters of an answer
 QUICK_SECONDS = 1800
-TEST_COST = "a test, under a minute on two CPU cores"
-# The words of the ICML 2026 open reproductions. What was measured on small trainings is a toy.
-ICML = {
-    Word.PROVED: "verified",
-    Word.CHECKED: "verified",
-    Word.MEASURED: "verified",
-    Word.ANOTHER_SIZE: "toy",
-    Word.UNTOLD: "inconclusive",
-    Word.CONTRADICTED: "falsified",
-    Word.MISPRINT: "falsified",
-}
-
-
+TEST_COST = "under a minute on two CPU cores"
+HISTORY = Path(__file__).parent / "reproduction"  # what git knows of criteria, as data
 @dataclass(frozen=True)
 class Row:
     """A claim and what became of it.
@@ -57,11 +48,12 @@ class Row:
         where: the figure or table whose claim it is; empty for one of the text.
         paper: the paper's words and their place.
         ours: the answer in at most :data:`SHORT` characters; ``numbers`` has all of it.
-        icml: the verdict in the words of the ICML 2026 open reproductions.
         n, unit: how many of what the verdict rests on.
         suite: the one that decides; ``scale`` describes its models.
         others: what other suites found: [suite, verdict, numbers].
-        changed: how the criterion changed after scores were seen.
+        changed: each change of the criterion after scores were seen, a row of ``changed_criteria.csv``.
+        criterion_before_run: whether the criterion's text is older than every record that decides, by the
+            commit times of ``criteria.csv`` and ``commits.csv``; None without records.
         records: the files behind it.
         commands: what measures it again; ``cost`` and ``devices`` say what that takes, ``quick`` whether it
             is less than half an hour of one GPU.
@@ -75,16 +67,17 @@ class Row:
     verdict: Word
     where: str = ""
     criterion: str = ""
-    icml: str = ""
     n: int | None = None
     unit: str = ""
     numbers: str = ""
     values: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     axis: str = ""
+    paper_range: Sequence[float] = ()
     suite: str = ""
     scale: str = ""
     others: Sequence[Sequence[str]] = ()
-    changed: str = ""
+    changed: Sequence[Mapping[str, str]] = ()
+    criterion_before_run: bool | None = None
     test: str = ""
     records: Sequence[str] = ()
     commands: Sequence[str] = ()
@@ -170,14 +163,14 @@ def digest(suite: str) -> str:
 def judge_claim(claim: Claim, item: FigureSpec, suite: Suite, records: Mapping[str, pd.DataFrame]) -> Finding:
     """A claim on a suite's records of the runs of an item; missing records are said, not guessed."""
     if not (runs := item.runs(suite)):
-        return Finding(suite, Verdict(Word.UNTOLD, planner.why_not(suite, item)), True)
+        return Finding(suite, Verdict(Word.INCONCLUSIVE, planner.why_not(suite, item)), True)
     tables = records_of_runs(suite, claim.metrics, runs, records)
     if missing := [name for name in suite.paper.required(claim.metrics) if name not in tables]:
-        return Finding(suite, Verdict(Word.UNTOLD, f"no records of {' or '.join(missing)}"), True)
+        return Finding(suite, Verdict(Word.INCONCLUSIVE, f"no records of {' or '.join(missing)}"), True)
     try:
         verdict = claim.check(*(tables.get(name) for name in claim.metrics))
     except UnfitRecords as error:
-        return Finding(suite, Verdict(Word.UNTOLD, str(error)), True)
+        return Finding(suite, Verdict(Word.INCONCLUSIVE, str(error)), True)
     measured = set(verdict.runs) or {run for table in tables.values() for run in table["run"].dropna()}
     found = [run for run in runs if run.name in measured]
     return Finding(suite, verdict, verdict.n == 0, found, tables, item)
@@ -213,10 +206,10 @@ def judge_row(
         claim.claim,
         paper_words(claim, paper, item),
         "",
-        Word.UNTOLD,
+        Word.INCONCLUSIVE,
         f"{item.label}{', ours' * item.ours}" if item else "",
         claim.holds_if,
-        changed=claim.changed,
+        changed=[change for change in _history("changed_criteria") if change.pop("claim") == id],
         test=claim.test,
     )
     if not claim.metrics:
@@ -235,24 +228,25 @@ def judge_row(
     if claim.pooled:
         return _pooled(row, claim, found)
     first, *_ = found = sorted(found, key=_nearness, reverse=True)
-    others = [[one.suite.name, one.verdict.word, one.verdict.ours] for one in found[1:]]
+    words = [_word(claim, one.verdict, [one]) for one in found]
+    others = [[one.suite.name, word, one.verdict.ours] for one, word in zip(found, words, strict=True)]
     again = _rerun(first.tables, first.item, first.suite, first.runs)
     return replace(
-        _fill(row, first.verdict, [first]),
-        others=[other for other in others if other[1] != first.verdict.word],
+        _fill(row, replace(first.verdict, word=words[0]), [first]),
+        others=[other for other in others if other[1] != words[0]],
         suite=first.suite.name,
         **again,
     )
 
 
 def _without_records(row: Row, claim: Claim) -> Row:
-    """Proved, checked by a test, wrong as printed, or not to be judged here."""
+    """Proved, tested, wrong as printed, or not to be judged here."""
     if claim.untested:
-        return _fill(row, Verdict(Word.UNTOLD, claim.untested, claim.short))
-    word = Word.MISPRINT if claim.refuted else Word.PROVED if claim.proof else Word.CHECKED
+        return _fill(row, Verdict(Word.INCONCLUSIVE, claim.untested, claim.short))
     ours = claim.refuted or claim.proof or "the test passes"
-    found = claim.check() if claim.check else Verdict(word, ours, claim.short)
-    row = _fill(row, replace(found, word=word) if found.word is Word.MEASURED else found)
+    found = claim.check() if claim.check else Verdict(Word.REPRODUCED, ours, claim.short)
+    word = Word.ERRATUM if claim.refuted else _word(claim, found, ())
+    row = _fill(row, replace(found, word=word))
     commands = [f"python -m pytest -q {claim.test}"] if claim.test else []
     cost = TEST_COST if claim.test else "nothing to measure"
     return replace(row, commands=commands, cost=cost, quick=True)
@@ -273,9 +267,9 @@ def _unmeasured(row: Row, claim: Claim, item: FigureSpec, suites: Sequence[Suite
     if able is None or not set(claim.metrics) <= set(item.metrics):
         what = f"a run of {item.runs_needed}" if able is None else f"records of {lacks} of such a run"
         short = "not measured" if able else "no suite has such a run"
-        return replace(_fill(row, Verdict(Word.UNTOLD, f"no suite has {what}", short)), missing=True)
+        return replace(_fill(row, Verdict(Word.INCONCLUSIVE, f"no suite has {what}", short)), missing=True)
     why = f"no records of {lacks}; `make {item.name} SUITE={able.name}` makes them"
-    row = _fill(row, Verdict(Word.UNTOLD, why, "not measured"))
+    row = _fill(row, Verdict(Word.INCONCLUSIVE, why, "not measured"))
     return replace(row, missing=True, **_rerun(claim.metrics, item, able, item.runs(able)))
 
 
@@ -286,14 +280,42 @@ def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
         for name in claim.metrics
     ]
     each = [_rerun(one.tables, one.item, one.suite, one.runs) for one in found]
+    verdict = claim.check(*together)
     return replace(
-        _fill(row, claim.check(*together), found),
+        _fill(row, replace(verdict, word=_word(claim, verdict, found)), found),
         suite=max(found, key=_nearness).suite.name,
         commands=list(dict.fromkeys(command for one in each for command in one["commands"])),
         cost="; ".join(f"{one.suite.name}: {again['cost']}" for one, again in zip(found, each, strict=True)),
         devices=sorted({device for one in each for device in one["devices"]}),
         quick=all(one["quick"] for one in each),
     )
+
+
+def _word(claim: Claim, verdict: Verdict, found: Sequence[Finding]) -> Word:
+    """The word of a criterion that holds: what a theorem or a test decides is not called reproduced, and what
+    was trained on less than a tenth of the paper's scale is reproduced at small scale."""
+    if verdict.word is not Word.REPRODUCED:
+        return verdict.word
+    if claim.proof or claim.test:
+        return Word.PROVED if claim.proof else Word.TESTED
+    trained = any((table["trained_tokens"] > 0).any() for one in found for table in one.tables.values())
+    return Word.SMALL_SCALE if trained and not all(map(_at_paper_scale, found)) else Word.REPRODUCED
+
+
+def _criterion_first(id: str, found: Sequence[Finding]) -> bool | None:
+    """Whether the text of a claim's criterion was committed before every record of it was measured."""
+    times = {one["commit"]: int(one["time"]) for one in _history("commits")}
+    criteria = {one["claim"]: times[one["commit"]] for one in _history("criteria")}
+    commits = {commit for one in found for table in one.tables.values() for commit in table["commit"]}
+    if not commits:
+        return None
+    return id in criteria and all(criteria[id] <= times.get(commit, 0) for commit in commits)
+
+
+def _history(name: str) -> list[dict[str, str]]:
+    """The rows of a table of ``analysis/reproduction/``, which scripts/criteria.py derives from git."""
+    with (HISTORY / f"{name}.csv").open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
 def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
@@ -309,20 +331,20 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
         for _, path in record_paths(one.suite, one.suite.paper.metric(name), one.runs)
         if path.is_file()
     ]
-    unit = verdict.unit or ("model" if timed else "training")
-    small = verdict.word is Word.MEASURED and runs and not timed and not any(map(_at_paper_scale, found))
+    unit = verdict.unit or ("model" if timed else "training run")
     return replace(
         row,
         ours=short,
         verdict=verdict.word,
-        icml="toy" if small else ICML[verdict.word],
         n=verdict.n or runs or None,
         unit=unit if verdict.n or runs else "",
         numbers=verdict.ours,
         values=verdict.values,
         axis=verdict.axis,
+        paper_range=list(verdict.paper_range),
         scale=". ".join(dict.fromkeys(map(_scale, found))),
         records=list(dict.fromkeys(files)),
+        criterion_before_run=_criterion_first(row.id, found),
     )
 
 
@@ -342,14 +364,15 @@ def _at_paper_scale(finding: Finding) -> bool:
 
 
 def _nearness(finding: Finding) -> tuple:
-    """More for a suite that is nearer to the paper's setting: past the start of training, at the paper's size
-    and context; then with more shapes and runs, larger models and more tokens."""
+    """More for a suite that is nearer to the paper's setting: past the start of training, with the paper's
+    recipe, at its size and context; then with more shapes and runs, larger models and more tokens."""
     models = _models(finding)
     settled = getattr(models, "past_start", len)(finding.runs)
     largest = getattr(models, "largest", lambda runs: 0)(finding.runs)
     apart = getattr(models, "distance", lambda item, runs: 0.0)(finding.item, finding.runs)
     tokens = max((table["trained_tokens"].max() for table in finding.tables.values()), default=0)
-    return settled > 0, -apart, settled, len(finding.runs), largest, 0 if pd.isna(tokens) else tokens
+    recipe = bool(finding.runs) and getattr(models, "has_paper_recipe", lambda runs: False)(finding.runs)
+    return settled > 0, recipe, -apart, settled, len(finding.runs), largest, 0 if pd.isna(tokens) else tokens
 
 
 def _scale(finding: Finding) -> str:
@@ -386,19 +409,44 @@ def _rerun(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[
         commands.append(planner.train_command(suite, [run for run in suite.runs if run in trained]))
     commands += [f"{command} --again" for command in planner.measure_commands(suite, pairs)]
     known = [one for run in trained if (one := freshness.recorded_settings(run).get("trained"))]
-    seconds, untimed = sum(one["gpu_seconds"] for one in known), len(trained) - len(known)
-    measuring = sum(freshness.measuring_seconds(run, metric) for run, metric in pairs)
+    lost = [run for run in trained if not freshness.recorded_settings(run).get("trained")]
+    logged = [logged_seconds(run) for run in lost]
+    seconds = sum(one["gpu_seconds"] for one in known) + sum(filter(None, logged))
+    measuring = sum(_measuring_seconds(run, metric, suite) for run, metric in pairs)
     devices = sorted({one["device"] for one in known})
-    timed = f"{seconds:,.0f} s ({', '.join(devices)})" if seconds else ""
-    lost = f"{untimed} run{'s' * (untimed > 1)} of no recorded time" if untimed else ""
-    words = f"measures {measuring:,.0f} s" if measuring else "measures in a time not recorded"
-    trains = " and ".join(filter(None, (timed, lost)))
+    gpus = " and ".join(f"an {name.removeprefix('NVIDIA ').partition(' ')[0]}" for name in devices)
+    parts = [f"{duration(seconds)} on {gpus or 'the machine of the runs'}"] if seconds else []
+    parts += [f"{logged.count(None)} runs of unknown time"] if None in logged else []
+    measures = f"{duration(measuring)} of measuring" if measuring else "measuring takes under a minute"
     return {
         "commands": commands,
-        "cost": f"trains {trains}, then {words}" if trained else f"trains nothing, {words}",
+        "cost": f"{' and '.join(parts)} of training, then {measures}" if parts else f"no training, {measures}",
         "devices": devices,
-        "quick": not untimed and seconds + measuring < QUICK_SECONDS,
+        "quick": None not in logged and seconds + measuring < QUICK_SECONDS,
     }
+
+
+def duration(seconds: float) -> str:
+    """ "about 1 h 33 min"; under a minute in seconds."""
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"about {max(seconds, 1):.0f} s"
+    return "about " + f"{minutes // 60} h {minutes % 60} min".removeprefix("0 h ").removesuffix(" 0 min")
+
+
+def logged_seconds(run: Run) -> float | None:
+    """The GPU time of a run without a record of it, by the throughput in its training log; None without a log."""
+    path = RESULTS / run.suite / run.name / "training_log.csv"
+    if not path.is_file():
+        return None
+    speed = pd.read_csv(path, usecols=["throughput_tokens_per_s"]).squeeze().median()
+    return None if pd.isna(speed) else run.size.tokens / speed
+
+
+def _measuring_seconds(run: Run, metric: Metric, suite: Suite) -> float:
+    """What measuring took; without a record of that, the longest of the metric in the runs of the suite."""
+    recorded = freshness.measuring_seconds(run, metric)
+    return recorded or max(freshness.measuring_seconds(other, metric) for other in suite.runs)
 
 
 def rerun_on(claim: Claim, item: FigureSpec, suite: Suite) -> dict[str, Any]:
@@ -412,12 +460,13 @@ def rerun_on(claim: Claim, item: FigureSpec, suite: Suite) -> dict[str, Any]:
 def write(rows: Sequence[Row]) -> None:
     """Writes ``claims.json``, with a hash of the records of every suite that was judged."""
     suites = sorted({Path(path).parts[1] for row in rows for path in row.records})
+    usual = {one.name: one.default for one in fields(Row)}
     claims = [
-        {key: value for key, value in asdict(row).items() if value not in ("", [], {}, (), None, False)}
+        {key: value for key, value in asdict(row).items() if value not in ([], {}, (), usual[key])}
         for row in rows
     ]
     digests = {name: digest(name) for name in suites}
-    content = {"suites": digests, "claims": claims, "models": models()}
+    content = {"version": VERSION, "suites": digests, "claims": claims, "models": models()}
     files.write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -454,7 +503,8 @@ def models() -> list[dict[str, Any]]:
             if not trained and run.name not in by_run.get("loss", {}):
                 continue
             one = {"suite": suite.name, "run": run.name, "tokens": run.size.tokens}
-            one["gpu_minutes"] = round(trained.get("gpu_seconds", 0) / 60, 1)
+            if seconds := trained.get("gpu_seconds") or logged_seconds(run):
+                one["gpu_minutes"] = round(seconds / 60, 1)
             if (rows := by_run.get("loss", {}).get(run.name)) is not None:
                 one |= {"loss_nats": round(float(rows["loss_nats"].iloc[0]), 4)}
                 one["commit"] = rows["commit"].iloc[0]

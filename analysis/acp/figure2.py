@@ -11,6 +11,7 @@ from ..tables import some
 from ..verdict import Verdict, in_range
 from . import bars, by_length, naming, statistics, versions
 
+SIZES_POINTS = 2.0  # of the pruned ratio, between sizes that are called equal
 PRUNED_PERCENT = (60.0, 80.0)  # what "around 70 %" is taken to mean
 # Where delta comes from.
 THRESHOLD = {
@@ -28,8 +29,8 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> drawing.
         item: whose numbers in ``paper_values.csv`` stand beside ours.
     """
     pruned = statistics.pruned_of_grid(records["pruned_ratio"])
-    time = _on_devices(statistics.time_reduction(records["attention_time"]), records["attention_time"])
-    speed = _on_devices(statistics.throughput_gain(records["throughput"]), records["throughput"])
+    time = statistics.on_devices(statistics.time_reduction(records["attention_time"]), records["attention_time"])
+    speed = statistics.on_devices(statistics.throughput_gain(records["throughput"]), records["throughput"])
     devices = sorted({*time["device"], *speed["device"]})
     marks = dict(zip(devices, bars.MARKS, strict=False))
     panels = (
@@ -54,10 +55,6 @@ def _settled(table: pd.DataFrame) -> str:
     """The range of ``percent`` past the start of training, if that is there: "77 to 86 % (full bars)"."""
     shown = naming.settled(table)
     return f"{style.span(shown['percent'])} %" + " (full\xa0bars)" * (len(shown) < len(table))
-
-
-def _on_devices(table: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
-    return table.merge(records[[*statistics.RUN, "device"]].drop_duplicates(), on=statistics.RUN)
 
 
 def _named(size: str, tokens: pd.Series) -> str:
@@ -113,33 +110,47 @@ def pruned_as_in_the_paper(pruned_ratio: pd.DataFrame) -> Verdict:
 
 def savings_grow(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if every size prunes more at every longer context, and no smaller share of what may go."""
-    return by_length.grows(statistics.pruned_of_grid(pruned_ratio))
+    table = statistics.pruned_of_grid(pruned_ratio)
+    most = [statistics.prunable_percent(*grid) for grid in table[statistics.GRID].itertuples(index=False)]
+    return by_length.grows(table.assign(of_grid_percent=100 * table["percent"] / most))
+
+
+def sizes_alike(pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if at each context length the sizes prune the same within :data:`SIZES_POINTS`."""
+    table = naming.settled(by_length.in_order(statistics.pruned_percent(pruned_ratio)))
+    percent = table.groupby("context_length_tokens")["percent"].agg(["min", "max", "count"])
+    percent = some(percent[percent["count"] > 1], "pruned_ratio of two sizes at one length")
+    met = bool((percent["max"] - percent["min"] < SIZES_POINTS).all())
+    ends = (f"{row.min:.1f} to {row.max:.1f} % at {style.length_label(row.Index)}" for row in percent.itertuples())
+    return Verdict.of(met, by_length.listed(table, digits=1), ", ".join(ends), n=len(table))
 
 
 def time_saved(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run saves what the paper's range says; beyond if some save more."""
-    table = by_length.in_order(statistics.time_reduction(attention_time))
+    table = by_length.in_order(statistics.on_devices(statistics.time_reduction(attention_time), attention_time))
     low, high = naming.PUBLISHED.range("figure2", "attention_time_reduction")
     ours, values = by_length.listed(table), by_length.by_model(table)
-    return in_range(naming.settled(table)["percent"], low, high, ours, values=values, axis="%")
+    axis = "attention time saved (%)"
+    return in_range(naming.settled(table)["percent"], low, high, ours, values=values, axis=axis)
 
 
 def throughput_gained(throughput: pd.DataFrame) -> Verdict:
     """Met if every run gains what the paper's range says; beyond if some gain more."""
-    table = by_length.in_order(statistics.throughput_gain(throughput))
+    table = by_length.in_order(statistics.on_devices(statistics.throughput_gain(throughput), throughput))
     low, high = naming.PUBLISHED.range("figure2", "throughput_gain")
     ours, values = by_length.listed(table, sign="+"), by_length.by_model(table)
-    return in_range(naming.settled(table)["percent"], low, high, ours, values=values, axis="%")
+    axis = "training throughput gain (%)"
+    return in_range(naming.settled(table)["percent"], low, high, ours, values=values, axis=axis)
 
 
 def gains_grow(throughput: pd.DataFrame) -> Verdict:
     """Met if every size gains more throughput at every longer context."""
-    return by_length.grows(statistics.throughput_gain(throughput), sign="+")
+    return by_length.grows(statistics.on_devices(statistics.throughput_gain(throughput), throughput), sign="+")
 
 
 def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run's attention is faster by the paper's range of times; beyond if some more."""
-    table = statistics.time_reduction(attention_time)
+    table = statistics.on_devices(statistics.time_reduction(attention_time), attention_time)
     table = by_length.in_order(table.assign(times=table["exact"] / table["acp"]))
     low, high = naming.PUBLISHED.range("figure2", "attention_speedup")
     ours = by_length.listed(table, "times", digits=1, unit=" times")

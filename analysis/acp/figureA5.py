@@ -7,7 +7,7 @@ import pandas as pd
 
 from .. import drawing, style
 from ..tables import UnfitRecords
-from ..verdict import Verdict
+from ..verdict import Verdict, Word
 from . import by_length, naming, training_logs
 
 SETTLED_PERCENT = 5.0  # a change of training's speed that counts as none
@@ -81,8 +81,9 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
 
 
 def throughput_settles(training_log: pd.DataFrame) -> Verdict:
-    """Met if every training with ACP slows down at first, by more than its second half varies, and keeps its
-    speed there. Undecided where logs hold too few speeds."""
+    """Met if every run with ACP slows down by :data:`SETTLED_PERCENT` at first and keeps its speed in its second
+    half; of different magnitude if one slows down by less, yet by more than it varies there. Undecided where
+    logs hold too few speeds."""
     rows, points = [], training_log[training_log["layer"].notna()].dropna(subset="throughput_tokens_per_s")
     for _, run in points.drop_duplicates(["run", "tokens"]).groupby("run", sort=False):
         tenth = (TENTHS * run["tokens"] / (run["tokens"].max() + 1)).astype(int)
@@ -99,4 +100,5 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
     ours += f"from the half on {within} of the last"
     settles = (furthest <= SETTLED_PERCENT).all() and (faster > furthest).all()
     short = f"{style.span(faster, '.1f')} % faster at first, then {within}"
-    return Verdict.of(bool(settles), ours, short, n=len(table))
+    word = Word.REPRODUCED if (faster > SETTLED_PERCENT).all() else Word.MAGNITUDE
+    return Verdict(word if settles else Word.CONTRADICTED, ours, short, n=len(table))

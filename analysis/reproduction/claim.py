@@ -59,7 +59,7 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
         print(f"$ {words}", flush=True)
         if code := run_words(words):
             return code
-    if row.test:
+    if row.test and not row.records:
         print(f"new: {row.verdict}: the test passes")
         return 0
     if suite:

@@ -162,7 +162,7 @@ def _sorted_out(
     splits = " and ".join(sorted({split for one in found for split in one.splits}))
     where = f"items of {splits}" if splits else "scores of test"
     parts = []
-    for of, named in ((True, "holds on"), (False, "does not hold on"), (None, "cannot be told on")):
+    for of, named in ((True, "holds on"), (False, "does not hold on"), (None, "is undecided on")):
         some = [words(one) for one, value in zip(found, each, strict=True) if value is of]
         parts += [f"{named} {len(some)} of {len(found)} ({where}): {'; '.join(some)}"] if some else []
     bare = "; ".join(dict.fromkeys(one.place for one in found if not one.splits))
@@ -173,5 +173,5 @@ def _sorted_out(
     short = ", ".join(f"{word} {n}" for n, word in counts if n) + f" of {len(found)}"
     values = {words(one).partition(": ")[0]: one.estimate.interval() for one in found}
     values = values if len(values) == len(found) else {}
-    more = {"values": values, "axis": f"points, {where}, 95 % interval; asked: {asked}"}
+    more = {"values": values, "axis": f"score difference (points, {where}, 95 % interval; criterion {asked})"}
     return Verdict.of(met, "; ".join(parts) + doubts, short, n=len(found), unit="setting", **more)

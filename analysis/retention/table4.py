@@ -10,6 +10,8 @@ from ..verdict import Verdict, in_range
 from . import naming
 
 THROUGHPUT = 1.8  # times dense, at 30 %
+LATENCY_SAVED_PERCENT = (20.0, 25.0)
+ABLATION_SHARE = 0.98  # of the full method's throughput; the paper's ablations have 0.78 to 0.97
 EXTRA_THROUGHPUT = (0.4, 0.8)  # of 30 % over 50 %, as a ratio to dense
 MEMORY_SAVED_PERCENT = (35, 45)
 _MEMORY = "memory saved, weights aside"
@@ -137,6 +139,35 @@ def budget_choice(speed: pd.DataFrame) -> Verdict:
         return Verdict.of(None, "no task is timed at both budgets")
     words = "; ".join(f"{task}, {gates.replace('_', ' ')}: {x:+.2f}x" for (task, gates), x in extra.items())
     return in_range(extra, *EXTRA_THROUGHPUT, words, suffix="x", n=len(extra))
+
+
+def latency_falls(speed: pd.DataFrame) -> Verdict:
+    """What 30 % of the tokens save of the time of 50 %."""
+    table = _longest(speed)
+    key = ["dataset", "gates", "budget"]
+    wide = table.set_index(key)["batch_ms"].unstack("budget")
+    saved = (100 * (1 - wide[0.3] / wide[0.5])).dropna() if {0.3, 0.5} <= set(wide) else pd.Series(dtype=float)
+    if saved.empty:
+        return Verdict.of(None, "no task is timed at both budgets")
+    words = "; ".join(f"{task}, {gates.replace('_', ' ')}: {x:.0f} % less" for (task, gates), x in saved.items())
+    return in_range(saved, *LATENCY_SAVED_PERCENT, words, n=len(saved))
+
+
+def ablations_slower(speed: pd.DataFrame) -> Verdict:
+    """Met if at 30 % every ablation that is timed has clearly less throughput than the full method."""
+    longest = speed[(speed["length_tokens"] == speed.groupby("dataset")["length_tokens"].transform("max"))]
+    timed = longest[longest["budget"] == 0.3].assign(ratio=lambda t: t["dense_batch_ms"] / t["batch_ms"])
+    key = ["dataset", "backbone", "gates"]
+    full = timed[timed["method"] == "ar"].set_index(key)["ratio"]
+    cut = timed[timed["method"].str.startswith("ar_")].join(full.rename("full"), on=key).dropna(subset="full")
+    if cut.empty:
+        return Verdict.of(None, "no ablation is timed")
+    words = "; ".join(
+        f"{naming.METHODS[row.method]} ({row.dataset}): {row.ratio:.2f}x against {row.full:.2f}x"
+        for row in cut.itertuples()
+    )
+    short = f"{style.span(cut['ratio'], '.2f')}x; full method {style.span(cut['full'], '.2f')}x"
+    return Verdict.of(bool((cut["ratio"] < ABLATION_SHARE * cut["full"]).all()), words, short, n=len(cut))
 
 
 def scorer_is_cheap(speed: pd.DataFrame) -> Verdict:

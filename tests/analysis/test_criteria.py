@@ -23,7 +23,7 @@ from analysis.acp import (
 from analysis.tables import UnfitRecords
 from analysis.verdict import Word, in_range
 
-MEASURED, OTHER, NO, UNTOLD = Word.MEASURED, Word.ANOTHER_SIZE, Word.CONTRADICTED, Word.UNTOLD
+MEASURED, OTHER, NO, UNTOLD = Word.REPRODUCED, Word.MAGNITUDE, Word.CONTRADICTED, Word.INCONCLUSIVE
 RUN = {
     "run": "one",
     "architecture": "pro",

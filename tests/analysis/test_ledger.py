@@ -51,7 +51,7 @@ def test_each_claim_has_a_row_with_evidence_and_a_short_answer(rows, monkeypatch
     papers = ("acp", "lap", "retention")
     assert list(rows) == [id for name in papers for id, *_ in ledger.numbered(find_paper(name))]
     bare = {row.verdict for row in rows.values() if not (row.records or row.test)}
-    assert bare <= {Word.UNTOLD, Word.MISPRINT, Word.PROVED}
+    assert bare <= {Word.INCONCLUSIVE, Word.ERRATUM, Word.PROVED}
     files = {path for row in rows.values() for path in row.records}
     assert len(files) > 100 and all(Path(path).is_file() for path in files)
     tests = {row.test for row in rows.values()} - {""}
@@ -124,15 +124,15 @@ def took(gpu_seconds: float | None, seconds: float = 1, suite: str = "mini") -> 
 @pytest.mark.parametrize(
     ("id", "word", "ours", "n"),
     [
-        ("acp.figure2.1", Word.MEASURED, "70 %", 1),
-        ("acp.figure2.2", Word.MEASURED, "50 % at 256, 70 % at 512", 2),
-        ("acp.figure2.4", Word.ANOTHER_SIZE, "100 to 150 %", 2),
-        ("acp.figure7.2", Word.UNTOLD, "", None),
-        ("acp.figure10.1", Word.UNTOLD, "", None),
-        ("acp.text.34", Word.UNTOLD, "", None),
-        ("acp.text.5", Word.MISPRINT, "exp(2U + $D_{ij}$)", None),
+        ("acp.figure2.1", Word.REPRODUCED, "70 %", 1),
+        ("acp.figure2.2", Word.REPRODUCED, "50 % at 256, 70 % at 512", 2),
+        ("acp.figure2.4", Word.MAGNITUDE, "100 to 150 %", 2),
+        ("acp.figure7.2", Word.INCONCLUSIVE, "", None),
+        ("acp.figure10.1", Word.INCONCLUSIVE, "", None),
+        ("acp.text.34", Word.INCONCLUSIVE, "", None),
+        ("acp.text.5", Word.ERRATUM, "exp(2U + $D_{ij}$)", None),
         ("acp.text.6", Word.PROVED, "", None),
-        ("acp.text.9", Word.CHECKED, "", None),
+        ("acp.text.9", Word.TESTED, "", None),
     ],
 )
 def test_rows(mini, id, word, ours, n):
@@ -143,14 +143,14 @@ def test_rows(mini, id, word, ours, n):
 def test_the_suite_nearest_to_the_paper_decides_and_others_are_quoted(mini):
     another("other", (b",5,10,0.5,", b",1,10,0.1,"))
     share, growth = judge("acp.figure2.1"), judge("acp.figure2.2")
-    assert (share.suite, share.verdict) == (growth.suite, growth.verdict) == ("mini", Word.MEASURED)
+    assert (share.suite, share.verdict) == (growth.suite, growth.verdict) == ("mini", Word.REPRODUCED)
     ((name, verdict, numbers),) = share.others
-    assert (name, verdict) == ("other", Word.ANOTHER_SIZE) and "10 % at 256" in numbers
+    assert (name, verdict) == ("other", Word.MAGNITUDE) and "10 % at 256" in numbers
     assert not growth.others  # one context alone says nothing of growth
     another("same", (b",5,10,0.5,", b",7,10,0.7,"))  # finds what mini finds, and need not be quoted
     assert judge("acp.figure2.1").others == share.others
     shutil.rmtree("results/mini/pro-tiny-512-acp")
-    assert judge("acp.figure2.2").verdict is Word.UNTOLD
+    assert judge("acp.figure2.2").verdict is Word.INCONCLUSIVE
     # As many runs each: the longer context is nearer to the paper's.
     shutil.copytree("results/mini", "results/near")
     shutil.copy("experiments/mini.yaml", "experiments/near.yaml")

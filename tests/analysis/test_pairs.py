@@ -17,7 +17,7 @@ from analysis.verdict import Word
 from tests.analysis import synthetic
 from tests.suites import YAML, write_suite
 
-MEASURED, CONTRADICTED, UNTOLD = Word.MEASURED, Word.CONTRADICTED, Word.UNTOLD
+MEASURED, CONTRADICTED, UNTOLD = Word.REPRODUCED, Word.CONTRADICTED, Word.INCONCLUSIVE
 RUN = {"architecture": "pro", "size": "a", "context_length_tokens": 512, "trained_tokens": 10**9}
 
 

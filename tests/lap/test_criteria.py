@@ -16,7 +16,7 @@ from analysis.lap import (
 )
 from analysis.verdict import Word
 
-MET, MISSED, UNTOLD = Word.MEASURED, Word.CONTRADICTED, Word.UNTOLD
+MET, MISSED, UNTOLD = Word.REPRODUCED, Word.CONTRADICTED, Word.INCONCLUSIVE
 ROOT = Path(__file__).parents[2]
 RUN = {"gate": "published", "training_mask": "hard_concrete", "compression": 1.0, "seed": 42}
 SCORE = {"keep_ratio": 0.5, "token_accuracy": 0.9, "bleu": 0.7, "rouge_l": 0.8, "exact_match": 0.4}

@@ -9,7 +9,7 @@ import pytest
 from analysis.retention import errors, figure2, figureC, table1, table3, table4, tableI
 from analysis.verdict import Word
 
-MET, MISSED, UNTOLD, OTHER = Word.MEASURED, Word.CONTRADICTED, Word.UNTOLD, Word.ANOTHER_SIZE
+MET, MISSED, UNTOLD, OTHER = Word.REPRODUCED, Word.CONTRADICTED, Word.INCONCLUSIVE, Word.MAGNITUDE
 NO_BAG = pd.DataFrame(columns=["dataset", "split", "metric", "backbone", "score_percent"])
 
 
