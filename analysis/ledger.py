@@ -14,7 +14,7 @@ import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -279,15 +279,12 @@ def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
         pd.concat(tables) if (tables := [one.tables[name] for one in found if name in one.tables]) else None
         for name in claim.metrics
     ]
-    each = [_rerun(one.tables, one.item, one.suite, one.runs) for one in found]
+    each = [_work(one.tables, one.item, one.suite, one.runs) for one in found]
     verdict = claim.check(*together)
     return replace(
         _fill(row, replace(verdict, word=_word(claim, verdict, found)), found),
         suite=max(found, key=_nearness).suite.name,
-        commands=list(dict.fromkeys(command for one in each for command in one["commands"])),
-        cost="; ".join(f"{one.suite.name}: {again['cost']}" for one, again in zip(found, each, strict=True)),
-        devices=sorted({device for one in each for device in one["devices"]}),
-        quick=all(one["quick"] for one in each),
+        **_costs(each),
     )
 
 
@@ -396,8 +393,34 @@ def _scale(finding: Finding) -> str:
 # --- measuring again ----------------------------------------------------------------------------------------
 
 
+class _Work(NamedTuple):
+    """What trains and measures some metrics of runs."""
+
+    commands: Sequence[str]
+    training: float  # seconds
+    measuring: float
+    devices: Sequence[str]
+
+
 def _rerun(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[Run]) -> dict[str, Any]:
     """What trains and measures some metrics of ``runs``, and the cost: fields of a row."""
+    return _costs([_work(names, item, suite, runs)])
+
+
+def _costs(each: Sequence[_Work]) -> dict[str, Any]:
+    training, measuring = sum(one.training for one in each), sum(one.measuring for one in each)
+    devices = sorted({device for one in each for device in one.devices})
+    gpus = " and ".join(f"an {name.removeprefix('NVIDIA ').partition(' ')[0]}" for name in devices)
+    trains = f"{duration(training)} of training on {gpus or 'one machine'}" if training else "no training"
+    return {
+        "commands": list(dict.fromkeys(command for one in each for command in one.commands)),
+        "cost": f"{trains}, {duration(measuring)} of measuring",
+        "devices": devices,
+        "quick": training + measuring < QUICK_SECONDS,
+    }
+
+
+def _work(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[Run]) -> _Work:
     metrics = [suite.paper.metric(name) for name in names]
     commands = [metric.command_for(suite.name) for metric in metrics if metric.command]
     of_runs = [metric for metric in metrics if not metric.command]
@@ -409,21 +432,9 @@ def _rerun(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[
         commands.append(planner.train_command(suite, [run for run in suite.runs if run in trained]))
     commands += [f"{command} --again" for command in planner.measure_commands(suite, pairs)]
     known = [one for run in trained if (one := freshness.recorded_settings(run).get("trained"))]
-    lost = [run for run in trained if not freshness.recorded_settings(run).get("trained")]
-    logged = [logged_seconds(run) for run in lost]
-    seconds = sum(one["gpu_seconds"] for one in known) + sum(filter(None, logged))
+    seconds = sum(training_seconds(run, suite) for run in trained)
     measuring = sum(_measuring_seconds(run, metric, suite) for run, metric in pairs)
-    devices = sorted({one["device"] for one in known})
-    gpus = " and ".join(f"an {name.removeprefix('NVIDIA ').partition(' ')[0]}" for name in devices)
-    parts = [f"{duration(seconds)} on {gpus or 'the machine of the runs'}"] if seconds else []
-    parts += [f"{logged.count(None)} runs of unknown time"] if None in logged else []
-    measures = f"{duration(measuring)} of measuring" if measuring else "measuring takes under a minute"
-    return {
-        "commands": commands,
-        "cost": f"{' and '.join(parts)} of training, then {measures}" if parts else f"no training, {measures}",
-        "devices": devices,
-        "quick": None not in logged and seconds + measuring < QUICK_SECONDS,
-    }
+    return _Work(commands, seconds, measuring, sorted({one["device"] for one in known}))
 
 
 def duration(seconds: float) -> str:
@@ -434,13 +445,18 @@ def duration(seconds: float) -> str:
     return "about " + f"{minutes // 60} h {minutes % 60} min".removeprefix("0 h ").removesuffix(" 0 min")
 
 
-def logged_seconds(run: Run) -> float | None:
-    """The GPU time of a run without a record of it, by the throughput in its training log; None without a log."""
+def training_seconds(run: Run, suite: Suite) -> float:
+    """The GPU time of a run. Without a record of it: by the throughput in its training log, or that of the run of
+    the suite that took longest."""
+    if trained := freshness.recorded_settings(run).get("trained"):
+        return trained["gpu_seconds"]
     path = RESULTS / run.suite / run.name / "training_log.csv"
-    if not path.is_file():
-        return None
-    speed = pd.read_csv(path, usecols=["throughput_tokens_per_s"]).squeeze().median()
-    return None if pd.isna(speed) else run.size.tokens / speed
+    if path.is_file():
+        speed = pd.read_csv(path, usecols=["throughput_tokens_per_s"]).squeeze().median()
+        if speed > 0:
+            return run.size.tokens / speed
+    others = [freshness.recorded_settings(other).get("trained") for other in suite.runs]
+    return max((one["gpu_seconds"] for one in others if one), default=0.0)
 
 
 def _measuring_seconds(run: Run, metric: Metric, suite: Suite) -> float:
@@ -503,8 +519,7 @@ def models() -> list[dict[str, Any]]:
             if not trained and run.name not in by_run.get("loss", {}):
                 continue
             one = {"suite": suite.name, "run": run.name, "tokens": run.size.tokens}
-            if seconds := trained.get("gpu_seconds") or logged_seconds(run):
-                one["gpu_minutes"] = round(seconds / 60, 1)
+            one["gpu_minutes"] = round(training_seconds(run, suite) / 60, 1)
             if (rows := by_run.get("loss", {}).get(run.name)) is not None:
                 one |= {"loss_nats": round(float(rows["loss_nats"].iloc[0]), 4)}
                 one["commit"] = rows["commit"].iloc[0]

@@ -121,7 +121,7 @@ def sizes_alike(pruned_ratio: pd.DataFrame) -> Verdict:
     percent = table.groupby("context_length_tokens")["percent"].agg(["min", "max", "count"])
     percent = some(percent[percent["count"] > 1], "pruned_ratio of two sizes at one length")
     met = bool((percent["max"] - percent["min"] < SIZES_POINTS).all())
-    ends = (f"{row.min:.1f} to {row.max:.1f} % at {style.length_label(row.Index)}" for row in percent.itertuples())
+    ends = (f"{row.min:.1f}–{row.max:.1f} % at {style.length_label(row.Index)}" for row in percent.itertuples())
     return Verdict.of(met, by_length.listed(table, digits=1), ", ".join(ends), n=len(table))
 
 

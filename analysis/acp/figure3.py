@@ -197,8 +197,10 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
     for suite, curves in loss_curve.groupby("suite", sort=False):
         both = curves.groupby([*PAIR])["log_pruning_tolerance"].transform(lambda x: x.isna().nunique()) == 2
         if both.any():
-            gaps.append(statistics.largest_gaps(statistics.loss_differences(curves[both])).assign(suite=suite))
-    table = pd.concat(gaps)
+            table = statistics.largest_gaps(statistics.loss_differences(curves[both])).assign(suite=suite)
+            unlike = versions.unlike(curves[both], PAIR)
+            gaps.append(table[[not _mark(row, unlike) for row in table.itertuples()]])
+    table = some(pd.concat(gaps), "loss_curve of a pair")
     each = "; ".join(
         f"{row.suite}, {row.size}, {style.length_label(row.context_length_tokens)}, seed {row.seed}: "
         f"{row.gap_nats:.4f} at {row.position}"

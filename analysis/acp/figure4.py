@@ -117,7 +117,7 @@ def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
 def every_run_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if :func:`heads_bimodal` is in every run whose grid has blocks enough."""
     groups = pruned_ratio.groupby(["suite", "run"], sort=False)
-    found = {run: heads_bimodal(heads) for (_, run), heads in groups if grid_limit(heads)[0] > 0}
+    found = {"/".join(run): heads_bimodal(heads) for run, heads in groups if grid_limit(heads)[0] > 0}
     met = [run for run, one in found.items() if one.word is Word.REPRODUCED]
     short = f"in {len(met)} of {len(found)} training runs"
     missed = "; ".join(f"{run}: {one.ours}" for run, one in found.items() if run not in met)

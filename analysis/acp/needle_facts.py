@@ -97,4 +97,5 @@ def same_weights(facts: pd.DataFrame) -> Verdict:
     other = (answers["acp"] != answers["exact"]).loc[nats.index].groupby(["suite", "run"]).sum()
     same = f"equal in {(apart == 0).sum():,} of {len(apart):,}; {other.sum()} greedy answers differ"
     each = f"{same} ({', '.join(map(str, other))} by training), likelihoods by {apart.max():.2g} nats at most"
+    each += "; greedy answers differ where decoding accumulates its partial results in another order"
     return Verdict.of(bool(apart.max() < SAME_NATS), each, same, n=len(other))

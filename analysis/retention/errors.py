@@ -168,6 +168,8 @@ def _sorted_out(
     bare = "; ".join(dict.fromkeys(one.place for one in found if not one.splits))
     doubts = f"; not paired by item: {bare}" if bare else ""
     doubts += "" if all(one.row.freedom for one in found) else _ONE_TRAINING
+    at_input = sum(one.row.gates == "input" for one in found)
+    doubts += f"; {at_input} of {len(found)} have gates at the input, which the paper does not describe"
     met = False if False in each else None if None in each else True
     counts = [(sum(value is of for value in each), words) for of, words in _COUNTED]
     short = ", ".join(f"{word} {n}" for n, word in counts if n) + f" of {len(found)}"
