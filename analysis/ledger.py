@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from acp_repro.claims import VERSION
 from acp_repro.common import files
 from acp_repro.common.artifacts import read_object
 from acp_repro.common.command import progress_bar
@@ -34,7 +35,6 @@ from .tables import UnfitRecords
 from .verdict import Verdict, Word
 
 PATH = Path("claims.json")
-VERSION = 2  # of the format of claims.json, which docs/claims/claims.schema.json describes
 SHORT = 60  # characters of an answer
 QUICK_SECONDS = 1800
 TEST_COST = "under a minute on two CPU cores"
@@ -463,6 +463,11 @@ def _measuring_seconds(run: Run, metric: Metric, suite: Suite) -> float:
     """What measuring took; without a record of that, the longest of the metric in the runs of the suite."""
     recorded = freshness.measuring_seconds(run, metric)
     return recorded or max(freshness.measuring_seconds(other, metric) for other in suite.runs)
+
+
+def judge_on(id: str, claim: Claim, item: FigureSpec | None, suite: Suite) -> Row:
+    """The row of a claim as one suite's results alone decide it."""
+    return judge_row(id, claim, item, suite.paper, [suite], {suite.name: all_records(suite, claim.metrics)})
 
 
 def rerun_on(claim: Claim, item: FigureSpec, suite: Suite) -> dict[str, Any]:

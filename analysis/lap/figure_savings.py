@@ -143,7 +143,7 @@ def decoder_memory(removal_time: pd.DataFrame) -> Verdict:
 
 
 def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
-    """Met if removal needs less at every share kept below all. Up to a half alone, it cannot be told."""
+    """Met if removal needs less at every share kept below all. Up to a half alone is inconclusive."""
     worst = pd.concat({column: _worst(removal_time, column) for column in columns})
     few = worst.index.get_level_values("percent") <= 100 * FASTER_BELOW
     if not few.any():

@@ -74,9 +74,11 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     for paper in papers:
         note = Path(__file__).with_name(f"{paper.name}.md").read_text(encoding="utf-8").strip()
         parts += [f"## {paper.title}", note, _lines(of_paper[paper.name])]
-    changes = [
-        (f"[{row.id}]({_link(row)})", *(_change(one))) for row in rows for one in row.changed
-    ]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        for one in row.changed:
+            alike.setdefault(_change(one), []).append(f"`{row.id}`")
+    changes = ((", ".join(ids), *change) for change, ids in sorted(alike.items(), key=lambda each: each[1]))
     parts += [
         "## Criteria that changed after the scores were seen",
         "The verdicts before and after are those of the same or of more records. Where no error in the old "
