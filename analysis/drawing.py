@@ -114,7 +114,8 @@ def save(figure: Figure, path: Path, caption: str, formats: Sequence[str] = ("pd
 def forest(
     values: Mapping[str, float | Sequence[float]], axis: str, paper_range: Sequence[float] = ()
 ) -> Figure:
-    """A line for each value, and for its interval where it is (mean, low, high); the paper's range is a band."""
+    """A line for each value, and for its interval where it is (mean, low, high); the paper's range is a
+    band."""
     style.use_style()
     figure, ax = panels(height=0.5 + 0.16 * len(values), width=5.0)
     for row, value in enumerate(values.values()):

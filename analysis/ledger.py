@@ -38,7 +38,10 @@ PATH = Path("claims.json")
 SHORT = 60  # characters of an answer
 QUICK_SECONDS = 1800
 TEST_COST = "under a minute on two CPU cores"
+PRETRAINED = Path("pretrained/results.csv")
 HISTORY = Path(__file__).parent / "reproduction"  # what git knows of criteria, as data
+
+
 @dataclass(frozen=True)
 class Row:
     """A claim and what became of it.
@@ -311,7 +314,11 @@ def _criterion_first(id: str, found: Sequence[Finding]) -> bool | None:
 
 def _history(name: str) -> list[dict[str, str]]:
     """The rows of a table of ``analysis/reproduction/``, which scripts/criteria.py derives from git."""
-    with (HISTORY / f"{name}.csv").open(encoding="utf-8", newline="") as lines:
+    return _table(HISTORY / f"{name}.csv")
+
+
+def _table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
 
 
@@ -446,8 +453,8 @@ def duration(seconds: float) -> str:
 
 
 def training_seconds(run: Run, suite: Suite) -> float:
-    """The GPU time of a run. Without a record of it: by the throughput in its training log, or that of the run of
-    the suite that took longest."""
+    """The GPU time of a run. Without a record of it: by the throughput in its training log, or that of
+    the run of the suite that took longest."""
     if trained := freshness.recorded_settings(run).get("trained"):
         return trained["gpu_seconds"]
     path = RESULTS / run.suite / run.name / "training_log.csv"
@@ -488,6 +495,7 @@ def write(rows: Sequence[Row]) -> None:
     ]
     digests = {name: digest(name) for name in suites}
     content = {"version": VERSION, "suites": digests, "claims": claims, "models": models()}
+    content["pretrained"] = _table(PRETRAINED) if PRETRAINED.is_file() else []
     files.write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -1,11 +1,9 @@
 """Builds the corpus of the GPU suites, 819 books in the public domain, and checks every hash.
 
-    python scripts/build_books.py                   # clones four repositories into data/clones, writes data/books
-    python scripts/build_books.py --clones FOLDER   # reads clones that are already there
+    python scripts/build_books.py    # clones four repositories into data/clones and writes data/books
 
-Needs git, network access and about 1.5 GB of disk. ``scripts/books.tsv.xz`` lists each book with its file and the
-SHA-256 of its text. The rules that extract a text from its file made the corpus of the committed results, byte by byte:
-do not improve them.
+Needs git, network access and about 1.5 GB of disk. ``scripts/books.tsv.xz`` lists each book with its file and
+the SHA-256 of its text. Do not improve the rules that extract a text: they made the corpus of the results.
 """
 
 import argparse
@@ -22,7 +20,10 @@ from itertools import groupby
 from pathlib import Path
 
 REPOSITORIES = {
-    "classic-books-markdown": ("mlschmitt/classic-books-markdown", "944882722e9a96fa6cf2739dc2ea757e101f412f"),
+    "classic-books-markdown": (
+        "mlschmitt/classic-books-markdown",
+        "944882722e9a96fa6cf2739dc2ea757e101f412f",
+    ),
     "ELTeC-eng": ("COST-ELTeC/ELTeC-eng", "3db3b6738a836f0e1b276b6c9703e42f4297f978"),
     "100_english_novels": (
         "computationalstylistics/100_english_novels",
@@ -42,9 +43,12 @@ SHARDS = {  # SHA-256 of the decompressed JSON lines
 }
 WRAPPED = 55  # characters: a paragraph whose lines are mostly this long was broken to fit a page
 START = re.compile(
-    r"^.*\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG.*\n|^\*END.?THE SMALL PRINT!.*\*END\*\n", re.MULTILINE
+    r"^.*\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG.*\n|^\*END.?THE SMALL PRINT!.*\*END\*\n",
+    re.MULTILINE,
 )
-END = re.compile(r"^.*\*\*\* END OF (?:THE|THIS) PROJECT.*|^.*End of (?:the )?Project Gutenberg.*", re.MULTILINE)
+END = re.compile(
+    r"^.*\*\*\* END OF (?:THE|THIS) PROJECT.*|^.*End of (?:the )?Project Gutenberg.*", re.MULTILINE
+)
 LATE_END = re.compile(r"^\*\*\*END OF (?:THE|THIS) PROJECT.*", re.MULTILINE)  # found when lines are joined
 CREDIT = re.compile(r"\s*(?:Produced by|E-text prepared|Etext prepared|Transcribed from)")
 
@@ -119,7 +123,9 @@ def clone(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clones", type=Path, default=Path("data/clones"), help="folder of the four clones")
     parser.add_argument("--out", type=Path, default=Path("data/books"), help="folder of the shards")
     options = parser.parse_args()
@@ -132,7 +138,7 @@ def main() -> None:
         for book in members:
             text = read_text((options.clones / book["source"] / book["path"]).read_bytes(), book["source"])
             if hashlib.sha256(text.encode()).hexdigest() != book["sha256"]:
-                sys.exit(f"error: {book['path']} has another text; check out commit {REPOSITORIES[book['source']][1]}")
+                sys.exit(f"error: {book['path']} has another text than at {REPOSITORIES[book['source']]}")
             record = {key: book[key] for key in ("id", "source", "title", "author")} | {"text": text}
             content += json.dumps(record, ensure_ascii=False).encode() + b"\n"
         if hashlib.sha256(content).hexdigest() != SHARDS[shard]:

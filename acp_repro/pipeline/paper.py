@@ -174,8 +174,8 @@ class Claim:
             records, and gives an ``analysis.verdict.Verdict``.
         items: for a claim in ``Paper.claims``, the names of the items on whose runs it is judged.
         pooled: whether it is judged once on the runs of all its items and suites, and not suite by suite.
-        test: ``FILE::FUNCTION``, which shows what needs no record. With ``metrics``, a criterion that holds is
-            "tested": only a bug could break it.
+        test: ``FILE::FUNCTION``, which shows what needs no record. With ``metrics``, a criterion that
+            holds is "tested": only a bug could break it.
         proof: where the proof is, or the proof itself. A criterion that holds is then "proved".
         refuted: what the test shows instead, if the paper is wrong as printed.
         short: the answer of a test in a few words.

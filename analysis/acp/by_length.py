@@ -26,14 +26,16 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 def listed(
     table: pd.DataFrame, column: str = "percent", digits: int = 0, sign: str = "", unit: str = " %"
 ) -> str:
-    """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"; an undertrained size says so, and each number names its
-    GPU where there are several."""
+    """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"; an undertrained size says so, and each number
+    names its GPU where there are several."""
     gpus = gpu_marks(table)
     return "; ".join(
         f"{size}: "
         + ", ".join(
             f"{value:{sign}.{digits}f}{unit} at {style.length_label(length)}{gpu}"
-            for value, length, gpu in zip(rows[column], rows["context_length_tokens"], gpus[rows.index], strict=True)
+            for value, length, gpu in zip(
+                rows[column], rows["context_length_tokens"], gpus[rows.index], strict=True
+            )
         )
         for size, rows in table.groupby(naming.marked(table), sort=False)
     )

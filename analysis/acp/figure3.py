@@ -152,7 +152,8 @@ class _Pairs(NamedTuple):
 def _pairs(
     loss: pd.DataFrame, step_losses: pd.DataFrame | None, first_divergence: pd.DataFrame | None
 ) -> _Pairs:
-    """The differences of held-out loss of pairs of all suites, sizes and lengths, and all of them in words."""
+    """The differences of held-out loss of pairs of all suites, sizes and lengths, and all of them in
+    words."""
     method = loss["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
     loss = loss.assign(method=method, size=naming.marked(loss), suite=loss.get("suite", ""))
     keys = ["suite", *PAIR]
@@ -207,7 +208,9 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
         for row in table.itertuples()
     )
     apart = table.loc[table["gap_nats"] > 0, "gap_nats"]
-    short = f"{len(table) - len(apart)} of {len(table)} pairs identical, others {style.span(apart, '.4f')} nats"
+    short = (
+        f"{len(table) - len(apart)} of {len(table)} pairs identical, others {style.span(apart, '.4f')} nats"
+    )
     met = bool((table["gap_nats"] < POSITION_NATS).all())
     return Verdict.of(met, f"{short} at most; {each}", short, n=len(table), unit="pair")
 
@@ -307,7 +310,9 @@ def ensembles_match(loss: pd.DataFrame) -> Verdict:
     diverging = apart[apart != 0]
     found = equivalence(estimate := over_draws(diverging), LOSS_WITHIN_NATS)
     short = f"{len(diverging)} diverging pairs: {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
-    return Verdict.of(found.shown, f"{short} nats (90 %); {words}", short, n=len(diverging), unit="pair", **more)
+    return Verdict.of(
+        found.shown, f"{short} nats (90 %); {words}", short, n=len(diverging), unit="pair", **more
+    )
 
 
 def _perturbed(loss: pd.DataFrame) -> tuple[pd.Series, dict, str]:

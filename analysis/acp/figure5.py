@@ -58,8 +58,9 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
 
 
 def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if all heads of the first two layers prune most of what the grid allows, in the model of the paper's
-    figure; a miss is inconclusive below a tenth of the paper's tokens. Other runs are counted next to it."""
+    """Met if all heads of the first two layers prune most of what the grid allows, in the model of the
+    paper's figure; a miss is inconclusive below a tenth of the paper's tokens. Other runs are counted
+    next to it."""
     words, short_of, like = [], [], {}
     for run, heads in _by_run(pruned_ratio):
         local = heads["pruned_ratio"] > grid_limit(heads)[0] / 2

@@ -81,9 +81,9 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
 
 
 def throughput_settles(training_log: pd.DataFrame) -> Verdict:
-    """Met if every run with ACP slows down by :data:`SETTLED_PERCENT` at first and keeps its speed in its second
-    half; of different magnitude if one slows down by less, yet by more than it varies there. Undecided where
-    logs hold too few speeds."""
+    """Met if every run with ACP slows down by :data:`SETTLED_PERCENT` at first and keeps its speed in its
+    second half; of different magnitude if one slows down by less, yet by more than it varies there.
+    Undecided where logs hold too few speeds."""
     rows, points = [], training_log[training_log["layer"].notna()].dropna(subset="throughput_tokens_per_s")
     for _, run in points.drop_duplicates(["run", "tokens"]).groupby("run", sort=False):
         tenth = (TENTHS * run["tokens"] / (run["tokens"].max() + 1)).astype(int)

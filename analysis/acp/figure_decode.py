@@ -79,8 +79,8 @@ def cache_shrinks(decode_time: pd.DataFrame) -> Verdict:
 
 
 def decoding_attention_sped_up(decode_time: pd.DataFrame) -> Verdict:
-    """Met if long prompts and large batches save the authors' attention the paper's percentage of its time; ours
-    is given next to it."""
+    """Met if long prompts and large batches save the authors' attention the paper's percentage of its
+    time; ours is given next to it."""
     most = (decode_time["length_tokens"] >= LONG_TOKENS) & (decode_time["batch"] >= LARGE_BATCH)
     sides = [_decoding(decode_time[most], "attention", "step_ms", official) for official in (True, False)]
     if any(side.empty for side in sides):
@@ -111,7 +111,8 @@ def decoding_gains_grow(decode_time: pd.DataFrame) -> Verdict:
     met = all(large > 0.9 * small for small, large in pairs) if pairs else None
     least, most = (100 * saved["saved"].agg(end) for end in ("min", "max"))
     whose = "the authors' kernels" if len(theirs) else "our kernels"
-    ours = f"{whose}: {_in_words(times, _saved)}; ours: {_in_words(own, _saved)}{_assumed(decode_time, 'attention')}"
+    ours = f"{whose}: {_in_words(times, _saved)}; ours: {_in_words(own, _saved)}"
+    ours += _assumed(decode_time, "attention")
     short = f"{least:.0f} to {most:.0f} % less time by shape, {whose}"
     return Verdict.of(met, ours, short, n=len(saved), unit="shape")
 

@@ -113,6 +113,12 @@ def has_paper_recipe(runs: Iterable[FoXRun]) -> bool:
     )
 
 
+def records_have_paper_recipe(records: pd.DataFrame) -> bool:
+    """:func:`has_paper_recipe` of the runs of some records."""
+    runs = records[["suite", "run"]].drop_duplicates().itertuples(index=False)
+    return has_paper_recipe([load_suite(suite).run(run) for suite, run in runs])
+
+
 def _nearest_size(run: FoXRun) -> str:
     return min(PAPER_SIZES, key=lambda name: abs(paper_size(name).non_embedding - run.size.non_embedding))
 

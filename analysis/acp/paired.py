@@ -24,7 +24,8 @@ SAME, AS_RUNS, DIFFERS = "same", "as runs do", "differs"
 
 
 def too_few(apart: pd.Series) -> str:
-    """Why the differences of some pairs of training runs, of one code each, are too few to test; empty if not."""
+    """Why the differences of some pairs of training runs, of one code each, are too few to test; empty if
+    not."""
     if apart.empty:
         return "no pair was trained with one version of the code"
     same, other = int((apart == 0).sum()), int((apart != 0).sum())

@@ -69,7 +69,9 @@ def search_trend(attention_time: pd.DataFrame) -> Verdict:
     """Met if the search takes a smaller percentage in larger models, and a larger one in longer contexts."""
     shares = statistics.search_share(attention_time)
     table = naming.settled(by_length.in_order(statistics.on_devices(shares, attention_time)))
-    wide = table.pivot(index="size", columns="context_length_tokens", values="percent").loc[table["size"].unique()]
+    wide = table.pivot(index="size", columns="context_length_tokens", values="percent").loc[
+        table["size"].unique()
+    ]
     falls, rises = (wide.diff().iloc[1:] < 0).all(axis=None), (wide.iloc[:, -1] > wide.iloc[:, 0]).all()
     met = None if 1 in wide.shape else bool(falls and rises)
     words = {True: "yes", False: "no"}

@@ -117,6 +117,8 @@ def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
         soft = "not its beta 5, tau 0.1 and lambda from step 500"
         parts = [hard] * ("hard_concrete" in masks) + [soft] * (masks != {"hard_concrete"})
         short = "other gates, beta, tau or lambda" if soft in parts else hard
-        return replace(found, word=Word.INCONCLUSIVE, short=short, ours=f"{' and '.join(parts)}: {found.ours}")
+        return replace(
+            found, word=Word.INCONCLUSIVE, short=short, ours=f"{' and '.join(parts)}: {found.ours}"
+        )
 
     return judge

@@ -78,12 +78,14 @@ def gated(reconstruction: pd.DataFrame, decoding: str) -> pd.DataFrame:
 
 @naming.of_the_article
 def drops_and_reconstructs(reconstruction: pd.DataFrame) -> Verdict:
-    """Met if a gated run reaches all three scores of the article with fewer tokens; missed if none drops any."""
+    """Met if a gated run reaches all three scores of the article with fewer tokens; missed if none drops
+    any."""
     runs = gated(reconstruction, "removed")
     drops = runs["keep_ratio"] <= naming.MOST_KEPT
     met = (runs["token_accuracy"] >= ACCURACY) & (runs["bleu"] >= BLEU) & (runs["rouge_l"] >= ROUGE) & drops
     words = {
-        name: f"accuracy {r.token_accuracy:.3f}, BLEU {r.bleu:.3f}, ROUGE {r.rouge_l:.3f}, {r.keep_ratio:.0%} kept"
+        name: f"accuracy {r.token_accuracy:.3f}, BLEU {r.bleu:.3f}, ROUGE {r.rouge_l:.3f}, "
+        f"{r.keep_ratio:.0%} kept"
         for name, r in runs.iterrows()
     }
     short = f"{drops.sum()} of {len(runs)} gated runs drop tokens; {met.sum()} with the scores"

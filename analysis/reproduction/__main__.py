@@ -25,7 +25,12 @@ def main(arguments: list[str] | None = None) -> None:
     rows = ledger.read()
     write_pages(rows, ledger.read_models())
     for row in filter(page.is_plotted, rows.values()):
-        save(forest(row.values, row.axis, row.paper_range), page.CLAIMS / "plots" / f"{row.id}.png", "", ["png"])
+        save(
+            forest(row.values, row.axis, row.paper_range),
+            page.CLAIMS / "plots" / f"{row.id}.png",
+            "",
+            ["png"],
+        )
 
 
 def write_pages(rows: dict[str, ledger.Row], models: list[dict]) -> None:

@@ -52,8 +52,9 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
         old = ledger.judge_on(row.id, claim, item, suite)
         if suite.name != row.suite:
             print(
-                f"  suite {suite.name} is compared with its committed results. Its models are not those of the verdict, "
-                f"{row.verdict!s} on suite {row.suite or '(none)'}: agreement here does not confirm that verdict"
+                f"  suite {suite.name} is compared with its own committed results; its models do not "
+                f"decide the "
+                f"verdict, which is {row.verdict!s} on suite {row.suite or '(none)'}"
             )
     scale = f" ({old.scale})" if old.scale else ""
     print(f"old: {old.verdict}: {old.numbers}{scale}")

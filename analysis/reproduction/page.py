@@ -28,7 +28,11 @@ QUESTIONS = (
     ("Is pruning safe?", "acp.figureA1.1", "760M at 4k, every head; share of a query's attention weight"),
     ("How many pairs of runs are bitwise identical?", "acp.text.19", "125M to 760M, 4k to 16k"),
     ("What is the loss difference of the others?", "acp.text.39", "ACP − exact, nats (90 % interval)"),
-    ("Is training bitwise identical at ε = e^-20 (default e^-10)?", "acp.text.36", "125M at 4k, undertrained"),
+    (
+        "Is training bitwise identical at ε = e^-20 (default e^-10)?",
+        "acp.text.36",
+        "125M at 4k, undertrained",
+    ),
     ("Do the same weights give the same likelihoods?", "acp.text.34", "125M at 4k (undertrained) and 16k"),
     ("What attention time is saved at the paper's pruned ratio?", "acp.table_speed.1", "12 heads, H100"),
     ("How much faster is training there?", "acp.table_speed.2", "125M and 760M, 4k and 16k; H100 and H200"),
@@ -62,14 +66,16 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     parts = [
         "# Reproduction results",
         "\n".join(f"- {line}" for line in MEANINGS),
-        "Each claim links to the paper's wording, the criterion, all numbers and the command that re-runs it. If "
-        "several suites test a claim, the one closest to the paper's setting decides, whatever its answer. "
-        "*Runs* counts training runs unless the unit is given; square brackets are 90 % intervals. "
-        "`make reproduction` writes this page, [claims.json](claims.json) and the tables of the [README](README.md).",
+        "Each claim links to its details. If several suites test a claim, the one closest to the "
+        "paper's setting "
+        "decides, whatever its answer. *Runs* counts training runs unless the unit is given; "
+        "brackets are 90 % "
+        "intervals. `make reproduction` writes this page and [claims.json](claims.json).",
         _table(("Paper", *Word), counts),
-        f"In {first} of the {len(measured)} rows with measurements, the criterion was committed before every "
-        "measurement that decides (column *criterion first*). The commit times are in "
-        "[criteria.csv](analysis/reproduction/criteria.csv); a reworded criterion counts as new.",
+        f"In {first} of the {len(measured)} rows with measurements the criterion, in its present "
+        f"wording, is older "
+        "than every measurement (column *criterion first*; "
+        "[commits](analysis/reproduction/criteria.csv)).",
     ]
     for paper in papers:
         note = Path(__file__).with_name(f"{paper.name}.md").read_text(encoding="utf-8").strip()
@@ -81,9 +87,10 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     changes = ((", ".join(ids), *change) for change, ids in sorted(alike.items(), key=lambda each: each[1]))
     parts += [
         "## Criteria that changed after the scores were seen",
-        "The verdicts before and after are those of the same or of more records. Where no error in the old "
-        "criterion forced a change, the old criterion decides again.",
-        _table(("claim", "old criterion", "new criterion", "verdict before", "verdict after", "commit"), changes),
+        "Where no error in the old criterion forced a change, the old criterion decides again.",
+        _table(
+            ("claim", "old criterion", "new criterion", "verdict before", "verdict after", "commit"), changes
+        ),
         "## What is missing",
         _table(("paper", "missing", "made by"), missing),
         "The published training runs of ACP are listed in [trained models](docs/trained-models.md).",
@@ -97,16 +104,21 @@ def _change(change: Mapping[str, str]) -> tuple[str, ...]:
 
 def trained_models(models: Iterable[Mapping]) -> str:
     """docs/trained-models.md."""
-    return "\n\n".join(
-        (
-            "# Trained models",
-            "The published training runs of ACP: FoX (Pro) unless named otherwise. The losses are of held-out text in "
-            "nats, one number per seed. Which pairs of runs have two versions of the code is marked in "
-            "[text.19](claims/acp.md#text19). GPU-minutes of runs without a record of them are estimated from the "
-            "throughput in the training log.",
-            _models(models),
+    return (
+        "\n\n".join(
+            (
+                "# Trained models",
+                "The published training runs of ACP: FoX (Pro) unless named otherwise. The losses "
+                "are of held-out text in "
+                "nats, one number per seed. Which pairs of runs have two versions of the code is marked in "
+                "[text.19](claims/acp.md#text19). GPU-minutes of runs without a record of them are "
+                "estimated from the "
+                "throughput in the training log.",
+                _models(models),
+            )
         )
-    ) + "\n"
+        + "\n"
+    )
 
 
 def _models(models: Iterable[Mapping]) -> str:
@@ -174,9 +186,12 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
     """docs/claims/PAPER.md: an entry with an anchor for each claim."""
     parts = [
         f"# Claims of {paper.title}",
-        f"[The paper]({paper.url}) makes {summary(rows)}. [REPRODUCTION.md](../../REPRODUCTION.md) defines the "
-        "verdicts. Square brackets hold a 95 % interval (of losses 90 %) unless they say otherwise. Intervals are "
-        "without Holm's correction and verdicts with it, so an interval may exclude the bound where the verdict is "
+        f"[The paper]({paper.url}) makes {summary(rows)}. [REPRODUCTION.md](../../REPRODUCTION.md) "
+        f"defines the "
+        "verdicts. Square brackets hold a 95 % interval (of losses 90 %) unless they say otherwise. "
+        "Intervals are "
+        "without Holm's correction and verdicts with it, so an interval may exclude the bound where "
+        "the verdict is "
         "inconclusive. *Start of training* marks an undertrained model.",
     ]
     for row in rows:

@@ -146,10 +146,14 @@ def latency_falls(speed: pd.DataFrame) -> Verdict:
     table = _longest(speed)
     key = ["dataset", "gates", "budget"]
     wide = table.set_index(key)["batch_ms"].unstack("budget")
-    saved = (100 * (1 - wide[0.3] / wide[0.5])).dropna() if {0.3, 0.5} <= set(wide) else pd.Series(dtype=float)
+    saved = (
+        (100 * (1 - wide[0.3] / wide[0.5])).dropna() if {0.3, 0.5} <= set(wide) else pd.Series(dtype=float)
+    )
     if saved.empty:
         return Verdict.of(None, "no task is timed at both budgets")
-    words = "; ".join(f"{task}, {gates.replace('_', ' ')}: {x:.0f} % less" for (task, gates), x in saved.items())
+    words = "; ".join(
+        f"{task}, {gates.replace('_', ' ')}: {x:.0f} % less" for (task, gates), x in saved.items()
+    )
     return in_range(saved, *LATENCY_SAVED_PERCENT, words, n=len(saved))
 
 

@@ -178,7 +178,11 @@ CASES = [
     # The model of the paper's figure decides, and a miss only after a tenth of its tokens.
     (figure5.first_layers_local, heads(1, 1, 0.1, layers=[0, 1, 2]).assign(**LIKE), MEASURED),
     (figure5.first_layers_local, heads(1, 0.1, 1, layers=[0, 1, 2]).assign(**LIKE), UNTOLD),
-    (figure5.first_layers_local, heads(1, 0.1, 1, layers=[0, 1, 2]).assign(**LIKE | {"trained_tokens": 2e9}), NO),
+    (
+        figure5.first_layers_local,
+        heads(1, 0.1, 1, layers=[0, 1, 2]).assign(**LIKE | {"trained_tokens": 2e9}),
+        NO,
+    ),
     (figure5.first_layers_local, heads(1, 1, 1, layers=[0, 1, 2]), UNTOLD),
     (figure4.every_run_bimodal, both(heads(1, 1, 0), heads(1, 0, run="b")).assign(suite="s"), MEASURED),
     (figure4.every_run_bimodal, both(heads(1, 1, 0), heads(1, 1, run="b")).assign(suite="s"), NO),
@@ -217,8 +221,16 @@ CASES = [
     (figure_decode.cache_shrinks, OURS, MEASURED),
     (figure_decode.cache_shrinks, steps("triton", (1.0, 1.0)), NO),
     # The authors' attention decides.
-    (figure_decode.decoding_attention_sped_up, both(AUTHORS, steps("triton", (2.0, 2.0), scope="attention")), MEASURED),
-    (figure_decode.decoding_attention_sped_up, both(SLOWER, steps("triton", (0.9, 2.0), scope="attention")), NO),
+    (
+        figure_decode.decoding_attention_sped_up,
+        both(AUTHORS, steps("triton", (2.0, 2.0), scope="attention")),
+        MEASURED,
+    ),
+    (
+        figure_decode.decoding_attention_sped_up,
+        both(SLOWER, steps("triton", (0.9, 2.0), scope="attention")),
+        NO,
+    ),
     # Our model in CUDA graphs says nothing of the authors'.
     (figure_decode.decoding_not_faster, OURS, UNTOLD),
     (figure_decode.decoding_not_faster, both(OURS, steps("official", (1.0, 1.05))), MEASURED),

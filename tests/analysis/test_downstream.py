@@ -117,7 +117,9 @@ def test_tasks_match_where_pairs_rule_out_what_the_papers_own_differ_by():
     # Equal bits say nothing of what another pair would do.
     assert table1.tasks_match(pairs("winogrande", *[(700, 700)] * 3, (701, 700))).word == Word.INCONCLUSIVE
     # Not significantly apart, and far from the same.
-    assert table1.tasks_match(pairs("winogrande", (700, 730), (720, 690), (700, 701))).word == Word.INCONCLUSIVE
+    assert (
+        table1.tasks_match(pairs("winogrande", (700, 730), (720, 690), (700, 701))).word == Word.INCONCLUSIVE
+    )
     for apart in (-60, 60):  # better is not the same, either
         far = [(700 + apart, 700), (690 + apart, 691), (720 + apart, 720)]
         assert table1.tasks_match(pairs("winogrande", *far)).word == Word.CONTRADICTED

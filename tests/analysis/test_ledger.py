@@ -225,6 +225,11 @@ def test_git_gives_the_times_of_the_commits_and_knows_each_changed_criterion(row
 def test_claims_json_follows_its_schema_and_loads_without_torch(rows):
     schema = json.loads((ROOT / "docs/claims/claims.schema.json").read_text("utf-8"))
     jsonschema.validate(json.loads((ROOT / "claims.json").read_text("utf-8")), schema)
+    for row in json.loads((ROOT / "claims.json").read_text("utf-8"))["pretrained"]:
+        card = (ROOT / "pretrained" / row["folder"] / "README.md").read_text("utf-8")
+        assert (
+            f"value: {float(row['value'])}\n" in card.split("---")[1] and row["value"] in card.split("---")[2]
+        )
     code = "import sys; from acp_repro import claims; print(len(claims.load()), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == [str(len(rows)), "False"]

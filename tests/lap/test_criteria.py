@@ -95,10 +95,17 @@ def test_dynamics_compare_the_first_look_and_the_last(accuracy, kept, verdict):
 
 @pytest.mark.parametrize(
     ("left", "compression", "verdict"),
-    [((0.9, 0.8, 0.7), 3.0, MET), ((0.9, 0.9, 0.7), 3.0, MISSED), ((1.0, 1.0, 1.0), 3.0, MISSED), ((1.0,), None, UNTOLD)],
+    [
+        ((0.9, 0.8, 0.7), 3.0, MET),
+        ((0.9, 0.9, 0.7), 3.0, MISSED),
+        ((1.0, 1.0, 1.0), 3.0, MISSED),
+        ((1.0,), None, UNTOLD),
+    ],
 )
 def test_each_gate_leaves_fewer_tokens_than_the_one_before(left, compression, verdict):
-    rows = [{"step": 9, "series": "keep_ratio", "gate_index": i, "value": share} for i, share in enumerate(left)]
+    rows = [
+        {"step": 9, "series": "keep_ratio", "gate_index": i, "value": share} for i, share in enumerate(left)
+    ]
     records = pd.DataFrame(rows).assign(compression=compression)
     assert status(figure_dynamics.layers_compress, records) == verdict
 
@@ -228,5 +235,7 @@ def test_runs_that_do_not_train_as_published_tell_nothing_of_the_article(monkeyp
     kept = [("lap-paper", 0.5), ("lap-paper", 0.99), ("lap-h200", 0.5)]
     found = [check(good.assign(suite=suite, keep_ratio=share)) for suite, share in kept]
     assert [one.word for one in found] == [MET, MISSED, UNTOLD]
-    assert "0 of 1 gated runs drop tokens" in found[1].short and found[1].n == 1  # the ungated run is no trial
+    assert (
+        "0 of 1 gated runs drop tokens" in found[1].short and found[1].n == 1
+    )  # the ungated run is no trial
     assert check(scores({}).assign(suite="lap-paper")).word is UNTOLD
