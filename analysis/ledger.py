@@ -36,7 +36,6 @@ from .verdict import Verdict, Word
 
 PATH = Path("claims.json")
 SHORT = 60  # characters of an answer
-QUICK_SECONDS = 1800
 TEST_COST = "under a minute on two CPU cores"
 PRETRAINED = Path("pretrained/results.csv")
 HISTORY = Path(__file__).parent / "reproduction"  # what git knows of criteria, as data
@@ -58,8 +57,7 @@ class Row:
         criterion_before_run: whether the criterion's text is older than every record that decides, by the
             commit times of ``criteria.csv`` and ``commits.csv``; None without records.
         records: the files behind it.
-        commands: what measures it again; ``cost`` and ``devices`` say what that takes, ``quick`` whether it
-            is less than half an hour of one GPU.
+        commands: what measures it again; ``cost`` and ``devices`` say what that takes.
         missing: whether there is nothing to judge.
     """
 
@@ -86,7 +84,6 @@ class Row:
     commands: Sequence[str] = ()
     cost: str = "nothing measures it"
     devices: Sequence[str] = ()
-    quick: bool = False
     missing: bool = False
 
 
@@ -252,7 +249,7 @@ def _without_records(row: Row, claim: Claim) -> Row:
     row = _fill(row, replace(found, word=word))
     commands = [f"python -m pytest -q {claim.test}"] if claim.test else []
     cost = TEST_COST if claim.test else "nothing to measure"
-    return replace(row, commands=commands, cost=cost, quick=True)
+    return replace(row, commands=commands, cost=cost)
 
 
 def _together(items: Sequence[FigureSpec]) -> FigureSpec:
@@ -423,7 +420,6 @@ def _costs(each: Sequence[_Work]) -> dict[str, Any]:
         "commands": list(dict.fromkeys(command for one in each for command in one.commands)),
         "cost": f"{trains}, {duration(measuring)} of measuring",
         "devices": devices,
-        "quick": training + measuring < QUICK_SECONDS,
     }
 
 

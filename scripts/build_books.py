@@ -2,8 +2,8 @@
 
     python scripts/build_books.py    # clones four repositories into data/clones and writes data/books
 
-Needs git, network access and about 1.5 GB of disk. ``scripts/books.tsv.xz`` lists each book with its file and
-the SHA-256 of its text. Do not improve the rules that extract a text: they made the corpus of the results.
+Needs git and network access. ``books.tsv.xz`` lists each book's file and the SHA-256 of its text. Do not improve
+the rules that extract a text: they made the corpus of the results.
 """
 
 import argparse
@@ -88,8 +88,7 @@ def from_gutenberg(text: str) -> str:
     while CREDIT.match(text):
         text = text.partition("\n\n")[2].strip()
     text = unwrap(text + "\n")
-    end = LATE_END.search(text)
-    return text[: end.start()] if end else text
+    return LATE_END.split(text, maxsplit=1)[0]
 
 
 def from_tei(text: str) -> str:

@@ -131,30 +131,31 @@ def throughput_rises(speed: pd.DataFrame) -> Verdict:
 def budget_choice(speed: pd.DataFrame) -> Verdict:
     """What 30 % of the tokens add to the throughput of 50 %, as a ratio to the dense model's."""
     table = _longest(speed)
-    ratio = (table["dense_batch_ms"] / table["batch_ms"]).rename("ratio")
-    key = ["dataset", "gates", "budget"]
-    wide = pd.concat([table[key], ratio], axis=1).set_index(key)["ratio"].unstack("budget")
-    extra = (wide[0.3] - wide[0.5]).dropna() if {0.3, 0.5} <= set(wide) else pd.Series(dtype=float)
-    if extra.empty:
+    wide = _by_budget(table, table["dense_batch_ms"] / table["batch_ms"])
+    if wide.empty:
         return Verdict.of(None, "no task is timed at both budgets")
-    words = "; ".join(f"{task}, {gates.replace('_', ' ')}: {x:+.2f}x" for (task, gates), x in extra.items())
-    return in_range(extra, *EXTRA_THROUGHPUT, words, suffix="x", n=len(extra))
+    extra = wide[0.3] - wide[0.5]
+    return in_range(extra, *EXTRA_THROUGHPUT, _of_settings(extra, "{:+.2f}x"), suffix="x", n=len(extra))
 
 
 def latency_falls(speed: pd.DataFrame) -> Verdict:
     """What 30 % of the tokens save of the time of 50 %."""
     table = _longest(speed)
-    key = ["dataset", "gates", "budget"]
-    wide = table.set_index(key)["batch_ms"].unstack("budget")
-    saved = (
-        (100 * (1 - wide[0.3] / wide[0.5])).dropna() if {0.3, 0.5} <= set(wide) else pd.Series(dtype=float)
-    )
-    if saved.empty:
+    wide = _by_budget(table, table["batch_ms"])
+    if wide.empty:
         return Verdict.of(None, "no task is timed at both budgets")
-    words = "; ".join(
-        f"{task}, {gates.replace('_', ' ')}: {x:.0f} % less" for (task, gates), x in saved.items()
-    )
-    return in_range(saved, *LATENCY_SAVED_PERCENT, words, n=len(saved))
+    saved = 100 * (1 - wide[0.3] / wide[0.5])
+    return in_range(saved, *LATENCY_SAVED_PERCENT, _of_settings(saved, "{:.0f} % less"), n=len(saved))
+
+
+def _by_budget(table: pd.DataFrame, values: pd.Series) -> pd.DataFrame:
+    """Values by task and gate position, a column per budget; rows that have both."""
+    wide = table.assign(value=values).set_index(["dataset", "gates", "budget"])["value"].unstack("budget")
+    return wide.reindex(columns=[0.3, 0.5]).dropna()
+
+
+def _of_settings(values: pd.Series, form: str) -> str:
+    return "; ".join(f"{task}, {g.replace('_', ' ')}: {form.format(x)}" for (task, g), x in values.items())
 
 
 def ablations_slower(speed: pd.DataFrame) -> Verdict:
