@@ -170,7 +170,7 @@ def judge_claim(claim: Claim, item: FigureSpec, suite: Suite, records: Mapping[s
     try:
         verdict = claim.check(*(tables.get(name) for name in claim.metrics))
     except UnfitRecords as error:
-        return Finding(suite, Verdict(Word.INCONCLUSIVE, str(error)), True)
+        return Finding(suite, Verdict(Word.INCONCLUSIVE, str(error)), True, runs)
     measured = set(verdict.runs) or {run for table in tables.values() for run in table["run"].dropna()}
     found = [run for run in runs if run.name in measured]
     return Finding(suite, verdict, verdict.n == 0, found, tables, item)
@@ -216,15 +216,16 @@ def judge_row(
         return _without_records(row, claim)
     items = [paper.item(name) for name in claim.items] or [item]
     judged_on = [_together(items)] if claim.pooled else items[:1]
-    found = [
-        finding
+    every = [
+        judge_claim(claim, one, suite, records[suite.name])
         for suite in suites
         for one in judged_on
         if item or claim.pooled or one.name not in suite.file.skip_items
-        if not (finding := judge_claim(claim, one, suite, records[suite.name])).missing
     ]
+    found = [finding for finding in every if not finding.missing]
     if not found:
-        return _unmeasured(row, claim, items[0], suites)
+        unfit = next((finding for finding in every if finding.runs and not item), None)
+        return _unmeasured(row, claim, items[0], suites, unfit)
     if claim.pooled:
         return _pooled(row, claim, found)
     first, *_ = found = sorted(found, key=_nearness, reverse=True)
@@ -261,7 +262,11 @@ def _together(items: Sequence[FigureSpec]) -> FigureSpec:
     )
 
 
-def _unmeasured(row: Row, claim: Claim, item: FigureSpec, suites: Sequence[Suite]) -> Row:
+def _unmeasured(
+    row: Row, claim: Claim, item: FigureSpec, suites: Sequence[Suite], unfit: Finding | None
+) -> Row:
+    if unfit:
+        return replace(_fill(row, replace(unfit.verdict, short="not measured")), missing=True)
     able = next((suite for suite in suites if item.runs(suite)), None)
     lacks = " or ".join(f"`{name}`" for name in claim.metrics)
     if able is None or not set(claim.metrics) <= set(item.metrics):

@@ -2,8 +2,8 @@
 
     python scripts/build_books.py    # clones four repositories into data/clones and writes data/books
 
-Needs git and network access. ``books.tsv.xz`` lists each book's file and the SHA-256 of its text. Do not improve
-the rules that extract a text: they made the corpus of the results.
+Needs git and network access. ``books.tsv.xz`` lists each book's file and the SHA-256 of its text. Do not
+improve the rules that extract a text: they made the corpus of the results.
 """
 
 import argparse

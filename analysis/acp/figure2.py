@@ -96,27 +96,27 @@ Its hardware is another, so compare percentages only."""
 # --- what the paper says of them; rows past the start of training decide, see naming.settled -------------
 
 
-def pruned_at_longest(pruned_ratio: pd.DataFrame, training_log: pd.DataFrame | None = None) -> Verdict:
-    """Met if every size prunes :data:`PRUNED_PERCENT` at its longest context; beyond if some prune more.
-    With the paper's recipe a ratio out of the range is inconclusive while it still falls, and else
-    contradicted."""
+def pruned_at_longest(pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if every size prunes :data:`PRUNED_PERCENT` at its longest context; beyond if some prune more."""
     table = by_length.in_order(statistics.pruned_percent(pruned_ratio))
     settled = naming.settled(table.groupby("size", sort=False).tail(1))["percent"]
-    found = in_range(settled, *PRUNED_PERCENT, by_length.listed(table), paper="about 70", n=len(settled))
-    if (
-        found.word is Word.REPRODUCED
-        or training_log is None
-        or not naming.records_have_paper_recipe(pruned_ratio)
-    ):
-        return found
-    falls = {
-        run: _points_per_doubling(log)
-        for run, log in training_log.groupby("run")
-        if log["layer"].notna().any()
-    }
+    return in_range(settled, *PRUNED_PERCENT, by_length.listed(table), paper="about 70", n=len(settled))
+
+
+def pruned_with_recipe(pruned_ratio: pd.DataFrame, training_log: pd.DataFrame) -> Verdict:
+    """Met if runs with the paper's recipe prune :data:`PRUNED_PERCENT` at 4k and at 16k; otherwise
+    inconclusive while a ratio still falls, and contradicted where it is flat."""
+    several = pruned_ratio["context_length_tokens"].nunique() > 1
+    both = several and naming.records_have_paper_recipe(pruned_ratio)
+    what = "published runs at two lengths with the paper's recipe"
+    table = statistics.pruned_percent(some(pruned_ratio if both else None, what))
+    found = in_range(table["percent"], *PRUNED_PERCENT, by_length.listed(table, digits=1), paper="about 70")
+    logs = training_log[training_log["layer"].notna()].groupby("run")
+    falls = {run: _points_per_doubling(log) for run, log in logs}
     words = "; ".join(f"{run}: {points:+.1f} points per doubling of tokens" for run, points in falls.items())
-    word = Word.INCONCLUSIVE if min(falls.values()) < FALLING_POINTS else Word.CONTRADICTED
-    return replace(found, word=word, ours=f"{found.ours}; {words}")
+    missed = Word.INCONCLUSIVE if min(falls.values()) < FALLING_POINTS else Word.CONTRADICTED
+    word = found.word if found.word is Word.REPRODUCED else missed
+    return replace(found, word=word, ours=f"{found.ours}; {words}", n=len(table))
 
 
 def _points_per_doubling(training_log: pd.DataFrame) -> float:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from .. import drawing, style
-from ..tables import some
+from .. import drawing, style, tables
 from ..verdict import Verdict, Word
 from . import by_length, naming, training_logs
 
@@ -91,7 +90,7 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
         percent = 100 * (speed / speed.iloc[-1] - 1)
         ends = {"percent": percent.iloc[0], "furthest": percent.iloc[TENTHS // 2 :].abs().max()}
         rows += [run.iloc[0].to_dict() | ends] * (len(run) >= 2 * TENTHS)
-    table = by_length.in_order(some(pd.DataFrame(rows), "throughput while a model trains"))
+    table = by_length.in_order(tables.some(pd.DataFrame(rows), "throughput while a model trains"))
     faster, furthest = table["percent"], table["furthest"]
     within = f"within {furthest.max():.1f} %"
     ours = f"faster in the first tenth than in the last: {by_length.listed(table, digits=1)}; "

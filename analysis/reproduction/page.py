@@ -87,7 +87,8 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     changes = ((", ".join(ids), *change) for change, ids in sorted(alike.items(), key=lambda each: each[1]))
     parts += [
         "## Criteria that changed after the scores were seen",
-        "Where no error in the old criterion forced a change, the old criterion decides again.",
+        "Where no error in the old criterion forced a change, the old criterion decides again. Earlier "
+        "verdicts are given in the present terms, without their scale.",
         _table(
             ("claim", "old criterion", "new criterion", "verdict before", "verdict after", "commit"), changes
         ),

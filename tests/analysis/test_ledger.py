@@ -224,9 +224,8 @@ def test_claims_json_follows_its_schema_and_loads_without_torch(rows):
     jsonschema.validate(json.loads((ROOT / "claims.json").read_text("utf-8")), schema)
     for row in json.loads((ROOT / "claims.json").read_text("utf-8"))["pretrained"]:
         card = (ROOT / "pretrained" / row["folder"] / "README.md").read_text("utf-8")
-        assert (
-            f"value: {float(row['value'])}\n" in card.split("---")[1] and row["value"] in card.split("---")[2]
-        )
+        _, front, text = card.split("---\n", 2)
+        assert f"value: {float(row['value'])}\n" in front and row["value"] in text
     code = "import sys; from acp_repro import claims; print(len(claims.load()), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == [str(len(rows)), "False"]
