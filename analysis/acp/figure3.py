@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pandas as pd
 
 from acp_repro.common.statistics import equivalence, over_draws
@@ -120,38 +118,36 @@ def losses_match(
 ) -> Verdict:
     """Met if the diverging pairs rule out a mean difference of :data:`LOSS_WITHIN_NATS`; missed if they show
     one that is larger. Bitwise identical pairs are counted, and not part of the interval."""
-    pairs = _pairs(loss, step_losses, first_divergence)
-    if why := pairs.why or paired.too_few(pairs.counted):
-        return Verdict(Word.INCONCLUSIVE, f"{why}. {pairs.words}", why, **pairs.more)
-    apart = pairs.counted[pairs.counted != 0]
-    estimate = over_draws(apart)
-    found = equivalence(estimate, LOSS_WITHIN_NATS)
-    short = f"{len(apart)} diverging pairs: {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
-    words = f"{short} nats (90 %), margin {LOSS_WITHIN_NATS:g}; {pairs.words}"
-    return Verdict.of(found.shown, words, short, **pairs.more | {"n": len(apart)})
+    return _equivalent(*_pairs(loss, step_losses, first_divergence))
 
 
 def pairs_identical(
     loss: pd.DataFrame, step_losses: pd.DataFrame | None = None, first_divergence: pd.DataFrame | None = None
 ) -> Verdict:
     """Met if as many pairs as a test takes end at the bitwise identical loss."""
-    pairs = _pairs(loss, step_losses, first_divergence)
-    same = int((pairs.counted == 0).sum())
+    return _identical(*_pairs(loss, step_losses, first_divergence))
+
+
+def _equivalent(apart: pd.Series, words: str, more: dict) -> Verdict:
+    """The verdict of two one-sided tests over the pairs that diverge, of ACP − exact in nats."""
+    if why := paired.too_few(apart):
+        return Verdict(Word.INCONCLUSIVE, f"{why}. {words}", why, **more)
+    diverging = apart[apart != 0]
+    found = equivalence(estimate := over_draws(diverging), LOSS_WITHIN_NATS)
+    short = f"{len(diverging)} diverging pairs: {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+    ours = f"{short} nats (90 %), margin {LOSS_WITHIN_NATS:g}; {words}"
+    return Verdict.of(found.shown, ours, short, **more | {"n": len(diverging)})
+
+
+def _identical(apart: pd.Series, words: str, more: dict) -> Verdict:
+    same = int((apart == 0).sum())
     met = True if same >= paired.LEAST_PAIRS else None
-    short = pairs.why or f"{same} of {len(pairs.counted)} pairs are bitwise identical"
-    return Verdict.of(met, pairs.words, short, **pairs.more)
-
-
-class _Pairs(NamedTuple):
-    counted: pd.Series  # ACP − exact in nats, of pairs of one version of the code
-    words: str
-    why: str  # there is no pair
-    more: dict  # of the verdict
+    return Verdict.of(met, words, f"{same} of {len(apart)} pairs are bitwise identical", **more)
 
 
 def _pairs(
     loss: pd.DataFrame, step_losses: pd.DataFrame | None, first_divergence: pd.DataFrame | None
-) -> _Pairs:
+) -> tuple[pd.Series, str, dict]:
     """The differences of held-out loss of pairs of all suites, sizes and lengths, and all of them in
     words."""
     method = loss["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
@@ -162,7 +158,7 @@ def _pairs(
     acp, exact = acp.align(exact, join="inner")
     difference = acp - exact
     if difference.empty:
-        return _Pairs(difference, paired.NO_PAIR, paired.NO_PAIR, {})
+        return difference, paired.NO_PAIR, {}
     unlike = {pair: words for pair, words in versions.unlike(loss, keys).items() if pair in difference.index}
     several = loss["suite"].nunique() > 1
     each = "; ".join(
@@ -189,7 +185,7 @@ def _pairs(
         "values": dict(zip(labels, counted, strict=True)),
         "axis": f"ACP − exact, nats (margin ±{LOSS_WITHIN_NATS:g})",
     }
-    return _Pairs(counted, "; ".join(filter(None, parts)) + note, "", more)
+    return counted, "; ".join(filter(None, parts)) + note, more
 
 
 def positions_match(loss_curve: pd.DataFrame) -> Verdict:
@@ -295,28 +291,16 @@ def same_steps(step_losses: pd.DataFrame, first_divergence: pd.DataFrame | None 
 
 def perturbed_identical(loss: pd.DataFrame) -> Verdict:
     """Met if as many perturbed pairs as a test takes end at the bitwise identical loss."""
-    apart, more, words = _perturbed(loss)
-    same = int((apart == 0).sum())
-    short = f"{same} of {len(apart)} pairs are bitwise identical"
-    met = True if same >= paired.LEAST_PAIRS else None
-    return Verdict.of(met, f"{short}; {words}", short, n=len(apart), unit="pair", **more)
+    return _identical(*_perturbed(loss))
 
 
 def ensembles_match(loss: pd.DataFrame) -> Verdict:
     """Met if paired t tests rule out :data:`LOSS_WITHIN_NATS` between the perturbed pairs that diverge."""
-    apart, more, words = _perturbed(loss)
-    if why := paired.too_few(apart):
-        return Verdict(Word.INCONCLUSIVE, f"{why}; {words}", why, n=len(apart), unit="pair", **more)
-    diverging = apart[apart != 0]
-    found = equivalence(estimate := over_draws(diverging), LOSS_WITHIN_NATS)
-    short = f"{len(diverging)} diverging pairs: {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
-    return Verdict.of(
-        found.shown, f"{short} nats (90 %); {words}", short, n=len(diverging), unit="pair", **more
-    )
+    return _equivalent(*_perturbed(loss))
 
 
-def _perturbed(loss: pd.DataFrame) -> tuple[pd.Series, dict, str]:
-    """ACP − exact in nats of the pairs with one perturbed parameter, their runs, and the numbers in words."""
+def _perturbed(loss: pd.DataFrame) -> tuple[pd.Series, str, dict]:
+    """As :func:`_pairs`, of the pairs whose runs begin with the same perturbed parameter."""
     loss = loss[loss["run"].str.contains("-nudged")]
     loss = loss.set_index(loss["run"].str.replace("-acp|-exact", "", regex=True))
     sides = (loss[loss["log_pruning_tolerance"].isna() == exact]["loss_nats"] for exact in (False, True))
@@ -325,4 +309,4 @@ def _perturbed(loss: pd.DataFrame) -> tuple[pd.Series, dict, str]:
     spread = loss.groupby(level=0)["loss_nats"].mean().std()
     each = ", ".join(f"{gap:+.4f}" for gap in apart)
     words = f"ACP − exact in nats: {each}; SD over perturbations {spread:.4f}"
-    return apart, {"runs": list(loss["run"])}, words
+    return apart, words, {"n": len(apart), "unit": "pair", "runs": list(loss["run"])}

@@ -160,7 +160,8 @@ def _assumed(decode_time: pd.DataFrame, scope: str) -> str:
 
 
 def _saved(row) -> str:
-    return f"{100 * (1 - row.acp / row.exact):.0f} % less"
+    percent = 100 * (1 - row.acp / row.exact)
+    return f"{abs(percent):.0f} % {'less' if percent >= 0 else 'more'}"
 
 
 def _gain(row) -> str:
