@@ -66,7 +66,7 @@ def main() -> None:
         for id, claim, _ in ledger.numbered(find_paper(name)):
             commit = known.get(id) or commits.get(plain(raw.get(claim.claim, "")))
             if claim.metrics and commit:
-                rows[id] = commit
+                rows[id] = git("rev-parse", "--short=12", commit).strip()
     measured = set()
     for record in Path("results").glob("*/*/*.csv*"):
         with (gzip.open if record.suffix == ".gz" else open)(record, "rt", encoding="utf-8") as lines:
