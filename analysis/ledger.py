@@ -420,12 +420,15 @@ def _costs(each: Sequence[_Work]) -> dict[str, Any]:
     training, measuring = sum(one.training for one in each), sum(one.measuring for one in each)
     devices = sorted({device for one in each for device in one.devices})
     gpus = " and ".join(f"an {name.removeprefix('NVIDIA ').partition(' ')[0]}" for name in devices)
-    trains = f"{duration(training)} of training on {gpus or 'one machine'}" if training else "no training"
-    return {
-        "commands": list(dict.fromkeys(command for one in each for command in one.commands)),
-        "cost": f"{trains}, {duration(measuring)} of measuring",
-        "devices": devices,
-    }
+    commands = list(dict.fromkeys(command for one in each for command in one.commands))
+    trains = (
+        "training of a time not recorded"
+        if any("train --suite" in one for one in commands)
+        else "no training"
+    )
+    trains = f"{duration(training)} of training on {gpus or 'one machine'}" if training else trains
+    measures = f"{duration(measuring)} of measuring" if measuring else "measuring of a time not recorded"
+    return {"commands": commands, "cost": f"{trains}, {measures}", "devices": devices}
 
 
 def _work(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[Run]) -> _Work:
