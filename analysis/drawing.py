@@ -111,8 +111,11 @@ def save(figure: Figure, path: Path, caption: str, formats: Sequence[str] = ("pd
     return path
 
 
-def forest(values: Mapping[str, float | Sequence[float]], axis: str) -> Figure:
-    """A line for each value, and for its interval where it is (mean, low, high)."""
+def forest(
+    values: Mapping[str, float | Sequence[float]], axis: str, paper_range: Sequence[float] = ()
+) -> Figure:
+    """A line for each value, and for its interval where it is (mean, low, high); the paper's range is a
+    band."""
     style.use_style()
     figure, ax = panels(height=0.5 + 0.16 * len(values), width=5.0)
     for row, value in enumerate(values.values()):
@@ -121,8 +124,10 @@ def forest(values: Mapping[str, float | Sequence[float]], axis: str) -> Figure:
         ax.plot([mean], [row], "o", ms=3, color=style.SIZES[0])
     ax.set(yticks=range(len(values)), yticklabels=values, xlabel=axis)
     ax.invert_yaxis()
-    if ax.get_xlim()[0] < 0 < ax.get_xlim()[1]:
-        ax.axvline(0, color=style.PAPER, lw=0.8)
+    ax.axvline(0, color="0.2", lw=0.8)
+    if len(paper_range):
+        ax.axvspan(*paper_range, color=style.PAPER, alpha=0.35, lw=0, zorder=0, label="the paper's range")
+        ax.legend(loc="lower right")
     return figure
 
 

@@ -26,7 +26,7 @@ WORDS = {
     "local": f"local (≥ {100 * LOCAL:g} % of limit)",
 }
 LIMIT_LINE = {"color": "0.2", "lw": 0.8, "ls": (0, (3, 2))}
-TOO_COARSE = Verdict(Word.UNTOLD, "the grid has too few blocks for any head to be local")
+TOO_COARSE = Verdict(Word.INCONCLUSIVE, "the grid has too few blocks for any head to be local")
 
 
 def savings_bins(records: pd.DataFrame) -> np.ndarray:
@@ -115,7 +115,17 @@ def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     found = head_kinds(pruned_ratio)
     local, rest, everywhere = (int((found == k).sum()) for k in ("local", "between", "global"))
     met = local > 0 and everywhere > 0 and local + everywhere > rest
-    return Verdict.of(met, f"{local} local, {everywhere} global, {rest} between")
+    return Verdict.of(met, f"{local} local, {everywhere} global, {rest} intermediate")
+
+
+def every_run_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if :func:`heads_bimodal` is in every run whose grid has blocks enough."""
+    groups = pruned_ratio.groupby(["suite", "run"], sort=False)
+    found = {"/".join(run): heads_bimodal(heads) for run, heads in groups if grid_limit(heads)[0] > 0}
+    met = [run for run, one in found.items() if one.word is Word.REPRODUCED]
+    short = f"in {len(met)} of {len(found)} training runs"
+    missed = "; ".join(f"{run}: {one.ours}" for run, one in found.items() if run not in met)
+    return Verdict.of(len(met) == len(found), "; ".join(filter(None, (short, missed))), short, n=len(found))
 
 
 def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:

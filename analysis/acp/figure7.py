@@ -86,7 +86,7 @@ def savings_fall_with_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Met if no smaller epsilon prunes more, and the smallest prunes less than the largest."""
     table = _swept(epsilon_sweep).sort_values("swept_log_pruning_tolerance", ascending=False)
     if len(table) < 2:
-        return Verdict(Word.UNTOLD, "only one epsilon")
+        return Verdict(Word.INCONCLUSIVE, "only one epsilon")
     percent = 100 * table["block_pruned_ratio"]
     each = ", ".join(
         f"{p:.1f} % at {sweeps.e_to(e)}"
@@ -102,7 +102,7 @@ def default_nearly_optimal(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Met if e^-1 prunes less than :data:`sweeps.MARGINAL_POINTS` percentage points more than e^-10."""
     table = _swept(epsilon_sweep).set_index("swept_log_pruning_tolerance")["block_pruned_ratio"]
     if not {-1.0, -10.0} <= set(table.index):
-        return Verdict(Word.UNTOLD, "the sweep lacks e^-1 or e^-10")
+        return Verdict(Word.INCONCLUSIVE, "the sweep lacks e^-1 or e^-10")
     more = 100 * (table[-1.0] - table[-10.0])
     return Verdict.of(bool(more < sweeps.MARGINAL_POINTS), f"$e^{{-1}}$ prunes {more:.1f} points more")
 
@@ -111,7 +111,7 @@ def loss_unmoved(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Met if the loss at e^-10 is within :data:`SAME_LOSS_NATS` of that at the smallest epsilon."""
     table = _swept(epsilon_sweep).set_index("swept_log_pruning_tolerance")["loss_nats"].sort_index()
     if -10.0 not in table.index or table.index[0] >= -10.0:
-        return Verdict(Word.UNTOLD, "the sweep lacks e^-10 or a smaller epsilon")
+        return Verdict(Word.INCONCLUSIVE, "the sweep lacks e^-10 or a smaller epsilon")
     gap, least = abs(table[-10.0] - table.iloc[0]), sweeps.e_to(table.index[0])
     return Verdict.of(bool(gap < SAME_LOSS_NATS), f"{gap:.6f} nats from the loss at {least}")
 
@@ -121,7 +121,7 @@ def swept_mass_below_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
     table = _swept(epsilon_sweep)
     epsilon, mass = table["swept_log_pruning_tolerance"], table["largest_pruned_mass"]
     each = {e: f"{m:.1e} at {sweeps.e_to(e)}" for e, m in zip(epsilon, mass, strict=True)}
-    if (found := sweeps.mass_below(mass, epsilon)).word is Word.UNTOLD:
+    if (found := sweeps.mass_below(mass, epsilon)).word is Word.INCONCLUSIVE:
         return found
     paper = ", ".join(words for e, words in each.items() if e in (-1.0, -10.0))
     return replace(found, ours=f"a query loses at most {', '.join(each.values())}", short=f"at most {paper}")

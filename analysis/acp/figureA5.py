@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from .. import drawing, style
-from ..tables import UnfitRecords
-from ..verdict import Verdict
+from .. import drawing, style, tables
+from ..verdict import Verdict, Word
 from . import by_length, naming, training_logs
 
 SETTLED_PERCENT = 5.0  # a change of training's speed that counts as none
@@ -81,8 +80,9 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
 
 
 def throughput_settles(training_log: pd.DataFrame) -> Verdict:
-    """Met if every training with ACP slows down at first, by more than its second half varies, and keeps its
-    speed there. Undecided where logs hold too few speeds."""
+    """Met if every run with ACP slows down by :data:`SETTLED_PERCENT` at first and keeps its speed in its
+    second half; of different magnitude if one slows down by less, yet by more than it varies there.
+    Undecided where logs hold too few speeds."""
     rows, points = [], training_log[training_log["layer"].notna()].dropna(subset="throughput_tokens_per_s")
     for _, run in points.drop_duplicates(["run", "tokens"]).groupby("run", sort=False):
         tenth = (TENTHS * run["tokens"] / (run["tokens"].max() + 1)).astype(int)
@@ -90,13 +90,12 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
         percent = 100 * (speed / speed.iloc[-1] - 1)
         ends = {"percent": percent.iloc[0], "furthest": percent.iloc[TENTHS // 2 :].abs().max()}
         rows += [run.iloc[0].to_dict() | ends] * (len(run) >= 2 * TENTHS)
-    if not rows:
-        raise UnfitRecords("no record holds throughput while a model trains")
-    table = by_length.in_order(pd.DataFrame(rows))
+    table = by_length.in_order(tables.some(pd.DataFrame(rows), "throughput while a model trains"))
     faster, furthest = table["percent"], table["furthest"]
     within = f"within {furthest.max():.1f} %"
     ours = f"faster in the first tenth than in the last: {by_length.listed(table, digits=1)}; "
     ours += f"from the half on {within} of the last"
     settles = (furthest <= SETTLED_PERCENT).all() and (faster > furthest).all()
     short = f"{style.span(faster, '.1f')} % faster at first, then {within}"
-    return Verdict.of(bool(settles), ours, short, n=len(table))
+    word = Word.REPRODUCED if (faster > SETTLED_PERCENT).all() else Word.MAGNITUDE
+    return Verdict(word if settles else Word.CONTRADICTED, ours, short, n=len(table))

@@ -28,7 +28,7 @@ def fox_is_on_par(loss: pd.DataFrame, loss_curve: pd.DataFrame) -> Verdict:
     more = {"n": len(apart), "unit": "pair"}
     if len(apart) < paired.LEAST_PAIRS:
         short = f"{len(apart)} of {paired.LEAST_PAIRS} pairs are there"
-        return Verdict(Word.UNTOLD, f"{short}. {seeds}", short, **more)
+        return Verdict(Word.INCONCLUSIVE, f"{short}. {seeds}", short, **more)
     mean, low, high = over_draws(apart).interval(2 * LEVEL)
     met = True if high < ON_PAR_NATS else False if low > ON_PAR_NATS else None
     curve = twins(loss_curve, "position")

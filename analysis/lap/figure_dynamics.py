@@ -71,4 +71,11 @@ def judge(dynamics: pd.DataFrame) -> Verdict:
     return Verdict.of(learns and ends[1] < kept.iloc[0], ours)
 
 
-drops_and_learns = naming.of_the_article(judge)
+def layers_compress(dynamics: pd.DataFrame) -> Verdict:
+    """Met if over the last tenth of training each gate leaves fewer tokens than the gate before it."""
+    late = dynamics[(dynamics["series"] == "keep_ratio") & (dynamics["step"] >= 0.9 * dynamics["step"].max())]
+    kept = late.groupby("gate_index")["value"].mean()
+    if kept.empty or dynamics["compression"].isna().all():
+        return Verdict.of(None, "the run has no gates")
+    ours = f"{', '.join(f'{share:.0%}' for share in kept)} left after each gate"
+    return Verdict.of(bool((kept.diff().iloc[1:] < 0).all()), ours)

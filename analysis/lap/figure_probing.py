@@ -74,7 +74,7 @@ def probe_close(probe: pd.DataFrame) -> Verdict:
     close = kept >= whole - CLOSE
     if whole - CLOSE <= chance:  # then what has learnt nothing is close as well
         ours += f"; all tokens lead the larger class by no more than {CLOSE}, so being close shows nothing"
-        return Verdict(Word.UNTOLD, ours, "all tokens lead the larger class by too little")
+        return Verdict(Word.INCONCLUSIVE, ours, "all tokens lead the larger class by too little")
     if not learnt & set(WHOLE) or (close and "kept_votes" not in learnt):
-        return Verdict(Word.UNTOLD, ours, "a classifier has not learnt")
+        return Verdict(Word.INCONCLUSIVE, ours, "a classifier has not learnt")
     return Verdict.of(close, ours, f"kept {kept:.3f}, all tokens {whole:.3f}")

@@ -131,7 +131,7 @@ def encoder_memory(removal_time: pd.DataFrame) -> Verdict:
     if found.word is not Word.CONTRADICTED:
         return found
     short = "the peak lies before the gates that remove"
-    return replace(found, word=Word.UNTOLD, ours=f"{short}: {found.ours}", short=short)
+    return replace(found, word=Word.INCONCLUSIVE, ours=f"{short}: {found.ours}", short=short)
 
 
 def decoder_time(removal_time: pd.DataFrame) -> Verdict:
@@ -143,13 +143,13 @@ def decoder_memory(removal_time: pd.DataFrame) -> Verdict:
 
 
 def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
-    """Met if removal needs less at every share kept below all. Up to a half alone, it cannot be told."""
+    """Met if removal needs less at every share kept below all. Up to a half alone is inconclusive."""
     worst = pd.concat({column: _worst(removal_time, column) for column in columns})
     few = worst.index.get_level_values("percent") <= 100 * FASTER_BELOW
     if not few.any():
-        return Verdict(Word.UNTOLD, "no kept share was that small")
+        return Verdict(Word.INCONCLUSIVE, "no kept share was that small")
     if not told(removal_time, columns):
-        return Verdict(Word.UNTOLD, "time hardly grows with the tokens")
+        return Verdict(Word.INCONCLUSIVE, "time hardly grows with the tokens")
     less = (worst["relative"] < 1) & (worst["of_all"] <= LESS)
     ours = "; ".join(
         f"{PANELS[column]} at {percent:.0f} % kept at most {row.relative:.2f} of that with masks, "

@@ -78,7 +78,7 @@ def own_slice(attribution: pd.DataFrame) -> Verdict:
     """Met if vectors, EOS apart, have half of their attribution on a short run of the text."""
     table, few = _long(attribution)
     if few or table["is_eos"].all():
-        return Verdict(Word.UNTOLD, few or "no vector but EOS has positive attribution")
+        return Verdict(Word.INCONCLUSIVE, few or "no vector but EOS has positive attribution")
     table = table[~table["is_eos"].astype(bool)]
     width, chance = (
         slices.over_texts(vectors, vectors["width"])
@@ -96,7 +96,7 @@ def eos_is_global(attribution: pd.DataFrame) -> Verdict:
     """Met if EOS has a fair part of its attribution on every third of the text."""
     table, few = _long(attribution)
     if few or not table["is_eos"].any():
-        return Verdict(Word.UNTOLD, few or "EOS has no positive attribution")
+        return Verdict(Word.INCONCLUSIVE, few or "EOS has no positive attribution")
     eos = table[table["is_eos"]]
     thirds = [slices.of_third(eos, third) for third in range(slices.THIRDS)]
     ours = "first, second and last third: " + ", ".join(map(_words, thirds))
