@@ -25,7 +25,7 @@ MARKERS = {
 }
 # The README's summary: a property, the claim that has its result, and the models.
 QUESTIONS = (
-    ("Safety: attention weight that a query loses", "acp.figureA1.1", "760M at 4k, every head"),
+    ("Safety: attention weight that a query loses", "acp.figureA1.1", "125M at 4k, every head"),
     ("Bitwise identical pairs of training runs", "acp.text.19", "125M to 760M, 4k to 16k"),
     ("Loss of diverging pairs, ACP − exact (nats, 90 % CI)", "acp.text.39", "125M to 760M, 4k to 16k"),
     ("Training at ε = e^-20", "acp.text.36", "125M at 4k, undertrained"),
@@ -264,27 +264,24 @@ def readme(text: str, rows: Mapping[str, Row]) -> str:
 
 
 def _savings(rows: Mapping[str, Row]) -> str:
-    """Pruned ratio, attention time and training throughput of 125M at each context."""
+    """Pruned ratio, attention time and training throughput of 125M at each context of the deciding suite."""
     lines = (
         ("attention blocks pruned", "acp.figure2.2", "about 70 %"),
         ("attention time saved", "acp.figure2.3", "50 to 70 %"),
-        ("training throughput gain", "acp.figure2.4", "10 to 40 %"),
+        ("training throughput gain, gradient checkpointing", "acp.figure2.4", "10 to 40 %"),
     )
-    contexts = ("4k", "8k", "16k")
-    found = {
-        (id, length): next(
-            (name.removeprefix(f"125M at {length}"), value)
-            for name, value in rows[id].values.items()
-            if name.partition(" (")[0] == f"125M at {length}"
-        )
-        for _, id, _ in lines
-        for length in contexts
-    }
-    body = (
-        (name, *(f"{found[id, length][1]:.0f} %" for length in contexts), paper) for name, id, paper in lines
-    )
-    titles = (f"{length}{found['acp.figure2.3', length][0]}" for length in contexts)
-    return _table(("FoX (Pro) 125M", *titles, "paper, 4 L40S"), body)
+    contexts = [
+        name.rpartition(" at ")[2] for name in rows["acp.figure2.2"].values if name.startswith("125M")
+    ]
+    body = []
+    for name, id, paper in lines:
+        found = {
+            label.partition(" (")[0].rpartition(" at ")[2]: value
+            for label, value in rows[id].values.items()
+            if label.startswith("125M")
+        }
+        body.append((name, *(f"{found[length]:.0f} %" for length in contexts), paper))
+    return _table(("FoX (Pro) 125M, paper's recipe", *contexts, "paper, 125M to 760M"), body)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
