@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh  # noqa: F401
     from matplotlib.figure import Figure
 
+LETTERS = "abcdefgh"  # of panels
+
 
 @dataclass(frozen=True)
 class Found:
@@ -99,6 +101,7 @@ def save(figure: Figure, path: Path, caption: str, formats: Sequence[str] = ("pd
     # The PNG comes last: Make takes it as the sign that all three are there.
     if caption:
         files.write_text(path.with_suffix(".md"), caption.strip() + "\n")
+    _letter_panels(figure)
     _wrap_titles(figure)
     for suffix in formats:
         undated = {"CreationDate": None} if suffix == "pdf" else None  # the same bytes if drawn again
@@ -131,6 +134,14 @@ def forest(
     return figure
 
 
+def _letter_panels(figure: Figure) -> None:
+    """Puts (a), (b), (c) before the titles, if several panels have one."""
+    titled = [ax for ax in figure.axes if ax.get_title(loc="left")]
+    if len(titled) > 1 and len(titled) <= len(LETTERS):
+        for ax, letter in zip(titled, LETTERS, strict=False):
+            ax.set_title(f"({letter}) {ax.get_title(loc='left')}")
+
+
 def _wrap_titles(figure: Figure) -> None:
     """Breaks each panel's title where the panel ends."""
     figure.draw_without_rendering()  # places the panels, so that they have a width
@@ -140,13 +151,15 @@ def _wrap_titles(figure: Figure) -> None:
         ax.set_title(textwrap.fill(words, max(20, int(letters))))
 
 
-def panels(columns: int = 1, height: float = 2.4, width: float | None = None, **options: Any) -> tuple:
+def panels(
+    columns: int = 1, height: float = 2.4, width: float | None = None, rows: int = 1, **options: Any
+) -> tuple:
     """A figure and its panels side by side, with a light grid: one as wide as a column, or several over the
     page."""
     from matplotlib import pyplot as plt
 
     width = width or (style.PAGE_INCHES if columns > 1 else style.COLUMN_INCHES)
-    figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained", **options)
+    figure, axes = plt.subplots(rows, columns, figsize=(width, height), layout="constrained", **options)
     for ax in figure.axes:
         ax.grid(visible=True)
     return figure, axes

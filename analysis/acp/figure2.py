@@ -35,36 +35,41 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> drawing.
         statistics.time_reduction(records["attention_time"]), records["attention_time"]
     )
     speed = statistics.on_devices(statistics.throughput_gain(records["throughput"]), records["throughput"])
-    devices = sorted({*time["device"], *speed["device"]})
-    marks = dict(zip(devices, bars.MARKS, strict=False))
     panels = (
-        (pruned, "pruned_ratio", "ACP prunes {} of the attention's blocks", "blocks pruned"),
-        (time, "attention_time_reduction", "Attention takes {} less time", "attention time saved"),
-        (speed, "throughput_gain", "Training processes {} more tokens a second", "throughput gained"),
+        (pruned, "pruned_ratio", "Pruned blocks", "pruned ratio"),
+        (in_bars(time, "{:,.0f}", "ms"), "attention_time_reduction", "Attention time", "time saved"),
+        (in_bars(speed, "{:,.0f}k", "tok/s", 1e3), "throughput_gain", "Training throughput", "gain"),
     )
     figure, axes = drawing.panels(3, 3.1)
     for ax, (table, metric, title, axis) in zip(axes, panels, strict=True):
         bars.of_paper(ax, *naming.PUBLISHED.range(item, metric))
-        bars.grouped(ax, table, marks)
-        ax.set(title=title.format(_settled(table)), ylabel=f"{axis} (%)")
+        bars.grouped(ax, table)
+        ax.set(title=title, ylabel=f"{axis} (%)")
     for index, (size, tokens) in enumerate(pruned.groupby("size", sort=False)["trained_tokens"]):
         axes[0].bar(0, 0, label=_named(size, tokens), **bars.look(size, index, tokens.max()))
-    for device, mark in marks.items() if len(marks) > 1 else ():
-        axes[1].bar(0, 0, fc="0.4", ec="white", hatch=mark, label=f"timed on {device}")
     drawing.legend(figure, 3)
     return figure
 
 
-def _settled(table: pd.DataFrame) -> str:
-    """The range of ``percent`` past the start of training, if that is there: "77 to 86 % (full bars)"."""
-    shown = naming.settled(table)
-    return f"{style.span(shown['percent'])} %" + " (full\xa0bars)" * (len(shown) < len(table))
+def in_bars(table: pd.DataFrame, form: str, unit: str, divisor: float = 1.0) -> pd.DataFrame:
+    """The table with the column ``inside``, exact and with ACP: "361 → 127 ms"."""
+    pairs = zip(table["exact"] / divisor, table["acp"] / divisor, strict=True)
+    return table.assign(inside=[f"{form.format(one)} → {form.format(other)} {unit}" for one, other in pairs])
 
 
 def _named(size: str, tokens: pd.Series) -> str:
     """ "760M parameters, 20M to 100M tokens (pale: start of training)"."""
     mark = " (pale: start of training)" if naming.at_start(tokens.min(), size) else ""
     return f"{naming.in_words([size])}, {style.count_span(tokens)} tokens{mark}"
+
+
+def timed_on(records: pd.DataFrame) -> str:
+    """A sentence on the GPU models of the times: "Timed on NVIDIA H200 (4k, 8k) and NVIDIA H100 (16k)."."""
+    names = [
+        f"{device} ({', '.join(map(style.length_label, sorted(set(lengths))))})"
+        for device, lengths in records.groupby("device", sort=False)["context_length_tokens"]
+    ]
+    return f"Timed on {' and '.join(names)}."
 
 
 def make(found: drawing.Found) -> tuple[drawing.Figure, str, str]:
@@ -84,10 +89,12 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str, str]:
     )
     caption = f"""**{found.item.label}.** ACP prunes {naming.span(pruned)} of the attention of
 {naming.ARCHITECTURES[architecture]} here, and training throughput gains {gained}.
-{pale if naming.starting(pruned).any() else ""}Left: share of pruned blocks on held-out text. The diagonal
-and the blocks that touch it always stay, so no head can prune more than {most_allowed} (black lines). Middle:
-attention time saved, forward and backward, with the boundary search, for
-{", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput gained.
+{pale if naming.starting(pruned).any() else ""}(a) Pruned blocks in percent of the causal blocks,
+on held-out text. The diagonal and the blocks that touch it always stay, so no head can prune more than
+{most_allowed} (black lines). (b) Attention time saved, forward and backward, with the boundary
+search; in the bars the times without and with ACP for {", ".join(f"{t:,}" for t in tokens)} tokens.
+(c) Gain of training throughput; in the bars the throughput without and with ACP.
+{timed_on(records["attention_time"])}
 {THRESHOLD[architecture]} Grey: what the paper prints for 125M to 760M parameters and 4k to 16k tokens.
 Its hardware is another, so compare percentages only."""
     return draw(records, found.item.name), caption, commits

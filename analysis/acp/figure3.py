@@ -20,7 +20,8 @@ PAIR = ["architecture", "size", "context_length_tokens", "seed"]
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """A panel a size: ACP less exact at each position, a colour a context length, over the band of seeds.
+    """A column a size: the losses at each position, and ACP less exact over the band of seeds, a colour a
+    context length.
 
     Args:
         records: ``loss_curve`` records of runs with ACP and of their exact pairs.
@@ -35,26 +36,30 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     marked = dict(zip(records["size"], naming.marked(records), strict=True))
     lengths = sorted(curves["context_length_tokens"].unique())
     colours = dict(zip(lengths, sns.color_palette("viridis", len(lengths) + 1), strict=False))
-    figure, axes = drawing.panels(curves["size"].nunique(), 2.5, sharey=True, squeeze=False)
-    for ax, (size, of_size) in zip(axes[0], curves.groupby("size", sort=False), strict=True):
+    figure, axes = drawing.panels(curves["size"].nunique(), 3.9, rows=2, sharex="col", squeeze=False)
+    for (top, ax), (size, of_size) in zip(axes.T, curves.groupby("size", sort=False), strict=True):
         pairs = gaps[gaps["size"] == size]
-        same = (pairs["gap_nats"] == 0).sum()
         mark = "†" * any(_mark(row, unlike) for row in pairs.itertuples())
-        within = f"within {pairs['gap_nats'].max():.4f} nats{mark} at every position"
-        equal = f"{same} of {len(pairs)} pairs have equal bits"
-        words = within if not same else equal if same == len(pairs) else f"{equal}, others are {within}"
-        ax.set_title(f"{marked[size]}: {words}")
+        top.set_title(f"{marked[size]}{mark}")
         if size in seeds.index:
             apart = seeds[size]
             ax.fill_between(apart.index, -apart, apart, color="0.9", lw=0, label="two seeds")
         for end in (-LOSS_WITHIN_NATS, LOSS_WITHIN_NATS):
             ax.axhline(end, color="0.4", lw=0.8, ls="--", label=f"the criterion, {LOSS_WITHIN_NATS:g} nats")
         for (length, _), curve in of_size.groupby(["context_length_tokens", "seed"]):
-            look = {"color": colours[length], "lw": 1, "label": style.length_label(length)}
-            ax.plot(curve["position"], curve["difference"], zorder=2 + 1 / length, **look)  # shorter: on top
+            look = {"color": colours[length], "lw": 1, "zorder": 2 + 1 / length}  # shorter: on top
+            top.plot(curve["position"], curve["exact"], ls="-", alpha=0.45, lw=2.5, color=colours[length])
+            top.plot(curve["position"], curve["acp"], label=style.length_label(length), **look)
+            ax.plot(curve["position"], curve["difference"], **look)
+        if same := (pairs["gap_nats"] == 0).sum():
+            words = f"{same} of {len(pairs)} pairs identical (difference 0)"
+            ax.text(0.98, 0.96, words, transform=ax.transAxes, ha="right", va="top")
         style.token_axis(ax.xaxis, int(of_size["context_length_tokens"].max()))
         ax.set_xlabel("token position")
-    axes[0, 0].set_ylabel("loss, ACP − exact (nats)")
+    axes[0, 0].set_ylabel("loss (nats)")
+    axes[1, 0].set_ylabel("ACP − exact (nats)")
+    for ax in axes[:, 1:].flat:
+        ax.sharey(axes[0 if ax in axes[0] else 1, 0])
     drawing.legend(figure, 5, title=versions.notes(unlike) or None)
     return figure
 
@@ -104,10 +109,11 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     noise = f" Two seeds of one setting differ by up to {apart.max():.3f}." if len(apart) else ""
     columns = ("measured_tokens", "window_tokens")
     tokens, windows = (", ".join(f"{n:,}" for n in records[column].unique()) for column in columns)
-    caption = f"""**{label}.** {first} The models are {name}. Shown is the loss with ACP less the
-exact one. Each point is the mean over {windows} positions around it. {band}Dashed: the
-criterion, for the mean over all positions. The text is the same at every length: {tokens}
-held-out tokens, in whole windows. Paired runs differ in ACP alone, in training and evaluation, and are
+    caption = f"""**{label}.** {first} The models are {name}. Top: the loss with ACP (thin) and
+exact (wide, pale). Bottom: their difference. Each point is the mean over {windows} positions
+around it. {band}Dashed: the criterion, for the mean over all positions. The text is the same at every
+length: {tokens} held-out tokens, in whole windows. Paired runs differ in ACP alone, in training
+and evaluation, and are
 trained apart. Each pair of these sizes is drawn. The largest difference of each pair in nats, and where:
 {numbers}.{noise}"""
     return draw(records), caption

@@ -31,8 +31,6 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     drawing.powers_of_two(ax, blocks)
     ax.set(ylim=(-12 if percent.min() < 12 else 0, 104), ylabel="attention pruned (%)")
     ax.set_xlabel(f"block size (tokens), $L$ = {style.length_label(length)}")
-    ends = [f"{percent.iloc[i]:.0f} % with blocks of {blocks.iloc[i]}" for i in (0, -1)]
-    ax.set_title(f"ACP prunes {' and '.join(ends)}")
     drawing.legend(figure)
     return figure
 

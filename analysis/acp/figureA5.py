@@ -55,9 +55,6 @@ def _pruned(ax: drawing.Axes, records: pd.DataFrame) -> None:
     low, high = naming.PUBLISHED.range("figure2", "pruned_ratio")
     ax.axhline((low + high) / 2, color=style.PAPER, ls="--", label="the paper's 70 %")
     ax.set_ylim(min(10 * np.floor(shares.min(axis=None) / 10), (low + high) / 2 - 10), 101)
-    most, last = mean.loc[mean["percent"].idxmax()], mean.iloc[-1]
-    ends = [f"{x.percent:.0f} % after {style.count_label(x.tokens)} tokens" for x in (most, last)]
-    ax.set(title=f"ACP prunes {ends[0]}, {ends[1]}", ylabel="attention pruned (%), axis cut")
 
 
 def _loss(ax: drawing.Axes, records: pd.DataFrame) -> None:
@@ -70,7 +67,7 @@ def _loss(ax: drawing.Axes, records: pd.DataFrame) -> None:
         ends.append(f"{some['loss_nats'].iloc[-1]:.3f} {name}")
     seen = points.loc[points["tokens"] >= training_logs.before_change(records), "loss_nats"]
     ax.set_ylim(top=np.quantile(seen, 0.97) * 1.05)
-    ax.set(title=f"The training loss ends at {', '.join(ends)}", ylabel="nats a token, axis cut")
+    ax.set(title="Training loss", ylabel="loss (nats per token), axis cut")
 
 
 def make(found: drawing.Found) -> tuple[drawing.Figure, str]:

@@ -49,7 +49,6 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     style.token_axis(ax.xaxis, int(curves["context_length_tokens"].max()))
     ax.set(xlabel="token position", ylabel="loss, FoX − RoPE (nats)")
     verdict = fox_is_on_par(found.records["loss"], found.records["loss_curve"])
-    ax.set_title(f"{verdict.short}; below\xa00\xa0FoX\xa0is\xa0better")
     drawing.legend(figure)
     caption = f"""**Figure A8.** FoX (Pro) against its RoPE twin: the same parts with RoPE in place of the
 gate, both exact. The pairs of one seed read the same batches: {verdict.ours}."""

@@ -32,7 +32,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
             sides = _decoding(records, scope, value, official)
             percent = 100 * (sides["acp"] / sides["exact"])
             if not official:
-                ax.set_title(f"{what}: ours with ACP takes {style.span(percent)} % of exact")
+                ax.set_title(what)
             look = {"mfc": "white", "label": "the authors'"} if official else {"label": "ours"}
             color = style.SIZES[int(official)]
             ax.plot(percent, [rows.index(row) for row in sides.index], "o", ms=5, color=color, **look)
@@ -53,7 +53,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
 {step["acp"]:.2f} ms with ACP and {step["exact"]:.2f} ms without: batch {batch}, prompts of
 {style.length_label(length)}. A step adds one token to every row after a prompt of random tokens. There are
 {first["heads"]} heads of {first["head_dim"]}, with gates "{first["gates"]}": {DRAWN[first["gates"]]}. The
-model has random weights. Left of 100 % ACP is the better. Right: what the cache holds for each head.
+model has random weights. Left of 100 % ACP is the better. (c) What the cache holds for each head.
 {_official(records)}"""
     return draw(records), caption
 

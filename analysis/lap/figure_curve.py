@@ -43,8 +43,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     left.plot([], [], "o", color="0.5", label="tokens removed")
     for marker, name in FREE.values():
         right.plot([], [], marker, color="0.5", label=f"{name}, written freely")
-    left.set_title(f"Accuracy after removal: {_listed(after, '.2f')}")
-    right.set_title(f"Texts (%) written back whole: {_listed(whole, '.0f')}")
+    left.set_title("Accuracy")
+    right.set_title("Exact match")
     left.set_ylabel("token accuracy, true tokens before")
     right.set_ylabel("score, written freely")
     for ax in (left, right):
@@ -62,7 +62,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     with_gates = records[records["compression"].notna()]
     wide = with_gates.pivot(index="run", columns="decoding", values="token_accuracy")
     gaps = naming.each_in_words({run: f"{row.soft - row.removed:+.3f}" for run, row in wide.iterrows()})
-    caption = f"""**Accuracy against compression.** Accuracy lost by removal: {gaps}. Left: a full point is a
+    caption = f"""**Accuracy against compression.** Accuracy lost by removal: {gaps}. (a) A full point is a
 model with tokens really removed. A hollow point is the same weights under the soft mask. The share that it
-keeps is {naming.SOFT_RATIO}. Right: texts that the model writes from what is kept alone."""
+keeps is {naming.SOFT_RATIO}. (b) Texts that the model writes from what is kept alone."""
     return draw(records), caption

@@ -38,8 +38,6 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     ax.axvline(records["majority_class"].iloc[0], color="0.4", lw=1, ls="--", label="larger class")
     low = min(0.5, (records["accuracy"] - errors).min())  # 0.5 is a coin's
     ax.set(xlim=(low, 1), ylim=(len(records) - 0.5, -0.5), xlabel="held-out accuracy")
-    whole = records.loc[list(WHOLE), "accuracy"].max()
-    ax.set_title(f"Kept vectors: {records['accuracy'].iloc[0]:.3f}, all vectors: {whole:.3f}")
     drawing.legend(figure)
     return figure
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
 from .. import drawing, style
@@ -93,9 +92,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
             line = table[table["length_tokens"] == length]
             ax.plot(100 * line["keep_ratio"], 100 * line["relative"], "o", ls=ls, color=colour, label=title)
     for ax, length in zip(axes[0], lengths, strict=True):
-        ends = [line.get_ydata()[0] for line in ax.lines]
-        least = list(PANELS.values())[int(np.argmin(ends))]
-        ax.set_title(f"Texts of {length} tokens: {least} falls to {min(ends):.0f} %")
+        ax.set_title(f"Texts of {length} tokens")
         ax.axhline(100, color="0.4", lw=1, zorder=1)
         ax.set(xlim=(0, 105), ylim=(0, None), xlabel="tokens kept (%)")
     axes[0, 0].set_ylabel("with removal (% of with masks)")
