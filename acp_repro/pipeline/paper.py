@@ -174,11 +174,11 @@ class Claim:
             records, and gives an ``analysis.verdict.Verdict``.
         items: for a claim in ``Paper.claims``, the names of the items on whose runs it is judged.
         pooled: whether it is judged once on the runs of all its items and suites, and not suite by suite.
-        test: ``FILE::FUNCTION``, which shows what needs no record.
-        proof: where the proof is, or the proof itself, of what is proved besides.
+        test: ``FILE::FUNCTION``, which shows what needs no record. With ``metrics``, a criterion that
+            holds is "tested": only a bug could break it.
+        proof: where the proof is, or the proof itself. A criterion that holds is then "proved".
         refuted: what the test shows instead, if the paper is wrong as printed.
         short: the answer of a test in a few words.
-        changed: how the criterion changed after scores were seen.
         untested: why it cannot be judged here.
     """
 
@@ -193,7 +193,6 @@ class Claim:
     proof: str = ""
     refuted: str = ""
     short: str = ""
-    changed: str = ""
     untested: str = ""
 
 

@@ -24,12 +24,11 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     delta = float(head["threshold_nats"].iloc[0])
     figure, axes = drawing.panels(2, 2.75, width=style.PAGE_INCHES * 0.8)
     mesh = _panel(axes[0], grid, np.zeros_like(grid.first_kept), delta)
-    axes[0].set_title(f"Without ACP: all {(grid.last + 1).sum()} blocks")
+    axes[0].set_title("Without ACP")
     _panel(axes[1], grid, grid.first_kept, delta)
     pruned = f"{grid.first_kept.sum()} of {(grid.last + 1).sum()}"
     rows = np.repeat(np.arange(len(grid.first_kept) + 1), 2)[1:-1] * grid.block_q
-    where = f"one\xa0head, first {min(len(head), rows[-1]):,} tokens"
-    axes[1].set_title(f"With ACP: {pruned} blocks pruned ({where})")
+    axes[1].set_title(f"With ACP: {pruned} blocks pruned")
     axes[1].plot(
         np.repeat(grid.first_kept, 2) * grid.block_k,
         rows,

@@ -147,16 +147,16 @@ def retrieval_kept(needle: pd.DataFrame, facts: pd.DataFrame | None = None) -> V
     finds = table[table["recall_exact"] >= 100 * FOUND_RECALL]
     if finds.empty:
         why = "exact attention does not find the needle either"
-        return Verdict(Word.UNTOLD, f"{why}. {ours}", why)
+        return Verdict(Word.INCONCLUSIVE, f"{why}. {ours}", why)
     if (finds["apart"] & (finds["seeds"] < 2)).any():
-        return Verdict(Word.UNTOLD, f"{paired.ONE_PAIR}. {ours}", paired.ONE_PAIR)
+        return Verdict(Word.INCONCLUSIVE, f"{paired.ONE_PAIR}. {ours}", paired.ONE_PAIR)
     if finds["recall_high"].isna().any():
-        return Verdict(Word.UNTOLD, f"one haystack has no interval. {ours}")
+        return Verdict(Word.INCONCLUSIVE, f"one haystack has no interval. {ours}")
     if (finds["recall_high"] < 0).any():
         return Verdict(Word.CONTRADICTED, ours)
     if (finds["recall_low"] <= -RECALL_POINTS).any():
         return Verdict(
-            Word.UNTOLD,
+            Word.INCONCLUSIVE,
             f"too few haystacks or seeds: a loss of {RECALL_POINTS:g} points would not show. {ours}",
         )
-    return Verdict(Word.MEASURED, ours)
+    return Verdict(Word.REPRODUCED, ours)

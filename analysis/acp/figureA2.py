@@ -31,8 +31,6 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     drawing.powers_of_two(ax, blocks)
     ax.set(ylim=(-12 if percent.min() < 12 else 0, 104), ylabel="attention pruned (%)")
     ax.set_xlabel(f"block size (tokens), $L$ = {style.length_label(length)}")
-    ends = [f"{percent.iloc[i]:.0f} % with blocks of {blocks.iloc[i]}" for i in (0, -1)]
-    ax.set_title(f"ACP prunes {' and '.join(ends)}")
     drawing.legend(figure)
     return figure
 
@@ -57,7 +55,7 @@ def block_size_negligible(block_size: pd.DataFrame) -> Verdict:
     one_each(block_size, ["block_tokens"], "block_size")
     percent = 100 * block_size.set_index("block_tokens")["pruned_ratio"]
     if not {32, 64} <= set(percent.index):
-        return Verdict(Word.UNTOLD, "blocks of 32 or of 64 are not measured")
+        return Verdict(Word.INCONCLUSIVE, "blocks of 32 or of 64 are not measured")
     usual = percent[percent.index.isin((16, 32, 64, 128))]
     apart, two = usual.max() - usual.min(), abs(percent[32] - percent[64])
     met = True if apart < MARGINAL_POINTS else None if two < MARGINAL_POINTS else False

@@ -22,6 +22,7 @@ ARCHITECTURES = {"pro": "FoX (Pro)", "llama": "FoX (LLaMA)", "rope": "RoPE (Pro)
 # paper leaves the start of training out (Section 4.1). A small model is past it after a token a weight.
 PAPER_SIZES = ("125M", "360M", "760M")
 START_TOKENS = 100_000_000
+PAPER_RECIPE = 2**19, 256 * 2**20, 50_257  # tokens of a batch and of the warm-up, size of the vocabulary
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}
 
 
@@ -103,6 +104,25 @@ def distance(item: FigureSpec, runs: Iterable[FoXRun]) -> float:
     )
 
 
+def has_paper_recipe(runs: Iterable[FoXRun]) -> bool:
+    """Whether the runs train with the paper's learning rate, batch, warm-up and vocabulary size."""
+    return all(
+        (run.training.batch_tokens, run.training.warmup_tokens, run.data.vocab_size) == PAPER_RECIPE
+        and run.size.learning_rate == paper_size(_nearest_size(run)).learning_rate
+        for run in runs
+    )
+
+
+def records_have_paper_recipe(records: pd.DataFrame) -> bool:
+    """:func:`has_paper_recipe` of the runs of some records."""
+    runs = records[["suite", "run"]].drop_duplicates().itertuples(index=False)
+    return has_paper_recipe([load_suite(suite).run(run) for suite, run in runs])
+
+
+def _nearest_size(run: FoXRun) -> str:
+    return min(PAPER_SIZES, key=lambda name: abs(paper_size(name).non_embedding - run.size.non_embedding))
+
+
 def _past_start(runs: Iterable[FoXRun]) -> list[FoXRun]:
     return [run for run in runs if not at_start(run.size.tokens, run.size_name)]
 
@@ -160,14 +180,14 @@ def shapes(runs: Sequence[FoXRun]) -> str:
 
 
 def at_paper_scale(item: FigureSpec, runs: Sequence[FoXRun]) -> bool:
-    """Whether one of the runs is as large as the paper's largest of an item, as long trained and as long."""
+    """Whether one of the runs has the paper's size and context of an item and a tenth of its tokens."""
     if item.paper_model is None:
         return False
     name, length = item.paper_model
     paper = paper_size(name)
     return any(
         run.size.non_embedding >= 0.9 * paper.non_embedding
-        and run.size.tokens >= 0.9 * paper.tokens
+        and run.size.tokens >= 0.1 * paper.tokens
         and run.context_length >= length
         for run in runs
     )

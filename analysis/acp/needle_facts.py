@@ -57,7 +57,7 @@ def kept(facts: pd.DataFrame) -> Verdict:
     note = versions.notes(unlike, ". ", paired.NOT_COUNTED)
     if table.empty:
         words = f"no pair of trainings was asked for many facts, and {LEAST_PAIRS} are needed{note}"
-        return Verdict(Word.UNTOLD, f"{words}. {in_words(facts)}")
+        return Verdict(Word.INCONCLUSIVE, f"{words}. {in_words(facts)}")
     named = needle_statistics.names(table[SETTING].drop_duplicates().sort_values(SETTING), always=True)
     told, words = [], []
     for (_, some), trained_at in zip(table.groupby(SETTING), named, strict=True):
@@ -92,9 +92,10 @@ def same_weights(facts: pd.DataFrame) -> Verdict:
     both = with_acp.pivot(index=key, columns="method")
     nats, answers = (both[name].reindex(columns=METHODS) for name in ("answer_log_likelihood_nats", "answer"))
     if (nats := nats.dropna()).empty:
-        return Verdict(Word.UNTOLD, "no model was asked both with ACP and without")
+        return Verdict(Word.INCONCLUSIVE, "no model was asked both with ACP and without")
     apart = (nats["acp"] - nats["exact"]).abs()
     other = (answers["acp"] != answers["exact"]).loc[nats.index].groupby(["suite", "run"]).sum()
     same = f"equal in {(apart == 0).sum():,} of {len(apart):,}; {other.sum()} greedy answers differ"
     each = f"{same} ({', '.join(map(str, other))} by training), likelihoods by {apart.max():.2g} nats at most"
+    each += "; greedy answers differ where decoding accumulates its partial results in another order"
     return Verdict.of(bool(apart.max() < SAME_NATS), each, same, n=len(other))

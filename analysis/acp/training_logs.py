@@ -83,6 +83,6 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
 {style.count_label(paper_tokens(records))} tokens. The curves are from the logs of
 {" and ".join(records["run"].unique())}{unlike[:1]}, trained on {devices}. The axes begin at
 {style.count_label(before_change(records))} tokens: until then no layer's share has changed by more than
-{CHANGE_POINTS:g} percentage points. Left: each layer on the first sequence of a batch, and the mean of all.
-Right: mean loss of the steps since the point before, of all runs between the same points. The mean of a
+{CHANGE_POINTS:g} percentage points. (a) Each layer on the first sequence of a batch, and the mean of all.
+(b) Mean loss of the steps since the point before, of all runs between the same points. The mean of a
 longer stretch is spread evenly over it. {unlike} {again if epochs else ""}"""
