@@ -105,7 +105,7 @@ def records(acp: float = 1e-5, removed: float = 0.0) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("found", "word"),
     [
-        (records(), Word.MEASURED),
+        (records(), Word.REPRODUCED),
         (records(acp=0.015), Word.CONTRADICTED),
         (records(removed=2e-3), Word.CONTRADICTED),
     ],
