@@ -197,7 +197,9 @@ def config_from_official(values: Mapping[str, Any], path: str | os.PathLike[str]
 def config_to_official(config: FoXConfig) -> dict[str, Any]:
     """The contents of the official ``config.json``: the fields, and what is the same for every FoX here."""
     fixed = {key: supported[0] for key, supported in _list_supported(config.use_rope).items()}
-    return {"model_type": MODEL_TYPE, **fixed, **dataclasses.asdict(config)}
+    fields = dataclasses.asdict(config)
+    del fields["fuse_training"]  # how it is computed, not what
+    return {"model_type": MODEL_TYPE, **fixed, **fields}
 
 
 def _list_supported(use_rope: bool) -> dict[str, tuple[Any, ...]]:
