@@ -68,9 +68,9 @@ def _seeds(facts: pd.DataFrame) -> drawing.Figure:
         ax.set_title(f"Seed {seed}: {words if apart.any() else same}")
         ax.axline((0, 0), slope=1, color=style.PAPER, lw=0.8, zorder=1)
         ax.scatter(nats["exact"], nats["acp"], 12, alpha=0.8)
-        ax.set(xlabel="nats from certain, exact", xlim=ends, ylim=ends, aspect="equal")
+        ax.set(xlabel="NLL, exact (nats)", xlim=ends, ylim=ends, aspect="equal")
         ax.locator_params(nbins=4)
-    axes[0, 0].set_ylabel("nats from certain, with ACP")
+    axes[0, 0].set_ylabel("NLL, ACP (nats)")
     return figure
 
 
@@ -122,7 +122,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
         shown = (
             "Each point is one of many facts, asked for in turn, with ACP and exact. Nats from certain: the "
             "mean negative log-likelihood of the right answer, 0 if certain. The grey line: both are equal. "
-            "Older pairs are in Table A1. What follows is one fact, not drawn"
+            "Older pairs are in Table A1. The remaining results use a single fact and are not plotted"
         )
     elif _finds(records):
         shown = (

@@ -78,7 +78,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     caption = f"""**Figure 7.** From log ε = {low:g} to {high:g} the pruned ratio goes from {least:.1f} to
 {most:.1f} %, and the validation losses {losses}. The model is {naming.run_name(first)}, trained with log ε =
 {first["log_pruning_tolerance"]:g}. The text is {first["measured_tokens"]:,} held-out tokens in sequences of
-{first["context_length_tokens"]:,}.(a) Pruned ratio in the
+{first["context_length_tokens"]:,}. (a) Pruned ratio in the
 blocks of the kernels and token by token, with the validation loss at each point. (b) The largest attention
 weight that any row of any head loses to pruned blocks, by the dense float64 reference. The bound of
 Appendix A excludes the grey region. {sweeps.closest(sweeps.bound_margins(records))}"""

@@ -103,10 +103,10 @@ def tabulate(table: pd.DataFrame) -> drawing.Table:
         "text with needles (%)": (100 * table["needle_fraction"]).map("{:g}".format),
         "prompts": table["prompts"].map(str),
         "words found, ACP / exact (%)": _both(table, "recall_{}_percent", "{:.3g}"),
-        "nats from certain, ACP / exact": _both(table, "nll_{}_nats", "{:.1f}"),
+        "NLL (nats), ACP / exact": _both(table, "nll_{}_nats", "{:.1f}"),
         "ACP − exact (nats)": table["difference_nats"].map("{:+.1f}".format),
         "many facts: words found, ACP / exact (%)": _both(table, "facts_recall_{}_percent", "{:.3g}"),
-        "many facts: nats from certain, ACP / exact": _both(table, "facts_nll_{}_nats", "{:.2f}"),
+        "many facts: NLL (nats), ACP / exact": _both(table, "facts_nll_{}_nats", "{:.2f}"),
         "losses differ from step": table["losses_part_at_step"],
     }
     return drawing.Table(pd.DataFrame(columns), table)
