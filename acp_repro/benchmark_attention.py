@@ -77,7 +77,7 @@ def _time_ranks(options, dtype, write: Callable[[list[dict]], object]) -> int:
     with process_group(options.device) as device:
         gpu = device.type == "cuda"
         group = context_group(options.nproc, device)
-        heads, gates = options.heads or (12 if gpu else 4), options.gates or "bimodal"
+        heads, gates = options.heads or (12 if gpu else 4), options.gates or "mixed"
         records = []
         for length in options.context_lengths or ([65536] if gpu else [4096]):
             problem = attention.make_problem(length, heads, options.head_dim, gates, length, device, dtype)

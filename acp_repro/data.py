@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     for key, label in rows.items():
         if key in facts["splits"]["train"]:
             print(f"{label:20}" + "".join(f"{split[key]:14,}" for split in facts["splits"].values()))
-    for length in options.context_length:
+    for length in options.context_lengths:
         splits = corpus.describe(length)["splits"].values()
         print(f"{f'sequences of {length}':20}" + "".join(f"{s['sequences']:14,}" for s in splits))
         print(f"{'  share of tokens':20}" + "".join(f"{s['share_used']:14.1%}" for s in splits))

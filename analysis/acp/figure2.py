@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pandas as pd
@@ -37,8 +37,13 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> drawing.
     speed = statistics.on_devices(statistics.throughput_gain(records["throughput"]), records["throughput"])
     panels = (
         (pruned, "pruned_ratio", "Pruned blocks", "pruned ratio"),
-        (in_bars(time, "{:,.0f}", "ms"), "attention_time_reduction", "Attention time", "time saved"),
-        (in_bars(speed, "{:,.0f}k", "tok/s", 1e3), "throughput_gain", "Training throughput", "gain"),
+        (in_bars(time, "{:,.0f} ms".format), "attention_time_reduction", "Attention time", "time saved"),
+        (
+            in_bars(speed, lambda rate: f"{style.count_label(rate)} tok/s"),
+            "throughput_gain",
+            "Training throughput",
+            "gain",
+        ),
     )
     figure, axes = drawing.panels(3, 3.1)
     for ax, (table, metric, title, axis) in zip(axes, panels, strict=True):
@@ -51,10 +56,10 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> drawing.
     return figure
 
 
-def in_bars(table: pd.DataFrame, form: str, unit: str, divisor: float = 1.0) -> pd.DataFrame:
+def in_bars(table: pd.DataFrame, form: Callable[[float], str]) -> pd.DataFrame:
     """The table with the column ``inside``, exact and with ACP: "361 → 127 ms"."""
-    pairs = zip(table["exact"] / divisor, table["acp"] / divisor, strict=True)
-    return table.assign(inside=[f"{form.format(one)} → {form.format(other)} {unit}" for one, other in pairs])
+    pairs = zip(table["exact"].map(form), table["acp"].map(form), strict=True)
+    return table.assign(inside=[f"{one.partition(' ')[0]} → {other}" for one, other in pairs])
 
 
 def _named(size: str, tokens: pd.Series) -> str:
