@@ -370,7 +370,7 @@ def _at_paper_scale(finding: Finding) -> bool:
 
 
 def _nearness(finding: Finding) -> tuple:
-    """More for a suite that is nearer to the paper's setting: past the start of training, with the paper's
+    """More for a suite that is nearer to the paper's setting: past the undertrained stage, with the paper's
     recipe, at its size and context; then with more shapes and runs, larger models and more tokens."""
     models = _models(finding)
     settled = getattr(models, "past_start", len)(finding.runs)
@@ -386,7 +386,7 @@ def _scale(finding: Finding) -> str:
     models, parts = _models(finding), []
     if models and finding.runs:
         at_scale = " (the paper's scale)" if _at_paper_scale(finding) else ""
-        start = ", start of training" * (not getattr(models, "past_start", len)(finding.runs))
+        start = ", undertrained" * (not getattr(models, "past_start", len)(finding.runs))
         parts.append(models.shapes(finding.runs) + at_scale + start)
     both = pd.concat([table[["trained_tokens", "device"]] for table in finding.tables.values()])
     counts = both["trained_tokens"].dropna()
@@ -524,7 +524,7 @@ def is_judged(suite: str) -> bool:
 
 
 def models() -> list[dict[str, Any]]:
-    """The published trainings of ACP: what they are, and what they came to."""
+    """The published training runs of ACP: what they are, and what they came to."""
     models = []
     for suite in map(load_suite, suite_names()):
         if not suite.file.published or suite.paper.name != "acp":

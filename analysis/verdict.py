@@ -48,7 +48,7 @@ class Verdict:
         ours: all numbers, in the Markdown of captions.
         short: the answer in at most 60 characters; empty where ``ours`` is as short.
         runs: those of a suite that it rests on; by default all that have records.
-        n, unit: how many of what the verdict rests on; by default the trainings or the timed models.
+        n, unit: how many of what the verdict rests on; by default the training runs or the timed models.
         values: numbers by what they are of, or (mean, low, high), for plots and tables; ``axis`` has their
             quantity and unit, ``paper_range`` the ends of the paper's range.
     """

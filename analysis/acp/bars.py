@@ -16,7 +16,7 @@ DASH_WIDTH = 0.3  # of a bar, where nothing was measured
 
 
 def look(size: str, index: int, tokens: float) -> dict:
-    """A bar's colour, pale inside at the start of training."""
+    """A bar's colour, pale inside if the model is undertrained."""
     from matplotlib.colors import to_rgba
 
     colour, start = naming.colour(size, index), naming.at_start(tokens, size)
@@ -60,7 +60,7 @@ def grouped(ax: drawing.Axes, table: pd.DataFrame) -> None:
             drawing.note(ax, f"{height:.0f}", (x, max(height, 0)), (0, -2 if inside else 0.1), **ink)
         if "grid_percent" in table:
             most = table.loc[table["context_length_tokens"] == length, "grid_percent"].max()
-            ax.hlines(most, start, at, color="0.2", lw=1, label="the most that the grid allows")
+            ax.hlines(most, start, at, color="0.2", lw=1, label="the achievable maximum")
         centres.append((start + at) / 2)
         at += 0.3
     ax.set_xlim(-pad, at - 0.3 + pad)

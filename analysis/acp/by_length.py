@@ -61,12 +61,12 @@ def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
     deciding = naming.settled(table)
     words = listed(table, sign=sign)
     several = [rows for _, rows in deciding.groupby("size", sort=False) if len(rows) > 1]
-    where = " past the start of training" if len(deciding) < len(table) else ""
+    where = " past the undertrained stage" if len(deciding) < len(table) else ""
     if not several:
         raise UnfitRecords(f"one context length only{where}")
     met = all((rows["percent"].diff().iloc[1:] > 0).all() for rows in several)
     if "of_grid_percent" in table:
-        words += f"; of what the grid allows: {listed(table, 'of_grid_percent')}"
+        words += f"; of the achievable maximum: {listed(table, 'of_grid_percent')}"
         met = met and all((rows["of_grid_percent"].diff().iloc[1:] >= 0).all() for rows in several)
     lengths = deciding["context_length_tokens"]
     ends = [deciding.loc[lengths == end, "percent"] for end in (lengths.min(), lengths.max())]

@@ -102,6 +102,6 @@ those left of the orange boundary. Each cell is a block of {grid.block_q} querie
 the code computes them. Darker is a stronger decay. Arrows show which blocks the code visits in each row, and
 in which order. A block is skipped if its largest $D_{{ij}}$ is under delta = {one["threshold_nats"]:.2f}. The
 decay is of layer {one["layer"]}, head {one["head"]} (counted from 0) of {naming.run_name(one)}, on {which}
-{shown:,} tokens of {part}. Of the recorded heads, it prunes nearest to half of what this grid allows:
+{shown:,} tokens of {part}. Of the recorded heads, it prunes nearest to half of the achievable maximum:
 {share:.0f} % of that."""
     return draw(records), caption

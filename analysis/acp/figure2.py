@@ -63,8 +63,8 @@ def in_bars(table: pd.DataFrame, form: Callable[[float], str]) -> pd.DataFrame:
 
 
 def _named(size: str, tokens: pd.Series) -> str:
-    """ "760M parameters, 20M to 100M tokens (pale: start of training)"."""
-    mark = " (pale: start of training)" if naming.at_start(tokens.min(), size) else ""
+    """ "760M parameters, 20M to 100M tokens (pale: undertrained)"."""
+    mark = " (pale: undertrained)" if naming.at_start(tokens.min(), size) else ""
     return f"{naming.in_words([size])}, {style.count_span(tokens)} tokens{mark}"
 
 
@@ -89,7 +89,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str, str]:
     commits = versions.timed_on(records["attention_time"], records["throughput"])
     gained = naming.span(statistics.throughput_gain(records["throughput"]), "+.0f")
     pale = (
-        "Pale bars are of models at the start of training: they saw fewer tokens than they have weights, and "
+        "Pale bars are of undertrained models: they saw fewer tokens than they have weights, and "
         f"under {style.count_label(naming.START_TOKENS)}. "
     )
     caption = f"""**{found.item.label}.** ACP prunes {naming.span(pruned)} of the attention of
@@ -105,7 +105,7 @@ Its hardware is another, so compare percentages only."""
     return draw(records, found.item.name), caption, commits
 
 
-# --- what the paper says of them; rows past the start of training decide, see naming.settled -------------
+# --- what the paper says of them; rows past the undertrained stage decide, see naming.settled -------------
 
 
 def pruned_at_longest(pruned_ratio: pd.DataFrame) -> Verdict:
@@ -139,7 +139,7 @@ def _points_per_doubling(training_log: pd.DataFrame) -> float:
 
 
 def pruned_as_in_the_paper(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if trainings with the paper's learning rate and words prune :data:`PRUNED_PERCENT` past 4k."""
+    """Met if training runs with the paper's learning rate and words prune :data:`PRUNED_PERCENT` past 4k."""
     paper = pruned_ratio[pruned_ratio["size"].str.endswith("-lr2e-3-50k")]
     table = statistics.pruned_percent(paper).sort_values("context_length_tokens")
     longer = some(table[table["context_length_tokens"] > 4096], "pruned_ratio: of none past 4k")

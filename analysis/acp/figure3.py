@@ -53,7 +53,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
             ax.plot(curve["position"], curve["difference"], **look)
         if same := (pairs["gap_nats"] == 0).sum():
             words = f"{same} of {len(pairs)} pairs identical (difference 0)"
-            ax.text(0.98, 0.96, words, transform=ax.transAxes, ha="right", va="top")
+            ax.text(0.98, 0.7, words, transform=ax.transAxes, ha="right", va="top")
         style.token_axis(ax.xaxis, int(of_size["context_length_tokens"].max()))
         ax.set_xlabel("token position")
     axes[0, 0].set_ylabel("loss (nats)")

@@ -100,7 +100,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
         means += " and all seeds"
         numbers += f". With ACP and exact, by seed: {each}"
         over = (
-            "Intervals (95 %) are over pairs of trainings where there are several seeds, else over haystacks."
+            "Intervals (95 %) are over pairs of training runs if there are several seeds, else haystacks."
             " They leave out what the other would change."
         )
     apart = records.groupby("method")["run"].unique()

@@ -95,7 +95,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         below += share
     ax.axvline(100 * limit, label=f"the grid's limit, {100 * limit:.0f} %", **LIMIT_LINE)
     ax.axvspan(100 * limit, 100, color="0.9", lw=0, zorder=0, label="excluded by the grid")
-    ax.set(xlim=(0, 100), ylim=(0, 100), xlabel="pruned share of a head's blocks (%)", ylabel="heads (%)")
+    ax.set(xlim=(0, 100), ylim=(0, 100), xlabel="pruned ratio of a head's blocks (%)", ylabel="heads (%)")
     drawing.legend(figure, 2)
     return figure
 

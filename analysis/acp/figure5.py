@@ -70,7 +70,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
 
 
 def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if all heads of the first two layers prune most of what the grid allows, in the model of the
+    """Met if all heads of the first two layers prune most of the achievable maximum, in the model of the
     paper's figure; a miss is inconclusive below a tenth of the paper's tokens. Other runs are counted
     next to it."""
     words, short_of, like = [], [], {}
@@ -100,7 +100,7 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
 def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if in every run the kinds of heads differ by less than :data:`LAYERS_EFFECT` between the layers
     past the second; missed if in one by more than heads that are shuffled among them; undecided where neither
-    can be seen. Runs of the start of training are printed alone, where there are others."""
+    can be seen. Undertrained runs are printed alone, where there are others."""
     found, names = {}, {}
     for run, heads in _by_run(pruned_ratio):
         found[run] = homogeneity(pd.crosstab(heads["layer"], head_kinds(heads)).iloc[2:])

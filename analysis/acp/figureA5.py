@@ -1,4 +1,4 @@
-"""Figure A5: pruned share of each layer, and training loss, against the tokens trained."""
+"""Figure A5: pruned ratio of each layer, and training loss, against the tokens trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TENTHS = 10  # of a training run, in which its speed is compared
 
 
 def draw(records: pd.DataFrame, epoch_tokens: int | None = None) -> drawing.Figure:
-    """Left: pruned share, by layer and of all. Right: training loss with and without ACP.
+    """Left: pruned ratio, by layer and of all. Right: training loss with and without ACP.
 
     Args:
         records: ``training_log`` records of a run with ACP and, if there is one, of its exact pair.

@@ -52,7 +52,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
             ours.append((f"{ms.iloc[-1]:.3g} ms ({how})", f"{tflops.iloc[-1]:.0f} ({how})"))
     bound = limit(records)
     if not bound.empty:
-        words = rf"limit: {bound.name} $\times$ (1 $-$ pruned share)"
+        words = rf"limit: {bound.name} $\times$ (1 $-$ pruned ratio)"
         time.plot(bound.index, bound, color=style.PAPER, lw=3, alpha=0.6, zorder=1, label=words)
     times, rates = (" and ".join(each) for each in zip(*ours, strict=True))
     time.set_title("Forward + backward time")

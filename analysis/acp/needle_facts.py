@@ -12,8 +12,8 @@ from . import needle_statistics, paired, versions
 from .needle_statistics import CELL, FOUND_RECALL, METHODS, SETTING
 from .paired import LEAST_PAIRS
 
-# Written before any pair was asked for many facts. On one question two exact trainings, one of them from a
-# changed weight, are 0.36 nats apart. What is no more than such chance does is no damage.
+# Written before any pair was asked for many facts. On one question two exact runs, one of them from a
+# changed parameter, are 0.36 nats apart. What is no more than such chance does is no damage.
 MARGIN_NATS = 0.5
 SAME_NATS = 0.01  # a likelihood that is 1 % another
 
@@ -35,7 +35,7 @@ def pairs(facts: pd.DataFrame) -> pd.DataFrame:
     acp, exact = (table[table["method"] == method].drop(columns=["method", "run"]) for method in METHODS)
     both = acp.merge(exact, on=[*SETTING, "seed"], suffixes=("_acp", "_exact"), validate="one_to_one")
     if any((both[f"{name}_acp"] != both[f"{name}_exact"]).any() for name in ("facts", "prompts")):
-        raise UnfitRecords("needle_facts: the two trainings of a pair were not asked the same")
+        raise UnfitRecords("needle_facts: the two training runs of a pair were not asked the same")
     return both
 
 
@@ -56,7 +56,7 @@ def kept(facts: pd.DataFrame) -> Verdict:
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
     note = versions.notes(unlike, ". ", paired.NOT_COUNTED)
     if table.empty:
-        words = f"no pair of trainings was asked for many facts, and {LEAST_PAIRS} are needed{note}"
+        words = f"no pair of training runs was asked for many facts, and {LEAST_PAIRS} are needed{note}"
         return Verdict(Word.INCONCLUSIVE, f"{words}. {in_words(facts)}")
     named = needle_statistics.names(table[SETTING].drop_duplicates().sort_values(SETTING), always=True)
     told, words = [], []

@@ -68,7 +68,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def equivalences(differences: pd.DataFrame, vocabulary: float = math.inf) -> tuple[pd.DataFrame, list[str]]:
-    """Two one-sided tests over pairs of trainings, of each of the paper's columns that exact models know."""
+    """Two one-sided tests over pairs of runs, of each of the paper's columns that exact models know."""
     margins, guesses = paper_gaps(), {(c.task, c.metric): c.guess for c in COLUMNS}
     columns = {key: pairs for key, pairs in differences.groupby(COLUMN, sort=False) if key in margins}
     unknown = {key for key, pairs in columns.items() if not _known(pairs, guesses[key], vocabulary)}

@@ -125,7 +125,7 @@ def illustrative_head(records: pd.DataFrame, most_blocks: int) -> pd.DataFrame:
 
 
 def share_of_limit(blocks: BlockGrid) -> float:
-    """Pruned blocks over the most that the grid allows, of the rows shown; 1 for a head that
+    """Pruned blocks over the achievable maximum, of the rows shown; 1 for a head that
     prunes all that it can, 0 where nothing can be pruned."""
     shown = (blocks.last[-1] + 1) * blocks.block_k
     most = grid.largest_pruned_ratio(int(shown), blocks.block_q, blocks.block_k)

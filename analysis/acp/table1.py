@@ -133,7 +133,7 @@ def caption(found: drawing.Found) -> str:
         "of sampling items. Differences of paired runs are tested item by item (McNemar's exact test; sign "
         "permutations for log-likelihoods) with Holm's correction. Where two seeds of one setting differ as "
         'much, or without such the paper\'s own pairs, it says "as runs".',
-        *(f"{name}." for name in naming.marked(records).unique() if name.endswith("start of training)")),
+        *(f"{name}." for name in naming.marked(records).unique() if name.endswith("undertrained)")),
     ]
     if lacking:
         text.append(f"Without {', '.join(lacking)}. The averages, the paper's too, are of what is shown.")
@@ -148,7 +148,7 @@ def caption(found: drawing.Found) -> str:
 
 
 def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
-    """Met if pairs of trainings rule out, in every column that tells anything, a mean difference as large as
+    """Met if pairs of runs rule out, in every column that tells anything, a mean difference as large as
     the paper's own pairs have; missed if they show one that is larger, for the worse or for the better.
     Undecided if fewer than half of the columns tell anything."""
     table = paired.differences(lm_eval_items)

@@ -1,4 +1,4 @@
-"""Attention and training at the pruned share that the paper reports, beside the authors' kernels."""
+"""Attention and training at the pruned ratio that the paper reports, beside the authors' kernels."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     where = f"Attention was timed on {gpus[0]}, training on {gpus[1]}. " if gpus[0] != gpus[1] else ""
     if by_model := versions.timed_on(steps.assign(size=_named(steps["size"]))):
         where = f"Attention: timed on {gpus[0]}. {by_model} "
-    caption = f"""**Speed at the paper's pruned share.** ACP takes {style.span(saved["percent"])} % off the
+    caption = f"""**Speed at the paper's pruned ratio.** ACP takes {style.span(saved["percent"])} % off the
 time of attention, and training gains {style.span(gained["percent"], "+.0f")} % more tokens a second. Gates
 are drawn so that {style.span(pruned)} % of the blocks are pruned at every context length $L$. Weights
 and tokens are random. Attention: one call of {times["measured_tokens"].iloc[0]:,} tokens, forward and

@@ -189,7 +189,7 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         "Intervals are "
         "without Holm's correction and verdicts with it, so an interval may exclude the bound where "
         "the verdict is "
-        "inconclusive. *Start of training* marks an undertrained model.",
+        "inconclusive. *Undertrained* marks a model that saw fewer tokens than it has parameters.",
     ]
     for row in rows:
         parts.append(f'<a id="{_anchor(row)}"></a>\n\n### {_minus(row.claim)}: {row.verdict}')
