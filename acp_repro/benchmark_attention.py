@@ -1,4 +1,4 @@
-"""Times forgetting attention and its baselines: ``python -m acp_repro.benchmark_attention [--lengths N]``.
+"""Times forgetting attention and its baselines: ``python -m acp_repro.benchmark_attention``.
 
 Tokens and gates are random. Each kernel is first checked against the equations in float64. One that is wrong,
 or does not fit into memory, gets a line with the reason and no record. Records are written after every
@@ -77,9 +77,9 @@ def _time_ranks(options, dtype, write: Callable[[list[dict]], object]) -> int:
     with process_group(options.device) as device:
         gpu = device.type == "cuda"
         group = context_group(options.nproc, device)
-        heads, gates = options.heads or (12 if gpu else 4), options.gates or "bimodal"
+        heads, gates = options.heads or (12 if gpu else 4), options.gates or "mixed"
         records = []
-        for length in options.lengths or ([65536] if gpu else [4096]):
+        for length in options.context_lengths or ([65536] if gpu else [4096]):
             problem = attention.make_problem(length, heads, options.head_dim, gates, length, device, dtype)
             records += context_parallel.time_exchanges(problem, gates, group, options.repeats)
             on_rank_zero(functools.partial(write, records))
@@ -91,7 +91,7 @@ def _time_lengths(options, gates: str, device, dtype, write: Callable[[list[dict
     from .pipeline.benchmark import attention, baselines
 
     gpu = device.type == "cuda"
-    lengths = options.lengths or ([4096, 8192, 16384, 32768] if gpu else [512, 1024, 2048])
+    lengths = options.context_lengths or ([4096, 8192, 16384, 32768] if gpu else [512, 1024, 2048])
     found = {
         name: baselines.available(name, device) for name in ("ours", *options.baselines) if name in NAMES
     }
@@ -102,7 +102,7 @@ def _time_lengths(options, gates: str, device, dtype, write: Callable[[list[dict
     records = []
     heads = options.heads or (12 if gpu else 4)
     for length in lengths:
-        tokens = options.tokens or (65536 if gpu else 1)
+        tokens = options.batch_tokens or (65536 if gpu else 1)
         try:
             problem = attention.make_problem(length, heads, options.head_dim, gates, tokens, device, dtype)
         except (MemoryError, RuntimeError) as error:
@@ -182,7 +182,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("benchmark_attention", __doc__)
     add = parser.add_argument
     add(
-        "--lengths",
+        "--context-lengths",
         type=positive,
         nargs="+",
         metavar="N",
@@ -209,7 +209,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "none, all but one (default: the suite's measure.gate_distribution, else mixed)",
     )
     add(
-        "--tokens",
+        "--batch-tokens",
         type=positive,
         metavar="N",
         help="tokens in a batch (default: 65536; on a CPU one sequence)",

@@ -111,7 +111,7 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
                 device,
                 repeats=options.repeats,
                 steps=options.steps,
-                official=options.official and world_size() == 1,
+                official=options.with_official and world_size() == 1,
                 parallel=options.parallel[0],
                 gates=options.gates,
             ):
@@ -172,7 +172,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="which heads are local: two thirds, or so many that 65 to 70 %% is pruned at every length "
         "(default: the suite's measure.gate_distribution, else mixed)",
     )
-    add("--official", action="store_true", help="time the authors' model beside ours, on one GPU")
+    add("--with-official", action="store_true", help="time the authors' model beside ours, on one GPU")
     add("--repeats", type=positive, default=3, metavar="N", help="default: %(default)s")
     add("--steps", type=positive, default=5, metavar="N", help="steps in a repeat (default: %(default)s)")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")

@@ -1,7 +1,7 @@
 """Converts checkpoints for transformers, and back:
-``python -m acp_repro.convert SOURCE TARGET --to transformers``.
+``python -m acp_repro.convert MODEL TARGET --to transformers``.
 
-SOURCE is a FoX checkpoint folder of the authors or of this project, or a run folder such as runs/cpu/NAME.
+MODEL is a FoX checkpoint folder of the authors or of this project, or a run folder such as runs/cpu/NAME.
 With ``--to official`` it is a folder that transformers wrote. Tensors keep every bit. After ``import
 acp_repro.hf`` transformers loads TARGET with ``AutoModelForCausalLM`` and ``AutoTokenizer``.
 """
@@ -19,25 +19,25 @@ from .explorer.checkpoint import Checkpoint
 @command(extra="transformers")
 def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
-    if options.target.resolve() == options.source.resolve():
-        raise UsageError("SOURCE and TARGET are the same folder; give another TARGET")
+    if options.target.resolve() == options.model.resolve():
+        raise UsageError("MODEL and TARGET are the same folder; give another TARGET")
     if options.target.exists() and (options.target.is_file() or any(options.target.iterdir())):
         raise UsageError(f"TARGET {options.target} exists and is not empty; give a new folder, or delete it")
-    Checkpoint(options.source)  # before torch is imported
+    Checkpoint(options.model)  # before torch is imported
     from .hf import conversion
 
     with usage_errors():
         if options.to == "official":
-            conversion.to_official(options.source, options.target)
+            conversion.to_official(options.model, options.target)
         else:
-            conversion.to_transformers(options.source, options.target, longcrawl64=options.longcrawl64)
+            conversion.to_transformers(options.model, options.target, longcrawl64=options.longcrawl64)
     print(f"wrote {options.target}")
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("convert", __doc__)
     add = parser.add_argument
-    add("source", metavar="SOURCE", type=Path, help=CHECKPOINT)
+    add("model", metavar="MODEL", type=Path, help=CHECKPOINT)
     add("target", metavar="TARGET", type=Path, help="the folder to write: new, or empty")
     add("--to", choices=("transformers", "official"), required=True, help="the format of TARGET")
     add(

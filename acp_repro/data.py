@@ -27,7 +27,7 @@ EPILOG = """corpora:
 
 examples:
   python -m acp_repro.data --suite h100
-  python -m acp_repro.data '{{corpus: text, path: README.md, tokenizer: gpt2}}' --context-length 256"""
+  python -m acp_repro.data '{{corpus: text, path: README.md, tokenizer: gpt2}}' --context-lengths 256"""
 
 
 @command("nothing of this corpus was kept", extra="pipeline")
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     for key, label in rows.items():
         if key in facts["splits"]["train"]:
             print(f"{label:20}" + "".join(f"{split[key]:14,}" for split in facts["splits"].values()))
-    for length in options.context_length:
+    for length in options.context_lengths:
         splits = corpus.describe(length)["splits"].values()
         print(f"{f'sequences of {length}':20}" + "".join(f"{s['sequences']:14,}" for s in splits))
         print(f"{'  share of tokens':20}" + "".join(f"{s['share_used']:14.1%}" for s in splits))
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--suite", metavar="NAME", help="a name in experiments/ or a YAML file, instead of settings")
     add(
-        "--context-length",
+        "--context-lengths",
         nargs="+",
         type=positive,
         default=[1024, 2048, 4096],

@@ -1,6 +1,6 @@
-"""Runs downstream tasks on a model: ``python -m acp_repro.evaluate PATH --tasks piqa,lambada_openai``.
+"""Runs downstream tasks on a model: ``python -m acp_repro.evaluate MODEL --tasks piqa,lambada_openai``.
 
-PATH is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. The tasks and
+MODEL is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. The tasks and
 their scores are those of the LM Evaluation Harness. The result of each finished task is kept, so the same
 command continues with the others after a stop.
 """
@@ -25,19 +25,19 @@ from .pipeline.evaluation.catalogue import BOOK_TASKS, PAPER_TASKS, check_tokeni
 OUTPUT = Path("runs/evaluations")
 
 
-@command("the same command, without --again, continues where it was", extra="eval")
+@command("the same command, without --force, continues where it was", extra="eval")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    Checkpoint(options.checkpoint)  # before torch is imported
+    Checkpoint(options.model)  # before torch is imported
     device = choose_device(options.device)
 
     from .model import BPETokenizer
-    from .papers.acp.checkpoint_folder import TextCheckpoint
+    from .pipeline.data.text_checkpoint import TextCheckpoint
     from .pipeline.data.tokenizer import read_tokenizer
     from .pipeline.evaluation.evaluation import evaluate, harness_model, identity, print_results
     from .pipeline.evaluation.tasks import load_tasks
 
-    checkpoint = TextCheckpoint(options.checkpoint)
+    checkpoint = TextCheckpoint(options.model)
     own = options.tokenizer is None
     tokenizer = checkpoint.require_tokenizer() if own else BPETokenizer(read_tokenizer(options.tokenizer))
     whose = str(checkpoint.folder if own else options.tokenizer)
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         items=options.items,
         kept=kept,
         identity=identity(model, checkpoint.weights_sha256),
-        again=options.again,
+        again=options.force,
         say=print,
     )
     print_results(results)
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = checkpoint_parser("evaluate", __doc__, "PATH")
+    parser = checkpoint_parser("evaluate", __doc__)
     add = parser.add_argument
     add(
         "--tasks",
@@ -96,7 +96,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--exact", action="store_true", help="evaluate the same weights without pruning")
     add("--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)")
-    add("--again", action="store_true", help="delete the kept results of these tasks, and start again")
+    add("--force", action="store_true", help="delete the kept results of these tasks, and start again")
     return parser.parse_args(arguments)
 
 

@@ -72,7 +72,7 @@ class StopText:
 @command(extra="bpe,checkpoints")
 def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
-    checkpoint = Checkpoint(options.checkpoint)  # before torch is imported
+    checkpoint = Checkpoint(options.model)  # before torch is imported
     device = choose_device(options.device)
 
     import torch

@@ -1,6 +1,6 @@
-"""Shows what each head of a model keeps: ``python -m acp_repro.inspect PATH [--text FILE] [--html PAGE]``.
+"""Shows what each head of a model keeps: ``python -m acp_repro.inspect MODEL [--text FILE] [--html PAGE]``.
 
-PATH is a FoX checkpoint folder in the authors' format, a run folder such as runs/cpu/NAME, or a decoder that
+MODEL is a FoX checkpoint folder in the authors' format, a run folder such as runs/cpu/NAME, or a decoder that
 transformers loads, by folder or by its name on the Hub. Of a FoX it prints each head with its share of pruned
 blocks, its window and its gates; of another decoder the keys that hold the weight, and the blocks that could
 be left out. With --rules it also prints what published rules of sparse attention would skip, and what that
@@ -37,9 +37,9 @@ DEFAULT_TOKENS = 32_768
 @command(extra="inspect")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    if not is_fox(options.checkpoint):
+    if not is_fox(options.model):
         return _inspect_decoder(options)
-    paths = [path for path in (options.checkpoint, options.compare) if path is not None]
+    paths = [path for path in (options.model, options.compare) if path is not None]
     opened = [Checkpoint(path) for path in paths]  # before torch is imported
     length = options.context_length or opened[0].context_length or DEFAULT_CONTEXT_LENGTH
     check_length(options.text, length)
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     from .explorer import inspect_heads, read_heads, weigh_heads
     from .explorer.explorer import Explorer, check_comparable
     from .explorer.heads_table import print_decoder, print_heads
-    from .papers.acp.checkpoint_folder import BATCH_TOKENS, TextCheckpoint
+    from .pipeline.data.text_checkpoint import BATCH_TOKENS, TextCheckpoint
 
     checkpoint, *others = map(TextCheckpoint, paths)
     for other in others:  # before anything is computed
@@ -114,34 +114,34 @@ def _write_files(options: argparse.Namespace, heads, page) -> int:
 def _inspect_decoder(options: argparse.Namespace) -> int:
     """Of a decoder of transformers."""
     if options.compare:
-        raise UsageError(f"--compare pairs two FoX models; {options.checkpoint} is another decoder")
+        raise UsageError(f"--compare pairs two FoX models; {options.model} is another decoder")
     check_length(options.text, 1)
     device = choose_device(options.device)
 
     from .explorer import Explorer, read_heads
     from .explorer.decoders import load_decoder
     from .explorer.heads_table import print_decoder
-    from .papers.acp.checkpoint_folder import read_ids
+    from .pipeline.data.text_checkpoint import read_ids
 
-    model, tokenizer = load_decoder(options.checkpoint, device)
+    model, tokenizer = load_decoder(options.model, device)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     length = options.context_length or min(DEFAULT_CONTEXT_LENGTH, longest or DEFAULT_CONTEXT_LENGTH)
     count = max(options.tokens or length, length)
     if options.token_ids:
         ids = read_ids(options.token_ids, length, count)
     elif tokenizer is None:
-        raise UsageError(f"{options.checkpoint} has no tokenizer; give token ids: --token-ids FILE.npy")
+        raise UsageError(f"{options.model} has no tokenizer; give token ids: --token-ids FILE.npy")
     else:
         text = "".join(document.data.decode() for document in open_text(options.text).documents())
         ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
         if len(ids) < length:
-            raise UsageError(f"the text has {len(ids)} tokens; give that --length, or a longer text")
+            raise UsageError(f"the text has {len(ids)} tokens; give that --context-length, or a longer text")
         ids = ids[: min(count, len(ids)) // length * length].view(-1, length)
     heads = read_heads(model, ids, log_pruning_tolerance=options.log_pruning_tolerance, progress=True)
     given = options.token_ids or options.text
     heads.facts = [Path(given).name if given else SampleSource.title]
     print(f"text: {given or SampleSource.title}")
-    print_decoder(options.checkpoint, heads.table, options.sort)
+    print_decoder(options.model, heads.table, options.sort)
     for line in heads.skipped:
         print(f"skipped {line}")
     if options.rules:
@@ -158,7 +158,7 @@ def _check_reads_like(one: Checkpoint, other: Checkpoint) -> None:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = checkpoint_parser("inspect", __doc__, "PATH")
+    parser = checkpoint_parser("inspect", __doc__)
     add_text_options(parser)
     add = parser.add_argument
     add(

@@ -15,7 +15,7 @@ from .pipeline import freshness, planner
 from .pipeline.errors import SuiteError
 from .pipeline.paper import FIGURES, RESULTS, FigureSpec, Suite
 from .pipeline.run import RUNS
-from .pipeline.suite_file import load_suite
+from .pipeline.suite_file import load_suite, suite_names
 
 
 @command("the same command continues where it was", extra="figures")
@@ -63,16 +63,17 @@ def _make(suite: Suite, words: str, target: FigureSpec | None) -> int:
 def _help(suite_name: str) -> int:
     """Lists what can be made from the suite, with titles; one line where the items cannot be read."""
     print(
-        f"  SUITE={suite_name} is the suite at hand; choose another with SUITE=name (experiments/name.yaml) "
-        "or SUITE=file.yaml"
+        f"  SUITE={suite_name} is the suite at hand; SUITE=file.yaml is your own, and SUITE=name one of "
+        f"experiments/: {', '.join(suite_names())}"
     )
     print("Figures and tables, each made with all that it needs:")
     try:
         suite = load_suite(suite_name)
         able = [(item.name, item.title) for item in suite.paper.items if item.runs(suite)]
         able += [(planner.HEADS, planner.HEADS_TITLE)] if suite.run_for_heads else []
-        lines = [f"    make {name:<15} {title}" for name, title in able]
-        print("\n".join([f"  of {suite.paper.title}:", *lines]))
+        print(
+            f"  of {suite.paper.title}:", *(f"    make {name:<15} {title}" for name, title in able), sep="\n"
+        )
     except ImportError:
         print("  make figure2 is one; make setup installs what lists them all")
     return 0

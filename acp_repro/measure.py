@@ -1,7 +1,7 @@
 """Measures trained runs: ``python -m acp_repro.measure QUANTITY... --suite cpu [--run NAME]``.
 
 Writes results/SUITE/RUN/QUANTITY.csv. A record that matches the present weights and settings is kept, unless
-``--again``. Metrics that depend on a run's shape alone need no training, and are measured first. One
+``--force``. Metrics that depend on a run's shape alone need no training, and are measured first. One
 process measures at a time in a folder; another one waits.
 """
 
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     other = [metric.name for _, metric in wanted if metric.name not in OF_HEADS]
     if keywords and other:
         raise SuiteError(f"--heads: {other[0]} has no such option; {', '.join(OF_HEADS)} have")
-    bring_up_to_date(suite, wanted, options.device, again=options.again, **keywords)
+    bring_up_to_date(suite, wanted, options.device, again=options.force, **keywords)
     return 0
 
 
@@ -50,12 +50,11 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Metric
             if not any(type(run) is type(other) for other in about):
                 raise SuiteError(f"{metric.name} is measured of no run such as {run.name}")
     of_shape = {pair for pair in pairs if pair[1].untrained(pair[0])}
-    order = [q for q in suite.paper.metrics if q in asked]
     return [
         (run, metric)
         for chosen in (of_shape, pairs - of_shape)  # so that an untrained run does not stop the others
         for run in suite.runs
-        for metric in order
+        for metric in suite.paper.metrics
         if (run, metric) in chosen
     ]
 
@@ -76,7 +75,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="only this run (repeatable; default: all runs of the metric)",
     )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
-    add("--again", action="store_true", help="measure again even if up to date")
+    add("--force", action="store_true", help="measure again even if up to date")
     add(
         "--heads",
         nargs="+",

@@ -1,6 +1,6 @@
-"""Hides a needle in a haystack, for any FoX checkpoint: ``python -m acp_repro.needle CHECKPOINT``.
+"""Hides a needle in a haystack, for any FoX checkpoint: ``python -m acp_repro.needle MODEL``.
 
-CHECKPOINT is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or a
+MODEL is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or a
 run folder such as runs/cpu/NAME. A sentence is hidden at several depths of texts of several lengths, and the
 model is asked for it at the end. Prints, by length and depth, the share of its words that the answers have.
 Also prints how much more probable the right answer is with the needle than without.
@@ -32,8 +32,8 @@ from .pipeline.data.sources import check_length
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     # Before torch is imported:
-    longest = Checkpoint(options.checkpoint).context_length or DEFAULT_CONTEXT_LENGTH
-    check_length(options.haystack, max(options.lengths or [longest]), "--haystack")
+    longest = Checkpoint(options.model).context_length or DEFAULT_CONTEXT_LENGTH
+    check_length(options.haystack, max(options.context_lengths or [longest]), "--haystack")
     if options.csv and options.csv.exists():
         raise UsageError(f"--csv: {options.csv} exists already; give another name, or delete it")
     device = choose_device(options.device)
@@ -42,17 +42,17 @@ def main(arguments: list[str] | None = None) -> int:
 
     from .common.files import write_text
     from .model.generation import use_one_thread_if_small
-    from .papers.acp.checkpoint_folder import TextCheckpoint
+    from .pipeline.data.text_checkpoint import TextCheckpoint
     from .pipeline.evaluation.catalogue import check_tokenizer
     from .pipeline.needle import trial
     from .pipeline.needle.haystack import checkpoint_haystacks
     from .pipeline.needle.prompt import hide, tokenise_needles
 
-    checkpoint = TextCheckpoint(options.checkpoint)
+    checkpoint = TextCheckpoint(options.model)
     tokenizer = checkpoint.require_tokenizer()
     check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, str(checkpoint.folder))
     needles = tokenise_needles(tokenizer.encode, tokenizer.bos_id, options.mode)
-    lengths = sorted(set(options.lengths or ())) or trial.default_lengths(needles, longest, 5)
+    lengths = sorted(set(options.context_lengths or ())) or trial.default_lengths(needles, longest, 5)
     haystacks = checkpoint_haystacks(checkpoint, options.haystack, max(lengths), options.samples)
     model = checkpoint.load(device, **({"log_pruning_tolerance": None} if options.exact else {}))
     if options.exact and checkpoint.config.log_pruning_tolerance is None:
@@ -91,7 +91,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("needle", __doc__)
     add = parser.add_argument
     add(
-        "--lengths",
+        "--context-lengths",
         type=positive,
         nargs="+",
         metavar="TOKENS",

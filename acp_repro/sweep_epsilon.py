@@ -28,7 +28,7 @@ from .common.command import (
 from .explorer.checkpoint import Checkpoint
 from .model.config import LogEpsilon
 from .papers.acp.runs import FoXSuite
-from .papers.acp.schema import SWEPT_LOG_PRUNING_TOLERANCES, MeasureConfig
+from .papers.acp.schema import SWEPT_LOG_PRUNING_TOLERANCES
 from .pipeline.data.sources import check_length
 from .pipeline.errors import SuiteError
 from .pipeline.provenance import made_on, origin
@@ -51,7 +51,7 @@ _HEADER = (
 @command(extra="pipeline")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    print(table((_of_checkpoint if options.checkpoint else _of_suite)(options)))
+    print(table((_of_checkpoint if options.model else _of_suite)(options)))
     return 0
 
 
@@ -70,31 +70,33 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
     if values != SWEPT_LOG_PRUNING_TOLERANCES:
         path = path.with_name(f"{QUANTITY}_at_{'_'.join(f'{value:g}' for value in values)}.csv")
         other = {"path": path, "log_pruning_tolerances": values}
-    bring_up_to_date(suite, [(run, metric)], options.device, again=options.again, **other)
+    bring_up_to_date(suite, [(run, metric)], options.device, again=options.force, **other)
     return read_files(suite, metric, [path]).to_dict("records")
 
 
 def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
-    opened = Checkpoint(options.checkpoint)  # before torch is imported
+    opened = Checkpoint(options.model)  # before torch is imported
     length = options.context_length or opened.context_length or DEFAULT_CONTEXT_LENGTH
     check_length(options.text, length)
     device = choose_device(options.device)
 
-    from .papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
-    from .papers.acp.measure.pruned_ratio import measure_epsilon_sweep
+    from .papers.acp.measure.pruned_ratio import PassSettings, measure_epsilon_sweep
+    from .pipeline.data.text_checkpoint import TextCheckpoint, labelled_batches
 
-    checkpoint = TextCheckpoint(options.checkpoint)
+    checkpoint = TextCheckpoint(options.model)
     print(f"text: {checkpoint.source(options.text, options.token_ids)}")
     tokens = max(length, options.tokens or (GPU_TOKENS if device.type == "cuda" else CPU_TOKENS))
     ids = checkpoint.input_ids(length, tokens, text=options.text, token_ids=options.token_ids)
-    trained = TrainedCheckpoint(checkpoint, ids, device, MeasureConfig(sweep_tokens=tokens))
-    rows = measure_epsilon_sweep(trained, options.log_pruning_tolerance)
+    settings = PassSettings(checkpoint.autocast_dtype(device), str(checkpoint.folder))
+    rows = measure_epsilon_sweep(
+        checkpoint.load(device), labelled_batches(ids, device), settings, options.log_pruning_tolerance
+    )
     if options.csv:
         source = {
             "checkpoint": str(checkpoint.folder),
             "text": str(options.token_ids or options.text or "held-out"),
             "context_length_tokens": length,
-            **origin(dtype=trained.run.training.dtype, **made_on(device)),
+            **origin(dtype=settings.dtype, **made_on(device)),
         }
         rows = [row | source for row in rows]
         print(files.write_csv(options.csv, list(rows[0]), (row.values() for row in rows)))
@@ -122,15 +124,7 @@ def table(rows: list[dict]) -> str:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("sweep_epsilon", __doc__)
     add = parser.add_argument
-    # SUPPRESS leaves the value of --checkpoint in place where no MODEL is given.
-    hidden = argparse.SUPPRESS
-    add(
-        "checkpoint",
-        nargs="?",
-        metavar="MODEL",
-        default=hidden,
-        help=f"{CHECKPOINT}, instead of a suite's run",
-    )
+    add("model", nargs="?", metavar="MODEL", help=f"{CHECKPOINT}, instead of a suite's run")
     add(
         "--log-pruning-tolerance",
         type=bounded(LogEpsilon),
@@ -142,24 +136,24 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument_group("a run of a suite").add_argument
     add("--suite", help="a name in experiments/ or a YAML file (default: cpu)")
     add("--run", metavar="NAME", help="default: the suite's run_for_sweep")
-    add("--again", action="store_true", help="measure again even if up to date")
+    add("--force", action="store_true", help="measure again even if up to date")
     of_checkpoint = parser.add_argument_group("any checkpoint")
     add = of_checkpoint.add_argument
-    add("--checkpoint", metavar="FOLDER", help="the same as MODEL")
     add_text_options(of_checkpoint)
     add(
         "--tokens",
         type=positive,
         metavar="N",
-        help=f"tokens at most (default: {GPU_TOKENS} on a GPU; {CPU_TOKENS} on a CPU, about half a minute)",
+        help=f"read at most this many tokens (default: {GPU_TOKENS} on a GPU; {CPU_TOKENS} on a CPU, about "
+        "half a minute)",
     )
     add("--csv", type=output_file, metavar="FILE", help="also write the result to this file")
     options = parser.parse_args(arguments)
     of_text = (options.text, options.token_ids, options.context_length, options.tokens)
-    if not options.checkpoint and (any(of_text) or options.csv):
+    if not options.model and (any(of_text) or options.csv):
         parser.error("--text, --token-ids, --context-length, --tokens and --csv need a MODEL")
-    if options.checkpoint and (options.suite or options.run or options.again):
-        parser.error("a MODEL belongs to no suite; leave out --suite, --run and --again")
+    if options.model and (options.suite or options.run or options.force):
+        parser.error("a MODEL belongs to no suite; leave out --suite, --run and --force")
     return options
 
 

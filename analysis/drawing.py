@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh  # noqa: F401
     from matplotlib.figure import Figure
 
+LETTERS = "abcdefgh"  # of panels
+
 
 @dataclass(frozen=True)
 class Found:
@@ -99,6 +101,7 @@ def save(figure: Figure, path: Path, caption: str, formats: Sequence[str] = ("pd
     # The PNG comes last: Make takes it as the sign that all three are there.
     if caption:
         files.write_text(path.with_suffix(".md"), caption.strip() + "\n")
+    _letter_panels(figure)
     _wrap_titles(figure)
     for suffix in formats:
         undated = {"CreationDate": None} if suffix == "pdf" else None  # the same bytes if drawn again
@@ -111,8 +114,11 @@ def save(figure: Figure, path: Path, caption: str, formats: Sequence[str] = ("pd
     return path
 
 
-def forest(values: Mapping[str, float | Sequence[float]], axis: str) -> Figure:
-    """A line for each value, and for its interval where it is (mean, low, high)."""
+def forest(
+    values: Mapping[str, float | Sequence[float]], axis: str, paper_range: Sequence[float] = ()
+) -> Figure:
+    """A line for each value, and for its interval where it is (mean, low, high); the paper's range is a
+    band."""
     style.use_style()
     figure, ax = panels(height=0.5 + 0.16 * len(values), width=5.0)
     for row, value in enumerate(values.values()):
@@ -121,9 +127,19 @@ def forest(values: Mapping[str, float | Sequence[float]], axis: str) -> Figure:
         ax.plot([mean], [row], "o", ms=3, color=style.SIZES[0])
     ax.set(yticks=range(len(values)), yticklabels=values, xlabel=axis)
     ax.invert_yaxis()
-    if ax.get_xlim()[0] < 0 < ax.get_xlim()[1]:
-        ax.axvline(0, color=style.PAPER, lw=0.8)
+    ax.axvline(0, color="0.2", lw=0.8)
+    if len(paper_range):
+        ax.axvspan(*paper_range, color=style.PAPER, alpha=0.35, lw=0, zorder=0, label="the paper's range")
+        ax.legend(loc="lower right")
     return figure
+
+
+def _letter_panels(figure: Figure) -> None:
+    """Puts (a), (b), (c) before the titles, if several panels have one."""
+    titled = [ax for ax in figure.axes if ax.get_title(loc="left")]
+    if len(titled) > 1 and len(titled) <= len(LETTERS):
+        for ax, letter in zip(titled, LETTERS, strict=False):
+            ax.set_title(f"({letter}) {ax.get_title(loc='left')}")
 
 
 def _wrap_titles(figure: Figure) -> None:
@@ -135,13 +151,15 @@ def _wrap_titles(figure: Figure) -> None:
         ax.set_title(textwrap.fill(words, max(20, int(letters))))
 
 
-def panels(columns: int = 1, height: float = 2.4, width: float | None = None, **options: Any) -> tuple:
+def panels(
+    columns: int = 1, height: float = 2.4, width: float | None = None, rows: int = 1, **options: Any
+) -> tuple:
     """A figure and its panels side by side, with a light grid: one as wide as a column, or several over the
     page."""
     from matplotlib import pyplot as plt
 
     width = width or (style.PAGE_INCHES if columns > 1 else style.COLUMN_INCHES)
-    figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained", **options)
+    figure, axes = plt.subplots(rows, columns, figsize=(width, height), layout="constrained", **options)
     for ax in figure.axes:
         ax.grid(visible=True)
     return figure, axes

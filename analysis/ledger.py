@@ -6,17 +6,19 @@ the suite nearest to the paper's own setting decides, whatever its answer.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import subprocess
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
+from acp_repro.claims import VERSION
 from acp_repro.common import files
 from acp_repro.common.artifacts import read_object
 from acp_repro.common.command import progress_bar
@@ -34,18 +36,9 @@ from .verdict import Verdict, Word
 
 PATH = Path("claims.json")
 SHORT = 60  # characters of an answer
-QUICK_SECONDS = 1800
-TEST_COST = "a test, under a minute on two CPU cores"
-# The words of the ICML 2026 open reproductions. What was measured on small trainings is a toy.
-ICML = {
-    Word.PROVED: "verified",
-    Word.CHECKED: "verified",
-    Word.MEASURED: "verified",
-    Word.ANOTHER_SIZE: "toy",
-    Word.UNTOLD: "inconclusive",
-    Word.CONTRADICTED: "falsified",
-    Word.MISPRINT: "falsified",
-}
+TEST_COST = "under a minute on two CPU cores"
+PRETRAINED = Path("pretrained/results.csv")
+HISTORY = Path(__file__).parent / "reproduction"  # what git knows of criteria, as data
 
 
 @dataclass(frozen=True)
@@ -57,14 +50,14 @@ class Row:
         where: the figure or table whose claim it is; empty for one of the text.
         paper: the paper's words and their place.
         ours: the answer in at most :data:`SHORT` characters; ``numbers`` has all of it.
-        icml: the verdict in the words of the ICML 2026 open reproductions.
         n, unit: how many of what the verdict rests on.
         suite: the one that decides; ``scale`` describes its models.
         others: what other suites found: [suite, verdict, numbers].
-        changed: how the criterion changed after scores were seen.
+        changed: each change of the criterion after scores were seen, a row of ``changed_criteria.csv``.
+        criterion_before_run: whether the criterion's text is older than every record that decides, by the
+            commit times of ``criteria.csv`` and ``commits.csv``; None without records.
         records: the files behind it.
-        commands: what measures it again; ``cost`` and ``devices`` say what that takes, ``quick`` whether it
-            is less than half an hour of one GPU.
+        commands: what measures it again; ``cost`` and ``devices`` say what that takes.
         missing: whether there is nothing to judge.
     """
 
@@ -75,22 +68,22 @@ class Row:
     verdict: Word
     where: str = ""
     criterion: str = ""
-    icml: str = ""
     n: int | None = None
     unit: str = ""
     numbers: str = ""
     values: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     axis: str = ""
+    paper_range: Sequence[float] = ()
     suite: str = ""
     scale: str = ""
     others: Sequence[Sequence[str]] = ()
-    changed: str = ""
+    changed: Sequence[Mapping[str, str]] = ()
+    criterion_before_run: bool | None = None
     test: str = ""
     records: Sequence[str] = ()
     commands: Sequence[str] = ()
     cost: str = "nothing measures it"
     devices: Sequence[str] = ()
-    quick: bool = False
     missing: bool = False
 
 
@@ -170,14 +163,14 @@ def digest(suite: str) -> str:
 def judge_claim(claim: Claim, item: FigureSpec, suite: Suite, records: Mapping[str, pd.DataFrame]) -> Finding:
     """A claim on a suite's records of the runs of an item; missing records are said, not guessed."""
     if not (runs := item.runs(suite)):
-        return Finding(suite, Verdict(Word.UNTOLD, planner.why_not(suite, item)), True)
+        return Finding(suite, Verdict(Word.INCONCLUSIVE, planner.why_not(suite, item)), True)
     tables = records_of_runs(suite, claim.metrics, runs, records)
     if missing := [name for name in suite.paper.required(claim.metrics) if name not in tables]:
-        return Finding(suite, Verdict(Word.UNTOLD, f"no records of {' or '.join(missing)}"), True)
+        return Finding(suite, Verdict(Word.INCONCLUSIVE, f"no records of {' or '.join(missing)}"), True)
     try:
         verdict = claim.check(*(tables.get(name) for name in claim.metrics))
     except UnfitRecords as error:
-        return Finding(suite, Verdict(Word.UNTOLD, str(error)), True)
+        return Finding(suite, Verdict(Word.INCONCLUSIVE, str(error)), True, runs)
     measured = set(verdict.runs) or {run for table in tables.values() for run in table["run"].dropna()}
     found = [run for run in runs if run.name in measured]
     return Finding(suite, verdict, verdict.n == 0, found, tables, item)
@@ -213,49 +206,51 @@ def judge_row(
         claim.claim,
         paper_words(claim, paper, item),
         "",
-        Word.UNTOLD,
+        Word.INCONCLUSIVE,
         f"{item.label}{', ours' * item.ours}" if item else "",
         claim.holds_if,
-        changed=claim.changed,
+        changed=[change for change in _history("changed_criteria") if change.pop("claim") == id],
         test=claim.test,
     )
     if not claim.metrics:
         return _without_records(row, claim)
     items = [paper.item(name) for name in claim.items] or [item]
     judged_on = [_together(items)] if claim.pooled else items[:1]
-    found = [
-        finding
+    every = [
+        judge_claim(claim, one, suite, records[suite.name])
         for suite in suites
         for one in judged_on
         if item or claim.pooled or one.name not in suite.file.skip_items
-        if not (finding := judge_claim(claim, one, suite, records[suite.name])).missing
     ]
+    found = [finding for finding in every if not finding.missing]
     if not found:
-        return _unmeasured(row, claim, items[0], suites)
+        unfit = next((finding for finding in every if finding.runs and not item), None)
+        return _unmeasured(row, claim, items[0], suites, unfit)
     if claim.pooled:
         return _pooled(row, claim, found)
     first, *_ = found = sorted(found, key=_nearness, reverse=True)
-    others = [[one.suite.name, one.verdict.word, one.verdict.ours] for one in found[1:]]
+    words = [_word(claim, one.verdict, [one]) for one in found]
+    others = [[one.suite.name, word, one.verdict.ours] for one, word in zip(found, words, strict=True)]
     again = _rerun(first.tables, first.item, first.suite, first.runs)
     return replace(
-        _fill(row, first.verdict, [first]),
-        others=[other for other in others if other[1] != first.verdict.word],
+        _fill(row, replace(first.verdict, word=words[0]), [first]),
+        others=[other for other in others if other[1] != words[0]],
         suite=first.suite.name,
         **again,
     )
 
 
 def _without_records(row: Row, claim: Claim) -> Row:
-    """Proved, checked by a test, wrong as printed, or not to be judged here."""
+    """Proved, tested, wrong as printed, or not to be judged here."""
     if claim.untested:
-        return _fill(row, Verdict(Word.UNTOLD, claim.untested, claim.short))
-    word = Word.MISPRINT if claim.refuted else Word.PROVED if claim.proof else Word.CHECKED
+        return _fill(row, Verdict(Word.INCONCLUSIVE, claim.untested, claim.short))
     ours = claim.refuted or claim.proof or "the test passes"
-    found = claim.check() if claim.check else Verdict(word, ours, claim.short)
-    row = _fill(row, replace(found, word=word) if found.word is Word.MEASURED else found)
+    found = claim.check() if claim.check else Verdict(Word.REPRODUCED, ours, claim.short)
+    word = Word.ERRATUM if claim.refuted else _word(claim, found, ())
+    row = _fill(row, replace(found, word=word))
     commands = [f"python -m pytest -q {claim.test}"] if claim.test else []
     cost = TEST_COST if claim.test else "nothing to measure"
-    return replace(row, commands=commands, cost=cost, quick=True)
+    return replace(row, commands=commands, cost=cost)
 
 
 def _together(items: Sequence[FigureSpec]) -> FigureSpec:
@@ -267,15 +262,19 @@ def _together(items: Sequence[FigureSpec]) -> FigureSpec:
     )
 
 
-def _unmeasured(row: Row, claim: Claim, item: FigureSpec, suites: Sequence[Suite]) -> Row:
+def _unmeasured(
+    row: Row, claim: Claim, item: FigureSpec, suites: Sequence[Suite], unfit: Finding | None
+) -> Row:
+    if unfit:
+        return replace(_fill(row, replace(unfit.verdict, short="not measured")), missing=True)
     able = next((suite for suite in suites if item.runs(suite)), None)
     lacks = " or ".join(f"`{name}`" for name in claim.metrics)
     if able is None or not set(claim.metrics) <= set(item.metrics):
         what = f"a run of {item.runs_needed}" if able is None else f"records of {lacks} of such a run"
         short = "not measured" if able else "no suite has such a run"
-        return replace(_fill(row, Verdict(Word.UNTOLD, f"no suite has {what}", short)), missing=True)
+        return replace(_fill(row, Verdict(Word.INCONCLUSIVE, f"no suite has {what}", short)), missing=True)
     why = f"no records of {lacks}; `make {item.name} SUITE={able.name}` makes them"
-    row = _fill(row, Verdict(Word.UNTOLD, why, "not measured"))
+    row = _fill(row, Verdict(Word.INCONCLUSIVE, why, "not measured"))
     return replace(row, missing=True, **_rerun(claim.metrics, item, able, item.runs(able)))
 
 
@@ -285,15 +284,44 @@ def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
         pd.concat(tables) if (tables := [one.tables[name] for one in found if name in one.tables]) else None
         for name in claim.metrics
     ]
-    each = [_rerun(one.tables, one.item, one.suite, one.runs) for one in found]
+    each = [_work(one.tables, one.item, one.suite, one.runs) for one in found]
+    verdict = claim.check(*together)
     return replace(
-        _fill(row, claim.check(*together), found),
+        _fill(row, replace(verdict, word=_word(claim, verdict, found)), found),
         suite=max(found, key=_nearness).suite.name,
-        commands=list(dict.fromkeys(command for one in each for command in one["commands"])),
-        cost="; ".join(f"{one.suite.name}: {again['cost']}" for one, again in zip(found, each, strict=True)),
-        devices=sorted({device for one in each for device in one["devices"]}),
-        quick=all(one["quick"] for one in each),
+        **_costs(each),
     )
+
+
+def _word(claim: Claim, verdict: Verdict, found: Sequence[Finding]) -> Word:
+    """The word of a criterion that holds: what a theorem or a test decides is not called reproduced, and what
+    was trained on less than a tenth of the paper's scale is reproduced at small scale."""
+    if verdict.word is not Word.REPRODUCED:
+        return verdict.word
+    if claim.proof or claim.test:
+        return Word.PROVED if claim.proof else Word.TESTED
+    trained = any((table["trained_tokens"] > 0).any() for one in found for table in one.tables.values())
+    return Word.SMALL_SCALE if trained and not all(map(_at_paper_scale, found)) else Word.REPRODUCED
+
+
+def _criterion_first(id: str, found: Sequence[Finding]) -> bool | None:
+    """Whether the text of a claim's criterion was committed before every record of it was measured."""
+    times = {one["commit"]: int(one["time"]) for one in _history("commits")}
+    criteria = {one["claim"]: times[one["commit"]] for one in _history("criteria")}
+    commits = {commit for one in found for table in one.tables.values() for commit in table["commit"]}
+    if not commits:
+        return None
+    return id in criteria and all(criteria[id] <= times.get(commit, 0) for commit in commits)
+
+
+def _history(name: str) -> list[dict[str, str]]:
+    """The rows of a table of ``analysis/reproduction/``, which scripts/criteria.py derives from git."""
+    return _table(HISTORY / f"{name}.csv")
+
+
+def _table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
 def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
@@ -309,20 +337,20 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
         for _, path in record_paths(one.suite, one.suite.paper.metric(name), one.runs)
         if path.is_file()
     ]
-    unit = verdict.unit or ("model" if timed else "training")
-    small = verdict.word is Word.MEASURED and runs and not timed and not any(map(_at_paper_scale, found))
+    unit = verdict.unit or ("model" if timed else "training run")
     return replace(
         row,
         ours=short,
         verdict=verdict.word,
-        icml="toy" if small else ICML[verdict.word],
         n=verdict.n or runs or None,
         unit=unit if verdict.n or runs else "",
         numbers=verdict.ours,
         values=verdict.values,
         axis=verdict.axis,
+        paper_range=list(verdict.paper_range),
         scale=". ".join(dict.fromkeys(map(_scale, found))),
         records=list(dict.fromkeys(files)),
+        criterion_before_run=_criterion_first(row.id, found),
     )
 
 
@@ -342,14 +370,15 @@ def _at_paper_scale(finding: Finding) -> bool:
 
 
 def _nearness(finding: Finding) -> tuple:
-    """More for a suite that is nearer to the paper's setting: past the start of training, at the paper's size
-    and context; then with more shapes and runs, larger models and more tokens."""
+    """More for a suite that is nearer to the paper's setting: past the undertrained stage, with the paper's
+    recipe, at its size and context; then with more shapes and runs, larger models and more tokens."""
     models = _models(finding)
     settled = getattr(models, "past_start", len)(finding.runs)
     largest = getattr(models, "largest", lambda runs: 0)(finding.runs)
     apart = getattr(models, "distance", lambda item, runs: 0.0)(finding.item, finding.runs)
     tokens = max((table["trained_tokens"].max() for table in finding.tables.values()), default=0)
-    return settled > 0, -apart, settled, len(finding.runs), largest, 0 if pd.isna(tokens) else tokens
+    recipe = bool(finding.runs) and getattr(models, "has_paper_recipe", lambda runs: False)(finding.runs)
+    return settled > 0, recipe, -apart, settled, len(finding.runs), largest, 0 if pd.isna(tokens) else tokens
 
 
 def _scale(finding: Finding) -> str:
@@ -357,7 +386,7 @@ def _scale(finding: Finding) -> str:
     models, parts = _models(finding), []
     if models and finding.runs:
         at_scale = " (the paper's scale)" if _at_paper_scale(finding) else ""
-        start = ", start of training" * (not getattr(models, "past_start", len)(finding.runs))
+        start = ", undertrained" * (not getattr(models, "past_start", len)(finding.runs))
         parts.append(models.shapes(finding.runs) + at_scale + start)
     both = pd.concat([table[["trained_tokens", "device"]] for table in finding.tables.values()])
     counts = both["trained_tokens"].dropna()
@@ -373,8 +402,36 @@ def _scale(finding: Finding) -> str:
 # --- measuring again ----------------------------------------------------------------------------------------
 
 
+class _Work(NamedTuple):
+    """What trains and measures some metrics of runs."""
+
+    commands: Sequence[str]
+    training: float  # seconds
+    measuring: float
+    devices: Sequence[str]
+
+
 def _rerun(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[Run]) -> dict[str, Any]:
     """What trains and measures some metrics of ``runs``, and the cost: fields of a row."""
+    return _costs([_work(names, item, suite, runs)])
+
+
+def _costs(each: Sequence[_Work]) -> dict[str, Any]:
+    training, measuring = sum(one.training for one in each), sum(one.measuring for one in each)
+    devices = sorted({device for one in each for device in one.devices})
+    gpus = " and ".join(f"an {name.removeprefix('NVIDIA ').partition(' ')[0]}" for name in devices)
+    commands = list(dict.fromkeys(command for one in each for command in one.commands))
+    trains = (
+        "training of a time not recorded"
+        if any("train --suite" in one for one in commands)
+        else "no training"
+    )
+    trains = f"{duration(training)} of training on {gpus or 'one machine'}" if training else trains
+    measures = f"{duration(measuring)} of measuring" if measuring else "measuring of a time not recorded"
+    return {"commands": commands, "cost": f"{trains}, {measures}", "devices": devices}
+
+
+def _work(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[Run]) -> _Work:
     metrics = [suite.paper.metric(name) for name in names]
     commands = [metric.command_for(suite.name) for metric in metrics if metric.command]
     of_runs = [metric for metric in metrics if not metric.command]
@@ -384,21 +441,44 @@ def _rerun(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[
         trained |= first
     if trained:
         commands.append(planner.train_command(suite, [run for run in suite.runs if run in trained]))
-    commands += [f"{command} --again" for command in planner.measure_commands(suite, pairs)]
+    commands += [f"{command} --force" for command in planner.measure_commands(suite, pairs)]
     known = [one for run in trained if (one := freshness.recorded_settings(run).get("trained"))]
-    seconds, untimed = sum(one["gpu_seconds"] for one in known), len(trained) - len(known)
-    measuring = sum(freshness.measuring_seconds(run, metric) for run, metric in pairs)
-    devices = sorted({one["device"] for one in known})
-    timed = f"{seconds:,.0f} s ({', '.join(devices)})" if seconds else ""
-    lost = f"{untimed} run{'s' * (untimed > 1)} of no recorded time" if untimed else ""
-    words = f"measures {measuring:,.0f} s" if measuring else "measures in a time not recorded"
-    trains = " and ".join(filter(None, (timed, lost)))
-    return {
-        "commands": commands,
-        "cost": f"trains {trains}, then {words}" if trained else f"trains nothing, {words}",
-        "devices": devices,
-        "quick": not untimed and seconds + measuring < QUICK_SECONDS,
-    }
+    seconds = sum(training_seconds(run, suite) for run in trained)
+    measuring = sum(_measuring_seconds(run, metric, suite) for run, metric in pairs)
+    return _Work(commands, seconds, measuring, sorted({one["device"] for one in known}))
+
+
+def duration(seconds: float) -> str:
+    """ "about 1 h 33 min"; under a minute in seconds."""
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"about {max(seconds, 1):.0f} s"
+    return "about " + f"{minutes // 60} h {minutes % 60} min".removeprefix("0 h ").removesuffix(" 0 min")
+
+
+def training_seconds(run: Run, suite: Suite) -> float:
+    """The GPU time of a run. Without a record of it: by the throughput in its training log, or that of
+    the run of the suite that took longest."""
+    if trained := freshness.recorded_settings(run).get("trained"):
+        return trained["gpu_seconds"]
+    path = RESULTS / run.suite / run.name / "training_log.csv"
+    if path.is_file():
+        speed = pd.read_csv(path, usecols=["throughput_tokens_per_s"]).squeeze().median()
+        if speed > 0:
+            return run.size.tokens / speed
+    others = [freshness.recorded_settings(other).get("trained") for other in suite.runs]
+    return max((one["gpu_seconds"] for one in others if one), default=0.0)
+
+
+def _measuring_seconds(run: Run, metric: Metric, suite: Suite) -> float:
+    """What measuring took; without a record of that, the longest of the metric in the runs of the suite."""
+    recorded = freshness.measuring_seconds(run, metric)
+    return recorded or max(freshness.measuring_seconds(other, metric) for other in suite.runs)
+
+
+def judge_on(id: str, claim: Claim, item: FigureSpec | None, suite: Suite) -> Row:
+    """The row of a claim as one suite's results alone decide it."""
+    return judge_row(id, claim, item, suite.paper, [suite], {suite.name: all_records(suite, claim.metrics)})
 
 
 def rerun_on(claim: Claim, item: FigureSpec, suite: Suite) -> dict[str, Any]:
@@ -412,12 +492,14 @@ def rerun_on(claim: Claim, item: FigureSpec, suite: Suite) -> dict[str, Any]:
 def write(rows: Sequence[Row]) -> None:
     """Writes ``claims.json``, with a hash of the records of every suite that was judged."""
     suites = sorted({Path(path).parts[1] for row in rows for path in row.records})
+    usual = {one.name: one.default for one in fields(Row)}
     claims = [
-        {key: value for key, value in asdict(row).items() if value not in ("", [], {}, (), None, False)}
+        {key: value for key, value in asdict(row).items() if value not in ([], {}, (), usual[key])}
         for row in rows
     ]
     digests = {name: digest(name) for name in suites}
-    content = {"suites": digests, "claims": claims, "models": models()}
+    content = {"version": VERSION, "suites": digests, "claims": claims, "models": models()}
+    content["pretrained"] = _table(PRETRAINED) if PRETRAINED.is_file() else []
     files.write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -442,7 +524,7 @@ def is_judged(suite: str) -> bool:
 
 
 def models() -> list[dict[str, Any]]:
-    """The published trainings of ACP: what they are, and what they came to."""
+    """The published training runs of ACP: what they are, and what they came to."""
     models = []
     for suite in map(load_suite, suite_names()):
         if not suite.file.published or suite.paper.name != "acp":
@@ -454,7 +536,7 @@ def models() -> list[dict[str, Any]]:
             if not trained and run.name not in by_run.get("loss", {}):
                 continue
             one = {"suite": suite.name, "run": run.name, "tokens": run.size.tokens}
-            one["gpu_minutes"] = round(trained.get("gpu_seconds", 0) / 60, 1)
+            one["gpu_minutes"] = round(training_seconds(run, suite) / 60, 1)
             if (rows := by_run.get("loss", {}).get(run.name)) is not None:
                 one |= {"loss_nats": round(float(rows["loss_nats"].iloc[0]), 4)}
                 one["commit"] = rows["commit"].iloc[0]

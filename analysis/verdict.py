@@ -18,12 +18,26 @@ class Word(StrEnum):
     """The verdicts, in the order of every count."""
 
     PROVED = "proved"
-    CHECKED = "checked by a test"
-    MEASURED = "measured in the paper's range"
-    ANOTHER_SIZE = "same direction, another size"
-    UNTOLD = "cannot be told"
+    TESTED = "tested"
+    REPRODUCED = "reproduced"
+    SMALL_SCALE = "reproduced at small scale"
+    MAGNITUDE = "different magnitude"
+    INCONCLUSIVE = "inconclusive"
     CONTRADICTED = "contradicted"
-    MISPRINT = "misprint"
+    ERRATUM = "erratum"
+
+
+MEANINGS = (
+    "**proved** or **tested**: a theorem or a test of the code decides the claim; only a bug could break it.",
+    "**reproduced**: the criterion holds at the paper's model size and context length, after at "
+    "least a tenth "
+    "of the paper's training tokens (a timing or simulation without a trained model needs no tokens); "
+    "**reproduced at small scale**: the criterion holds below that.",
+    "**different magnitude**: the effect has the paper's direction and is outside the paper's range.",
+    "**inconclusive**: the results do not decide the claim, or there are none; **contradicted**: the "
+    "criterion fails.",
+    "**erratum**: the paper is wrong as printed; the row gives the correction.",
+)
 
 
 @dataclass(frozen=True)
@@ -34,9 +48,9 @@ class Verdict:
         ours: all numbers, in the Markdown of captions.
         short: the answer in at most 60 characters; empty where ``ours`` is as short.
         runs: those of a suite that it rests on; by default all that have records.
-        n, unit: how many of what the verdict rests on; by default the trainings or the timed models.
+        n, unit: how many of what the verdict rests on; by default the training runs or the timed models.
         values: numbers by what they are of, or (mean, low, high), for plots and tables; ``axis`` has their
-            unit.
+            quantity and unit, ``paper_range`` the ends of the paper's range.
     """
 
     word: Word
@@ -46,12 +60,13 @@ class Verdict:
     unit: str = ""
     values: Mapping[str, float | tuple[float, float, float]] = field(default_factory=dict)
     axis: str = ""
+    paper_range: Sequence[float] = ()
     runs: Sequence[str] = ()
 
     @classmethod
     def of(cls, met: bool | None, ours: str, short: str = "", **more) -> Self:
-        """Of a criterion with one side; None cannot be told."""
-        word = Word.UNTOLD if met is None else Word.MEASURED if met else Word.CONTRADICTED
+        """Of a criterion with one side; None is inconclusive."""
+        word = Word.INCONCLUSIVE if met is None else Word.REPRODUCED if met else Word.CONTRADICTED
         return cls(word, ours, short, **more)
 
 
@@ -66,7 +81,7 @@ def in_range(
     paper: str = "",
     **more,
 ) -> Verdict:
-    """Measured if all lie in the range; of another size if some are past its good end, or short of its
+    """Reproduced if all are in the range; of another magnitude if some are past its good end, or short of its
     bad end and all better than ``nothing``, the value of no effect. What is only to be little has none.
     """
     finite(measured, ours, measured.index)
@@ -81,14 +96,14 @@ def in_range(
         )
         if len(some)
     ]
-    word = Word.ANOTHER_SIZE if reasons else Word.MEASURED
+    word = Word.MAGNITUDE if reasons else Word.REPRODUCED
     if len(bad) and (less_is_better or measured.min() <= nothing):
         word = Word.CONTRADICTED
     ends = low if measured.min() < low else high
     digits = len(_apart(measured.min(), ends).partition(".")[2])
     paper = paper or (f"{low:g} to {high:g}" if high > low else f"{low:g}")
     short = f"{style.span(measured, f'.{digits}f')}{suffix} (paper: {paper}{suffix})"
-    more |= {"axis": f"{more['axis']}; paper: {paper}{suffix}"} if "axis" in more else {}
+    more.setdefault("paper_range", (low, high))
     return Verdict(word, ours + (f" ({' and '.join(reasons)})" if reasons else ""), short, **more)
 
 

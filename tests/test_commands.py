@@ -66,7 +66,7 @@ assert "torch" not in sys.modules
         "train --suite short": "experiments/short.yaml: data: no heldout document holds context_length = 128",
         f"inspect runs/mini/{RUN} --text {tmp_path / 'empty.txt'}": "--text: ",
         f"inspect runs/mini/{RUN} --text {tmp_path / 'short.txt'}": "--text: ",
-        f"sweep_epsilon --checkpoint runs/mini/{RUN} --text {tmp_path / 'short.txt'}": "--text: ",
+        f"sweep_epsilon runs/mini/{RUN} --text {tmp_path / 'short.txt'}": "--text: ",
         f"needle runs/mini/{RUN} --haystack {tmp_path / 'short.txt'}": "--haystack: ",
     }
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -104,7 +104,7 @@ def test_a_full_disk_leaves_the_old_record_and_no_other_file(work, monkeypatch, 
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(files, "sync", full)
-    assert measure.main(["loss", "--suite", "mini", "--run", RUN, "--again"]) == 1
+    assert measure.main(["loss", "--suite", "mini", "--run", RUN, "--force"]) == 1
     error = capsys.readouterr().err
     assert error.splitlines()[-1].startswith("error: results/mini/") and "No space left on device" in error
     assert ".tmp" not in error

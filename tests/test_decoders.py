@@ -400,7 +400,7 @@ def test_scorer_loses_more_than_the_oracle(ids):
 def test_the_command_and_its_page(tmp_path, capsys):
     make_model("Llama").float().save_pretrained(tmp_path / "llama")
     np.save(tmp_path / "ids.npy", np.arange(2 * T) % 97)
-    given = [str(tmp_path / "llama"), "--token-ids", str(tmp_path / "ids.npy"), "--length", str(T)]
+    given = [str(tmp_path / "llama"), "--token-ids", str(tmp_path / "ids.npy"), "--context-length", str(T)]
     page, table = tmp_path / "heads.html", tmp_path / "heads.csv"
     assert inspect.main([*given, "--tokens", str(2 * T), "--html", str(page), "--csv", str(table)]) == 0
     frame = pd.read_csv(table).assign(**{"seen_e-10": [0.1, 0.5, 0.3, 0.3, 0.9, 0.0, 0.2, 0.4]})
@@ -422,7 +422,7 @@ def test_a_rope_twin_of_ours_is_read_like_any_decoder(ids, tmp_path):
         assert bool(read_heads(twin, ids).table["known"].any()) == (name == "pro")
     np.save(tmp_path / "ids.npy", ids.numpy())
     page = tmp_path / "heads.html"
-    given = ["--token-ids", str(tmp_path / "ids.npy"), "--length", str(T), "--html", str(page)]
+    given = ["--token-ids", str(tmp_path / "ids.npy"), "--context-length", str(T), "--html", str(page)]
     assert inspect.main([str(tmp_path / "rope"), *given, "--compare", str(tmp_path / "pro")]) == 0
     assert page.is_file()
 

@@ -23,5 +23,5 @@ def test_results_are_printed_and_kept(small_fox, tmp_path, monkeypatch, capsys):
     # Other settings are kept beside it, not instead of it.
     assert evaluate.main([*asked, "--context-length", "16", "--exact"]) == 0
     assert "finished before" not in capsys.readouterr().out and kept.is_file()
-    assert evaluate.main([*asked, "--context-length", "32", "--again"]) == 0
+    assert evaluate.main([*asked, "--context-length", "32", "--force"]) == 0
     assert "finished before" not in capsys.readouterr().out

@@ -126,7 +126,7 @@ def test_a_folder_in_the_authors_format_with_any_text(folder):
 
 
 def test_a_page_of_one_model_or_two_beside_the_same_table(folder):
-    arguments = ["official", "--length", "256", "--tokens", "512", "--sort", "layer"]
+    arguments = ["official", "--context-length", "256", "--tokens", "512", "--sort", "layer"]
     assert inspect([*arguments, "--csv", "one.csv"]) == 0
     assert inspect([*arguments, "--csv", "two.csv", "--html", "out/page.html"]) == 0
     assert (folder / "one.csv").read_bytes() == (folder / "two.csv").read_bytes()

@@ -84,7 +84,7 @@ def test_other_weights_are_not_taken_for_it(published, capsys):
     weights["model.norm.weight"] += 1
     save_file(weights, path)
     assert not is_done(run)
-    assert measure(["loss", "--suite", "ready", "--run", RUN, "--again"]) == 1
+    assert measure(["loss", "--suite", "ready", "--run", RUN, "--force"]) == 1
     assert "holds no finished weights" in capsys.readouterr().err
     path.write_bytes(before)
     assert is_done(run) and json.loads(done.read_text())["tokens"] == 1536

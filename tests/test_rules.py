@@ -142,7 +142,15 @@ def test_the_command_writes_a_map_of_heads(tmp_path, capsys):
     file = tmp_path / "map.json"
     text = tmp_path / "text.txt"
     text.write_text("a text of some tokens. " * 50)
-    arguments = [str(tmp_path / "small"), "--text", str(text), "--length", "300", "--rules", str(file)]
+    arguments = [
+        str(tmp_path / "small"),
+        "--text",
+        str(text),
+        "--context-length",
+        "300",
+        "--rules",
+        str(file),
+    ]
     assert inspect.main(arguments) == 0
     written = json.loads(file.read_text())
     assert written["tokens"] == 256 and written["model"] == "small" and written["text"] == "text.txt"

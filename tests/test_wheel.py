@@ -51,7 +51,9 @@ def run(python: Path, *arguments: str) -> str:
 def test_readme_and_commands_work_from_another_folder(python):
     run(python, "-c", python_that_runs((ROOT / "README.md").read_text(encoding="utf-8")))
     model = str(SHIPPED)
-    assert "local" in run(python, "-m", "acp_repro.inspect", model, "--length", "512", "--tokens", "512")
+    assert "local" in run(
+        python, "-m", "acp_repro.inspect", model, "--context-length", "512", "--tokens", "512"
+    )
     assert run(python, "-m", "acp_repro.generate", model, "--prompt", "It was", "--max-new-tokens", "5")
 
 

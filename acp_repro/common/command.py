@@ -25,6 +25,14 @@ from .errors import UsageError, UserError, did_you_mean, is_out_of_memory
 Main = Callable[..., int | None]
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
 CHECKPOINT = "a checkpoint folder, or a run folder"
+RENAMED = {  # former names of options
+    "--again": "--force",
+    "--checkpoint": "MODEL",
+    "--length": "--context-length",
+    "--lengths": "--context-lengths",
+    "--official": "--with-official",
+    "--rivals": "--baselines",
+}
 # Libraries of the extras of pyproject.toml, by the name that is imported; the package needs the first two.
 _PIPELINE = ("safetensors", "pandas", "pydantic", "scipy", "yaml", "tqdm", "fsspec")
 _EXTRAS = {
@@ -37,8 +45,6 @@ _EXTRAS = {
     "transformers": ("safetensors", "tokenizers", "transformers"),
     "eval": ("safetensors", "tokenizers", "transformers", "lm_eval"),
 }
-# Threads that wait by spinning make small operators many times slower on a machine that is shared.
-_PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 # The errors of a wrong output path; the second line is a file where a folder should be.
 _NOT_WRITABLE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG),
@@ -122,8 +128,9 @@ def run_command(main: Main) -> None:
     sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     if "MAKELEVEL" in os.environ:
         threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
-    for name, value in _PASSIVE.items():  # read when torch is imported, which commands do later
-        os.environ.setdefault(name, value)
+    # Threads that wait by spinning make small operators many times slower on a machine that is shared. The
+    # variable is read when torch is imported, which commands do later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     code = main()
     try:
         sys.stdout.flush()
@@ -206,11 +213,14 @@ def plain(doc: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that suggests an option for an unknown one."""
+    """A parser that suggests an option for an unknown one, or its present name for a former one."""
 
     def error(self, message: str) -> NoReturn:
-        unknown = re.search(r"^unrecognized arguments:.*? (--?[^\s=]+)", message)
-        super().error(message + (did_you_mean(unknown[1], self._option_string_actions) if unknown else ""))
+        if unknown := re.search(r"^unrecognized arguments:.*? (--?[^\s=]+)", message):
+            message += did_you_mean(
+                RENAMED.get(unknown[1], unknown[1]), [*self._option_string_actions, "MODEL"]
+            )
+        super().error(message)
 
 
 def described_parser(name: str, doc: str | None, **more: Any) -> Parser:
@@ -228,10 +238,10 @@ def described_parser(name: str, doc: str | None, **more: Any) -> Parser:
     return Parser(prog=f"python -m acp_repro.{name}", description=plain(doc), **more)
 
 
-def checkpoint_parser(name: str, doc: str, metavar: str = "CHECKPOINT") -> argparse.ArgumentParser:
-    """The parser of a command that opens one checkpoint, ``options.checkpoint``."""
+def checkpoint_parser(name: str, doc: str) -> argparse.ArgumentParser:
+    """The parser of a command that opens one checkpoint, ``options.model``."""
     parser = described_parser(name, doc)
-    parser.add_argument("checkpoint", metavar=metavar, help=CHECKPOINT)
+    parser.add_argument("model", metavar="MODEL", help=CHECKPOINT)
     parser.add_argument("--device", help="cpu, cuda (default: a GPU if there is one)")
     return parser
 
@@ -250,9 +260,7 @@ def add_text_options(parser: argparse._ActionsContainer) -> None:
         "--token-ids", metavar="FILE.npy", type=existing, help="a file of token ids, instead of text"
     )
     parser.add_argument(
-        "--length",
         "--context-length",
-        dest="context_length",
         type=positive,
         metavar="N",
         help=f"tokens a sequence (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",

@@ -12,14 +12,13 @@ def names(package: str, home: Mapping[str, str]) -> tuple[Callable[[str], object
 
     Args:
         package: its ``__name__``.
-        home: each name with the module of the package that has it.
+        home: each name with the module of the package that has it; empty if the name is a module itself.
     """
 
     def load(name: str) -> object:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f".{home[name]}", package), name)
-        setattr(sys.modules[package], name, value)
-        return value
+        module = importlib.import_module(f".{home[name] or name}", package)
+        return getattr(module, name) if home[name] else module
 
     return load, lambda: sorted({*vars(sys.modules[package]), *home})

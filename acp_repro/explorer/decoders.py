@@ -128,7 +128,7 @@ def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerIn
         limit = getattr(config, "max_position_embeddings" if own is None else own, None)
         if limit and length > limit:
             raise NotReadable(
-                f"{length} tokens are more than the model's {limit} positions; give fewer (--length)"
+                f"{length} tokens are more than the model's {limit} positions; give fewer (--context-length)"
             )
         watch = _watch(model, see_layer, reading.skipped)
         run = functools.partial(decoder.base_model, use_cache=False)

@@ -230,7 +230,7 @@ def weigh_heads(
         if length < 2 * max(grid[0]):
             raise UsageError(
                 f"{length} tokens are fewer than two blocks of {max(grid[0])}, so nothing can be pruned; "
-                f"give {2 * max(grid[0])} or more (--length {2 * max(grid[0])})"
+                f"give {2 * max(grid[0])} or more (--context-length {2 * max(grid[0])})"
             )
         layers[layer] = [*_weigh_layer(layer, inputs, cell)]
 

@@ -30,7 +30,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
         f"{facts['log_pruning_tolerance']:g}, blocks of {block_q} x {block_k}\n"
     )
     if sort == "pruned":
-        # Many local heads prune all that the grid allows; windows in tokens distinguish them.
+        # Many local heads prune the achievable maximum; windows in tokens distinguish them.
         heads = heads.sort_values("token_pruned_ratio", ascending=False, kind="stable")
     print_table(
         console,
@@ -61,11 +61,11 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
         },
     )
     say(
-        f"pruned  {heads['pruned_ratio'].mean():.1%} of all blocks (the grid allows {most:.1%}), "
+        f"pruned  {heads['pruned_ratio'].mean():.1%} of all blocks (achievable maximum {most:.1%}), "
         f"{heads['token_pruned_ratio'].mean():.1%} at token level"
     )
     say("grid    blocks at the diagonal always stay, so no head can prune all of its blocks")
-    say(f"kind    local: at least {LOCAL:.0%} of what the grid allows; global: under {GLOBAL:.0%}")
+    say(f"kind    local: at least {LOCAL:.0%} of the achievable maximum; global: under {GLOBAL:.0%}")
     say("p50,p90 effective context: keys that a query keeps at token level, median and 90 % quantile")
     say("gate    mean forget gate; U bounds the scores, delta is the threshold in nats")
 

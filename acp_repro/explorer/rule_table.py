@@ -174,7 +174,7 @@ def measure_rules(
     ids = check_ids(tokens, config.vocab_size).to(next(model.parameters()).device)
     ids = ids[:, : ids.shape[1] // SPAN * SPAN]
     if len(ids) != 1 or ids.shape[1] < 2 * SPAN:
-        raise UsageError(f"rules are measured on one sequence of {2 * SPAN} tokens or more (--length)")
+        raise UsageError(f"rules take one sequence of {2 * SPAN} tokens or more (--context-length)")
     log_epsilon = DEFAULT_LOG_PRUNING_TOLERANCE if log_pruning_tolerance is None else log_pruning_tolerance
     found: list[dict[str, Any]] = []
     bar = progress_bar(unit="head", leave=False, disable=not progress)

@@ -43,7 +43,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 _WITH_ROPE = {"fgate_type": ("none",), "rope_base": (ROPE_BASE, int(ROPE_BASE))}
 # Config fields that a file may leave out, because only the default makes sense.
-_OPTIONAL = ("intermediate_size", "max_position_embeddings", "initializer_range", "use_rope")
+_OPTIONAL = ("intermediate_size", "max_position_embeddings", "initializer_range", "use_rope", "fuse_training")
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
 
@@ -197,7 +197,9 @@ def config_from_official(values: Mapping[str, Any], path: str | os.PathLike[str]
 def config_to_official(config: FoXConfig) -> dict[str, Any]:
     """The contents of the official ``config.json``: the fields, and what is the same for every FoX here."""
     fixed = {key: supported[0] for key, supported in _list_supported(config.use_rope).items()}
-    return {"model_type": MODEL_TYPE, **fixed, **dataclasses.asdict(config)}
+    fields = dataclasses.asdict(config)
+    del fields["fuse_training"]  # how it is computed, not what
+    return {"model_type": MODEL_TYPE, **fixed, **fields}
 
 
 def _list_supported(use_rope: bool) -> dict[str, tuple[Any, ...]]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -102,16 +101,22 @@ def first_seeds(runs: Iterable[Run]) -> list[Run]:
     return [run for run in runs if run in chosen]
 
 
+def samples(median: str) -> tuple[str, str]:
+    """The columns of a time that is measured repeatedly: ``x_ms``, the median, and ``x_samples_ms``, all
+    times."""
+    return median, f"{median.removesuffix('_ms')}_samples_ms"
+
+
 @dataclass(frozen=True)
 class Metric:
     """Something that is measured: ``results/SUITE/RUN/NAME.csv``.
 
     Attributes:
         name: of the metric and the file of its records.
-        columns: the measured columns, as words of one string. A name ends with its unit; counts, ratios and
-            indices need none. After ``x_ms+``, a median, stands ``x_samples_ms``: all the times behind it.
-        measure: ``MODULE:FUNCTION``, imported when it measures: ``function(trained, **options)`` gives the
-            rows. Empty if ``command`` makes them.
+        columns: the measured columns. A name ends with its unit; counts, ratios and indices need none. See
+            also :func:`samples`.
+        measure: gives the function that measures: ``metric.measure()(trained, **options)`` returns the rows.
+            Only this call imports it, and torch. None if ``command`` makes them.
         runs: the runs of a suite that it is about.
         untrained: whether it depends on a run's shape alone, so that no training is needed. ``measure`` then
             gets a ``Trained`` without task and model, and makes a model with fresh weights.
@@ -121,25 +126,20 @@ class Metric:
             installs it before the first such record.
         optional: whether a run may lack it, because it was measured before the metric existed and its
             weights are gone. Figures are then drawn, and claims judged, without it.
-        key: with a ``command``, the columns that tell one measurement from another, as words. Measured again,
-            a row takes the place of the one with its key, and others stay. Without: the whole file is new.
+        key: with a ``command``, the columns that tell one measurement from another. Measured again, a row
+            takes the place of the one with its key, and others stay. Without: the whole file is new.
     """
 
     name: str
-    columns: str | tuple[str, ...]
-    measure: str = ""
+    columns: tuple[str, ...]
+    measure: Callable[[], Callable[..., Iterable[Mapping[str, Any]]]] | None = None
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
     untrained: Callable[[Run], bool] = lambda run: False
     large: bool = False
     command: str = ""
     library: tuple[str, str] | None = None
     optional: bool = False
-    key: str = ""
-
-    def __post_init__(self):
-        if isinstance(self.columns, str):
-            columns = re.sub(r"(\w+)_ms\+", r"\1_ms \1_samples_ms", self.columns)
-            object.__setattr__(self, "columns", tuple(columns.split()))
+    key: tuple[str, ...] = ()
 
     @property
     def has_library(self) -> bool:
@@ -174,11 +174,11 @@ class Claim:
             records, and gives an ``analysis.verdict.Verdict``.
         items: for a claim in ``Paper.claims``, the names of the items on whose runs it is judged.
         pooled: whether it is judged once on the runs of all its items and suites, and not suite by suite.
-        test: ``FILE::FUNCTION``, which shows what needs no record.
-        proof: where the proof is, or the proof itself, of what is proved besides.
+        test: ``FILE::FUNCTION``, which shows what needs no record. With ``metrics``, a criterion that
+            holds is "tested": only a bug could break it.
+        proof: where the proof is, or the proof itself. A criterion that holds is then "proved".
         refuted: what the test shows instead, if the paper is wrong as printed.
         short: the answer of a test in a few words.
-        changed: how the criterion changed after scores were seen.
         untested: why it cannot be judged here.
     """
 
@@ -193,7 +193,6 @@ class Claim:
     proof: str = ""
     refuted: str = ""
     short: str = ""
-    changed: str = ""
     untested: str = ""
 
 
@@ -331,10 +330,5 @@ class Paper:
 
     def load_task(self) -> Callable[[Run], Any]:
         """The function that makes the task of a run; imports torch."""
-        return load_object(self.task)
-
-
-def load_object(place: str) -> Any:
-    """The object that ``MODULE:NAME`` names."""
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+        module, _, name = self.task.partition(":")
+        return getattr(importlib.import_module(module), name)

@@ -69,7 +69,7 @@ def write_suite_records(
     Rows of that file with another ``Metric.key`` than each of ``rows`` stay, in front.
     """
     shared = {"suite": suite, **origin(device, dtype, uses_gpu)}
-    key, kept = metric.key.split(), []
+    key, kept = metric.key, []
     if path is None and key:
         new = {_values(row, key) for row in rows}
         kept = [row for row in benchmark_rows(suite, paper, metric) if _values(row, key) not in new]

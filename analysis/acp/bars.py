@@ -9,25 +9,28 @@ from .. import drawing, style
 from ..tables import one_each
 from . import naming
 
-MARKS = ("", "////", "....")  # of GPU types
 POINTS_OF_A_NUMBER = 8.0  # nearer to the line of the limit, a number stands in its bar
+INSIDE_POINTS = 6.0  # of the text in bars
+FITTING_SHARE = 0.36  # of the largest bar: the text of a shorter bar is above it
 DASH_WIDTH = 0.3  # of a bar, where nothing was measured
 
 
-def look(size: str, index: int, tokens: float, mark: str = "") -> dict:
-    """A bar's colour, pale inside at the start of training, with the mark of its GPU."""
+def look(size: str, index: int, tokens: float) -> dict:
+    """A bar's colour, pale inside if the model is undertrained."""
     from matplotlib.colors import to_rgba
 
     colour, start = naming.colour(size, index), naming.at_start(tokens, size)
-    return {"fc": to_rgba(colour, 0.25 if start else 1.0), "ec": "white" if mark else colour, "hatch": mark}
+    return {"fc": to_rgba(colour, 0.25 if start else 1.0), "ec": colour}
 
 
-def grouped(ax: drawing.Axes, table: pd.DataFrame, marks: dict[str, str]) -> None:
-    """Bars of ``percent``: a group a context length, a colour a size; a dash where nothing was measured.
+def is_dark(colour: tuple) -> bool:
+    """Whether white text is the readable one on a colour."""
+    return 0.3 * colour[0] + 0.6 * colour[1] + 0.1 * colour[2] < 0.5
 
-    Args:
-        marks: by ``device``, for tables that have one.
-    """
+
+def grouped(ax: drawing.Axes, table: pd.DataFrame) -> None:
+    """Bars of ``percent``: a group a context length, a colour a size; a dash where nothing was measured. The
+    text of the column ``inside`` is written into the bars."""
     one_each(table, ["size", "context_length_tokens"], "bars")
     lengths, sizes = sorted(table["context_length_tokens"].unique()), list(dict.fromkeys(table["size"]))
     measured = table.set_index(["size", "context_length_tokens"])
@@ -40,14 +43,24 @@ def grouped(ax: drawing.Axes, table: pd.DataFrame, marks: dict[str, str]) -> Non
                 drawing.note(ax, "–", (at - DASH_WIDTH / 2, 0), (0, 0.1))
                 continue
             row, x, at = measured.loc[size, length], at + 0.5, at + 1
-            height, mark = row["percent"], marks.get(row.get("device"), "")
-            ax.bar(x, height, 0.88, **(bar := look(size, index, row["trained_tokens"], mark)))
+            height = row["percent"]
+            ax.bar(x, height, 0.88, **(bar := look(size, index, row["trained_tokens"])))
             inside = row.get("grid_percent", np.inf) - height < POINTS_OF_A_NUMBER
             ink = {"color": "white"} if inside and bar["fc"][3] == 1 else {}  # on a full bar
+            if words := row.get("inside"):
+                fits = height > FITTING_SHARE * table["percent"].max()
+                white = fits and bar["fc"][3] == 1 and is_dark(bar["fc"])
+                place, offset = ((x, 0), (0, 2)) if fits else ((x, max(height, 0)), (0, 9))
+                look_of_text = {
+                    "rotation": 90,
+                    "fontsize": INSIDE_POINTS,
+                    "color": "white" if white else "0.15",
+                }
+                drawing.note(ax, words, place, offset, **look_of_text)
             drawing.note(ax, f"{height:.0f}", (x, max(height, 0)), (0, -2 if inside else 0.1), **ink)
         if "grid_percent" in table:
             most = table.loc[table["context_length_tokens"] == length, "grid_percent"].max()
-            ax.hlines(most, start, at, color="0.2", lw=1, label="the most that the grid allows")
+            ax.hlines(most, start, at, color="0.2", lw=1, label="the achievable maximum")
         centres.append((start + at) / 2)
         at += 0.3
     ax.set_xlim(-pad, at - 0.3 + pad)

@@ -11,6 +11,7 @@ from ..tables import UnfitRecords, one_each
 from ..verdict import Verdict
 from . import naming
 
+TOKENS = r"-[\d.]+B$"  # ends the name of a size of suite h100-recipe that is trained on fewer tokens
 SHARE_POINTS = 2.0  # what "roughly" is taken to mean of attention's share of all FLOPs
 
 
@@ -25,42 +26,54 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 def listed(
     table: pd.DataFrame, column: str = "percent", digits: int = 0, sign: str = "", unit: str = " %"
 ) -> str:
-    """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"; a size at the start of training says so."""
+    """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"; an undertrained size says so, and each number
+    names its GPU where there are several."""
+    gpus = gpu_marks(table)
     return "; ".join(
         f"{size}: "
         + ", ".join(
-            f"{value:{sign}.{digits}f}{unit} at {style.length_label(length)}"
-            for value, length in zip(rows[column], rows["context_length_tokens"], strict=True)
+            f"{value:{sign}.{digits}f}{unit} at {style.length_label(length)}{gpu}"
+            for value, length, gpu in zip(
+                rows[column], rows["context_length_tokens"], gpus[rows.index], strict=True
+            )
         )
         for size, rows in table.groupby(naming.marked(table), sort=False)
     )
 
 
+def gpu_marks(table: pd.DataFrame) -> pd.Series:
+    """ " (H200)" by row if the numbers of a table are from several GPU models; else empty."""
+    if "device" not in table or table["device"].nunique() < 2:
+        return pd.Series("", table.index)
+    return table["device"].map(lambda name: f" ({name.removeprefix('NVIDIA ').partition(' ')[0]})")
+
+
 def by_model(table: pd.DataFrame, column: str = "percent") -> dict[str, float]:
     """ "125M at 4k": a number of each size and context length, for ``Verdict.values``."""
-    names = table["size"] + " at " + table["context_length_tokens"].map(style.length_label)
+    names = table["size"] + " at " + table["context_length_tokens"].map(style.length_label) + gpu_marks(table)
     return dict(zip(names, map(float, table[column]), strict=True))
 
 
 def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
     """Met if every size has more at every longer context. Sizes decide as
     in :func:`naming.settled`."""
-    table = in_order(table)
+    table = in_order(table.assign(size=table["size"].str.replace(TOKENS, "", regex=True)))
     deciding = naming.settled(table)
     words = listed(table, sign=sign)
     several = [rows for _, rows in deciding.groupby("size", sort=False) if len(rows) > 1]
-    where = " past the start of training" if len(deciding) < len(table) else ""
+    where = " past the undertrained stage" if len(deciding) < len(table) else ""
     if not several:
         raise UnfitRecords(f"one context length only{where}")
     met = all((rows["percent"].diff().iloc[1:] > 0).all() for rows in several)
     if "of_grid_percent" in table:
-        words += f"; of what the grid allows: {listed(table, 'of_grid_percent')}"
+        words += f"; of the achievable maximum: {listed(table, 'of_grid_percent')}"
         met = met and all((rows["of_grid_percent"].diff().iloc[1:] >= 0).all() for rows in several)
     lengths = deciding["context_length_tokens"]
     ends = [deciding.loc[lengths == end, "percent"] for end in (lengths.min(), lengths.max())]
     labels = (style.length_label(end) for end in (lengths.min(), lengths.max()))
     short = ", ".join(f"{style.span(e, f'{sign}.0f')} % at {at}" for e, at in zip(ends, labels, strict=True))
-    return Verdict.of(met, words, short, values=by_model(table), axis="%")
+    axis = "training throughput gain (%)" if sign else "attention blocks pruned (%)"
+    return Verdict.of(met, words, short, values=by_model(table), axis=axis)
 
 
 def attention_share() -> Verdict:

@@ -24,12 +24,11 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     delta = float(head["threshold_nats"].iloc[0])
     figure, axes = drawing.panels(2, 2.75, width=style.PAGE_INCHES * 0.8)
     mesh = _panel(axes[0], grid, np.zeros_like(grid.first_kept), delta)
-    axes[0].set_title(f"Without ACP: all {(grid.last + 1).sum()} blocks")
+    axes[0].set_title("Without ACP")
     _panel(axes[1], grid, grid.first_kept, delta)
     pruned = f"{grid.first_kept.sum()} of {(grid.last + 1).sum()}"
     rows = np.repeat(np.arange(len(grid.first_kept) + 1), 2)[1:-1] * grid.block_q
-    where = f"one\xa0head, first {min(len(head), rows[-1]):,} tokens"
-    axes[1].set_title(f"With ACP: {pruned} blocks pruned ({where})")
+    axes[1].set_title(f"With ACP: {pruned} blocks pruned")
     axes[1].plot(
         np.repeat(grid.first_kept, 2) * grid.block_k,
         rows,
@@ -103,6 +102,6 @@ those left of the orange boundary. Each cell is a block of {grid.block_q} querie
 the code computes them. Darker is a stronger decay. Arrows show which blocks the code visits in each row, and
 in which order. A block is skipped if its largest $D_{{ij}}$ is under delta = {one["threshold_nats"]:.2f}. The
 decay is of layer {one["layer"]}, head {one["head"]} (counted from 0) of {naming.run_name(one)}, on {which}
-{shown:,} tokens of {part}. Of the recorded heads, it prunes nearest to half of what this grid allows:
+{shown:,} tokens of {part}. Of the recorded heads, it prunes nearest to half of the achievable maximum:
 {share:.0f} % of that."""
     return draw(records), caption

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pandas as pd
 
 from .. import drawing, style
 from ..tables import some
-from ..verdict import Verdict, in_range
-from . import bars, by_length, naming, statistics, versions
+from ..verdict import Verdict, Word, in_range
+from . import bars, by_length, naming, statistics, training_logs, versions
 
+SIZES_POINTS = 2.0  # of the pruned ratio, between sizes that are called equal
+FALLING_POINTS = -1.0  # per doubling of the tokens; a ratio that falls faster has not settled
 PRUNED_PERCENT = (60.0, 80.0)  # what "around 70 %" is taken to mean
 # Where delta comes from.
 THRESHOLD = {
@@ -28,42 +31,50 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> drawing.
         item: whose numbers in ``paper_values.csv`` stand beside ours.
     """
     pruned = statistics.pruned_of_grid(records["pruned_ratio"])
-    time = _on_devices(statistics.time_reduction(records["attention_time"]), records["attention_time"])
-    speed = _on_devices(statistics.throughput_gain(records["throughput"]), records["throughput"])
-    devices = sorted({*time["device"], *speed["device"]})
-    marks = dict(zip(devices, bars.MARKS, strict=False))
+    time = statistics.on_devices(
+        statistics.time_reduction(records["attention_time"]), records["attention_time"]
+    )
+    speed = statistics.on_devices(statistics.throughput_gain(records["throughput"]), records["throughput"])
     panels = (
-        (pruned, "pruned_ratio", "ACP prunes {} of the attention's blocks", "blocks pruned"),
-        (time, "attention_time_reduction", "Attention takes {} less time", "attention time saved"),
-        (speed, "throughput_gain", "Training processes {} more tokens a second", "throughput gained"),
+        (pruned, "pruned_ratio", "Pruned blocks", "pruned ratio"),
+        (in_bars(time, "{:,.0f} ms".format), "attention_time_reduction", "Attention time", "time saved"),
+        (
+            in_bars(speed, lambda rate: f"{style.count_label(rate)} tok/s"),
+            "throughput_gain",
+            "Training throughput",
+            "gain",
+        ),
     )
     figure, axes = drawing.panels(3, 3.1)
     for ax, (table, metric, title, axis) in zip(axes, panels, strict=True):
         bars.of_paper(ax, *naming.PUBLISHED.range(item, metric))
-        bars.grouped(ax, table, marks)
-        ax.set(title=title.format(_settled(table)), ylabel=f"{axis} (%)")
+        bars.grouped(ax, table)
+        ax.set(title=title, ylabel=f"{axis} (%)")
     for index, (size, tokens) in enumerate(pruned.groupby("size", sort=False)["trained_tokens"]):
         axes[0].bar(0, 0, label=_named(size, tokens), **bars.look(size, index, tokens.max()))
-    for device, mark in marks.items() if len(marks) > 1 else ():
-        axes[1].bar(0, 0, fc="0.4", ec="white", hatch=mark, label=f"timed on {device}")
     drawing.legend(figure, 3)
     return figure
 
 
-def _settled(table: pd.DataFrame) -> str:
-    """The range of ``percent`` past the start of training, if that is there: "77 to 86 % (full bars)"."""
-    shown = naming.settled(table)
-    return f"{style.span(shown['percent'])} %" + " (full\xa0bars)" * (len(shown) < len(table))
-
-
-def _on_devices(table: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
-    return table.merge(records[[*statistics.RUN, "device"]].drop_duplicates(), on=statistics.RUN)
+def in_bars(table: pd.DataFrame, form: Callable[[float], str]) -> pd.DataFrame:
+    """The table with the column ``inside``, exact and with ACP: "361 → 127 ms"."""
+    pairs = zip(table["exact"].map(form), table["acp"].map(form), strict=True)
+    return table.assign(inside=[f"{one.partition(' ')[0]} → {other}" for one, other in pairs])
 
 
 def _named(size: str, tokens: pd.Series) -> str:
-    """ "760M parameters, 20M to 100M tokens (pale: start of training)"."""
-    mark = " (pale: start of training)" if naming.at_start(tokens.min(), size) else ""
+    """ "760M parameters, 20M to 100M tokens (pale: undertrained)"."""
+    mark = " (pale: undertrained)" if naming.at_start(tokens.min(), size) else ""
     return f"{naming.in_words([size])}, {style.count_span(tokens)} tokens{mark}"
+
+
+def timed_on(records: pd.DataFrame) -> str:
+    """A sentence on the GPU models of the times: "Timed on NVIDIA H200 (4k, 8k) and NVIDIA H100 (16k)."."""
+    names = [
+        f"{device} ({', '.join(map(style.length_label, sorted(set(lengths))))})"
+        for device, lengths in records.groupby("device", sort=False)["context_length_tokens"]
+    ]
+    return f"Timed on {' and '.join(names)}."
 
 
 def make(found: drawing.Found) -> tuple[drawing.Figure, str, str]:
@@ -78,21 +89,23 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str, str]:
     commits = versions.timed_on(records["attention_time"], records["throughput"])
     gained = naming.span(statistics.throughput_gain(records["throughput"]), "+.0f")
     pale = (
-        "Pale bars are of models at the start of training: they saw fewer tokens than they have weights, and "
+        "Pale bars are of undertrained models: they saw fewer tokens than they have weights, and "
         f"under {style.count_label(naming.START_TOKENS)}. "
     )
     caption = f"""**{found.item.label}.** ACP prunes {naming.span(pruned)} of the attention of
 {naming.ARCHITECTURES[architecture]} here, and training throughput gains {gained}.
-{pale if naming.starting(pruned).any() else ""}Left: share of pruned blocks on held-out text. The diagonal
-and the blocks that touch it always stay, so no head can prune more than {most_allowed} (black lines). Middle:
-attention time saved, forward and backward, with the boundary search, for
-{", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput gained.
+{pale if naming.starting(pruned).any() else ""}(a) Pruned blocks in percent of the causal blocks,
+on held-out text. The diagonal and the blocks that touch it always stay, so no head can prune more than
+{most_allowed} (black lines). (b) Attention time saved, forward and backward, with the boundary
+search; in the bars the times without and with ACP for {", ".join(f"{t:,}" for t in tokens)} tokens.
+(c) Gain of training throughput; in the bars the throughput without and with ACP.
+{timed_on(records["attention_time"])}
 {THRESHOLD[architecture]} Grey: what the paper prints for 125M to 760M parameters and 4k to 16k tokens.
 Its hardware is another, so compare percentages only."""
     return draw(records, found.item.name), caption, commits
 
 
-# --- what the paper says of them; rows past the start of training decide, see naming.settled -------------
+# --- what the paper says of them; rows past the undertrained stage decide, see naming.settled -------------
 
 
 def pruned_at_longest(pruned_ratio: pd.DataFrame) -> Verdict:
@@ -102,8 +115,31 @@ def pruned_at_longest(pruned_ratio: pd.DataFrame) -> Verdict:
     return in_range(settled, *PRUNED_PERCENT, by_length.listed(table), paper="about 70", n=len(settled))
 
 
+def pruned_with_recipe(pruned_ratio: pd.DataFrame, training_log: pd.DataFrame) -> Verdict:
+    """Met if runs with the paper's recipe prune :data:`PRUNED_PERCENT` at 4k and at 16k; otherwise
+    inconclusive while a ratio still falls, and contradicted where it is flat."""
+    several = pruned_ratio["context_length_tokens"].nunique() > 1
+    both = several and naming.records_have_paper_recipe(pruned_ratio)
+    what = "published runs at two lengths with the paper's recipe"
+    table = statistics.pruned_percent(some(pruned_ratio if both else None, what))
+    found = in_range(table["percent"], *PRUNED_PERCENT, by_length.listed(table, digits=1), paper="about 70")
+    logs = training_log[training_log["layer"].notna()].groupby("run")
+    falls = {run: _points_per_doubling(log) for run, log in logs}
+    words = "; ".join(f"{run}: {points:+.1f} points per doubling of tokens" for run, points in falls.items())
+    missed = Word.INCONCLUSIVE if min(falls.values()) < FALLING_POINTS else Word.CONTRADICTED
+    word = found.word if found.word is Word.REPRODUCED else missed
+    return replace(found, word=word, ours=f"{found.ours}; {words}", n=len(table))
+
+
+def _points_per_doubling(training_log: pd.DataFrame) -> float:
+    """What the pruned ratio changes by per doubling of the tokens, over the last two doublings of a run."""
+    percent = training_logs.mean_pruned(training_log).set_index("tokens")["percent"]
+    last = percent.index.max()
+    return float(percent.iloc[-1] - percent[percent.index <= last / 4].iloc[-1]) / 2
+
+
 def pruned_as_in_the_paper(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if trainings with the paper's learning rate and words prune :data:`PRUNED_PERCENT` past 4k."""
+    """Met if training runs with the paper's learning rate and words prune :data:`PRUNED_PERCENT` past 4k."""
     paper = pruned_ratio[pruned_ratio["size"].str.endswith("-lr2e-3-50k")]
     table = statistics.pruned_percent(paper).sort_values("context_length_tokens")
     longer = some(table[table["context_length_tokens"] > 4096], "pruned_ratio: of none past 4k")
@@ -113,33 +149,55 @@ def pruned_as_in_the_paper(pruned_ratio: pd.DataFrame) -> Verdict:
 
 def savings_grow(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if every size prunes more at every longer context, and no smaller share of what may go."""
-    return by_length.grows(statistics.pruned_of_grid(pruned_ratio))
+    table = statistics.pruned_of_grid(pruned_ratio)
+    most = [statistics.prunable_percent(*grid) for grid in table[statistics.GRID].itertuples(index=False)]
+    return by_length.grows(table.assign(of_grid_percent=100 * table["percent"] / most))
+
+
+def sizes_alike(pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if at each context length the sizes prune the same within :data:`SIZES_POINTS`."""
+    table = naming.settled(by_length.in_order(statistics.pruned_percent(pruned_ratio)))
+    percent = table.groupby("context_length_tokens")["percent"].agg(["min", "max", "count"])
+    percent = some(percent[percent["count"] > 1], "pruned_ratio of two sizes at one length")
+    met = bool((percent["max"] - percent["min"] < SIZES_POINTS).all())
+    ends = (
+        f"{row.min:.1f}–{row.max:.1f} % at {style.length_label(row.Index)}" for row in percent.itertuples()
+    )
+    return Verdict.of(met, by_length.listed(table, digits=1), ", ".join(ends), n=len(table))
 
 
 def time_saved(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run saves what the paper's range says; beyond if some save more."""
-    table = by_length.in_order(statistics.time_reduction(attention_time))
+    table = by_length.in_order(
+        statistics.on_devices(statistics.time_reduction(attention_time), attention_time)
+    )
     low, high = naming.PUBLISHED.range("figure2", "attention_time_reduction")
     ours, values = by_length.listed(table), by_length.by_model(table)
-    return in_range(naming.settled(table)["percent"], low, high, ours, values=values, axis="%")
+    axis = "attention time saved (%)"
+    return in_range(naming.settled(table)["percent"], low, high, ours, values=values, axis=axis)
 
 
-def throughput_gained(throughput: pd.DataFrame) -> Verdict:
-    """Met if every run gains what the paper's range says; beyond if some gain more."""
-    table = by_length.in_order(statistics.throughput_gain(throughput))
+def throughput_gained(throughput: pd.DataFrame, checkpointed: pd.DataFrame | None = None) -> Verdict:
+    """Met if every run gains what the paper's range says; beyond if some gain more. Gradient
+    checkpointing, which the paper uses, decides where it was timed."""
+    throughput = throughput if checkpointed is None else checkpointed
+    table = by_length.in_order(statistics.on_devices(statistics.throughput_gain(throughput), throughput))
     low, high = naming.PUBLISHED.range("figure2", "throughput_gain")
     ours, values = by_length.listed(table, sign="+"), by_length.by_model(table)
-    return in_range(naming.settled(table)["percent"], low, high, ours, values=values, axis="%")
+    axis = "training throughput gain (%)"
+    return in_range(naming.settled(table)["percent"], low, high, ours, values=values, axis=axis)
 
 
 def gains_grow(throughput: pd.DataFrame) -> Verdict:
     """Met if every size gains more throughput at every longer context."""
-    return by_length.grows(statistics.throughput_gain(throughput), sign="+")
+    return by_length.grows(
+        statistics.on_devices(statistics.throughput_gain(throughput), throughput), sign="+"
+    )
 
 
 def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run's attention is faster by the paper's range of times; beyond if some more."""
-    table = statistics.time_reduction(attention_time)
+    table = statistics.on_devices(statistics.time_reduction(attention_time), attention_time)
     table = by_length.in_order(table.assign(times=table["exact"] / table["acp"]))
     low, high = naming.PUBLISHED.range("figure2", "attention_speedup")
     ours = by_length.listed(table, "times", digits=1, unit=" times")

@@ -12,6 +12,7 @@ from ..verdict import Verdict, Word
 from . import naming, paired, statistics, versions
 
 LOSS_WITHIN_NATS = 0.002
+POSITION_NATS = 0.01  # at one position, of a mean over a window
 ONE_BIT, REPEAT = "loss, one weight moved", "exact, a second time"  # of same_weights, of first_divergence
 WEAK_TOLERANCE = -20.0
 LEFT = ("figure3", "figure11")  # the needle is on their right, see figure3_right
@@ -19,7 +20,8 @@ PAIR = ["architecture", "size", "context_length_tokens", "seed"]
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """A panel a size: ACP less exact at each position, a colour a context length, over the band of seeds.
+    """A column a size: the losses at each position, and ACP less exact over the band of seeds, a colour a
+    context length.
 
     Args:
         records: ``loss_curve`` records of runs with ACP and of their exact pairs.
@@ -34,26 +36,30 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     marked = dict(zip(records["size"], naming.marked(records), strict=True))
     lengths = sorted(curves["context_length_tokens"].unique())
     colours = dict(zip(lengths, sns.color_palette("viridis", len(lengths) + 1), strict=False))
-    figure, axes = drawing.panels(curves["size"].nunique(), 2.5, sharey=True, squeeze=False)
-    for ax, (size, of_size) in zip(axes[0], curves.groupby("size", sort=False), strict=True):
+    figure, axes = drawing.panels(curves["size"].nunique(), 3.9, rows=2, sharex="col", squeeze=False)
+    for (top, ax), (size, of_size) in zip(axes.T, curves.groupby("size", sort=False), strict=True):
         pairs = gaps[gaps["size"] == size]
-        same = (pairs["gap_nats"] == 0).sum()
         mark = "†" * any(_mark(row, unlike) for row in pairs.itertuples())
-        within = f"within {pairs['gap_nats'].max():.4f} nats{mark} at every position"
-        equal = f"{same} of {len(pairs)} pairs have equal bits"
-        words = within if not same else equal if same == len(pairs) else f"{equal}, others are {within}"
-        ax.set_title(f"{marked[size]}: {words}")
+        top.set_title(f"{marked[size]}{mark}")
         if size in seeds.index:
             apart = seeds[size]
             ax.fill_between(apart.index, -apart, apart, color="0.9", lw=0, label="two seeds")
         for end in (-LOSS_WITHIN_NATS, LOSS_WITHIN_NATS):
             ax.axhline(end, color="0.4", lw=0.8, ls="--", label=f"the criterion, {LOSS_WITHIN_NATS:g} nats")
         for (length, _), curve in of_size.groupby(["context_length_tokens", "seed"]):
-            look = {"color": colours[length], "lw": 1, "label": style.length_label(length)}
-            ax.plot(curve["position"], curve["difference"], zorder=2 + 1 / length, **look)  # shorter: on top
+            look = {"color": colours[length], "lw": 1, "zorder": 2 + 1 / length}  # shorter: on top
+            top.plot(curve["position"], curve["exact"], ls="-", alpha=0.45, lw=2.5, color=colours[length])
+            top.plot(curve["position"], curve["acp"], label=style.length_label(length), **look)
+            ax.plot(curve["position"], curve["difference"], **look)
+        if same := (pairs["gap_nats"] == 0).sum():
+            words = f"{same} of {len(pairs)} pairs identical (difference 0)"
+            ax.text(0.98, 0.7, words, transform=ax.transAxes, ha="right", va="top")
         style.token_axis(ax.xaxis, int(of_size["context_length_tokens"].max()))
         ax.set_xlabel("token position")
-    axes[0, 0].set_ylabel("loss, ACP − exact (nats)")
+    axes[0, 0].set_ylabel("loss (nats)")
+    axes[1, 0].set_ylabel("ACP − exact (nats)")
+    for ax in axes[:, 1:].flat:
+        ax.sharey(axes[0 if ax in axes[0] else 1, 0])
     drawing.legend(figure, 5, title=versions.notes(unlike) or None)
     return figure
 
@@ -103,10 +109,11 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     noise = f" Two seeds of one setting differ by up to {apart.max():.3f}." if len(apart) else ""
     columns = ("measured_tokens", "window_tokens")
     tokens, windows = (", ".join(f"{n:,}" for n in records[column].unique()) for column in columns)
-    caption = f"""**{label}.** {first} The models are {name}. Shown is the loss with ACP less the
-exact one. Each point is the mean over {windows} positions around it. {band}Dashed: the
-criterion, for the mean over all positions. The text is the same at every length: {tokens}
-held-out tokens, in whole windows. Paired runs differ in ACP alone, in training and evaluation, and are
+    caption = f"""**{label}.** {first} The models are {name}. Top: the loss with ACP (thin) and
+exact (wide, pale). Bottom: their difference. Each point is the mean over {windows} positions
+around it. {band}Dashed: the criterion, for the mean over all positions. The text is the same at every
+length: {tokens} held-out tokens, in whole windows. Paired runs differ in ACP alone, in training
+and evaluation, and are
 trained apart. Each pair of these sizes is drawn. The largest difference of each pair in nats, and where:
 {numbers}.{noise}"""
     return draw(records), caption
@@ -115,8 +122,40 @@ trained apart. Each pair of these sizes is drawn. The largest difference of each
 def losses_match(
     loss: pd.DataFrame, step_losses: pd.DataFrame | None = None, first_divergence: pd.DataFrame | None = None
 ) -> Verdict:
-    """Met if pairs of trainings rule out a mean difference of :data:`LOSS_WITHIN_NATS`; missed if they show
-    one that is larger. Pairs of all suites, sizes and lengths stand side by side."""
+    """Met if the diverging pairs rule out a mean difference of :data:`LOSS_WITHIN_NATS`; missed if they show
+    one that is larger. Bitwise identical pairs are counted, and not part of the interval."""
+    return _equivalent(*_pairs(loss, step_losses, first_divergence))
+
+
+def pairs_identical(
+    loss: pd.DataFrame, step_losses: pd.DataFrame | None = None, first_divergence: pd.DataFrame | None = None
+) -> Verdict:
+    """Met if as many pairs as a test takes end at the bitwise identical loss."""
+    return _identical(*_pairs(loss, step_losses, first_divergence))
+
+
+def _equivalent(apart: pd.Series, words: str, more: dict) -> Verdict:
+    """The verdict of two one-sided tests over the pairs that diverge, of ACP − exact in nats."""
+    if why := paired.too_few(apart):
+        return Verdict(Word.INCONCLUSIVE, f"{why}. {words}", why, **more)
+    diverging = apart[apart != 0]
+    found = equivalence(estimate := over_draws(diverging), LOSS_WITHIN_NATS)
+    short = f"{len(diverging)} diverging pairs: {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+    ours = f"{short} nats (90 %), margin {LOSS_WITHIN_NATS:g}; {words}"
+    return Verdict.of(found.shown, ours, short, **more | {"n": len(diverging)})
+
+
+def _identical(apart: pd.Series, words: str, more: dict) -> Verdict:
+    same = int((apart == 0).sum())
+    met = True if same >= paired.LEAST_PAIRS else None
+    return Verdict.of(met, words, f"{same} of {len(apart)} pairs are bitwise identical", **more)
+
+
+def _pairs(
+    loss: pd.DataFrame, step_losses: pd.DataFrame | None, first_divergence: pd.DataFrame | None
+) -> tuple[pd.Series, str, dict]:
+    """The differences of held-out loss of pairs of all suites, sizes and lengths, and all of them in
+    words."""
     method = loss["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
     loss = loss.assign(method=method, size=naming.marked(loss), suite=loss.get("suite", ""))
     keys = ["suite", *PAIR]
@@ -125,7 +164,7 @@ def losses_match(
     acp, exact = acp.align(exact, join="inner")
     difference = acp - exact
     if difference.empty:
-        return Verdict(Word.UNTOLD, paired.NO_PAIR)
+        return difference, paired.NO_PAIR, {}
     unlike = {pair: words for pair, words in versions.unlike(loss, keys).items() if pair in difference.index}
     several = loss["suite"].nunique() > 1
     each = "; ".join(
@@ -138,39 +177,53 @@ def losses_match(
         )
         for (suite, size, length, _), gaps in difference.groupby([keys[0], *keys[2:4], keys[1]])
     )
-    ours, note = f"ACP − exact in nats: {each}", versions.notes(unlike, "; ", paired.NOT_COUNTED)
+    note = versions.notes(unlike, "; ", paired.NOT_COUNTED)
     counted = difference[[not unlike[pair] for pair in difference.index]]
-    more = {"n": len(counted) or None, "unit": "pair"}
-    if why := paired.too_few(counted):
-        return Verdict(Word.UNTOLD, f"{why}. {ours}{note}", why, **more)
     same, most = int((counted == 0).sum()), counted.abs().max()
-    equal = f"{same} of {len(counted)} pairs end at the same loss"
-    near = equivalence(all_ := over_draws(counted), LOSS_WITHIN_NATS)
-    alone = equivalence(part := over_draws(counted[counted != 0]), LOSS_WITHIN_NATS)
-    ends = f"{part.mean:+.4f} [{alone.low:+.4f}, {alone.high:+.4f}]"
-    short = f"{same} of {len(counted)} pairs equal; mean {all_.mean:+.4f} [{near.low:+.4f}, {near.high:+.4f}]"
-    mean = f"mean {all_.mean:+.4f} [{near.low:+.4f}, {near.high:+.4f}] (90 %), margin {LOSS_WITHIN_NATS:g}"
-    if same:
-        beyond = ", which is not within the margin" * (not alone.shown)
-        mean += f"; of the {len(counted) - same} that part {ends}{beyond}"
+    equal = f"{same} of {len(counted)} pairs end at the bitwise identical loss"
     apart = f"the others end at most {most:.4f} nats apart{_parting(loss, step_losses)}"
-    parts = [equal, f"{apart}{_seeds_apart(loss)}", mean, ours]
-    words = "; ".join(filter(None, (*parts, _first_divergences(first_divergence)))) + note
+    parts = [equal, f"{apart}{_seeds_apart(loss)}"] if len(counted) else []
+    parts += [f"ACP − exact in nats: {each}", _first_divergences(first_divergence)]
     labels = (f"{s}, {size}, {style.length_label(n)}, seed {seed}" for s, _, size, n, seed in counted.index)
-    more |= {
+    more = {
+        "n": len(counted) or None,
+        "unit": "pair",
         "values": dict(zip(labels, counted, strict=True)),
-        "axis": f"ACP − exact, nats (mean ±{LOSS_WITHIN_NATS:g})",
+        "axis": f"ACP − exact, nats (margin ±{LOSS_WITHIN_NATS:g})",
     }
-    return Verdict.of(near.shown, words, short, **more)
+    return counted, "; ".join(filter(None, parts)) + note, more
+
+
+def positions_match(loss_curve: pd.DataFrame) -> Verdict:
+    """Met if no position of any pair of curves differs by :data:`POSITION_NATS`."""
+    gaps = []
+    for suite, curves in loss_curve.groupby("suite", sort=False):
+        both = curves.groupby([*PAIR])["log_pruning_tolerance"].transform(lambda x: x.isna().nunique()) == 2
+        if both.any():
+            table = statistics.largest_gaps(statistics.loss_differences(curves[both])).assign(suite=suite)
+            unlike = versions.unlike(curves[both], PAIR)
+            gaps.append(table[[not _mark(row, unlike) for row in table.itertuples()]])
+    table = some(pd.concat(gaps), "loss_curve of a pair")
+    each = "; ".join(
+        f"{row.suite}, {row.size}, {style.length_label(row.context_length_tokens)}, seed {row.seed}: "
+        f"{row.gap_nats:.4f} at {row.position}"
+        for row in table.itertuples()
+    )
+    apart = table.loc[table["gap_nats"] > 0, "gap_nats"]
+    short = (
+        f"{len(table) - len(apart)} of {len(table)} pairs identical, others {style.span(apart, '.4f')} nats"
+    )
+    met = bool((table["gap_nats"] < POSITION_NATS).all())
+    return Verdict.of(met, f"{short} at most; {each}", short, n=len(table), unit="pair")
 
 
 def _parting(loss: pd.DataFrame, step_losses: pd.DataFrame | None) -> str:
-    """ ", and part at step 37 to 618": the first step at which the losses of a pair differ."""
+    """ ", and diverge at step 37 to 618": the first step at which the losses of a pair differ."""
     if step_losses is None:
         return ""
     steps = step_losses.merge(loss[["suite", "run"]].drop_duplicates(), on=["suite", "run"])
     first = first_differences(steps).dropna()
-    return f", and part at step {style.span(first, '.0f')}" if len(first) else ""
+    return f", and diverge at step {style.span(first, '.0f')}" if len(first) else ""
 
 
 def first_differences(steps: pd.DataFrame) -> pd.Series:
@@ -190,16 +243,16 @@ def _seeds_apart(loss: pd.DataFrame) -> str:
 
 
 def _first_divergences(first_divergence: pd.DataFrame | None) -> str:
-    """Where trainings part that go side by side with an exact one, from the same weights and batches."""
+    """Where runs diverge from an exact one that trains next to them, from the same weights and batches."""
     if first_divergence is None:
         return ""
     words = []
     for name, steps in first_divergence.groupby("training", sort=False):
         parted = steps.loc[steps["diverges_here"] == 1, "step"]
-        kept = f"keeps every bit for {steps['step'].max()} steps"
-        where = f"parts at step {parted.min()}" if len(parted) else kept
+        kept = f"is bitwise identical for {steps['step'].max()} steps"
+        where = f"diverges at step {parted.min()}" if len(parted) else kept
         words.append(f"{name}: {where}")
-    return f"side by side with an exact training, {'; '.join(words)}"
+    return f"next to an exact run, {'; '.join(words)}"
 
 
 def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Verdict:
@@ -231,8 +284,8 @@ def same_steps(step_losses: pd.DataFrame, first_divergence: pd.DataFrame | None 
     steps = step_losses[(tolerance == WEAK_TOLERANCE) & ~step_losses["run"].str.contains("-nudged")]
     first = some(first_differences(steps), "step_losses, e^-20")
     parts, count = first.dropna(), len(first)
-    ours = f"{count - len(parts)} of {count} pairs have equal bits at every step"
-    ours += f", others part at step {style.span(parts, '.0f')}" if len(parts) else ""
+    ours = f"{count - len(parts)} of {count} pairs are bitwise identical at every step"
+    ours += f", others diverge at step {style.span(parts, '.0f')}" if len(parts) else ""
     repeats = []
     if first_divergence is not None:
         repeats = first_divergence.loc[first_divergence["training"] == REPEAT, "diverges_here"]
@@ -242,17 +295,24 @@ def same_steps(step_losses: pd.DataFrame, first_divergence: pd.DataFrame | None 
     return Verdict.of(met, ours, n=count, unit="pair", runs=judged)
 
 
+def perturbed_identical(loss: pd.DataFrame) -> Verdict:
+    """Met if as many perturbed pairs as a test takes end at the bitwise identical loss."""
+    return _identical(*_perturbed(loss))
+
+
 def ensembles_match(loss: pd.DataFrame) -> Verdict:
-    """Met if paired t tests rule out :data:`LOSS_WITHIN_NATS` between runs with one perturbed parameter."""
+    """Met if paired t tests rule out :data:`LOSS_WITHIN_NATS` between the perturbed pairs that diverge."""
+    return _equivalent(*_perturbed(loss))
+
+
+def _perturbed(loss: pd.DataFrame) -> tuple[pd.Series, str, dict]:
+    """As :func:`_pairs`, of the pairs whose runs begin with the same perturbed parameter."""
     loss = loss[loss["run"].str.contains("-nudged")]
     loss = loss.set_index(loss["run"].str.replace("-acp|-exact", "", regex=True))
     sides = (loss[loss["log_pruning_tolerance"].isna() == exact]["loss_nats"] for exact in (False, True))
     acp, exact = (some(side, "loss, an ensemble") for side in sides)
     apart = (acp - exact).dropna()
-    estimate, nudges = over_draws(apart), loss.groupby(level=0)["loss_nats"].mean().std()
-    found, more = equivalence(estimate, LOSS_WITHIN_NATS), {"n": len(apart), "runs": list(loss["run"])}
-    short = f"{(apart == 0).sum()} of {len(apart)} pairs equal; [{found.low:+.4f}, {found.high:+.4f}] nats"
-    ours = f"{short} (90 %), ACP − exact, mean {estimate.mean:+.5f}; between nudges SD {nudges:.4f}"
-    if why := paired.too_few(apart):
-        return Verdict(Word.UNTOLD, ours, why, unit="pair", **more)
-    return Verdict.of(found.shown, ours, short, unit="pair", **more)
+    spread = loss.groupby(level=0)["loss_nats"].mean().std()
+    each = ", ".join(f"{gap:+.4f}" for gap in apart)
+    words = f"ACP − exact in nats: {each}; SD over perturbations {spread:.4f}"
+    return apart, words, {"n": len(apart), "unit": "pair", "runs": list(loss["run"])}

@@ -68,9 +68,9 @@ def _seeds(facts: pd.DataFrame) -> drawing.Figure:
         ax.set_title(f"Seed {seed}: {words if apart.any() else same}")
         ax.axline((0, 0), slope=1, color=style.PAPER, lw=0.8, zorder=1)
         ax.scatter(nats["exact"], nats["acp"], 12, alpha=0.8)
-        ax.set(xlabel="nats from certain, exact", xlim=ends, ylim=ends, aspect="equal")
+        ax.set(xlabel="NLL, exact (nats)", xlim=ends, ylim=ends, aspect="equal")
         ax.locator_params(nbins=4)
-    axes[0, 0].set_ylabel("nats from certain, with ACP")
+    axes[0, 0].set_ylabel("NLL, ACP (nats)")
     return figure
 
 
@@ -100,7 +100,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
         means += " and all seeds"
         numbers += f". With ACP and exact, by seed: {each}"
         over = (
-            "Intervals (95 %) are over pairs of trainings where there are several seeds, else over haystacks."
+            "Intervals (95 %) are over pairs of training runs if there are several seeds, else haystacks."
             " They leave out what the other would change."
         )
     apart = records.groupby("method")["run"].unique()
@@ -122,7 +122,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
         shown = (
             "Each point is one of many facts, asked for in turn, with ACP and exact. Nats from certain: the "
             "mean negative log-likelihood of the right answer, 0 if certain. The grey line: both are equal. "
-            "Older pairs are in Table A1. What follows is one fact, not drawn"
+            "Older pairs are in Table A1. The remaining results use a single fact and are not plotted"
         )
     elif _finds(records):
         shown = (
@@ -147,16 +147,16 @@ def retrieval_kept(needle: pd.DataFrame, facts: pd.DataFrame | None = None) -> V
     finds = table[table["recall_exact"] >= 100 * FOUND_RECALL]
     if finds.empty:
         why = "exact attention does not find the needle either"
-        return Verdict(Word.UNTOLD, f"{why}. {ours}", why)
+        return Verdict(Word.INCONCLUSIVE, f"{why}. {ours}", why)
     if (finds["apart"] & (finds["seeds"] < 2)).any():
-        return Verdict(Word.UNTOLD, f"{paired.ONE_PAIR}. {ours}", paired.ONE_PAIR)
+        return Verdict(Word.INCONCLUSIVE, f"{paired.ONE_PAIR}. {ours}", paired.ONE_PAIR)
     if finds["recall_high"].isna().any():
-        return Verdict(Word.UNTOLD, f"one haystack has no interval. {ours}")
+        return Verdict(Word.INCONCLUSIVE, f"one haystack has no interval. {ours}")
     if (finds["recall_high"] < 0).any():
         return Verdict(Word.CONTRADICTED, ours)
     if (finds["recall_low"] <= -RECALL_POINTS).any():
         return Verdict(
-            Word.UNTOLD,
+            Word.INCONCLUSIVE,
             f"too few haystacks or seeds: a loss of {RECALL_POINTS:g} points would not show. {ours}",
         )
-    return Verdict(Word.MEASURED, ours)
+    return Verdict(Word.REPRODUCED, ours)

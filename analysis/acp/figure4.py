@@ -22,11 +22,11 @@ KINDS = {
 # Shares of the limit, the most that the grid of blocks allows; see head_kinds().
 WORDS = {
     "global": f"global (< {100 * GLOBAL:g} % of limit)",
-    "between": "between",
+    "between": "intermediate",
     "local": f"local (≥ {100 * LOCAL:g} % of limit)",
 }
 LIMIT_LINE = {"color": "0.2", "lw": 0.8, "ls": (0, (3, 2))}
-TOO_COARSE = Verdict(Word.UNTOLD, "the grid has too few blocks for any head to be local")
+TOO_COARSE = Verdict(Word.INCONCLUSIVE, "the grid has too few blocks for any head to be local")
 
 
 def savings_bins(records: pd.DataFrame) -> np.ndarray:
@@ -71,8 +71,9 @@ def describe(records: pd.DataFrame, panels: str) -> str:
     percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
     return f"""Of the {len(records)} heads of {naming.run_name(one)}, {percent["local"]} are local,
-{percent["global"]} global and {percent["between"]} between. {panels} A local head prunes {100 * LOCAL:g} % or
-more of the limit, a global head under {100 * GLOBAL:g} % of it. The limit (dashed) is the most that the grid
+{percent["global"]} global and {percent["between"]} intermediate. {panels} A local head prunes
+{100 * LOCAL:g} % or more of the limit, a global head under {100 * GLOBAL:g} % of it. The limit
+(dashed) is the most that the grid
 allows: {100 * limit:.1f} % at {one["context_length_tokens"]:,} tokens in blocks of {grid}. Each row keeps its
 diagonal block and the one before, unless a single forget gate closes. {at_limit.sum()} heads are within a
 percentage point of the limit. Savings are over {one["measured_tokens"]:,} held-out tokens."""
@@ -86,7 +87,6 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     """
     limit, _ = grid_limit(records)
     found, bins, below = head_kinds(records), savings_bins(records), np.zeros(BINS)
-    percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
     figure, ax = drawing.panels()
     for kind, colour in KINDS.items():
         share = 100 * np.bincount(bins[found == kind], minlength=BINS) / len(records)
@@ -94,10 +94,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         ax.bar(EDGES, share, 100 / BINS, below, label=WORDS[kind], **look)
         below += share
     ax.axvline(100 * limit, label=f"the grid's limit, {100 * limit:.0f} %", **LIMIT_LINE)
-    ax.set_title(
-        f"{percent['local']} of the heads are local, {percent['global']} global, {percent['between']} between"
-    )
-    ax.set(xlim=(0, 100), ylim=(0, 100), xlabel="pruned share of a head's blocks (%)", ylabel="heads (%)")
+    ax.axvspan(100 * limit, 100, color="0.9", lw=0, zorder=0, label="excluded by the grid")
+    ax.set(xlim=(0, 100), ylim=(0, 100), xlabel="pruned ratio of a head's blocks (%)", ylabel="heads (%)")
     drawing.legend(figure, 2)
     return figure
 
@@ -115,7 +113,17 @@ def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     found = head_kinds(pruned_ratio)
     local, rest, everywhere = (int((found == k).sum()) for k in ("local", "between", "global"))
     met = local > 0 and everywhere > 0 and local + everywhere > rest
-    return Verdict.of(met, f"{local} local, {everywhere} global, {rest} between")
+    return Verdict.of(met, f"{local} local, {everywhere} global, {rest} intermediate")
+
+
+def every_run_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if :func:`heads_bimodal` is in every run whose grid has blocks enough."""
+    groups = pruned_ratio.groupby(["suite", "run"], sort=False)
+    found = {"/".join(run): heads_bimodal(heads) for run, heads in groups if grid_limit(heads)[0] > 0}
+    met = [run for run, one in found.items() if one.word is Word.REPRODUCED]
+    short = f"in {len(met)} of {len(found)} training runs"
+    missed = "; ".join(f"{run}: {one.ours}" for run, one in found.items() if run not in met)
+    return Verdict.of(len(met) == len(found), "; ".join(filter(None, (short, missed))), short, n=len(found))
 
 
 def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:

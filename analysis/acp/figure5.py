@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, holm, homogeneity
@@ -9,81 +12,101 @@ from acp_repro.common.statistics import LEVEL, holm, homogeneity
 from .. import drawing, style
 from ..verdict import Verdict, Word
 from . import naming
-from .figure4 import KINDS, LIMIT_LINE, TOO_COARSE, WORDS, describe, grid_limit, head_kinds
+from .figure4 import (
+    BINS,
+    EDGES,
+    KINDS,
+    LIMIT_LINE,
+    TOO_COARSE,
+    WORDS,
+    describe,
+    grid_limit,
+    head_kinds,
+    savings_bins,
+)
 
+COLUMNS = 6  # of panels
+LIKE_PAPER = ("760M", 4096)  # the model of the paper's Figure 5
+TRAINED = ["trained_tokens", "size"]
 LAYERS_EFFECT = 0.3  # Cohen's w, a medium effect: layers that are less apart are alike
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """A strip of points a layer, one for each head; those that decide on the first two layers are circled.
+    """A histogram a layer: how many of its heads have each pruned ratio, coloured by the kind of head.
 
     Args:
         records: ``pruned_ratio`` records of one run.
     """
     layers = sorted(records["layer"].unique())
-    found, first = head_kinds(records), records["layer"].isin(layers[:2])
-    place = records["layer"] + records.groupby("layer")["layer"].transform(
-        lambda heads: drawing.strip(len(heads), 0.7)
+    columns = min(len(layers), COLUMNS)
+    rows = -(-len(layers) // columns)
+    figure, axes = drawing.panels(
+        columns, 0.6 + 0.8 * rows, rows=rows, sharex=True, sharey=True, squeeze=False
     )
-    percent = 100 * records["pruned_ratio"]
-    figure, ax = drawing.panels(
-        height=2.6, width=style.PAGE_INCHES if len(layers) > 8 else style.COLUMN_INCHES
-    )
-    for kind, colour in KINDS.items():
-        some = found == kind
-        ax.scatter(place[some], percent[some], 12, colour, lw=0, label=WORDS[kind])
-    ax.axhline(100 * grid_limit(records)[0], label="limit, the most that the grid allows", **LIMIT_LINE)
-    ax.axvspan(-0.5, 1.5, color="0.94", zorder=0, lw=0, label="first two layers")
-    if (against := first & (found != "local")).any():
-        look = {"facecolors": "none", "edgecolors": "#D55E00", "lw": 1}
-        ax.scatter(place[against], percent[against], 45, label="not local in the first two layers", **look)
-    local = [f"{100 * (found[rows] == 'local').mean():.0f} %" for rows in (first, ~first) if rows.any()]
-    others = f", and {local[1]} of the others" if len(local) > 1 else ""
-    ax.set_title(f"{local[0]} of the heads of the first two layers are local{others}")
-    ax.set(
-        xlim=(-0.5, len(layers) - 0.5), ylim=(-3, 103), xlabel="layer", ylabel="pruned share of blocks (%)"
-    )
-    ax.set_xticks(range(len(layers)), layers)
-    ax.grid(visible=False, axis="x")
-    drawing.legend(figure, 3)
+    found, bins = head_kinds(records), savings_bins(records)
+    for ax, layer in itertools.zip_longest(axes.flat, layers):
+        if layer is None:
+            ax.set_visible(False)
+            continue
+        below = np.zeros(BINS)
+        for kind, colour in KINDS.items():
+            heads = np.bincount(bins[(found == kind) & (records["layer"] == layer)], minlength=BINS)
+            ax.bar(EDGES, heads, 100 / BINS, below, align="edge", color=colour, lw=0, label=WORDS[kind])
+            below += heads
+        ax.axvline(100 * grid_limit(records)[0], label="limit of the grid", **LIMIT_LINE)
+        drawing.note(ax, f"layer {layer}", (2, ax.get_ylim()[1]), (1, -1))
+    axes[0, 0].set(xlim=(0, 100))
+    for ax in axes[:, 0]:
+        ax.set_ylabel("heads")
+    axes[-1, columns // 2].set_xlabel("pruned ratio (%)")
+    drawing.legend(figure)
     return figure
 
 
 def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     records = found.records["pruned_ratio"]
-    panels = "Each point is a head, in the column of its layer. Layers are counted from 0."
+    panels = "Each panel is the histogram of one layer's heads in 20 bins. Layers are counted from 0."
     return draw(records), f"**Figure 5.** {describe(records, panels)}"
 
 
 def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if in every training all heads of the first two layers prune most of what the grid allows."""
-    words, short_of = [], []
+    """Met if all heads of the first two layers prune most of the achievable maximum, in the model of the
+    paper's figure; a miss is inconclusive below a tenth of the paper's tokens. Other runs are counted
+    next to it."""
+    words, short_of, like = [], [], {}
     for run, heads in _by_run(pruned_ratio):
         local = heads["pruned_ratio"] > grid_limit(heads)[0] / 2
         layers = [some for _, some in local.groupby(heads["layer"])][:2]
         counts = " and ".join(f"{some.sum()} of {len(some)}" for some in layers)
         short_of.append(sum(int((~some).sum()) for some in layers))
+        one = heads.iloc[0]
+        if (one["size"], one["context_length_tokens"]) == LIKE_PAPER and not naming.at_start(*one[TRAINED]):
+            like[run] = short_of[-1], sum(map(len, layers)), one["trained_tokens"]
         words.append(f"{naming.run_name(heads.iloc[0])} ({run[0]}) {counts}")
     if not short_of:
-        return Verdict(Word.UNTOLD, "no model has layers past the second, and blocks enough")
-    missed = [count for count in short_of if count]
-    short = f"all in {short_of.count(0)} of {len(short_of)} trainings"
-    short += f", else {style.span(pd.Series(missed), 'd')} short" if missed else ""
+        return Verdict(Word.INCONCLUSIVE, "no model has layers past the second, and blocks enough")
     named = [one for one, count in zip(words, short_of, strict=True) if count]
-    others = f"; others, in layers 0 and 1: {'; '.join(named)}" if named else ""
-    return Verdict.of(not missed, short + others, short, n=len(short_of))
+    others = f"all in {short_of.count(0)} of {len(short_of)} training runs"
+    others += f"; others, in layers 0 and 1: {'; '.join(named)}" if named else ""
+    if not like:
+        return Verdict(Word.INCONCLUSIVE, others, "no 760M model at 4k", n=len(short_of))
+    missed, heads, tokens = max(like.values())
+    enough = tokens >= naming.paper_size(LIKE_PAPER[0]).tokens / 10
+    short = f"{heads - missed} of {heads} heads of 760M at 4k"
+    met = True if not missed else False if enough else None
+    return Verdict.of(met, f"{short}, after {style.count_label(tokens)} tokens; {others}", short, n=len(like))
 
 
 def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if in every run the kinds of heads differ by less than :data:`LAYERS_EFFECT` between the layers
     past the second; missed if in one by more than heads that are shuffled among them; undecided where neither
-    can be seen. Runs of the start of training are printed alone, where there are others."""
+    can be seen. Undertrained runs are printed alone, where there are others."""
     found, names = {}, {}
     for run, heads in _by_run(pruned_ratio):
         found[run] = homogeneity(pd.crosstab(heads["layer"], head_kinds(heads)).iloc[2:])
         names[run] = f"{naming.run_name(heads.iloc[0])} ({run[0]})"
     if not found:
-        return Verdict(Word.UNTOLD, "no run has layers past the second, and blocks enough")
+        return Verdict(Word.INCONCLUSIVE, "no run has layers past the second, and blocks enough")
     settled = naming.settled(pruned_ratio)
     deciding = {run for run, _ in _by_run(settled)}
     judged = {run: one for run, one in found.items() if run in deciding}
@@ -93,7 +116,7 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     each = "; ".join(
         f"{names[run]} {100 * one.p_value:.1f} %, {one.effect_high:.2f}" for run, one in found.items()
     )
-    counts = f"alike in {len(alike)} of {len(judged)} trainings, apart in {len(apart)}"
+    counts = f"alike in {len(alike)} of {len(judged)} training runs, apart in {len(apart)}"
     ours = f"{counts}. Cases that differ as much when shuffled, and largest effect: {each}"
     met = False if apart else True if len(alike) == len(judged) else None
     return Verdict.of(met, ours, counts, n=len(judged))

@@ -73,11 +73,11 @@ def draw(records: Mapping[str, pd.DataFrame]) -> drawing.Figure:
 
 
 def title(head: pd.Series, length: int) -> str:
-    """The kind of a head and what it prunes; heads that are neither local nor global are exceptions."""
+    """The kind of a head and its pruned ratio."""
     limit = largest_pruned_ratio(length, int(head["block_q_tokens"]), int(head["block_k_tokens"]))
-    kinds = {"local": "Local head: ", "global": "Global head: ", "between": "An exception, between: "}
-    kind = kinds.get(head_kind(head["pruned_ratio"], limit), "")
-    return f"{kind}{100 * head['pruned_ratio']:.0f} % pruned (layer {head['layer']}, head {head['head']})"
+    names = {"local": "Local head", "global": "Global head", "between": "Intermediate head"}
+    name = names.get(head_kind(head["pruned_ratio"], limit), "Head")
+    return f"{name} (layer {head['layer']}, head {head['head']}): {100 * head['pruned_ratio']:.0f} % pruned"
 
 
 def _decay(ax: drawing.Axes, head: pd.DataFrame, low: float):

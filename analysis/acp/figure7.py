@@ -19,7 +19,7 @@ LEAST_POINTS = 4.0  # what the axis of savings spans at least, so that a differe
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """Left: savings by blocks and entry by entry, with the loss. Right: pruned mass and its bound.
+    """(a) pruned ratio by blocks and by tokens, with the loss; (b) pruned mass and its bound.
 
     Args:
         records: ``epsilon_sweep`` records of one run.
@@ -40,18 +40,21 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 def _savings(ax: drawing.Axes, records: pd.DataFrame) -> None:
     x = records["swept_log_pruning_tolerance"]
     for column, color, line, label in (
-        ("token_pruned_ratio", ENTRIES, "s--", "entry by entry, what no grid can exceed"),
-        ("block_pruned_ratio", BLOCKS, "o-", "in the code's blocks"),
+        ("token_pruned_ratio", ENTRIES, "s--", "token-level, the limit of any grid"),
+        ("block_pruned_ratio", BLOCKS, "o-", "blocks of the kernels"),
     ):
         ax.plot(x, 100 * records[column], line, color=color, label=label)
     shares = 100 * records[["token_pruned_ratio", "block_pruned_ratio"]]
     low, high = shares.min(axis=None), shares.max(axis=None)
     span = max(high - low, LEAST_POINTS)
-    ax.set_ylim(max(-0.1 * span, low - 0.15 * span), high + 0.15 * span)
+    ax.set_ylim(max(-0.1 * span, low - 0.45 * span), high + 0.15 * span)
     ax.set_ylabel("attention pruned (%)" + ", axis cut" * bool(ax.get_ylim()[0] > 0))
-    least, most = 100 * records["block_pruned_ratio"].iloc[[0, -1]]
-    loss = style.span(records["loss_nats"], ".3f")
-    ax.set_title(f"A larger ε prunes {least:.1f} to {most:.1f} %, and the loss stays at {loss} nats")
+    for tolerance, ratio, loss in zip(
+        x, 100 * records["block_pruned_ratio"], records["loss_nats"], strict=True
+    ):
+        words = {"fontsize": 6, "rotation": 90, "ha": "center"}
+        drawing.note(ax, f"{loss:.4f}", (tolerance, ratio), (0, -4), **words)
+    ax.set_title("Pruned ratio, with the loss (nats) at each point")
 
 
 def _mass(ax: drawing.Axes, records: pd.DataFrame) -> None:
@@ -62,7 +65,7 @@ def _mass(ax: drawing.Axes, records: pd.DataFrame) -> None:
     ax.plot(x, mass, "o-", color=BLOCKS, label="measured, the largest of all rows")
     ax.set(yscale="log", ylabel="attention weight that a row loses")
     ax.set_ylim(top=1)
-    ax.set_title(sweeps.closest(sweeps.bound_margins(records)))
+    ax.set_title("Largest pruned mass of a row")
 
 
 def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
@@ -72,13 +75,13 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     losses = f"differ by {spread:.1g} nats at most" if spread else "are identical"
     first, (low, high) = records.iloc[0], table["swept_log_pruning_tolerance"].iloc[[0, -1]]
     least, most = 100 * table["block_pruned_ratio"].iloc[[0, -1]]
-    caption = f"""**Figure 7.** From log ε = {low:g} to {high:g} the pruned share goes from {least:.1f} to
+    caption = f"""**Figure 7.** From log ε = {low:g} to {high:g} the pruned ratio goes from {least:.1f} to
 {most:.1f} %, and the validation losses {losses}. The model is {naming.run_name(first)}, trained with log ε =
 {first["log_pruning_tolerance"]:g}. The text is {first["measured_tokens"]:,} held-out tokens in sequences of
-{first["context_length_tokens"]:,}. Left: share of the attention that is pruned, in the code's blocks and
-entry by entry. Right: the largest attention weight that any row of any head loses to pruned blocks, by the
-dense float64 reference. The bound of Appendix A excludes the grey region.
-{sweeps.closest(sweeps.bound_margins(records))}"""
+{first["context_length_tokens"]:,}. (a) Pruned ratio in the
+blocks of the kernels and token by token, with the validation loss at each point. (b) The largest attention
+weight that any row of any head loses to pruned blocks, by the dense float64 reference. The bound of
+Appendix A excludes the grey region. {sweeps.closest(sweeps.bound_margins(records))}"""
     return draw(records), caption
 
 
@@ -86,7 +89,7 @@ def savings_fall_with_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Met if no smaller epsilon prunes more, and the smallest prunes less than the largest."""
     table = _swept(epsilon_sweep).sort_values("swept_log_pruning_tolerance", ascending=False)
     if len(table) < 2:
-        return Verdict(Word.UNTOLD, "only one epsilon")
+        return Verdict(Word.INCONCLUSIVE, "only one epsilon")
     percent = 100 * table["block_pruned_ratio"]
     each = ", ".join(
         f"{p:.1f} % at {sweeps.e_to(e)}"
@@ -102,7 +105,7 @@ def default_nearly_optimal(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Met if e^-1 prunes less than :data:`sweeps.MARGINAL_POINTS` percentage points more than e^-10."""
     table = _swept(epsilon_sweep).set_index("swept_log_pruning_tolerance")["block_pruned_ratio"]
     if not {-1.0, -10.0} <= set(table.index):
-        return Verdict(Word.UNTOLD, "the sweep lacks e^-1 or e^-10")
+        return Verdict(Word.INCONCLUSIVE, "the sweep lacks e^-1 or e^-10")
     more = 100 * (table[-1.0] - table[-10.0])
     return Verdict.of(bool(more < sweeps.MARGINAL_POINTS), f"$e^{{-1}}$ prunes {more:.1f} points more")
 
@@ -111,7 +114,7 @@ def loss_unmoved(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Met if the loss at e^-10 is within :data:`SAME_LOSS_NATS` of that at the smallest epsilon."""
     table = _swept(epsilon_sweep).set_index("swept_log_pruning_tolerance")["loss_nats"].sort_index()
     if -10.0 not in table.index or table.index[0] >= -10.0:
-        return Verdict(Word.UNTOLD, "the sweep lacks e^-10 or a smaller epsilon")
+        return Verdict(Word.INCONCLUSIVE, "the sweep lacks e^-10 or a smaller epsilon")
     gap, least = abs(table[-10.0] - table.iloc[0]), sweeps.e_to(table.index[0])
     return Verdict.of(bool(gap < SAME_LOSS_NATS), f"{gap:.6f} nats from the loss at {least}")
 
@@ -121,7 +124,7 @@ def swept_mass_below_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
     table = _swept(epsilon_sweep)
     epsilon, mass = table["swept_log_pruning_tolerance"], table["largest_pruned_mass"]
     each = {e: f"{m:.1e} at {sweeps.e_to(e)}" for e, m in zip(epsilon, mass, strict=True)}
-    if (found := sweeps.mass_below(mass, epsilon)).word is Word.UNTOLD:
+    if (found := sweeps.mass_below(mass, epsilon)).word is Word.INCONCLUSIVE:
         return found
     paper = ", ".join(words for e, words in each.items() if e in (-1.0, -10.0))
     return replace(found, ours=f"a query loses at most {', '.join(each.values())}", short=f"at most {paper}")

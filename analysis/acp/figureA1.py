@@ -28,8 +28,9 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     drawing.note(ax, f"ε = {sweeps.power_of_ten(10**-bound)}", (99, bound), (-1, 1))
     # The exponents fill orders of magnitude themselves, so the axis is logarithmic in them.
     ax.plot(100 * (np.arange(len(mass)) + 0.5) / len(records), digits, color=style.SIZES[0], lw=2)
-    for quantile, name in ((0.0, "most"), (0.5, "median head")) if len(mass) else ():
-        at = round(quantile * (len(mass) - 1))
+    for at, name in ((0, "most"), (len(records) // 2, "median head")):
+        if at >= len(mass):
+            continue
         place = (100 * (at + 0.5) / len(records), digits.iloc[at])
         ax.plot(*place, "o", color=style.SIZES[0])
         drawing.note(ax, f"{name}: {sweeps.power_of_ten(10 ** -place[1])}", place, (5, 6))
@@ -38,8 +39,11 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     ticks = [t for t in (3, 5, 10, 20, 50, 100, 200, 300) if t < ax.get_ylim()[0]]
     ax.set_yticks(ticks, [sweeps.power_of_ten(10.0**-t) for t in ticks])
     ax.minorticks_off()
-    ax.set(xlim=(0, 100), xlabel="heads (%), from the one that loses most", ylabel="attention weight lost")
-    ax.set_title(sweeps.closest(sweeps.head_margins(records)))
+    ax.set(
+        xlim=(0, 100),
+        xlabel="heads (%), from the one that loses most",
+        ylabel="attention weight lost (log of log)",
+    )
     drawing.legend(figure)
     return figure
 

@@ -14,7 +14,7 @@ from .sweeps import MARGINAL_POINTS
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """Pruned share against the block size, and the most that each grid allows.
+    """Pruned ratio against the block size, and the achievable maximum of each grid.
 
     Args:
         records: ``block_size`` records of one run.
@@ -24,15 +24,13 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     blocks, percent = records["block_tokens"], 100 * records["pruned_ratio"]
     most = [100 * largest_pruned_ratio(length, b, b) for b in blocks]
     figure, ax = drawing.panels()
-    ax.plot(blocks, most, "--", color=style.PAPER, label="the most that the grid allows")
+    ax.plot(blocks, most, "--", color=style.PAPER, label="the achievable maximum")
     ax.plot(blocks, percent, "o-", label="measured")
     for x, y in zip(blocks, percent, strict=True):
         drawing.note(ax, f"{y:.0f}", (x, y), (0, -4))
     drawing.powers_of_two(ax, blocks)
     ax.set(ylim=(-12 if percent.min() < 12 else 0, 104), ylabel="attention pruned (%)")
     ax.set_xlabel(f"block size (tokens), $L$ = {style.length_label(length)}")
-    ends = [f"{percent.iloc[i]:.0f} % with blocks of {blocks.iloc[i]}" for i in (0, -1)]
-    ax.set_title(f"ACP prunes {' and '.join(ends)}")
     drawing.legend(figure)
     return figure
 
@@ -42,7 +40,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     first = records.iloc[0]
     ends = records.sort_values("block_tokens").iloc[[0, -1]]
     (small, large), (most, least) = ends["block_tokens"], 100 * ends["pruned_ratio"]
-    caption = f"""**Figure A2.** From blocks of {small} to blocks of {large} tokens the pruned share goes from
+    caption = f"""**Figure A2.** From blocks of {small} to blocks of {large} tokens the pruned ratio goes from
 {most:.0f} to {least:.0f} %. A larger block is kept whole for a single entry; blocks of one token prune all
 that the threshold allows. Shown is the share of pruned blocks of B x B tokens in {naming.run_name(first)}.
 The {first["measured_tokens"]:,} held-out tokens, in sequences of {first["context_length_tokens"]:,}, and the
@@ -57,7 +55,7 @@ def block_size_negligible(block_size: pd.DataFrame) -> Verdict:
     one_each(block_size, ["block_tokens"], "block_size")
     percent = 100 * block_size.set_index("block_tokens")["pruned_ratio"]
     if not {32, 64} <= set(percent.index):
-        return Verdict(Word.UNTOLD, "blocks of 32 or of 64 are not measured")
+        return Verdict(Word.INCONCLUSIVE, "blocks of 32 or of 64 are not measured")
     usual = percent[percent.index.isin((16, 32, 64, 128))]
     apart, two = usual.max() - usual.min(), abs(percent[32] - percent[64])
     met = True if apart < MARGINAL_POINTS else None if two < MARGINAL_POINTS else False

@@ -1,13 +1,12 @@
-"""Figure A5: pruned share of each layer, and training loss, against the tokens trained."""
+"""Figure A5: pruned ratio of each layer, and training loss, against the tokens trained."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 
-from .. import drawing, style
-from ..tables import UnfitRecords
-from ..verdict import Verdict
+from .. import drawing, style, tables
+from ..verdict import Verdict, Word
 from . import by_length, naming, training_logs
 
 SETTLED_PERCENT = 5.0  # a change of training's speed that counts as none
@@ -15,7 +14,7 @@ TENTHS = 10  # of a training run, in which its speed is compared
 
 
 def draw(records: pd.DataFrame, epoch_tokens: int | None = None) -> drawing.Figure:
-    """Left: pruned share, by layer and of all. Right: training loss with and without ACP.
+    """Left: pruned ratio, by layer and of all. Right: training loss with and without ACP.
 
     Args:
         records: ``training_log`` records of a run with ACP and, if there is one, of its exact pair.
@@ -56,9 +55,6 @@ def _pruned(ax: drawing.Axes, records: pd.DataFrame) -> None:
     low, high = naming.PUBLISHED.range("figure2", "pruned_ratio")
     ax.axhline((low + high) / 2, color=style.PAPER, ls="--", label="the paper's 70 %")
     ax.set_ylim(min(10 * np.floor(shares.min(axis=None) / 10), (low + high) / 2 - 10), 101)
-    most, last = mean.loc[mean["percent"].idxmax()], mean.iloc[-1]
-    ends = [f"{x.percent:.0f} % after {style.count_label(x.tokens)} tokens" for x in (most, last)]
-    ax.set(title=f"ACP prunes {ends[0]}, {ends[1]}", ylabel="attention pruned (%), axis cut")
 
 
 def _loss(ax: drawing.Axes, records: pd.DataFrame) -> None:
@@ -71,7 +67,7 @@ def _loss(ax: drawing.Axes, records: pd.DataFrame) -> None:
         ends.append(f"{some['loss_nats'].iloc[-1]:.3f} {name}")
     seen = points.loc[points["tokens"] >= training_logs.before_change(records), "loss_nats"]
     ax.set_ylim(top=np.quantile(seen, 0.97) * 1.05)
-    ax.set(title=f"The training loss ends at {', '.join(ends)}", ylabel="nats a token, axis cut")
+    ax.set(title="Training loss", ylabel="loss (nats per token), axis cut")
 
 
 def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
@@ -81,8 +77,9 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
 
 
 def throughput_settles(training_log: pd.DataFrame) -> Verdict:
-    """Met if every training with ACP slows down at first, by more than its second half varies, and keeps its
-    speed there. Undecided where logs hold too few speeds."""
+    """Met if every run with ACP slows down by :data:`SETTLED_PERCENT` at first and keeps its speed in its
+    second half; of different magnitude if one slows down by less, yet by more than it varies there.
+    Undecided where logs hold too few speeds."""
     rows, points = [], training_log[training_log["layer"].notna()].dropna(subset="throughput_tokens_per_s")
     for _, run in points.drop_duplicates(["run", "tokens"]).groupby("run", sort=False):
         tenth = (TENTHS * run["tokens"] / (run["tokens"].max() + 1)).astype(int)
@@ -90,13 +87,12 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
         percent = 100 * (speed / speed.iloc[-1] - 1)
         ends = {"percent": percent.iloc[0], "furthest": percent.iloc[TENTHS // 2 :].abs().max()}
         rows += [run.iloc[0].to_dict() | ends] * (len(run) >= 2 * TENTHS)
-    if not rows:
-        raise UnfitRecords("no record holds throughput while a model trains")
-    table = by_length.in_order(pd.DataFrame(rows))
+    table = by_length.in_order(tables.some(pd.DataFrame(rows), "throughput while a model trains"))
     faster, furthest = table["percent"], table["furthest"]
     within = f"within {furthest.max():.1f} %"
     ours = f"faster in the first tenth than in the last: {by_length.listed(table, digits=1)}; "
     ours += f"from the half on {within} of the last"
     settles = (furthest <= SETTLED_PERCENT).all() and (faster > furthest).all()
     short = f"{style.span(faster, '.1f')} % faster at first, then {within}"
-    return Verdict.of(bool(settles), ours, short, n=len(table))
+    word = Word.REPRODUCED if (faster > SETTLED_PERCENT).all() else Word.MAGNITUDE
+    return Verdict(word if settles else Word.CONTRADICTED, ours, short, n=len(table))

@@ -1,4 +1,4 @@
-"""Figure A7: what moves the pruned share. One training a suspect, and one of the two that lead to 70 %."""
+"""Figure A7: what moves the pruned ratio. One training a suspect, and one of the two that lead to 70 %."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from acp_repro.papers.acp.runs import FoXRun
 from .. import drawing, style
 from . import figure4, naming
 
-# A suspect counts if it moves the pruned share by more than both; written before the runs.
+# A suspect counts if it moves the pruned ratio by more than both; written before the runs.
 COUNTS_POINTS = 4.0
 COUNTS_SEED_GAPS = 2.0
 
@@ -33,7 +33,7 @@ def difference(run: FoXRun, base: FoXRun) -> str:
 
 
 def shares(records: pd.DataFrame, runs: Sequence[FoXRun]) -> pd.DataFrame:
-    """One row a training: its words, the pruned share and the kinds of its heads."""
+    """One row a training: its words, the pruned ratio and the kinds of its heads."""
     rows = []
     for run in runs:
         own = records[records["run"] == run.name]
@@ -66,8 +66,7 @@ def counts(table: pd.DataFrame) -> pd.Series:
 
 
 def draw(table: pd.DataFrame) -> drawing.Figure:
-    """Left: the pruned share of each training of :func:`shares`. Right: the kinds of its heads."""
-    moved = f"{counts(table).sum()} of {(~table['is_base']).sum()} trainings move by over {COUNTS_POINTS:g}"
+    """Left: the pruned ratio of each training of :func:`shares`. (b) The kinds of its heads."""
     table = table.iloc[::-1]  # the first on top
     figure, (left, right) = drawing.panels(2, 0.9 + 0.26 * len(table), sharey=True)
     places, base = np.arange(len(table)), table["is_base"].to_numpy()
@@ -84,13 +83,12 @@ def draw(table: pd.DataFrame) -> drawing.Figure:
         drawing.note(left, f"{percent:.1f}", (percent, place), (6, 0))
     left.set_yticks(places, table["what"])
     left.margins(x=0.12)
-    left.set(ylim=(-0.6, len(table) - 0.4), xlabel="attention pruned (%)", title=f"{moved} points")
+    left.set(ylim=(-0.6, len(table) - 0.4), xlabel="pruned ratio (%)", title="Pruned ratio")
     start = pd.Series(0.0, index=table.index)
     for kind, colour in figure4.KINDS.items():
         right.barh(places, 100 * table[kind], 0.6, left=start, color=colour, label=figure4.WORDS[kind])
         start = start + 100 * table[kind]
-    local = style.span(100 * table["local"])
-    right.set(xlim=(0, 100), xlabel="heads (%)", title=f"{local} % of the heads are local")
+    right.set(xlim=(0, 100), xlabel="heads (%)", title="Kinds of heads")
     drawing.legend(figure, 4)
     return figure
 
@@ -106,9 +104,9 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     table, base = shares(records, found.runs), found.runs[0]
     gap = seed_gap(table)
     seeds = f"The two are {gap:.2g} points apart." if gap == gap else "There is one seed."
-    caption = f"""**Figure A7.** {message(table)} Left: what moves the pruned share of
+    caption = f"""**Figure A7.** {message(table)} (a) What moves the pruned ratio of
 {naming.in_words([base.size_name])} at {base.context_length:,} tokens. Each training sees
 {style.count_label(base.size.tokens)} tokens and differs from the first in what its line names. That counts
 if it moves the share by more than {COUNTS_POINTS:g} points (leaves the grey band) and by more than twice the
-gap between two seeds of the first. {seeds} Right: the kinds of its heads."""
+gap between two seeds of the first. {seeds} (b) The kinds of its heads."""
     return draw(table), caption

@@ -52,12 +52,11 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
             ours.append((f"{ms.iloc[-1]:.3g} ms ({how})", f"{tflops.iloc[-1]:.0f} ({how})"))
     bound = limit(records)
     if not bound.empty:
-        words = rf"limit: {bound.name} $\times$ (1 $-$ pruned share)"
+        words = rf"limit: {bound.name} $\times$ (1 $-$ pruned ratio)"
         time.plot(bound.index, bound, color=style.PAPER, lw=3, alpha=0.6, zorder=1, label=words)
-    at = style.length_label(records["length_tokens"].max())
     times, rates = (" and ".join(each) for each in zip(*ours, strict=True))
-    time.set_title(f"At {at}, ours takes {times}")
-    rate.set_title(f"At {at}, blocks that are left are computed at {rates} TFLOP/s")
+    time.set_title("Forward + backward time")
+    rate.set_title("Rate on the computed blocks")
     time.set(ylabel="forward + backward (ms)", yscale="log")
     time.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     time.yaxis.set_major_formatter("{x:g}")
@@ -95,6 +94,6 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
 {ms["exact"]:.3g} ms without, forward and backward. Calls have {first["heads"]} heads of {first["head_dim"]}
 and {first["measured_tokens"]:,} random tokens, with gates "{first["gates"]}": {DRAWN[first["gates"]]}. Times
 include the boundary search and are medians of {first["repeats"]}. Pruned: {share}. The limit is {fastest}'s
-causal attention, which has no gates, times the share of blocks that are kept. Right: FLOPs of the computed
+causal attention, which has no gates, times the share of blocks that are kept. (b) FLOPs of the computed
 blocks over time."""
     return draw(records), caption

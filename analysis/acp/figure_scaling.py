@@ -42,10 +42,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
             look = {"color": style.SIZES[method != "acp"], "ls": DASHES[method], "marker": marker}
             label = f"{'ACP' if method == 'acp' else method}, {name}"
             ax.plot(curve["ranks"], 100 * curve["of_linear"], label=label, **look)
-        most = rows[rows["ranks"] == rows["ranks"].max()]
-        rate = style.count_span(most.loc[most["method"] == "acp", "throughput_tokens_per_s"])
-        linear = f"{style.span(100 * most['of_linear'])} % of linear on {most['ranks'].iloc[0]} GPUs"
-        ax.set_title(f"{_in_words(setting)}: {linear}, {rate} tokens/s with ACP")
+        ax.set_title(_in_words(setting))
         ax.axhline(100, color=style.PAPER, lw=1, zorder=0)
         drawing.powers_of_two(ax, sorted(rows["ranks"].unique()))
         ax.set_xlabel("processes, one a GPU")

@@ -190,7 +190,7 @@ ITEMS = tuple(
         FigureSpec(
             "figureA5",
             figureA5.make,
-            "Pruned share and loss against tokens trained",
+            "Pruned ratio and loss against tokens trained",
             ("training_log",),
             lambda suite: suite.longest_trained,
             "FoX (Pro) with ACP that it trains",
@@ -218,10 +218,10 @@ ITEMS = tuple(
         FigureSpec(
             "figureA7",
             figureA7.make,
-            "What moves the pruned share",
+            "What moves the pruned ratio",
             ("pruned_ratio",),
             lambda suite: suite.ablations,
-            "trainings with ACP that differ in learning rate, words, text or QK-norm",
+            "training runs with ACP that differ in learning rate, words, text or QK-norm",
             ours=True,
         ),
         FigureSpec(
@@ -270,7 +270,7 @@ ITEMS = tuple(
         FigureSpec(
             "table_speed",
             table_speed.make,
-            "Speed at the paper's pruned share",
+            "Speed at the paper's pruned ratio",
             ("kernel_time", "training_step"),
             ours=True,
             extra=True,

@@ -18,10 +18,11 @@ from ..published import published
 
 PUBLISHED = published("analysis.acp")
 ARCHITECTURES = {"pro": "FoX (Pro)", "llama": "FoX (LLaMA)", "rope": "RoPE (Pro)"}
-# The pruned share is highest at first: 125M at 16k prunes 93 % after 20M tokens and 88 % after 100M. The
-# paper leaves the start of training out (Section 4.1). A small model is past it after a token a weight.
+# The pruned ratio is highest at first: 125M at 16k prunes 93 % after 20M tokens and 88 % after 100M. The
+# paper leaves undertrained models out (Section 4.1). A small model is past it after a token a weight.
 PAPER_SIZES = ("125M", "360M", "760M")
 START_TOKENS = 100_000_000
+PAPER_RECIPE = 2**19, 256 * 2**20, 50_257  # tokens of a batch and of the warm-up, size of the vocabulary
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}
 
 
@@ -53,19 +54,19 @@ def in_words(sizes: Iterable[str]) -> str:
 
 
 def at_start(tokens: float, size: str) -> bool:
-    """Whether so many tokens are the start of training for a model of that size; fresh weights are not."""
+    """Whether so many tokens leave a model of that size undertrained; fresh weights are not."""
     count = re.fullmatch(r"([\d.]+)([kMB]?)", size)
     weights = float(count[1]) * _UNITS[count[2]] if count else START_TOKENS
     return 0 < tokens < min(START_TOKENS, weights)
 
 
 def start_mark(tokens: float, size: str) -> str:
-    """What stands behind a name whose numbers are of the start of training; empty past it."""
-    return f" ({style.count_label(tokens)} tokens, start of training)" if at_start(tokens, size) else ""
+    """What stands behind a name whose numbers are of an undertrained model; empty past it."""
+    return f" ({style.count_label(tokens)} tokens, undertrained)" if at_start(tokens, size) else ""
 
 
 def starting(records: pd.DataFrame) -> pd.Series:
-    """By row, whether it is of the start of training; formulas have no ``trained_tokens`` and no start."""
+    """By row, whether it is of an undertrained model; formulas have no ``trained_tokens`` and no start."""
     if "trained_tokens" not in records:
         return pd.Series(False, records.index)
     pairs = zip(records["trained_tokens"].fillna(0), records["size"], strict=True)
@@ -73,20 +74,20 @@ def starting(records: pd.DataFrame) -> pd.Series:
 
 
 def settled(records: pd.DataFrame) -> pd.DataFrame:
-    """The rows that decide a verdict: those past the start of training, or all where there are none such."""
+    """The rows that decide a verdict: those past the undertrained stage, or all where there are none such."""
     start = starting(records)
     return records if start.all() else records[~start]
 
 
 def past_start(runs: Iterable[FoXRun]) -> int:
-    """How many shapes and contexts there are among the runs that see more than the start of training. Seeds
+    """How many shapes and contexts there are among the runs that are not undertrained. Seeds
     and variants of one shape count once."""
     past = _past_start(runs)
     return len({(run.size.num_hidden_layers, run.size.hidden_size, run.context_length) for run in past})
 
 
 def largest(runs: Iterable[FoXRun]) -> int:
-    """The weights of the largest model among the runs that see more than the start of training."""
+    """The weights of the largest model among the runs that are not undertrained."""
     return max((run.size.non_embedding for run in _past_start(runs)), default=0)
 
 
@@ -103,17 +104,36 @@ def distance(item: FigureSpec, runs: Iterable[FoXRun]) -> float:
     )
 
 
+def has_paper_recipe(runs: Iterable[FoXRun]) -> bool:
+    """Whether the runs train with the paper's learning rate, batch, warm-up and vocabulary size."""
+    return all(
+        (run.training.batch_tokens, run.training.warmup_tokens, run.data.vocab_size) == PAPER_RECIPE
+        and run.size.learning_rate == paper_size(_nearest_size(run)).learning_rate
+        for run in runs
+    )
+
+
+def records_have_paper_recipe(records: pd.DataFrame) -> bool:
+    """:func:`has_paper_recipe` of the runs of some records."""
+    runs = records[["suite", "run"]].drop_duplicates().itertuples(index=False)
+    return has_paper_recipe([load_suite(suite).run(run) for suite, run in runs])
+
+
+def _nearest_size(run: FoXRun) -> str:
+    return min(PAPER_SIZES, key=lambda name: abs(paper_size(name).non_embedding - run.size.non_embedding))
+
+
 def _past_start(runs: Iterable[FoXRun]) -> list[FoXRun]:
     return [run for run in runs if not at_start(run.size.tokens, run.size_name)]
 
 
 def span(table: pd.DataFrame, form: str = ".0f") -> str:
-    """The range of ``percent``, with the start of training apart: "77 to 86 % (start of training: 91 %)"."""
+    """The range of ``percent``, with undertrained models apart: "77 to 86 % (undertrained: 91 %)"."""
     start = starting(table)
     past, early = (f"{style.span(table.loc[rows, 'percent'], form)} %" for rows in (~start, start))
     if start.all():
-        return f"{early} (start of training)"
-    return f"{past} (start of training: {early})" if start.any() else past
+        return f"{early} (undertrained)"
+    return f"{past} (undertrained: {early})" if start.any() else past
 
 
 def run_name(record: pd.Series) -> str:
@@ -160,14 +180,14 @@ def shapes(runs: Sequence[FoXRun]) -> str:
 
 
 def at_paper_scale(item: FigureSpec, runs: Sequence[FoXRun]) -> bool:
-    """Whether one of the runs is as large as the paper's largest of an item, as long trained and as long."""
+    """Whether one of the runs has the paper's size and context of an item and a tenth of its tokens."""
     if item.paper_model is None:
         return False
     name, length = item.paper_model
     paper = paper_size(name)
     return any(
         run.size.non_embedding >= 0.9 * paper.non_embedding
-        and run.size.tokens >= 0.9 * paper.tokens
+        and run.size.tokens >= 0.1 * paper.tokens
         and run.context_length >= length
         for run in runs
     )

@@ -12,8 +12,8 @@ from . import needle_statistics, paired, versions
 from .needle_statistics import CELL, FOUND_RECALL, METHODS, SETTING
 from .paired import LEAST_PAIRS
 
-# Written before any pair was asked for many facts. On one question two exact trainings, one of them from a
-# changed weight, are 0.36 nats apart. What is no more than such chance does is no damage.
+# Written before any pair was asked for many facts. On one question two exact runs, one of them from a
+# changed parameter, are 0.36 nats apart. What is no more than such chance does is no damage.
 MARGIN_NATS = 0.5
 SAME_NATS = 0.01  # a likelihood that is 1 % another
 
@@ -35,15 +35,15 @@ def pairs(facts: pd.DataFrame) -> pd.DataFrame:
     acp, exact = (table[table["method"] == method].drop(columns=["method", "run"]) for method in METHODS)
     both = acp.merge(exact, on=[*SETTING, "seed"], suffixes=("_acp", "_exact"), validate="one_to_one")
     if any((both[f"{name}_acp"] != both[f"{name}_exact"]).any() for name in ("facts", "prompts")):
-        raise UnfitRecords("needle_facts: the two trainings of a pair were not asked the same")
+        raise UnfitRecords("needle_facts: the two training runs of a pair were not asked the same")
     return both
 
 
 def in_words(facts: pd.DataFrame) -> str:
-    """ "Asked for 24 facts, RUN finds 84.3 % of the words and is 2.13 nats from certain; RUN ..."."""
+    """ "Asked for 24 facts, RUN finds 84.3 % of the words with an NLL of 2.13 nats; RUN ..."."""
     table = trainings(facts)
     each = "; ".join(
-        f"{row.run} finds {row.recall:.3g} % of the words and is {row.nats:.2f} nats from certain"
+        f"{row.run} finds {row.recall:.3g} % of the words with an NLL of {row.nats:.2f} nats"
         for row in table.itertuples()
     )
     return f"Asked for {table['facts'].max()} facts, {each}"
@@ -56,8 +56,8 @@ def kept(facts: pd.DataFrame) -> Verdict:
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
     note = versions.notes(unlike, ". ", paired.NOT_COUNTED)
     if table.empty:
-        words = f"no pair of trainings was asked for many facts, and {LEAST_PAIRS} are needed{note}"
-        return Verdict(Word.UNTOLD, f"{words}. {in_words(facts)}")
+        words = f"no pair of training runs was asked for many facts, and {LEAST_PAIRS} are needed{note}"
+        return Verdict(Word.INCONCLUSIVE, f"{words}. {in_words(facts)}")
     named = needle_statistics.names(table[SETTING].drop_duplicates().sort_values(SETTING), always=True)
     told, words = [], []
     for (_, some), trained_at in zip(table.groupby(SETTING), named, strict=True):
@@ -92,9 +92,10 @@ def same_weights(facts: pd.DataFrame) -> Verdict:
     both = with_acp.pivot(index=key, columns="method")
     nats, answers = (both[name].reindex(columns=METHODS) for name in ("answer_log_likelihood_nats", "answer"))
     if (nats := nats.dropna()).empty:
-        return Verdict(Word.UNTOLD, "no model was asked both with ACP and without")
+        return Verdict(Word.INCONCLUSIVE, "no model was asked both with ACP and without")
     apart = (nats["acp"] - nats["exact"]).abs()
     other = (answers["acp"] != answers["exact"]).loc[nats.index].groupby(["suite", "run"]).sum()
     same = f"equal in {(apart == 0).sum():,} of {len(apart):,}; {other.sum()} greedy answers differ"
     each = f"{same} ({', '.join(map(str, other))} by training), likelihoods by {apart.max():.2g} nats at most"
+    each += "; greedy answers differ where decoding accumulates its partial results in another order"
     return Verdict.of(bool(apart.max() < SAME_NATS), each, same, n=len(other))

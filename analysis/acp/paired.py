@@ -16,23 +16,24 @@ from . import naming, versions
 SETTING = ["architecture", "size", "context_length_tokens"]
 COLUMN = ["task", "metric"]
 TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the downstream tasks
-LEAST_PAIRS = 3  # that differ in a bit
-ONE_PAIR = "one pair of trainings, and another may differ as much"
+LEAST_PAIRS = 3  # that diverge, for a test
+ONE_PAIR = "one pair of training runs, and another may differ as much"
 NO_PAIR = "no run is measured together with its exact pair"
 NOT_COUNTED = ", and not counted"  # behind what versions.unlike says of a pair
 SAME, AS_RUNS, DIFFERS = "same", "as runs do", "differs"
 
 
 def too_few(apart: pd.Series) -> str:
-    """Why the differences of some pairs of trainings, of one code each, are too few to test; empty if not."""
+    """Why the differences of some pairs of training runs, of one code each, are too few to test; empty if
+    not."""
     if apart.empty:
         return "no pair was trained with one version of the code"
     same, other = int((apart == 0).sum()), int((apart != 0).sum())
     if other >= LEAST_PAIRS:
         return ""
     pairs = "one pair" if other == 1 else f"{other} pairs"
-    equal = f"{same} of {len(apart)} pairs have equal bits" if same else pairs
-    return f"{equal}; {LEAST_PAIRS} that part are needed"
+    equal = f"{same} of {len(apart)} pairs are bitwise identical" if same else pairs
+    return f"{equal}; {LEAST_PAIRS} diverging needed"
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:
@@ -67,7 +68,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def equivalences(differences: pd.DataFrame, vocabulary: float = math.inf) -> tuple[pd.DataFrame, list[str]]:
-    """Two one-sided tests over pairs of trainings, of each of the paper's columns that exact models know."""
+    """Two one-sided tests over pairs of runs, of each of the paper's columns that exact models know."""
     margins, guesses = paper_gaps(), {(c.task, c.metric): c.guess for c in COLUMNS}
     columns = {key: pairs for key, pairs in differences.groupby(COLUMN, sort=False) if key in margins}
     unknown = {key for key, pairs in columns.items() if not _known(pairs, guesses[key], vocabulary)}

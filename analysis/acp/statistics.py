@@ -12,6 +12,7 @@ from acp_repro.common import grid
 from ..tables import UnfitRecords, one_each, side_by_side, some
 
 RUN = ["architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed", "trained_tokens"]
+GRID = ["context_length_tokens", "block_q_tokens", "block_k_tokens"]
 METHODS = ("acp", "exact")
 
 
@@ -25,13 +26,18 @@ def pruned_percent(records: pd.DataFrame) -> pd.DataFrame:
 
 def pruned_of_grid(records: pd.DataFrame) -> pd.DataFrame:
     """:func:`pruned_percent`, and beside it what the run's grid of blocks lets a head prune."""
-    grids = records[[*RUN, "block_q_tokens", "block_k_tokens"]].drop_duplicates()
-    sides = one_each(grids, RUN, "pruned_ratio")[
-        ["context_length_tokens", "block_q_tokens", "block_k_tokens"]
-    ]
+    grids = records[[*RUN, *GRID[1:]]].drop_duplicates()
+    sides = one_each(grids, RUN, "pruned_ratio")[GRID].reset_index(drop=True)
     most = [100 * grid.largest_pruned_ratio(*map(int, each)) for each in sides.to_numpy()]
-    table = pruned_percent(records).assign(grid_percent=most)
-    return table.assign(of_grid_percent=100 * table["percent"] / table["grid_percent"])
+    return pruned_percent(records).assign(grid_percent=most, **sides[GRID[1:]])
+
+
+def prunable_percent(length: int, block_q: int, block_k: int) -> float:
+    """The percentage of causal blocks that are left of the diagonal's blocks: closed gates can prune them
+    all."""
+    starts = np.arange(0, length, block_q)
+    causal = (np.minimum(starts + block_q, length) - 1) // block_k + 1
+    return float(100 * (starts // block_k).sum() / causal.sum())
 
 
 def time_reduction(records: pd.DataFrame) -> pd.DataFrame:
@@ -45,6 +51,11 @@ def throughput_gain(records: pd.DataFrame) -> pd.DataFrame:
     """Tokens a second by method, and the percentage that ACP adds; one row per run."""
     table = side_by_side(records, RUN, "method", "throughput_tokens_per_s", METHODS, "throughput")
     return table.assign(percent=100 * (table["acp"] / table["exact"] - 1))
+
+
+def on_devices(table: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
+    """A table with a row per run, and beside it the ``device`` of the run's records."""
+    return table.merge(records[[*RUN, "device"]].drop_duplicates(), on=RUN)
 
 
 def search_share(records: pd.DataFrame) -> pd.DataFrame:
@@ -114,7 +125,7 @@ def illustrative_head(records: pd.DataFrame, most_blocks: int) -> pd.DataFrame:
 
 
 def share_of_limit(blocks: BlockGrid) -> float:
-    """Pruned blocks over the most that the grid allows, of the rows shown; 1 for a head that
+    """Pruned blocks over the achievable maximum, of the rows shown; 1 for a head that
     prunes all that it can, 0 where nothing can be pruned."""
     shown = (blocks.last[-1] + 1) * blocks.block_k
     most = grid.largest_pruned_ratio(int(shown), blocks.block_q, blocks.block_k)

@@ -48,7 +48,7 @@ def mass_below(mass: pd.Series, log_epsilon: pd.Series) -> Verdict:
     """Met if no row loses epsilon. Rows without a pruned block have no mass and say nothing."""
     has = mass.notna()
     if not has.any():
-        return Verdict(Word.UNTOLD, "nothing is pruned")
+        return Verdict(Word.INCONCLUSIVE, "nothing is pruned")
     log_mass = mass[has].map(lambda m: math.log(m) if m > 0 else -math.inf)
     margin = log_epsilon[has] - log_mass
     nearest = margin.idxmin()

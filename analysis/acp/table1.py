@@ -133,7 +133,7 @@ def caption(found: drawing.Found) -> str:
         "of sampling items. Differences of paired runs are tested item by item (McNemar's exact test; sign "
         "permutations for log-likelihoods) with Holm's correction. Where two seeds of one setting differ as "
         'much, or without such the paper\'s own pairs, it says "as runs".',
-        *(f"{name}." for name in naming.marked(records).unique() if name.endswith("start of training)")),
+        *(f"{name}." for name in naming.marked(records).unique() if name.endswith("undertrained)")),
     ]
     if lacking:
         text.append(f"Without {', '.join(lacking)}. The averages, the paper's too, are of what is shown.")
@@ -148,12 +148,12 @@ def caption(found: drawing.Found) -> str:
 
 
 def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
-    """Met if pairs of trainings rule out, in every column that tells anything, a mean difference as large as
+    """Met if pairs of runs rule out, in every column that tells anything, a mean difference as large as
     the paper's own pairs have; missed if they show one that is larger, for the worse or for the better.
     Undecided if fewer than half of the columns tell anything."""
     table = paired.differences(lm_eval_items)
     if table.empty:
-        return Verdict(Word.UNTOLD, paired.NO_PAIR)
+        return Verdict(Word.INCONCLUSIVE, paired.NO_PAIR)
     keys = [*paired.SETTING, "seed"]
     unlike = {pair: words for pair, words in versions.unlike(lm_eval_items, keys).items() if words}
     note = versions.notes(unlike, "; ", paired.NOT_COUNTED)
@@ -164,12 +164,12 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
     apart = table["difference"].abs().groupby([table[key] for key in keys]).max()
     pairs, more = f"{len(apart)} pairs", {"n": len(apart) or None, "unit": "pair"}
     if why := paired.too_few(apart):
-        return Verdict(Word.UNTOLD, why + left_out, why, **more)
+        return Verdict(Word.INCONCLUSIVE, why + left_out, why, **more)
     if not every:
-        return Verdict(Word.UNTOLD, f"no column of the paper's{note}")
+        return Verdict(Word.INCONCLUSIVE, f"no column of the paper's{note}")
     if 2 * known < every:
         why = f"the exact models know {known} of {every} columns"
-        return Verdict(Word.UNTOLD, f"{pairs}: {why}, less than half{left_out}", why, **more)
+        return Verdict(Word.INCONCLUSIVE, f"{pairs}: {why}, less than half{left_out}", why, **more)
     within, beyond = (columns[f"adjusted_{name}"] < LEVEL for name in ("p_value", "beyond_p_value"))
     ours = f"{pairs}: {within.sum()} of {known} columns differ by less than the paper's own pairs"
     for word, some in (("beyond", columns[beyond]), ("open", columns[~within & ~beyond])):
@@ -188,7 +188,7 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
     columns = lm_eval_items["task"] + " " + lm_eval_items["metric"]
     table = paired.between_seeds(lm_eval_items[~columns.isin(unknown)])
     if table.empty:
-        return Verdict(Word.UNTOLD, "no setting is measured with two seeds of one code")
+        return Verdict(Word.INCONCLUSIVE, "no setting is measured with two seeds of one code")
     other = table[table["adjusted_p_value"] < paired.TASKS_P_VALUE]
     counts = f"{len(other)} of {len(table)} metrics differ between two seeds"
     each = "; ".join(

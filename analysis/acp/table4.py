@@ -58,7 +58,22 @@ paper's Table 4 stands beside ours. A dash: not measured. {_batches(found, recor
 
 def search_is_cheap(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run spends on the search what the paper's range says; beyond if some spend less."""
-    table = by_length.in_order(statistics.search_share(attention_time))
+    shares = statistics.search_share(attention_time)
+    table = by_length.in_order(statistics.on_devices(shares, attention_time))
     low, high = naming.PUBLISHED.range("table4", "boundary_search_share")
     ours = by_length.listed(table, digits=1)
     return in_range(naming.settled(table)["percent"], low, high, ours, less_is_better=True)
+
+
+def search_trend(attention_time: pd.DataFrame) -> Verdict:
+    """Met if the search takes a smaller percentage in larger models, and a larger one in longer contexts."""
+    shares = statistics.search_share(attention_time)
+    table = naming.settled(by_length.in_order(statistics.on_devices(shares, attention_time)))
+    wide = table.pivot(index="size", columns="context_length_tokens", values="percent").loc[
+        table["size"].unique()
+    ]
+    falls, rises = (wide.diff().iloc[1:] < 0).all(axis=None), (wide.iloc[:, -1] > wide.iloc[:, 0]).all()
+    met = None if 1 in wide.shape else bool(falls and rises)
+    words = {True: "yes", False: "no"}
+    short = f"falls with size: {words[bool(falls)]}; rises with context: {words[bool(rises)]}"
+    return Verdict.of(met, f"{short}; {by_length.listed(table, digits=2)}", short, n=table.shape[0])

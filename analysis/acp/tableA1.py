@@ -1,4 +1,4 @@
-"""Table A1: every pair ever trained on text with needles, and the step at which its two trainings part."""
+"""Table A1: every pair ever trained on text with needles, and the step at which its two runs diverge."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pairs(
 def _row(
     acp: pd.DataFrame, exact: pd.DataFrame, asked: pd.DataFrame | None, losses: pd.DataFrame | None
 ) -> dict[str, Any]:
-    """A row of :func:`pairs` from ``needle`` records of two trainings; ``asked`` of many facts, by run."""
+    """A row of :func:`pairs` from ``needle`` records of two runs; ``asked`` of many facts, by run."""
     row = {
         "record_commit": f"suite {acp['suite'].iloc[0]}, seed {acp['seed'].iloc[0]}",
         "kernel_commit": acp["commit"].iloc[0],
@@ -65,7 +65,7 @@ def _row(
 
 
 def parts_at(losses: pd.DataFrame | None, *runs: str) -> str:
-    """The first step, counted from 0, at which the losses of two trainings differ, in words."""
+    """The first step, counted from 0, at which the losses of two training runs differ, in words."""
     if losses is None or not set(runs) <= set(losses["run"]):
         return "not recorded"
     one, other = (losses[losses["run"] == run].set_index("step")["loss_nats"] for run in runs)
@@ -103,10 +103,10 @@ def tabulate(table: pd.DataFrame) -> drawing.Table:
         "text with needles (%)": (100 * table["needle_fraction"]).map("{:g}".format),
         "prompts": table["prompts"].map(str),
         "words found, ACP / exact (%)": _both(table, "recall_{}_percent", "{:.3g}"),
-        "nats from certain, ACP / exact": _both(table, "nll_{}_nats", "{:.1f}"),
+        "NLL (nats), ACP / exact": _both(table, "nll_{}_nats", "{:.1f}"),
         "ACP − exact (nats)": table["difference_nats"].map("{:+.1f}".format),
         "many facts: words found, ACP / exact (%)": _both(table, "facts_recall_{}_percent", "{:.3g}"),
-        "many facts: nats from certain, ACP / exact": _both(table, "facts_nll_{}_nats", "{:.2f}"),
+        "many facts: NLL (nats), ACP / exact": _both(table, "facts_nll_{}_nats", "{:.2f}"),
         "losses differ from step": table["losses_part_at_step"],
     }
     return drawing.Table(pd.DataFrame(columns), table)
@@ -117,7 +117,7 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     perturbed = [run.name for run in found.runs if run.perturb_init]
     table = pairs(records, perturbed, facts, found.records.get("step_losses"))
     null = (
-        " The null is no pair: both trainings are exact, and the one in ACP's place began with one weight "
+        " The null is no pair: both runs are exact, and the one in ACP's place began with one weight "
         "moved by one unit in its last place."
         if table["is_null"].any()
         else ""

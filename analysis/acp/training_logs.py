@@ -9,7 +9,7 @@ from .. import style
 from ..tables import one_each
 from . import naming, versions
 
-CHANGE_POINTS = 2.0  # a layer further from its first pruned share is seen to have changed
+CHANGE_POINTS = 2.0  # a layer further from its first pruned ratio is seen to have changed
 
 
 def paper_name(records: pd.DataFrame) -> str:
@@ -32,7 +32,7 @@ def shares(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def before_change(records: pd.DataFrame) -> float:
-    """Tokens at the last look before any layer has left its first pruned share."""
+    """Tokens at the last look before any layer has left its first pruned ratio."""
     percent = shares(records)
     changed = ((percent - percent.iloc[0]).abs() > CHANGE_POINTS).any(axis=1)
     return float(percent.index[max(int(changed.argmax()) - 1, 0)])
@@ -77,12 +77,12 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
     devices = ", ".join(records["training_device"].unique())
     ends = "the end of an epoch" if epochs == 1 else f"the ends of {epochs} epochs"
     again = f"Dotted: {ends}, after which the same books come again."
-    return f"""**Figure A5.** The pruned share is {peak["percent"]:.0f} % at most, after
+    return f"""**Figure A5.** The pruned ratio is {peak["percent"]:.0f} % at most, after
 {style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
 {style.count_label(last["tokens"])}. The paper says around 70 %, and trains its {paper_name(records)} on
 {style.count_label(paper_tokens(records))} tokens. The curves are from the logs of
 {" and ".join(records["run"].unique())}{unlike[:1]}, trained on {devices}. The axes begin at
 {style.count_label(before_change(records))} tokens: until then no layer's share has changed by more than
-{CHANGE_POINTS:g} percentage points. Left: each layer on the first sequence of a batch, and the mean of all.
-Right: mean loss of the steps since the point before, of all runs between the same points. The mean of a
+{CHANGE_POINTS:g} percentage points. (a) Each layer on the first sequence of a batch, and the mean of all.
+(b) Mean loss of the steps since the point before, of all runs between the same points. The mean of a
 longer stretch is spread evenly over it. {unlike} {again if epochs else ""}"""

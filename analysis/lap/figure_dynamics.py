@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from .. import drawing, style
+from .. import drawing
 from ..verdict import Verdict
 from . import naming
 
@@ -13,7 +13,7 @@ GATES = ("#56B4E9", "#CC79A7", "#E69F00", "#555555")
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """Left: accuracy and overall ratio, removed and soft. Right: the ratio of each gate.
+    """(a) Accuracy and overall ratio, removed and soft. Right: the ratio of each gate.
 
     Args:
         records: ``dynamics`` records of one run.
@@ -38,9 +38,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     for gate, column in enumerate(ratios):
         share = ratios[column] / before.iloc[:, gate]
         right.plot(ratios.index, share, color=GATES[gate % 4], label=f"gate {gate + 1}")
-    left.set_title(judge(records).ours.capitalize())
-    late = pd.Series([100 * line.get_ydata()[-len(ratios) // 10 :].mean() for line in right.lines])
-    right.set_title(f"Each gate keeps {style.span(late)} % of what reaches it")
+    left.set_title("Accuracy and keep ratio")
+    right.set_title("Keep ratio of each gate")
     left.set(ylim=(0, 1.03), ylabel="share", xlabel="step")
     right.set(ylabel="kept of what reached the gate", xlabel="step")
     drawing.legend(figure)
@@ -52,9 +51,9 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     run = found.runs[0]
     name = naming.name_of(run.compression, run.training_mask)
     caption = f"""**Training dynamics.** Run {run.name} ({name}): {judge(records).ours}, from the
-first evaluation to the last tenth of training. Left: accuracy on held-out text with teacher forcing, and
+first evaluation to the last tenth of training. (a) Accuracy on held-out text with teacher forcing, and
 the share of tokens kept. Full lines: tokens really removed. Dashed: the soft mask; where both agree, one
-line hides the other. The share that it keeps is {naming.SOFT_RATIO}. Right: the share that each gate keeps
+line hides the other. The share that it keeps is {naming.SOFT_RATIO}. (b) The share that each gate keeps
 of what reaches it."""
     return draw(records), caption
 
@@ -71,4 +70,11 @@ def judge(dynamics: pd.DataFrame) -> Verdict:
     return Verdict.of(learns and ends[1] < kept.iloc[0], ours)
 
 
-drops_and_learns = naming.of_the_article(judge)
+def layers_compress(dynamics: pd.DataFrame) -> Verdict:
+    """Met if over the last tenth of training each gate leaves fewer tokens than the gate before it."""
+    late = dynamics[(dynamics["series"] == "keep_ratio") & (dynamics["step"] >= 0.9 * dynamics["step"].max())]
+    kept = late.groupby("gate_index")["value"].mean()
+    if kept.empty or dynamics["compression"].isna().all():
+        return Verdict.of(None, "the run has no gates")
+    ours = f"{', '.join(f'{share:.0%}' for share in kept)} left after each gate"
+    return Verdict.of(bool((kept.diff().iloc[1:] < 0).all()), ours)

@@ -38,8 +38,6 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     ax.axvline(records["majority_class"].iloc[0], color="0.4", lw=1, ls="--", label="larger class")
     low = min(0.5, (records["accuracy"] - errors).min())  # 0.5 is a coin's
     ax.set(xlim=(low, 1), ylim=(len(records) - 0.5, -0.5), xlabel="held-out accuracy")
-    whole = records.loc[list(WHOLE), "accuracy"].max()
-    ax.set_title(f"Kept vectors: {records['accuracy'].iloc[0]:.3f}, all vectors: {whole:.3f}")
     drawing.legend(figure)
     return figure
 
@@ -74,7 +72,7 @@ def probe_close(probe: pd.DataFrame) -> Verdict:
     close = kept >= whole - CLOSE
     if whole - CLOSE <= chance:  # then what has learnt nothing is close as well
         ours += f"; all tokens lead the larger class by no more than {CLOSE}, so being close shows nothing"
-        return Verdict(Word.UNTOLD, ours, "all tokens lead the larger class by too little")
+        return Verdict(Word.INCONCLUSIVE, ours, "all tokens lead the larger class by too little")
     if not learnt & set(WHOLE) or (close and "kept_votes" not in learnt):
-        return Verdict(Word.UNTOLD, ours, "a classifier has not learnt")
+        return Verdict(Word.INCONCLUSIVE, ours, "a classifier has not learnt")
     return Verdict.of(close, ours, f"kept {kept:.3f}, all tokens {whole:.3f}")

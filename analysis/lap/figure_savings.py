@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
 from .. import drawing, style
@@ -93,9 +92,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
             line = table[table["length_tokens"] == length]
             ax.plot(100 * line["keep_ratio"], 100 * line["relative"], "o", ls=ls, color=colour, label=title)
     for ax, length in zip(axes[0], lengths, strict=True):
-        ends = [line.get_ydata()[0] for line in ax.lines]
-        least = list(PANELS.values())[int(np.argmin(ends))]
-        ax.set_title(f"Texts of {length} tokens: {least} falls to {min(ends):.0f} %")
+        ax.set_title(f"Texts of {length} tokens")
         ax.axhline(100, color="0.4", lw=1, zorder=1)
         ax.set(xlim=(0, 105), ylim=(0, None), xlabel="tokens kept (%)")
     axes[0, 0].set_ylabel("with removal (% of with masks)")
@@ -131,7 +128,7 @@ def encoder_memory(removal_time: pd.DataFrame) -> Verdict:
     if found.word is not Word.CONTRADICTED:
         return found
     short = "the peak lies before the gates that remove"
-    return replace(found, word=Word.UNTOLD, ours=f"{short}: {found.ours}", short=short)
+    return replace(found, word=Word.INCONCLUSIVE, ours=f"{short}: {found.ours}", short=short)
 
 
 def decoder_time(removal_time: pd.DataFrame) -> Verdict:
@@ -143,13 +140,13 @@ def decoder_memory(removal_time: pd.DataFrame) -> Verdict:
 
 
 def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
-    """Met if removal needs less at every share kept below all. Up to a half alone, it cannot be told."""
+    """Met if removal needs less at every share kept below all. Up to a half alone is inconclusive."""
     worst = pd.concat({column: _worst(removal_time, column) for column in columns})
     few = worst.index.get_level_values("percent") <= 100 * FASTER_BELOW
     if not few.any():
-        return Verdict(Word.UNTOLD, "no kept share was that small")
+        return Verdict(Word.INCONCLUSIVE, "no kept share was that small")
     if not told(removal_time, columns):
-        return Verdict(Word.UNTOLD, "time hardly grows with the tokens")
+        return Verdict(Word.INCONCLUSIVE, "time hardly grows with the tokens")
     less = (worst["relative"] < 1) & (worst["of_all"] <= LESS)
     ours = "; ".join(
         f"{PANELS[column]} at {percent:.0f} % kept at most {row.relative:.2f} of that with masks, "

@@ -7,7 +7,7 @@ import ast
 import numpy as np
 import pandas as pd
 
-from acp_repro.papers.lap.metrics import SHOWN_TEXTS
+from acp_repro.papers.lap.schema import SHOWN_TEXTS
 
 from .. import drawing, style
 
@@ -31,7 +31,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     image = ax.imshow(values, cmap="RdBu_r", vmin=-bound, vmax=bound, aspect="auto")
     ax.set_xticks(range(columns), words("written_position", "written_token"), rotation=90)
     ax.set_yticks(range(rows), words("kept_position", "kept_token"))
-    ax.set(xlabel="written token", ylabel="kept vector", title=most_added(records).replace("`", '"'))
+    ax.set(xlabel="written token", ylabel="kept vector")
     ax.tick_params(length=0)
     ax.grid(visible=False)
     figure.colorbar(image, ax=ax, label="nats", pad=0.02, aspect=10)

@@ -34,11 +34,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         if len(curve):
             places = [place + (0.2 if eos else -0.2) for place in part.index]
             right.bar(places, 100 * part.fillna(0), 0.4, color=COLOURS[eos])
-    share = slices.behind(table, BEHIND)
-    own = "Nothing" if share is None else _words(share)
-    left.set_title(f"{own} of the attribution is on a vector's own token and the {BEHIND} before it")
-    last = thirds[thirds["is_eos"] & (thirds["third"] == slices.THIRDS - 1)]["share"]
-    right.set_title(f"EOS: {100 * last.sum():.0f} % on the last third")
+    left.set_title("By distance from the token")
+    right.set_title("By third of the text")
     left.set(xlim=(-REACH, REACH), ylim=(0, None), xlabel="written token − origin of the vector (tokens)")
     left.set_ylabel("share of attribution (%)")
     right.axhline(100 / slices.THIRDS, color="0.4", lw=1, ls="--", label="spread evenly")
@@ -59,8 +56,8 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
         else f"Without EOS, {_words(share)} of a vector's positive SHAP values fall on its own token "
         f"and the {BEHIND} before it (in brackets: 95 % interval, by a bootstrap over texts)."
     )
-    caption = f"""**Slices.** {behind} Left: by distance from the token that the vector was{beyond}.
-Right: by third of the text. Only written tokens that stand at their place count.
+    caption = f"""**Slices.** {behind} (a) By distance from the token that the vector was{beyond}.
+(b) By third of the text. Only written tokens that stand at their place count.
 Shown are {texts}."""
     return draw(records), caption
 
@@ -78,7 +75,7 @@ def own_slice(attribution: pd.DataFrame) -> Verdict:
     """Met if vectors, EOS apart, have half of their attribution on a short run of the text."""
     table, few = _long(attribution)
     if few or table["is_eos"].all():
-        return Verdict(Word.UNTOLD, few or "no vector but EOS has positive attribution")
+        return Verdict(Word.INCONCLUSIVE, few or "no vector but EOS has positive attribution")
     table = table[~table["is_eos"].astype(bool)]
     width, chance = (
         slices.over_texts(vectors, vectors["width"])
@@ -96,7 +93,7 @@ def eos_is_global(attribution: pd.DataFrame) -> Verdict:
     """Met if EOS has a fair part of its attribution on every third of the text."""
     table, few = _long(attribution)
     if few or not table["is_eos"].any():
-        return Verdict(Word.UNTOLD, few or "EOS has no positive attribution")
+        return Verdict(Word.INCONCLUSIVE, few or "EOS has no positive attribution")
     eos = table[table["is_eos"]]
     thirds = [slices.of_third(eos, third) for third in range(slices.THIRDS)]
     ours = "first, second and last third: " + ", ".join(map(_words, thirds))

@@ -31,7 +31,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         share = 100 * table["kept_tokens"] / table["tokens"]
         names = table["group"].astype(str).str.replace(" ", "\n")
         ax.bar(names, share, color=style.SIZES[0])
-        ax.set_title(f"{style.span(share)} % are kept")
+        ax.set_title("Keep ratio")
         ax.axhline(mean, color="0.4", lw=1, ls="--", label=f"all tokens: {mean:.0f} %")
         ax.set_xlabel(label)
         ax.grid(visible=False, axis="x")

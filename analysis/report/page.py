@@ -15,13 +15,14 @@ from ..verdict import Word
 from .gather import Entry, Report
 
 BADGES = {
-    Word.MEASURED: "✓",
-    Word.ANOTHER_SIZE: "≈",
-    Word.UNTOLD: "?",
+    Word.REPRODUCED: "✓",
+    Word.SMALL_SCALE: "✓",
+    Word.MAGNITUDE: "≈",
+    Word.INCONCLUSIVE: "?",
     Word.CONTRADICTED: "✗",
     Word.PROVED: "✓",
-    Word.CHECKED: "✓",
-    Word.MISPRINT: "✗",
+    Word.TESTED: "✓",
+    Word.ERRATUM: "✗",
 }
 
 

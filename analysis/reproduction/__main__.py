@@ -25,11 +25,16 @@ def main(arguments: list[str] | None = None) -> None:
     rows = ledger.read()
     write_pages(rows, ledger.read_models())
     for row in filter(page.is_plotted, rows.values()):
-        save(forest(row.values, row.axis), page.CLAIMS / "plots" / f"{row.id}.png", "", ["png"])
+        save(
+            forest(row.values, row.axis, row.paper_range),
+            page.CLAIMS / "plots" / f"{row.id}.png",
+            "",
+            ["png"],
+        )
 
 
 def write_pages(rows: dict[str, ledger.Row], models: list[dict]) -> None:
-    """REPRODUCTION.md, docs/claims/ and the README's table from the rows."""
+    """REPRODUCTION.md, docs/claims/, docs/trained-models.md and the README's tables from the rows."""
     suites = [load_suite(name) for name in suite_names()]
     named = {id.partition(".")[0] for id in rows}
     papers = list({suite.paper.name: suite.paper for suite in suites if suite.paper.name in named}.values())
@@ -38,7 +43,8 @@ def write_pages(rows: dict[str, ledger.Row], models: list[dict]) -> None:
         files.write_text(page.CLAIMS / f"{paper.name}.md", page.claims_page(paper, own))
     if README.is_file():
         files.write_text(README, page.readme(README.read_text(encoding="utf-8"), rows))
-    written = files.write_text(PATH, page.reproduction(list(rows.values()), models, papers, suites))
+    files.write_text(page.CLAIMS.parent / "trained-models.md", page.trained_models(models))
+    written = files.write_text(PATH, page.reproduction(list(rows.values()), papers, suites))
     print(f"page: {written.resolve()}")
 
 

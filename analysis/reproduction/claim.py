@@ -38,17 +38,26 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _again(row: ledger.Row, suite_name: str | None) -> int:
     print(f"{row.id}: {row.claim}\n  holds if: {row.criterion or '-'}")
-    print(f"old: {row.verdict}: {row.numbers}" + (f" ({row.scale})" if row.scale else ""))
     paper = find_paper(row.id.partition(".")[0])
     claim, item = next((claim, item) for id, claim, item in ledger.numbered(paper) if id == row.id)
     commands, cost, devices = row.commands, row.cost, row.devices
     suite = load_suite(suite_name) if suite_name and claim.metrics else None
+    old = row
     if suite:
         judged_on = item or paper.item(claim.items[0])
         if suite.paper is not paper or not judged_on.runs(suite):
             raise SuiteError(f"suite {suite.name} cannot show {row.id}: {planner.why_not(suite, judged_on)}")
         again: Mapping = ledger.rerun_on(claim, judged_on, suite)
         commands, cost, devices = again["commands"], again["cost"], ()
+        old = ledger.judge_on(row.id, claim, item, suite)
+        if suite.name != row.suite:
+            print(
+                f"  suite {suite.name} is compared with its own committed results; its models do not "
+                f"decide the "
+                f"verdict, which is {row.verdict!s} on suite {row.suite or '(none)'}"
+            )
+    scale = f" ({old.scale})" if old.scale else ""
+    print(f"old: {old.verdict}: {old.numbers}{scale}")
     if not commands:
         name = "" if not claim.metrics else "; or name a suite to measure it on: SUITE=name"
         raise SuiteError(f"{row.id}: nothing measures it: {row.numbers}{name}")
@@ -59,12 +68,11 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
         print(f"$ {words}", flush=True)
         if code := run_words(words):
             return code
-    if row.test:
+    if row.test and not row.records:
         print(f"new: {row.verdict}: the test passes")
         return 0
     if suite:
-        records = {suite.name: ledger.all_records(suite, claim.metrics)}
-        new = ledger.judge_row(row.id, claim, item, paper, [suite], records)
+        new = ledger.judge_on(row.id, claim, item, suite)
     else:
         (new,) = ledger.judge_all(row.id)
     print(f"new: {new.verdict}: {new.numbers} ({new.scale})")

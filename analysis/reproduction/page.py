@@ -1,4 +1,4 @@
-"""The ledger as Markdown: REPRODUCTION.md, a page of claims for each paper, and the README's table."""
+"""The ledger as Markdown: REPRODUCTION.md, the claims pages, the trained models, and the README's tables."""
 
 from __future__ import annotations
 
@@ -14,46 +14,42 @@ from acp_repro.pipeline.paper import Paper, Suite
 from .. import style
 from ..ledger import Row
 from ..tables import markdown_table
-from ..verdict import Word
+from ..verdict import MEANINGS, Word
 from .missing import gaps
 
 CLAIMS = Path("docs/claims")
+FIRST = {True: "yes", False: "no", None: "–"}
 MARKERS = {
     "savings": ("<!-- from claims.json: make reproduction -->", "<!-- end -->"),
     "answers": ("<!-- answers from claims.json -->", "<!-- end of answers -->"),
 }
 # The README's summary: a property, the claim that has its result, and the models.
 QUESTIONS = (
-    ("Safety: attention weight that a query loses", "acp.figureA1.1", "760M at 4k, every head"),
-    ("Training loss, ACP − exact (nats, 90 % CI)", "acp.text.19", "125M to 760M, 4k to 16k"),
+    ("Safety: attention weight that a query loses", "acp.figureA1.1", "125M at 4k, every head"),
+    ("Bitwise identical pairs of training runs", "acp.text.19", "125M to 760M, 4k to 16k"),
+    ("Loss of diverging pairs, ACP − exact (nats, 90 % CI)", "acp.text.39", "125M to 760M, 4k to 16k"),
     ("Training at ε = e^-20", "acp.text.36", "125M at 4k, undertrained"),
     ("Inference with identical weights", "acp.text.34", "125M at 4k (undertrained) and 16k"),
     ("Attention time saved at the paper's pruned ratio", "acp.table_speed.1", "12 heads, one H100"),
-    ("Throughput gain at the paper's pruned ratio", "acp.table_speed.2", "125M and 760M, 4k and 16k"),
+    ("Throughput gain at the paper's pruned ratio", "acp.table_speed.2", "125M and 760M; H100 and H200"),
 )
 
 
 def summary(rows: Iterable[Row]) -> str:
-    """ "62 claims: 12 proved; 8 checked by a test; ..."."""
+    """ "62 claims: 12 proved; 8 tested; ..."."""
     words = Counter(row.verdict for row in rows)
-    plural = {Word.MISPRINT: "misprints"}
+    plural = {Word.ERRATUM: "errata"}
     counts = [f"{words[w]} {plural.get(w, w) if words[w] > 1 else w}" for w in Word if words[w]]
     return f"{words.total()} claims: {'; '.join(counts)}"
 
 
-def reproduction(
-    rows: Sequence[Row], models: Iterable[Mapping], papers: Sequence[Paper], suites: Sequence[Suite]
-) -> str:
+def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[Suite]) -> str:
     """REPRODUCTION.md."""
     of_paper = {paper.name: [row for row in rows if row.id.startswith(f"{paper.name}.")] for paper in papers}
     counts = [
         [paper.name, *(str(Counter(r.verdict for r in of_paper[paper.name])[word] or "–") for word in Word)]
         for paper in papers
     ]
-    changed: dict[str, list[str]] = {}
-    for row in rows:
-        if row.changed:
-            changed.setdefault(row.changed, []).append(f"`{row.id}`")
     missing = [
         [paper.name, *gap]
         for paper in papers
@@ -61,30 +57,65 @@ def reproduction(
             paper.name, of_paper[paper.name], [suite for suite in suites if suite.paper.name == paper.name]
         )
     ]
+    measured = [row for row in rows if row.criterion_before_run is not None]
+    first = sum(row.criterion_before_run for row in measured)
     parts = [
-        "# Reproduction: what holds of what the papers claim",
-        "One line a claim. Its link has the paper's words, the criterion, all numbers and what measures it "
-        "again. [What verdicts mean](docs/pipeline.md#verdicts). `make reproduction` writes "
-        "this page, [claims.json](claims.json) and the tables of the [README](README.md).",
+        "# Reproduction results",
+        "\n".join(f"- {line}" for line in MEANINGS),
+        "Each claim links to its details. If several suites test a claim, the one closest to the "
+        "paper's setting "
+        "decides, whatever its answer. *Runs* counts training runs unless the unit is given; "
+        "brackets are 90 % "
+        "intervals. `make reproduction` writes this page and [claims.json](claims.json).",
         _table(("Paper", *Word), counts),
-        "Of several suites (sets of trainings) the one nearest to the paper's size and context decides, "
-        "whatever its answer. n is of trainings unless it says more. Brackets: 90 %.",
+        f"In {first} of the {len(measured)} rows with measurements the criterion, in its present "
+        f"wording, is older "
+        "than every measurement (column *criterion first*; "
+        "[commits](analysis/reproduction/criteria.csv)).",
     ]
     for paper in papers:
         note = Path(__file__).with_name(f"{paper.name}.md").read_text(encoding="utf-8").strip()
         parts += [f"## {paper.title}", note, _lines(of_paper[paper.name])]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        for one in row.changed:
+            alike.setdefault(_change(one), []).append(f"`{row.id}`")
+    changes = ((", ".join(ids), *change) for change, ids in sorted(alike.items(), key=lambda each: each[1]))
     parts += [
-        "## Criteria that changed after scores were seen",
-        "Before, the suite with most shapes that could tell decided. That moved Figure 7.",
-        _table(("before", "claims"), ((words, ", ".join(ids)) for words, ids in changed.items())),
-        "## Trained models",
-        "Of ACP, FoX (Pro) unless named; held-out loss in nats, by seed. Pairs of two codes: "
-        "[text.19](docs/claims/acp.md#text19).",
-        _models(models),
+        "## Criteria that changed after the scores were seen",
+        "Where no error in the old criterion forced a change, the old criterion decides again. Earlier "
+        "verdicts are given in the present terms, without their scale.",
+        _table(
+            ("claim", "old criterion", "new criterion", "verdict before", "verdict after", "commit"), changes
+        ),
         "## What is missing",
         _table(("paper", "missing", "made by"), missing),
+        "The published training runs of ACP are listed in [trained models](docs/trained-models.md).",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _change(change: Mapping[str, str]) -> tuple[str, ...]:
+    return (change["old"], change["new"], change["before"] or "–", change["after"], change["commit"])
+
+
+def trained_models(models: Iterable[Mapping]) -> str:
+    """docs/trained-models.md."""
+    return (
+        "\n\n".join(
+            (
+                "# Trained models",
+                "The published training runs of ACP: FoX (Pro) unless named otherwise. The losses "
+                "are of held-out text in "
+                "nats, one number per seed. Which pairs of runs have two versions of the code is marked in "
+                "[text.19](claims/acp.md#text19). GPU-minutes of runs without a record of them are "
+                "estimated from the "
+                "throughput in the training log.",
+                _models(models),
+            )
+        )
+        + "\n"
+    )
 
 
 def _models(models: Iterable[Mapping]) -> str:
@@ -102,23 +133,30 @@ def _models(models: Iterable[Mapping]) -> str:
         losses = ([f"{x['loss_nats']:.4f}" if "loss_nats" in x else "–" for x in y] for y in pair.values())
         sides = map(", ".join, losses)
         pruned = [f"{x['pruned_percent']:.1f}" for x in pair["acp"] if "pruned_percent" in x]
-        minutes = f"{sum(x['gpu_minutes'] for x in every):.0f}"
+        minutes = f"{sum(x.get('gpu_minutes', 0) for x in every):.0f}"
         commit = next((x["commit"][:7] for x in every if "commit" in x), "")
         shown, suite, tokens = of_suite * (of_suite != suite), of_suite, style.count_label(every[0]["tokens"])
         rows.append((shown, name.removeprefix("pro-"), tokens, *sides, ", ".join(pruned), minutes, commit))
-    header = ("suite", "model", "tokens", "loss, ACP", "loss, exact", "pruned %", "GPU min", "commit")
+    header = ("suite", "model", "tokens", "loss, ACP", "loss, exact", "pruned (%)", "GPU-minutes", "commit")
     return _table(header, rows)
 
 
 def _lines(rows: Sequence[Row]) -> str:
-    """A table; what tests show in a sentence for each of the two verdicts."""
-    shown = (Word.PROVED, Word.CHECKED)
+    """A table; what is proved or tested in a sentence for each of the two verdicts."""
+    shown = (Word.PROVED, Word.TESTED)
     body = (
-        (f"[{row.id.partition('.')[2]}]({_link(row)})", row.claim, row.ours, row.verdict, _count(row))
+        (
+            f"[{row.id.partition('.')[2]}]({_link(row)})",
+            row.claim,
+            row.ours,
+            row.verdict,
+            _count(row),
+            FIRST[row.criterion_before_run],
+        )
         for row in rows
         if row.verdict not in shown
     )
-    parts = [_table(("", "claim", "here", "verdict", "n"), body)]
+    parts = [_table(("ID", "claim", "this work", "verdict", "runs", "criterion first"), body)]
     for word in shown:
         if some := [f"[{row.claim}]({_link(row)})" for row in rows if row.verdict is word]:
             parts.append(f"**{word.capitalize()}**, whatever the model: {'; '.join(some)}.")
@@ -126,53 +164,64 @@ def _lines(rows: Sequence[Row]) -> str:
 
 
 def _count(row: Row) -> str:
-    return "" if row.n is None else f"{row.n:,}" if row.unit == "training" else _plural(row)
+    return "" if row.n is None else f"{row.n:,}" if row.unit == "training run" else _plural(row)
 
 
 def _plural(row: Row) -> str:
     return f"{row.n:,} {row.unit}{'s' * (row.n > 1)}"
 
 
+def _anchor(row: Row) -> str:
+    return row.id.partition(".")[2].replace(".", "").lower()
+
+
 def _link(row: Row) -> str:
-    paper, _, name = row.id.partition(".")
-    return f"{CLAIMS}/{paper}.md#{name.replace('.', '').lower()}"
+    return f"{CLAIMS}/{row.id.partition('.')[0]}.md#{_anchor(row)}"
 
 
 def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
     """docs/claims/PAPER.md: an entry with an anchor for each claim."""
     parts = [
         f"# Claims of {paper.title}",
-        f"[The paper]({paper.url}) makes {summary(rows)}. Each entry has the paper's words, the criterion, "
-        "all numbers, the records and what measures it again. Square brackets hold a 95 % interval (of "
-        "losses 90 %) unless they say otherwise. Intervals are without Holm's correction, verdicts with it, "
-        "so an interval may be clear of the bound where the verdict is “cannot be told”. *Start of training* "
-        "marks a model that saw few tokens for its size.",
+        f"[The paper]({paper.url}) makes {summary(rows)}. [REPRODUCTION.md](../../REPRODUCTION.md) "
+        f"defines the "
+        "verdicts. Square brackets hold a 95 % interval (of losses 90 %) unless they say otherwise. "
+        "Intervals are "
+        "without Holm's correction and verdicts with it, so an interval may exclude the bound where "
+        "the verdict is "
+        "inconclusive. *Undertrained* marks a model that saw fewer tokens than it has parameters.",
     ]
     for row in rows:
-        parts += [
-            f"### {row.id.partition('.')[2]}",
-            f"**{row.claim}**{f' ({row.where})' if row.where else ''}",
-        ]
-        numbers = row.numbers if row.numbers != row.ours else ""
+        parts.append(f'<a id="{_anchor(row)}"></a>\n\n### {_minus(row.claim)}: {row.verdict}')
+        plotted = is_plotted(row)
+        numbers = row.ours if plotted or row.numbers == row.ours else f"{row.ours}. {row.numbers}"
         facts = {
+            "Claim": f"`{row.id}`{f', {row.where}' if row.where else ''}",
             "Paper": row.paper,
-            "Criterion": row.criterion,
-            "Verdict": f"**{row.verdict}**{f', n = {_plural(row)}' if row.n else ''}",
-            "Here": row.ours,
-            "Numbers": "" if is_plotted(row) else _items(numbers),
+            "Criterion": row.criterion + _first(row),
+            "This work": _items(f"{numbers}{f' (n = {_plural(row)})' if row.n else ''}"),
             **{f"Suite {name}": _items(f"{verdict}: {numbers}") for name, verdict, numbers in row.others},
-            "Models": row.scale,
-            "Changed": row.changed,
-            "Records": _records(row),
-            "Again": f"`make claim ID={row.id}`: {row.cost}" if row.commands else row.cost,
+            "Results": _records(row),
+            "Re-run": f"`make claim ID={row.id}`: {row.cost}" if row.commands else row.cost,
         }
         lines = (f"- {name}: {_minus(words)}" for name, words in facts.items() if words)
         parts.append("\n".join(lines).replace(": \n", ":\n"))
-        if is_plotted(row):
-            folded = html.escape(_minus(numbers)).replace("; ", "\n<br>")
+        if row.changed:
+            header = ("old criterion", "new criterion", "verdict before", "verdict after", "commit")
+            parts.append(_table(header, map(_change, row.changed)))
+        if plotted:
+            folded = html.escape(_minus(row.numbers)).replace("; ", "\n<br>")
             parts.append(f"![{row.claim}: {row.axis}](plots/{row.id}.png)")
             parts.append(f"<details><summary>All numbers</summary>{folded}</details>")
+        if row.scale:
+            parts.append(f"<details><summary>Models and machine</summary>{html.escape(row.scale)}</details>")
     return "\n\n".join(parts) + "\n"
+
+
+def _first(row: Row) -> str:
+    if row.criterion_before_run is None:
+        return ""
+    return f" (committed {'before' if row.criterion_before_run else 'after'} the first of its measurements)"
 
 
 def _items(words: str) -> str:
@@ -186,13 +235,11 @@ def is_plotted(row: Row) -> bool:
 
 
 def _records(row: Row) -> str:
-    """A link to the test, or for each metric to the folder of its run, or to that of all its runs."""
-    if row.test:
-        return f"[`{row.test}`](../../{row.test.partition('::')[0]})"
+    """A link to the test, and for each metric to the folder of its run, or to that of all its runs."""
+    links = [f"[`{row.test}`](../../{row.test.partition('::')[0]})"] * bool(row.test)
     by_quantity: dict[str, list[Path]] = {}
     for path in map(Path, row.records):
         by_quantity.setdefault(path.name.partition(".")[0], []).append(path)
-    links = []
     for metric, found in by_quantity.items():
         folder = Path(os.path.commonpath([path.parent for path in found])).as_posix()
         name = f"{len(found)} runs" if len(found) > 1 else found[0].parent.name
@@ -217,18 +264,24 @@ def readme(text: str, rows: Mapping[str, Row]) -> str:
 
 
 def _savings(rows: Mapping[str, Row]) -> str:
-    """Pruned share, attention time and training speed of 125M at each context."""
+    """Pruned ratio, attention time and training throughput of 125M at each context of the deciding suite."""
     lines = (
         ("attention blocks pruned", "acp.figure2.2", "about 70 %"),
         ("attention time saved", "acp.figure2.3", "50 to 70 %"),
-        ("training throughput gain", "acp.figure2.4", "10 to 40 %"),
+        ("training throughput gain, gradient checkpointing", "acp.figure2.4", "10 to 40 %"),
     )
-    contexts = ("4k", "8k", "16k")
-    body = (
-        (name, *(f"{rows[id].values[f'125M at {length}']:.0f} %" for length in contexts), paper)
-        for name, id, paper in lines
-    )
-    return _table(("context length", *contexts, "paper, 125M to 760M"), body)
+    contexts = [
+        name.rpartition(" at ")[2] for name in rows["acp.figure2.2"].values if name.startswith("125M")
+    ]
+    body = []
+    for name, id, paper in lines:
+        found = {
+            label.partition(" (")[0].rpartition(" at ")[2]: value
+            for label, value in rows[id].values.items()
+            if label.startswith("125M")
+        }
+        body.append((name, *(f"{found[length]:.0f} %" for length in contexts), paper))
+    return _table(("FoX (Pro) 125M, paper's recipe", *contexts, "paper, 125M to 760M"), body)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, Estimate, equivalence, holm, over_items, share_error
-from acp_repro.papers.retention.metrics import RIGHT
+from acp_repro.papers.retention.schema import RIGHT
 
 from ..verdict import Verdict
 
@@ -162,16 +162,18 @@ def _sorted_out(
     splits = " and ".join(sorted({split for one in found for split in one.splits}))
     where = f"items of {splits}" if splits else "scores of test"
     parts = []
-    for of, named in ((True, "holds on"), (False, "does not hold on"), (None, "cannot be told on")):
+    for of, named in ((True, "holds on"), (False, "does not hold on"), (None, "is undecided on")):
         some = [words(one) for one, value in zip(found, each, strict=True) if value is of]
         parts += [f"{named} {len(some)} of {len(found)} ({where}): {'; '.join(some)}"] if some else []
     bare = "; ".join(dict.fromkeys(one.place for one in found if not one.splits))
     doubts = f"; not paired by item: {bare}" if bare else ""
     doubts += "" if all(one.row.freedom for one in found) else _ONE_TRAINING
+    at_input = sum(one.row.gates == "input" for one in found)
+    doubts += f"; {at_input} of {len(found)} have gates at the input, which the paper does not describe"
     met = False if False in each else None if None in each else True
     counts = [(sum(value is of for value in each), words) for of, words in _COUNTED]
     short = ", ".join(f"{word} {n}" for n, word in counts if n) + f" of {len(found)}"
     values = {words(one).partition(": ")[0]: one.estimate.interval() for one in found}
     values = values if len(values) == len(found) else {}
-    more = {"values": values, "axis": f"points, {where}, 95 % interval; asked: {asked}"}
+    more = {"values": values, "axis": f"score difference (points, {where}, 95 % interval; criterion {asked})"}
     return Verdict.of(met, "; ".join(parts) + doubts, short, n=len(found), unit="setting", **more)

@@ -51,7 +51,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
                 ax.axhspan(*ends, color=drawn.get_color(), alpha=0.12, lw=0, zorder=0, label=band)
             moved.append(line["score_percent"].max() - line["score_percent"].min())
         ax.axvline(DEFAULTS[name], color="0.4", lw=1, ls="--", zorder=1, label="the paper's default")
-        ax.set(xlabel=title, title=f"Moving it changes a test score by at most {max(moved):.1f} points")
+        ax.set(xlabel=title)
         ax.set_xticks(sorted(table[name].unique()))
         ax.margins(x=0.15)
     axes[0].set_ylabel("test score (%)")

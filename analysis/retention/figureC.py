@@ -47,12 +47,11 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         left.hlines(100 * budget, at - 0.45, at + 0.45, color="0.2", lw=1.2, label="the budget M")
     left.set_xticks(range(len(budgets)), [f"budget {100 * budget:g} %" for budget in budgets])
     left.set(ylabel="tokens kept (% of an example)", ylim=(0, None))
-    each = (f"{r.counted:.0f} and {r.open:.0f} % at {100 * r.budget:g} %" for r in counts(table).itertuples())
-    left.set_title(f"The sum of p and the open gates count {', '.join(each)}")
+    left.set_title("Kept tokens by two counts")
     above = (table["gap_nats"] - table["weighted_slack_nats"]).sort_values().to_numpy()
     right.axhspan(0, max(above.max(), 0) + 0.01, color="0.93", lw=0, zorder=0, label="the bound holds")
     right.plot(range(len(above)), above, "o", ms=3, label="a gate")
-    right.set_title(f"The gap bounds λA for {(above >= 0).sum()} of {len(above)} gates")
+    right.set_title("Margin of the bound")
     right.set(xlabel="gates, in order", ylabel="gap − $\\lambda A$ (nats)")
     drawing.legend(figure, 5)
     return figure
@@ -66,7 +65,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
     more = "".join(f" At {100 * row.budget:g} %: {row.counted:.0f} and {row.open:.0f} %." for row in others)
     caption = f"""**Figure C.** At a budget of {100 * first.budget:g} %, trained gates count as
 {first.counted:.0f} % of the tokens by the paper's sum of p and as {first.open:.0f} % by open gates.{more}
-These are means over gates. Left: both counts beside the budget M. Each point is a trained gate. Right: the
+These are means over gates. (a) Both counts beside the budget M. Each point is a trained gate. (b) The
 gap, less the slack A times lambda that it bounds (Appendices C and G): what the loss with top-M exceeds the
 loss with soft gates by. The bound holds for {within} of {len(table)} gates. The least loss is unknown, and a
 feasible loss stands for it. A model whose training ends at hard masks minimises another loss than the soft

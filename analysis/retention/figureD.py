@@ -35,8 +35,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         style.span(usual[name] * scale, form)
         for name, scale, form in (("relative_bias", 100, ".1f"), ("relative_variance", 1, ".2g"))
     )
-    axes[0].set_title(f"At the paper's temperature the bias is {bias} % of the gradient")
-    axes[1].set_title(f"There a sample's variance is {variance} times the squared gradient")
+    axes[0].set_title("Bias")
+    axes[1].set_title("Variance of a sample")
     drawing.legend(figure)
     return figure
 

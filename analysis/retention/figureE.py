@@ -32,7 +32,6 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     )
     ax.plot(table["batch_samples"], table["gradient_variance"], "o", label="measured")
     ax.set(xscale="log", yscale="log", xlabel="samples B", ylabel="variance of the mean gradient")
-    ax.set_title(f"The variance falls with a slope of {slope(records):.3f}")
     ax.legend()
     return figure
 

@@ -18,7 +18,6 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     ax.plot(share, table["root_ratio"], color=style.SIZES[1], label="$\\sqrt{M/T}$")
     ax.plot(share, table["complexity_ratio"], "o", color=style.SIZES[0], label="measured")
     ax.set(xlabel="tokens kept, $M/T$", ylabel="complexity over that of all tokens")
-    ax.set_title(f"Measured: {complexity_bounded(records).ours}")
     ax.legend()
     return figure
 

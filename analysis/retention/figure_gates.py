@@ -63,7 +63,6 @@ def draw(table: pd.DataFrame) -> drawing.Figure:
         look = {"mfc": "white" if hollow else colour, "ls": "", "ms": 5, "zorder": 2}
         at = [tasks.index(task) + shift for task in some["dataset"]]
         ax.plot(some["points"], at, marker, color=colour, label=naming.row_name(method, place), **look)
-    ax.set_title(message(table[table["learnt"]]))
     ax.set_yticks(range(len(tasks)), tasks)
     ax.set(xlabel="points lost against the dense model", ylim=(len(tasks) - 0.5, -0.5))
     drawing.legend(figure, 3)

@@ -157,6 +157,14 @@ def beats_random(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
     return _judge(errors.above, *_against(score, bag, "random"))
 
 
+def beats_constraint_aware(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
+    return _judge(
+        errors.above,
+        *_against(score, bag, "top"),
+        lambda one: f"{one.place}, {100 * one.row.budget:g} %: {one.points}",
+    )
+
+
 def beats_h2o(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
     return _judge(errors.above, *_against(score, bag, "h2o"))
 

@@ -12,7 +12,6 @@ from ..verdict import Verdict
 from . import errors, naming
 
 _KEY = ["dataset", "backbone", "method", "budget", "gates", "metric"]
-LEAST_POINTS = 0.5  # that the paper prints for an ablation on SST-2 and IMDb
 _LOST = ["lost_points", "lost_low", "lost_high"]  # with the ends of the interval
 
 
@@ -122,4 +121,4 @@ def ablations_lose(score: pd.DataFrame) -> Verdict:
         paper = f" (the paper: {printed_loss(one):.1f})" if printed_loss(one) else ""
         return f"{ablation} ({one.row.dataset}, {100 * one.row.budget:g} %): {one.points}{paper}"
 
-    return errors.above(found, words, lambda one: min(LEAST_POINTS, printed_loss(one)))
+    return errors.above(found, words, printed_loss)

@@ -10,6 +10,8 @@ from ..verdict import Verdict, in_range
 from . import naming
 
 THROUGHPUT = 1.8  # times dense, at 30 %
+LATENCY_SAVED_PERCENT = (20.0, 25.0)
+ABLATION_SHARE = 0.98  # of the full method's throughput; the paper's ablations have 0.78 to 0.97
 EXTRA_THROUGHPUT = (0.4, 0.8)  # of 30 % over 50 %, as a ratio to dense
 MEMORY_SAVED_PERCENT = (35, 45)
 _MEMORY = "memory saved, weights aside"
@@ -129,14 +131,48 @@ def throughput_rises(speed: pd.DataFrame) -> Verdict:
 def budget_choice(speed: pd.DataFrame) -> Verdict:
     """What 30 % of the tokens add to the throughput of 50 %, as a ratio to the dense model's."""
     table = _longest(speed)
-    ratio = (table["dense_batch_ms"] / table["batch_ms"]).rename("ratio")
-    key = ["dataset", "gates", "budget"]
-    wide = pd.concat([table[key], ratio], axis=1).set_index(key)["ratio"].unstack("budget")
-    extra = (wide[0.3] - wide[0.5]).dropna() if {0.3, 0.5} <= set(wide) else pd.Series(dtype=float)
-    if extra.empty:
+    wide = _by_budget(table, table["dense_batch_ms"] / table["batch_ms"])
+    if wide.empty:
         return Verdict.of(None, "no task is timed at both budgets")
-    words = "; ".join(f"{task}, {gates.replace('_', ' ')}: {x:+.2f}x" for (task, gates), x in extra.items())
-    return in_range(extra, *EXTRA_THROUGHPUT, words, suffix="x", n=len(extra))
+    extra = wide[0.3] - wide[0.5]
+    return in_range(extra, *EXTRA_THROUGHPUT, _of_settings(extra, "{:+.2f}x"), suffix="x", n=len(extra))
+
+
+def latency_falls(speed: pd.DataFrame) -> Verdict:
+    """What 30 % of the tokens save of the time of 50 %."""
+    table = _longest(speed)
+    wide = _by_budget(table, table["batch_ms"])
+    if wide.empty:
+        return Verdict.of(None, "no task is timed at both budgets")
+    saved = 100 * (1 - wide[0.3] / wide[0.5])
+    return in_range(saved, *LATENCY_SAVED_PERCENT, _of_settings(saved, "{:.0f} % less"), n=len(saved))
+
+
+def _by_budget(table: pd.DataFrame, values: pd.Series) -> pd.DataFrame:
+    """Values by task and gate position, a column per budget; rows that have both."""
+    wide = table.assign(value=values).set_index(["dataset", "gates", "budget"])["value"].unstack("budget")
+    return wide.reindex(columns=[0.3, 0.5]).dropna()
+
+
+def _of_settings(values: pd.Series, form: str) -> str:
+    return "; ".join(f"{task}, {g.replace('_', ' ')}: {form.format(x)}" for (task, g), x in values.items())
+
+
+def ablations_slower(speed: pd.DataFrame) -> Verdict:
+    """Met if at 30 % every ablation that is timed has clearly less throughput than the full method."""
+    longest = speed[(speed["length_tokens"] == speed.groupby("dataset")["length_tokens"].transform("max"))]
+    timed = longest[longest["budget"] == 0.3].assign(ratio=lambda t: t["dense_batch_ms"] / t["batch_ms"])
+    key = ["dataset", "backbone", "gates"]
+    full = timed[timed["method"] == "ar"].set_index(key)["ratio"]
+    cut = timed[timed["method"].str.startswith("ar_")].join(full.rename("full"), on=key).dropna(subset="full")
+    if cut.empty:
+        return Verdict.of(None, "no ablation is timed")
+    words = "; ".join(
+        f"{naming.METHODS[row.method]} ({row.dataset}): {row.ratio:.2f}x against {row.full:.2f}x"
+        for row in cut.itertuples()
+    )
+    short = f"{style.span(cut['ratio'], '.2f')}x; full method {style.span(cut['full'], '.2f')}x"
+    return Verdict.of(bool((cut["ratio"] < ABLATION_SHARE * cut["full"]).all()), words, short, n=len(cut))
 
 
 def scorer_is_cheap(speed: pd.DataFrame) -> Verdict:

@@ -23,7 +23,7 @@ from analysis.acp import (
 from analysis.tables import UnfitRecords
 from analysis.verdict import Word, in_range
 
-MEASURED, OTHER, NO, UNTOLD = Word.MEASURED, Word.ANOTHER_SIZE, Word.CONTRADICTED, Word.UNTOLD
+MEASURED, OTHER, NO, UNTOLD = Word.REPRODUCED, Word.MAGNITUDE, Word.CONTRADICTED, Word.INCONCLUSIVE
 RUN = {
     "run": "one",
     "architecture": "pro",
@@ -32,6 +32,7 @@ RUN = {
     "seed": 0,
     "log_pruning_tolerance": -10.0,
     "trained_tokens": 10**9,
+    "device": "a GPU",
 }
 MOST = 36 / 55  # of ten by ten blocks, since each row keeps its own and the one before
 
@@ -126,8 +127,10 @@ FAST, SLOW = (speeds(first, 1100, 900, 1050, 1000, *LEVEL) for first in (1200, 1
 DRAWN = [(11, 0, 1), (8, 1, 3), (11, 0, 1), (12, 0, 0), (7, 2, 3)]
 DRAWN += [(10, 0, 2), (10, 1, 1), (6, 4, 2), (8, 3, 1), (9, 1, 2)]
 ALIKE, SPLIT, RARE = [(9, 1, 2)] * 10, [(12, 0, 0), (0, 12, 0)] * 5, [*[(8, 0, 4)] * 4, (5, 4, 3)]
+LIKE = {"size": "760M", "context_length_tokens": 4096}
 SWEEP = sweep({-1: 0.7, -10: 0.7, -40: 0.6}, loss_nats=[3.1, 3.0005, 3.0])
 MASS = sweep({-1: 0.7, -10: 0.7}, largest_pruned_mass=[0.3, math.exp(-10.1)])
+AUTHORS, SLOWER = (steps("official", (ms, 2.0), scope="attention") for ms in (0.9, 2.1))
 OURS, GAINED = steps("triton", (1.0, 2.2), (1.0, 2.2)), steps("official", (1.0, 1.2))
 CASES = [
     # The longest context of every size counts, and one does not make up for another.
@@ -142,8 +145,10 @@ CASES = [
     (figure2.savings_grow, blocks(60, 60), NO),
     (figure2.savings_grow, both(blocks(50, 60), blocks(60, 50, size="b")), NO),
     (figure2.savings_grow, blocks(60, 50, lengths=(1024, 512)), MEASURED),
-    # The grid lets 465 of 528 blocks go at 512 tokens and 1,953 of 2,080 at 1k, so 2 points more are less.
-    (figure2.savings_grow, blocks(60, 62), NO),
+    # 496 of 528 blocks are off the diagonal at 512 tokens and 2,016 of 2,080 at 1k, so 1 point more is less.
+    (figure2.savings_grow, blocks(60, 61), NO),
+    (figure2.sizes_alike, both(blocks(50, 60), blocks(51, 61.9, size="b")), MEASURED),
+    (figure2.sizes_alike, both(blocks(50, 60), blocks(51, 62, size="b")), NO),
     (figure2.savings_grow, both(blocks(50, 60), blocks(70, 60, **YOUNG)), MEASURED),
     (figure2.time_saved, times(1.0), MEASURED),
     (figure2.time_saved, times(1.1), OTHER),
@@ -170,11 +175,17 @@ CASES = [
     (figure4.heads_bimodal, heads(0.0, length=128), UNTOLD),  # two by two blocks: nothing can be pruned
     (figure4.most_heads_local, heads(1, 1, 0.5), MEASURED),
     (figure4.most_heads_local, heads(1, 0.5), NO),
-    # Every training counts.
-    (figure5.first_layers_local, heads(1, 0.6, 0.1, layers=[0, 1, 2]), MEASURED),  # most is pruned
-    (figure5.first_layers_local, heads(1, 0.1, 1, layers=[0, 1, 2]), NO),
-    (figure5.first_layers_local, both(layers((1, 0, 0)), heads(1, 0.1, 1, layers=[0, 1, 2], run="b")), NO),
-    (figure5.first_layers_local, heads(1, 1, layers=[0, 1]), UNTOLD),
+    # The model of the paper's figure decides, and a miss only after a tenth of its tokens.
+    (figure5.first_layers_local, heads(1, 1, 0.1, layers=[0, 1, 2]).assign(**LIKE), MEASURED),
+    (figure5.first_layers_local, heads(1, 0.1, 1, layers=[0, 1, 2]).assign(**LIKE), UNTOLD),
+    (
+        figure5.first_layers_local,
+        heads(1, 0.1, 1, layers=[0, 1, 2]).assign(**LIKE | {"trained_tokens": 2e9}),
+        NO,
+    ),
+    (figure5.first_layers_local, heads(1, 1, 1, layers=[0, 1, 2]), UNTOLD),
+    (figure4.every_run_bimodal, both(heads(1, 1, 0), heads(1, 0, run="b")).assign(suite="s"), MEASURED),
+    (figure4.every_run_bimodal, both(heads(1, 1, 0), heads(1, 1, run="b")).assign(suite="s"), NO),
     (figure5.layers_match_model, layers(*ALIKE), MEASURED),
     (figure5.layers_match_model, layers(*[(12, 0, 0)] * 3), MEASURED),
     (figure5.layers_match_model, layers(*DRAWN), UNTOLD),  # drawn from one model: that is chance
@@ -186,7 +197,7 @@ CASES = [
     (figure5.a_head_prunes_nothing, heads(1.0, 0.0), MEASURED),
     (figure5.a_head_prunes_nothing, heads(1.0, 0.1), NO),
     (figureA5.throughput_settles, FAST, MEASURED),
-    (figureA5.throughput_settles, both(FAST, SLOW.assign(run="b", size="b")), MEASURED),  # a little slower
+    (figureA5.throughput_settles, both(FAST, SLOW.assign(run="b", size="b")), OTHER),  # a little slower
     (figureA5.throughput_settles, speeds(1040, *[1000] * 7, 1045, 1000), NO),  # no more than it varies
     (figureA5.throughput_settles, speeds(1200, *[1000] * 6, 1060, 1000, 1000), NO),  # not level
     (figure7.savings_fall_with_epsilon, SWEEP, MEASURED),
@@ -209,12 +220,21 @@ CASES = [
     (figureA2.block_size_negligible, sizes(b32=76), UNTOLD),
     (figure_decode.cache_shrinks, OURS, MEASURED),
     (figure_decode.cache_shrinks, steps("triton", (1.0, 1.0)), NO),
-    (figure_decode.decoding_attention_sped_up, steps("triton", (0.9, 2.0), scope="attention"), MEASURED),
+    # The authors' attention decides.
+    (
+        figure_decode.decoding_attention_sped_up,
+        both(AUTHORS, steps("triton", (2.0, 2.0), scope="attention")),
+        MEASURED,
+    ),
+    (
+        figure_decode.decoding_attention_sped_up,
+        both(SLOWER, steps("triton", (0.9, 2.0), scope="attention")),
+        NO,
+    ),
     # Our model in CUDA graphs says nothing of the authors'.
     (figure_decode.decoding_not_faster, OURS, UNTOLD),
     (figure_decode.decoding_not_faster, both(OURS, steps("official", (1.0, 1.05))), MEASURED),
-    (figure_decode.decoding_not_faster, both(GAINED, GAINED, steps("official", (1.0, 1.0))), UNTOLD),
-    (figure_decode.decoding_not_faster, both(GAINED, GAINED, GAINED), NO),
+    (figure_decode.decoding_not_faster, both(GAINED, steps("official", (1.0, 1.0))), NO),  # any timing counts
     (figure_decode.graphs_help, steps("triton", (1.0, 1.3)), MEASURED),
     (figure_decode.graphs_help, OURS, OTHER),
 ]
@@ -238,6 +258,8 @@ def test_large_weights_are_counted_and_few():
 
 def test_values_are_those_that_were_measured():
     assert figure2.throughput_gained(rates(120.0)).values == pytest.approx({"a at 512": 20.0})
+    mixed = both(rates(120.0), rates(150.0).assign(context_length_tokens=1024, device="NVIDIA H200"))
+    assert "+20 % at 512 (a), +50 % at 1k (H200)" in figure2.throughput_gained(mixed).ours
     with pytest.raises(ValueError, match="item 7 is nan"):
         in_range(pd.Series([3.0, math.nan], index=[1, 7]), 2, 6, "a")
 
@@ -270,9 +292,9 @@ def test_the_same_weights_are_compared_prompt_by_prompt():
 
 
 def test_speed_is_judged_at_the_papers_pruned_share_alone():
-    """Of ours: the authors' kernels stand in the words, and other baselines nowhere."""
-    shape = {"length_tokens": 4096, "heads": 12, "head_dim": 64}
-    baselines = {"triton": (4.0, 10.0), "official": (9.0, 10.0), "flex": (1.0, 10.0)}
+    """Of the authors' kernels: ours are given next to them, and other baselines nowhere."""
+    shape = {"length_tokens": 4096, "heads": 12, "head_dim": 64, "device": "a GPU"}
+    baselines = {"triton": (9.0, 10.0), "official": (4.0, 10.0), "flex": (1.0, 10.0)}
     kernels = pd.DataFrame(
         {**shape, "implementation": name, "method": method, "pruned_ratio": 0.67 * (method == "acp")}
         | {"forward_backward_ms": ms}

@@ -56,17 +56,17 @@ def test_only_what_chance_does_not_explain_differs():
 
 def test_seeds_differ_where_chance_does_not_explain_it():
     one = pd.concat([items("acp", right(700)), items("acp", right(500), "boolq"), items("exact", right(710))])
-    assert table1.seeds_differ(one).word == Word.UNTOLD
+    assert table1.seeds_differ(one).word == Word.INCONCLUSIVE
     same = pd.concat([one, items("acp", right(702), seed=1), items("acp", right(500), "boolq", seed=1)])
     told = table1.seeds_differ(same)
-    assert told.word == Word.UNTOLD
+    assert told.word == Word.INCONCLUSIVE
     other = pd.concat([one, items("acp", right(740), seed=1), items("acp", right(500), "boolq", seed=1)])
     told = table1.seeds_differ(other)
-    assert told.word == Word.MEASURED
-    assert table1.seeds_differ(other.assign(commit=other["seed"])).word is Word.UNTOLD  # of two codes
+    assert told.word == Word.REPRODUCED
+    assert table1.seeds_differ(other.assign(commit=other["seed"])).word is Word.INCONCLUSIVE  # of two codes
     assert table1.seeds_differ(other.assign(commit=other["log_pruning_tolerance"].map(str))) == told
     guessed = other.assign(value=other["value"] * (other["item"] < 510))
-    assert table1.seeds_differ(guessed).word is Word.UNTOLD
+    assert table1.seeds_differ(guessed).word is Word.INCONCLUSIVE
 
 
 def test_without_a_second_seed_the_paper_s_own_pairs_say_what_runs_differ_by():
@@ -110,14 +110,16 @@ def pairs(task: str, *counts: tuple[int, int], metric: str = "acc") -> pd.DataFr
 def test_tasks_match_where_pairs_rule_out_what_the_papers_own_differ_by():
     # The paper's pairs differ by up to 2.13 points of winogrande (Table 3, 4k: 48.78 and 50.91).
     close = pairs("winogrande", (700, 701), (720, 718), (691, 690))
-    assert table1.tasks_match(close).word == Word.MEASURED
+    assert table1.tasks_match(close).word == Word.REPRODUCED
     exact = close["log_pruning_tolerance"].isna()
     marked = table1.tasks_match(close.assign(commit=["new" if new else "old" for new in exact]))
-    assert marked.word == Word.UNTOLD
+    assert marked.word == Word.INCONCLUSIVE
     # Equal bits say nothing of what another pair would do.
-    assert table1.tasks_match(pairs("winogrande", *[(700, 700)] * 3, (701, 700))).word == Word.UNTOLD
+    assert table1.tasks_match(pairs("winogrande", *[(700, 700)] * 3, (701, 700))).word == Word.INCONCLUSIVE
     # Not significantly apart, and far from the same.
-    assert table1.tasks_match(pairs("winogrande", (700, 730), (720, 690), (700, 701))).word == Word.UNTOLD
+    assert (
+        table1.tasks_match(pairs("winogrande", (700, 730), (720, 690), (700, 701))).word == Word.INCONCLUSIVE
+    )
     for apart in (-60, 60):  # better is not the same, either
         far = [(700 + apart, 700), (690 + apart, 691), (720 + apart, 720)]
         assert table1.tasks_match(pairs("winogrande", *far)).word == Word.CONTRADICTED
@@ -128,15 +130,15 @@ def test_tasks_match_where_pairs_rule_out_what_the_papers_own_differ_by():
 def test_models_that_guess_show_nothing_of_tasks():
     """A coin is as good with ACP as without."""
     guessing = pairs("winogrande", (500, 501), (501, 502), (499, 500))
-    assert table1.tasks_match(guessing).word == Word.UNTOLD
+    assert table1.tasks_match(guessing).word == Word.INCONCLUSIVE
     # BoolQ says yes to 62 %, so 60 % is a habit.
-    assert table1.tasks_match(pairs("boolq", (600, 601), (600, 602), (601, 600))).word == Word.UNTOLD
+    assert table1.tasks_match(pairs("boolq", (600, 601), (600, 602), (601, 600))).word == Word.INCONCLUSIVE
     known = pairs("arc_easy", (400, 401), (410, 409), (405, 406))
-    assert table1.tasks_match(pd.concat([guessing, known])).word == Word.MEASURED
+    assert table1.tasks_match(pd.concat([guessing, known])).word == Word.REPRODUCED
     # The perplexity of a task whose accuracy is guessed is of words that the model does not know.
     lambada = pairs("lambada_openai", (16, 16), (15, 15), (16, 16))
     of_words = lambada.assign(metric="perplexity", value=-4.0)
-    assert table1.tasks_match(pd.concat([known, lambada, of_words])).word == Word.UNTOLD
+    assert table1.tasks_match(pd.concat([known, lambada, of_words])).word == Word.INCONCLUSIVE
     assert {column.task for column in COLUMNS if column.is_accuracy and column.guess is None} == set()
 
 
@@ -160,9 +162,9 @@ def test_columns_are_corrected_for_their_number():
 
 
 def test_tasks_are_not_judged_without_a_pair_or_a_column_of_the_papers():
-    assert table1.tasks_match(items("acp", right(500))).word == Word.UNTOLD
+    assert table1.tasks_match(items("acp", right(500))).word == Word.INCONCLUSIVE
     book = table1.tasks_match(pairs("book_last_word", (700, 701), (710, 711), (700, 702)))
-    assert book.word == Word.UNTOLD
+    assert book.word == Word.INCONCLUSIVE
 
 
 def test_pairs_over_different_items_are_refused():

@@ -103,17 +103,17 @@ def test_table_a1_has_the_pairs_of_before_and_todays():
 @pytest.mark.parametrize(
     ("acp", "exact", "status"),
     [
-        (lambda s, d: 0.88 + 0.02 * (s == 1), lambda s, d: 0.9 - 0.01 * (s == 2), Word.MEASURED),
+        (lambda s, d: 0.88 + 0.02 * (s == 1), lambda s, d: 0.9 - 0.01 * (s == 2), Word.REPRODUCED),
         # The interval reaches 0, and -17 points: no damage is not shown by what shows nothing.
-        (lambda s, d: 0.8 + 0.1 * (s == 1), lambda s, d: 0.9 - 0.05 * (s == 2), Word.UNTOLD),
+        (lambda s, d: 0.8 + 0.1 * (s == 1), lambda s, d: 0.9 - 0.05 * (s == 2), Word.INCONCLUSIVE),
         (lambda s, d: 0.5 + 0.01 * s, lambda s, d: 0.9, Word.CONTRADICTED),
-        (lambda s, d: 0.9, lambda s, d: 0.5, Word.MEASURED),
-        (lambda s, d: 0.0, lambda s, d: 0.1, Word.UNTOLD),
+        (lambda s, d: 0.9, lambda s, d: 0.5, Word.REPRODUCED),
+        (lambda s, d: 0.0, lambda s, d: 0.1, Word.INCONCLUSIVE),
     ],
 )
 def test_verdict_on_retrieval(acp, exact, status):
     trained_apart = pair(512, acp, exact)
-    assert figure3_right.retrieval_kept(trained_apart).word == Word.UNTOLD
+    assert figure3_right.retrieval_kept(trained_apart).word == Word.INCONCLUSIVE
     verdict = figure3_right.retrieval_kept(trained_apart.assign(run="one model"))
     assert verdict.word == status
 
@@ -121,7 +121,7 @@ def test_verdict_on_retrieval(acp, exact, status):
 def test_one_haystack_cannot_tell():
     records = pair(512, lambda s, d: 0.0, lambda s, d: 0.85)
     alone = records[records["haystack_sample"] == 0].assign(run="one model")
-    assert figure3_right.retrieval_kept(alone).word == Word.UNTOLD
+    assert figure3_right.retrieval_kept(alone).word == Word.INCONCLUSIVE
 
 
 def write_logs(looks: int = 20, last_tokens: float = 1e8) -> pd.DataFrame:

@@ -15,11 +15,13 @@ def test_what_is_declared_is_there(paper):
     names = [item.name for item in paper.items]
     ids = [id for id, _, _ in numbered(paper)]
     assert 0 < len(set(names)) == len(names) and 0 < len(set(ids)) == len(ids)
+    assert all(metric.command or metric.measure() for metric in paper.metrics if metric.has_library)
     for item in paper.items:
         assert {paper.metric(name).name for name in item.metrics} == {*item.metrics}
     for _, claim, _ in numbered(paper):
         shown = claim.test or claim.proof or claim.refuted
-        assert bool(claim.metrics) + bool(shown) + bool(claim.untested) == 1
+        assert claim.metrics or shown or claim.untested
+        assert not (claim.untested and (claim.metrics or shown)), claim.claim
         if claim.metrics:
             assert claim.check
 

@@ -44,16 +44,16 @@ def records(*differences: float, recall: float = 0.9) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("differences", "status"),
     [
-        ([0.06, 0.1, 0.2], Word.MEASURED),
-        ([-3.0, -2.0, -1.0], Word.MEASURED),  # better is no damage
-        ([0.0, 0.0, 0.0], Word.UNTOLD),  # equal bits say nothing of a pair that parts
-        ([0.0, 0.1, 0.2], Word.UNTOLD),
-        ([0.3, 0.4, 0.5], Word.UNTOLD),  # the mean is below the margin, and its interval is not
-        ([-1.0, 0.0, 2.0], Word.UNTOLD),
+        ([0.06, 0.1, 0.2], Word.REPRODUCED),
+        ([-3.0, -2.0, -1.0], Word.REPRODUCED),  # better is no damage
+        ([0.0, 0.0, 0.0], Word.INCONCLUSIVE),  # equal bits say nothing of a pair that parts
+        ([0.0, 0.1, 0.2], Word.INCONCLUSIVE),
+        ([0.3, 0.4, 0.5], Word.INCONCLUSIVE),  # the mean is below the margin, and its interval is not
+        ([-1.0, 0.0, 2.0], Word.INCONCLUSIVE),
         ([0.7, 0.8, 0.9], Word.CONTRADICTED),
-        ([0.0, 0.0], Word.UNTOLD),
-        ([9.0, 9.0], Word.UNTOLD),
-        ([9.0], Word.UNTOLD),
+        ([0.0, 0.0], Word.INCONCLUSIVE),
+        ([9.0, 9.0], Word.INCONCLUSIVE),
+        ([9.0], Word.INCONCLUSIVE),
     ],
 )
 def test_verdict_over_pairs_of_trainings(differences, status):
@@ -70,15 +70,15 @@ def test_a_pair_with_two_versions_of_the_code_is_not_counted():
 
 
 def test_what_is_not_found_cannot_be_damaged():
-    assert needle_facts.kept(records(0.0, 0.1, 0.2, recall=0.1)).word == Word.UNTOLD
+    assert needle_facts.kept(records(0.0, 0.1, 0.2, recall=0.1)).word == Word.INCONCLUSIVE
 
 
 def test_a_training_alone_is_no_pair():
     three = records(0.0, 0.1, 0.2)
     alone = needle_facts.kept(three[three["run"] == "acp-1"])
-    assert alone.word == Word.UNTOLD
+    assert alone.word == Word.INCONCLUSIVE
     two = needle_facts.kept(three[three["run"] != "exact-1"])
-    assert two.word == Word.UNTOLD
+    assert two.word == Word.INCONCLUSIVE
     with pytest.raises(UnfitRecords, match="were not asked the same"):
         needle_facts.kept(three.drop(index=0))
     with pytest.raises(UnfitRecords, match="more than one record"):

@@ -17,7 +17,7 @@ from analysis.verdict import Word
 from tests.analysis import synthetic
 from tests.suites import YAML, write_suite
 
-MEASURED, CONTRADICTED, UNTOLD = Word.MEASURED, Word.CONTRADICTED, Word.UNTOLD
+MEASURED, CONTRADICTED, UNTOLD = Word.REPRODUCED, Word.CONTRADICTED, Word.INCONCLUSIVE
 RUN = {"architecture": "pro", "size": "a", "context_length_tokens": 512, "trained_tokens": 10**9}
 
 
@@ -114,7 +114,7 @@ def test_trainings_of_one_nudge_are_compared_in_pairs():
         found = figure3.ensembles_match(losses(*nats).assign(run=runs, seed=0))
         assert found.word is word
         low, high = scipy.stats.ttest_rel(*zip(*nats, strict=True)).confidence_interval(0.9)
-        assert f"[{low:+.4f}, {high:+.4f}]" in found.ours
+        assert f"[{low:+.4f}, {high:+.4f}]" in found.ours or word is UNTOLD
     with pytest.raises(UnfitRecords):
         figure3.ensembles_match(losses((3.0, 3.0)).assign(run="one"))
 

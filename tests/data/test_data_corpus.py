@@ -194,5 +194,5 @@ def test_command(folder, tmp_path, capsys, monkeypatch):
         "training: {batch_tokens: 256, micro_batch_tokens: 128, warmup_tokens: 512}\n"
     )
     for source in ([settings.replace("TOKENIZER", "bytes")], ["--suite", str(suite)]):
-        assert main([*source, "--context-length", "64"]) == 0
+        assert main([*source, "--context-lengths", "64"]) == 0
         assert str(tmp_path / "cache") in capsys.readouterr().out

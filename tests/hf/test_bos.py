@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from acp_repro import convert, generate, load_pretrained
 from acp_repro.model import BPETokenizer, generation
-from acp_repro.papers.acp.checkpoint_folder import TextCheckpoint
 from acp_repro.pipeline.data import TokenSequences
+from acp_repro.pipeline.data.text_checkpoint import TextCheckpoint
 from tests.conftest import SHIPPED as FOLDER
 
 SENTENCE = "It was a dark and stormy night"  # the README's

@@ -17,7 +17,6 @@ from acp_repro.papers.lap.task import PruningTask
 from acp_repro.papers.lap.texts import Batches, load_texts
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.errors import RecordError, SuiteError
-from acp_repro.pipeline.paper import load_object
 from acp_repro.pipeline.records import read_records, write_records
 from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.measuring import bring_up_to_date
@@ -87,7 +86,7 @@ def train_run(run, **options):
 def measure_run(suite, run, metric):
     trained = PruningTask(run).trained(suite, torch.device("cpu"))
     about = {"device": "cpu", "dtype": "float32", "trained_tokens": trained.trained_tokens}
-    write_records(suite, run, metric, load_object(metric.measure)(trained), **about)
+    write_records(suite, run, metric, metric.measure()(trained), **about)
 
 
 def weights(run):
@@ -364,7 +363,7 @@ def test_every_quantity_figure_and_claim(suite, monkeypatch):
 def test_a_record_that_fails_costs_no_other_one(suite, capsys):
     run = suite.run("ungated")
     train_run(run)
-    broken = dataclasses.replace(PAPER.metric("reconstruction"), measure="builtins:len")
+    broken = dataclasses.replace(PAPER.metric("reconstruction"), measure=lambda: len)
     with pytest.raises(UserError, match="1 of 2 records could not be measured"):
         bring_up_to_date(suite, [(run, broken), (run, PAPER.metric("dynamics"))], "cpu", again=True)
     said = capsys.readouterr()

@@ -20,7 +20,19 @@ from analysis.acp import figure_kernel
 from tests.ranks import run_on
 from tests.suites import YAML, write_suite
 
-SMALL = ["--device", "cpu", "--lengths", "128", "256", "--heads", "3", "--head-dim", "16", "--repeats", "1"]
+SMALL = [
+    "--device",
+    "cpu",
+    "--context-lengths",
+    "128",
+    "256",
+    "--heads",
+    "3",
+    "--head-dim",
+    "16",
+    "--repeats",
+    "1",
+]
 
 
 def small_problem(gates="mixed"):
@@ -173,7 +185,18 @@ def test_the_forward_pass_in_inference(tmp_path, monkeypatch, capsys):
 
 
 def time_exchanges():
-    arguments = ["--nproc", "2", "--lengths", "1024", "--heads", "3", "--head-dim", "16", "--repeats", "1"]
+    arguments = [
+        "--nproc",
+        "2",
+        "--context-lengths",
+        "1024",
+        "--heads",
+        "3",
+        "--head-dim",
+        "16",
+        "--repeats",
+        "1",
+    ]
     assert main([*arguments, "--device", "cpu", "--csv", "times.csv"]) == 0
 
 

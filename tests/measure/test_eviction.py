@@ -3,15 +3,14 @@
 import pandas as pd
 import pytest
 import torch
-from acp_repro.papers.acp.settings import MeasureConfig
 from matplotlib import pyplot as plt
 
 from acp_repro.attention.reference import attention_scores
-from acp_repro.model import save_pretrained
 from acp_repro.model.capture import attention_inputs
-from acp_repro.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
 from acp_repro.papers.acp.measure import eviction
 from acp_repro.papers.acp.paper import PAPER
+from acp_repro.papers.acp.trained import PassSettings
+from acp_repro.pipeline.data.text_checkpoint import labelled_batches
 from analysis.acp import figure_eviction
 from analysis.verdict import Word
 from tests.test_heads import small_model
@@ -20,23 +19,25 @@ T, PROMPT = 512, 384
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fox")
-    save_pretrained(small_model(), folder)
-    ids = torch.randint(0, 256, (2, T), generator=torch.Generator().manual_seed(0))
-    measure = MeasureConfig(sweep_tokens=2 * T)
-    return TrainedCheckpoint(TextCheckpoint(folder), ids, torch.device("cpu"), measure)
+def model():
+    return small_model()
 
 
 @pytest.fixture(scope="module")
-def rows(trained):
-    return pd.DataFrame(eviction.measure_eviction(trained))
+def input_ids():
+    return torch.randint(0, 256, (2, T), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(scope="module")
-def survivors(trained):
+def rows(model, input_ids):
+    batches = labelled_batches(input_ids, torch.device("cpu"), 1)
+    return pd.DataFrame(eviction.measure_eviction(model, batches, PassSettings("float32", "small")))
+
+
+@pytest.fixture(scope="module")
+def survivors(model, input_ids):
     scores = {policy: [] for policy in eviction.POLICIES}
-    for layer, inputs in enumerate(attention_inputs(trained.model, trained.input_ids[:1])):
+    for layer, inputs in enumerate(attention_inputs(model, input_ids[:1])):
         eviction.add_scores(scores, PROMPT, layer, inputs)
     return scores, eviction.choose_keys(scores)
 
@@ -59,9 +60,9 @@ def test_policies_keep_what_they_say(survivors):
     assert kept["h2o"][0][:, -(each // 2) :].all()
 
 
-def test_treatments_are_those_of_the_dense_softmax(trained, survivors):
+def test_treatments_are_those_of_the_dense_softmax(model, input_ids, survivors):
     _, kept = survivors
-    inputs = attention_inputs(trained.model, trained.input_ids[:1])[1]
+    inputs = attention_inputs(model, input_ids[:1])[1]
     of_layer = kept["random"][1]
     weights = attention_scores(inputs.q, inputs.k, inputs.log_fgate, sm_scale=0.25)[0, :, PROMPT:].softmax(-1)
     for treatment, factor in (("scaled", 0.1), ("masked", 0.0), ("removed", 0.0)):
@@ -72,8 +73,8 @@ def test_treatments_are_those_of_the_dense_softmax(trained, survivors):
         assert (found - expected).abs().max() < 1e-5, treatment
 
 
-def test_records_by_position_and_the_worst_row(trained, rows):
-    assert set(rows) == set(PAPER.quantity("eviction").columns)
+def test_records_by_position_and_the_worst_row(model, rows):
+    assert set(rows) == set(PAPER.metric("eviction").columns)
     assert len(rows) == 6 * 3 * 1 and (rows["measured_tokens"] == 2 * 128).all()
     assert (rows["kept_bytes"] < rows["full_bytes"]).all()
     acp = rows[rows["policy"] == "acp"]
@@ -82,7 +83,7 @@ def test_records_by_position_and_the_worst_row(trained, rows):
     means = rows.set_index(["policy", "treatment"])["loss_nats"]
     assert means["window", "masked"] == pytest.approx(means["window", "removed"], abs=1e-5)
     assert means["random", "masked"] != means["random", "scaled"]
-    assert not trained.model.model.layers[0].attn.core._forward_hooks
+    assert not model.model.layers[0].attn.core._forward_hooks
 
 
 def records(acp: float = 1e-5, removed: float = 0.0) -> pd.DataFrame:
@@ -104,7 +105,7 @@ def records(acp: float = 1e-5, removed: float = 0.0) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("found", "word"),
     [
-        (records(), Word.MEASURED),
+        (records(), Word.REPRODUCED),
         (records(acp=0.015), Word.CONTRADICTED),
         (records(removed=2e-3), Word.CONTRADICTED),
     ],

@@ -307,7 +307,7 @@ def test_a_suite_s_records_and_its_table(evaluation, tmp_path, monkeypatch):
     items = records("lm_eval_items")
     assert len(items) == 2 * 2 * 3  # runs, metrics, items
     assert (
-        measure.main(["lm_eval", "same_weights_tasks", "--suite", "mini", "--again", "--device", "cpu"]) == 0
+        measure.main(["lm_eval", "same_weights_tasks", "--suite", "mini", "--force", "--device", "cpu"]) == 0
     )
     same = records("same_weights_tasks").iloc[0]
     assert (same["items"], same["differing_answers"]) == (3, 0) and same["largest_difference_nats"] < 0.01

@@ -101,7 +101,10 @@ def test_decay_and_weights_are_those_of_the_model():
     trained = load(LONG)
     for block in trained.model.model.layers:  # so that one head of each layer forgets at once
         torch.nn.init.constant_(block.attn.fgate_proj.bias[:1], -3.0)
-    ratios = {Head(r["layer"], r["head"]): r["pruned_ratio"] for r in measure_pruned_ratio(trained)}
+    ratios = {
+        Head(r["layer"], r["head"]): r["pruned_ratio"]
+        for r in trained.on_heldout(measure_pruned_ratio, "pruned_ratio_tokens")
+    }
     table = pandas.DataFrame(heads.measure_decay(trained))
     weights = pandas.DataFrame(heads.measure_attention_weights(trained))
     chosen = list(dict.fromkeys(zip(table["layer"], table["head"], strict=True)))
@@ -173,7 +176,9 @@ def test_an_exact_run_has_no_savings_to_choose_by():
 
 def test_pruned_ratio_is_the_serial_count_over_the_heldout_text():
     trained = trained_run(ACP)
-    table = pandas.DataFrame(measure_pruned_ratio(trained)).set_index(["layer", "head"])
+    table = pandas.DataFrame(trained.on_heldout(measure_pruned_ratio, "pruned_ratio_tokens")).set_index(
+        ["layer", "head"]
+    )
     expected = torch.zeros(2, 2, dtype=torch.int64)
     for input_ids, _ in trained.heldout_batches(256, 2):
         for layer, inputs in enumerate(attention_inputs(trained.model, input_ids)):

@@ -1,7 +1,6 @@
 """The measures around epsilon: pruned mass, slack, sweep, block size, long context, and the command."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,14 +14,12 @@ from acp_repro.attention.boundary import count_blocks, find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.model.capture import AttentionInputs, attention_inputs
-from acp_repro.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
 from acp_repro.papers.acp.measure import pruned_mass
 from acp_repro.papers.acp.measure.pruned_ratio import measure_block_size, measure_epsilon_sweep
 from acp_repro.papers.acp.paper import PAPER
-from acp_repro.papers.acp.schema import MeasureConfig
 from acp_repro.papers.acp.task import FoXTask
-from acp_repro.papers.acp.trained import TrainedFoX
-from acp_repro.pipeline.paper import load_object
+from acp_repro.papers.acp.trained import PassSettings, TrainedFoX, one_pass
+from acp_repro.pipeline.data.text_checkpoint import TextCheckpoint, labelled_batches
 from acp_repro.pipeline.suite_file import load_suite
 from tests.suites import YAML, records, with_measure, write_suite
 
@@ -30,6 +27,7 @@ RUN = "pro-tiny-256-acp"
 LONGER = YAML.replace("context_length: [128]", "context_length: [256]").replace(
     "micro_batch_tokens: 128", "micro_batch_tokens: 256"
 )
+SMALL = PassSettings("float32", "small")
 TOLERANCES = [-1.0, -5.0, -10.0, -20.0, -40.0]
 
 
@@ -126,36 +124,23 @@ def small_batches(rows: int = 2, length: int = 320) -> list[tuple[torch.Tensor, 
     return [(row[None], row.roll(-1)[None]) for row in ids]
 
 
-class Small(TrainedFoX):
-    """A model on `small_batches`."""
-
-    def __init__(self, model: FoXForCausalLM, dtype: str = "float32"):
-        run = SimpleNamespace(name="small", training=SimpleNamespace(dtype=dtype))
-        suite = SimpleNamespace(measure_settings=MeasureConfig())
-        super().__init__(suite, run, None, model, torch.device("cpu"), 0)
-
-    def heldout_batches(self, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return small_batches()
-
-
 def test_one_pass_gives_the_mean_loss_and_leaves_out_what_has_no_label():
     model, batches, layers = small_model(), small_batches(), []
-    trained = Small(model)
-    loss, tokens = trained.one_pass(lambda layer, _: layers.append(layer), "")
+    loss, tokens = one_pass(model, batches, SMALL, lambda layer, _: layers.append(layer), "")
     with torch.no_grad():
         each = torch.cat([model.loss_per_token(*batch) for batch in batches])
     assert loss == pytest.approx(each.double().mean().item(), rel=1e-9) and tokens == 640
     assert layers == [0, 1, 0, 1]
     for _, labels in batches:
         labels[:, 100:] = -100
-    loss, tokens = trained.one_pass(lambda *_: None, "", batches)
+    loss, tokens = one_pass(model, batches, SMALL, lambda *_: None, "")
     assert loss == pytest.approx(each[:, :100].double().mean().item(), rel=1e-9) and tokens == 640
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sweep_grows_with_epsilon_and_stays_under_it(dtype):
     model = small_model(tolerance=None)
-    rows = measure_epsilon_sweep(Small(model, dtype), TOLERANCES)
+    rows = measure_epsilon_sweep(model, small_batches(), PassSettings(dtype, "small"), TOLERANCES)
     assert model.config.log_pruning_tolerance is None
     assert {tuple(row) for row in rows} == {PAPER.metric("epsilon_sweep").columns}
     frame = pd.DataFrame(rows)
@@ -165,7 +150,7 @@ def test_sweep_grows_with_epsilon_and_stays_under_it(dtype):
     assert (frame["token_pruned_ratio"] >= frame["block_pruned_ratio"]).all()
     assert (frame["block_pruned_ratio"] > 0).all()
     assert (frame["largest_pruned_mass"] < np.exp(frame["swept_log_pruning_tolerance"])).all()
-    exact, _ = Small(model, dtype).one_pass(lambda *_: None, "")
+    exact, _ = one_pass(model, small_batches(), PassSettings(dtype, "small"), lambda *_: None, "")
     # Any other loss comes from epsilon and from rounding, of which bfloat16 has more.
     assert frame["loss_nats"].to_numpy() == pytest.approx(exact, abs=1e-3)
 
@@ -174,7 +159,7 @@ def test_nothing_pruned_has_no_mass():
     model = small_model()
     for block in model.model.layers:
         block.attn.fgate_proj.bias.data.fill_(20.0)
-    (row,) = measure_epsilon_sweep(Small(model), [-10.0])
+    (row,) = measure_epsilon_sweep(model, small_batches(), SMALL, [-10.0])
     assert row["block_pruned_ratio"] == 0.0 and row["largest_pruned_mass"] is None
 
 
@@ -190,7 +175,7 @@ def trained(tmp_path, monkeypatch):
 
 
 def test_pruned_mass_of_every_head(trained):
-    rows = pruned_mass.measure_pruned_mass(trained)
+    rows = trained.on_heldout(pruned_mass.measure_pruned_mass, "sweep_tokens")
     assert {frozenset(row) for row in rows} == {frozenset(PAPER.metric("pruned_mass").columns)}
     masses, slacks = {}, {}
     for input_ids, _ in trained.heldout_batches(600, 1):
@@ -218,7 +203,7 @@ def test_pruned_mass_of_every_head(trained):
 
 
 def test_block_size_is_the_serial_count_and_only_falls(trained):
-    rows = measure_block_size(trained)
+    rows = trained.on_heldout(measure_block_size, "sweep_tokens")
     assert [row["block_tokens"] for row in rows] == [1, 16, 32, 64, 128, 256]
     ratios = [row["pruned_ratio"] for row in rows]
     assert ratios == sorted(ratios, reverse=True) and ratios[0] > 0.4 and ratios[-1] == 0
@@ -249,7 +234,6 @@ def test_command_on_a_checkpoint_writes_what_it_measured(checkpoint, source):
     assert (
         sweep_epsilon.main(
             [
-                "--checkpoint",
                 str(checkpoint / "fox"),
                 source[0],
                 str(checkpoint / source[1]),
@@ -273,16 +257,20 @@ def test_command_on_a_checkpoint_writes_what_it_measured(checkpoint, source):
 def test_measures_of_runs_serve_a_checkpoint(checkpoint):
     found = TextCheckpoint(checkpoint / "fox")
     ids = found.input_ids(256, 700, text=checkpoint / "text.txt")
-    device, settings = torch.device("cpu"), MeasureConfig(sweep_tokens=512, loss_tokens=512)
-    trained = TrainedCheckpoint(found, ids, device, settings)
-    assert len(ids) == 2 and [row["measured_tokens"] for row in measure_epsilon_sweep(trained)] == [512] * 5
-    for kind in map(PAPER.metric, ("block_size", "pruned_mass")):
-        assert {frozenset(row) for row in load_object(kind.measure)(trained)} == {frozenset(kind.columns)}
-    # Batches are those of a run: as many tokens as are asked for, and no loss where no token follows.
-    ((inputs, labels),) = trained.heldout_batches(300, 4)
-    assert torch.equal(inputs, ids[:1]) and torch.equal(labels[:, :-1], ids[:1, 1:])
+    model, batches = found.load(torch.device("cpu")), labelled_batches(ids, torch.device("cpu"))
+    sweep = measure_epsilon_sweep(model, batches, SMALL)
+    assert len(ids) == 2 and [row["measured_tokens"] for row in sweep] == [512] * 5
+    for name, measure in (
+        ("block_size", measure_block_size),
+        ("pruned_mass", pruned_mass.measure_pruned_mass),
+    ):
+        rows = measure(model, batches, SMALL)
+        assert {frozenset(row) for row in rows} == {frozenset(PAPER.metric(name).columns)}
+    # No loss where no token follows.
+    ((inputs, labels),) = batches
+    assert torch.equal(inputs, ids) and torch.equal(labels[:, :-1], ids[:, 1:])
     with torch.no_grad():
-        assert trained.model.loss_per_token(inputs, labels)[0, -1] == 0
+        assert (model.loss_per_token(inputs, labels)[:, -1] == 0).all()
 
 
 def test_command_on_a_suite_writes_records_and_keeps_current_ones(tmp_path, monkeypatch, capsys):

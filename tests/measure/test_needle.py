@@ -11,6 +11,7 @@ import torch
 
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.papers.acp.measure import losses
+from acp_repro.papers.acp.measure.needle import measure_needle
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import TrainedFoX
@@ -122,7 +123,7 @@ def trained(tmp_path, monkeypatch):
 
 
 def test_one_model_is_tried_with_and_without_pruning(trained):
-    rows = trial.measure_needle(trained)
+    rows = measure_needle(trained)
     assert {frozenset(row) for row in rows} == {frozenset(PAPER.metric("needle").columns)}
     assert [row["method"] for row in rows] == ["acp"] * 2 + ["exact"] * 2
     assert trained.model.config.log_pruning_tolerance == -10

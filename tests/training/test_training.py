@@ -22,9 +22,9 @@ from acp_repro.common.files import Locked
 from acp_repro.model import ForgettingAttentionCore, FoXConfig, FoXForCausalLM, load_pretrained
 from acp_repro.model.capture import AttentionInputs
 from acp_repro.model.fox import FoXBlock, FoXModel
-from acp_repro.papers.acp.checkpoint_folder import TextCheckpoint
 from acp_repro.papers.acp.schema import TrainingConfig
 from acp_repro.papers.acp.task import FoXTask, pruned_ratio_per_layer
+from acp_repro.pipeline.data.text_checkpoint import TextCheckpoint
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training import checkpoint as checkpoint_module

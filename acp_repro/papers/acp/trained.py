@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,15 @@ from acp_repro.pipeline.training.task import Trained
 from acp_repro.pipeline.training.trainer import autocast
 
 from .runs import FoXRun, FoXSuite
+
+LabelledBatches = Iterable[tuple[Tensor, Tensor]]  # input_ids and labels, (B, T) int64
+
+
+class PassSettings(NamedTuple):
+    """How a model reads text: the dtype that it computes in, and the name that the progress bar shows."""
+
+    dtype: str
+    name: str
 
 
 class TrainedFoX(Trained):
@@ -51,25 +61,47 @@ class TrainedFoX(Trained):
         rows = rows or max(1, self.run.training.micro_batch_tokens // length)
         return sequences.iter_batches(rows, tokens, same_text_as).to(self.device)
 
-    def losses(self, batches: Batches, what: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """The loss (B, T) float32 in nats of every label, and the labels (B, T) int64, of each batch."""
-        for input_ids, labels in progress_bar(batches, desc=f"{self.run.name}: {what}", unit="batch"):
-            with torch.no_grad(), autocast(self.device, self.run.training.dtype):
-                loss = self.model.loss_per_token(input_ids, labels)
-            yield loss, labels
+    @property
+    def settings(self) -> PassSettings:
+        """How the run reads its held-out text."""
+        return PassSettings(self.run.training.dtype, self.run.name)
 
-    def one_pass(
-        self, see: Callable[[int, AttentionInputs], None], what: str, batches: Batches | None = None
-    ) -> tuple[float, int]:
-        """Runs the model over held-out text: the mean loss in nats of the labels, and the number of tokens.
-        ``see(layer, inputs)`` is called before every attention. The default is ``measure.sweep_tokens`` of
-        text."""
-        if batches is None:
-            batches = self.heldout_batches(self.measure_settings.sweep_tokens)
-        total, labelled, tokens = 0.0, 0, 0
-        with watch_attention(self.model, see):
-            for loss, labels in self.losses(batches, what):
-                total += loss.double().sum().item()
-                labelled += (labels != IGNORED_LABEL).sum().item()
-                tokens += labels.numel()
-        return total / labelled, tokens
+    def on_heldout(
+        self,
+        measure: Callable[..., list[dict[str, Any]]],
+        tokens: str,
+        rows: int | None = None,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
+        """The records of ``measure(model, batches, settings)`` on held-out text of the run; ``tokens`` is the
+        key of ``measure`` in the suite file that says how much."""
+        tokens = getattr(self.measure_settings, tokens)
+        return measure(self.model, self.heldout_batches(tokens, rows), self.settings, **options)
+
+
+def read_losses(
+    model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings, what: str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The loss (B, T) float32 in nats of every label, and the labels (B, T) int64, of each batch."""
+    for input_ids, labels in progress_bar(batches, desc=f"{settings.name}: {what}", unit="batch"):
+        with torch.no_grad(), autocast(input_ids.device, settings.dtype):
+            loss = model.loss_per_token(input_ids, labels)
+        yield loss, labels
+
+
+def one_pass(
+    model: FoXForCausalLM,
+    batches: LabelledBatches,
+    settings: PassSettings,
+    see: Callable[[int, AttentionInputs], None],
+    what: str,
+) -> tuple[float, int]:
+    """Runs the model over text: the mean loss in nats of the labels, and the number of tokens.
+    ``see(layer, inputs)`` is called before every attention."""
+    total, labelled, tokens = 0.0, 0, 0
+    with watch_attention(model, see):
+        for loss, labels in read_losses(model, batches, settings, what):
+            total += loss.double().sum().item()
+            labelled += (labels != IGNORED_LABEL).sum().item()
+            tokens += labels.numel()
+    return total / labelled, tokens

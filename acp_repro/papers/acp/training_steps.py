@@ -179,11 +179,13 @@ def _ours(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
 
 def _official(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
     if world_size() > 1:
-        raise SuiteError("the authors' model is compared on one rank; leave --official out, or use --nproc 1")
+        raise SuiteError(
+            "the authors' model is compared on one rank; leave --with-official out, or use --nproc 1"
+        )
     try:
         model = official_model(config)
     except ImportError as error:
-        raise SuiteError(f"--official: the authors' model cannot be imported ({error})") from None
+        raise SuiteError(f"--with-official: the authors' model cannot be imported ({error})") from None
     if run.training.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     model = model.to(device).train()

@@ -25,6 +25,7 @@ from acp_repro.pipeline.run import Strict, TrainerConfig
 from acp_repro.pipeline.suite_file import SuiteFile
 
 SHORTEST_CUT = 16
+SHOWN_TEXTS = 5  # of the metric `attribution`, so short that they are drawn word by word
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
 MASKED_SHARE = 0.15  # of tokens to predict; 80 % become [MASK], 10 % another token
 MLM = "mlm"  # a run of masked language modelling, which others start from
 ABLATIONS = ("ar_no_relaxation", "ar_joint", "ar_fixed", "ar_threshold")
+RIGHT, WRONG = "+-"  # an example in the column `items_right` of the metric `score`
 GATES = ("input", "after_blocks", "output")
 SPECIAL = PAD, CLS, SEP, UNK, MASK = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 SMALLEST_VOCABULARY = BYTES_VOCAB_SIZE - 1 + len(SPECIAL)  # every byte, BERT's special tokens; no BOS

@@ -197,7 +197,7 @@ class TokenSequences(Sequences):
             raise DataError(
                 f"no {split} document holds context_length = {context_length} tokens: the longest of "
                 f"{len(self._lengths)} has {self._lengths.max(initial=0)}; use a shorter "
-                "context_length (--length), or longer documents"
+                "context_length (--context-length), or longer documents"
                 f"{' (or hold out other text, or none)' if split == 'heldout' else ''}"
             )
         self.share_used = self.tokens_used / len(tokens)

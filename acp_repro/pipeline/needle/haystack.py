@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,9 +10,7 @@ from acp_repro.common.errors import UsageError
 from acp_repro.pipeline.data import Corpus, LongCrawl64
 from acp_repro.pipeline.data.sequences import HELDOUT_COLUMN
 from acp_repro.pipeline.data.sources import Document, open_text
-
-if TYPE_CHECKING:
-    from acp_repro.papers.acp.checkpoint_folder import TextCheckpoint
+from acp_repro.pipeline.data.text_checkpoint import TextCheckpoint
 
 
 def heldout_haystacks(
@@ -70,17 +67,11 @@ def text_haystacks(
     return [ring[start : start + length] for start in starts]
 
 
-def file_haystacks(
-    path: str | None, encode: Callable[[str], np.ndarray], length: int, samples: int, key: str
-) -> list[np.ndarray]:
-    """:func:`text_haystacks` of a file or folder, else of a book; ``key`` names the setting in errors."""
-    return text_haystacks(open_text(path, key).documents(), encode, length, samples)
-
-
 def checkpoint_haystacks(
     checkpoint: TextCheckpoint, path: str | None, length: int, samples: int
 ) -> list[np.ndarray]:
     """Haystacks in a checkpoint's tokens: from ``path``, else its run's held-out text, else a book."""
     if path is None and checkpoint.run is not None:
         return heldout_haystacks(checkpoint.corpus(), checkpoint.context_length, length, samples)
-    return file_haystacks(path, checkpoint.tokenizer.encode, length, samples, "--haystack")
+    documents = open_text(path, "--haystack").documents()
+    return text_haystacks(documents, checkpoint.tokenizer.encode, length, samples)

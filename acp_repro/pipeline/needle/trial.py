@@ -4,7 +4,7 @@ needle."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,54 +13,9 @@ from torch import Tensor
 
 from acp_repro.common.command import progress_bar
 from acp_repro.model import FoXForCausalLM, generate
-from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.training.trainer import autocast
 
-from .haystack import heldout_haystacks
-from .prompt import Needle, Trial, first_line, hide, tokenise_needles
-
-if TYPE_CHECKING:
-    from acp_repro.papers.acp.trained import TrainedFoX
-
-_BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
-
-
-def measure_needle(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record for each method, context length, haystack and depth of the needle. The haystack is the run's
-    held-out text."""
-    return try_wordings(trained, "easy", trained.methods())
-
-
-def try_wordings(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dict[str, Any]]:
-    """The records of one of ``prompt.WORDINGS``; before each of ``methods`` the model is set to it."""
-    run, settings, corpus = trained.run, trained.measure_settings, prepare(trained.run.data)
-    needles = tokenise_needles(corpus.tokenizer.encode, corpus.bos_id, mode)
-    lengths = settings.needle_lengths
-    if isinstance(lengths, int):
-        lengths = default_lengths(needles, run.context_length, lengths)
-    haystacks = heldout_haystacks(corpus, run.context_length, max(lengths), settings.needle_samples)
-    rows = []
-    for method in methods:
-        found = try_needle(
-            trained.model,
-            hide(needles, haystacks),
-            lengths,
-            settings.needle_depths,
-            decode=corpus.tokenizer.decode,
-            dtype=run.training.dtype,
-            batch_tokens=_BATCHES * run.training.micro_batch_tokens,
-            description=f"{run.name}: needle, {method}",
-        )
-        shared = {"method": method, "mode": mode, "needle_fraction": run.needle_fraction}
-        shared["haystack"] = "held-out text"
-        rows += [shared | row for row in found]
-    return rows
-
-
-def measure_needle_facts(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record for each method, context length, fact and depth. A run with ACP is tested as it was trained,
-    and with pruning off: that difference comes from the evaluation, not from training."""
-    return try_wordings(trained, "facts", trained.methods(both=True))
+from .prompt import Needle, Trial, first_line
 
 
 def default_lengths(needles: Sequence[Needle], longest: int, count: int = 11) -> list[int]:

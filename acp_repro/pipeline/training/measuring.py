@@ -13,7 +13,7 @@ from typing import Any
 from ...common.command import choose_device
 from ...common.errors import UserError
 from .. import freshness
-from ..paper import Metric, Suite, load_object
+from ..paper import Metric, Suite
 from ..provenance import made_on
 from ..records import write_records
 from ..run import Run
@@ -67,7 +67,7 @@ def _measure(
             try:
                 if not metric.has_library:
                     raise UserError("needs {}: pip install -e '.[{}]'".format(*metric.library))
-                rows = load_object(metric.measure)(trained, **options)
+                rows = metric.measure()(trained, **options)
             except Exception as error:
                 if len(stale) == 1:
                     raise

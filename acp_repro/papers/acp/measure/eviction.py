@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.model import FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.layers import ForgettingAttentionCore
-from acp_repro.pipeline.training.step import autocast
+from acp_repro.pipeline.training.trainer import autocast
 
-from ..trained import TrainedFoX
+from ..trained import LabelledBatches, PassSettings
 
 PROMPT_SHARE = 0.75  # of the context
 BLOCK, BIN = 64, 128  # tokens of ACP's blocks, and of a record
@@ -32,36 +33,37 @@ TREATMENTS = ("scaled", "masked", "removed")
 Kept = list[Tensor]  # (H, prompt) bool of each layer
 
 
-def measure_eviction(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """Records by policy, treatment and position after the prompt. The prompt is three quarters of each
-    sequence. ``acp`` keeps the keys from each head's boundary on, ``oracle`` as many keys, those that later
-    queries weigh most in all heads; every other policy keeps the same number in each head, and together no
-    more than ``acp``.
+def measure_eviction(
+    model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings
+) -> list[dict[str, Any]]:
+    """Records by policy, treatment and position after the prompt, from batches of one sequence. The prompt is
+    three quarters of it. ``acp`` keeps the keys from each head's boundary on, ``oracle`` as many keys, those
+    that later queries weigh most in all heads; every other policy keeps the same number in each head, and
+    together no more than ``acp``.
 
     ``loss_increase_nats`` is over the same rows without eviction, ``largest_loss_increase_nats`` that of the
     worst row.
     """
-    assert trained.model.config.log_pruning_tolerance is not None, "a run that prunes nothing"
-    length = trained.run.context_length
-    prompt = int(PROMPT_SHARE * length) // BLOCK * BLOCK
+    config = model.config
+    assert config.log_pruning_tolerance is not None, "a model that prunes nothing"
     losses: dict[tuple[str, str], list[Tensor]] = {}
     exact: list[Tensor] = []
-    kept_keys = sequences = 0
-    for input_ids, labels in trained.heldout_batches(trained.measure_settings.sweep_tokens, 1):
+    prompt = kept_keys = sequences = 0
+    for input_ids, labels in batches:
+        prompt = int(PROMPT_SHARE * input_ids.shape[1]) // BLOCK * BLOCK
         scores: dict[str, Kept] = {policy: [] for policy in POLICIES}
-        with watch_attention(trained.model, functools.partial(add_scores, scores, prompt)):
-            exact.append(_late_losses(trained, input_ids, labels, prompt))
+        with watch_attention(model, functools.partial(add_scores, scores, prompt)):
+            exact.append(_late_losses(model, input_ids, labels, prompt, settings.dtype))
         kept = choose_keys(scores)
         kept_keys += sum(int(of_layer.sum()) for of_layer in kept["acp"])
         sequences += 1
         for policy in POLICIES:
             for treatment in TREATMENTS:
-                with evicting(trained.model, kept[policy], treatment):
-                    loss = _late_losses(trained, input_ids, labels, prompt)
+                with evicting(model, kept[policy], treatment):
+                    loss = _late_losses(model, input_ids, labels, prompt, settings.dtype)
                 losses.setdefault((policy, treatment), []).append(loss)
     without = torch.cat(exact)
-    config = trained.model.config
-    key_bytes = 2 * config.head_dim * next(trained.model.parameters()).element_size()
+    key_bytes = 2 * config.head_dim * next(model.parameters()).element_size()
     heads = config.num_hidden_layers * config.num_heads
     return [
         {
@@ -83,10 +85,10 @@ def measure_eviction(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
 
 
-def _late_losses(trained: TrainedFoX, input_ids: Tensor, labels: Tensor, prompt: int) -> Tensor:
+def _late_losses(model: FoXForCausalLM, input_ids: Tensor, labels: Tensor, prompt: int, dtype: str) -> Tensor:
     """(1, T - prompt): the loss of each token after the prompt that has a label."""
-    with torch.no_grad(), autocast(trained.device, trained.run.training.dtype):
-        return trained.model.loss_per_token(input_ids, labels)[:, prompt:].double().cpu()
+    with torch.no_grad(), autocast(input_ids.device, dtype):
+        return model.loss_per_token(input_ids, labels)[:, prompt:].double().cpu()
 
 
 def add_scores(scores: dict[str, Kept], prompt: int, _layer: int, inputs: AttentionInputs) -> None:

@@ -106,7 +106,7 @@ def _heads_by_savings(trained: TrainedFoX) -> list[Head]:
             f"{trained.run.name} prunes nothing, so its heads cannot be chosen by savings; name them "
             "with --heads LAYER.HEAD"
         )
-    records = trained.once(measure_pruned_ratio)
+    records = trained.on_heldout(measure_pruned_ratio, "pruned_ratio_tokens")
     start = {
         Head(layer, head): float(pruned)
         for layer, inputs in enumerate(trained.once(_first_sequence))

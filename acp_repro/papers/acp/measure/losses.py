@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from acp_repro.common.files import read_json, read_json_lines
 from acp_repro.model.loss import IGNORED_LABEL
-from acp_repro.pipeline.needle.trial import try_wordings
 from acp_repro.pipeline.training.trainer import autocast
 
 from ..task import perturb
-from ..trained import TrainedFoX
+from ..trained import TrainedFoX, read_losses
+from .needle import measure_needle
 
 WINDOW_TOKENS = 101  # Section 4.2 and Figure 3
 MOST_POSITIONS = 1024  # a curve in print shows no more
@@ -37,7 +37,7 @@ def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
     unit = math.lcm(*(run.context_length for run in trained.suite.runs))
     batches = trained.heldout_batches(trained.measure_settings.loss_tokens, same_text_as=unit)
     total, sequences = torch.zeros(trained.run.context_length, dtype=torch.float64, device=trained.device), 0
-    for loss, _ in trained.losses(batches, "loss"):
+    for loss, _ in read_losses(trained.model, batches, trained.settings, "loss"):
         total += loss.sum(0, dtype=torch.float64)
         sequences += len(loss)
     return (total / sequences).cpu(), sequences * len(total)
@@ -118,7 +118,7 @@ def measure_same_weights(trained: TrainedFoX) -> list[dict[str, Any]]:
         for apart, other in zip(tests.values(), (exact, losses(moved, batch)), strict=True):
             apart.append(acp - other)
     rows = [summarize(test, torch.cat(apart)) for test, apart in tests.items()]
-    prompts = try_wordings(trained, "easy", trained.methods(both=True))
+    prompts = measure_needle(trained, both=True)
     pairs = list(zip(prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :], strict=True))
     name = "answer_log_likelihood_nats"
     apart = torch.tensor([acp[name] - exact[name] for acp, exact in pairs])

@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 from acp_repro.attention import reference
 from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.model import FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs
 
-from ..trained import TrainedFoX
+from ..trained import LabelledBatches, PassSettings, one_pass
 
 # Scores held at once, in float64 numbers; the reference makes about four such arrays.
 _CHUNK_NUMBERS_GPU = 2**27
@@ -91,11 +92,13 @@ def threshold_slack(
     return highest - inputs.threshold.expand(batch, heads).double()
 
 
-def measure_pruned_mass(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a head, over all rows of the text, at the run's own epsilon and the code's grid. Maximum and
+def measure_pruned_mass(
+    model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings
+) -> list[dict[str, Any]]:
+    """One record a head, over all rows of the text, at the model's epsilon and the code's grid. Maximum and
     quantiles are over the rows that have a pruned block. ``threshold_nats`` is the mean delta,
     ``threshold_slack_nats`` the smallest :func:`threshold_slack` of the sequences."""
-    config = trained.model.config
+    config = model.config
     assert config.log_pruning_tolerance is not None, "a run that prunes nothing"
     shape = config.num_hidden_layers, config.num_heads
     masses: dict[tuple[int, int], list[np.ndarray]] = {index: [] for index in np.ndindex(shape)}
@@ -118,7 +121,7 @@ def measure_pruned_mass(trained: TrainedFoX) -> list[dict[str, Any]]:
             causal += batch * count.causal
             sequences += batch
 
-    _, tokens = trained.one_pass(see, "pruned mass")
+    _, tokens = one_pass(model, batches, settings, see, "pruned mass")
     return [
         {
             "layer": layer,

@@ -9,22 +9,25 @@ import torch
 from torch import Tensor
 
 from acp_repro.common.command import progress_bar
+from acp_repro.model import FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.pipeline.training.trainer import autocast
 
 from ..schema import SWEPT_LOG_PRUNING_TOLERANCES
-from ..trained import TrainedFoX
+from ..trained import LabelledBatches, PassSettings, one_pass
 from .pruned_mass import pruned_row_mass
 
 BLOCKS = (1, 16, 32, 64, 128, 256)
 
 
-def measure_pruned_ratio(trained: TrainedFoX) -> list[dict[str, Any]]:
+def measure_pruned_ratio(
+    model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings
+) -> list[dict[str, Any]]:
     """One record a head: pruned and causal blocks of the forward grid, summed over the text.
 
     The ratio of both approximates the saving (Section 4.1; Appendix B says on how much text).
     """
-    config = trained.model.config
+    config = model.config
     pruned = torch.zeros(config.num_hidden_layers, config.num_heads, dtype=torch.int64)
     grid, causal, tokens = (0, 0), 0, 0
 
@@ -35,11 +38,10 @@ def measure_pruned_ratio(trained: TrainedFoX) -> list[dict[str, Any]]:
         if layer == 0:
             causal += count.causal * len(count.pruned)
 
-    batches = trained.heldout_batches(trained.measure_settings.pruned_ratio_tokens)
-    with torch.no_grad(), watch_attention(trained.model, see):
-        for input_ids, _ in progress_bar(batches, desc=f"{trained.run.name}: pruned ratio", unit="batch"):
-            with autocast(trained.device, trained.run.training.dtype):
-                trained.model.model(input_ids)
+    with torch.no_grad(), watch_attention(model, see):
+        for input_ids, _ in progress_bar(batches, desc=f"{settings.name}: pruned ratio", unit="batch"):
+            with autocast(input_ids.device, settings.dtype):
+                model.model(input_ids)
             tokens += input_ids.numel()
     return [
         {
@@ -57,14 +59,16 @@ def measure_pruned_ratio(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
 
 
-def measure_block_size(trained: TrainedFoX) -> list[dict[str, Any]]:
+def measure_block_size(
+    model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings
+) -> list[dict[str, Any]]:
     """One record a block size: pruned over causal blocks of B x B tokens, over all heads, on the same
     activations.
 
     Blocks of one token prune all entries that any grid could prune; the difference is a larger block's cost.
     """
-    assert trained.model.config.log_pruning_tolerance is not None, "a run that prunes nothing"
-    pruned = torch.zeros(len(BLOCKS), dtype=torch.int64, device=trained.device)
+    assert model.config.log_pruning_tolerance is not None, "a run that prunes nothing"
+    pruned = torch.zeros(len(BLOCKS), dtype=torch.int64, device=next(model.parameters()).device)
     causal = [0] * len(BLOCKS)
 
     def see(layer: int, inputs: AttentionInputs) -> None:
@@ -73,7 +77,7 @@ def measure_block_size(trained: TrainedFoX) -> list[dict[str, Any]]:
             pruned[index] += count.pruned.sum()
             causal[index] += count.causal * count.pruned.numel()
 
-    _, tokens = trained.one_pass(see, "blocks")
+    _, tokens = one_pass(model, batches, settings, see, "blocks")
     return [
         {"block_tokens": block, "measured_tokens": tokens, "pruned_ratio": part / whole}
         for block, part, whole in zip(BLOCKS, pruned.tolist(), causal, strict=True)
@@ -81,7 +85,10 @@ def measure_block_size(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 
 def measure_epsilon_sweep(
-    trained: TrainedFoX, log_pruning_tolerances: list[float] | None = None
+    model: FoXForCausalLM,
+    batches: LabelledBatches,
+    settings: PassSettings,
+    log_pruning_tolerances: list[float] | None = None,
 ) -> list[dict[str, Any]]:
     """One record for each epsilon, from a pass of the model that prunes with it; by default those of
     Figure 7.
@@ -90,19 +97,21 @@ def measure_epsilon_sweep(
     would save. ``largest_pruned_mass`` is the most attention weight that any row of any head loses to pruned
     blocks; missing if nothing is pruned.
     """
-    config, before = trained.model.config, trained.model.config.log_pruning_tolerance
+    config, before = model.config, model.config.log_pruning_tolerance
     values = log_pruning_tolerances or SWEPT_LOG_PRUNING_TOLERANCES
     for value in values:  # a wrong one fails here, before minutes of work
         dataclasses.replace(config, log_pruning_tolerance=value)
     try:
-        return [_at_epsilon(trained, value) for value in values]
+        return [_at_epsilon(model, batches, settings, value) for value in values]
     finally:
-        trained.model.set_log_pruning_tolerance(before)
+        model.set_log_pruning_tolerance(before)
 
 
-def _at_epsilon(trained: TrainedFoX, value: float) -> dict[str, Any]:
+def _at_epsilon(
+    model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings, value: float
+) -> dict[str, Any]:
     """The record at log epsilon = ``value``; leaves the model with that epsilon."""
-    trained.model.set_log_pruning_tolerance(value)
+    model.set_log_pruning_tolerance(value)
     blocks: list[Tensor] = []
     tokens: list[Tensor] = []
     masses: list[Tensor] = []
@@ -113,7 +122,7 @@ def _at_epsilon(trained: TrainedFoX, value: float) -> dict[str, Any]:
         # -1 stands for a missing mass until the end, because a maximum must not be NaN.
         masses.append(pruned_row_mass(inputs, *inputs.grid()).nan_to_num(nan=-1.0).max())
 
-    loss, measured = trained.one_pass(see, f"log epsilon {value:g}")
+    loss, measured = one_pass(model, batches, settings, see, f"log epsilon {value:g}")
     largest = torch.stack(masses).max().item()
     # Every sequence has the same length, so the mean of ratios is the ratio of sums.
     return {

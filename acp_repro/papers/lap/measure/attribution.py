@@ -10,7 +10,7 @@ import torch
 from acp_repro.common.command import progress_bar
 from acp_repro.lap.attribution import shap_values
 
-from ..metrics import SHOWN_TEXTS
+from ..schema import SHOWN_TEXTS
 from ..task import TrainedPruning
 
 EVALUATIONS = 400  # of the model for each text

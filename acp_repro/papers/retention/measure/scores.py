@@ -14,8 +14,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from acp_repro.pipeline.training.task import Trained
 from acp_repro.pipeline.training.trainer import autocast
 
-from ..metrics import RIGHT, WRONG
-from ..schema import GATES
+from ..schema import GATES, RIGHT, WRONG
 from ..texts import load_labelled
 from ..trained import SCORES, Evaluation, TrainedRetention
 

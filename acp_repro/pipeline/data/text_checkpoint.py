@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,12 +12,10 @@ from acp_repro.explorer.checkpoint import Checkpoint
 from acp_repro.explorer.heads import check_ids
 from acp_repro.model.loss import IGNORED_LABEL
 from acp_repro.model.pretrained import weight_files
-from acp_repro.pipeline.data import Corpus, TokenSequences, prepare
-from acp_repro.pipeline.data.sequences import HELDOUT_COLUMN
-from acp_repro.pipeline.data.sources import SampleSource, open_text
 
-from .schema import MeasureConfig
-from .trained import TrainedFoX
+from .corpus import Corpus, prepare
+from .sequences import HELDOUT_COLUMN, TokenSequences
+from .sources import SampleSource, open_text
 
 BATCH_TOKENS = 8192
 
@@ -105,39 +101,18 @@ def read_ids(path: str, context_length: int, tokens: int) -> Tensor:
         )
     per_document = ids.shape[1] // context_length
     if not per_document:
-        raise UsageError(f"{path}: a document has {ids.shape[1]} tokens; give that --length, or less")
+        raise UsageError(f"{path}: a document has {ids.shape[1]} tokens; give that --context-length, or less")
     rows = ids[:, : per_document * context_length].reshape(-1, context_length)
     return torch.from_numpy(rows[: tokens // context_length].astype(np.int64))
 
 
-class TrainedCheckpoint(TrainedFoX):
-    """A checkpoint with a text as a suite of one run: the input of ``measure`` for metrics that need only
-    a model and its held-out text.
-
-    Args:
-        input_ids: see :meth:`TextCheckpoint.input_ids`.
-        measure: how much is measured, and of what; its ``..._tokens`` are at most those of ``input_ids``.
-    """
-
-    def __init__(
-        self, checkpoint: TextCheckpoint, input_ids: Tensor, device: torch.device, measure: MeasureConfig
-    ):
-        run = SimpleNamespace(
-            name=str(checkpoint.folder),
-            context_length=input_ids.shape[1],
-            log_pruning_tolerance=checkpoint.config.log_pruning_tolerance,
-            training=SimpleNamespace(dtype=checkpoint.autocast_dtype(device)),
-        )
-        suite = SimpleNamespace(runs=(run,), measure_settings=measure, has_exact_pair=lambda run: False)
-        super().__init__(suite, run, None, checkpoint.load(device), device, trained_tokens=0)
-        self.input_ids = input_ids
-
-    def heldout_batches(self, tokens: int, rows: int | None = None) -> list[tuple[Tensor, Tensor]]:
-        """(input_ids, labels) of the checkpoint's text, which has one length."""
-        length = self.run.context_length
-        ids, rows = self.input_ids[: max(1, tokens // length)], rows or max(1, BATCH_TOKENS // length)
-        # The token after a sequence's last one is not in input_ids, so that position has no loss.
-        labels = ids.roll(-1, 1)
-        labels[:, -1] = IGNORED_LABEL
-        ids, labels = (x.to(self.device).split(rows) for x in (ids, labels))
-        return list(zip(ids, labels, strict=True))
+def labelled_batches(
+    input_ids: Tensor, device: torch.device, rows: int | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """(input_ids, labels) on a device, batches of ``rows`` sequences, else of 8,192 tokens."""
+    rows = rows or max(1, BATCH_TOKENS // input_ids.shape[1])
+    # The token after a sequence's last one is not in input_ids, so that position has no loss.
+    labels = input_ids.roll(-1, 1)
+    labels[:, -1] = IGNORED_LABEL
+    ids, labels = (x.to(device).split(rows) for x in (input_ids, labels))
+    return list(zip(ids, labels, strict=True))
