@@ -51,8 +51,3 @@ def test_full_blocks_are_those_without_masked_entries(options, grid):
         assert torch.equal(count, other_count)
         chosen = torch.arange(indices.shape[-1]) < count[..., None]
         assert torch.equal(indices[chosen], other_indices[chosen])
-
-
-def test_a_tolerance_needs_a_bound():
-    with pytest.raises(TypeError, match="logit_bound"):
-        as_flex(-torch.rand(1, 64, 2), log_pruning_tolerance=-10.0)

@@ -1,7 +1,5 @@
 """The folder of the attention as a kernel of Hugging Face's ``kernels``, without the package acp_repro."""
 
-import json
-import re
 import shutil
 import subprocess
 import sys
@@ -47,11 +45,3 @@ def test_the_folder_alone_loads_and_computes(tmp_path, loader):
     command = [sys.executable, "-E", "-c", loader + CALL]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_metadata_has_what_the_loader_requires():
-    metadata = json.loads((FOLDER / "metadata.json").read_text())
-    assert re.fullmatch("[a-z][-a-z0-9]*[a-z0-9]", metadata["name"])
-    assert metadata["id"].isidentifier() and metadata["id"] != "acp_repro"  # else it would hide the package
-    types = {"version": int, "license": str, "python-depends": list, "kernel-depends": list, "backend": dict}
-    assert {name: type(value) for name, value in metadata.items() if name not in ("name", "id")} == types
