@@ -5,8 +5,8 @@
     model = AutoModelForCausalLM.from_pretrained("pretrained/pro-13m-4k-acp")
     tokenizer = AutoTokenizer.from_pretrained("pretrained/pro-13m-4k-acp")  # puts BOS in front
 
-Folders of this project and the authors' checkpoints hold the same tensors under the same names. Both are read
-as they are, by path or by name on the Hub. No code of a checkpoint is run.
+Folders of this project and the authors' checkpoints contain the same tensors under the same names. Both load
+without conversion, by path or by Hub name. No code from a checkpoint is executed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .tokenization import FoXTokenizer, JSONGPT2Tokenizer
 AutoConfig.register(ForgettingTransformerConfig.model_type, ForgettingTransformerConfig, exist_ok=True)
 AutoModel.register(ForgettingTransformerConfig, ForgettingTransformerModel, exist_ok=True)
 AutoModelForCausalLM.register(ForgettingTransformerConfig, ForgettingTransformerForCausalLM, exist_ok=True)
-# Trainer, the pipelines and lm-eval look names up here, where `register` writes nothing.
+# Trainer, the pipelines and lm-eval look up names in these mappings, which `register` does not update.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[ForgettingTransformerConfig.model_type] = (
     ForgettingTransformerForCausalLM.__name__
 )
-# A folder may name either one in tokenizer_config.json. The last one is for folders that name none.
+# tokenizer_config.json may name either class. The last one is the default for folders that name none.
 for _tokenizer in (JSONGPT2Tokenizer, FoXTokenizer):
     AutoTokenizer.register(ForgettingTransformerConfig, tokenizer_class=_tokenizer, exist_ok=True)
 

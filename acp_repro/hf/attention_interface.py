@@ -33,7 +33,7 @@ def register_attention(
     """Registers :func:`.forgetting_attention` with transformers, for ``attn_implementation=name``.
 
     Every causal decoder of transformers that calls ``AttentionInterface`` then runs on the kernels of this
-    library, also with grouped queries, caches that grow, left or right padding, sliding windows and packed
+    library, including grouped queries, dynamic caches, left or right padding, sliding windows and packed
     documents (``cu_seq_lens_q``, or ``position_ids`` that restart in a batch of one). A later call with the
     same name replaces the entry.
 
@@ -42,7 +42,7 @@ def register_attention(
             and its keys (B, Hkv, Tk, D). The default is ALiBi.
         log_pruning_tolerance, logit_bound, implementation: as in :func:`.forgetting_attention`.
 
-    A call of a registered model raises ValueError for what forgetting attention does not compute: masks other
+    A registered model raises ValueError for features that forgetting attention does not support: masks other
     than padding, bidirectional attention, dropout, soft caps, sinks, and caches with room for later tokens.
     """
     options = dict(log_pruning_tolerance=log_pruning_tolerance, logit_bound=logit_bound)
@@ -94,7 +94,7 @@ def _attend(
 
 
 def _find_restarts(position_ids: Tensor | None) -> Tensor | None:
-    """The starts of packed documents, (documents + 1,) int64, or None if positions only count upwards."""
+    """The starts of packed documents, (documents + 1,) int64, or None if positions never restart."""
     if position_ids is None or position_ids.dim() != 2:
         return None
     starts = (position_ids[0].diff() != 1).nonzero()[:, 0] + 1

@@ -1,4 +1,4 @@
-"""``FoXConfig`` and ``FoXCache`` as config and cache of transformers, for all that its ``generate`` needs."""
+"""``FoXConfig`` and ``FoXCache`` as the config and the cache of transformers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from transformers.cache_utils import Cache
 from acp_repro.model import FoXCache, FoXConfig
 from acp_repro.model.pretrained import MODEL_TYPE, config_from_official, config_to_official
 
-# The authors' files have these ids. Their training never used them, and in GPT-2 they are "!" and '"'.
+# The ids in the authors' files. Training did not use them; in GPT-2's vocabulary they are "!" and '"'.
 MEANINGLESS_IDS = (0, 1)
 _GPT2_END_OF_TEXT = 50256
 
 
 class ForgettingTransformerConfig(PreTrainedConfig):
-    """The fields of ``FoXConfig``, with its defaults and errors, and those of transformers.
+    """The fields of ``FoXConfig``, with the same defaults and errors, and the fields of transformers.
 
     Args:
-        use_cache: keep a cache unless the call sets it otherwise.
-        bos_token_id, eos_token_id: the token between documents. The pair 0 and 1 of the authors' files is
-            read as GPT-2's 50256, or as None if the vocabulary is smaller.
-        **kwargs: fields of ``FoXConfig``, keys of transformers.
+        use_cache: return a cache, unless a call sets ``use_cache`` itself.
+        bos_token_id, eos_token_id: the token that separates documents. The pair (0, 1) of the authors' files
+            is read as GPT-2's 50256, or as None if the vocabulary is smaller.
+        **kwargs: fields of ``FoXConfig`` and of ``PreTrainedConfig``.
     """
 
     model_type = MODEL_TYPE
@@ -55,16 +55,17 @@ class ForgettingTransformerConfig(PreTrainedConfig):
         super().__init__(**kwargs)
 
     def to_fox(self) -> FoXConfig:
-        """The config of our own model."""
+        """The ``FoXConfig`` with these fields."""
         return config_from_official({**vars(self), "model_type": MODEL_TYPE}, "the config")
 
 
 class ForgettingTransformerCache(Cache):
-    """A cache to pass as ``past_key_values``. The model fills ``self.fox`` itself, so ``update`` is not used.
+    """The cache of a FoX model for ``past_key_values``. The model updates ``self.fox``; ``update`` is not
+    used.
 
     Args:
-        config: of the model that will fill it.
-        max_cache_len: the longest length allowed, in tokens; see ``FoXCache``.
+        config: the config of the model.
+        max_cache_len: the maximum length in tokens; see ``FoXCache``.
     """
 
     is_compileable = False  # pyright: ignore[reportAssignmentType]  # properties there
@@ -73,26 +74,26 @@ class ForgettingTransformerCache(Cache):
     def __init__(self, config: ForgettingTransformerConfig, max_cache_len: int | None = None):
         super().__init__(layers=[])
         self.fox = FoXCache(config.num_hidden_layers, max_cache_len)
-        self.right_padded = False  # whether the tokens held end with padding, so that nothing can follow
+        self.right_padded = False  # whether cached rows end with padding, after which no token can follow
         self._shape = (config.num_hidden_layers, config.num_heads, config.hidden_size // config.num_heads)
 
     def check_model(self, config: ForgettingTransformerConfig) -> None:
         """Raises ValueError unless the cache was made for models of this shape."""
         if self._shape != (shape := ForgettingTransformerCache(config)._shape):
             raise ValueError(
-                f"past_key_values is of another model: (layers, heads, head_dim) {self._shape}, this one has "
-                f"{shape}; make it with ForgettingTransformerCache(model.config)"
+                f"past_key_values is for a model with (layers, heads, head_dim) {self._shape}, not "
+                f"{shape}; create it with ForgettingTransformerCache(model.config)"
             )
 
     def __len__(self) -> int:
         return len(self.fox.layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens held, evicted ones included."""
+        """The number of cached tokens, including evicted ones."""
         return self.fox.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """The longest length allowed, in tokens; -1 for any."""
+        """The maximum length in tokens; -1 if unlimited."""
         return -1 if self.fox.max_length is None else self.fox.max_length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
@@ -101,47 +102,47 @@ class ForgettingTransformerCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        """Rows held; -1 before the first token."""
+        """The number of cached rows; -1 before the first token."""
         return self.fox.batch_size
 
     @property
     def is_initialized(self) -> bool:
-        """Whether it holds tokens."""
+        """Whether the cache contains tokens."""
         return self.fox.length > 0
 
     @property
     def is_sliding(self) -> list[bool]:
-        """Whether each layer has a sliding window; no layer has."""
+        """Whether each layer has a sliding window: always False."""
         return [False] * len(self)
 
     def update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported, because keys and values come without forget gates."""
-        raise NotImplementedError("only its FoX model fills a ForgettingTransformerCache; do not call update")
+        """Not supported, because the arguments contain no forget gates."""
+        raise NotImplementedError("only a FoX model updates a ForgettingTransformerCache; do not call update")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row i becomes what row ``beam_idx[i]`` was; ``beam_idx`` is (B,) int64."""
+        """Replaces row i by row ``beam_idx[i]``; ``beam_idx`` is (B,) int64."""
         kept = torch.equal(beam_idx.cpu(), torch.arange(max(self.batch_size, 0)))
         if self.fox.length and not kept:
             self.fox = self.fox.select_rows(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """As :meth:`reorder_cache`."""
+        """The same as :meth:`reorder_cache`."""
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row becomes ``repeats`` rows that continue separately."""
+        """Repeats each row ``repeats`` times; the copies continue independently."""
         if self.fox.length:
             rows = torch.arange(self.batch_size).repeat_interleave(repeats)
             self.fox = self.fox.select_rows(rows)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last ``-tokens_to_remove`` tokens (transformers counts them below 0)."""
+        """Removes the last ``-tokens_to_remove`` tokens; transformers passes a negative number."""
         if tokens_to_remove > 0:
-            raise ValueError(f"crop needs the tokens to remove as a number below 0, got {tokens_to_remove}")
+            raise ValueError(f"crop needs a negative number of tokens to remove, got {tokens_to_remove}")
         self.fox.crop(-tokens_to_remove)
 
     def activate_past_recording(self) -> None:
-        """From the next token on, keeps what ``crop`` needs."""
+        """Records the state that ``crop`` needs, from the next token on."""
         self.fox.record_past()
 
     def reset(self) -> None:

@@ -20,11 +20,11 @@ from .modeling import ForgettingTransformerForCausalLM
 from .tokenization import FoXTokenizer, JSONGPT2Tokenizer
 
 _TOKENIZER_FILE = "tokenizer.json"
-_BYTES_VOCAB_SIZE = 257  # of models that read bytes: 256 of them, and BOS
+_BYTES_VOCAB_SIZE = 257  # byte-level models: 256 bytes and BOS
 
 
 def to_official(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Writes the authors' format, which is ours."""
+    """Writes a folder in the authors' format, which is also the format of this project."""
     config, tensors = read_checkpoint(FoXForCausalLM, source)
     with torch.device("meta"):
         model = FoXForCausalLM(config)
@@ -68,12 +68,12 @@ def _tokenizer(folder: Path, config: FoXConfig, longcrawl64: bool) -> FoXTokeniz
     path = folder / _TOKENIZER_FILE
     if longcrawl64:
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: put GPT-2's there")
+            raise FileNotFoundError(f"{path} is missing; copy GPT-2's tokenizer.json there")
         return JSONGPT2Tokenizer.from_pretrained(str(folder))
     if path.is_file():
         try:
             bpe = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises nothing narrower
+        except Exception as error:  # tokenizers raises plain Exceptions
             raise ValueError(f"{path} is not a tokenizer ({error}); copy or download it again") from error
     elif config.vocab_size == _BYTES_VOCAB_SIZE:
         bpe = bytes_tokenizer()
@@ -82,8 +82,8 @@ def _tokenizer(folder: Path, config: FoXConfig, longcrawl64: bool) -> FoXTokeniz
     tokenizer = FoXTokenizer(tokenizer_object=bpe)
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"{path} has {len(tokenizer)} ids and the model {config.vocab_size}; put the tokenizer "
-            "that the model was trained with there"
+            f"{path} has {len(tokenizer)} ids, but the model has {config.vocab_size}; copy the "
+            "tokenizer with which the model was trained there"
         )
     return tokenizer
 
@@ -98,7 +98,7 @@ def bytes_tokenizer() -> Tokenizer:
 
 
 def byte_characters() -> Mapping[int, str]:
-    """What byte-level BPE writes for each byte: its own character, or the next free one from U+0100 on."""
+    """The character of each byte in byte-level BPE: the byte's own, or the next unused one from U+0100 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""FoX as a model of transformers. Its modules and tensor names are those of ``FoXForCausalLM``."""
+"""FoX as a model of transformers, with the modules and tensor names of ``FoXForCausalLM``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from acp_repro.model.third_party import check_loaded
 from .configuration import MEANINGLESS_IDS, ForgettingTransformerCache, ForgettingTransformerConfig
 from .packing import find_documents
 
-# Keywords that tell FoX nothing: the longest packed document, and where new tokens go in a cache.
-_SAY_NOTHING = {"max_length_q", "max_length_k", "cache_position"}
+# Keywords without effect on FoX: the longest packed document, and the positions of new tokens in a cache.
+_IGNORED_KEYWORDS = {"max_length_q", "max_length_k", "cache_position"}
 # The styles of tensor parallelism other than "colwise"; gate_proj has the rows of two matrices.
 _LINEAR_STYLES = {"attn.o_proj": "rowwise", "mlp.gate_proj": "packed_colwise", "mlp.down_proj": "rowwise"}
-_NOTHING_FOLLOWS = (
+_RIGHT_PADDING_ERROR = (
     "rows end with padding, so nothing can follow them: pad on the left (tokenizer.padding_side = 'left')"
 )
 
@@ -49,12 +49,12 @@ class ForgettingTransformerModel(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], *model_args: Any, **kwargs: Any
     ) -> Self:
-        """As in transformers, but only safetensors are read, and tensors that do not fit are an error.
+        """Loads a model as in transformers, from safetensors only; tensors that do not match are an error.
 
         Raises:
             OSError: the folder has no safetensors.
-            ValueError: tensors are missing, unexpected or of another shape; the message lists them. Also if
-                they are not finite, or not those that ``done.json`` names.
+            ValueError: tensors are missing, unexpected, of another shape or not finite (the message lists
+                them), or their digest differs from that in ``done.json``.
         """
         with_info = kwargs.pop("output_loading_info", False)
         check_sum(Path(str(pretrained_model_name_or_path), kwargs.get("subfolder", "")))
@@ -63,9 +63,11 @@ class ForgettingTransformerModel(PreTrainedModel):
         loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *model_args, **options)
         model, info = loaded
         check_loaded(str(pretrained_model_name_or_path), model, info)
-        told = getattr(model, "generation_config", None)  # none without a head
-        if told and (told.bos_token_id, told.eos_token_id) == MEANINGLESS_IDS:  # from config.json unchanged
-            told.bos_token_id, told.eos_token_id = model.config.bos_token_id, model.config.eos_token_id
+        generation = getattr(model, "generation_config", None)  # none without a head
+        if generation and (generation.bos_token_id, generation.eos_token_id) == MEANINGLESS_IDS:
+            # transformers has copied the ids of config.json, which the config itself reads differently.
+            generation.bos_token_id = model.config.bos_token_id
+            generation.eos_token_id = model.config.eos_token_id
         return (model, info) if with_info else model  # pyright: ignore[reportReturnType]
 
     def _check_and_adjust_attn_implementation(
@@ -86,7 +88,7 @@ class ForgettingTransformerModel(PreTrainedModel):
         for name, module in self.model.layers[0].named_modules():
             generic = f"model.layers.*.{name}"
             if isinstance(module, HeadRMSNorm) and module.weight.numel() == module.head_dim:
-                # The weight is that of all heads, so each rank has a part of its gradient.
+                # All heads share this weight, so each rank computes a part of its gradient.
                 self._tp_plan[generic] = "replicated_with_grad_allreduce"
             elif isinstance(module, HeadRMSNorm):
                 self._tp_plan |= {f"{generic}.weight": "colwise", generic: "local_params"}
@@ -129,32 +131,35 @@ class ForgettingTransformerModel(PreTrainedModel):
         Args:
             input_ids: (B, T) integer; with a cache, the tokens after the cached ones.
             attention_mask: (B, cached + T) of 0 and 1. Zeros are padding: on the left, or on the right of
-                rows that nothing follows.
-            position_ids: FoX has no positions. Where they start with 0 again, in a batch of one, a packed
-                document starts. ``cu_seq_lens_q``, ``cu_seq_lens_k`` and ``seq_idx`` say the same. Each
-                document gives what it gives alone. Packed documents have no cache.
-            past_key_values: continue after what it holds, and extend it in place.
+            rows
+                that are not continued.
+            position_ids: FoX has no positions. In a batch of one, each 0 marks the start of a packed
+            document;
+                ``cu_seq_lens_q``, ``cu_seq_lens_k`` and ``seq_idx`` are alternatives. Packed documents do not
+                affect each other and have no cache.
+            past_key_values: the cache to continue from; it is extended in place.
             use_cache: return a cache; by default ``config.use_cache`` if no gradients are recorded.
-            inputs_embeds: (B, T, hidden) in place of input_ids.
+            inputs_embeds: (B, T, hidden), instead of input_ids.
             **kwargs: keywords for packed documents.
 
         Raises:
-            TypeError: a keyword is not one of these.
-            ValueError: the cache is of another kind or model, or a row has padding inside or after cached
-                tokens. Also if ``position_ids`` are no count, and for attention weights, which no kernel has.
+            TypeError: an unknown keyword is passed.
+            ValueError: the cache belongs to another class or model, a row has padding inside or after cached
+                tokens, ``position_ids`` do not count, or attention weights are requested, which no kernel
+                stores.
         """
         if self.config.output_attentions if output_attentions is None else output_attentions:
-            raise ValueError("output_attentions is not supported: the kernels never hold the weights")
+            raise ValueError("output_attentions is not supported, because no kernel stores attention weights")
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
+            raise ValueError("pass either input_ids or inputs_embeds")
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         assert tokens is not None
         if past_key_values is not None:
             self._check_cache(past_key_values)
         documents = find_documents(tokens, attention_mask, past_key_values, position_ids, kwargs)
-        unused = [name for name, value in kwargs.items() if value is not None and name not in _SAY_NOTHING]
-        if unused:
-            raise TypeError(f"forward has no use for {', '.join(unused)}")
+        given = {name for name, value in kwargs.items() if value is not None}
+        if unknown := sorted(given - _IGNORED_KEYWORDS):
+            raise TypeError(f"forward does not accept {', '.join(unknown)}; remove the argument")
         if use_cache is None:
             use_cache = self.config.use_cache and not torch.is_grad_enabled() and documents is None
         if past_key_values is None and use_cache:
@@ -182,7 +187,7 @@ class ForgettingTransformerModel(PreTrainedModel):
             )
         cache.check_model(self.config)
         if cache.right_padded and cache.get_seq_length():
-            raise ValueError(_NOTHING_FOLLOWS)
+            raise ValueError(_RIGHT_PADDING_ERROR)
 
     def _padding(self, mask: Tensor | None, tokens: Tensor, cache) -> Tensor | None:
         """(B,) the first real token of left-padded rows, or None."""
@@ -196,12 +201,12 @@ class ForgettingTransformerModel(PreTrainedModel):
         if mask.shape != tokens.shape[:2]:
             raise ValueError(
                 f"attention_mask must have the shape of input_ids, {tuple(tokens.shape[:2])}, got "
-                f"{tuple(mask.shape)}; masks with more dimensions do not apply to FoX"
+                f"{tuple(mask.shape)}; FoX supports padding masks only"
             )
         real = mask.bool()
         start = real.int().argmax(-1)
         changes = real[:, 1:] != real[:, :-1]
-        # Padding, text and padding again is allowed. More changes mean a hole in the text.
+        # Padding before and after the text is allowed. More changes mean padding inside the text.
         allowed = (start > 0).int() + (~real[:, -1]).int()
         if bool((changes.sum(-1) > allowed).any()):
             raise ValueError("attention_mask has zeros between ones; only the ends of a row may be padding")
@@ -245,15 +250,15 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
         """Logits, and the mean loss if there are labels.
 
         Args:
-            labels: (B, T) integer, the ids of input_ids. They are shifted inside and -100 is left out, as in
+            labels: (B, T) integer, the ids of input_ids. The model shifts them and ignores -100, as in
                 transformers.
-            logits_to_keep: give only this many last logits, or those at these indices; 0 gives all.
-            num_items_in_batch: what the sum of losses is divided by; by default the number of labels.
+            logits_to_keep: return only this many last logits, or those at these indices; 0 returns all.
+            num_items_in_batch: the divisor of the sum of losses; by default the number of labels.
 
-        The rest and the errors are those of ``ForgettingTransformerModel``.
+        The other arguments and the errors are those of ``ForgettingTransformerModel``.
 
         Returns:
-            logits (B, T, vocab) in the dtype of the head's product; loss, a scalar in nats.
+            logits (B, T, vocab) in the dtype of the head's output; loss, a scalar in nats.
         """
         output: Any = super().forward(
             input_ids,
@@ -287,18 +292,18 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
     ) -> None:
-        """Makes our cache. The one that transformers would make here does not hold forget gates."""
+        """Creates the FoX cache, because the default cache of transformers stores no forget gates."""
         if generation_config.cache_implementation not in (None, "dynamic"):
             raise ValueError(
                 f"cache_implementation={generation_config.cache_implementation!r} is not supported: FoX has "
                 "a cache of its own (ForgettingTransformerCache)"
             )
         if (mask := model_kwargs.get("attention_mask")) is not None and not bool(mask[:, -1].all()):
-            raise ValueError(_NOTHING_FOLLOWS)
+            raise ValueError(_RIGHT_PADDING_ERROR)
         if (given := model_kwargs.get("past_key_values")) is not None:
             self._check_cache(given)
         elif generation_config.use_cache is not False:
-            # Of any length: another turn, drafts and PEFT's virtual tokens go beyond max_cache_length.
+            # Unlimited: another turn, drafts and PEFT's virtual tokens exceed max_cache_length.
             cache = ForgettingTransformerCache(self.config)
             if generation_config.is_assistant:
                 cache.activate_past_recording()
@@ -307,7 +312,7 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
 
 @contextlib.contextmanager
 def _watch_inputs(layers, states: list[Tensor]) -> Iterator[None]:
-    """While open, appends the inputs of each of ``layers`` to ``states``."""
+    """A context in which the input of each of ``layers`` is appended to ``states``."""
     handles = [
         layer.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0])) for layer in layers
     ]

@@ -1,7 +1,7 @@
 """The tokenizers of FoX models: one for a ``tokenizer.json``, and one for LongCrawl64.
 
-Both put BOS in front of a text, because every training sequence began with it; ``add_special_tokens=False``
-leaves it out.
+Both prepend BOS to a text, because every training sequence began with it; ``add_special_tokens=False`` omits
+it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _ESCAPES = re.compile(r'(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))+')
 
 
 def escape(text: str) -> str:
-    r"""``text`` as it stands inside a JSON string: a line end reads ``\n``, é reads ``\u00e9``."""
+    r"""``text`` escaped as in a JSON string: a line end becomes ``\n``, é becomes ``\u00e9``."""
     return json.dumps(text)[1:-1]
 
 
 def unescape(text: str) -> str:
-    """The inverse of :func:`escape`; an escape that is cut off at an end stays as it is."""
+    """The inverse of :func:`escape`; an incomplete escape at either end is kept unchanged."""
     text = _ESCAPES.sub(lambda run: json.loads(f'"{run[0]}"'), text)
     # Half of a surrogate pair is not a character.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -38,8 +38,8 @@ class FoXTokenizer(PreTrainedTokenizerFast):
     def __init__(self, *args: Any, **kwargs: Any):
         if not (kwargs.get("tokenizer_file") or kwargs.get("tokenizer_object")):
             raise ValueError(
-                f"{kwargs.get('name_or_path') or 'the folder'} has no tokenizer.json; put the model's there, "
-                "or for a model of bytes: python -m acp_repro.convert FOLDER OUT --to transformers"
+                f"{kwargs.get('name_or_path') or 'the folder'} has no tokenizer.json; copy the model's, "
+                "or convert a byte-level model: python -m acp_repro.convert FOLDER OUT --to transformers"
             )
         super().__init__(*args, **_add_ends(kwargs))
 
@@ -56,8 +56,8 @@ class JSONGPT2Tokenizer(GPT2Tokenizer):
         super().__init__(*args, **_add_ends(kwargs))
         if len(self) != _GPT2_VOCAB_SIZE:
             raise ValueError(
-                f"this tokenizer has {len(self)} ids, and GPT-2's, which made LongCrawl64, "
-                f"{_GPT2_VOCAB_SIZE}; put GPT-2's tokenizer.json there"
+                f"this tokenizer has {len(self)} ids, but GPT-2's, which tokenised LongCrawl64, has "
+                f"{_GPT2_VOCAB_SIZE}; copy GPT-2's tokenizer.json there"
             )
 
     def _encode_plus(self, text, text_pair=None, **kwargs):

@@ -55,7 +55,7 @@ def test_there_and_back(small_fox, tmp_path):
     for folder in (small_fox, back):
         assert AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"] == ours.prompt(TEXT)
     (back / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=r"back has no tokenizer\.json; put the model's there"):
+    with pytest.raises(ValueError, match=r"back has no tokenizer\.json; copy the model's"):
         AutoTokenizer.from_pretrained(back)
 
 
@@ -109,13 +109,13 @@ def test_the_json_tokenizer_of_longcrawl64(tmp_path):
 
 
 def test_a_tokenizer_that_does_not_fit_the_model_is_refused(small_fox, tmp_path, capsys):
-    """One of 4,096 ids is not GPT-2's, and a model of 97 words cannot read what it gives."""
+    """One of 4,096 ids is not GPT-2's, and a model with a vocabulary of 97 cannot read its ids."""
     assert main([str(small_fox), str(tmp_path / "out"), "--to", "transformers", "--longcrawl64"]) == 2
-    assert "this tokenizer has 4096 ids, and GPT-2's" in capsys.readouterr().err
+    assert "this tokenizer has 4096 ids, but GPT-2's" in capsys.readouterr().err
     saved(tmp_path / "source")
     shutil.copy(small_fox / "tokenizer.json", tmp_path / "source")
     assert main([str(tmp_path / "source"), str(tmp_path / "other"), "--to", "transformers"]) == 2
-    assert "has 4096 ids and the model 97" in capsys.readouterr().err
+    assert "has 4096 ids, but the model has 97" in capsys.readouterr().err
 
 
 def test_json_escapes():

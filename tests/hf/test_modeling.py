@@ -159,7 +159,7 @@ def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(both, ids):
         cache.crop(-4)
         after = theirs(ids[:, 41:], past_key_values=cache).logits
         torch.testing.assert_close(after, ours(ids)[:, 41:], atol=5e-3, rtol=1e-3)
-    with pytest.raises(ValueError, match="below 0"):
+    with pytest.raises(ValueError, match="negative number"):
         cache.crop(4)
 
 
@@ -244,14 +244,14 @@ def test_wrong_caches_are_refused(both, ids, tmp_path):
     other = AutoConfig.from_pretrained(tmp_path / "other")
     for words, options in (
         ("got DynamicCache", {"past_key_values": DynamicCache()}),
-        ("of another model", {"past_key_values": acp_repro.hf.ForgettingTransformerCache(other)}),
+        ("is for a model", {"past_key_values": acp_repro.hf.ForgettingTransformerCache(other)}),
         ("cache_implementation='static'", {"cache_implementation": "static"}),
         ("got FoXCache", {"past_key_values": FoXCache(2)}),
     ):
         with pytest.raises(ValueError, match=words):
             theirs.generate(ids, max_new_tokens=2, **options)
     theirs.config.output_attentions = True
-    with pytest.raises(ValueError, match="never hold the weights"):
+    with pytest.raises(ValueError, match="stores attention weights"):
         theirs(ids)
 
 
@@ -260,7 +260,7 @@ def test_a_cache_of_another_head_size_is_refused(ids, tmp_path):
     saved(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     wider = acp_repro.hf.ForgettingTransformerConfig(**{**SMALL, "hidden_size": 128})
-    with pytest.raises(ValueError, match="of another model"):
+    with pytest.raises(ValueError, match="is for a model"):
         model(ids, past_key_values=acp_repro.hf.ForgettingTransformerCache(wider))
 
 
