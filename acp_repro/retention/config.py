@@ -41,8 +41,16 @@ def _is_stretch(ends: Any) -> bool:
     return numbers and len(ends) == 2 and ends[0] < 0 < 1 < ends[1]
 
 
+def _are_gates(gates: Any) -> bool:
+    if isinstance(gates, str):
+        return gates in ("after_blocks", "input", "output")
+    whole = isinstance(gates, tuple) and bool(gates) and all(type(gate) is int for gate in gates)
+    return whole and gates[0] >= 0 and list(gates) == sorted(set(gates))
+
+
 Budget = Annotated[float, within("(0, 1]")]
 Stretch = Annotated[tuple[float, float], Must("(gamma, zeta) with gamma < 0 and zeta > 1", _is_stretch)]
+Gates = Annotated[str | tuple[int, ...], Must("after_blocks, input, output or rising places", _are_gates)]
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class RetentionConfig:
 
     budget: Budget
     method: Literal["adaptive", "random", "h2o", "top", "infor_coef", "dense"] = "adaptive"
-    gates: str | tuple[int, ...] = "after_blocks"
+    gates: Gates = "after_blocks"
     schedule: Literal["constant", "geometric", "profile"] = "constant"
     profile: str | tuple[float, ...] | None = None
     summary_decay: Share = 0.9
@@ -140,14 +148,6 @@ class RetentionConfig:
         check(self)
         if self.constraint == "at_most" and self.initial_multiplier < 0:
             raise ValueError("initial_multiplier: must not be negative where constraint is at_most")
-        gates = self.gates
-        if isinstance(gates, str):
-            possible = gates in ("after_blocks", "input", "output")
-        else:
-            possible = isinstance(gates, tuple) and bool(gates) and all(type(g) is int for g in gates)
-            possible = possible and gates[0] >= 0 and list(gates) == sorted(set(gates))
-        if not possible:
-            raise ValueError(f"gates: must be after_blocks, input, output or rising places, got {gates!r}")
         if (self.schedule == "profile") != (self.profile is not None):
             raise ValueError(f"profile: is for schedule: profile, got {self.profile!r} and {self.schedule}")
         if isinstance(self.profile, str) and self.profile not in PROFILES:
