@@ -187,8 +187,7 @@ def _find_tokens(model: RetainedModel, given: dict[str, Any], protected_mask: Te
     ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
     if (ids is None) == (embeds is None):
         raise ValueError("give either input_ids or inputs_embeds")
-    tokens = embeds if ids is None else ids
-    assert tokens is not None
+    tokens: Any = embeds if ids is None else ids
     shape, device = tokens.shape[:2], tokens.device
     if 0 in shape:
         raise ValueError(f"a batch of {shape[0]} texts of {shape[1]} tokens is empty; leave it out")
@@ -198,14 +197,9 @@ def _find_tokens(model: RetainedModel, given: dict[str, Any], protected_mask: Te
     for name, one in (("attention_mask", mask), ("protected_mask", protected_mask)):
         if one is not None and one.shape != shape:
             raise ValueError(f"{name}: must be {tuple(shape)}, one entry a token, got {tuple(one.shape)}")
-    if mask is None:
-        valid = torch.ones(shape, dtype=torch.bool, device=device)
-        protected = torch.zeros_like(valid)
-        protected[:, 0] = True
-    else:
-        valid = mask.to(device) > 0
-        # The first token that is not padding is [CLS], on whichever side the padding is.
-        protected = valid & (valid.cumsum(1) == 1)
+    valid = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else mask.to(device) > 0
+    # The first token that is not padding is [CLS], on whichever side the padding is.
+    protected = valid & (valid.cumsum(1) == 1)
     config = model.retention.config
     answers = type(model).__name__.endswith("ForQuestionAnswering")
     asks = config.protect == "question" or (config.protect == "auto" and answers)

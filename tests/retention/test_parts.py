@@ -105,7 +105,7 @@ def test_penalty_counts_what_its_setting_says():
         ({"gate_keys": 1}, "gate_keys: must be true or false, got 1"),
         ({"schedule": "profile"}, "profile: is for schedule: profile"),
         ({"schedule": "profile", "profile": "table7"}, "profile: must be one of table5_30"),
-        ({"schedule": "profile", "profile": (0.3, 0.4)}, "profile: shares are in (0, 1] and do not rise"),
+        ({"schedule": "profile", "profile": (0.3, 0.4)}, "or shares in (0, 1] that do not rise"),
         ({"initial_multiplier": -1.0}, "initial_multiplier: must not be negative"),
     ],
 )
