@@ -31,14 +31,31 @@ if TYPE_CHECKING:
     )
     from .text import TextTokenizer
 
-__all__ = ["FLAN_T5_SMALL", "Losses", "Memory", "PruningAutoencoder", "PruningConfig", "PruningError"]
-__all__ += ["TextTokenizer", "compression_loss", "draw_noise", "expected_lengths", "log_gates"]
-__all__ += ["open_probability", "pair_mask", "soft_lengths", "straight_through"]
+__all__ = [
+    "FLAN_T5_SMALL",
+    "Losses",
+    "Memory",
+    "PruningAutoencoder",
+    "PruningConfig",
+    "PruningError",
+    "TextTokenizer",
+    "compression_loss",
+    "draw_noise",
+    "expected_lengths",
+    "log_gates",
+    "open_probability",
+    "pair_mask",
+    "soft_lengths",
+    "straight_through",
+]
 
 _HOME = dict.fromkeys(__all__, "gates") | {
-    **dict.fromkeys(("FLAN_T5_SMALL", "Losses", "PruningAutoencoder"), "autoencoder"),
-    **dict.fromkeys(("PruningConfig", "PruningError"), "config"),
+    "FLAN_T5_SMALL": "autoencoder",
+    "Losses": "autoencoder",
     "Memory": "encoder",
+    "PruningAutoencoder": "autoencoder",
+    "PruningConfig": "config",
+    "PruningError": "config",
     "TextTokenizer": "text",
 }
 __getattr__, __dir__ = lazy.names(__name__, _HOME)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +14,20 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.utils.hub import cached_file
 
-from . import checkpoint
+from acp_repro.common import files
+from acp_repro.model.third_party import load_model, quiet_transformers
+
 from .blocks import T5, fuse_norms
 from .config import PruningConfig, PruningError
 from .decoder import decode_teacher, write_greedily
 from .encoder import Encoded, Memory, encode_masked, encode_removed
 from .gates import compression_loss, expected_lengths, soft_lengths
-from .text import TextTokenizer
+from .text import TOKENIZER_FILE, TextTokenizer
 
 IGNORED = -100
+CONFIG_KEY = "learnable_attention_pruning"  # of the settings of pruning, in the config.json of T5
 FLAN_T5_SMALL = {
     "d_model": 512,
     "d_kv": 64,
@@ -130,30 +136,63 @@ class PruningAutoencoder(nn.Module):
             options: of ``T5ForConditionalGeneration.from_pretrained``.
 
         Raises:
-            PruningError: there is no such T5, it is another model, or it has no ``tokenizer.json``.
+            UsageError: there is no such T5, it is another model, or it has no ``tokenizer.json``.
         """
-        t5, tokenizer = checkpoint.read_t5(name_or_folder, **options)
-        return cls(t5, pruning, tokenizer)
+        t5 = load_model(transformers.T5ForConditionalGeneration, name_or_folder, **options)
+        try:
+            path = cached_file(str(name_or_folder), TOKENIZER_FILE)
+        except OSError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise PruningError(f"{name_or_folder}: no {TOKENIZER_FILE} beside the T5 ({reason})") from error
+        return cls(t5, pruning, TextTokenizer.read(Path(str(path))))
 
     def save_pretrained(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
-        """Writes config.json, model.safetensors and tokenizer.json; also a checkpoint of plain T5.
+        """Writes config.json, model.safetensors and tokenizer.json.
+
+        The settings of pruning have their own key in config.json, so that plain transformers reads the same
+        folder as a T5.
 
         Args:
             weights: whole weights on the CPU, named as in :meth:`state_dict`, if the model's own are sharded.
                 Shapes and dtypes are kept.
         """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         state = self.state_dict() if weights is None else weights
-        state = {name.removeprefix("t5."): tensor for name, tensor in state.items()}
-        checkpoint.write_checkpoint(Path(folder), self.t5, state, self.pruning, self.tokenizer)
+        with quiet_transformers():
+            self.t5.save_pretrained(
+                folder, state_dict={name.removeprefix("t5."): tensor for name, tensor in state.items()}
+            )
+        config = json.loads((folder / "config.json").read_text())
+        # transformers reads from this key alone whether the head scales.
+        config["tie_word_embeddings"] = bool(self.t5.config.scale_decoder_outputs)
+        config[CONFIG_KEY] = dataclasses.asdict(self.pruning)
+        files.write_json(folder / "config.json", config)
+        if self.tokenizer is not None:
+            self.tokenizer.save(folder)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu") -> PruningAutoencoder:
         """Loads what :meth:`save_pretrained` wrote, in evaluation mode.
 
         Raises:
-            PruningError: there is no such folder, or it holds a checkpoint of another model.
+            UsageError: there is no such folder, or it holds a checkpoint of another model.
         """
-        return cls(*checkpoint.read_checkpoint(Path(folder))).to(device).eval()
+        folder = Path(folder)
+        config = files.read_json(folder / "config.json")
+        if CONFIG_KEY not in config:
+            raise PruningError(
+                f"{folder}: holds no config.json of a pruning autoencoder; give the folder of a trained one, "
+                "or begin from a T5 with PruningAutoencoder.from_t5"
+            )
+        try:
+            pruning = PruningConfig(**config[CONFIG_KEY])
+        except (TypeError, PruningError) as error:
+            raise PruningError(f"{folder}: {error}") from error
+        t5 = load_model(transformers.T5ForConditionalGeneration, folder)
+        path = folder / TOKENIZER_FILE
+        tokenizer = TextTokenizer.read(path) if path.is_file() else None
+        return cls(t5, pruning, tokenizer).to(device).eval()
 
     # --- training ---
 

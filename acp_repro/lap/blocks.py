@@ -6,6 +6,7 @@ microseconds. The host cannot start them as fast as a GPU ends them. Weights and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -13,11 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 T5: TypeAlias = Any  # a module of transformers' T5: those have no static types
+Remember: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def heads(attention: T5, projected: Tensor) -> Tensor:
     """(B, T, H * d) -> (B, H, T, d), same dtype."""
     return projected.unflatten(-1, (attention.n_heads, attention.key_value_proj_dim)).transpose(1, 2)
+
+
+def keys_and_values(attention: T5, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, T, D) -> two of (B, H, T, d), same dtype."""
+    return heads(attention, attention.k(hidden)), heads(attention, attention.v(hidden))
 
 
 def attend(attention: T5, hidden: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
@@ -40,28 +47,42 @@ def attend(attention: T5, hidden: Tensor, keys: Tensor, values: Tensor, bias: Te
     return attention.o(mixed.transpose(1, 2).flatten(2))
 
 
-def _self_attention(layer: T5, hidden: Tensor, bias: Tensor) -> Tensor:
+def self_attention(layer: T5, hidden: Tensor, bias: Tensor, remember: Remember | None = None) -> Tensor:
+    """A ``T5LayerSelfAttention`` with its norm and residual: (B, T, D), any floating dtype -> the same.
+
+    Args:
+        remember: adds the keys and values of earlier tokens, in front, to those of ``hidden``.
+    """
     attention, normed = layer.SelfAttention, layer.layer_norm(hidden)
-    keys, values = heads(attention, attention.k(normed)), heads(attention, attention.v(normed))
+    keys, values = keys_and_values(attention, normed)
+    if remember is not None:
+        keys, values = remember(keys, values)
     return hidden + layer.dropout(attend(attention, normed, keys, values, bias))
 
 
 def encoder_block(block: T5, hidden: Tensor, bias: Tensor) -> Tensor:
     """A ``T5Block`` of an encoder: (B, T, D), any floating dtype -> the same; ``bias`` of :func:`attend`."""
-    return block.layer[1](_self_attention(block.layer[0], hidden, bias))
+    return block.layer[1](self_attention(block.layer[0], hidden, bias))
 
 
-def decoder_block(block: T5, hidden: Tensor, bias: Tensor, memory: Tensor, memory_bias: Tensor) -> Tensor:
-    """A ``T5Block`` of a decoder on whole texts: (B, T, D), any floating dtype -> the same.
+def decoder_block(
+    block: T5,
+    hidden: Tensor,
+    bias: Tensor,
+    memory: tuple[Tensor, Tensor],
+    memory_bias: Tensor,
+    remember: Remember | None = None,
+) -> Tensor:
+    """A ``T5Block`` of a decoder: (B, T, D), any floating dtype -> the same.
 
     Args:
-        memory: (B, M, D).
+        memory: keys and values of the memory, (B, H, M, d) each.
         bias, memory_bias: of both attentions; see :func:`attend`.
+        remember: see :func:`self_attention`.
     """
-    hidden = _self_attention(block.layer[0], hidden, bias)
-    layer, attention = block.layer[1], block.layer[1].EncDecAttention
-    keys, values = heads(attention, attention.k(memory)), heads(attention, attention.v(memory))
-    mixed = attend(attention, layer.layer_norm(hidden), keys, values, memory_bias)
+    hidden = self_attention(block.layer[0], hidden, bias, remember)
+    layer = block.layer[1]
+    mixed = attend(layer.EncDecAttention, layer.layer_norm(hidden), *memory, memory_bias)
     return block.layer[2](hidden + layer.dropout(mixed))
 
 

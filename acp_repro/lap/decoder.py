@@ -6,12 +6,13 @@ N + 1 keys a layer and the same logits. Texts are written with it in :func:`writ
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 from torch import Tensor
 
-from .blocks import T5, attend, decoder_block, heads
+from .blocks import T5, decoder_block, keys_and_values
 from .encoder import relative_bias
 
 
@@ -42,7 +43,8 @@ def decode_teacher(t5: T5, memory: Tensor, memory_mask: Tensor, inputs: Tensor, 
     scores = bias.masked_fill(~seen, -math.inf)
     cross = memory_mask[:, None, None, :].to(hidden.dtype)
     for block in stack.block:
-        hidden = decoder_block(block, hidden, scores, memory, cross)
+        keys_values = keys_and_values(block.layer[1].EncDecAttention, memory)
+        hidden = decoder_block(block, hidden, scores, keys_values, cross)
     return logits_of(t5, stack.dropout(stack.final_layer_norm(hidden)))
 
 
@@ -56,35 +58,21 @@ class Decoding:
 
     def __init__(self, t5: T5, memory: Tensor, memory_mask: Tensor, window: int | None):
         self._t5, self._window = t5, window
+        self._seen = 0  # tokens that the last one sees, itself included
         self._mask = memory_mask[:, None, None, :]
-        self._memory = []
-        for block in t5.decoder.block:
-            attention = block.layer[1].EncDecAttention
-            self._memory.append(
-                (heads(attention, attention.k(memory)), heads(attention, attention.v(memory)))
-            )
+        self._memory = [keys_and_values(b.layer[1].EncDecAttention, memory) for b in t5.decoder.block]
         self._past: list[tuple[Tensor, Tensor] | None] = [None] * len(self._memory)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Logits (B, V) float after one more token of each text: (B,) integer."""
         stack = self._t5.decoder
         hidden = stack.embed_tokens(tokens[:, None])
-        bias = None
+        self._seen = self._seen + 1 if self._window is None else min(self._seen, self._window) + 1
+        place = torch.arange(self._seen, device=tokens.device)
+        bias = relative_bias(stack.block[0].layer[0].SelfAttention, place[-1:], place)
         for index, block in enumerate(stack.block):
-            attention = block.layer[0].SelfAttention
-            normed = block.layer[0].layer_norm(hidden)
-            keys, values = self._remember(
-                index, heads(attention, attention.k(normed)), heads(attention, attention.v(normed))
-            )
-            if bias is None:
-                length = keys.shape[2]
-                place = torch.arange(length, device=tokens.device)
-                bias = relative_bias(attention, place[-1:], place)
-            hidden = hidden + attend(attention, normed, keys, values, bias)
-            cross = block.layer[1].EncDecAttention
-            normed = block.layer[1].layer_norm(hidden)
-            hidden = hidden + attend(cross, normed, *self._memory[index], self._mask)
-            hidden = block.layer[2](hidden)
+            remember = functools.partial(self._remember, index)
+            hidden = decoder_block(block, hidden, bias, self._memory[index], self._mask, remember)
         return logits_of(self._t5, stack.final_layer_norm(hidden))[:, 0]
 
     def keep(self, rows: Tensor) -> None:
@@ -96,8 +84,7 @@ class Decoding:
     def _remember(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if (past := self._past[layer]) is not None:
             keys, values = torch.cat([past[0], keys], 2), torch.cat([past[1], values], 2)
-        if self._window is not None:
-            keys, values = keys[:, :, -self._window - 1 :], values[:, :, -self._window - 1 :]
+        keys, values = keys[:, :, -self._seen :], values[:, :, -self._seen :]
         self._past[layer] = keys, values
         return keys, values
 

@@ -70,9 +70,6 @@ class Memory:
         """(B,) float: kept tokens over tokens."""
         return self.kept / self.lengths
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
 
 def relative_bias(attention: T5, query_positions: Tensor, key_positions: Tensor) -> Tensor:
     """T5's bias for any positions: (..., Q) and (..., K) integer -> (..., H, Q, K) float.

@@ -8,8 +8,9 @@ from typing import Self
 
 import tokenizers
 
-from ..common import files
-from ..model.tokenizer import whole_characters
+from acp_repro.common import files
+from acp_repro.model.tokenizer import whole_characters
+
 from .config import PruningError
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -73,10 +74,6 @@ class TextTokenizer:
             PruningError: one of them is not text.
         """
         for number, text in enumerate(texts, 1):
-            if not isinstance(text, str):
-                raise PruningError(
-                    f"text {number} of {len(texts)} must be a string, got {type(text).__name__}"
-                )
             try:
                 text.encode()
             except UnicodeEncodeError as error:

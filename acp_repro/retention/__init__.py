@@ -25,15 +25,39 @@ if TYPE_CHECKING:
     from .wrap import from_pretrained, retain
 
 _HOME = {
-    **{"Encoder": "encoders", "register_encoder": "encoders", "encoder_cost": "cost"},
-    **{"GateRecord": "retention", "Retention": "retention", "RetentionCallback": "trainer"},
-    **{"PROFILES": "config", "RetentionConfig": "config", "hard_concrete": "gates"},
-    **{"RetentionScorer": "scorer", "running_summary": "scorer"},
-    **{"from_pretrained": "wrap", "retain": "wrap", "keep_top": "budget", "token_budgets": "budget"},
+    "Encoder": "encoders",
+    "GateRecord": "retention",
+    "PROFILES": "config",
+    "Retention": "retention",
+    "RetentionCallback": "trainer",
+    "RetentionConfig": "config",
+    "RetentionScorer": "scorer",
+    "encoder_cost": "cost",
+    "from_pretrained": "wrap",
+    "hard_concrete": "gates",
+    "keep_top": "budget",
+    "register_encoder": "encoders",
+    "retain": "wrap",
+    "running_summary": "scorer",
+    "token_budgets": "budget",
 }
 
-__all__ = ["PROFILES", "Encoder", "GateRecord", "Retention", "RetentionCallback", "RetentionConfig"]
-__all__ += ["RetentionScorer", "encoder_cost", "from_pretrained", "hard_concrete", "keep_top"]
-__all__ += ["register_encoder", "retain", "running_summary", "token_budgets"]
+__all__ = [
+    "PROFILES",
+    "Encoder",
+    "GateRecord",
+    "Retention",
+    "RetentionCallback",
+    "RetentionConfig",
+    "RetentionScorer",
+    "encoder_cost",
+    "from_pretrained",
+    "hard_concrete",
+    "keep_top",
+    "register_encoder",
+    "retain",
+    "running_summary",
+    "token_budgets",
+]
 
 __getattr__, __dir__ = lazy.names(__name__, _HOME)

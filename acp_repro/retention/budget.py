@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .config import RetentionConfig
 
 Length = TypeVar("Length", int, Tensor)
 _SLACK = 1e-6  # 0.29 * 100 is 28.999... in floating point, and means 29
+
+
+class Places(NamedTuple):
+    """The tokens that stay: M of each example, in order."""
+
+    indices: Tensor  # (B, M) integer
+    valid: Tensor | None  # (B, M) bool, False for filling; None means no filling
+    rows: Tensor | None = None  # (B * M,) integer: if known, ``indices`` as rows of all examples together
+    slots: Tensor | None = None  # (B, T) int32: if known, the place of a token among those that stay, or -1
+
+    def kept(self, like: Tensor) -> Tensor:
+        """(B, T) bool, as ``like``: the tokens that stay."""
+        length = like.shape[1]
+        at = self.indices if self.valid is None else torch.where(self.valid, self.indices, length)
+        return nn.functional.pad(torch.zeros_like(like), (0, 1)).scatter(1, at, True)[:, :length]
 
 
 def floor_share(lengths: Length, share: float) -> Length:
@@ -73,26 +88,22 @@ def keep_top(scores: Tensor, candidates: Tensor, protected: Tensor, budget: Tens
 
 def top_indices(
     scores: Tensor, candidates: Tensor | None, protected: Tensor, budget: Tensor | None, width: int
-) -> tuple[Tensor, Tensor | None]:
-    """What :func:`keep_top` keeps, in the form of :func:`compact`, without a mask between.
+) -> Places:
+    """The places of the tokens that :func:`keep_top` keeps, found without a mask.
 
     Args:
         scores: (B, T) float. protected: (B, T) bool.
         candidates: (B, T) bool; None means all.
         budget: (B,) integer, at most the candidates of each example; None means ``width`` for every one.
         width: the largest budget.
-
-    Returns:
-        (B, width) integer indices in order, and (B, width) bool: False for filling; None if there is no
-        filling.
     """
     best = _sort_best_first(scores, candidates, protected)[:, :width]
     if budget is None:
-        return best.sort(dim=1).values, None
+        return Places(best.sort(dim=1).values, None)
     length = scores.shape[1]
     chosen = torch.arange(width, device=best.device) < budget[:, None]
     places = torch.where(chosen, best, length).sort(dim=1).values  # filling to the end
-    return places.clamp(max=length - 1), places < length
+    return Places(places.clamp(max=length - 1), places < length)
 
 
 def _sort_best_first(scores: Tensor, candidates: Tensor | None, protected: Tensor) -> Tensor:
@@ -105,24 +116,16 @@ def _sort_best_first(scores: Tensor, candidates: Tensor | None, protected: Tenso
     return key.sort(dim=1, descending=True, stable=True).indices
 
 
-def compact(mask: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Indices that bring the true entries of ``mask`` to the front, in order.
-
-    Args:
-        mask: (B, T) bool.
-        width: the most true entries of a row.
-
-    Returns:
-        (B, width) integer indices, and (B, width) bool: True for true entries, False for filling.
-    """
+def compact(mask: Tensor, width: int) -> Places:
+    """The places of the true entries of ``mask``, (B, T) bool; a row has at most ``width`` of them."""
     order = (~mask).to(torch.uint8).sort(dim=1, stable=True).indices[:, :width]
-    return order, torch.arange(width, device=mask.device) < mask.sum(1, keepdim=True)
+    return Places(order, torch.arange(width, device=mask.device) < mask.sum(1, keepdim=True))
 
 
-def take(x: Tensor, indices: Tensor) -> Tensor:
+def take(x: Tensor, indices: Tensor, rows: Tensor | None = None) -> Tensor:
     """``x`` (B, T, ...) at ``indices`` (B, M) integer of its second dimension: one copy of whole rows, same
-    dtype."""
-    rows = flat_rows(indices, x.shape[1])
+    dtype. ``rows`` are those of :func:`flat_rows`, if they are known."""
+    rows = flat_rows(indices, x.shape[1]) if rows is None else rows
     return x.reshape(-1, *x.shape[2:]).index_select(0, rows).view(*indices.shape, *x.shape[2:])
 
 

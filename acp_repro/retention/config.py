@@ -41,8 +41,26 @@ def _is_stretch(ends: Any) -> bool:
     return numbers and len(ends) == 2 and ends[0] < 0 < 1 < ends[1]
 
 
+def _are_gates(gates: Any) -> bool:
+    if isinstance(gates, str):
+        return gates in ("after_blocks", "input", "output")
+    whole = isinstance(gates, tuple) and bool(gates) and all(type(gate) is int for gate in gates)
+    return whole and gates[0] >= 0 and list(gates) == sorted(set(gates))
+
+
+def _is_profile(profile: Any) -> bool:
+    shares = PROFILES.get(profile, ()) if isinstance(profile, str) else profile
+    numbers = isinstance(shares, tuple) and bool(shares) and all(isinstance(x, int | float) for x in shares)
+    return numbers and all(0 < b <= a for a, b in itertools.pairwise((1, *shares)))
+
+
 Budget = Annotated[float, within("(0, 1]")]
 Stretch = Annotated[tuple[float, float], Must("(gamma, zeta) with gamma < 0 and zeta > 1", _is_stretch)]
+Profile = Annotated[
+    str | tuple[float, ...],
+    Must(f"one of {', '.join(PROFILES)} or shares in (0, 1] that do not rise", _is_profile),
+]
+Gates = Annotated[str | tuple[int, ...], Must("after_blocks, input, output or rising places", _are_gates)]
 
 
 @dataclass(frozen=True)
@@ -102,9 +120,9 @@ class RetentionConfig:
 
     budget: Budget
     method: Literal["adaptive", "random", "h2o", "top", "infor_coef", "dense"] = "adaptive"
-    gates: str | tuple[int, ...] = "after_blocks"
+    gates: Gates = "after_blocks"
     schedule: Literal["constant", "geometric", "profile"] = "constant"
-    profile: str | tuple[float, ...] | None = None
+    profile: Profile | None = None
     summary_decay: Share = 0.9
     scorer_width: Count = 64
     temperature: Positive = 0.66
@@ -140,22 +158,8 @@ class RetentionConfig:
         check(self)
         if self.constraint == "at_most" and self.initial_multiplier < 0:
             raise ValueError("initial_multiplier: must not be negative where constraint is at_most")
-        gates = self.gates
-        if isinstance(gates, str):
-            possible = gates in ("after_blocks", "input", "output")
-        else:
-            possible = isinstance(gates, tuple) and bool(gates) and all(type(g) is int for g in gates)
-            possible = possible and gates[0] >= 0 and list(gates) == sorted(set(gates))
-        if not possible:
-            raise ValueError(f"gates: must be after_blocks, input, output or rising places, got {gates!r}")
         if (self.schedule == "profile") != (self.profile is not None):
             raise ValueError(f"profile: is for schedule: profile, got {self.profile!r} and {self.schedule}")
-        if isinstance(self.profile, str) and self.profile not in PROFILES:
-            raise ValueError(f"profile: must be one of {', '.join(PROFILES)} or shares, got {self.profile!r}")
-        shares = self.profile_shares
-        numbers = isinstance(shares, tuple) and all(isinstance(x, int | float) for x in shares)
-        if not numbers or not all(0 < b <= a for a, b in itertools.pairwise((1, *shares))):
-            raise ValueError(f"profile: shares are in (0, 1] and do not rise, got {self.profile!r}")
 
     @property
     def profile_shares(self) -> tuple[float, ...]:

@@ -152,22 +152,17 @@ def _split_heads(query: nn.Module, key: nn.Module, hidden: Tensor, heads: int) -
 def _add_windowed(received, block, query, key, hidden, valid, heads, global_) -> None:
     """Longformer: local queries see their window and the global tokens, global queries see all."""
     attention = block.attention.self
-    reach, length = attention.one_sided_attn_window_size, hidden.shape[1]
-    at = torch.arange(length, device=hidden.device)
-    near = (at[:, None] - at).abs() <= reach
-    seen = (near | global_[:, None]) & valid[:, None]
-    local = valid & ~global_
-    # One head at a time: here a matrix of T x T weights is held.
-    for q, k in zip(*(x.unbind(1) for x in _split_heads(query, key, hidden, heads)), strict=True):
-        logits = (q @ k.mT).float() * q.shape[-1] ** -0.5
-        weights = torch.softmax(logits.masked_fill(~seen, torch.finfo(torch.float32).min), -1)
-        received += (weights * local[:, :, None]).sum(1)
-    if bool(global_.any()):
-        bias = torch.zeros(valid.shape, device=hidden.device).masked_fill(~valid, -torch.inf)[:, None]
-        both = _split_heads(attention.query_global, attention.key_global, hidden, heads)
-        for q, k in zip(*(x.unbind(1) for x in both), strict=True):
-            weights = torch.softmax((q @ k.mT).float() * q.shape[-1] ** -0.5 + bias, -1)
-            received += (weights * (global_ & valid)[:, :, None]).sum(1)
+    at = torch.arange(hidden.shape[1], device=hidden.device)
+    near = (at[:, None] - at).abs() <= attention.one_sided_attn_window_size
+    for queries, keys, asks, seen in (
+        (query, key, valid & ~global_, (near | global_[:, None]) & valid[:, None]),
+        (attention.query_global, attention.key_global, valid & global_, valid[:, None]),
+    ):
+        # One head at a time: here a matrix of T x T weights is held.
+        for q, k in zip(*(x.unbind(1) for x in _split_heads(queries, keys, hidden, heads)), strict=True):
+            logits = (q @ k.mT).float() * q.shape[-1] ** -0.5
+            weights = torch.softmax(logits.masked_fill(~seen, torch.finfo(torch.float32).min), -1)
+            received += (weights * asks[:, :, None]).sum(1)
 
 
 # ---- the encoders that are known --------------------------------------------------------------

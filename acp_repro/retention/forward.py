@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import key_bias, removal
 from .budget import keep_top
 from .encoders import attention_received
-from .gates import Gate, GateInputs, counted_share
+from .gates import Gate, counted_share
 from .removal import State, spread_states
 from .retention import Call, GateRecord, Retention
 
@@ -70,10 +70,20 @@ def begin(retention: Retention, hidden: Tensor, mask: Any) -> State:
         protected = (protected | global_) & valid
     call = Call(valid, protected, ids, call.is_full and not extra, call.protects_more or windowed)
     budgets, is_full = host_budgets(retention, call)
-    positions = torch.arange(length, device=hidden.device).expand(batch, length)
     return State(
-        *(retention, call, budgets, hidden.shape),
-        *(hidden, valid, is_full, protected, ids, global_, positions, mask),
+        retention=retention,
+        call=call,
+        budgets=budgets,
+        shape=hidden.shape,
+        hidden=hidden,
+        valid=valid,
+        received=None,
+        ids=ids,
+        positions=torch.arange(length, device=hidden.device).expand(batch, length),
+        is_full=is_full,
+        protected=protected,
+        global_=global_,
+        mask=mask,
     )
 
 
@@ -164,18 +174,16 @@ def pass_gate(state: State, index: int, block: nn.Module, before: tuple[Tensor, 
     gate = retention.gates[index]
     if phase == "open" and not config.is_learned:
         return  # nothing to learn, nothing to drop
-    received = None
     if gate.needs_attention:
         assert before is not None
         heads = retention.model_config.num_attention_heads
         with torch.no_grad():
-            received = attention_received(retention.encoder, block, *before, heads, state.global_)
-    inputs = GateInputs(state.hidden, state.valid, received, state.ids, state.positions, state.is_full)
-    scores = gate(inputs)
+            state.received = attention_received(retention.encoder, block, *before, heads, state.global_)
+    scores = gate(state)
     by_threshold = config.selection == "threshold" and config.is_learned
     # Whether the kept tokens are known as indices of a known number, without a mask between.
     by_index = phase == "hard" and _gathers(retention) and not by_threshold
-    ranking = scores if by_threshold else gate.rank_values(scores, inputs)
+    ranking = scores if by_threshold else gate.rank_values(scores, state)
     if not by_index or not removal.selects_in_kernel(ranking) or ranking is not scores:
         note_nan(state, index, scores)  # else the kernel finds them itself
     free = state.valid & ~state.protected
@@ -204,7 +212,7 @@ def pass_gate(state: State, index: int, block: nn.Module, before: tuple[Tensor, 
     if config.dropped == "last":
         state.held = spread_states(state)
     if places is not None:
-        removal.gather_best(state, places)
+        removal.gather(state, places)
         return
     assert kept is not None and z is not None
     if phase in ("soft", "open"):
@@ -289,17 +297,14 @@ def set_penalty(state: State) -> None:
     if not state.violations:
         return
     violations, multiplier = torch.stack(state.violations), retention.multiplier
-    if retention.phase == "open":
-        nothing = 0 * violations.sum() + sum(0 * term for term in state.terms)
-        retention.penalty = nothing + 0 * multiplier.sum()
-        return
     if config.multiplier == "joint":  # descent on -lambda violation is ascent on lambda
         value = multiplier.clamp(min=0) if config.constraint == "at_most" else multiplier
         penalty = (value.detach() * violations).sum() - (multiplier * violations.detach()).sum()
         penalty = penalty + (multiplier.detach() * violations.detach()).sum()
     else:
         penalty = (multiplier * violations).sum()
-    penalty = penalty + 0.5 * config.augmentation * violations.square().sum()
-    retention.penalty = penalty + sum(state.terms)
-    if torch.is_grad_enabled():
+    penalty = penalty + 0.5 * config.augmentation * violations.square().sum() + sum(state.terms)
+    is_open = retention.phase == "open"
+    retention.penalty = 0 * penalty if is_open else penalty
+    if torch.is_grad_enabled() and not is_open:
         retention._violations.append(violations.detach())

@@ -175,13 +175,9 @@ class InformationGate(Gate):
             nn.GELU(),
             nn.Linear(config.scorer_width, 2),
         )
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        last = self.sampler[-1]
-        assert isinstance(last, nn.Linear)
-        last.bias.copy_(torch.tensor([self.config.initial_logit, 0.0]))
+        bias = self.sampler[-1].bias
+        nn.init.zeros_(bias)
+        nn.init.constant_(bias[0], config.initial_logit)
 
     def forward(self, inputs: GateInputs) -> Tensor:
         """Log-odds (B, T) float32 of the sampler."""

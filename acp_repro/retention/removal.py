@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.masking_utils import create_bidirectional_mask
 
 from . import key_bias
-from .budget import compact, flat_rows, take, top_indices
+from .budget import Places, compact, flat_rows, take, top_indices
+from .gates import GateInputs
 from .retention import Call, Retention
 from .scorer import has_kernels
 
 LONGEST = 16_384  # the most tokens of a row that one program of ``select_kernel`` holds
 
 
-@dataclass
-class State:
+@dataclass(kw_only=True)
+class State(GateInputs):
     """One call between two blocks: the T' tokens that are left, and what the gates did with them."""
 
     retention: Retention
     call: Call  # of the whole sequence, with the encoder's own padding
     budgets: list[list[int]] | None  # for each gate, M of each example; None if the host may not read them
     shape: torch.Size  # (B, T, D) of the whole sequence
-    hidden: Tensor  # (B, T', D)
-    valid: Tensor  # (B, T') bool, False for filling
-    is_full: bool  # whether all are known to be valid
     protected: Tensor  # (B, T') bool
-    ids: Tensor | None  # (B, T') integer
     global_: Tensor | None  # (B, T') bool, tokens that attend to all others in a windowed encoder
-    positions: Tensor  # (B, T') integer, their places in the original T
     mask: Any  # of the blocks' attention
     biased: bool = False  # whether ``mask`` is a bias on the keys
     moved: bool = False  # whether tokens have left their places
@@ -45,22 +41,6 @@ class State:
     def budget(self, gate: int) -> Tensor:
         """(B,) integer M of a gate, raised to the number of protected tokens."""
         return torch.maximum(self.retention.budgets(self.call.lengths)[gate], self.call.needed)
-
-
-class Places(NamedTuple):
-    """The tokens that stay."""
-
-    indices: Tensor  # (B, M)
-    valid: Tensor | None  # (B, M) bool, False for filling; None means no filling
-    rows: Tensor | None = None  # if known, ``indices`` as rows of all examples together
-    slots: Tensor | None = None  # if known, where tokens go
-
-    def kept(self, like: Tensor) -> Tensor:
-        """(B, T) bool, as ``like``: the tokens that stay."""
-        length = like.shape[1]
-        real = torch.ones_like(self.indices, dtype=torch.bool) if self.valid is None else self.valid
-        at = torch.where(real, self.indices, length)
-        return nn.functional.pad(torch.zeros_like(like), (0, 1)).scatter(1, at, True)[:, :length]
 
 
 def selects_in_kernel(ranking: Tensor) -> bool:
@@ -79,22 +59,13 @@ def find_places(state: State, gate: int, ranking: Tensor) -> Places:
     budget = None if same else state.budget(gate)
     candidates = None if state.is_full else state.valid
     if not selects_in_kernel(ranking):
-        return Places(*top_indices(ranking, candidates, state.protected, budget, width))
+        return top_indices(ranking, candidates, state.protected, budget, width)
     from .select_kernel import select
 
     protected = None if state.call.protects_first else state.protected
-    chosen = select(ranking.detach(), candidates, protected, budget, width)
-    valid = None if budget is None else torch.arange(width, device=ranking.device) < budget[:, None]
-    retention._nan_checks.append((retention.places[gate], chosen.is_nan.any()))
-    return Places(chosen.indices, valid, chosen.rows, chosen.slots)
-
-
-def gather_best(state: State, places: Places) -> None:
-    """Keeps the tokens that :func:`find_places` chose, unless these are all."""
-    if places.indices.shape[1] < state.valid.shape[1] or places.valid is not None:
-        # With ``valid``, one example may keep all its tokens while others do not.
-        state.slots = None if state.moved else places.slots
-        gather(state, places)
+    places, is_nan = select(ranking.detach(), candidates, protected, budget, width)
+    retention._nan_checks.append((retention.places[gate], is_nan.any()))
+    return places
 
 
 def gather_kept(state: State, kept: Tensor) -> None:
@@ -107,19 +78,18 @@ def gather_kept(state: State, kept: Tensor) -> None:
         window, longest = max(retention.model_config.attention_window), kept.shape[1]
         whole = retention.config.removal == "mask"
         width = longest if whole else min(-(-width // window) * window, longest)
-    gather(state, Places(*compact(kept, width)))
+    gather(state, compact(kept, width))
 
 
 def gather(state: State, places: Places) -> None:
-    """Keeps the tokens at ``places``."""
-    indices, valid, rows, _ = places
+    """Keeps the tokens at ``places``, unless these are all."""
+    indices, valid, rows, slots = places
+    if valid is None and indices.shape[1] == state.valid.shape[1]:
+        return
+    state.slots = None if state.moved else slots
     state.is_full = valid is None
     valid = torch.ones_like(indices, dtype=torch.bool) if valid is None else valid
-    if rows is None:
-        state.hidden = take(state.hidden, indices)
-    else:
-        width = state.hidden.shape[-1]
-        state.hidden = state.hidden.reshape(-1, width).index_select(0, rows).view(*indices.shape, width)
+    state.hidden = take(state.hidden, indices, rows)
     state.positions = take(state.positions, indices) if state.moved else indices
     retention = state.retention
     if len(retention.places) > 1 or retention.encoder.windowed:  # a later gate, or the window, needs them

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-
 import torch
 from torch import Tensor, nn
 
+from acp_repro.attention.backends import HAS_TRITON
 from acp_repro.model.modules import is_plain
 
 from .budget import compact, take
@@ -78,14 +76,9 @@ class RetentionScorer(nn.Module):
         self.w = nn.Linear(hidden_size, width, bias=False)
         self.u = nn.Linear(hidden_size, width, bias=False)
         self.v = nn.Linear(width, 1)
-        self.initial_logit = initial_logit
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
         for layer in (self.w, self.u, self.v):
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
-        nn.init.constant_(self.v.bias, self.initial_logit)
+        nn.init.constant_(self.v.bias, initial_logit)
 
     def forward(self, hidden: Tensor, kept: Tensor | None = None) -> Tensor:
         """(B, T) float32 scores.
@@ -105,7 +98,7 @@ class RetentionScorer(nn.Module):
 
             return scan(parts, kept, self.decay, self.v.weight.view(-1), self.v.bias)
         local_part, global_part = wide(parts).chunk(2, -1)
-        indices = None if kept is None else compact(kept, kept.shape[1])[0]
+        indices = None if kept is None else compact(kept, kept.shape[1]).indices
         if indices is not None:  # to the front, and back
             global_part = take(global_part, indices)
         with torch.autocast(hidden.device.type, enabled=False):  # powers of the decay need float32
@@ -126,12 +119,7 @@ def has_kernels(x: Tensor, gradient: bool = False) -> bool:
     """
     if not x.is_cuda or x.dtype == torch.float64 or torch.compiler.is_compiling():
         return False
-    return (gradient or not (torch.is_grad_enabled() and x.requires_grad)) and _has_triton()
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    return (gradient or not (torch.is_grad_enabled() and x.requires_grad)) and HAS_TRITON
 
 
 def wide(x: Tensor) -> Tensor:

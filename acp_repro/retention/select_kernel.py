@@ -6,29 +6,14 @@ is found bit by bit. A token's new place is the number of kept ones before it. F
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .budget import Places
+
 _BLOCK_ROWS = 8
-
-
-@dataclass
-class Chosen:
-    """Attributes:
-    indices: (B, M) integer, the kept places in order; filling repeats the last place of the row.
-    rows: (B * M,) integer, the same as rows of all examples together.
-    slots: (B, T) int32: the place among the kept ones, -1 for what is dropped.
-    is_nan: (B,) bool: a candidate's score was NaN.
-    """
-
-    indices: Tensor
-    rows: Tensor
-    slots: Tensor
-    is_nan: Tensor
 
 
 @triton.jit(do_not_specialize=["length", "width"])
@@ -91,14 +76,19 @@ def _select_kernel(
 
 def select(
     scores: Tensor, candidates: Tensor | None, protected: Tensor | None, budget: Tensor | None, width: int
-) -> Chosen:
+) -> tuple[Places, Tensor]:
     """``budget.top_indices``, with what is needed to move states.
+
+    Filling repeats the last place of the row.
 
     Args:
         scores: (B, T) float.
         candidates, protected: (B, T) bool; None: all are candidates, the first alone is protected.
         budget: (B,) integer, at most the candidates of each example; None means ``width`` for every one.
         width: the largest budget.
+
+    Returns:
+        The places, and (B,) bool: whether a candidate's score was NaN.
     """
     batch, length = scores.shape
     whole = scores.new_empty(2, batch, width, dtype=torch.int64)
@@ -123,7 +113,8 @@ def select(
             SAME=budget is None,
             num_warps=min(16, max(1, block // 256)),
         )
-    return Chosen(whole[0], whole[1].view(-1), slots, is_nan)
+    valid = None if budget is None else torch.arange(width, device=scores.device) < budget[:, None]
+    return Places(whole[0], valid, whole[1].view(-1), slots), is_nan
 
 
 @triton.jit(do_not_specialize=["rows", "length", "kept"])

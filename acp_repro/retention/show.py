@@ -12,8 +12,7 @@ from pathlib import Path
 
 from acp_repro.common.bounds import Share
 from acp_repro.common.command import bounded, command, described_parser, run_command
-from acp_repro.common.errors import UsageError
-from acp_repro.common.files import read_json
+from acp_repro.common.errors import UsageError, usage_errors
 
 DOT = "·"
 
@@ -42,7 +41,7 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
         budget: another share than the model's own.
 
     Raises:
-        UsageError: the folder holds no model with gates, or no fast tokeniser.
+        UsageError: the folder has no model with gates, or no ``tokenizer.json``.
     """
     import torch
     from transformers import PreTrainedTokenizerFast
@@ -53,15 +52,17 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
 
     logging.disable_progress_bar()
     folder = folder / "model" if (folder / "model/config.json").is_file() else folder
-    _check_gates(folder)
-    try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise UsageError(f"{folder}: has no {name}; give a folder of save_pretrained, or of a run")
+    with usage_errors():
         model = from_pretrained(folder, dtype=torch.float32).eval()  # a CPU is slow in bfloat16
         if budget is not None:
             model.retention.configure(budget=budget)
-    except (ValueError, OSError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UsageError(f"{folder}: model and tokenizer cannot be read ({reason})") from None
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    except ValueError as error:
+        raise UsageError(f"{folder}/tokenizer.json cannot be read: {error}") from None
     pair = (question, text) if question else (text,)
     limit = {"truncation": "longest_first" if question else True, "max_length": position_limit(model.config)}
     encoded = tokenizer(
@@ -92,21 +93,6 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
         kinds = f"{len(classes)} {getattr(model.config, 'classes_are', 'classes')}: {', '.join(classes)}"
         lines += ["", f"answer: {classes[int(share.argmax())]} ({float(share.max()):.0%}), of {kinds}"]
     return lines
-
-
-def _check_gates(folder: Path) -> None:
-    config = read_json(folder / "config.json")
-    if not config:
-        raise UsageError(
-            f"{folder}: no config.json of a model (missing or damaged); give a folder of save_pretrained, or "
-            "of a run"
-        )
-    if "retention" not in config:
-        kind = config.get("model_type", "another model")
-        raise UsageError(
-            f"{folder}: a checkpoint of {kind} without gates; give a run of a method with gates, such as ar, "
-            "or an encoder that acp_repro.retention.retain gave gates"
-        )
 
 
 @command(extra="retention")

@@ -35,7 +35,8 @@ def retain(
     Args:
         model: a model of transformers, with a head or without; its weights stay.
         config: the settings of the gates.
-        teacher: the dense model from which method ``top`` is distilled, frozen.
+        teacher: the dense model from which method ``top`` is distilled, frozen. It is not saved with the
+            weights, and is moved to the model's device in training.
 
     Returns:
         ``model``.
@@ -51,10 +52,10 @@ def retain(
     _attach(model, config)
     model.config.retention = config.as_dict()
     model.__class__ = retained_class(type(model))
-    retained = cast(RetainedModel, model)
     if teacher is not None:
-        retained.set_teacher(teacher)
-    return retained
+        teacher.eval().requires_grad_(False)
+    vars(model)["_teacher"] = teacher  # not a submodule, because its weights are not ours
+    return cast(RetainedModel, model)
 
 
 def from_pretrained(folder: str | Path, **options: Any) -> RetainedModel:
@@ -68,10 +69,6 @@ def from_pretrained(folder: str | Path, **options: Any) -> RetainedModel:
         ValueError: there is no such folder, no retained model in it, or its weights are damaged or do not fit
             its config (see :func:`acp_repro.model.third_party.load_model`).
     """
-    if Path(folder).is_absolute() and not Path(folder).is_dir():
-        raise ValueError(
-            f"{folder}: no such folder; give one that save_pretrained wrote, or a name on the Hub"
-        )
     config = load_config(folder)
     name = (config.architectures or [""])[0]
     if getattr(config, "retention", None) is None or not name.startswith(_PREFIX):
@@ -102,26 +99,6 @@ class RetainedModel(_MadeClass, transformers.PreTrainedModel if TYPE_CHECKING el
     def retention(self) -> Retention:
         """The gates."""
         return cast(Any, find_encoder(self).find_stack(self)).retention
-
-    def set_teacher(self, teacher: nn.Module | None) -> None:
-        """Sets the dense model from which method ``top`` is distilled.
-
-        It is not saved with the weights, and follows the model from device to device.
-        """
-        if teacher is not None:
-            teacher.eval().requires_grad_(False)
-        object.__setattr__(self, "_teacher", teacher)  # not a submodule, because its weights are not ours
-        self._move_teacher()
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:  # by ``to``, ``cuda`` and the like
-        moved = super()._apply(*args, **kwargs)
-        self._move_teacher()
-        return moved
-
-    def _move_teacher(self) -> None:
-        teacher, device = getattr(self, "_teacher", None), next(self.parameters()).device
-        if teacher is not None and device.type != "meta":  # where it would lose its weights
-            teacher.to(device)
 
 
 @functools.cache
@@ -210,8 +187,7 @@ def _find_tokens(model: RetainedModel, given: dict[str, Any], protected_mask: Te
     ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
     if (ids is None) == (embeds is None):
         raise ValueError("give either input_ids or inputs_embeds")
-    tokens = embeds if ids is None else ids
-    assert tokens is not None
+    tokens: Any = embeds if ids is None else ids
     shape, device = tokens.shape[:2], tokens.device
     if 0 in shape:
         raise ValueError(f"a batch of {shape[0]} texts of {shape[1]} tokens is empty; leave it out")
@@ -221,14 +197,9 @@ def _find_tokens(model: RetainedModel, given: dict[str, Any], protected_mask: Te
     for name, one in (("attention_mask", mask), ("protected_mask", protected_mask)):
         if one is not None and one.shape != shape:
             raise ValueError(f"{name}: must be {tuple(shape)}, one entry a token, got {tuple(one.shape)}")
-    if mask is None:
-        valid = torch.ones(shape, dtype=torch.bool, device=device)
-        protected = torch.zeros_like(valid)
-        protected[:, 0] = True
-    else:
-        valid = mask.to(device) > 0
-        # The first token that is not padding is [CLS], on whichever side the padding is.
-        protected = valid & (valid.cumsum(1) == 1)
+    valid = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else mask.to(device) > 0
+    # The first token that is not padding is [CLS], on whichever side the padding is.
+    protected = valid & (valid.cumsum(1) == 1)
     config = model.retention.config
     answers = type(model).__name__.endswith("ForQuestionAnswering")
     asks = config.protect == "question" or (config.protect == "auto" and answers)
@@ -262,7 +233,7 @@ def _add_penalty(model: RetainedModel, output: Any, given: dict[str, Any]) -> An
     teacher = getattr(model, "_teacher", None)
     config = model.retention.config
     if teacher is not None and config.method == "top" and config.distillation_weight:
-        loss = loss + config.distillation_weight * _distil(output, teacher, given)
+        loss = loss + config.distillation_weight * _distil(output, teacher.to(loss.device), given)
     if as_tuple:
         return (loss, *output[1:])
     output["loss"] = loss

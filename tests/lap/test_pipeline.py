@@ -317,12 +317,6 @@ def test_a_look_weighs_every_text_alike(suite):
         torch.testing.assert_close(torch.tensor(found[name]), value.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_rate_warms_up_and_falls_to_a_tenth(suite):
-    task = change_training(suite.runs[0], steps=100, learning_rate=1.0, warmup_steps=4, decay_share=0.2)
-    rates = [task.learning_rate(step) for step in (0, 3, 80, 90, 100)]
-    assert rates == pytest.approx([0.25, 1.0, 1.0, 0.55, 0.1])
-
-
 def test_lambda_waits_for_a_mean_over_some_twenty_steps(suite):
     trainee = change_training(suite.runs[0], lambda_below_nats=2.0).build()
     for _ in range(19):

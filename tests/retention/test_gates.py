@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from acp_repro.retention import RetentionConfig
-from acp_repro.retention.gates import GATES, GateInputs, counted_share
+from acp_repro.retention.gates import GATES, GateInputs
 
 HIDDEN = 8
 
@@ -47,20 +47,6 @@ def test_infor_coef_samples_and_its_bottleneck_is_a_divergence(monkeypatch):
     scores = torch.tensor([[0.0, -0.8472979, 9.0]])
     loss = gate.extra_loss(scores, torch.tensor([[True, True, False]]))
     assert loss.item() == pytest.approx(0.0871767, rel=1e-5)
-
-
-def test_hard_concrete_samples_are_random_and_those_without_relaxation_are_p():
-    scores = torch.zeros(1, 20_000)
-    z = make("adaptive").sample(scores)
-    assert (z > 0).float().mean() == pytest.approx(0.8297, abs=0.01)  # sigmoid(0.66 log 11)
-    assert (z == 1).float().mean() == pytest.approx(0.1703, abs=0.01)
-    assert (make("adaptive", relaxation="sigmoid").sample(scores) == 0.5).all()
-
-
-def test_a_gate_without_relaxation_counts_p_whatever_the_penalty():
-    """P(z > 0) would be 1, because z = p is never 0."""
-    config = RetentionConfig(0.5, penalty="expected_l0", relaxation="sigmoid")
-    assert counted_share(config, torch.zeros(1)).item() == 0.5
 
 
 def test_a_random_choice_is_of_the_example_and_the_seed():

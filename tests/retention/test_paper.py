@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from acp_repro import measure
-from acp_repro.common.errors import UsageError
 from acp_repro.papers.retention import backbones, simulations
 from acp_repro.papers.retention import trained as trained_module
 from acp_repro.papers.retention.measure import budgets
@@ -108,11 +107,6 @@ def test_runs_of_a_suite(here):
     assert [key for key in pair[0] if pair[0][key] != pair[1][key]] == ["method"]
     assert [r.name for r in here.sweeps()] == ["toy-mini-ar-30-input", "toy-mini-ar-30-input-t0.4"]
     assert {r.method for r in here.ablations()} == {"ar", "ar_threshold", "ar_joint"}
-    assert {r.budget for r in here.table_runs(0.3)} == {1.0, 0.3}
-    timed = YAML.replace("grid:", "benchmarks: [toy-mini-dense, toy-mini-ar-30-input]\ngrid:", 1)
-    Path("experiments/timed.yaml").write_text(timed)
-    names = [run.name for run in load_suite("timed").benchmarked()]
-    assert names == ["toy-mini-dense", "toy-mini-ar-30-input"]
 
 
 def test_times_need_no_training_and_no_data(here, tmp_path, monkeypatch):
@@ -342,49 +336,33 @@ def test_a_step_raises_lambda_and_a_look_changes_nothing(here, built):
     ]
 
 
-def test_a_question_is_never_dropped(here):
-    task = PAPER.load_task()(here.run("asked-mini-ar-50-afterblocks"))
-    config = task.build().retention.config
-    assert (config.protect, config.sep_token_id) == ("question", task.tokenizer.sep_token_id)
-
-
 def test_longformer_answers_questions_with_a_fresh_tokeniser(here):
     text = YAML.replace("{num_hidden_layers", "{model_type: longformer, num_hidden_layers")
     Path("experiments/long.yaml").write_text(text)
     run = load_suite("long").run("asked-mini-ar-50-afterblocks")
     train(PAPER, run, device=CPU, report=str, stop_after=2)
-    texts = PAPER.load_task()(run).texts
-    told = texts.labelled.splits["train"][0]._replace(question="what [SEP] units?")
-    assert texts._encode([told])[0].ids.count(texts.tokenizer.sep_token_id) == 3  # a text's own is plain text
+    task = PAPER.load_task()(run)
+    config, separator = task.build().retention.config, task.tokenizer.sep_token_id
+    assert (config.protect, config.sep_token_id) == ("question", separator)  # so a question is never dropped
+    told = task.texts.labelled.splits["train"][0]._replace(question="what [SEP] units?")
+    assert task.texts._encode([told])[0].ids.count(separator) == 3  # a text's own is plain text
     with pytest.raises(DataError, match="qasper: Longformer answers only texts with a question"):
-        texts._encode([told._replace(question="")])
-    Path("experiments/keys.yaml").write_text(text.replace("retention: {", "retention: {gate_keys: true, "))
-    keyed = load_suite("keys").run("asked-mini-ar-50-afterblocks")
-    with pytest.raises(UsageError, match="^gate_keys: windowed attention takes no bias; leave it off"):
-        PAPER.load_task()(keyed).build()
+        task.texts._encode([told._replace(question="")])
 
 
 def group_by_length(run):
     return dataclasses.replace(run, training=dataclasses.replace(run.training, group_by_length=True))
 
 
-@pytest.mark.parametrize("order", [lambda run: run, group_by_length])
-def test_batches_hold_every_example_once_an_epoch(here, order):
+@pytest.mark.parametrize(("order", "most_padding"), [(lambda run: run, 0.04), (group_by_length, 0.0144)])
+def test_batches_hold_every_example_once_an_epoch(here, order, most_padding):
     task = PAPER.load_task()(order(here.run("toy-mini-ar-30-input")))
     every = sorted(tuple(row.ids) for row in task.texts.encoded("train"))
-    size, seen = len(every), []
+    size, seen, padding = len(every), [], 0
     for ids, mask, _ in map(task.batch, range(size)):  # eight epochs
         seen += [tuple(one[real > 0].tolist()) for one, real in zip(ids, mask, strict=True)]
+        padding += int((mask == 0).sum())
     epochs = [seen[first : first + size] for first in range(0, len(seen), size)]
     assert len(epochs) == 8 and size % 8  # so that all but the first begin in the midst of a batch
     assert all(sorted(epoch) == every for epoch in epochs) and epochs[0] != epochs[1]
-
-
-def test_batches_grouped_by_length_have_less_padding(here):
-    def count_padding(run):
-        task = PAPER.load_task()(run)
-        return sum(int((task.batch(i)[1] == 0).sum()) for i in range(len(task.texts.encoded("train"))))
-
-    run = here.run("toy-mini-dense")
-    # 0.9 where batches do not begin with an epoch
-    assert count_padding(group_by_length(run)) < 0.45 * count_padding(run)
+    assert padding < most_padding * 8 * sum(map(len, every))

@@ -39,10 +39,6 @@ def test_scorer_is_equation_3_over_kept_tokens_alone():
         torch.testing.assert_close(scores[0, t], expected[0])
         m = 0.9 * m + 0.1 * h
     torch.testing.assert_close(scorer(hidden[:, kept[0]]), scores[:, kept[0]])
-    fresh = RetentionScorer(1024, 64, 0.9, initial_logit=0.3)  # sums of unit inputs start with unit size
-    for layer in (fresh.w, fresh.u, fresh.v):
-        assert layer(torch.randn(4000, layer.in_features)).std().item() == pytest.approx(1, abs=0.25)
-    assert fresh.v.bias.item() == pytest.approx(0.3)
     scorer, hidden = scorer.float(), hidden.float()
     with torch.autocast("cpu", torch.bfloat16):  # for W and U alone
         found = scorer(hidden)
@@ -91,6 +87,8 @@ def test_penalty_counts_what_its_setting_says():
     assert counted_share(RetentionConfig(0.5), s) == torch.sigmoid(s)
     expected = torch.sigmoid(s - 0.66 * torch.log(torch.tensor(0.1 / 1.1)))
     torch.testing.assert_close(counted_share(RetentionConfig(0.5, penalty="expected_l0"), s), expected)
+    without_relaxation = RetentionConfig(0.5, penalty="expected_l0", relaxation="sigmoid")
+    assert counted_share(without_relaxation, s) == torch.sigmoid(s)  # z = p is never 0
 
 
 @pytest.mark.parametrize(
@@ -105,7 +103,7 @@ def test_penalty_counts_what_its_setting_says():
         ({"gate_keys": 1}, "gate_keys: must be true or false, got 1"),
         ({"schedule": "profile"}, "profile: is for schedule: profile"),
         ({"schedule": "profile", "profile": "table7"}, "profile: must be one of table5_30"),
-        ({"schedule": "profile", "profile": (0.3, 0.4)}, "profile: shares are in (0, 1] and do not rise"),
+        ({"schedule": "profile", "profile": (0.3, 0.4)}, "or shares in (0, 1] that do not rise"),
         ({"initial_multiplier": -1.0}, "initial_multiplier: must not be negative"),
     ],
 )
@@ -170,17 +168,17 @@ def test_top_m_keeps_the_best_and_never_more_than_the_budget(data):
     assert (kept | ~protected).all()
     rank = {i: (not protected[0, i], -scores[0, i].item(), i) for i in range(length) if valid[0, i]}
     assert set(kept[0].nonzero()[:, 0].tolist()) == set(sorted(rank, key=rank.get)[: budget.item()])
-    indices, filled = compact(kept, int(kept.sum()))
-    assert filled.all() and indices[0].tolist() == kept[0].nonzero()[:, 0].tolist()  # order kept
-    assert (take(scores, indices) == scores[:, kept[0]]).all()
-    direct, filled = top_indices(scores, valid, protected, budget, length)
-    assert torch.equal(direct[filled], indices[0]) and filled.sum() == budget.item()
-    assert (direct < length).all()
+    places = compact(kept, int(kept.sum()))
+    assert places.valid.all() and places.indices[0].tolist() == kept[0].nonzero()[:, 0].tolist()  # in order
+    assert (take(scores, places.indices) == scores[:, kept[0]]).all()
+    direct = top_indices(scores, valid, protected, budget, length)
+    assert torch.equal(direct.indices[direct.valid], places.indices[0]) and (direct.indices < length).all()
+    assert torch.equal(direct.kept(valid), kept) and torch.equal(places.kept(valid), kept)
     if budget.item():
-        same, none = top_indices(scores, valid, protected, None, budget.item())
-        assert none is None and torch.equal(same, indices)
+        same = top_indices(scores, valid, protected, None, budget.item())
+        assert same.valid is None and torch.equal(same.indices, places.indices)
     if valid.all():
-        assert torch.equal(top_indices(scores, None, protected, budget, length)[0], direct)
+        assert torch.equal(top_indices(scores, None, protected, budget, length).indices, direct.indices)
 
 
 def test_cost_follows_the_tokens_left():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from acp_repro.retention import RetentionScorer, encoders, forward, removal, scorer
-from acp_repro.retention.budget import top_indices
+from acp_repro.retention.budget import take, top_indices
 from acp_repro.retention.scorer import running_summary_loop
 
 from .models import CONFIGS, answers, batch, build, retained
@@ -73,8 +73,7 @@ def on_a_device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize("length", [1, 64, 129])
-@pytest.mark.slow
+@pytest.mark.parametrize("length", [1, 65, _slow(129)])
 def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
     device = on_a_device()
     from acp_repro.retention.select_kernel import place, select
@@ -91,58 +90,25 @@ def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
     first[:, 0] = True
     more = first | ((torch.rand(5, length) < 0.1).to(device) & some)
     for candidates, protected in ((None, None), (some, first), (some, more)):
-        most = torch.full((5,), length) if candidates is None else some.sum(1).cpu()
-        needed = torch.ones(5) if protected is None else protected.sum(1).cpu()
+        valid = torch.ones_like(some) if candidates is None else candidates
+        saved = first if protected is None else protected
         for share in (0.0, 0.3):
-            budget = torch.maximum((most * share).long(), needed.long()).to(device)
+            budget = torch.maximum((valid.sum(1) * share).long(), saved.sum(1))
             for width, given in ((int(budget.max()), budget), (int(budget.min()), None)):
-                found = select(scores, candidates, protected, given, width)
-                expected, valid = top_indices(
-                    scores, candidates, first if protected is None else protected, given, width
-                )
-                assert torch.equal(found.indices, expected)
-                start = torch.arange(5, device=device)[:, None] * length
-                assert torch.equal(found.rows.view(5, width), expected + start)
-                assert not found.is_nan.any()
+                found, is_nan = select(scores, candidates, protected, given, width)
+                expected = top_indices(scores, candidates, saved, given, width)
+                assert torch.equal(found.indices, expected.indices) and not is_nan.any()
+                assert torch.equal(found.kept(some), expected.kept(some))
                 states = torch.randn(5, width, 20, device=device)
-                at = torch.where(
-                    torch.ones_like(expected, dtype=torch.bool) if valid is None else valid, expected, length
+                assert torch.equal(
+                    take(states, found.slots.long() % width) * found.kept(some)[..., None],
+                    place(states, found.slots),
                 )
-                back = torch.zeros(5, length + 1, 20, device=device)
-                back.scatter_(1, at[..., None].expand(-1, -1, 20), states)
-                assert torch.equal(place(states, found.slots), back[:, :length])
-
-
-def test_the_kernel_of_top_m_by_hand():
-    device = on_a_device()
-    from acp_repro.retention.select_kernel import place, select
-
-    scores = torch.tensor(
-        [[0.0, -0.0, 2.0, 2.0, 2.0], [-torch.inf, 3.0, torch.inf, -1.0, -2.0]], device=device
-    )
-    candidates = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 1, 1, 0]], device=device).bool()
-    protected = torch.tensor([[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]], device=device).bool()
-    found = select(scores, candidates, protected, torch.tensor([3, 2], device=device), 3)
-    assert found.indices.tolist() == [[1, 2, 3], [0, 2, 4]]  # of equal scores the first; filling is the last
-    assert found.rows.tolist() == [1, 2, 3, 5, 7, 9]
-    assert found.slots.tolist() == [[-1, 0, 1, 2, -1], [0, -1, 1, -1, -1]]
-    states = torch.arange(1.0, 7.0, device=device).view(2, 3, 1)
-    assert place(states, found.slots)[..., 0].tolist() == [[0, 1, 2, 3, 0], [4, 0, 5, 0, 0]]
-    assert select(scores, None, None, None, 2).indices.tolist() == [[0, 2], [0, 2]]
-    ties = torch.tensor([[9.0, -0.0, 0.0]], device=device)  # -0 is not less than 0
-    assert select(ties, None, None, None, 2).indices.tolist() == [[0, 1]]
-
-
-def test_the_kernel_of_top_m_sees_a_nan():
-    device = on_a_device()
-    from acp_repro.retention.select_kernel import select
-
-    scores, candidates = torch.randn(3, 20), torch.ones(3, 20, dtype=torch.bool)
-    scores[1, 4] = scores[2, 5] = torch.nan
-    candidates[2, 5] = False
-    scores, candidates = scores.to(device), candidates.to(device)
-    assert select(scores, candidates, None, None, 6).is_nan.tolist() == [False, True, False]
-    assert select(scores, None, None, None, 6).is_nan.tolist() == [False, True, True]
+                assert torch.equal(take(scores, found.indices, found.rows), take(scores, found.indices))
+    scores[1, -1] = scores[2, 0] = torch.nan
+    kept_out = torch.ones_like(some)
+    kept_out[2, 0] = False
+    assert select(scores, kept_out, None, None, 1)[1].tolist() == [False, True, False, False, False]
 
 
 @pytest.mark.parametrize("kind", KINDS)

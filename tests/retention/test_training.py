@@ -1,6 +1,5 @@
 """Gates inside encoders of transformers: how they are trained."""
 
-import copy
 from types import SimpleNamespace
 
 import pytest
@@ -118,15 +117,17 @@ def test_gradients_of_a_whole_model_are_those_of_finite_differences():
 
 
 def test_phases_of_training():
-    model, inputs = build(head="TokenClassification"), batch()
+    none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    model, inputs = build(head="TokenClassification", **none), batch()
     gated = retained(model, open_steps=2, hard_from_step=4, gates="input").train()
-    weight = gated.retention.gates[0].scorer.w.weight
+    weight, valid = gated.retention.gates[0].scorer.w.weight, inputs["attention_mask"] > 0
     for step, phase in enumerate(("open", "open", "soft", "soft", "straight")):
         gated.retention.step = step
         assert gated.retention.phase == phase
         gated.zero_grad()
-        with gated.retention.recorded() as (records):
-            gated(**inputs, **labels_for("TokenClassification", inputs)).loss.backward()
+        with gated.retention.recorded() as records:
+            trained = gated(**inputs, **labels_for("TokenClassification", inputs))
+        trained.loss.backward()
         # Lambda is 0, so this is the gradient of the task; open gates give the scorer one of 0.
         assert weight.grad.any() == (phase != "open")
         gated.retention.multiplier.fill_(2.0)
@@ -136,20 +137,11 @@ def test_phases_of_training():
         assert bool(gated.retention.multiplier != 2.0) == (phase != "open")
         gated.retention.multiplier.zero_()
         z, kept = records[0].z, records[0].kept
-        valid = inputs["attention_mask"] > 0
-        if phase == "open":
-            assert (z[valid] == 1).all()
-        if phase == "soft":
-            assert ((z > 0) & (z < 1))[valid].any()
-        if phase == "straight":
-            assert torch.equal(z > 0.5, kept) and kept.sum() == records[0].budget.sum()
+        assert (z[valid] == 1).all() == (phase == "open")
+        assert ((z > 0.01) & (z < 0.99))[valid].any() == (phase == "soft")
+    assert torch.equal(z > 0.5, kept) and kept.sum() == records[0].budget.sum()
     # The hard forward pass of training is the one of inference.
-    for module in gated.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    gated.config.dropout = 0.0
-    trained = gated(**inputs).logits
-    torch.testing.assert_close(gated.eval()(**inputs).logits, trained)
+    torch.testing.assert_close(gated.eval()(**inputs).logits, trained.logits)
 
 
 @pytest.mark.parametrize(("constraint", "least"), [("at_most", 0.0), ("equal", -0.5)])
@@ -224,27 +216,25 @@ def test_a_joint_lambda_below_0_rewards_no_token_unless_the_budget_is_an_equalit
     assert gated.retention.multiplier.item() == (-0.5 if closes else 0.0)
 
 
-def test_ablations():
-    model, inputs = build(), batch()
-    labels = labels_for("SequenceClassification", inputs)
+def test_a_fixed_lambda_stays_and_a_joint_one_rises_by_descent():
+    model, inputs = build(), batch() | labels_for("SequenceClassification", batch())
     fixed = retained(model, multiplier="fixed", initial_multiplier=0.7).train()
-    fixed(**inputs, **labels).loss.backward()
+    fixed(**inputs).loss.backward()
     fixed.retention.ascend()
     assert fixed.retention.multiplier == torch.tensor([0.7])
     joint = retained(model, multiplier="joint", initial_multiplier=0.7).train()
-    joint(**inputs, **labels).loss.backward()
+    joint(**inputs).loss.backward()
     violation = joint.retention._violations[0]
-    # Descent on the loss is ascent on lambda, by the violation.
     torch.testing.assert_close(joint.retention.multiplier.grad, -violation)
     torch.testing.assert_close(joint.retention.penalty, (0.7 * violation).sum())
+
+
+def test_z_without_relaxation_is_p_and_a_threshold_keeps_by_p():
+    model, inputs = build(), batch()
     plain = retained(model, relaxation="sigmoid").train()
     with plain.retention.recorded() as records:
         plain(**inputs)
     torch.testing.assert_close(records[0].z[:, 1:], records[0].counted[:, 1:])  # no noise
-    plain.eval().retention.train()  # soft gates in a model that is not trained: the loss is the task's alone
-    loss = plain(**inputs, **labels).loss
-    plain.retention.multiplier.fill_(100.0)
-    assert plain(**inputs, **labels).loss == loss
     by_threshold = retained(model, selection="threshold", threshold=0.9)
     with by_threshold.retention.recorded() as records:
         by_threshold(**inputs)
@@ -253,27 +243,22 @@ def test_ablations():
 
 
 def test_top_is_distilled_from_its_teacher():
-    model, inputs = build(), batch()
-    teacher = copy.deepcopy(model)
+    """While gates are open the model answers as its dense one, so all but KL(teacher || model) is known."""
+    none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    teacher, model, inputs = build().train(), build(**none), batch()
+    model.classifier.weight.data.mul_(1000)
     labels = labels_for("SequenceClassification", inputs)
-    gated = retain(copy.deepcopy(model), RetentionConfig(0.4, method="top"), teacher=teacher.train()).train()
+    ours = model(**inputs, **labels)
+    config = RetentionConfig(0.4, method="top", open_steps=1, distillation_weight=3.0, over_budget="keep")
+    gated = retain(model, config, teacher).train()
     assert not teacher.training and not any(p.requires_grad for p in teacher.parameters())
     assert not any("teacher" in name for name in gated.state_dict())
-    torch.manual_seed(0)
-    with_teacher = gated(**inputs, **labels).loss
-    gated.retention.configure(distillation_weight=0.0)
-    torch.manual_seed(0)
-    assert with_teacher > gated(**inputs, **labels).loss
-    # While gates are open the model answers as its dense one, so all but KL(teacher || model) is known.
-    none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
-    other = build(**none)
-    other.classifier.weight.data.mul_(1000)
-    theirs, ours = teacher(**inputs).logits.softmax(-1), other(**inputs, **labels)
+    theirs = teacher(**inputs).logits.softmax(-1)
     divergence = (theirs * (theirs.log() - ours.logits.log_softmax(-1))).sum(1).mean()
     assert divergence > 0.05
-    config = RetentionConfig(0.4, method="top", open_steps=1, distillation_weight=3.0, over_budget="keep")
-    found = retain(other, config, teacher).train()(**inputs, **labels)
-    torch.testing.assert_close(found.loss, ours.loss + 3.0 * divergence)
+    torch.testing.assert_close(gated(**inputs, **labels).loss, ours.loss + 3.0 * divergence)
+    gated.retention.configure(distillation_weight=0.0)
+    torch.testing.assert_close(gated(**inputs, **labels).loss, ours.loss)
 
 
 def test_an_output_as_a_tuple_has_the_same_loss():
