@@ -15,8 +15,7 @@ from typing import Any
 from acp_repro.common.artifacts import open_or_build
 from acp_repro.common.command import progress_bar
 from acp_repro.common.digests import hash_json
-from acp_repro.pipeline.data.cache import default_cache
-from acp_repro.pipeline.data.files import DataError, read_records
+from acp_repro.pipeline.data.files import DataError, default_cache, read_records
 from acp_repro.pipeline.data.sources import Row, TextSource
 
 _FRAME_BYTES = 4 << 20  # of text, compressed together

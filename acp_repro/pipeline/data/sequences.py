@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 # Held-out text is read in parts of this many tokens of every document, at every context length. LongCrawl64's
 # documents have this length.
 HELDOUT_COLUMN = 65536
+
+
+def describe_split(lengths: np.ndarray, context_length: int | None = None) -> dict[str, Any]:
+    """The documents, tokens and longest document of a split, from the lengths (documents,) of its documents;
+    with a context length also its sequences and the share (0 to 1) of tokens in them."""
+    facts: dict[str, Any] = {"documents": len(lengths), "tokens": int(lengths.sum())}
+    facts["longest"] = int(lengths.max(initial=0))
+    if context_length is not None:
+        facts["sequences"] = int((lengths // context_length).sum())
+        facts["share_used"] = facts["sequences"] * context_length / (facts["tokens"] or 1)
+    return facts
 
 
 class Epochs:
