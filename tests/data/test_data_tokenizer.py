@@ -21,7 +21,6 @@ def documents(*texts):
 
 @pytest.fixture(scope="module")
 def bpe():
-    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     return BPETokenizer(train_bpe(documents(TEXT, TEXT.upper()), 300))
 
 
@@ -67,7 +66,6 @@ def test_bpe_does_not_depend_on_document_order(bpe):
 
 
 def test_bpe_training_sample_is_bounded_and_independent_of_order(monkeypatch):
-    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     monkeypatch.setattr(module, "BPE_TRAINING_BYTES", 3000)
     texts = [f"{i} {chr(97 + i) * 3} " * 100 for i in range(20)]
     first = train_bpe(documents(*texts), 262)
@@ -85,7 +83,6 @@ def test_long_texts_go_in_pieces(bpe, monkeypatch):
 
 
 def test_too_little_text_for_the_vocabulary():
-    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     with pytest.raises(DataError, match=r"give 25\d ids of the 4096 asked.*write \{bpe: 25\d\}"):
         train_bpe(documents("ab ab"), 4096)
 

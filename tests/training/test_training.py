@@ -540,6 +540,7 @@ def test_prefetched_batches_are_those_of_a_plain_loop():
 
 
 def test_closing_batches_early_does_not_hang():
-    with Prefetcher(lambda index: (torch.tensor([index]),), range(10**9), "cpu", depth=1) as batches:
+    loaded = []
+    with Prefetcher(lambda index: (loaded.append(index),), range(10**9), "cpu", depth=1) as batches:
         next(batches)
-    assert not batches._thread.is_alive() and next(batches, None) is None
+    assert next(batches, None) is None and len(loaded) <= 2

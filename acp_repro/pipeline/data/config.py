@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from acp_repro.common.bounds import Count, Must, within
@@ -82,9 +81,9 @@ class CorpusConfig:
             is_key = key in {of.name for of in fields(self)} or key.startswith("options.")
             raise DataError(f"{place}{'.' if is_key else ': '}{error}") from error
 
-    def source(self, cache: Path | None = None) -> Source:
+    def source(self) -> Source:
         """The corpus, not read yet; see `CorpusFunction.open`."""
-        return self.function.open(self.path, self.arguments(), cache)
+        return self.function.open(self.path, self.arguments())
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from acp_repro.pipeline.data.files import (
     read_records,
     text_of,
 )
+from acp_repro.pipeline.data.hf import HubSource
 from acp_repro.pipeline.data.sources import SPLITS, Row, Source, StdlibSource, TextSource, sample_text
 
 _SET = "the path of its file"
@@ -65,15 +66,12 @@ def hf(
     text_field: str = "text",
     label_field: str | None = None,
     max_documents: int | None = None,
-    cache: Path | None = None,
 ) -> Source:
     """A Hugging Face dataset, `path: owner/name`, its first `max_documents` documents."""
-    from acp_repro.pipeline.data.hf import HubSource  # needs numpy, and loading a suite's file does not
-
     others = {"dev": dev, "test": test} if dev or test else {}
     splits = {"train" if others else None: split} | {here: name for here, name in others.items() if name}
     fields = {"text": text_field} | ({"label": label_field} if label_field else {})
-    return HubSource(path, config, splits, fields, max_documents, cache)
+    return HubSource(path, config, splits, fields, max_documents)
 
 
 @corpus(path="the path of the folder with train.zarr and heldout.zarr")

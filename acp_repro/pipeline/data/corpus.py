@@ -96,23 +96,19 @@ class Corpus:
         return save_json(self.tokenizer.json_text, folder)
 
 
-def prepare(
-    config: DataConfig | Mapping[str, Any], cache_dir: str | Path | None = None
-) -> Corpus | LongCrawl64:
-    """The corpus of ``config``. It is tokenised now, on all cores, unless the cache has it.
+def prepare(config: DataConfig | Mapping[str, Any]) -> Corpus | LongCrawl64:
+    """The corpus of ``config``. It is tokenised now, on all cores, unless `default_cache` has it.
 
     The entry's key is a hash of the text, so a changed file makes a new entry. If several processes call at
     once (torchrun), one builds while the others wait.
 
     Args:
         config: a `DataConfig` or a mapping with its keys.
-        cache_dir: by default the environment's ``ACP_REPRO_CACHE``, else ``cache/`` in the project folder.
     """
     config = config if isinstance(config, DataConfig) else DataConfig(**config)
     if config.corpus == "longcrawl64":  # tokens already, and far too many to copy
         return LongCrawl64(config)
-    folder = default_cache() if cache_dir is None else Path(cache_dir).expanduser()
-    reader = Reader(config, folder)
+    reader = Reader(config)
     tokens, fact = _tokenizer_facts(config)
     inputs = {
         "format": FORMAT,
@@ -120,7 +116,7 @@ def prepare(
         "heldout": "paths" if config.heldout_paths else float(config.heldout),
         "bpe": fact,
     }
-    path = folder / f"{config.corpus}-{tokens}-{hash_json(inputs)[:16]}"
+    path = default_cache() / f"{config.corpus}-{tokens}-{hash_json(inputs)[:16]}"
     return Corpus(config, path, open_or_build(path, inputs, functools.partial(_build, config, reader)))
 
 
@@ -137,12 +133,12 @@ def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
 class Reader:
     """Reads a config's documents, each with its split; ``identity`` stands for their text."""
 
-    def __init__(self, config: DataConfig, cache: Path | None = None):
+    def __init__(self, config: DataConfig):
         self._share = 0.0 if config.heldout_paths else float(config.heldout)
         self._heldout = None
         if config.heldout_paths:  # first, so that an error names this key
             self._heldout = TextSource(config.heldout_paths, config.text_field, key="heldout")
-        self._source = config.source(cache)
+        self._source = config.source()
         self.identity = hash_json([source.identity for source in (self._source, self._heldout) if source])
 
     def documents(self, doing: str) -> Iterator[Split]:

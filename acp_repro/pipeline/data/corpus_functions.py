@@ -16,7 +16,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from acp_repro.common.errors import did_you_mean
@@ -51,7 +50,7 @@ class CorpusFunction:
     def options(self) -> dict[str, Any]:
         """The parameters besides ``path``, with their defaults."""
         parameters = inspect.signature(self.read).parameters
-        return {n: p.default for n, p in parameters.items() if n not in ("path", "cache")}
+        return {name: one.default for name, one in parameters.items() if name != "path"}
 
     def in_words(self, path: str | None) -> str:
         """A name of its texts, for a caption."""
@@ -76,13 +75,12 @@ class CorpusFunction:
             if isinstance(default, int) and not isinstance(value, int):
                 raise DataError(f"options.{name}: {value!r} is no number; the default is {default}")
 
-    def open(
-        self, path: Any = None, options: Mapping[str, Any] | None = None, cache: Path | None = None
-    ) -> Source:
-        """The corpus, not read yet; ``cache`` is the folder for fetched text, if not the usual one."""
-        self.check(path, options or {})
-        given = {**(options or {})} | ({"path": path} if path is not None else {})
-        given |= {"cache": cache} if "cache" in inspect.signature(self.read).parameters else {}
+    def open(self, path: Any = None, options: Mapping[str, Any] | None = None) -> Source:
+        """The corpus, not read yet."""
+        given = dict(options or {})
+        self.check(path, given)
+        if path is not None:
+            given["path"] = path
         source = self.read(**given)
         return source if isinstance(source, Source) else RowSource(self.name, lambda: self.read(**given))
 

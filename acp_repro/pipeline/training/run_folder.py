@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -143,7 +142,7 @@ class RunFolder:
     def write_step(self, record: dict[str, Any]) -> None:
         """Adds one step to the log: numbers, lists or mappings."""
         if self._log is not None:
-            self._log.write(json.dumps(_finite_or_null(record), allow_nan=False) + "\n")
+            self._log.write(json.dumps(record) + "\n")
             self._log.flush()
 
     def close_log(self) -> None:
@@ -264,12 +263,3 @@ def compiles(run: Run, device: torch.device) -> bool:
 def lock(folder: Path):
     """A context that one process a run may be in; it is released when the process ends, for any reason."""
     return files.lock(folder / ".lock", refuse=f"{folder}: another process is training this run")
-
-
-def _finite_or_null(value: Any) -> Any:
-    """JSON has no NaN, so a number that is not finite is written as null."""
-    if isinstance(value, dict):
-        return {key: _finite_or_null(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite_or_null(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
