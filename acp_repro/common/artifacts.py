@@ -148,6 +148,6 @@ def _hash(path: Path, manifest: Path) -> str | dict[str, str] | None:
     if path.is_file():
         return sha256_of(path)
     files = sorted(file for file in path.iterdir() if file != manifest)
+    names = [file.name for file in files]
     with ThreadPoolExecutor() as threads:
-        hashes = threads.map(sha256_of, files)
-        return {file.name: found for file, found in zip(files, hashes, strict=True)}
+        return dict(zip(names, threads.map(sha256_of, files), strict=True))

@@ -9,7 +9,7 @@ import tarfile
 
 import pytest
 
-from acp_repro.pipeline.data.corpus_functions import CORPORA, corpus, find_corpus
+from acp_repro.pipeline.data.corpora import CORPORA, corpus, find_corpus
 from acp_repro.pipeline.data.files import DataError, read_records
 from acp_repro.pipeline.data.labelled import SPLITS, read_labelled
 from acp_repro.pipeline.data.sources import Row

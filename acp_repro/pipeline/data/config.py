@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar
 
 from acp_repro.common.bounds import Count, Must, within
-from acp_repro.pipeline.data import corpora  # noqa: F401  registers them
-from acp_repro.pipeline.data.corpus_functions import CORPORA, CorpusFunction, find_corpus
+from acp_repro.pipeline.data.corpora import CORPORA, CorpusFunction, find_corpus
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.sources import Source
 

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fsspec import compression, core
-
 from acp_repro.common.errors import UserError
 
 _COMPRESSED = {".xz", ".zst", ".gz", ".bz2"}
@@ -48,6 +46,8 @@ def is_json(path: Path) -> bool:
 @contextlib.contextmanager
 def open_plain(path: Path) -> Iterator[BinaryIO]:
     """Opens ``path`` and decompresses it while reading. A damaged file raises `DataError` inside."""
+    from fsspec import compression, core  # so that a command without it says so in one line
+
     # Not .zip, which may hold several files.
     name = core.get_compression(path.name, "infer" if path.suffix.lower() in _COMPRESSED else None)
     damage = (EOFError, OSError, lzma.LZMAError, zlib.error, compression.zstd.ZstdError, tarfile.TarError)

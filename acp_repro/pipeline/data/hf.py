@@ -12,8 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fsspec.compression import zstd
-
 from acp_repro.common.artifacts import open_or_build
 from acp_repro.common.command import progress_bar
 from acp_repro.common.digests import hash_json
@@ -60,6 +58,8 @@ def _fetch(path: str, config: str | None, split: str, fields: Mapping[str, str],
     what = [path, config, split, fields["text"], most, *([others] if others else []), *state]
 
     def build(folder: Path) -> dict[str, int]:
+        from fsspec.compression import zstd  # so that a command without it says so in one line
+
         documents = 0
         records = islice(_records(path, config, split, fields, most), most)
         with zstd.open(folder / _FILE, "wb") as file:

@@ -97,33 +97,17 @@ class LongCrawl64:
 class ColumnSequences(Sequences):
     """Sequences of an array whose rows are documents of one length, column by column.
 
-    An order of six million documents times their slices is computed, never stored.
+    The training order of six million documents times their slices is computed, never stored.
     """
 
     def __init__(self, tokens: ChunkedTokens, context_length: int, split: str, seed: int = 0):
-        super().__init__(context_length, split, seed, LongCrawl64.bos_id)
+        lengths = np.full(tokens.shape[0], tokens.shape[1])
+        super().__init__(lengths, context_length, split, seed, LongCrawl64.bos_id)
         self._tokens = tokens
-        documents, length = tokens.shape
-        if not documents or context_length > length:
-            raise DataError(
-                f"{tokens.path}: no document holds {context_length} tokens; the longest has {length}"
-            )
-        self.tokens_used = documents * (length // context_length * context_length)
-        self.share_used = self.tokens_used / (documents * length)
-
-    def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
-        """Document by document: (sequences, 2) int64 of (document, slice)."""
-        documents, length = self._tokens.shape
-        grid = self._grid(same_text_as)
-        slices = length // grid * (grid // self.context_length)
-        total = documents * slices
-        if max_tokens is not None:
-            total = min(total, max_tokens // self.context_length)
-        return np.stack(np.divmod(np.arange(total, dtype=np.int64), max(slices, 1)), axis=1)
 
     def _training_rows(self, first: int, size: int) -> np.ndarray:
         number = np.arange(first, first + size, dtype=np.int64) % len(self)
-        column, document = np.divmod(number, self._tokens.shape[0])
+        column, document = np.divmod(number, len(self._lengths))
         return np.stack([document, column], axis=1)
 
     def _labels(self, order: np.ndarray) -> np.ndarray:
