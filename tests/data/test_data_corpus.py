@@ -97,10 +97,10 @@ def test_what_changes_the_key(folder):
 
 
 def test_held_out_paths_are_exactly_what_is_held_out(tmp_path):
+    paths = [str(tmp_path / name) for name in ("books", "a.txt", "last.txt")]
     (tmp_path / "books").mkdir()
     for name, words in {"books/b.txt": "of a folder", "a.txt": "of a file", "last.txt": "held out"}.items():
         (tmp_path / name).write_text(words)
-    paths = [str(tmp_path / name) for name in ("books", "a.txt", "last.txt")]
     corpus = prepare(text(tmp_path, path=paths, heldout=paths[2:]))
     assert decoded(corpus, "train") == ["of a folder", "of a file"]
     assert decoded(corpus, "heldout") == ["held out"]

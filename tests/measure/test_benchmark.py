@@ -56,7 +56,7 @@ def test_gates_that_prune_what_the_paper_does(length, heads):
     gates = benchmark.mean_gates("paper_ratio", heads, length, 64)
     shape = (1, heads, length)
     q = torch.zeros(1).expand(*shape, 64)  # the share is the gates' alone
-    delta = benchmark._threshold(length, 64).expand(1, heads)
+    delta = benchmark.threshold_of(length, 64).expand(1, heads)
     inputs = AttentionInputs(q, q, q, gates[None, :, None].expand(shape), delta)
     share = count_blocks(inputs.boundary(128, 64), length, length, 128, 64).pruned_ratio.mean()
     assert 0.65 <= share <= 0.70

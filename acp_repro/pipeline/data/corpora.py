@@ -301,11 +301,10 @@ def stdlib_packages(
 def sst2(path: str) -> Iterator[Row]:
     """SST-2: train.tsv, dev.tsv and test.tsv with the columns `sentence` and `label`."""
     for split, data in zip(SPLITS, read_members(path, *(f"/{split}.tsv" for split in SPLITS)), strict=True):
-        lines = csv.DictReader(data.decode().split("\n"), delimiter="\t", quoting=csv.QUOTE_NONE)
-        if not {"sentence", "label"} <= set(lines.fieldnames or ()):
-            raise DataError(f"path: {path}, {split}.tsv: needs the columns sentence and label")
-        for record in lines:
-            yield Row(record["sentence"].strip(), record["label"], split=split)
+        where = f"path: {path}, {split}.tsv"
+        for record in csv.DictReader(data.decode().split("\n"), delimiter="\t", quoting=csv.QUOTE_NONE):
+            review, label = (field_of(record, name, where) for name in ("sentence", "label"))
+            yield Row(review.strip(), label, split=split)
 
 
 @corpus(path=_SET, **_SENTIMENTS)

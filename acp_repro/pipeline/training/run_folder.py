@@ -102,10 +102,7 @@ class RunFolder:
             "versions": {"torch": torch.__version__, "triton": version("triton"), "commit": commit()},
             **facts,
         }
-        on_rank_zero(self._write_description)
-
-    def _write_description(self) -> None:
-        files.write_json(self.path / "run.json", self.description)
+        on_rank_zero(lambda: files.write_json(self.path / "run.json", self.description))
 
     def load_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Fills weights and optimiser from the newest intact checkpoint of this run; returns its step, or 0
@@ -164,8 +161,6 @@ class RunFolder:
         unnamed = self.path / ".model"
         unnamed.mkdir(exist_ok=True)
         task.save(model, unnamed, weights)
-        # Again, because without it nobody would know the settings of the finished weights.
-        self._write_description()
         write_done(self.run, task.step_tokens, unnamed / "model.safetensors")
         shutil.rmtree(self.path / "model", ignore_errors=True)
         unnamed.replace(self.path / "model")
