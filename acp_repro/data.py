@@ -20,7 +20,7 @@ from .pipeline.suite_file import load_suite
 
 with imports_of("pipeline"):
     from .pipeline.data import DataConfig, prepare
-    from .pipeline.data.corpus_functions import CORPORA
+    from .pipeline.data.corpora import CORPORA
 
 EPILOG = """corpora:
 {}

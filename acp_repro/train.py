@@ -85,17 +85,15 @@ def _launch(options: argparse.Namespace, arguments: list[str]) -> int:
 def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace) -> int:
     from .common.errors import UserError
     from .pipeline.training.distributed import process_group, rank
-    from .pipeline.training.side_by_side import NoMemory, train_one
-    from .pipeline.training.trainer import Stopped
+    from .pipeline.training.trainer import Stopped, train
 
     with process_group(options.device) as device:
         try:
             for run in runs:
-                train_one(suite, run, device=device)
+                train(suite.paper, run, device=device)
         except UserError as error:
-            # All ranks raise these, so all exit, and the process group is closed properly. A lack of memory
-            # may be of one rank; its launcher ends the others.
-            if rank() == 0 or isinstance(error, NoMemory):
+            # All ranks raise these, so all exit, and the process group is closed properly.
+            if rank() == 0:
                 print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         except Stopped as stop:  # and this

@@ -24,7 +24,7 @@ from typing import Any
 
 from .digests import hash_json
 from .errors import UserError
-from .files import lock, sha256_of, sync, write_json
+from .files import lock, read_json, sha256_of, sync, write_json
 
 MANIFEST = "manifest.json"
 REMEDY = "copy it back, or delete it to make it again"
@@ -41,12 +41,10 @@ def identify_run(description: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_object(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
-    """The JSON object in a file; :class:`ArtifactError` if the file is missing or has other content."""
-    content = None
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = json.loads(path.read_bytes())
-    if not isinstance(content, dict):
-        raise ArtifactError(f"{path} is missing or is not a JSON object; {remedy}")
+    """The JSON object in a file; :class:`ArtifactError` if the file is missing, empty or something else."""
+    content = read_json(path)
+    if not content:
+        raise ArtifactError(f"{path} is missing, empty or not a JSON object; {remedy}")
     return content
 
 
@@ -88,11 +86,6 @@ def is_current(path: Path, inputs: Mapping[str, Any] | None, manifest: Path | No
     except ArtifactError:
         return False
     return True
-
-
-def is_intact(path: Path, manifest: Path | None = None) -> bool:
-    """Whether the artifact is as it was written, from whatever inputs."""
-    return is_current(path, None, manifest)
 
 
 def write_manifest(
@@ -155,6 +148,6 @@ def _hash(path: Path, manifest: Path) -> str | dict[str, str] | None:
     if path.is_file():
         return sha256_of(path)
     files = sorted(file for file in path.iterdir() if file != manifest)
+    names = [file.name for file in files]
     with ThreadPoolExecutor() as threads:
-        hashes = threads.map(sha256_of, files)
-        return {file.name: found for file, found in zip(files, hashes, strict=True)}
+        return dict(zip(names, threads.map(sha256_of, files), strict=True))

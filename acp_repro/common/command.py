@@ -107,14 +107,11 @@ def _about_missing(error: ImportError, extra: str) -> str:
     """One line for a missing library of an extra. Raises any other ImportError, a mistake of the code."""
     # A library may raise an error of its own from that of a missing library.
     name = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
-    if not any(name in names for names in _EXTRAS.values()):
+    having = [one for one, libraries in _EXTRAS.items() if name in libraries]
+    if not having:
         raise error
-    extras = extra.split(",") if extra else []
-    if not any(name in _EXTRAS.get(one, ()) for one in ("", *extras)):
-        extras.append(next(one for one, names in _EXTRAS.items() if name in names))
-    wanted = [name, *(library for one in ("", *extras) for library in _EXTRAS.get(one, ()))]
-    missing = [one for one in dict.fromkeys(wanted) if not importlib.util.find_spec(one)]
-    said = f"not installed: {', '.join(missing)}" if missing else str(error)  # else it is too old
+    said = f"{error}, or too old a version" if importlib.util.find_spec(name) else f"not installed: {name}"
+    extras = dict.fromkeys(one for one in (*extra.split(","), having[0]) if one)
     what = f"'.[{','.join(extras)}]'" if extras else "."
     return f"{said}; run `make setup` or `pip install {what}` in the clone"
 

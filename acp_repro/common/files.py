@@ -9,7 +9,7 @@ import io
 import json
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,28 +29,20 @@ def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
     file. A link stays one. An OSError names the target.
     """
     given, target = Path(target), Path(os.path.realpath(target))
-    path = None
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-        os.close(handle)
-        path = Path(name)
+        path.touch(exist_ok=False)
         yield path
-        # mkstemp makes files that only their owner may read; set the usual permissions.
-        mask = os.umask(0)
-        os.umask(mask)
-        path.chmod(0o666 & ~mask)
         sync(path)
         os.replace(path, target)
     except BaseException as error:
-        if path is not None:
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number and type(error).__name__ == "SafetensorError":  # it wraps what the system said
             code = int(number[1])
             raise OSError(code, os.strerror(code), os.fspath(given)) from error
-        whose = Path(getattr(error, "filename", None) or path or target)
-        if getattr(error, "errno", None) and whose.name.startswith(f".{target.name}."):
+        if isinstance(error, OSError) and error.filename in (None, os.fspath(path)):
             error.filename, error.filename2 = os.fspath(given), None
         raise
     sync(target.parent)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -16,12 +17,18 @@ from acp_repro.pipeline.data.sources import Document
 TEXTS = [f"document {i}: " + f"some words of number {i} and {i * i}; " * (i + 3) for i in range(40)]
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACP_REPRO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Forty documents of different lengths in one file."""
     folder = tmp_path / "text"
     folder.mkdir()
-    (folder / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS))
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": t, "blank": " "}) + "\n" for t in TEXTS))
     return folder
 
 
@@ -34,9 +41,8 @@ def decoded(corpus, split):
     return [corpus.tokenizer.decode(tokens[a:b]) for a, b in itertools.pairwise(offsets)]
 
 
-def test_default_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("ACP_REPRO_CACHE", str(tmp_path / "elsewhere"))
-    assert default_cache() == tmp_path / "elsewhere"
+def test_default_cache(monkeypatch, tmp_path, cache):
+    assert default_cache() == cache
     monkeypatch.delenv("ACP_REPRO_CACHE")
     (tmp_path / "project" / "notebooks").mkdir(parents=True)
     (tmp_path / "project" / "pyproject.toml").touch()
@@ -45,10 +51,8 @@ def test_default_cache(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", {"bpe": 300}])
-def test_text_end_to_end(folder, tmp_path, tokenizer, monkeypatch):
-    if tokenizer != "bytes":
-        pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
-    corpus = prepare(text(folder, tokenizer=tokenizer), tmp_path / "cache")
+def test_text_end_to_end(folder, tokenizer, monkeypatch):
+    corpus = prepare(text(folder, tokenizer=tokenizer))
     train, heldout = decoded(corpus, "train"), decoded(corpus, "heldout")
     assert sorted(train + heldout) == sorted(TEXTS) and heldout
     assert [t for t in TEXTS if t in train] == train  # the order of the file
@@ -59,9 +63,8 @@ def test_text_end_to_end(folder, tmp_path, tokenizer, monkeypatch):
     assert json.loads(json.dumps(facts)) == facts
     assert facts["vocab_size"] == corpus.vocab_size == corpus.bos_id + 1
     split = facts["splits"]["train"]
-    assert split["documents"] == len(train)
-    assert split["bytes"] == sum(len(t.encode()) for t in train)
-    assert split["tokens"] == len(corpus.tokens("train"))
+    counted = (split["documents"], split["bytes"], split["tokens"])
+    assert counted == (len(train), sum(len(t.encode()) for t in train), len(tokens))
     sequences = corpus.sequences("train", 64, seed=3)
     assert (split["sequences"], split["share_used"]) == (len(sequences), sequences.share_used)
 
@@ -71,22 +74,19 @@ def test_text_end_to_end(folder, tmp_path, tokenizer, monkeypatch):
     ids = corpus.tokens("train")[corpus.offsets("train")[d] :][: 64 * (s + 1)]
     assert labels[0].tolist() == ids[64 * s :].tolist()
 
-    def never(*_):
-        raise AssertionError("tokenised again")
-
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_build", never)
-        again = prepare(DataConfig(**text(folder, tokenizer=tokenizer)), tmp_path / "cache")
+        patch.setattr(module, "_build", lambda *_: pytest.fail("tokenised again"))
+        again = prepare(DataConfig(**text(folder, tokenizer=tokenizer)))
     assert again.describe() == corpus.describe()
-    other = prepare(text(folder, tokenizer=tokenizer), tmp_path / "other").folder
-    assert other.name == corpus.folder.name
-    for path in other.iterdir():
-        assert path.read_bytes() == (corpus.folder / path.name).read_bytes()
+    before = {path.name: path.read_bytes() for path in corpus.folder.iterdir()}
+    shutil.rmtree(corpus.folder)
+    prepare(text(folder, tokenizer=tokenizer))
+    assert {path.name: path.read_bytes() for path in corpus.folder.iterdir()} == before
 
 
-def test_what_changes_the_key(folder, tmp_path):
+def test_what_changes_the_key(folder):
     def key(**settings):
-        return prepare(text(folder, **settings), tmp_path / "cache").folder.name
+        return prepare(text(folder, **settings)).folder.name
 
     keys = [key(), key(heldout=0.3), key(heldout=0)]
     with open(folder / "a.jsonl", "a") as file:
@@ -97,51 +97,49 @@ def test_what_changes_the_key(folder, tmp_path):
 
 
 def test_held_out_paths_are_exactly_what_is_held_out(tmp_path):
+    paths = [str(tmp_path / name) for name in ("books", "a.txt", "last.txt")]
     (tmp_path / "books").mkdir()
     for name, words in {"books/b.txt": "of a folder", "a.txt": "of a file", "last.txt": "held out"}.items():
         (tmp_path / name).write_text(words)
-    paths = [str(tmp_path / name) for name in ("books", "a.txt", "last.txt")]
-    corpus = prepare(text(tmp_path, path=paths, heldout=paths[2:]), tmp_path / "cache")
+    corpus = prepare(text(tmp_path, path=paths, heldout=paths[2:]))
     assert decoded(corpus, "train") == ["of a folder", "of a file"]
     assert decoded(corpus, "heldout") == ["held out"]
     with pytest.raises(DataError, match="every file under .* is held out"):
-        prepare(text(tmp_path, path=paths[2], heldout=paths[2]), tmp_path / "cache")
+        prepare(text(tmp_path, path=paths[2], heldout=paths[2]))
 
 
 def test_of_one_book_the_end_is_held_out(tmp_path):
     book = "".join(f"Paragraph {i} of a book, é.\n\n" for i in range(200))
     (tmp_path / "book.txt").write_text(book)
-    corpus = prepare(text(tmp_path / "book.txt", heldout=0.1), tmp_path / "cache")
+    corpus = prepare(text(tmp_path / "book.txt", heldout=0.1))
     (train,), (heldout,) = decoded(corpus, "train"), decoded(corpus, "heldout")
     assert train + heldout == book and heldout.startswith("Paragraph ")
     assert 0.05 * len(book) < len(heldout) <= 0.1 * len(book)
 
 
 def test_bpe_never_sees_heldout_text(tmp_path):
-    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     (tmp_path / "train.txt").write_text("abc " * 500)
     (tmp_path / "held.txt").write_text("xyz " * 5000)
     config = text(tmp_path / "train.txt", heldout=str(tmp_path / "held.txt"), tokenizer={"bpe": 259})
-    corpus = prepare(config, tmp_path / "cache")
+    corpus = prepare(config)
     assert len(corpus.tokenizer.encode("xyz ")) == 4
     assert len(corpus.tokenizer.encode("abc ")) < 4
 
 
 def test_a_trained_tokenizer_is_a_file_that_gives_the_same_tokens(folder, tmp_path):
-    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
-    made = prepare(text(folder, tokenizer={"bpe": 300}), tmp_path / "cache")
+    made = prepare(text(folder, tokenizer={"bpe": 300}))
     file = made.save_tokenizer(tmp_path / "kept")
     assert file.read_bytes() == (made.folder / file.name).read_bytes()
-    again = prepare(text(folder, tokenizer={"file": str(file)}), tmp_path / "cache")
+    again = prepare(text(folder, tokenizer={"file": str(file)}))
     assert again.folder != made.folder
     for split in ("train", "heldout"):  # not a bit differs, and neither does BOS
         assert again.tokens(split).tobytes() == made.tokens(split).tobytes()
     assert (again.bos_id, again.vocab_size) == (made.bos_id, made.vocab_size) == (299, 300)
-    assert prepare(text(folder), tmp_path / "cache").save_tokenizer(tmp_path) is None  # bytes
+    assert prepare(text(folder)).save_tokenizer(tmp_path) is None  # bytes
 
 
-def test_no_heldout_is_possible(folder, tmp_path):
-    corpus = prepare(text(folder, heldout=0), tmp_path / "cache")
+def test_no_heldout_is_possible(folder):
+    corpus = prepare(text(folder, heldout=0))
     assert corpus.tokens("heldout").shape == (0,) and corpus.offsets("heldout").tolist() == [0]
     assert corpus.describe(8)["splits"]["heldout"]["share_used"] == 0
     with pytest.raises(DataError, match="heldout: 0 holds out no text to measure on"):
@@ -154,19 +152,16 @@ def test_no_heldout_is_possible(folder, tmp_path):
     [
         ({"path": "nowhere"}, "path: .* does not exist"),
         ({"heldout": "nowhere"}, "heldout: .* does not exist"),
-        ({"path": "EMPTY"}, "path: .* holds no text; it is empty or blank"),
+        ({"text_field": "blank"}, "path: .* holds no text; it is empty or blank"),
         ({"heldout": 1e-9}, "heldout: 1e-09 leaves 40 documents for training and holds out 0"),
         ({"heldout": 0.999999}, "leaves 0 documents for training and holds out 40"),
-        ({"text_field": "body"}, r"a.jsonl:1: no field 'body'; this record has: text"),
+        ({"text_field": "body"}, r"a.jsonl:1: no field 'body'; this record has: text, blank"),
     ],
 )
-def test_text_that_does_not_do_is_one_line_and_leaves_no_entry(folder, tmp_path, settings, message):
-    (tmp_path / "EMPTY").write_text(" \n")
-    if settings.get("path") == "EMPTY":
-        settings = {"path": str(tmp_path / "EMPTY")}
+def test_text_that_does_not_do_is_one_line_and_leaves_no_entry(folder, cache, settings, message):
     with pytest.raises(DataError, match=message):
-        prepare(text(folder, **settings), tmp_path / "cache")
-    assert {path.suffix for path in (tmp_path / "cache").glob("*")} <= {".lock"}
+        prepare(text(folder, **settings))
+    assert {path.suffix for path in cache.glob("*")} <= {".lock"}
 
 
 def test_any_number_of_threads_gives_the_same_and_reads_no_more_than_it_needs_soon(monkeypatch):
@@ -182,8 +177,7 @@ def test_any_number_of_threads_gives_the_same_and_reads_no_more_than_it_needs_so
     running.close()
 
 
-def test_command(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("ACP_REPRO_CACHE", str(tmp_path / "cache"))
+def test_command(folder, tmp_path, capsys, cache):
     settings = f"{{corpus: text, path: {folder}, heldout: 0.2, tokenizer: TOKENIZER}}"
     suite = tmp_path / "mine.yaml"
     suite.write_text(
@@ -195,4 +189,4 @@ def test_command(folder, tmp_path, capsys, monkeypatch):
     )
     for source in ([settings.replace("TOKENIZER", "bytes")], ["--suite", str(suite)]):
         assert main([*source, "--context-lengths", "64"]) == 0
-        assert str(tmp_path / "cache") in capsys.readouterr().out
+        assert str(cache) in capsys.readouterr().out

@@ -9,77 +9,96 @@ import tarfile
 
 import pytest
 
-from acp_repro.pipeline.data.corpus_functions import CORPORA, corpus, find_corpus
+from acp_repro.pipeline.data.corpora import CORPORA, corpus, find_corpus
 from acp_repro.pipeline.data.files import DataError, read_records
 from acp_repro.pipeline.data.labelled import SPLITS, read_labelled
 from acp_repro.pipeline.data.sources import Row
 
 
+def lines(*records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
 def write_lines(path, records):
-    text = "".join(json.dumps(record) + "\n" for record in records).encode()
+    text = lines(*records).encode()
     path.write_bytes(lzma.compress(text) if path.suffix == ".xz" else text)
-    return path
+    return str(path)
 
 
-def write_tar(path, files):
-    folder = path.parent / "content"
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    with tarfile.open(path, "w:xz") as archive:
-        archive.add(folder, "set")
-    return path
+ABSTRACT = {"abstract_id": 0, "sentences": ["We try.", "It works."], "labels": ["method", "result"]}
+REVIEW = {"label": 1, "text": "a film<br />\u0085of note"}
+PAPER = {"input": "We use relu.", "instructions": ["Which?", "Why?"], "outputs": ["relu", "no"]}
+READERS = {  # the files of a set, options, and the rows that they give
+    "sst2": (
+        {f"x/{s}.tsv": f'sentence\tlabel\n{s} "good \t1\n' for s in SPLITS},
+        {},
+        [Row(f'{s} "good', "1", split=s) for s in SPLITS],
+    ),
+    "csabstruct": (
+        {f"{s}.jsonl": lines(ABSTRACT) for s in SPLITS},
+        {},
+        [
+            Row("We try. It works.", label, asked, split=s)
+            for s in SPLITS
+            for asked, label in (("We try.", "method"), ("It works.", "result"))
+        ],
+    ),
+    "imdb": (
+        {"imdb.jsonl": lines({"split": "test", **REVIEW}, {"split": "unsup", **REVIEW})},
+        {},
+        [Row("a film \u0085of note", "1", split="test"), Row("a film \u0085of note")],
+    ),
+    "cuad": (
+        {"cuad.jsonl": lines(*({"file": f, "type": t, "text": f} for f, t in ("1a", "2a", "3b")))},
+        {"least": 2},
+        [Row("1", "a", group="1"), Row("2", "a", group="2")],
+    ),
+    "qasper": (
+        {"q.jsonl": lines(PAPER)},
+        {},
+        [Row("We use relu.", None, "Which?", (7, 11), ("relu",), group="We use relu.")],
+    ),
+}
 
 
-def test_sst2_from_a_tar_and_a_folder(tmp_path):
-    files = {f"x/{s}.tsv": f'sentence\tlabel\n{s} "good \t1\nbad {s}\t0\n' for s in SPLITS}
-    path = write_tar(tmp_path / "sst2.tar.xz", files)
-    found = read_labelled("sst2", str(path))
-    assert found.classes == ("0", "1") and not found.is_extractive
-    assert [(e.text, e.number) for e in found.splits["dev"]] == [('dev "good', 1), ("bad dev", 0)]
-    again = read_labelled("sst2", str(tmp_path / "content"))
-    assert again.splits == found.splits and again.identity == found.identity
-    (tmp_path / "content/x/dev.tsv").write_text("text\tlabel\na\t1\n")
-    with pytest.raises(DataError, match="dev.tsv: needs the columns sentence and label"):
-        read_labelled("sst2", str(tmp_path / "content"))
+@pytest.mark.parametrize("is_archive", [False, True])
+@pytest.mark.parametrize("name", READERS)
+def test_the_files_of_a_set_give_its_rows(tmp_path, name, is_archive):
+    files, options, rows = READERS[name]
+    for place, text in files.items():
+        (tmp_path / "set" / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / place).write_text(text)
+    path = tmp_path / "set"
+    if is_archive and name in ("sst2", "csabstruct", "qasper"):
+        path = tmp_path / "set.tar.xz"
+        with tarfile.open(path, "w:xz") as archive:
+            archive.add(tmp_path / "set", "set")
+    elif len(files) == 1:
+        (path,) = path.iterdir()
+    assert list(find_corpus(name).open(str(path), options).rows()) == rows
 
 
-def test_imdb_keeps_its_test_split_and_takes_dev_from_train(tmp_path):
+def test_a_set_with_a_test_split_takes_dev_from_train(tmp_path):
     records = [
-        {"split": split, "label": i % 2, "id": i, "text": f"a film<br />\u0085number {i} {split}"}
+        {"split": split, "label": i % 2, "text": f"{i} {split}"}
         for split in ("train", "test", "unsup")
         for i in range(200)
     ]
-    found = read_labelled("imdb", str(write_lines(tmp_path / "imdb.jsonl.xz", records)))
-    sizes = {split: len(found.splits[split]) for split in SPLITS}
-    assert sizes["test"] == 200 and sizes["train"] + sizes["dev"] == 200 and 8 <= sizes["dev"] <= 40
-    assert all("test" in e.text and "<br" not in e.text for e in found.splits["test"])
+    found = read_labelled("imdb", write_lines(tmp_path / "imdb.jsonl.xz", records))
+    train, dev, test = (len(found.splits[split]) for split in SPLITS)
+    assert test == 200 and train + dev == 200 and 8 <= dev <= 40
+    assert all("test" in row.text for row in found.splits["test"])
 
 
-def test_cuad_splits_by_document_and_leaves_out_rare_types(tmp_path):
-    records = [
-        {"file": f"{t}{i}.txt", "type": t, "text": f"agreement {t} {i}"} for t in "ab" for i in range(40)
-    ]
-    path = write_lines(tmp_path / "cuad.jsonl.xz", [*records, {"file": "c", "type": "c", "text": "rare"}])
-    found = read_labelled("cuad", str(path), least=10)
-    assert found.classes == ("a", "b") and sum(map(len, found.splits.values())) == 80
-    assert min(map(len, found.splits.values())) > 0
-    assert len(read_labelled("cuad", str(path), least=1).classes) == 3
-    # A document more moves none of the others.
+def test_a_set_without_splits_is_split_by_group_and_a_group_more_moves_no_other(tmp_path):
+    records = [{"file": f"{t}{i}", "type": t, "text": f"agreement {t} {i}"} for t in "ab" for i in range(40)]
+    found = read_labelled("cuad", write_lines(tmp_path / "cuad.jsonl.xz", records))
+    assert found.classes == ("a", "b") and not found.is_extractive and all(found.splits.values())
     more = write_lines(tmp_path / "more.jsonl", [*records, {"file": "new", "type": "a", "text": "new"}])
-    moved = read_labelled("cuad", str(more), least=10)
+    moved = read_labelled("cuad", more)
     for split in SPLITS:
-        assert [e for e in moved.splits[split] if e.text != "new"] == found.splits[split]
-
-
-def test_csabstruct_asks_each_sentence_of_its_abstract(tmp_path):
-    record = {"abstract_id": 0, "sentences": ["We try.", "It works."], "labels": ["method", "result"]}
-    files = {f"{split}.jsonl": json.dumps(record) + "\n" for split in SPLITS}
-    found = read_labelled("csabstruct", str(write_tar(tmp_path / "cs.tar.xz", files)))
-    assert [(e.question, e.text, e.number) for e in found.splits["test"]] == [
-        ("We try.", "We try. It works.", 0),
-        ("It works.", "We try. It works.", 1),
-    ]
+        assert [row for row in moved.splits[split] if row.text != "new"] == found.splits[split]
+    assert moved.identity != found.identity
 
 
 def test_books_of_an_author_are_split_by_book(tmp_path):
@@ -89,63 +108,35 @@ def test_books_of_an_author_are_split_by_book(tmp_path):
     write_lines(tmp_path / "books_00.jsonl.xz", records)
     found = read_labelled("books", str(tmp_path), characters=100, most_each=3)
     assert found.classes == ("Eliot", "Hardy")
-    where = {}
+    books = [{row.group for row in found.splits[split]} for split in SPLITS]
+    assert sum(map(len, books)) == len(set().union(*books)) == 10
     for split in SPLITS:
-        assert {e.number for e in found.splits[split]} == {0, 1}
-        for e in found.splits[split]:
-            where.setdefault(e.text.split()[1], set()).add(split)
-            assert len(e.text) == 100
-    assert all(len(splits) == 1 for splits in where.values()) and len(where) == 10
+        assert {row.number for row in found.splits[split]} == {0, 1}
+        assert all(len(row.text) == 100 for row in found.splits[split])
 
 
-def test_facts_are_planted_and_answer_the_question(tmp_path):
-    (tmp_path / "text.txt").write_text("the fields lay quiet under the snow " * 200)
-    found = read_labelled(
-        "facts", str(tmp_path / "text.txt"), examples=60, characters=300, facts=3, classes=4
-    )
-    assert len(found.classes) == 4
-    for example in itertools.chain(*found.splits.values()):
-        name = example.question.removeprefix("What is the code of ").removesuffix("?")
-        assert f"The code of {name} is {found.classes[example.number]}." in example.text
-        assert example.text.count("The code of") == 3
-    again = read_labelled(
-        "facts", str(tmp_path / "text.txt"), examples=60, characters=300, facts=3, classes=4
-    )
-    assert again.identity == found.identity
-
-
-def test_short_texts_with_facts_are_for_training_alone(tmp_path):
+def test_facts_are_planted_and_short_texts_are_for_training_alone(tmp_path):
     """The long ones are those of a set without short ones."""
     (tmp_path / "text.txt").write_text("the fields lay quiet under the snow " * 2000)
     settings = {"examples": 60, "characters": 3000, "facts": 3, "classes": 4}
     alone = read_labelled("facts", str(tmp_path / "text.txt"), **settings)
     found = read_labelled("facts", str(tmp_path / "text.txt"), short=40, short_characters=300, **settings)
-    texts = {split: [e.text for e in found.splits[split]] for split in SPLITS}
-    short = [text for text in texts["train"] if len(text) < 600]
-    assert len(short) == 40 and all(text.count("The code of") == 3 for text in short)
-    assert min(map(len, texts["dev"] + texts["test"])) > 3000 and texts["dev"] and texts["test"]
-    long = set(itertools.chain(*texts.values())) - set(short)
-    assert long == {e.text for e in itertools.chain(*alone.splits.values())}
-
-
-def test_qasper_finds_answers_that_stand_in_the_text(tmp_path):
-    records = [
-        {"input": f"Paper {i} uses relu here.", "instructions": ["Which?", "Why?"], "outputs": ["relu", "no"]}
-        for i in range(20)
-    ]
-    found = read_labelled("qasper", str(write_lines(tmp_path / "q.jsonl", records)))
-    assert found.is_extractive
-    examples = list(itertools.chain(*found.splits.values()))
-    assert len(examples) == 20 and all(e.text[slice(*e.answer)] == "relu" for e in examples)
+    assert len(found.classes) == 4
+    for example in itertools.chain(*found.splits.values()):
+        name = example.question.removeprefix("What is the code of ").removesuffix("?")
+        assert f"The code of {name} is {found.classes[example.number]}." in example.text
+        assert example.text.count("The code of") == 3
+    texts = {split: {e.text for e in found.splits[split]} for split in SPLITS}
+    short = {text for text in texts["train"] if len(text) < 600}
+    assert len(short) == 40 and texts["dev"] and texts["test"]
+    assert set().union(*texts.values()) - short == {e.text for e in itertools.chain(*alone.splits.values())}
 
 
 def test_stdlib_hides_the_packages_own_name():
     found = read_labelled("stdlib_packages", classes=4, characters=300, most_each=40)
-    assert len(found.classes) == 4
-    for split in SPLITS:
-        assert found.splits[split]
-        for e in found.splits[split]:
-            assert found.classes[e.number] not in e.text.replace("_", " ").split()
+    assert len(found.classes) == 4 and all(found.splits.values())
+    for row in itertools.chain(*found.splits.values()):
+        assert found.classes[row.number] not in row.text.replace("_", " ").split()
 
 
 def test_csv_has_labels_too_and_line_breaks_in_its_fields(tmp_path):

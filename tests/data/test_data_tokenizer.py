@@ -21,7 +21,6 @@ def documents(*texts):
 
 @pytest.fixture(scope="module")
 def bpe():
-    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     return BPETokenizer(train_bpe(documents(TEXT, TEXT.upper()), 300))
 
 
@@ -31,12 +30,7 @@ def test_bytes_round_trip(text):
     tokenizer = ByteTokenizer()
     ids = tokenizer.encode(text)
     assert bytes(ids) == text.encode() and ids.dtype == np.uint8
-    assert tokenizer.decode([256, *ids, 256]) == text
-
-
-def test_bytes_vocabulary():
-    assert (ByteTokenizer.vocab_size, ByteTokenizer.bos_id) == (257, 256)
-    assert ByteTokenizer().decode([0xE6, 0x97]) == "\N{REPLACEMENT CHARACTER}"  # half of 日
+    assert tokenizer.decode([tokenizer.bos_id, *ids, 256]) == text
 
 
 def test_bpe_round_trip_and_bos(bpe):
@@ -61,13 +55,7 @@ def test_many_texts_at_once_are_each_as_alone(bpe):
             assert (ids == tokenizer.encode(text)).all() and ids.dtype == tokenizer.encode(text).dtype
 
 
-def test_bpe_does_not_depend_on_document_order(bpe):
-    again = BPETokenizer(train_bpe(documents(TEXT.upper(), TEXT), 300))
-    assert again.json_text == bpe.json_text
-
-
 def test_bpe_training_sample_is_bounded_and_independent_of_order(monkeypatch):
-    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     monkeypatch.setattr(module, "BPE_TRAINING_BYTES", 3000)
     texts = [f"{i} {chr(97 + i) * 3} " * 100 for i in range(20)]
     first = train_bpe(documents(*texts), 262)
@@ -85,7 +73,6 @@ def test_long_texts_go_in_pieces(bpe, monkeypatch):
 
 
 def test_too_little_text_for_the_vocabulary():
-    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     with pytest.raises(DataError, match=r"give 25\d ids of the 4096 asked.*write \{bpe: 25\d\}"):
         train_bpe(documents("ab ab"), 4096)
 
@@ -96,12 +83,10 @@ def test_too_little_text_for_the_vocabulary():
 def test_files_that_are_no_tokenizer(bpe, tmp_path):
     path = tmp_path / "tokenizer.json"
     for content, message in [
-        (None, r"cannot be read .*relative paths start at"),
-        (b"\xff", "cannot be read"),
+        (b"\xff", r"cannot be read .*relative paths start at"),
         (bpe.json_text[:-20].encode(), "not a file of the library .*copy it again"),
     ]:
-        if content is not None:
-            path.write_bytes(content)
+        path.write_bytes(content)
         with pytest.raises(DataError, match=rf"tokenizer: file: .*tokenizer\.json.*{message}"):
             module.read_tokenizer(str(path))
     assert module.save_json(bpe.json_text, tmp_path) == path

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import json
 import os
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from acp_repro.common.files import read_json, read_json_lines
 from acp_repro.model import swiglu
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.suite_file import load_suite
@@ -40,33 +40,38 @@ def make_run(tmp_path, monkeypatch):
     return make
 
 
-def curve(run, key="loss_nats"):
-    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(x)["step"] for x in lines] == list(range(len(lines)))
-    return [json.loads(x)[key] for x in lines]
+def edit_suite(old, new):
+    path = Path("experiments/mini.yaml")
+    path.write_text(path.read_text().replace(old, new))
+
+
+def outcome(run):
+    """The losses, gradient norms and weights of a run."""
+    lines = read_json_lines(run.folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(len(lines)))
+    losses, norms = ([line[key] for line in lines] for key in ("loss_nats", "grad_norm"))
+    return losses, norms, load_file(run.folder / "model/model.safetensors")
 
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
-    """Loss, gradient norm and weights of the run on one rank."""
+    """The outcome of the run on one rank."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder := tmp_path_factory.mktemp("one"))
         patch.delenv("ACP_REPRO_CACHE", raising=False)
         write_suite(folder, YAML_4)
         train_run(run := load_suite("mini").run(NAME))
-        return curve(run), curve(run, "grad_norm"), load_file(run.folder / "model/model.safetensors")
+        return outcome(run)
 
 
 def assert_same_run(run, one_rank):
-    losses, norms, weights = one_rank
     assert is_done(run)
-    assert curve(run) == pytest.approx(losses, rel=1e-5)
-    assert curve(run, "grad_norm") == pytest.approx(norms, rel=1e-4)
-    got = load_file(run.folder / "model/model.safetensors")
-    for name, weight in weights.items():
-        # AdamW divides by the gradient's size, so rounding of a gradient near 0 can move a weight by
-        # a share of the learning rate, 1e-2.
-        torch.testing.assert_close(got[name], weight, rtol=0, atol=1e-3)
+    losses, norms, weights = outcome(run)
+    assert losses == pytest.approx(one_rank[0], rel=1e-5)
+    assert norms == pytest.approx(one_rank[1], rel=1e-4)
+    # AdamW divides by the gradient's size, so rounding of a gradient near 0 can move a weight by a share of
+    # the learning rate, 1e-2.
+    torch.testing.assert_close(weights, one_rank[2], rtol=0, atol=1e-3)
 
 
 def compile_on_cpu():
@@ -83,17 +88,16 @@ def test_the_loss_curve_does_not_depend_on_the_ranks(make_run, one_rank, ranks, 
     run = make_run("many", settings)
     assert train_on(ranks, Path.cwd(), NAME, before=before) == [(0, "")] * ranks
     assert_same_run(run, one_rank)
-    settings = json.loads((run.folder / "run.json").read_text())
+    settings = read_json(run.folder / "run.json")
     assert settings["ranks"] == ranks and settings["parallel"] == run.training.parallel
-    assert json.loads((run.folder / "done.json").read_text())["ranks"] == ranks
+    assert read_json(run.folder / "done.json")["ranks"] == ranks
 
 
 def test_a_checkpoint_goes_on_with_other_ranks_and_another_mode(make_run, one_rank, tmp_path):
     run = make_run("moving", ", parallel: fsdp")
     assert train_on(4, Path.cwd(), NAME, stop_after=2) == [(0, "")] * 4
     assert len(list((run.folder / "checkpoints/step-00000002").glob("*.safetensors"))) == 4
-    text = Path("experiments/mini.yaml").read_text()
-    Path("experiments/mini.yaml").write_text(text.replace("parallel: fsdp", "parallel: ddp"))
+    edit_suite("parallel: fsdp", "parallel: ddp")
     assert train_on(2, Path.cwd(), NAME, stop_after=4) == [(0, "")] * 2
     train_run(load_suite("mini").run(NAME))
     assert_same_run(run, one_rank)
@@ -117,8 +121,7 @@ def test_a_nan_on_one_rank_stops_all(make_run):
 def test_what_rank_zero_refuses_all_refuse(make_run):
     run = make_run("changed")
     train_run(run, stop_after=1)
-    text = Path("experiments/mini.yaml").read_text()
-    Path("experiments/mini.yaml").write_text(text.replace("1e-2", "2e-2"))
+    edit_suite("1e-2", "2e-2")
     for code, message in train_on(2, Path.cwd(), NAME):
         assert code == 1 and "TrainingError" in message and "0.01, now 0.02" in message
 
@@ -143,15 +146,14 @@ def test_ranks_that_share_sequences_continue_a_run_that_others_began(make_run, m
     )
     name = "pro-tiny-256-acp"
     train_run(whole := make_run("whole", yaml=yaml, run=name))
-    one_rank = curve(whole), curve(whole, "grad_norm"), load_file(whole.folder / "model/model.safetensors")
+    one_rank = outcome(whole)
     run = make_run("shared", ", context_parallel: 2, parallel: fsdp", yaml, name)
     assert train_on(4, Path.cwd(), name, stop_after=2) == [(0, "")] * 4
-    text = Path("experiments/mini.yaml").read_text()
-    Path("experiments/mini.yaml").write_text(text.replace("parallel: fsdp", "parallel: ddp"))
+    edit_suite("parallel: fsdp", "parallel: ddp")
     assert train_on(2, Path.cwd(), name, stop_after=4, before=compile_on_cpu) == [(0, "")] * 2
     with pytest.raises(DistributedError, match=r"2 ranks to each \(context_parallel\); use NPROC=2 or 4"):
         train_run(load_suite("mini").run(name))
-    Path("experiments/mini.yaml").write_text(text.replace("context_parallel: 2", "context_parallel: 1"))
+    edit_suite("context_parallel: 2", "context_parallel: 1")
     train_run(load_suite("mini").run(name))
     assert_same_run(run, one_rank)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from acp_repro.lap import TextTokenizer
 from acp_repro.lap.autoencoder import pad
-from acp_repro.pipeline.data.corpus_functions import find_corpus
+from acp_repro.pipeline.data.corpora import find_corpus
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.sequences import Epochs, batches_by_length
 from acp_repro.pipeline.data.sources import Document, Row, Source, is_heldout

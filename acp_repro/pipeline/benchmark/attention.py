@@ -85,7 +85,7 @@ def mean_gates(gates: str, heads: int, length: int = 0, head_dim: int = 64, **op
     if gates != PAPER:
         mean[: GATES[gates](heads)] = _LOCAL
         return mean
-    delta, edge = float(_threshold(length, head_dim)), 192  # blocks of 128 x 64 keep so many keys more
+    delta, edge = float(threshold_of(length, head_dim)), 192  # blocks of 128 x 64 keep so many keys more
     of_local = max(0.0, 1 - (delta / _LOCAL + edge) / length) ** 2
     whole, rest = divmod(PAPER_SHARE * heads, of_local) if of_local else (heads, 0.0)
     local = min(heads, int(whole))  # short contexts may not reach the share
@@ -109,12 +109,12 @@ def make_problem(
     q, k, v, dout = (x.to(dtype).transpose(1, 2) for x in (q, k, draw(), draw()))
     mean = mean_gates(gates, heads, length, head_dim, device=device)
     steps = torch.empty(batch, heads, length, device=device).exponential_(generator=generator)
-    threshold = _threshold(length, head_dim).to(device)
+    threshold = threshold_of(length, head_dim).to(device)
     return Problem(q, k, v, steps * mean[:, None], dout, threshold.expand(batch, heads).contiguous())
 
 
-def _threshold(length: int, head_dim: int) -> Tensor:
-    """Of rows of norm sqrt(D), with a margin for the rounding of norms to the dtype."""
+def threshold_of(length: int, head_dim: int) -> Tensor:
+    """The threshold for rows of norm sqrt(D), with a margin for the rounding of norms to the dtype."""
     return pruning_threshold(math.sqrt(head_dim) * (1 + 2**-6), length)
 
 
@@ -155,14 +155,11 @@ def errors(call: Call, problem: Problem, threshold: Tensor | str | None, gated: 
 def check_rival(
     call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool
 ) -> tuple[str | None, float | None]:
-    """Why a baseline is not timed (it is wrong, or does not run) or None, and the error of its gate gradient.
+    """Why a baseline is wrong, and so is not timed, or None; and the error of its gate gradient.
 
     That error is only recorded: kernels that leave out the row sums of dS are off by some percent there.
     """
-    try:
-        found = errors(call, problem, threshold, gated)
-    except Exception as error:  # any error of a baseline; the others are timed nevertheless
-        return shorten_error(error), None
+    found = errors(call, problem, threshold, gated)
     gate = found.pop("dlog_fgate", Error(0.0, 0.0)).relative if gated else None
     if gate is not None and not gate < 0.5:
         return f"wrong: its gate gradient is off by {100 * gate:.0f} %", gate
@@ -199,7 +196,7 @@ def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Call], repe
             return
         try:
             work()
-        except Exception as error:  # the whole batch may not fit, even after a passed check
+        except Exception as error:  # any error of a baseline; the others are timed nevertheless
             failed[key] = shorten_error(error)
         if key in failed:
             give_memory_back()

@@ -8,6 +8,8 @@ their gradients. Nothing overlaps with computation.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 import torch
@@ -34,27 +36,24 @@ def time_exchanges(
     device, dim = problem.q.device, 2
     shards = [shard_sequence(x, group, dim) for x in (*problem.inputs, problem.dout)]
     leaves = [x.detach().requires_grad_() for x in shards[:4]]
-    calls, results, records = {}, {}, []
-    for method in METHODS:
-        threshold = problem.threshold_of(method)
-        for exchange in EXCHANGES:
 
-            def forward(exchange=exchange, threshold=threshold) -> Tensor:
-                return attend(*leaves, threshold, group, exchange)
+    def forward(method: str, exchange: str) -> Tensor:
+        return attend(*leaves, problem.threshold_of(method), group, exchange)
 
-            def both(forward=forward) -> tuple[Tensor, ...]:
-                out = forward()
-                return out, *torch.autograd.grad(out, leaves, shards[4])
+    def both(method: str, exchange: str) -> tuple[Tensor, ...]:
+        out = forward(method, exchange)
+        return out, *torch.autograd.grad(out, leaves, shards[4])
 
-            calls |= {(exchange, method, "forward"): forward, (exchange, method, "forward_backward"): both}
-            results[exchange, method] = [x.detach() for x in both()]
-    times = {
-        key: _slowest(values, device) for key, values in interleaved(calls, device, repeats, wall_ms).items()
-    }
+    results, calls, records = {}, {}, []
+    for method, exchange in itertools.product(METHODS, EXCHANGES):
+        results[exchange, method] = [x.detach() for x in both(method, exchange)]
+        for work in (forward, both):
+            calls[exchange, method, work] = functools.partial(work, method, exchange)
+    times = interleaved(calls, device, repeats, wall_ms)
     for exchange, method in results:
         pairs = zip(results[exchange, method], results["suffixes", method], strict=True)
         difference = max(((a - b).float().norm() / b.float().norm()).item() for a, b in pairs)
-        parts = {part: times[exchange, method, part] for part in ("forward", "forward_backward")}
+        forward_ms, both_ms = (_slowest(times[exchange, method, work], device) for work in (forward, both))
         records.append(
             {
                 "implementation": choose_implementation(device),
@@ -65,10 +64,10 @@ def time_exchanges(
                 "heads": problem.q.shape[1],
                 "head_dim": problem.q.shape[3],
                 "ranks": group.size(),
-                "repeats": len(parts["forward"]),
+                "repeats": len(forward_ms),
                 "order": ORDER,
                 "pruned_ratio": problem.pruned_ratio(method),
-                **in_columns(**parts),
+                **in_columns(forward=forward_ms, forward_backward=both_ms),
                 **count_bytes(leaves, problem.threshold_of(method), group, exchange),
                 "difference": max(_slowest([difference], device)),
             }

@@ -12,18 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acp_repro.attention import (
-    PagedKVCache,
-    choose_implementation,
-    forgetting_attention_with_kvcache,
-    pruning_threshold,
-)
+from acp_repro.attention import PagedKVCache, choose_implementation, forgetting_attention_with_kvcache
 from acp_repro.attention.reference import decode as decode_reference
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
 from acp_repro.model.decode_step import DecodeStep
 from acp_repro.model.generation import prefill
 
-from .attention import mean_gates
+from .attention import mean_gates, threshold_of
 from .baselines import Call as Rival
 from .baselines import available, decode_officially, official_model
 from .timing import ORDER, Call, Clock, device_ms, in_columns, interleaved, orders, peak_memory
@@ -85,8 +80,7 @@ def make_decode_problem(
     padded = torch.nn.functional.pad(log_fgate.double().cumsum(-1), (0, cache.capacity - length))
     cache.c[order, 0] = padded.view(-1, _BLOCK)
     cache.seqlens.fill_(length)
-    threshold = pruning_threshold(math.sqrt(head_dim) * (1 + 2**-6), length).to(device)
-    threshold = threshold.expand(batch, heads).contiguous()
+    threshold = threshold_of(length, head_dim).to(device).expand(batch, heads).contiguous()
     cache.advance(cache.start_block, threshold, 1)
     return DecodeProblem(rows(batch, heads, 1), cache, threshold, log_fgate)
 

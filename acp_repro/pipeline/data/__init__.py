@@ -10,10 +10,9 @@ Names load on first use. Only `TokenSequences` gives tensors; nothing else here 
 from acp_repro.common import lazy
 
 _MODULES = {
-    "cache": ["default_cache"],
     "config": ["DataConfig"],
     "corpus": ["Corpus", "prepare"],
-    "files": ["DataError"],
+    "files": ["DataError", "default_cache"],
     "longcrawl64": ["LongCrawl64"],
     "sequences": ["Sequences", "TokenSequences"],
     "sources": ["SampleSource", "sample_text"],

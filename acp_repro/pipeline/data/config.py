@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from acp_repro.common.bounds import Count, Must, within
-from acp_repro.pipeline.data import corpora  # noqa: F401  registers them
-from acp_repro.pipeline.data.corpus_functions import CORPORA, CorpusFunction, find_corpus
+from acp_repro.pipeline.data.corpora import CORPORA, CorpusFunction, find_corpus
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.sources import Source
 
@@ -82,9 +80,9 @@ class CorpusConfig:
             is_key = key in {of.name for of in fields(self)} or key.startswith("options.")
             raise DataError(f"{place}{'.' if is_key else ': '}{error}") from error
 
-    def source(self, cache: Path | None = None) -> Source:
+    def source(self) -> Source:
         """The corpus, not read yet; see `CorpusFunction.open`."""
-        return self.function.open(self.path, self.arguments(), cache)
+        return self.function.open(self.path, self.arguments())
 
 
 @dataclass(frozen=True)

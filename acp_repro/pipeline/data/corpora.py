@@ -1,7 +1,16 @@
-"""Our corpora, one function each, for every paper. A labelled set is a corpus whose texts have labels.
+"""The corpora of every paper: a corpus is a function that gives its texts, registered by its name.
 
-To add one, write a function here that gives a `Row` for each text; see CONTRIBUTING.md. The first line of a
-docstring is shown by ``python -m acp_repro.data --help``. An error names the file and the line.
+    @corpus(path="the path of the reviews", labels="sentiments")
+    def reviews(path: str, least_stars: int = 0) -> Iterator[Row]:
+        "Reviews of restaurants: JSON lines with `text` and `stars`."
+        for where, record in read_records(path):
+            ...
+            yield Row(text, label=sentiment)
+
+A suite names this corpus by ``corpus: reviews``; the function's parameters, except ``path``, are the keys of
+``options``. A labelled set is a corpus whose texts have labels. To add a corpus, write a function here; see
+CONTRIBUTING.md. ``python -m acp_repro.data --help`` shows the first line of its docstring. An error names
+the file and the line.
 """
 
 from __future__ import annotations
@@ -9,13 +18,16 @@ from __future__ import annotations
 import ast
 import csv
 import hashlib
+import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from acp_repro.common.digests import hash_number
-from acp_repro.pipeline.data.corpus_functions import corpus
+from acp_repro.common.errors import did_you_mean
 from acp_repro.pipeline.data.files import (
     DataError,
     field_of,
@@ -25,7 +37,102 @@ from acp_repro.pipeline.data.files import (
     read_records,
     text_of,
 )
-from acp_repro.pipeline.data.sources import SPLITS, Row, Source, StdlibSource, TextSource, sample_text
+from acp_repro.pipeline.data.hf import HubSource
+from acp_repro.pipeline.data.sources import (
+    SPLITS,
+    Row,
+    RowSource,
+    Source,
+    StdlibSource,
+    TextSource,
+    sample_text,
+)
+
+
+@dataclass(frozen=True)
+class CorpusFunction:
+    """A function that gives a corpus, with facts about it.
+
+    Attributes:
+        path: what its ``path`` must be, in words; empty if it takes none. One with a default may be left out.
+        labels: what labels are names of; ``{option}`` is replaced. Empty if its texts have none.
+        sides: for labels that are 1 or 0, the question that they answer, beginning with "whether".
+        called: what captions call its texts; ``{path}`` is replaced. Default: "texts of PATH".
+    """
+
+    name: str
+    read: Callable[..., Iterable[Row] | Source]
+    path: str = ""
+    labels: str = ""
+    sides: str = ""
+    called: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.read) or "").partition("\n")[0].removesuffix(".")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The parameters besides ``path``, with their defaults."""
+        parameters = inspect.signature(self.read).parameters
+        return {name: one.default for name, one in parameters.items() if name != "path"}
+
+    def in_words(self, path: str | None) -> str:
+        """A name of its texts, for a caption."""
+        return self.called.format(path=path) or (f"texts of {path}" if path else f"texts of {self.name}")
+
+    def place(self, path: str | Sequence[str] | None) -> str:
+        """``path: PATH``, or ``corpus: NAME`` if it has none: how an error about its texts begins."""
+        paths = [path] if isinstance(path, str) else path
+        return f"path: {', '.join(paths)}" if paths else f"corpus: {self.name}"
+
+    def check(self, path: Any, options: Mapping[str, Any]) -> None:
+        """Checks a path and options of a suite's file."""
+        if (path is not None) > bool(self.path):
+            raise DataError(f"path: `corpus: {self.name}` takes none; remove it")
+        if not path and self.path and inspect.signature(self.read).parameters["path"].default is not None:
+            raise DataError(f"path: {path!r}, but `corpus: {self.name}` needs {self.path}")
+        for name in options:
+            if name not in self.options:
+                takes = ", ".join(self.options) or "none"
+                raise DataError(f"options.{name}: unknown; the options of `corpus: {self.name}` are {takes}")
+            value, default = options[name], self.options[name]
+            if isinstance(default, int) and not isinstance(value, int):
+                raise DataError(f"options.{name}: {value!r} is no number; the default is {default}")
+
+    def open(self, path: Any = None, options: Mapping[str, Any] | None = None) -> Source:
+        """The corpus, not read yet."""
+        given = dict(options or {})
+        self.check(path, given)
+        if path is not None:
+            given["path"] = path
+        source = self.read(**given)
+        return source if isinstance(source, Source) else RowSource(self.name, lambda: self.read(**given))
+
+
+CORPORA: dict[str, CorpusFunction] = {}
+
+
+def corpus(path: str = "", **facts: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function as the corpus of its name; ``facts`` are attributes of `CorpusFunction`."""
+
+    def register(read: Callable[..., Any]) -> Callable[..., Any]:
+        CORPORA[read.__name__] = CorpusFunction(read.__name__, read, path, **facts)
+        return read
+
+    return register
+
+
+def find_corpus(name: str) -> CorpusFunction:
+    """The corpus of that name."""
+    if name not in CORPORA:
+        advice = did_you_mean(name, CORPORA) or f"; use {', '.join(CORPORA)}"
+        raise DataError(f"corpus: {name!r} is not known{advice}")
+    return CORPORA[name]
+
+
+# --- the corpora -------------------------------------------------------------------------------------------
 
 _SET = "the path of its file"
 _SENTIMENTS = {"labels": "sentiments", "sides": "whether a review is positive or negative"}
@@ -65,15 +172,12 @@ def hf(
     text_field: str = "text",
     label_field: str | None = None,
     max_documents: int | None = None,
-    cache: Path | None = None,
 ) -> Source:
     """A Hugging Face dataset, `path: owner/name`, its first `max_documents` documents."""
-    from acp_repro.pipeline.data.hf import HubSource  # needs numpy, and loading a suite's file does not
-
     others = {"dev": dev, "test": test} if dev or test else {}
     splits = {"train" if others else None: split} | {here: name for here, name in others.items() if name}
     fields = {"text": text_field} | ({"label": label_field} if label_field else {})
-    return HubSource(path, config, splits, fields, max_documents, cache)
+    return HubSource(path, config, splits, fields, max_documents)
 
 
 @corpus(path="the path of the folder with train.zarr and heldout.zarr")
@@ -197,11 +301,10 @@ def stdlib_packages(
 def sst2(path: str) -> Iterator[Row]:
     """SST-2: train.tsv, dev.tsv and test.tsv with the columns `sentence` and `label`."""
     for split, data in zip(SPLITS, read_members(path, *(f"/{split}.tsv" for split in SPLITS)), strict=True):
-        lines = csv.DictReader(data.decode().split("\n"), delimiter="\t", quoting=csv.QUOTE_NONE)
-        if not {"sentence", "label"} <= set(lines.fieldnames or ()):
-            raise DataError(f"path: {path}, {split}.tsv: needs the columns sentence and label")
-        for record in lines:
-            yield Row(record["sentence"].strip(), record["label"], split=split)
+        where = f"path: {path}, {split}.tsv"
+        for record in csv.DictReader(data.decode().split("\n"), delimiter="\t", quoting=csv.QUOTE_NONE):
+            review, label = (field_of(record, name, where) for name in ("sentence", "label"))
+            yield Row(review.strip(), label, split=split)
 
 
 @corpus(path=_SET, **_SENTIMENTS)

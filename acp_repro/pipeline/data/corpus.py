@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import itertools
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,11 +17,10 @@ from acp_repro.common.artifacts import open_or_build
 from acp_repro.common.command import progress_bar, usable_cores
 from acp_repro.common.digests import hash_json
 from acp_repro.model.tokenizer import TOKENIZER_FILE, BPETokenizer, ByteTokenizer, Tokenizer
-from acp_repro.pipeline.data.cache import default_cache, map_array
 from acp_repro.pipeline.data.config import DEFAULT_HELDOUT, DataConfig
-from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.data.files import DataError, default_cache
 from acp_repro.pipeline.data.longcrawl64 import LongCrawl64
-from acp_repro.pipeline.data.sequences import TokenSequences
+from acp_repro.pipeline.data.sequences import TokenSequences, describe_split
 from acp_repro.pipeline.data.sources import Document, TextSource, cut_tail, is_heldout
 from acp_repro.pipeline.data.tokenizer import gpt2_json, read_tokenizer, save_json, train_bpe
 
@@ -52,11 +50,11 @@ class Corpus:
 
     def tokens(self, split: str) -> np.ndarray:
         """The split's tokens, memory-mapped: (tokens,) uint16, or uint32 if ids need it."""
-        return map_array(self.folder / f"{split}.tokens", _token_dtype(self.vocab_size))
+        return _map_array(self.folder / f"{split}.tokens", _token_dtype(self.vocab_size))
 
     def offsets(self, split: str) -> np.ndarray:
         """Where documents start in `tokens`, and the end: (documents + 1,) int64."""
-        return map_array(self.folder / f"{split}.offsets", "<i8")
+        return _map_array(self.folder / f"{split}.offsets", "<i8")
 
     def sequences(self, split: str, context_length: int, seed: int = 0) -> TokenSequences:
         """The split's sequences of ``context_length`` tokens; see `TokenSequences`."""
@@ -64,8 +62,9 @@ class Corpus:
             raise DataError(
                 f"heldout: 0 holds out no text to measure on; set a share such as {DEFAULT_HELDOUT}"
             )
-        tokens, offsets = self.tokens(split), self.offsets(split)
-        return TokenSequences(tokens, offsets, context_length, split, seed, bos_id=self.bos_id)
+        return TokenSequences(
+            self.tokens(split), self.offsets(split), context_length, split, seed, bos_id=self.bos_id
+        )
 
     def describe(self, context_length: int | None = None) -> dict[str, Any]:
         """Facts for provenance, in JSON's types.
@@ -76,13 +75,11 @@ class Corpus:
         """
         manifest = self._manifest
         splits = {
-            name: {**facts, "sha256": manifest["sha256"][f"{name}.tokens"]}
+            name: facts
+            | {"sha256": manifest["sha256"][f"{name}.tokens"]}
+            | describe_split(np.diff(self.offsets(name)), context_length)
             for name, facts in manifest["splits"].items()
         }
-        for name, split in splits.items() if context_length is not None else ():
-            split["sequences"] = int((np.diff(self.offsets(name)) // context_length).sum())
-            # an empty split has no share, and none of it is used
-            split["share_used"] = split["sequences"] * context_length / (split["tokens"] or 1)
         return {
             "corpus": self.config.corpus,
             "identity": manifest["identity"],
@@ -99,23 +96,19 @@ class Corpus:
         return save_json(self.tokenizer.json_text, folder)
 
 
-def prepare(
-    config: DataConfig | Mapping[str, Any], cache_dir: str | Path | None = None
-) -> Corpus | LongCrawl64:
-    """The corpus of ``config``. It is tokenised now, on all cores, unless the cache has it.
+def prepare(config: DataConfig | Mapping[str, Any]) -> Corpus | LongCrawl64:
+    """The corpus of ``config``. It is tokenised now, on all cores, unless `default_cache` has it.
 
     The entry's key is a hash of the text, so a changed file makes a new entry. If several processes call at
     once (torchrun), one builds while the others wait.
 
     Args:
         config: a `DataConfig` or a mapping with its keys.
-        cache_dir: by default the environment's ``ACP_REPRO_CACHE``, else ``cache/`` in the project folder.
     """
     config = config if isinstance(config, DataConfig) else DataConfig(**config)
     if config.corpus == "longcrawl64":  # tokens already, and far too many to copy
         return LongCrawl64(config)
-    folder = default_cache() if cache_dir is None else Path(cache_dir).expanduser()
-    reader = Reader(config, folder)
+    reader = Reader(config)
     tokens, fact = _tokenizer_facts(config)
     inputs = {
         "format": FORMAT,
@@ -123,7 +116,7 @@ def prepare(
         "heldout": "paths" if config.heldout_paths else float(config.heldout),
         "bpe": fact,
     }
-    path = folder / f"{config.corpus}-{tokens}-{hash_json(inputs)[:16]}"
+    path = default_cache() / f"{config.corpus}-{tokens}-{hash_json(inputs)[:16]}"
     return Corpus(config, path, open_or_build(path, inputs, functools.partial(_build, config, reader)))
 
 
@@ -140,12 +133,12 @@ def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
 class Reader:
     """Reads a config's documents, each with its split; ``identity`` stands for their text."""
 
-    def __init__(self, config: DataConfig, cache: Path | None = None):
+    def __init__(self, config: DataConfig):
         self._share = 0.0 if config.heldout_paths else float(config.heldout)
         self._heldout = None
         if config.heldout_paths:  # first, so that an error names this key
             self._heldout = TextSource(config.heldout_paths, config.text_field, key="heldout")
-        self._source = config.source(cache)
+        self._source = config.source()
         self.identity = hash_json([source.identity for source in (self._source, self._heldout) if source])
 
     def documents(self, doing: str) -> Iterator[Split]:
@@ -173,22 +166,18 @@ def _build(config: DataConfig, reader: Reader, folder: Path) -> dict[str, Any]:
     if config.tokenizer != "bytes":
         tokenizer = BPETokenizer(_tokenizer_json(config, reader))
         save_json(tokenizer.json_text, folder)
-    splits = {name: {"documents": 0, "bytes": 0, "tokens": 0, "longest": 0} for name in SPLITS}
     dtype = _token_dtype(tokenizer.vocab_size)
+    lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
+    sizes = dict.fromkeys(SPLITS, 0)
     with contextlib.ExitStack() as stack:
-        names = [f"{split}.{kind}" for split in SPLITS for kind in ("tokens", "offsets")]
-        files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
-        for split in SPLITS:
-            files[f"{split}.offsets"].write(np.zeros(1, "<i8"))
+        files = {split: stack.enter_context((folder / f"{split}.tokens").open("wb")) for split in SPLITS}
         for split, document, ids in tokenise(reader.documents("tokenising"), tokenizer):
-            facts = splits[split]
-            facts["documents"] += 1
-            facts["bytes"] += len(document.data)
-            facts["tokens"] += len(ids)
-            facts["longest"] = max(facts["longest"], len(ids))
-            files[f"{split}.tokens"].write(ids.astype(dtype))
-            files[f"{split}.offsets"].write(np.array([facts["tokens"]], "<i8"))
-    train, heldout = (splits[name]["documents"] for name in SPLITS)
+            files[split].write(ids.astype(dtype))
+            lengths[split].append(len(ids))
+            sizes[split] += len(document.data)
+    for split in SPLITS:
+        (folder / f"{split}.offsets").write_bytes(np.cumsum([0, *lengths[split]], dtype="<i8"))
+    train, heldout = (len(lengths[split]) for split in SPLITS)
     if not train or (config.heldout and not heldout):
         raise DataError(
             f"{config.function.place(config.path)}: heldout: {config.heldout} leaves {train} documents for "
@@ -196,6 +185,7 @@ def _build(config: DataConfig, reader: Reader, folder: Path) -> dict[str, Any]:
             if train or heldout
             else f"{config.function.place(config.path)} holds no text; it is empty or blank"
         )
+    splits = {split: describe_split(np.array(lengths[split])) | {"bytes": sizes[split]} for split in SPLITS}
     return {"identity": reader.identity, "splits": splits}
 
 
@@ -214,7 +204,7 @@ def tokenise(
     """Gives (split, document, ids) in the order of ``documents``, the same for any number of threads.
 
     Threads are enough, because the encoding library releases Python's lock while it works. Only making an
-    array of the ids takes the lock, a twenty-fifth of the time. Each thread has at most two groups of
+    array of the ids takes the lock, a twenty-fifth of the time. Each thread has at most four groups of
     documents at a time, which bounds the memory.
     """
     workers = workers or usable_cores()
@@ -222,14 +212,11 @@ def tokenise(
     def encode(group: list[Split]) -> list[tuple[str, Document, np.ndarray]]:
         return [(split, document, tokenizer.encode(document.data)) for split, document in group]
 
-    waiting: deque = deque()
+    groups = _groups(documents)
     with ThreadPoolExecutor(workers) as threads:
-        for group in _groups(documents):
-            waiting.append(threads.submit(encode, group))
-            if len(waiting) > 2 * workers:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
+        while together := list(itertools.islice(groups, 4 * workers)):
+            for encoded in threads.map(encode, together):
+                yield from encoded
 
 
 def _groups(documents: Iterable[Split]) -> Iterator[list[Split]]:
@@ -242,6 +229,13 @@ def _groups(documents: Iterable[Split]) -> Iterator[list[Split]]:
             group, size = [], 0
     if group:
         yield group
+
+
+def _map_array(path: Path, dtype: str) -> np.ndarray:
+    """The file as a read-only, memory-mapped vector (n,) of ``dtype``."""
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
 
 
 def _token_dtype(vocab_size: int) -> str:

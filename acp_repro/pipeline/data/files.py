@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import lzma
+import os
 import sys
 import tarfile
 import zlib
@@ -17,6 +18,15 @@ from typing import Any, BinaryIO
 from acp_repro.common.errors import UserError
 
 _COMPRESSED = {".xz", ".zst", ".gz", ".bz2"}
+
+
+def default_cache() -> Path:
+    """``$ACP_REPRO_CACHE``, or ``cache/`` beside the nearest pyproject.toml (else here)."""
+    if given := os.environ.get("ACP_REPRO_CACHE"):
+        return Path(given).expanduser()
+    here = Path.cwd()
+    project = next((p for p in (here, *here.parents) if (p / "pyproject.toml").exists()), here)
+    return project / "cache"
 
 
 class DataError(UserError, ValueError):
@@ -36,7 +46,7 @@ def is_json(path: Path) -> bool:
 @contextlib.contextmanager
 def open_plain(path: Path) -> Iterator[BinaryIO]:
     """Opens ``path`` and decompresses it while reading. A damaged file raises `DataError` inside."""
-    from fsspec import compression, core  # slow to import
+    from fsspec import compression, core  # so that a command without it says so in one line
 
     # Not .zip, which may hold several files.
     name = core.get_compression(path.name, "infer" if path.suffix.lower() in _COMPRESSED else None)

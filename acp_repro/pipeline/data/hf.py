@@ -15,11 +15,9 @@ from typing import Any
 from acp_repro.common.artifacts import open_or_build
 from acp_repro.common.command import progress_bar
 from acp_repro.common.digests import hash_json
-from acp_repro.pipeline.data.cache import default_cache
-from acp_repro.pipeline.data.files import DataError, read_records
+from acp_repro.pipeline.data.files import DataError, default_cache, read_records
 from acp_repro.pipeline.data.sources import Row, TextSource
 
-_FRAME_BYTES = 4 << 20  # of text, compressed together
 _FILE = "documents.jsonl.zst"
 
 
@@ -41,10 +39,8 @@ class HubSource(TextSource):
         splits: Mapping[str | None, str],
         fields: Mapping[str, str],
         most: int | None = None,
-        cache: Path | None = None,
     ):
-        cache = cache or default_cache()
-        self._splits = {s: _fetch(path, config, name, fields, most, cache) for s, name in splits.items()}
+        self._splits = {split: _fetch(path, config, name, fields, most) for split, name in splits.items()}
         super().__init__(self._splits.values())
 
     def rows(self) -> Iterator[Row]:
@@ -53,12 +49,8 @@ class HubSource(TextSource):
                 yield Row(**record)._replace(split=split)
 
 
-def _fetch(
-    path: str, config: str | None, split: str, fields: Mapping[str, str], most: int | None, cache: Path
-) -> Path:
+def _fetch(path: str, config: str | None, split: str, fields: Mapping[str, str], most: int | None) -> Path:
     """The file of JSON lines with the fields of `Row`s; it is fetched again if a local folder changes."""
-    from fsspec.compression import zstd  # slow to import
-
     others = {name: field for name, field in fields.items() if name != "text"}
     folder = Path(path)
     local = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
@@ -66,21 +58,19 @@ def _fetch(
     what = [path, config, split, fields["text"], most, *([others] if others else []), *state]
 
     def build(folder: Path) -> dict[str, int]:
-        lines, documents = bytearray(), 0
+        from fsspec.compression import zstd  # so that a command without it says so in one line
+
+        documents = 0
         records = islice(_records(path, config, split, fields, most), most)
-        with (folder / _FILE).open("wb") as file:
+        with zstd.open(folder / _FILE, "wb") as file:
             for record in progress_bar(records, f"fetching {path}", unit=" documents", leave=False):
-                lines += json.dumps(record).encode() + b"\n"
+                file.write(json.dumps(record).encode() + b"\n")
                 documents += 1
-                if len(lines) >= _FRAME_BYTES:
-                    file.write(zstd.compress(lines))
-                    lines.clear()
-            file.write(zstd.compress(lines))
         if not documents:
             raise DataError(f"path: {path}, split {split}, holds no text")
         return {"documents": documents}
 
-    fetched = cache / f"hf-fetched-{hash_json(what)[:16]}"
+    fetched = default_cache() / f"hf-fetched-{hash_json(what)[:16]}"
     open_or_build(fetched, {"source": what}, build)
     return fetched / _FILE
 

@@ -13,8 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from acp_repro.pipeline.data import corpora  # noqa: F401  registers them
-from acp_repro.pipeline.data.corpus_functions import find_corpus
+from acp_repro.pipeline.data.corpora import find_corpus
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.sources import SPLITS, Row, is_heldout
 

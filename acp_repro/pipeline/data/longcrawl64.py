@@ -17,8 +17,7 @@ import functools
 import hashlib
 import json
 import logging
-import threading
-from collections import OrderedDict
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import numpy as np
 from acp_repro.model import BPETokenizer
 from acp_repro.pipeline.data.config import GPT2_VOCAB_SIZE, DataConfig
 from acp_repro.pipeline.data.files import DataError
-from acp_repro.pipeline.data.sequences import Sequences
+from acp_repro.pipeline.data.sequences import Sequences, describe_split
 from acp_repro.pipeline.data.tokenizer import gpt2_json, read_tokenizer, save_json
 
 _log = logging.getLogger(__name__)
@@ -73,19 +72,9 @@ class LongCrawl64:
 
         To hash 870 GB would take an hour, and the number of bytes of text is not known: it is left out.
         """
-        splits: dict[str, Any] = {}
-        for name, array in self._arrays.items():
-            documents, length = array.shape
-            splits[name] = {
-                "documents": documents,
-                "tokens": documents * length,
-                "longest": length if documents else 0,
-            }
-            if context_length is not None:
-                sequences = documents * (length // context_length)
-                splits[name]["sequences"] = sequences
-                tokens = splits[name]["tokens"]
-                splits[name]["share_used"] = sequences * context_length / (tokens or 1)
+        splits = {
+            split: describe_split(np.diff(self.offsets(split)), context_length) for split in self._arrays
+        }
         return {
             "corpus": self.config.corpus,
             "identity": self._identity,
@@ -108,33 +97,17 @@ class LongCrawl64:
 class ColumnSequences(Sequences):
     """Sequences of an array whose rows are documents of one length, column by column.
 
-    An order of six million documents times their slices is computed, never stored.
+    The training order of six million documents times their slices is computed, never stored.
     """
 
     def __init__(self, tokens: ChunkedTokens, context_length: int, split: str, seed: int = 0):
-        super().__init__(context_length, split, seed, LongCrawl64.bos_id)
+        lengths = np.full(tokens.shape[0], tokens.shape[1])
+        super().__init__(lengths, context_length, split, seed, LongCrawl64.bos_id)
         self._tokens = tokens
-        documents, length = tokens.shape
-        if not documents or context_length > length:
-            raise DataError(
-                f"{tokens.path}: no document holds {context_length} tokens; the longest has {length}"
-            )
-        self.tokens_used = documents * (length // context_length * context_length)
-        self.share_used = self.tokens_used / (documents * length)
-
-    def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
-        """Document by document: (sequences, 2) int64 of (document, slice)."""
-        documents, length = self._tokens.shape
-        grid = self._grid(same_text_as)
-        slices = length // grid * (grid // self.context_length)
-        total = documents * slices
-        if max_tokens is not None:
-            total = min(total, max_tokens // self.context_length)
-        return np.stack(np.divmod(np.arange(total, dtype=np.int64), max(slices, 1)), axis=1)
 
     def _training_rows(self, first: int, size: int) -> np.ndarray:
         number = np.arange(first, first + size, dtype=np.int64) % len(self)
-        column, document = np.divmod(number, self._tokens.shape[0])
+        column, document = np.divmod(number, len(self._lengths))
         return np.stack([document, column], axis=1)
 
     def _labels(self, order: np.ndarray) -> np.ndarray:
@@ -160,27 +133,19 @@ class ChunkedTokens:
                 f"path: {path} holds {self._array.dtype} {self._array.shape}, no documents of ids"
             )
         self.shape: tuple[int, int] = self._array.shape
-        self._recent: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
+        chunk_bytes = math.prod(self._array.chunks) * self._array.dtype.itemsize
+        remembered = max(1, _REMEMBERED_BYTES // chunk_bytes)
+        self._chunk = functools.lru_cache(remembered)(self._decode)
 
     def read(self, order: np.ndarray, length: int) -> np.ndarray:
         """(sequences, length) int64: for each row (document, slice) of ``order``."""
         rows, width = self._array.chunks
-        starts = order[:, 1] * length
-        wanted = {
-            (document // rows, column)
-            for document, start in zip(order[:, 0].tolist(), starts.tolist(), strict=True)
-            for column in range(start // width, (start + length - 1) // width + 1)
-        }
-        with self._lock:
-            chunks = self._chunks(sorted(wanted))
         labels = np.empty((len(order), length), np.int64)
-        for label, document, start in zip(labels, order[:, 0].tolist(), starts.tolist(), strict=True):
+        for label, (document, number) in zip(labels, order.tolist(), strict=True):
             done = 0
             while done < length:
-                column, within = divmod(start + done, width)
-                piece = chunks[document // rows, column][document % rows, within:][: length - done]
+                column, start = divmod(number * length + done, width)
+                piece = self._chunk(document // rows, column)[document % rows, start:][: length - done]
                 label[done : done + len(piece)] = piece
                 done += len(piece)
         if labels.size and not 0 <= labels.min() <= labels.max() < GPT2_VOCAB_SIZE:
@@ -189,36 +154,14 @@ class ChunkedTokens:
             )
         return labels
 
-    def _chunks(self, wanted: list[tuple[int, int]]) -> dict[tuple[int, int], np.ndarray]:
-        """Those chunks; the missing ones are decoded, neighbours below each other in one call."""
-        found = {key: self._recent[key] for key in wanted if key in self._recent}
-        for key in found:
-            self._recent.move_to_end(key)
-        missing = sorted((key for key in wanted if key not in found), key=lambda key: key[::-1])
-        while missing:
-            run = [missing.pop(0)]
-            while missing and missing[0] == (run[-1][0] + 1, run[-1][1]):
-                run.append(missing.pop(0))
-            for key, chunk in zip(run, self._decode(run), strict=True):
-                found[key] = self._recent[key] = chunk
-                self._bytes += chunk.nbytes
-        while self._bytes > _REMEMBERED_BYTES and self._recent:
-            self._bytes -= self._recent.popitem(last=False)[1].nbytes
-        return found
-
-    def _decode(self, run: list[tuple[int, int]]) -> list[np.ndarray]:
+    def _decode(self, row: int, column: int) -> np.ndarray:
         rows, width = self._array.chunks
-        (first, column), (last, _) = run[0], run[-1]
         try:
-            block = self._array[first * rows : (last + 1) * rows, column * width : (column + 1) * width]
+            chunk = self._array[row * rows : (row + 1) * rows, column * width : (column + 1) * width]
         except Exception as error:  # each codec has its own
             raise DataError(
-                f"{self.path}: a chunk of {run} cannot be decoded ({error}); copy it again"
+                f"{self.path}: chunk {row}.{column} cannot be decoded ({error}); copy it again"
             ) from error
-        # Copies: a view would keep the whole block in memory for as long as one chunk is remembered.
-        chunks = [block[i * rows : (i + 1) * rows].copy() for i in range(len(run))]
-        for (row, _), chunk in zip(run, chunks, strict=True):
-            if not chunk[:, :16].any() and not chunk.any():
-                # zarr reads a file that is not there as zeros
-                raise DataError(f"{self.path}: chunk {row}.{column} is missing; copy the array again")
-        return chunks
+        if not chunk.any():  # zarr reads a file that is not there as zeros
+            raise DataError(f"{self.path}: chunk {row}.{column} is missing; copy the array again")
+        return chunk

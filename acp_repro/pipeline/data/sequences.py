@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 # Held-out text is read in parts of this many tokens of every document, at every context length. LongCrawl64's
 # documents have this length.
 HELDOUT_COLUMN = 65536
+
+
+def describe_split(lengths: np.ndarray, context_length: int | None = None) -> dict[str, Any]:
+    """The documents, tokens and longest document of a split, from the lengths (documents,) of its documents;
+    with a context length also its sequences and the share (0 to 1) of tokens in them."""
+    facts: dict[str, Any] = {"documents": len(lengths), "tokens": int(lengths.sum())}
+    facts["longest"] = int(lengths.max(initial=0))
+    if context_length is not None:
+        facts["sequences"] = int((lengths // context_length).sum())
+        facts["share_used"] = facts["sequences"] * context_length / (facts["tokens"] or 1)
+    return facts
 
 
 class Epochs:
@@ -67,8 +78,11 @@ def batches_by_length(order: np.ndarray, lengths: np.ndarray, size: int, sorted_
 class Sequences(ABC):
     """What a trainer and a measure see of a split: sequences of ``context_length`` tokens.
 
-    A subclass defines which tokens and in which order: `_training_rows`, `heldout_order`, `_labels`. Use it
-    from one thread at a time.
+    A subclass defines the training order and reads the tokens: `_training_rows`, `_labels`. Use it from one
+    thread at a time.
+
+    Args:
+        lengths: (documents,) int64, the tokens of each document.
 
     Attributes:
         context_length: L, tokens in a sequence.
@@ -79,11 +93,18 @@ class Sequences(ABC):
         share_used: the same as a share (0 to 1) of all tokens.
     """
 
-    tokens_used: int
-    share_used: float
-
-    def __init__(self, context_length: int, split: str, seed: int, bos_id: int):
+    def __init__(self, lengths: np.ndarray, context_length: int, split: str, seed: int, bos_id: int):
         self.context_length, self.split, self.seed, self.bos_id = context_length, split, seed, bos_id
+        self._lengths, self._slices = lengths, lengths // context_length
+        self.tokens_used = int(self._slices.sum()) * context_length
+        if not self.tokens_used:
+            raise DataError(
+                f"no {split} document holds context_length = {context_length} tokens: the longest of "
+                f"{len(lengths)} has {lengths.max(initial=0)}; use a shorter context_length "
+                "(--context-length), or longer documents"
+                f"{' (or hold out other text, or none)' if split == 'heldout' else ''}"
+            )
+        self.share_used = self.tokens_used / int(lengths.sum())
 
     def __len__(self) -> int:
         """Sequences in an epoch."""
@@ -120,9 +141,15 @@ class Sequences(ABC):
             )
         return Batches(self, order, batch_size)
 
-    @abstractmethod
     def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
         """The order of `iter_batches`: (sequences, 2) int64 of (document, slice)."""
+        length, grid = self.context_length, same_text_as or self.context_length
+        assert grid % length == 0, "same_text_as is a multiple of every context length"
+        slices = self._lengths // grid * (grid // length)
+        order = _slices_of(np.arange(len(slices)), slices)
+        column = -(-HELDOUT_COLUMN // grid) * (grid // length)  # slices in a column
+        order = order[np.argsort(order[:, 1] // column, kind="stable")]
+        return order if max_tokens is None else order[: max_tokens // length]
 
     @abstractmethod
     def _training_rows(self, first: int, size: int) -> np.ndarray:
@@ -131,11 +158,6 @@ class Sequences(ABC):
     @abstractmethod
     def _labels(self, order: np.ndarray) -> np.ndarray:
         """The tokens of those slices: (sequences, L) int64."""
-
-    def _grid(self, same_text_as: int | None) -> int:
-        grid = same_text_as or self.context_length
-        assert grid % self.context_length == 0, "same_text_as is a multiple of every context length"
-        return grid
 
     def _tensors(self, order: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         import torch  # here, so that preparing a corpus does not need it
@@ -188,19 +210,8 @@ class TokenSequences(Sequences):
         *,
         bos_id: int,
     ):
-        super().__init__(context_length, split, seed, bos_id)
         self._tokens, self._offsets = tokens, np.asarray(offsets, dtype=np.int64)
-        self._lengths = np.diff(self._offsets)
-        self._slices = self._lengths // context_length
-        self.tokens_used = int(self._slices.sum()) * context_length
-        if not self.tokens_used:
-            raise DataError(
-                f"no {split} document holds context_length = {context_length} tokens: the longest of "
-                f"{len(self._lengths)} has {self._lengths.max(initial=0)}; use a shorter "
-                "context_length (--context-length), or longer documents"
-                f"{' (or hold out other text, or none)' if split == 'heldout' else ''}"
-            )
-        self.share_used = self.tokens_used / len(tokens)
+        super().__init__(np.diff(self._offsets), context_length, split, seed, bos_id)
         self._epochs = Epochs(len(self), self.epoch_order)
 
     def epoch_order(self, epoch: int) -> np.ndarray:
@@ -217,15 +228,6 @@ class TokenSequences(Sequences):
 
     def _training_rows(self, first: int, size: int) -> np.ndarray:
         return self._epochs.take(first, size)
-
-    def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
-        """The order of `iter_batches`: (sequences, 2) int64 of (document, slice)."""
-        length, grid = self.context_length, self._grid(same_text_as)
-        slices = self._lengths // grid * (grid // length)
-        order = _slices_of(np.arange(len(slices)), slices)
-        column = -(-HELDOUT_COLUMN // grid) * (grid // length)  # slices in a column
-        order = order[np.argsort(order[:, 1] // column, kind="stable")]
-        return order if max_tokens is None else order[: max_tokens // length]
 
     def _labels(self, order: np.ndarray) -> np.ndarray:
         starts = self._offsets[order[:, 0]] + order[:, 1] * self.context_length

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -103,10 +102,7 @@ class RunFolder:
             "versions": {"torch": torch.__version__, "triton": version("triton"), "commit": commit()},
             **facts,
         }
-        on_rank_zero(self._write_description)
-
-    def _write_description(self) -> None:
-        files.write_json(self.path / "run.json", self.description)
+        on_rank_zero(lambda: files.write_json(self.path / "run.json", self.description))
 
     def load_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Fills weights and optimiser from the newest intact checkpoint of this run; returns its step, or 0
@@ -143,7 +139,7 @@ class RunFolder:
     def write_step(self, record: dict[str, Any]) -> None:
         """Adds one step to the log: numbers, lists or mappings."""
         if self._log is not None:
-            self._log.write(json.dumps(_finite_or_null(record), allow_nan=False) + "\n")
+            self._log.write(json.dumps(record) + "\n")
             self._log.flush()
 
     def close_log(self) -> None:
@@ -165,8 +161,6 @@ class RunFolder:
         unnamed = self.path / ".model"
         unnamed.mkdir(exist_ok=True)
         task.save(model, unnamed, weights)
-        # Again, because without it nobody would know the settings of the finished weights.
-        self._write_description()
         write_done(self.run, task.step_tokens, unnamed / "model.safetensors")
         shutil.rmtree(self.path / "model", ignore_errors=True)
         unnamed.replace(self.path / "model")
@@ -264,12 +258,3 @@ def compiles(run: Run, device: torch.device) -> bool:
 def lock(folder: Path):
     """A context that one process a run may be in; it is released when the process ends, for any reason."""
     return files.lock(folder / ".lock", refuse=f"{folder}: another process is training this run")
-
-
-def _finite_or_null(value: Any) -> Any:
-    """JSON has no NaN, so a number that is not finite is written as null."""
-    if isinstance(value, dict):
-        return {key: _finite_or_null(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite_or_null(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

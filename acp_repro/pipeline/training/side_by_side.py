@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -42,7 +41,7 @@ def train_side_by_side(suite: Suite, runs: list[Run], devices: list[torch.device
         if on_cpu:
             torch.set_num_threads(1)
         for run in runs:
-            train_one(suite, run, device=devices[0])
+            train(suite.paper, run, device=devices[0])
         return
     context = multiprocessing.get_context("spawn")
     places, lock = context.SimpleQueue(), context.RLock()
@@ -72,24 +71,6 @@ def _stop(*_) -> None:
     for number in set(STOP_SIGNALS) - {signal.SIGINT}:
         signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt
-
-
-class NoMemory(UserError, RuntimeError):
-    """A run does not fit into its GPU."""
-
-
-def train_one(suite: Suite, run: Run, **how: Any) -> None:
-    """Trains a run; ``how`` are arguments of `train`."""
-    try:
-        train(suite.paper, run, **how)
-    except torch.OutOfMemoryError as error:
-        wanted = str(error).partition(" Tried to ")[2].partition(". ")[0]
-        wanted = f" (it tried to {wanted})" if wanted else ""
-        raise NoMemory(
-            f"{run.name} does not fit in the GPU's memory{wanted}. Put fewer runs on one GPU (--jobs): the "
-            "same command continues. Or begin again with a smaller micro-batch, if the paper has one "
-            f"(micro_batch_... in {suite.path}): the batch stays and takes more passes"
-        ) from None
 
 
 def _end(processes: list) -> bool:
@@ -127,7 +108,7 @@ def _begin(places, lock) -> None:
 def _train(suite_file: str, run_name: str) -> None:
     suite = load_suite(suite_file)
     try:
-        train_one(suite, suite.run(run_name), device=_device, report=tqdm.write, position=_line)
+        train(suite.paper, suite.run(run_name), device=_device, report=tqdm.write, position=_line)
     except Stopped as stop:
         with contextlib.suppress(OSError):  # its reader may have ended
             tqdm.write(f"{run_name}: {stop}")

@@ -256,8 +256,7 @@ def warmup_and_cosine(before: int, step: int, warmup: int, total: int) -> float:
 
 def autocast(device: torch.device, dtype: str):
     """bfloat16 autocast over float32 weights, or nothing for float32."""
-    enabled = dtype == "bfloat16"
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
 
 
 @contextlib.contextmanager
