@@ -7,7 +7,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from ...common.command import choose_device
@@ -25,19 +24,17 @@ def bring_up_to_date(
     device: str | None,
     *,
     again: bool = False,
-    path: Path | None = None,
     **options: Any,
 ) -> None:
     """Writes the records that are not up to date, and prints the file of each; one process at a time.
 
     Args:
         wanted: the pairs of a run together, so that its weights are read once.
-        again: measure again even if up to date. With a ``path`` or an option it is always measured, because a
-            record does not say how it was made.
-        path: another file to write, without a proof.
+        again: measure again even if up to date. With an option it is always measured, because a record does
+            not say how it was made.
         options: for the ``measure`` of every metric.
     """
-    again = again or path is not None or bool(options)
+    again = again or bool(options)
     with freshness.exclusive("measuring", "measures here"):
         stale = []
         for run, metric in wanted:
@@ -46,12 +43,10 @@ def bring_up_to_date(
             else:
                 print(f"{metric.path(run.suite, run.name)}: up to date")
         if stale:
-            _measure(suite, stale, choose_device(device), path, options)
+            _measure(suite, stale, choose_device(device), options)
 
 
-def _measure(
-    suite: Suite, stale: list[tuple[Run, Metric]], device: Any, path: Path | None, options: dict[str, Any]
-) -> None:
+def _measure(suite: Suite, stale: list[tuple[Run, Metric]], device: Any, options: dict[str, Any]) -> None:
     failed = 0
     for (run, untrained), pairs in itertools.groupby(
         stale, key=lambda pair: (pair[0], pair[1].untrained(pair[0]))
@@ -84,7 +79,6 @@ def _measure(
                 dtype=run.training.dtype,
                 trained_tokens=trained.trained_tokens,
                 seconds=round(time.perf_counter() - begun, 1),
-                path=path,
                 **made_on(device),
             )
             print(written)
