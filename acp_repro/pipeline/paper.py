@@ -59,10 +59,16 @@ class Suite:
         """Where ready weights are, for a suite that trains none."""
         return self.file.weights
 
-    def run(self, name: str) -> Run:
-        """The run called ``name``."""
+    def run(self, name: str, key: str = "") -> Run:
+        """The run called ``name``; ``key`` is the key of the suite file that names it, for an error."""
         runs = {run.name: run for run in self.runs}
-        return find_named(runs, name, f"suite {self.name} has no run {name!r}")
+        where = f"{key}: " if key else ""
+        return find_named(runs, name, f"{where}suite {self.name} has no run {name!r}")
+
+    def chosen_run(self, key: str) -> Run | None:
+        """The run that ``measure.KEY`` names; None if the file does not set the key."""
+        name = getattr(self.measure_settings, key)
+        return None if name is None else self.run(name, f"measure.{key}")
 
     @property
     def run_for_heads(self) -> Run | None:
