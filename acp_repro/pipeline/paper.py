@@ -85,11 +85,6 @@ class Suite:
         """For a paper's own class: runs of the suite whose weights must exist before ``run`` begins."""
         return []
 
-    @property
-    def restriction(self) -> str:
-        """For a paper's own class: which runs of the grid only some items use, for an error."""
-        return ""
-
     def with_all_seeds(self, runs: Iterable[Run]) -> list[Run]:
         """``runs``, and the runs that differ from one of them only in the seed."""
         settings = {run.setting for run in runs}
@@ -121,7 +116,7 @@ class Metric:
         name: of the metric and the file of its records.
         columns: the measured columns. A name ends with its unit; counts, ratios and indices need none. See
             also :func:`samples`.
-        measure: gives the function that measures: ``metric.measure()(trained, **options)`` returns the rows.
+        measure: gives the function that measures: ``metric.measure()(trained)`` returns the rows.
             Only this call imports it, and torch. None if ``command`` makes them.
         runs: the runs of a suite that it is about.
         untrained: whether it depends on a run's shape alone, so that no training is needed. ``measure`` then

@@ -85,8 +85,7 @@ def benchmark_rows(suite: str, paper: Paper, metric: Metric) -> list[dict[str, s
     if not path.is_file():
         return []
     _check_proof(path, "move that file away first")
-    packed = path.suffix == ".gz"
-    with (gzip.open if packed else open)(path, "rt", encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
         if tuple(rows.fieldnames or ()) != paper.columns(metric):
             raise RecordError(f"{path} has not the columns of this version; move that file away first")

@@ -258,11 +258,6 @@ class FoXSuite(Suite):
         return runs if len(set(map(_SUSPECTS, runs))) > 2 else []
 
     @property
-    def restriction(self) -> str:
-        with_needles = any(run.needle_fraction for run in self.runs)
-        return "runs that train with needles are for Figure A6 alone" if with_needles else ""
-
-    @property
     def longest_trained(self) -> list[FoXRun]:
         """The run of FoX (Pro) with ACP that saw the most tokens, and its exact pair. Of several the largest
         model counts, then the longest context. If some have a pair, only those count."""
