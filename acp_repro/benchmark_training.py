@@ -8,17 +8,11 @@ each model. They replace those of the same measurement; all others stay.
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
-import json
 import sys
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
 
-from .common.command import choose_device, command, described_parser, output_file, positive, run_command
+from .common.command import choose_device, command, described_parser, positive, run_command
 from .common.errors import UsageError
-from .common.files import write_text
 from .papers.acp.runs import FoXRun, FoXSuite
 from .pipeline.errors import SuiteError
 from .pipeline.paper import Metric
@@ -46,31 +40,21 @@ def main(arguments: list[str] | None = None) -> int:
     metric = suite.paper.metric("training_step")
     device = choose_device(options.device)
     runs = [suite.run(name) for name in options.run or ()] or recorded(suite, metric, device_name(device))
-    if options.rows:
-        write = functools.partial(
-            write_suite_records,
-            suite.name,
-            suite.paper,
-            metric,
-            dtype=runs[0].training.dtype,
-            path=options.csv,
-        )
-        return _measure(runs, options, write)
+    if options.is_rank:
+        return _measure(suite, runs, options)
     if device.type == "cuda" and max(options.nproc) > torch.cuda.device_count():
         raise UsageError(f"--nproc {max(options.nproc)}: this machine has {torch.cuda.device_count()} GPUs")
     from .pipeline.training.distributed import launch_ranks
 
-    with tempfile.TemporaryDirectory() as folder:
-        rows = Path(folder) / "rows.json"
-        for ranks, parallel in itertools.product(options.nproc, options.parallel):
-            if ranks == 1 and parallel != options.parallel[0]:
-                continue  # one process has no two ways
-            # This command again, whose last words count.
-            again = sys.argv[1:] if arguments is None else arguments
-            words = [*again, "--rows", str(rows), "--parallel", parallel]
-            if status := launch_ranks(ranks, "acp_repro.benchmark_training", words):
-                return status
-    print(f"records: {options.csv or metric.path(suite.name)}")
+    again = sys.argv[1:] if arguments is None else arguments
+    for ranks, parallel in itertools.product(options.nproc, options.parallel):
+        if ranks == 1 and parallel != options.parallel[0]:
+            continue  # one process has no two ways
+        # This command again, whose last words count.
+        words = [*again, "--is-rank", "--parallel", parallel]
+        if status := launch_ranks(ranks, "acp_repro.benchmark_training", words):
+            return status
+    print(f"records: {metric.path(suite.name)}")
     return 0
 
 
@@ -88,21 +72,17 @@ def recorded(suite: FoXSuite, metric: Metric, device: str) -> list[FoXRun]:
     return [run for shape, run in first.items() if shape in shapes] or [suite.run_for_heads]
 
 
-def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]) -> int:
-    """The work of one rank. Rank 0 adds its records to those of the ranks before, in a file of rows.
-
-    After each model it writes all as the records of the suite: what ends the command costs one model at most.
-    """
+def _measure(suite: FoXSuite, runs: list[FoXRun], options: argparse.Namespace) -> int:
+    """The work of one rank. Rank 0 writes each record at once, so a crash loses one model at most."""
     from .papers.acp.training_steps import time_steps
     from .pipeline.training.distributed import on_rank_zero, process_group, world_size
 
     with process_group(options.device) as device:
-        records = json.loads(options.rows.read_text()) if options.rows.exists() else []
 
-        def keep(record: dict) -> None:
+        def write(record: dict) -> None:
             print(_in_words(record), flush=True)
-            write_text(options.rows, json.dumps(records))
-            write(records, **made_on(device))
+            metric, dtype = suite.paper.metric("training_step"), runs[0].training.dtype
+            write_suite_records(suite.name, suite.paper, metric, [record], dtype=dtype, **made_on(device))
 
         for run, words in itertools.product(runs, options.vocab_size):
             for record in time_steps(
@@ -115,8 +95,7 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
                 parallel=options.parallel[0],
                 gates=options.gates,
             ):
-                records.append(record)
-                on_rank_zero(lambda record=record: keep(record))
+                on_rank_zero(lambda record=record: write(record))
     return 0
 
 
@@ -176,13 +155,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--repeats", type=positive, default=3, metavar="N", help="default: %(default)s")
     add("--steps", type=positive, default=5, metavar="N", help="steps in a repeat (default: %(default)s)")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
-    add(
-        "--csv",
-        type=output_file,
-        metavar="FILE",
-        help="write the records there, not to results/SUITE/benchmark/",
-    )
-    add("--rows", type=Path, help=argparse.SUPPRESS)  # one rank's work
+    add("--is-rank", action="store_true", help=argparse.SUPPRESS)  # one process of a launch
     return parser.parse_args(arguments)
 
 

@@ -17,20 +17,12 @@ from .pipeline.run import Run
 from .pipeline.suite_file import load_suite
 from .pipeline.training.measuring import bring_up_to_date
 
-OF_HEADS = ("decay", "attention_weights")  # the metrics that --heads is for
-
 
 @command("the same command measures what is missing", extra="pipeline")
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     suite = load_suite(options.suite)
-    wanted = _wanted(suite, options)
-    keywords = {"heads": options.heads} if options.heads else {}
-    other = [metric.name for _, metric in wanted if metric.name not in OF_HEADS]
-    if keywords and other:
-        raise SuiteError(f"--heads: {other[0]} has no such option; {', '.join(OF_HEADS)} have")
-    bring_up_to_date(suite, wanted, options.device, again=options.force, **keywords)
-    return 0
+    bring_up_to_date(suite, _wanted(suite, options), options.device, again=options.force)
 
 
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Metric]]:
@@ -76,22 +68,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add("--force", action="store_true", help="measure again even if up to date")
-    add(
-        "--heads",
-        nargs="+",
-        type=_layer_and_head,
-        metavar="LAYER.HEAD",
-        help=f"heads for {' and '.join(OF_HEADS)}, counted from 0 (default: chosen by savings, from the "
-        "most local to the most global)",
-    )
     return parser.parse_args(arguments)
-
-
-def _layer_and_head(text: str) -> tuple[int, int]:
-    layer, _, head = text.partition(".")
-    if not (layer.isdecimal() and head.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not LAYER.HEAD, such as 0.3")
-    return int(layer), int(head)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Sweeps epsilon, for savings and loss:
-``python -m acp_repro.sweep_epsilon [MODEL | --suite S]``.
+"""Sweeps epsilon, for savings and loss: ``python -m acp_repro.sweep_epsilon MODEL``.
 
-Works on a suite's run, whose records it writes, or on any FoX checkpoint. For each epsilon it prints the
-share of attention pruned, by blocks and entry by entry. It also prints the loss and the most weight that a
-row loses. Epsilon bounds that weight (Appendix A).
+MODEL is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. For each
+epsilon the command prints the share of attention pruned, by blocks and entry by entry, the loss, and the
+largest attention weight that a row loses. Epsilon bounds that weight (Appendix A). ``python -m
+acp_repro.measure epsilon_sweep`` writes the same numbers as the results of a suite.
 """
 
 from __future__ import annotations
@@ -13,30 +13,23 @@ import math
 
 from .common import files
 from .common.command import (
-    CHECKPOINT,
     DEFAULT_CONTEXT_LENGTH,
     add_text_options,
     aligned,
     bounded,
+    checkpoint_parser,
     choose_device,
     command,
-    described_parser,
     output_file,
     positive,
     run_command,
 )
 from .explorer.checkpoint import Checkpoint
 from .model.config import LogEpsilon
-from .papers.acp.runs import FoXSuite
 from .papers.acp.schema import SWEPT_LOG_PRUNING_TOLERANCES
 from .pipeline.data.sources import check_length
-from .pipeline.errors import SuiteError
 from .pipeline.provenance import made_on, origin
-from .pipeline.records import read_files
-from .pipeline.suite_file import load_suite
-from .pipeline.training.measuring import bring_up_to_date
 
-QUANTITY = "epsilon_sweep"
 GPU_TOKENS, CPU_TOKENS = 32_768, 4096
 _HEADER = (
     "log epsilon",
@@ -49,32 +42,8 @@ _HEADER = (
 
 
 @command(extra="pipeline")
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
-    print(table((_of_checkpoint if options.model else _of_suite)(options)))
-    return 0
-
-
-def _of_suite(options: argparse.Namespace) -> list[dict]:
-    """The suite's own sweep is the record that Figure 7 draws; a sweep at other values is a separate
-    record."""
-    suite = load_suite(options.suite or "cpu")
-    if not isinstance(suite, FoXSuite):
-        raise SuiteError(
-            f"suite {suite.name} is of paper {suite.paper.name}, which has no epsilon; name a suite of acp"
-        )
-    run = suite.run(options.run) if options.run else suite.run_for_sweep
-    metric = suite.paper.metric(QUANTITY)
-    values = options.log_pruning_tolerance or SWEPT_LOG_PRUNING_TOLERANCES
-    path, other = metric.path(suite.name, run.name), {}
-    if values != SWEPT_LOG_PRUNING_TOLERANCES:
-        path = path.with_name(f"{QUANTITY}_at_{'_'.join(f'{value:g}' for value in values)}.csv")
-        other = {"path": path, "log_pruning_tolerances": values}
-    bring_up_to_date(suite, [(run, metric)], options.device, again=options.force, **other)
-    return read_files(suite, metric, [path]).to_dict("records")
-
-
-def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
     opened = Checkpoint(options.model)  # before torch is imported
     length = options.context_length or opened.context_length or DEFAULT_CONTEXT_LENGTH
     check_length(options.text, length)
@@ -98,12 +67,12 @@ def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
             "context_length_tokens": length,
             **origin(dtype=settings.dtype, **made_on(device)),
         }
-        rows = [row | source for row in rows]
-        print(files.write_csv(options.csv, list(rows[0]), (row.values() for row in rows)))
-    return rows
+        table = [row | source for row in rows]
+        print(files.write_csv(options.csv, list(table[0]), (row.values() for row in table)))
+    print(_table(rows))
 
 
-def table(rows: list[dict]) -> str:
+def _table(rows: list[dict]) -> str:
     """Records of ``epsilon_sweep`` as aligned text; the mass is ``-`` if nothing was pruned."""
     lines = [_HEADER]
     for row in rows:
@@ -114,7 +83,7 @@ def table(rows: list[dict]) -> str:
                 f"{100 * row['block_pruned_ratio']:.1f} %",
                 f"{100 * row['token_pruned_ratio']:.1f} %",
                 f"{row['loss_nats']:.5f}",
-                "-" if mass is None or math.isnan(mass) else f"{mass:.1e}",
+                "-" if mass is None else f"{mass:.1e}",
                 f"{math.exp(value):.1e}",
             )
         )
@@ -122,24 +91,17 @@ def table(rows: list[dict]) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = described_parser("sweep_epsilon", __doc__)
+    parser = checkpoint_parser("sweep_epsilon", __doc__)
     add = parser.add_argument
-    add("model", nargs="?", metavar="MODEL", help=f"{CHECKPOINT}, instead of a suite's run")
     add(
         "--log-pruning-tolerance",
         type=bounded(LogEpsilon),
         nargs="+",
+        default=SWEPT_LOG_PRUNING_TOLERANCES,
         metavar="X",
         help="log epsilon, one or more (default: -1 -5 -10 -20 -40)",
     )
-    add("--device", help="cpu, cuda (default: a GPU if there is one)")
-    add = parser.add_argument_group("a run of a suite").add_argument
-    add("--suite", help="a name in experiments/ or a YAML file (default: cpu)")
-    add("--run", metavar="NAME", help="default: the suite's run_for_sweep")
-    add("--force", action="store_true", help="measure again even if up to date")
-    of_checkpoint = parser.add_argument_group("any checkpoint")
-    add = of_checkpoint.add_argument
-    add_text_options(of_checkpoint)
+    add_text_options(parser)
     add(
         "--tokens",
         type=positive,
@@ -148,13 +110,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "half a minute)",
     )
     add("--csv", type=output_file, metavar="FILE", help="also write the result to this file")
-    options = parser.parse_args(arguments)
-    of_text = (options.text, options.token_ids, options.context_length, options.tokens)
-    if not options.model and (any(of_text) or options.csv):
-        parser.error("--text, --token-ids, --context-length, --tokens and --csv need a MODEL")
-    if options.model and (options.suite or options.run or options.force):
-        parser.error("a MODEL belongs to no suite; leave out --suite, --run and --force")
-    return options
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

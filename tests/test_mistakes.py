@@ -17,7 +17,6 @@ CASES = [  # a command, its arguments, and what its message must name
     ("train", "--suite none --device gpu", "experiments/none.yaml"),
     ("train", "--jobs 0", "--jobs"),
     ("measure", "loss --suite none", "experiments/none.yaml"),
-    ("measure", "decay --heads 1", "--heads"),
     ("plan", "--suite none", "experiments/none.yaml"),
     ("benchmark_attention", "--device cuda:99", "--device cuda:99"),
     ("data", "'{corpus: text, path: nowhere}'", "path: nowhere"),

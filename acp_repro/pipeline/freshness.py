@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +151,7 @@ def write_record(
     record = {"rows": rows, "sha256": hashlib.sha256(content).hexdigest()}
     if measured is not None:
         suite, run, metric = measured
-        trained = measured_run(run)
-        state |= {"trained": trained and dataclasses.asdict(trained)}
+        state["trained"] = _training_facts(run)
         if not _has_settings(state, suite, run):
             state |= {"run": _settings(run), "measure": _settings(suite.measure_settings)}
         weights = None if metric.untrained(run) else done(run).get("sha256")
@@ -196,22 +194,12 @@ def exclusive(name: str, words: str) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class MeasuredRun:
-    """A finished run: the seconds of all its GPUs, and the most memory that one of them held."""
-
-    gpu_seconds: float
-    ranks: int
-    peak_memory_bytes: int | None
-    device: str
-
-
-def measured_run(run: Run) -> MeasuredRun | None:
-    """What a finished run took, from its folder or else from beside its records; None if unknown."""
+def _training_facts(run: Run) -> dict[str, Any] | None:
+    """What a finished run took: the seconds of all its GPUs, and the most memory that one of them used. From
+    its folder, or else as ``settings.json`` has it; None if unknown."""
     description, finished = read_json(run.folder / "run.json"), done(run)
     if description and finished:
-        peak = finished.get("peak_memory_bytes")
-        return MeasuredRun(finished["gpu_seconds"], finished["ranks"], peak, description["device"])
+        taken = {name: finished.get(name) for name in ("gpu_seconds", "ranks", "peak_memory_bytes")}
+        return taken | {"device": description["device"]}
     recorded = recorded_settings(run)
-    same = recorded.get("trained") and not differences(recorded.get("run"), run)
-    return MeasuredRun(**recorded["trained"]) if same else None
+    return None if differences(recorded.get("run"), run) else recorded.get("trained")

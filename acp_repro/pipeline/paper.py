@@ -59,10 +59,16 @@ class Suite:
         """Where ready weights are, for a suite that trains none."""
         return self.file.weights
 
-    def run(self, name: str) -> Run:
-        """The run called ``name``."""
+    def run(self, name: str, key: str = "") -> Run:
+        """The run called ``name``; ``key`` is the key of the suite file that names it, for an error."""
         runs = {run.name: run for run in self.runs}
-        return find_named(runs, name, f"suite {self.name} has no run {name!r}")
+        where = f"{key}: " if key else ""
+        return find_named(runs, name, f"{where}suite {self.name} has no run {name!r}")
+
+    def chosen_run(self, key: str) -> Run | None:
+        """The run that ``measure.KEY`` names; None if the file does not set the key."""
+        name = getattr(self.measure_settings, key)
+        return None if name is None else self.run(name, f"measure.{key}")
 
     @property
     def run_for_heads(self) -> Run | None:
@@ -78,11 +84,6 @@ class Suite:
     def prerequisites(self, run: Run) -> list[Run]:
         """For a paper's own class: runs of the suite whose weights must exist before ``run`` begins."""
         return []
-
-    @property
-    def restriction(self) -> str:
-        """For a paper's own class: which runs of the grid only some items use, for an error."""
-        return ""
 
     def with_all_seeds(self, runs: Iterable[Run]) -> list[Run]:
         """``runs``, and the runs that differ from one of them only in the seed."""
@@ -115,7 +116,7 @@ class Metric:
         name: of the metric and the file of its records.
         columns: the measured columns. A name ends with its unit; counts, ratios and indices need none. See
             also :func:`samples`.
-        measure: gives the function that measures: ``metric.measure()(trained, **options)`` returns the rows.
+        measure: gives the function that measures: ``metric.measure()(trained)`` returns the rows.
             Only this call imports it, and torch. None if ``command`` makes them.
         runs: the runs of a suite that it is about.
         untrained: whether it depends on a run's shape alone, so that no training is needed. ``measure`` then

@@ -63,8 +63,7 @@ def why_not(suite: Suite, item: FigureSpec) -> str:
     file = suite.path
     if suite.skip_runs and item.runs(dataclasses.replace(suite, runs=suite.runs + suite.skip_runs)):
         return f"{item.name}: skip_runs in {file} names what it needs: {item.runs_needed}"
-    restriction = f" ({suite.restriction})" if suite.restriction else ""
-    return f"{item.name}: the grid of {file} has no run of {item.runs_needed}{restriction}"
+    return f"{item.name}: the grid of {file} has no run of {item.runs_needed}"
 
 
 def records_of(suite: Suite, items: Iterable[FigureSpec]) -> list[Record]:

@@ -36,9 +36,8 @@ def write_records(
     trained_tokens: int,
     uses_gpu: bool = False,
     seconds: float | None = None,
-    path: Path | None = None,
 ) -> Path:
-    """Writes ``results/SUITE/RUN/QUANTITY.csv`` whole, with a proof, or ``path``, without one."""
+    """Writes ``results/SUITE/RUN/METRIC.csv`` whole, with a proof."""
     shared = {
         "suite": run.suite,
         "run": run.name,
@@ -46,11 +45,9 @@ def write_records(
         "trained_tokens": trained_tokens,
         **origin(device, dtype, uses_gpu),
     }
-    target = path or metric.path(run.suite, run.name)
-    content, count = _content(target, suite.paper, metric, shared, rows)
-    if path:
-        return files.write_bytes(path, content)
-    return freshness.write_record(target, content, count, (suite, run, metric), seconds)
+    path = metric.path(run.suite, run.name)
+    content, count = _content(path, suite.paper, metric, shared, rows)
+    return freshness.write_record(path, content, count, (suite, run, metric), seconds)
 
 
 def write_suite_records(
@@ -88,8 +85,7 @@ def benchmark_rows(suite: str, paper: Paper, metric: Metric) -> list[dict[str, s
     if not path.is_file():
         return []
     _check_proof(path, "move that file away first")
-    packed = path.suffix == ".gz"
-    with (gzip.open if packed else open)(path, "rt", encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
         if tuple(rows.fieldnames or ()) != paper.columns(metric):
             raise RecordError(f"{path} has not the columns of this version; move that file away first")

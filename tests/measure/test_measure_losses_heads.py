@@ -151,29 +151,6 @@ def test_weights_do_not_depend_on_how_rows_are_cut(rows, monkeypatch):
     assert whole[0] == (0, 0, 1.0)  # the first query sees nothing but itself
 
 
-def test_heads_can_be_named(capsys):
-    command = ["decay", "attention_weights", "--suite", "mini", "--run", ACP, "--heads"]
-    assert measure([*command, "1.1", "0.0"]) == 0
-    for metric in ("decay", "attention_weights"):
-        table = records(metric, ACP)
-        pairs = list(dict.fromkeys(zip(table["layer"], table["head"], strict=True)))
-        assert pairs == [(1, 1), (0, 0)]
-    # Other heads are asked for, so the record is made again though it is newer than the weights.
-    assert measure([*command, "0.1"]) == 0
-    assert set(records("decay", ACP)["head"]) == {1}
-    assert measure([*command, "2.0"]) == 1
-    assert "2.0" in capsys.readouterr().err
-    assert measure(["loss", "--suite", "mini", "--heads", "0.0"]) == 2
-
-
-def test_an_exact_run_has_no_savings_to_choose_by():
-    assert measure(["decay", "--suite", "mini", "--run", EXACT]) == 2
-    assert measure(["decay", "--suite", "mini", "--run", EXACT, "--heads", "0.0"]) == 0
-    table = records("decay", EXACT)
-    assert table["threshold_nats"].isna().all()  # missing, not zero
-    assert (table["first_kept_key_position"] == 0).all() and (table["pruned_ratio"] == 0).all()
-
-
 def test_pruned_ratio_is_the_serial_count_over_the_heldout_text():
     trained = trained_run(ACP)
     table = pandas.DataFrame(trained.on_heldout(measure_pruned_ratio, "pruned_ratio_tokens")).set_index(

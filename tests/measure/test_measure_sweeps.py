@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from acp_repro import sweep_epsilon
-from acp_repro import train as train_command
 from acp_repro.attention import logit_bound_from_norms, pruning_threshold, reference
 from acp_repro.attention.boundary import count_blocks, find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
@@ -21,7 +20,7 @@ from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import PassSettings, TrainedFoX, one_pass
 from acp_repro.pipeline.data.text_checkpoint import TextCheckpoint, labelled_batches
 from acp_repro.pipeline.suite_file import load_suite
-from tests.suites import YAML, records, with_measure, write_suite
+from tests.suites import YAML, with_measure, write_suite
 
 RUN = "pro-tiny-256-acp"
 LONGER = YAML.replace("context_length: [128]", "context_length: [256]").replace(
@@ -231,23 +230,8 @@ def checkpoint(tmp_path_factory):
 @pytest.mark.parametrize("source", [("--text", "text.txt"), ("--token-ids", "tokens.npy")])
 def test_command_on_a_checkpoint_writes_what_it_measured(checkpoint, source):
     csv = checkpoint / "out" / "sweep.csv"
-    assert (
-        sweep_epsilon.main(
-            [
-                str(checkpoint / "fox"),
-                source[0],
-                str(checkpoint / source[1]),
-                "--context-length",
-                "320",
-                "--log-pruning-tolerance",
-                "-2",
-                "-10.5",
-                "--csv",
-                str(csv),
-            ]
-        )
-        == 0
-    )
+    words = ["--context-length", "320", "--log-pruning-tolerance", "-2", "-10.5", "--csv", str(csv)]
+    assert sweep_epsilon.main([str(checkpoint / "fox"), source[0], str(checkpoint / source[1]), *words]) == 0
     frame = pd.read_csv(csv)
     assert tuple(frame.columns[:6]) == PAPER.metric("epsilon_sweep").columns
     assert (frame["largest_pruned_mass"] < np.exp([-2, -10.5])).all()
@@ -271,20 +255,3 @@ def test_measures_of_runs_serve_a_checkpoint(checkpoint):
     assert torch.equal(inputs, ids) and torch.equal(labels[:, :-1], ids[:, 1:])
     with torch.no_grad():
         assert (model.loss_per_token(inputs, labels)[:, -1] == 0).all()
-
-
-def test_command_on_a_suite_writes_records_and_keeps_current_ones(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path, LONGER.replace("loss_tokens: 256", "loss_tokens: 256, sweep_tokens: 512"))
-    assert sweep_epsilon.main(["--suite", "mini"]) == 1
-    assert train_command.main(["--suite", "mini", "--run", RUN]) == 0
-    assert sweep_epsilon.main(["--suite", "mini"]) == 0
-    capsys.readouterr()
-    assert records("epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == (TOLERANCES)
-    assert sweep_epsilon.main(["--suite", "mini"]) == 0
-    assert "up to date" in capsys.readouterr().out
-    # Other values are a record of their own, and the suite's stays what Figure 7 draws.
-    assert sweep_epsilon.main(["--suite", "mini", "--log-pruning-tolerance", "-3"]) == 0
-    custom = pd.read_csv(f"results/mini/{RUN}/epsilon_sweep_at_-3.csv")
-    assert custom["swept_log_pruning_tolerance"].tolist() == [-3.0]
-    assert records("epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == TOLERANCES

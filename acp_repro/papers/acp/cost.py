@@ -47,8 +47,7 @@ def run_cost(run: FoXRun, gpu: str, ranks: int) -> Cost:
     """The cost of ``run`` on so many GPUs; they are taken to scale without loss."""
     config = run.model_config(run.data.vocab_size or _count_words(Path(run.data.tokenizer_file)))
     tokens = run.steps * run.training.batch_tokens
-    pruned = 0.0 if run.log_pruning_tolerance is None else PRUNED_RATIO
-    executed = tokens * config.flops_per_token(run.context_length, 1.0 - pruned)
+    executed = tokens * config.flops_per_token(run.context_length, _kept(run))
     return Cost(
         parameters=config.num_parameters(),
         steps=run.steps,

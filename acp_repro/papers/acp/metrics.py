@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,10 +44,10 @@ def of_model(
 ) -> Callable[[], Callable[..., Any]]:
     """``Metric.measure`` of a function of (model, batches, settings); see ``TrainedFoX.on_heldout``."""
 
-    def measure_run(measure_model: Callable[..., Any], trained: Any, **options: Any) -> list[dict[str, Any]]:
-        return trained.on_heldout(measure_model, tokens, rows, **options)
+    def measure_run(trained: Any) -> list[dict[str, Any]]:
+        return trained.on_heldout(function(), tokens, rows)
 
-    return lambda: functools.partial(measure_run, function())
+    return lambda: measure_run
 
 
 def pruning(suite: FoXSuite) -> list[FoXRun]:

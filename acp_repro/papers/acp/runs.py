@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from acp_repro.model.config import FoXConfig
 from acp_repro.pipeline import data
 from acp_repro.pipeline.data.config import DataConfig
-from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.paper import Suite, first_seeds
 from acp_repro.pipeline.run import Run, file_of
 
@@ -20,6 +20,14 @@ from .schema import SIZE_OVERRIDES, File, SizeConfig, TrainingConfig
 FSDP_FROM = 300_000_000
 BLOCK_TOKENS = {"bfloat16": 128, "float32": 64}  # of the pruning grid, queries or keys
 PAPER_TOLERANCE = -10.0  # log epsilon, Section 3
+# The settings that the trainings of one comparison share, and those that could change the pruned ratio.
+_SHAPE = attrgetter(
+    *("architecture", "context_length", "size.num_hidden_layers", "size.hidden_size", "size.head_dim"),
+    "size.tokens",
+)
+_SUSPECTS = attrgetter(
+    *("needle_fraction", "size.learning_rate", "size.qk_norm_share_param_across_head", "size.vocab_size")
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -148,11 +156,8 @@ class FoXSuite(Suite):
     runs: tuple[FoXRun, ...]
 
     def check(self) -> None:
-        for key in ("run_for_heads", "run_for_sweep"):
-            try:
-                getattr(self, key)
-            except SuiteError as error:
-                raise ValueError(f"measure.{key}: {error}") from None
+        self.chosen_run("run_for_heads")
+        self.chosen_run("run_for_sweep")
 
     def check_text(self, runs: Iterable[FoXRun]) -> None:
         for run in {(repr(run.data), run.context_length): run for run in runs}.values():
@@ -164,16 +169,13 @@ class FoXSuite(Suite):
     @property
     def run_for_heads(self) -> FoXRun:
         """The run whose heads are shown (Figures 1, 4, 5, 6)."""
-        if self.measure_settings.run_for_heads is not None:
-            return self.run(self.measure_settings.run_for_heads)
         runs = self.select(architecture="pro", acp=True) or list(self.runs)
-        return min(_largest(runs), key=lambda run: run.context_length)
+        return self.chosen_run("run_for_heads") or min(_largest(runs), key=attrgetter("context_length"))
 
     @property
     def run_for_sweep(self) -> FoXRun:
         """The run on which epsilon, block size and context length are varied (Figure 7)."""
-        name = self.measure_settings.run_for_sweep
-        return self.run_for_heads if name is None else self.run(name)
+        return self.chosen_run("run_for_sweep") or self.run_for_heads
 
     def select(self, *, acp: bool | None = None, **wanted: Any) -> list[FoXRun]:
         """Runs whose attributes equal ``wanted``, such as ``architecture="pro"``; ``acp=True`` for ACP.
@@ -197,12 +199,9 @@ class FoXSuite(Suite):
         """One run with ACP of each size and context length: the lowest seed, at the paper's epsilon or the
         smallest."""
         runs = first_seeds(self.select(architecture=architecture, acp=True))
-        best: dict[tuple, FoXRun] = {}
-        for run in sorted(
-            runs, key=lambda r: (r.log_pruning_tolerance != PAPER_TOLERANCE, r.log_pruning_tolerance)
-        ):
-            best.setdefault((run.size_name, run.context_length), run)
-        return [run for run in runs if run in best.values()]
+        runs.sort(key=lambda run: (run.log_pruning_tolerance == PAPER_TOLERANCE, -run.log_pruning_tolerance))
+        best = {(run.size_name, run.context_length): run for run in runs}  # of several the last
+        return self.union(best.values())
 
     def pairs(self, architecture: str, largest: bool | None = None) -> list[FoXRun]:
         """Runs that exist both with ACP (log epsilon = -10) and exact, otherwise equal (Figure 3), with
@@ -231,14 +230,11 @@ class FoXSuite(Suite):
 
     @property
     def twins(self) -> list[FoXRun]:
-        """Exact runs of FoX (Pro) and of its RoPE twin that are otherwise equal."""
-
-        def of_both(run: FoXRun) -> tuple:
-            return (run.size_name, run.context_length, run.seed)
-
+        """Exact runs of FoX (Pro), and of the RoPE baseline that is otherwise equal."""
         fox, rope = (self.select(architecture=name, acp=False) for name in ("pro", "rope"))
-        both = set(map(of_both, fox)) & set(map(of_both, rope))
-        return self.union(run for run in (*fox, *rope) if of_both(run) in both)
+        shape = attrgetter("size_name", "context_length", "seed")
+        both = set(map(shape, fox)) & set(map(shape, rope))
+        return self.union(run for run in (*fox, *rope) if shape(run) in both)
 
     @property
     def trained_with_needles(self) -> list[FoXRun]:
@@ -249,9 +245,8 @@ class FoXSuite(Suite):
     def needle_trainings(self) -> list[FoXRun]:
         """The runs of :attr:`trained_with_needles`, and the null: exact runs from a changed weight."""
         pairs = self.trained_with_needles
-        null = [
-            r for r in self.runs if r.perturb_init and r.needle_fraction and r.log_pruning_tolerance is None
-        ]
+        exact = [run for run in self.runs if run.log_pruning_tolerance is None]
+        null = [run for run in exact if run.perturb_init and run.needle_fraction]
         return self.union(pairs, null) if pairs else []
 
     @property
@@ -259,13 +254,8 @@ class FoXSuite(Suite):
         """Trainings with ACP that differ in one thing that could change the pruned share, or in the seed;
         none if all are alike in learning rate, words, text and QK-norm."""
         runs = [run for run in self.runs if run.log_pruning_tolerance == PAPER_TOLERANCE]
-        runs = [run for run in runs if _shape(run) == _shape(runs[0])]
-        return runs if len({_suspects(run) for run in runs}) > 2 else []
-
-    @property
-    def restriction(self) -> str:
-        with_needles = any(run.needle_fraction for run in self.runs)
-        return "runs that train with needles are for Figure A6 alone" if with_needles else ""
+        runs = [run for run in runs if _SHAPE(run) == _SHAPE(runs[0])]
+        return runs if len(set(map(_SUSPECTS, runs))) > 2 else []
 
     @property
     def longest_trained(self) -> list[FoXRun]:
@@ -279,20 +269,6 @@ class FoXSuite(Suite):
         alike = {"size_name": best.size_name, "context_length": best.context_length}
         exact = first_seeds(self.select(architecture="pro", acp=False, **alike))
         return [run for run in self.runs if run in (best, *exact)]
-
-
-def _shape(run: FoXRun) -> tuple:
-    """The settings that the trainings of one comparison share."""
-    size = run.size
-    shape = (size.num_hidden_layers, size.hidden_size, size.head_dim, size.tokens)
-    return (run.architecture, run.context_length, *shape)
-
-
-def _suspects(run: FoXRun) -> tuple:
-    """The settings of a training that could change its pruned share."""
-    size = run.size
-    own = (size.learning_rate, size.qk_norm_share_param_across_head, size.vocab_size)
-    return (run.needle_fraction, *own)
 
 
 def _paired(runs: Iterable[FoXRun]) -> list[FoXRun]:

@@ -119,22 +119,17 @@ class FoXTask(Task):
         return load_pretrained(folder).to(device)
 
     def trained(self, suite: Suite, device: torch.device) -> TrainedFoX:
-        self._check_text()
-        found = super().trained(suite, device)
-        return TrainedFoX(suite, self.run, self, found.model, device, found.trained_tokens)
-
-    def _check_text(self) -> None:
-        """Refuses a tokeniser that was trained on other text than the model's, because its ids mean other
-        words."""
         run = self.run
-        if run.weights is not None or not run.data.bpe_size:
-            return
-        if text_hash(run) not in (None, self.corpus.describe()["hash"]):
+        # The ids of a tokeniser that was trained on other text than the model's mean other words.
+        learnt = run.weights is None and run.data.bpe_size
+        if learnt and text_hash(run) not in (None, self.corpus.describe()["hash"]):
             raise TrainingError(
                 f"{run.folder} was trained on other text than corpus {run.data.corpus} holds now, so with "
                 "another tokenizer. Put the text back, or delete the run and train again with "
                 f"`{run.command}`"
             )
+        found = super().trained(suite, device)
+        return TrainedFoX(suite, run, self, found.model, device, found.trained_tokens)
 
 
 def perturb(model: FoXForCausalLM, which: int = 1) -> None:

@@ -67,16 +67,12 @@ class TrainedFoX(Trained):
         return PassSettings(self.run.training.dtype, self.run.name)
 
     def on_heldout(
-        self,
-        measure: Callable[..., list[dict[str, Any]]],
-        tokens: str,
-        rows: int | None = None,
-        **options: Any,
+        self, measure: Callable[..., list[dict[str, Any]]], tokens: str, rows: int | None = None
     ) -> list[dict[str, Any]]:
         """The records of ``measure(model, batches, settings)`` on held-out text of the run; ``tokens`` is the
         key of ``measure`` in the suite file that says how much."""
         tokens = getattr(self.measure_settings, tokens)
-        return measure(self.model, self.heldout_batches(tokens, rows), self.settings, **options)
+        return measure(self.model, self.heldout_batches(tokens, rows), self.settings)
 
 
 def read_losses(

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from acp_repro.lap.config import PruningConfig
-from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.run import Run
 
@@ -85,10 +84,7 @@ class PruningSuite(Suite):
     runs: tuple[PruningRun, ...]
 
     def check(self) -> None:
-        try:
-            _ = self.main_run
-        except SuiteError as error:
-            raise ValueError(f"measure.main_run: {error}") from None
+        self.chosen_run("main_run")
         for run in self.gated:
             if run.start is not None and run.start.name not in (other.name for other in self.runs):
                 raise ValueError(f"start: the grid has no run {run.start.name}; add {{compression: [null]}}")
@@ -99,9 +95,8 @@ class PruningSuite(Suite):
     @property
     def main_run(self) -> PruningRun:
         """The run for measures of a single model."""
-        if self.measure_settings.main_run is not None:
-            return self.run(self.measure_settings.main_run)
-        return next((run for run in self.gated if run.training_mask == "hard_concrete"), self.runs[0])
+        usual = next((run for run in self.gated if run.training_mask == "hard_concrete"), self.runs[0])
+        return self.chosen_run("main_run") or usual
 
     @property
     def gated(self) -> list[PruningRun]:

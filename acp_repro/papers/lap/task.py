@@ -64,14 +64,10 @@ class Trainee(nn.Module):
         config = self._config
         if self.compression is None:
             return {"mask": "none"}
-        if config.lambda_below_nats is None and not config.token_dropout_steps:
-            return {}
-        steps = int(self.steps_with_lambda)
-        if not steps and config.lambda_below_nats is not None:
+        if config.lambda_below_nats is not None and not self.steps_with_lambda:
             return {"mask": "none"}
-        return (
-            {"blind": True} if config.token_dropout_steps > 0 and steps <= config.token_dropout_steps else {}
-        )
+        dropout = config.token_dropout_steps
+        return {"blind": True} if dropout and self.steps_with_lambda <= dropout else {}
 
     def _price(self) -> Tensor:
         """The present value of lambda, a scalar."""

@@ -7,7 +7,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from ...common.command import choose_device
@@ -20,24 +19,14 @@ from ..run import Run
 
 
 def bring_up_to_date(
-    suite: Suite,
-    wanted: Iterable[tuple[Run, Metric]],
-    device: str | None,
-    *,
-    again: bool = False,
-    path: Path | None = None,
-    **options: Any,
+    suite: Suite, wanted: Iterable[tuple[Run, Metric]], device: str | None, *, again: bool = False
 ) -> None:
     """Writes the records that are not up to date, and prints the file of each; one process at a time.
 
     Args:
         wanted: the pairs of a run together, so that its weights are read once.
-        again: measure again even if up to date. With a ``path`` or an option it is always measured, because a
-            record does not say how it was made.
-        path: another file to write, without a proof.
-        options: for the ``measure`` of every metric.
+        again: measure again even if up to date.
     """
-    again = again or path is not None or bool(options)
     with freshness.exclusive("measuring", "measures here"):
         stale = []
         for run, metric in wanted:
@@ -46,12 +35,10 @@ def bring_up_to_date(
             else:
                 print(f"{metric.path(run.suite, run.name)}: up to date")
         if stale:
-            _measure(suite, stale, choose_device(device), path, options)
+            _measure(suite, stale, choose_device(device))
 
 
-def _measure(
-    suite: Suite, stale: list[tuple[Run, Metric]], device: Any, path: Path | None, options: dict[str, Any]
-) -> None:
+def _measure(suite: Suite, stale: list[tuple[Run, Metric]], device: Any) -> None:
     failed = 0
     for (run, untrained), pairs in itertools.groupby(
         stale, key=lambda pair: (pair[0], pair[1].untrained(pair[0]))
@@ -67,7 +54,7 @@ def _measure(
             try:
                 if not metric.has_library:
                     raise UserError("needs {}: pip install -e '.[{}]'".format(*metric.library))
-                rows = metric.measure()(trained, **options)
+                rows = metric.measure()(trained)
             except Exception as error:
                 if len(stale) == 1:
                     raise
@@ -84,7 +71,6 @@ def _measure(
                 dtype=run.training.dtype,
                 trained_tokens=trained.trained_tokens,
                 seconds=round(time.perf_counter() - begun, 1),
-                path=path,
                 **made_on(device),
             )
             print(written)

@@ -141,21 +141,16 @@ def choose_keys(scores: dict[str, Kept]) -> dict[str, Kept]:
 @contextlib.contextmanager
 def evicting(model: torch.nn.Module, kept: Kept, treatment: str) -> Iterator[None]:
     """While open, queries after the prompt attend to ``kept`` of its keys and to all keys after it."""
+
+    def replace_late(of_layer: Tensor, _module: torch.nn.Module, arguments: tuple, out: Tensor) -> Tensor:
+        late = attend_late(AttentionInputs(*arguments), of_layer, treatment)
+        return torch.cat([out[:, :, : of_layer.shape[1]], late.to(out.dtype)], 2)
+
     cores = [module for module in model.modules() if isinstance(module, ForgettingAttentionCore)]
-
-    def hook_of(of_layer: Tensor):
-        def hook(_module, arguments, out: Tensor) -> Tensor:
-            late = attend_late(AttentionInputs(*arguments), of_layer, treatment)
-            return torch.cat([out[:, :, : of_layer.shape[1]], late.to(out.dtype)], 2)
-
-        return hook
-
-    handles = [core.register_forward_hook(hook_of(one)) for core, one in zip(cores, kept, strict=True)]
-    try:
+    with contextlib.ExitStack() as stack:
+        for core, of_layer in zip(cores, kept, strict=True):
+            stack.enter_context(core.register_forward_hook(functools.partial(replace_late, of_layer)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def attend_late(inputs: AttentionInputs, kept: Tensor, treatment: str) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -29,14 +29,14 @@ class Head(NamedTuple):
     head: int
 
 
-def measure_decay(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None) -> list[dict]:
+def measure_decay(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a position and head, on the first held-out sequence of the run's context length.
 
     ``first_kept_key_position`` is the first token of key block n_m, where m is the position's query block.
-    ``heads`` are recorded in their order; by default :func:`choose_heads` chooses by savings.
+    The heads are those of :func:`choose_heads`.
     """
     records: list[dict[str, Any]] = []
-    for head, inputs in inputs_of_heads(trained, heads):
+    for head, inputs in trained.once(inputs_of_heads):
         block_q, block_k = inputs.grid()
         length = inputs.q.shape[2]
         boundary = inputs.boundary(block_q, block_k)
@@ -83,36 +83,21 @@ def choose_heads(savings: dict[Head, float], start: dict[Head, float]) -> list[H
     return sorted(chosen, key=lambda head: (-savings[head], head))
 
 
-def inputs_of_heads(
-    trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None
-) -> list[tuple[Head, AttentionInputs]]:
-    """Each head with the inputs of its attention on the first sequence: batch and heads of 1."""
-    config = trained.model.config
-    if heads is None:
-        heads = trained.once(_heads_by_savings)
-    for layer, head in heads:
-        if layer >= config.num_hidden_layers or head >= config.num_heads:
-            raise UsageError(
-                f"{trained.run.name} has no head {layer}.{head}: layers are 0 to "
-                f"{config.num_hidden_layers - 1}, heads 0 to {config.num_heads - 1}"
-            )
-    layers = trained.once(_first_sequence)
-    return [(Head(*each), _one_head(layers[each[0]], each[1])) for each in heads]
-
-
-def _heads_by_savings(trained: TrainedFoX) -> list[Head]:
+def inputs_of_heads(trained: TrainedFoX) -> list[tuple[Head, AttentionInputs]]:
+    """Each chosen head with the inputs of its attention on the first sequence: batch and heads of 1."""
     if trained.model.config.log_pruning_tolerance is None:
-        raise UsageError(
-            f"{trained.run.name} prunes nothing, so its heads cannot be chosen by savings; name them "
-            "with --heads LAYER.HEAD"
-        )
-    records = trained.on_heldout(measure_pruned_ratio, "pruned_ratio_tokens")
+        raise UsageError(f"{trained.run.name} prunes nothing, so its heads cannot be chosen by savings")
+    input_ids, _ = next(iter(trained.heldout_batches(trained.run.context_length, 1)))
+    with autocast(trained.device, trained.run.training.dtype):
+        layers = attention_inputs(trained.model, input_ids)
     start = {
         Head(layer, head): float(pruned)
-        for layer, inputs in enumerate(trained.once(_first_sequence))
+        for layer, inputs in enumerate(layers)
         for head, pruned in enumerate(_pruned_at_the_start(inputs))
     }
-    return choose_heads({Head(r["layer"], r["head"]): r["pruned_ratio"] for r in records}, start)
+    records = trained.on_heldout(measure_pruned_ratio, "pruned_ratio_tokens")
+    savings = {Head(record["layer"], record["head"]): record["pruned_ratio"] for record in records}
+    return [(head, _one_head(layers[head.layer], head.head)) for head in choose_heads(savings, start)]
 
 
 def _pruned_at_the_start(inputs: AttentionInputs) -> Tensor:
@@ -120,13 +105,6 @@ def _pruned_at_the_start(inputs: AttentionInputs) -> Tensor:
     block_q, block_k = inputs.grid()
     rows = max(1, _START_TOKENS // block_q)
     return inputs.boundary(block_q, block_k)[0, :, :rows].sum(-1)
-
-
-def _first_sequence(trained: TrainedFoX) -> list[AttentionInputs]:
-    """The inputs of every layer's attention, batch of 1."""
-    input_ids, _ = next(iter(trained.heldout_batches(trained.run.context_length, 1)))
-    with autocast(trained.device, trained.run.training.dtype):
-        return attention_inputs(trained.model, input_ids)
 
 
 def _one_head(inputs: AttentionInputs, head: int) -> AttentionInputs:
@@ -139,9 +117,7 @@ def _one_head(inputs: AttentionInputs, head: int) -> AttentionInputs:
     return AttentionInputs(*map(slice_head, (inputs.q, inputs.k, inputs.v, inputs.log_fgate)), threshold)
 
 
-def measure_attention_weights(
-    trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None
-) -> list[dict]:
+def measure_attention_weights(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each entry of A over 0.1, rows in order, of the heads of ``decay``. A is exact (Equation
     2), computed in float64 by the reference from the numbers that the model multiplies."""
     return [
@@ -152,7 +128,7 @@ def measure_attention_weights(
             "key_position": key,
             "attention_weight": weight,
         }
-        for head, inputs in inputs_of_heads(trained, heads)
+        for head, inputs in trained.once(inputs_of_heads)
         for query, key, weight in large_weights(inputs)
     ]
 
