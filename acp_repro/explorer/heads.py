@@ -55,6 +55,7 @@ class ModelHeads:
         grid: tokens of a query block and of a key block.
         own_log_pruning_tolerance: log epsilon of the model's config; None if it is exact.
         name, facts: what the page calls the model, and lines about it, such as its text.
+        rules: what rules of sparse attention skip and lose, from :func:`head_map`; None for no such view.
     """
 
     table: pd.DataFrame
@@ -65,6 +66,7 @@ class ModelHeads:
     own_log_pruning_tolerance: float | None
     name: str = "the model"
     facts: Sequence[str] = ()
+    rules: dict[str, Any] | None = None
 
     @property
     def length(self) -> int:

@@ -125,7 +125,7 @@ def read_heads(
     first: dict[tuple[int, int], Head] = {}
     generator = torch.Generator().manual_seed(0)
 
-    def see(layer: int, inputs: LayerInputs) -> None:
+    def on_layer(layer: int, inputs: LayerInputs) -> None:
         if scorers and inputs.score is None:
             raise NotReadable(
                 "scorers choose keys of models whose attention transformers calls by its interface; "
@@ -171,7 +171,7 @@ def read_heads(
     bar = progress_bar(unit="head", leave=False, disable=not progress)
     with bar, certified(model, log_epsilon):
         for row in ids.split(1):
-            skipped = read_layers(model, row, see).lines
+            skipped = read_layers(model, row, on_layer)
     table = pd.DataFrame(
         {"layer": layer, "head": head, **pd.DataFrame(found).mean().to_dict()}
         for layer in sorted(rows)

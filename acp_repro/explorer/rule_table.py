@@ -179,7 +179,7 @@ def measure_rules(
     found: list[dict[str, Any]] = []
     bar = progress_bar(unit="head", leave=False, disable=not progress)
 
-    def see(layer: int, inputs: LayerInputs) -> None:
+    def on_layer(layer: int, inputs: LayerInputs) -> None:
         for head, of_head in enumerate(split_heads(inputs, log_epsilon)):
             sums = RuleSums(of_head, rules)
             chunk = CHUNK_SCORES_CPU if of_head.q.device.type == "cpu" else CHUNK_SCORES_GPU
@@ -203,7 +203,7 @@ def measure_rules(
             bar.update()
 
     with bar, certified(model, log_epsilon):
-        read_layers(model, ids, see)
+        read_layers(model, ids, on_layer)
     return pd.DataFrame(found)
 
 
