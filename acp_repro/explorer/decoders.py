@@ -110,7 +110,7 @@ def read_layers(
 
         watch, run = watch_attention(model, read_fox), decoder.model
     else:
-        config, length = decoder.config.get_text_config(), input_ids.shape[1]
+        config, length = text_config(model), input_ids.shape[1]
         own = {"mpt": "max_seq_len", "bloom": ""}.get(config.model_type)  # BLOOM reads any length
         limit = getattr(config, "max_position_embeddings" if own is None else own, None)
         if limit and length > limit:
@@ -136,6 +136,12 @@ def read_layers(
 
 def _lines(skipped: dict[int, str]) -> list[str]:
     return [f"layer {layer}: {why}" for layer, why in sorted(skipped.items())]
+
+
+def text_config(model: nn.Module) -> Any:
+    """The config of a FoX, or of the decoder in a model of transformers."""
+    config = cast(Any, model.config)
+    return getattr(config, "get_text_config", lambda: config)()
 
 
 def load_decoder(path: str, device: torch.device) -> tuple[nn.Module, Any]:
