@@ -86,19 +86,23 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"text: {source}")
     (print_decoder if without_gates else print_heads)(str(checkpoint.folder), heads, options.sort)
     if options.rules:
-        _write_rules(options, checkpoint.load(device), input_ids[:1], checkpoint.name, source)
+        rules = _write_rules(options, checkpoint.load(device), input_ids[:1], checkpoint.name, source)
+        if page:
+            page.models[0].rules = rules
     return _write_files(options, heads, page)
 
 
-def _write_rules(options: argparse.Namespace, model, ids, name: str, text: str) -> None:
-    """Prints what each rule skips and loses on the first sequence, and writes it head by head."""
+def _write_rules(options: argparse.Namespace, model, ids, name: str, text: str) -> dict:
+    """Prints what each rule skips and loses on the first sequence, and writes and returns it head by head."""
     from .explorer.rule_table import head_map, measure_rules, print_rules
 
     epsilon = options.log_pruning_tolerance
     table = measure_rules(model, ids, log_pruning_tolerance=epsilon, progress=True)
     print_rules(table)
-    files.write_json(options.rules, head_map(table, name, Path(text).name, ids.shape[1]))
+    rules = head_map(table, name, Path(text).name, ids.shape[1])
+    files.write_json(options.rules, rules)
     print(f"rules   {options.rules.resolve()}")
+    return rules
 
 
 def _write_files(options: argparse.Namespace, heads, page) -> int:
@@ -145,7 +149,7 @@ def _inspect_decoder(options: argparse.Namespace) -> int:
     for line in heads.skipped:
         print(f"skipped {line}")
     if options.rules:
-        _write_rules(options, model, ids[:1], heads.name, given or SampleSource.title)
+        heads.rules = _write_rules(options, model, ids[:1], heads.name, given or SampleSource.title)
     return _write_files(options, heads.table, Explorer(heads, tokenizer=tokenizer))
 
 
@@ -187,8 +191,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         const=Path("head_map.json"),
         type=output_file,
         metavar="FILE",
-        help="also print what published rules of sparse attention skip and lose on the first sequence, and "
-        "write it for each head (default: head_map.json)",
+        help="also print what published rules of sparse attention skip and lose on the first sequence, "
+        "write it for each head (default: head_map.json), and show it on the page of --html",
     )
     add("--compare", metavar="OTHER", help="show a second model of the same shape on that page")
     options = parser.parse_args(arguments)

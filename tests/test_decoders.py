@@ -142,7 +142,7 @@ def test_sums_are_those_of_the_weights_that_transformers_computes(name, ids):
     model, seen = make_model(name), {}
     with torch.no_grad():
         expected = model(ids, output_attentions=True).attentions
-    assert read_layers(model, ids, seen.__setitem__).lines == []
+    assert read_layers(model, ids, seen.__setitem__) == []
     assert model.config._attn_implementation == "eager" and sorted(seen) == [0, 1]
     for layer, inputs in seen.items():
         c = inputs.running_sum(0)

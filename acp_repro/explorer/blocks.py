@@ -8,10 +8,14 @@ these are is known beforehand from a certificate of decay (ACP); on the way from
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from acp_repro.attention.boundary import find_boundary
+
+from .weights import RowSums
 
 BLOCK = 64
 EPSILONS = {"e-10": math.exp(-10), "1e-3": 1e-3, "1e-2": 1e-2}
@@ -71,41 +75,43 @@ def known_afterwards(mass: Tensor, epsilon: float) -> Tensor:
     return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, sums.amax(-2) < epsilon)
 
 
-class HeadSums:
+class HeadSums(RowSums):
     """The sums of one head over one sequence, gathered in the pass of :func:`head_weights`.
 
     Args:
-        outside, known: (M,) int32 each, blocks on the left of a query block that lie outside the window, and
-            that the certificate leaves out besides (at least ``outside``).
-        length: T.
-        window_size: keys that a query sees, its own included; None for all.
+        c: (T,) float64, the running sum of the log forget gates, or zeros.
+        threshold: delta of the certificate, one number; None without decay.
         late: the first query whose weights count in :attr:`received_late`.
+        window_size: keys that a query sees, its own included; None for all.
     """
 
-    def __init__(self, outside: Tensor, known: Tensor, length: int, late: int, window_size: int | None):
-        self.outside, self.certified = outside.tolist(), known.tolist()
+    def __init__(self, c: Tensor, threshold: Tensor | None, late: int, window_size: int | None):
+        # Blocks left of the window, and those that the certificate leaves out too, of each query block.
+        self.outside, self.certified = (
+            find_boundary(c[None, None], delta, len(c), BLOCK, BLOCK, window_size=window_size)[0, 0].tolist()
+            for delta in (None, None if threshold is None else threshold.view(1, 1))
+        )
+        length = len(c)
         self.length, self.late, self.stride = length, late, -(-length // MOST_QUERIES)
         self.window_size = window_size
-        self.blocks = sum(range(1, len(known) + 1)) - sum(self.outside)
+        self.blocks = sum(range(1, len(self.outside) + 1)) - sum(self.outside)
         self.known = sum(self.certified) - sum(self.outside)
         self.seen, self.seen_besides, self.after = (dict.fromkeys(EPSILONS, 0) for _ in range(3))
         self.kept_keys: list[Tensor] = []
         self.entropy = 0.0
         self.received_late = torch.zeros(length, dtype=torch.float64)
 
-    def add_scores(self, first: int, block: Tensor) -> None:
-        """What is needed of the scores follows from the weights."""
-
     def add_weights(self, first: int, block: Tensor, total: Tensor) -> None:
         weights = block / total[:, None]
         self.entropy += float(torch.special.entr(weights).sum(-1, dtype=torch.float64).sum())
         visible = torch.arange(first + 1, first + len(block) + 1, device=block.device)
         visible = visible.clamp(max=self.window_size or self.length)
-        masses, maxima = (_rows_by_block(first, weights, reduce) for reduce in (Tensor.sum, Tensor.amax))
-        for (m, mass), (_, largest) in zip(masses, maxima, strict=True):
-            rows = slice(m * BLOCK - first, (m + 1) * BLOCK - first)
-            outside = self.outside[m]
-            mass, largest = mass[:, outside:], largest[:, outside:]
+        tiles = torch.nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+        masses, maxima = tiles.sum(-1), tiles.amax(-1)
+        for start in range(0, len(weights), BLOCK):
+            m = (first + start) // BLOCK
+            outside, rows = self.outside[m], slice(start, start + BLOCK)
+            mass, largest = (x[rows, outside : m + 1] for x in (masses, maxima))
             for name, epsilon in EPSILONS.items():
                 left_out = seen_on_the_way(largest, mass, visible[rows], epsilon)
                 self.seen[name] += int(left_out.sum())
@@ -131,14 +137,3 @@ class HeadSums:
             **{f"seen_besides_{name}": count / self.blocks for name, count in self.seen_besides.items()},
             **{f"after_{name}": count / self.blocks for name, count in self.after.items()},
         }
-
-
-def _rows_by_block(
-    first: int, weights: Tensor, reduce: Callable[[Tensor, int], Tensor]
-) -> Iterator[tuple[int, Tensor]]:
-    """(m, (R, m + 1)) for each query block m of a chunk: ``reduce`` over the keys of each of its blocks."""
-    padded = torch.nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK))
-    reduced = reduce(padded.unflatten(1, (-1, BLOCK)), -1)
-    for start in range(0, len(weights), BLOCK):
-        m = (first + start) // BLOCK
-        yield m, reduced[start : start + BLOCK, : m + 1]

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -79,58 +79,45 @@ class LayerInputs:
         return -self.slopes.double()[:, None] * torch.arange(self.q.shape[2], device=self.q.device)
 
 
-@dataclass
-class Reading:
-    """What ``read_layers`` saw.
-
-    Attributes:
-        layers: numbers of the layers that were read.
-        skipped: the other layers, each with the reason.
-    """
-
-    layers: list[int] = field(default_factory=list)
-    skipped: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def lines(self) -> list[str]:
-        """A line for each skipped layer."""
-        return [f"layer {layer}: {why}" for layer, why in sorted(self.skipped.items())]
-
-
-def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerInputs], None]) -> Reading:
-    """Runs ``model`` on ``input_ids`` (B, T) int64 and calls ``see(layer, inputs)`` for each attention layer.
+def read_layers(
+    model: nn.Module, input_ids: Tensor, on_layer: Callable[[int, LayerInputs], None]
+) -> list[str]:
+    """Runs ``model`` on ``input_ids`` (B, T) int64 and calls ``on_layer(layer, inputs)`` for each attention.
 
     The model runs in evaluation mode; afterwards each module has its own mode again.
+
+    Returns:
+        A line for each layer that was not read, with the reason.
 
     Raises:
         NotReadable: no attention layer of the model can be read, or one computes its weights in a way that is
             not known here; or the model has fewer positions than tokens.
     """
-    reading, decoder = Reading(), cast(Any, model)
+    decoder = cast(Any, model)
+    layers: set[int] = set()
+    skipped: dict[int, str] = {}
 
-    def see_layer(layer: int, inputs: LayerInputs) -> None:
-        reading.layers.append(layer)
-        see(layer, inputs)
+    def read_layer(layer: int, inputs: LayerInputs) -> None:
+        layers.add(layer)
+        on_layer(layer, inputs)
 
     modes = {module: module.training for module in model.modules()}
     if any(isinstance(module, ForgettingAttentionCore) for module in modes):
 
-        def see_fox(layer: int, inputs: AttentionInputs) -> None:
-            see_layer(
-                layer,
-                LayerInputs(inputs.q, inputs.k, inputs.q.shape[-1] ** -0.5, fox=inputs, values=inputs.v),
-            )
+        def read_fox(layer: int, inputs: AttentionInputs) -> None:
+            scaling = inputs.q.shape[-1] ** -0.5
+            read_layer(layer, LayerInputs(inputs.q, inputs.k, scaling, fox=inputs, values=inputs.v))
 
-        watch, run = watch_attention(model, see_fox), decoder.model
+        watch, run = watch_attention(model, read_fox), decoder.model
     else:
-        config, length = decoder.config.get_text_config(), input_ids.shape[1]
+        config, length = text_config(model), input_ids.shape[1]
         own = {"mpt": "max_seq_len", "bloom": ""}.get(config.model_type)  # BLOOM reads any length
         limit = getattr(config, "max_position_embeddings" if own is None else own, None)
         if limit and length > limit:
             raise NotReadable(
                 f"{length} tokens are more than the model's {limit} positions; give fewer (--context-length)"
             )
-        watch = _watch(model, see_layer, reading.skipped)
+        watch = _watch(model, read_layer, skipped)
         run = functools.partial(decoder.base_model, use_cache=False)
     model.eval()
     try:
@@ -139,12 +126,22 @@ def read_layers(model: nn.Module, input_ids: Tensor, see: Callable[[int, LayerIn
     finally:
         for module, mode in modes.items():
             module.training = mode
-    if not reading.layers:
-        lines = [*reading.lines, "it calls no attention that transformers knows"]
-        raise NotReadable(f"{type(model).__name__} cannot be read: {lines[0]}")
-    for layer in {*range(getattr(model.config, "num_hidden_layers", 0))} - {*reading.layers}:
-        reading.skipped.setdefault(layer, "no softmax attention over tokens")
-    return reading
+    if not layers:
+        whys = [*_lines(skipped), "it calls no attention that transformers knows"]
+        raise NotReadable(f"{type(model).__name__} cannot be read: {whys[0]}")
+    for layer in {*range(getattr(model.config, "num_hidden_layers", 0))} - layers:
+        skipped.setdefault(layer, "no softmax attention over tokens")
+    return _lines(skipped)
+
+
+def _lines(skipped: dict[int, str]) -> list[str]:
+    return [f"layer {layer}: {why}" for layer, why in sorted(skipped.items())]
+
+
+def text_config(model: nn.Module) -> Any:
+    """The config of a FoX, or of the decoder in a model of transformers."""
+    config = cast(Any, model.config)
+    return getattr(config, "get_text_config", lambda: config)()
 
 
 def load_decoder(path: str, device: torch.device) -> tuple[nn.Module, Any]:
@@ -205,8 +202,10 @@ def _weigh(query, key, mask, scaling, softcap, sinks, own=slice(None)) -> Tensor
 
 
 @contextlib.contextmanager
-def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[int, str]) -> Iterator[None]:
-    """While open, calls ``see`` for each layer of a decoder of transformers."""
+def _watch(
+    model: Any, on_layer: Callable[[int, LayerInputs], None], skipped: dict[int, str]
+) -> Iterator[None]:
+    """While open, calls ``on_layer`` for each layer of a decoder of transformers."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -231,7 +230,7 @@ def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[in
         if why := _why_not(module, query, key, mask, kwargs):
             skipped[layer] = why
             return
-        see(
+        on_layer(
             layer,
             LayerInputs(
                 query,
@@ -255,8 +254,8 @@ def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[in
     def keep_arguments(module, args, kwargs):
         given[module] = dict(zip(("hidden_states",), args, strict=False)) | kwargs
 
-    def see_alibi(module, args, kwargs):
-        see(*_alibi_inputs(module, inspect.signature(module.forward).bind(*args, **kwargs).arguments))
+    def read_alibi(module, args, kwargs):
+        on_layer(*_alibi_inputs(module, inspect.signature(module.forward).bind(*args, **kwargs).arguments))
 
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -264,7 +263,7 @@ def _watch(model: Any, see: Callable[[int, LayerInputs], None], skipped: dict[in
     with contextlib.ExitStack() as stack:
         for module in [*model.modules()]:
             if type(module).__name__ in _ALIBI:
-                hook = module.register_forward_pre_hook(see_alibi, with_kwargs=True)
+                hook = module.register_forward_pre_hook(read_alibi, with_kwargs=True)
             elif hasattr(module, "layer_idx"):
                 hook = module.register_forward_pre_hook(keep_arguments, with_kwargs=True)
                 if not hasattr(module, "rotary_emb"):  # where kvpress' presses look for it

@@ -49,8 +49,10 @@ class Explorer:
                     "shape the same tokens"
                 )
             if first.name == second.name:  # such as two seeds in folders of one name
-                names = (f"{first.name} (first)", f"{first.name} (second)")
-                self.models = tuple(map(lambda one, name: replace(one, name=name), models, names))
+                self.models = tuple(
+                    replace(one, name=f"{one.name} ({place})")
+                    for one, place in zip(models, ("first", "second"), strict=True)
+                )
 
     @cached_property
     def html(self) -> str:
@@ -107,21 +109,22 @@ def explore(
         check_comparable(names[0], model.config, names[1], compare.config)
     ids = check_ids(tokens, min(m.config.vocab_size for m in models))
     batches = ids.to(next(model.parameters()).device).split(1)
-    settings = {"log_pruning_tolerance": log_pruning_tolerance, "dtype": dtype}
-    heads = [weigh_heads(m, batches, **settings) for m in models]
-    named = [replace(one, name=name) for one, name in zip(heads, names, strict=False)]
-    return Explorer(*named, tokenizer=tokenizer)
+    heads = [
+        replace(weigh_heads(m, batches, log_pruning_tolerance=log_pruning_tolerance, dtype=dtype), name=name)
+        for m, name in zip(models, names, strict=False)
+    ]
+    return Explorer(*heads, tokenizer=tokenizer)
 
 
 def check_comparable(first: str, first_config: FoXConfig, second: str, second_config: FoXConfig) -> None:
     """Raises :class:`UsageError` unless two models have the same number of layers and heads."""
-    shapes = [(c.num_hidden_layers, c.num_heads) for c in (first_config, second_config)]
-    if shapes[0] != shapes[1]:
-        said = ", ".join(
-            f"{name} has {layers} layers of {heads} heads"
-            for name, (layers, heads) in zip((first, second), shapes, strict=True)
+    one, other = (
+        f"{c.num_hidden_layers} layers of {c.num_heads} heads" for c in (first_config, second_config)
+    )
+    if one != other:
+        raise UsageError(
+            f"{first} has {one}, {second} has {other}; only models of one shape are compared head by head"
         )
-        raise UsageError(f"{said}; only models of one shape are compared head by head")
 
 
 def token_pieces(ids: Tensor, tokenizer: Decoder | None) -> list[str]:

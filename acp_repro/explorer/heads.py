@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.threshold import DEFAULT_LOG_PRUNING_TOLERANCE, pruning_threshold
 from acp_repro.common.errors import UsageError
-from acp_repro.common.grid import KINDS, head_kind, largest_pruned_ratio
-from acp_repro.model import FoXForCausalLM
+from acp_repro.common.grid import head_kind, largest_pruned_ratio
+from acp_repro.model import ForgettingAttentionLayer, FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs, watch_attention
 
 from .weights import HeadWeights, cell_tokens, head_weights
@@ -55,6 +57,7 @@ class ModelHeads:
         grid: tokens of a query block and of a key block.
         own_log_pruning_tolerance: log epsilon of the model's config; None if it is exact.
         name, facts: what the page calls the model, and lines about it, such as its text.
+        rules: what rules of sparse attention skip and lose, from :func:`head_map`; None for no such view.
     """
 
     table: pd.DataFrame
@@ -65,6 +68,7 @@ class ModelHeads:
     own_log_pruning_tolerance: float | None
     name: str = "the model"
     facts: Sequence[str] = ()
+    rules: dict[str, Any] | None = None
 
     @property
     def length(self) -> int:
@@ -78,8 +82,7 @@ class ModelHeads:
 
     def head(self, layer: int, head: int) -> Head:
         """The head of that layer and number; KeyError if there is none."""
-        heads = {(one.layer, one.head): one for one in self.heads}
-        return heads[layer, head]
+        return {(one.layer, one.head): one for one in self.heads}[layer, head]
 
 
 def check_ids(tokens: Tensor | Sequence[int], vocab_size: int) -> Tensor:
@@ -104,6 +107,20 @@ def check_ids(tokens: Tensor | Sequence[int], vocab_size: int) -> Tensor:
             "that the model was trained with"
         )
     return ids
+
+
+@contextlib.contextmanager
+def certified(model: nn.Module, log_pruning_tolerance: float) -> Iterator[None]:
+    """While open, a FoX model computes the certificate's threshold."""
+    layers = [module for module in model.modules() if isinstance(module, ForgettingAttentionLayer)]
+    before = [layer.log_pruning_tolerance for layer in layers]
+    for layer in layers:
+        layer.log_pruning_tolerance = log_pruning_tolerance
+    try:
+        yield
+    finally:
+        for layer, own in zip(layers, before, strict=True):
+            layer.log_pruning_tolerance = own
 
 
 @torch.no_grad()
@@ -140,48 +157,27 @@ def inspect_heads(
     Raises:
         ValueError: there is no batch, or sequences differ in length.
     """
-    before = model.config.log_pruning_tolerance
     if log_pruning_tolerance is None:
-        log_pruning_tolerance = DEFAULT_LOG_PRUNING_TOLERANCE if before is None else before
+        own = model.config.log_pruning_tolerance
+        log_pruning_tolerance = DEFAULT_LOG_PRUNING_TOLERANCE if own is None else own
     tallies = [_Tally() for _ in range(model.config.num_hidden_layers)]
     device, lengths, tokens = next(model.parameters()).device, set(), 0
-    model.set_log_pruning_tolerance(log_pruning_tolerance)
-    try:
-        with (
-            watch_attention(model, lambda layer, inputs: tallies[layer].add(inputs)),
-            torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"),
-        ):
-            for input_ids in batches:
-                lengths.add(input_ids.shape[1])
-                if len(lengths) > 1:
-                    raise ValueError(f"sequences must be equally long, got {sorted(lengths)}")
-                model.model(input_ids)
-                tokens += input_ids.numel()
-    finally:
-        model.set_log_pruning_tolerance(before)
+    with (
+        certified(model, log_pruning_tolerance),
+        watch_attention(model, lambda layer, inputs: tallies[layer].add(inputs)),
+        torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"),
+    ):
+        for input_ids in batches:
+            lengths.add(input_ids.shape[1])
+            if len(lengths) > 1:
+                raise ValueError(f"sequences must be equally long, got {sorted(lengths)}")
+            model.model(input_ids)
+            tokens += input_ids.numel()
     if not tokens:
         raise ValueError("there is no batch")
     (length,) = lengths
     rows = [tally.rows(layer, length, tokens, log_pruning_tolerance) for layer, tally in enumerate(tallies)]
     return pd.DataFrame(itertools.chain(*rows))
-
-
-def layer_summary(heads: pd.DataFrame) -> pd.DataFrame:
-    """One row a layer of :func:`inspect_heads`'s frame.
-
-    Returns:
-        A frame indexed by layer: ``pruned_ratio`` of all the layer's blocks, the number of ``local``,
-        ``between`` and ``global`` heads, the smallest and the largest ``median_window_tokens``.
-    """
-    layers = heads.groupby("layer")
-    return pd.DataFrame(
-        {
-            "pruned_ratio": layers["pruned_ratio"].mean(),  # every head has the same causal blocks
-            **{kind: (heads["kind"] == kind).groupby(heads["layer"]).sum() for kind in KINDS},
-            "smallest_window_tokens": layers["median_window_tokens"].min(),
-            "largest_window_tokens": layers["median_window_tokens"].max(),
-        }
-    )
 
 
 @torch.no_grad()
@@ -289,7 +285,7 @@ class _Tally:
     def __init__(self):
         self.pruned = self.token_pruned = self.windows = self.gates = cast(Any, 0)
         self.causal = self.token_causal = 0
-        self.threshold: Tensor | None = None
+        self.threshold = torch.tensor(math.inf)
         self.grid: tuple[int, int] = (0, 0)
 
     def add(self, inputs: AttentionInputs) -> None:
@@ -307,15 +303,13 @@ class _Tally:
         self.windows += histogram.view(heads, -1).cpu()
         self.gates += inputs.log_fgate.double().exp().sum((0, 2)).cpu()
         assert inputs.threshold is not None
-        lowest = inputs.threshold.expand(batch, heads).amin(0).cpu()
-        self.threshold = lowest if self.threshold is None else self.threshold.minimum(lowest)
+        self.threshold = self.threshold.minimum(inputs.threshold.expand(batch, heads).amin(0).cpu())
 
     def rows(self, layer: int, length: int, tokens: int, log_pruning_tolerance: float) -> Iterator[dict]:
         """One a head, with the columns of :func:`inspect_heads`."""
         most = largest_pruned_ratio(length, *self.grid)
         queries = int(self.windows[0].sum())
         zero = float(pruning_threshold(0.0, length, log_pruning_tolerance))
-        assert self.threshold is not None
         for head in range(len(self.windows)):
             ratio, delta = int(self.pruned[head]) / self.causal, float(self.threshold[head])
             yield {

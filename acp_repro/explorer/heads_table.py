@@ -8,7 +8,7 @@ from rich.table import Table
 
 from acp_repro.common.grid import GLOBAL, KINDS, LOCAL
 
-from .heads import layer_summary
+from .blocks import EPSILONS
 from .palette import ROLES
 
 NAMES = {"between": "intermediate"}  # of a kind, to a reader
@@ -21,13 +21,12 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
     A table drops columns from its right until it fits the terminal (80 columns in a pipe).
     """
     console, facts = Console(highlight=False), heads.iloc[0]
-    say = console.out  # as it stands: a pipe's reader wraps lines, or does not
-    length, most = facts["context_length_tokens"], facts["largest_pruned_ratio"]
-    block_q, block_k = facts["block_q_tokens"], facts["block_k_tokens"]
-    say(f"{title}: {heads['layer'].nunique()} layers of {heads['head'].nunique()} heads")
-    say(
-        f"{facts['measured_tokens']:,} tokens in sequences of {length:,}, log epsilon "
-        f"{facts['log_pruning_tolerance']:g}, blocks of {block_q} x {block_k}\n"
+    console.out(  # as it stands: a pipe's reader wraps lines, or does not
+        f"{title}: {heads['layer'].nunique()} layers of {heads['head'].nunique()} heads",
+        f"{facts['measured_tokens']:,} tokens in sequences of {facts['context_length_tokens']:,}, "
+        f"log epsilon {facts['log_pruning_tolerance']:g}, "
+        f"blocks of {facts['block_q_tokens']} x {facts['block_k_tokens']}\n",
+        sep="\n",
     )
     if sort == "pruned":
         # Many local heads prune the achievable maximum; windows in tokens distinguish them.
@@ -46,28 +45,28 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
             "delta": [f"{v:.1f}" for v in heads["threshold_nats"]],
         },
     )
-    layers, count = layer_summary(heads), heads["head"].nunique()
-    smallest, largest = layers["smallest_window_tokens"], layers["largest_window_tokens"]
+    layers = [of_layer for _, of_layer in heads.groupby("layer")]  # every head has the same causal blocks
     print_table(
         console,
         {
-            "layer": [f"{v}" for v in layers.index],
-            "pruned %": [f"{100 * v:.1f}" for v in layers["pruned_ratio"]],
-            **{NAMES.get(kind, kind): [f"{v}" for v in layers[kind]] for kind in KINDS},
-            "p50 (tokens)": [
-                f"{'all' if n == count else f'{a:,}'} to {'all' if n else f'{b:,}'}"
-                for a, b, n in zip(smallest, largest, layers["global"], strict=True)
-            ],
+            "layer": [f"{of_layer['layer'].iloc[0]}" for of_layer in layers],
+            "pruned %": [f"{100 * of_layer['pruned_ratio'].mean():.1f}" for of_layer in layers],
+            **{
+                NAMES.get(kind, kind): [f"{(of_layer['kind'] == kind).sum()}" for of_layer in layers]
+                for kind in KINDS
+            },
+            "p50 (tokens)": [_range_of_contexts(of_layer) for of_layer in layers],
         },
     )
-    say(
-        f"pruned  {heads['pruned_ratio'].mean():.1%} of all blocks (achievable maximum {most:.1%}), "
-        f"{heads['token_pruned_ratio'].mean():.1%} at token level"
+    console.out(
+        f"pruned  {heads['pruned_ratio'].mean():.1%} of all blocks (achievable maximum "
+        f"{facts['largest_pruned_ratio']:.1%}), {heads['token_pruned_ratio'].mean():.1%} at token level",
+        "grid    blocks at the diagonal always stay, so no head can prune all of its blocks",
+        f"kind    local: at least {LOCAL:.0%} of the achievable maximum; global: under {GLOBAL:.0%}",
+        "p50,p90 effective context: keys that a query keeps at token level, median and 90 % quantile",
+        "gate    mean forget gate; U bounds the scores, delta is the threshold in nats",
+        sep="\n",
     )
-    say("grid    blocks at the diagonal always stay, so no head can prune all of its blocks")
-    say(f"kind    local: at least {LOCAL:.0%} of the achievable maximum; global: under {GLOBAL:.0%}")
-    say("p50,p90 effective context: keys that a query keeps at token level, median and 90 % quantile")
-    say("gate    mean forget gate; U bounds the scores, delta is the threshold in nats")
 
 
 def _contexts(heads: pd.DataFrame, column: str) -> list[str]:
@@ -77,13 +76,19 @@ def _contexts(heads: pd.DataFrame, column: str) -> list[str]:
     ]
 
 
+def _range_of_contexts(heads: pd.DataFrame) -> str:
+    contexts = _contexts(heads.sort_values(["median_window_tokens"]), "median_window_tokens")
+    return f"{contexts[0]} to {contexts[-1]}"
+
+
 def print_decoder(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
     """Prints the table of :func:`read_heads`: keys, distances, and blocks that could be left out."""
-    console = Console(highlight=False)
-    say = console.out
-    tokens, length = (heads[name].iloc[0] for name in ("measured_tokens", "context_length_tokens"))
-    say(f"{title}: {heads['layer'].nunique()} layers of {heads['head'].nunique()} heads")
-    say(f"{tokens:,} tokens in sequences of {length:,}\n")
+    console, facts = Console(highlight=False), heads.iloc[0]
+    console.out(
+        f"{title}: {heads['layer'].nunique()} layers of {heads['head'].nunique()} heads",
+        f"{facts['measured_tokens']:,.0f} tokens in sequences of {facts['context_length_tokens']:,.0f}\n",
+        sep="\n",
+    )
     if sort == "pruned":
         heads = heads.sort_values("seen_e-10", ascending=False, kind="stable")
     shares = {"known %": "known", "seen %": "seen_e-10", "oracle %": "after_e-10"}
@@ -99,13 +104,18 @@ def print_decoder(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None
             **{name: [f"{100 * v:.1f}" for v in heads[column]] for name, column in shares.items()},
         },
     )
-    for name in ("e-10", "1e-3", "1e-2"):
-        shares = (f"{heads[column].mean():.1%}" for column in ("known", f"seen_{name}", f"after_{name}"))
-        known, seen, after = shares
-        say(f"blocks  at {name}: {known} known beforehand, {seen} seen on the way, {after} by an oracle")
-    say("        these, of 64 x 64, could be left out, so that no row loses epsilon of its weight")
-    say("in      keys that hold so much of a query's weight: the median of the queries")
-    say("half    distance within which half of the weight lies; first: on the first token; nats: entropy")
+    mean = heads.mean(numeric_only=True)
+    console.out(
+        *(
+            f"blocks  at {name}: {mean['known']:.1%} known beforehand, "
+            f"{mean[f'seen_{name}']:.1%} seen on the way, {mean[f'after_{name}']:.1%} by an oracle"
+            for name in EPSILONS
+        ),
+        "        these, of 64 x 64, could be left out, so that no row loses epsilon of its weight",
+        "in      keys that hold so much of a query's weight: the median of the queries",
+        "half    distance within which half of the weight lies; first: on the first token; nats: entropy",
+        sep="\n",
+    )
 
 
 def print_table(console: Console, columns: dict[str, list[str]], left: tuple[str, ...] = ("kind",)) -> None:

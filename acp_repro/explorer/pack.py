@@ -40,6 +40,7 @@ _SCRIPTS = (
     "model.js",
     "head.js",
     "text.js",
+    "rules.js",
     "compare.js",
     "main.js",
 )
@@ -89,6 +90,7 @@ def pack_model(model: ModelHeads, facts: Sequence[str], listing: Listing) -> tup
         "gateSteps": GATE_STEPS,
         "cellFloor": CELL_FLOOR,
         "receivedFloor": RECEIVED_FLOOR,
+        "rules": model.rules,
         "thresholds": [head.threshold for head in model.heads],
     }
     return about, [text for _, text in packed]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -13,14 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from acp_repro.attention import threshold_from_norms
-from acp_repro.attention.boundary import find_boundary
 from acp_repro.attention.threshold import DEFAULT_LOG_PRUNING_TOLERANCE
 from acp_repro.common.command import progress_bar
-from acp_repro.model import ForgettingAttentionLayer
 
 from .blocks import BLOCK, HeadSums
-from .decoders import LayerInputs, NotReadable, read_layers
-from .heads import STRONGEST, Head, ModelHeads, check_ids, weight_columns
+from .decoders import LayerInputs, NotReadable, read_layers, text_config
+from .heads import STRONGEST, Head, ModelHeads, certified, check_ids, weight_columns
 from .weights import cell_tokens, head_weights
 
 LATE = 8  # the last eighth of the queries tells which of the keys before it were needed
@@ -114,8 +111,7 @@ def read_heads(
             tokens, or its values cannot be given to scorers (FoX, BLOOM, MPT).
         UsageError: ``tokens`` are no ids of the model.
     """
-    whole: Any = model.config
-    config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
+    config = text_config(model)
     ids = check_ids(tokens, config.vocab_size).to(next(model.parameters()).device)
     length, late = ids.shape[1], ids.shape[1] - ids.shape[1] // LATE
     count = config.num_hidden_layers * getattr(config, "num_attention_heads", getattr(config, "num_heads", 1))
@@ -125,7 +121,7 @@ def read_heads(
     first: dict[tuple[int, int], Head] = {}
     generator = torch.Generator().manual_seed(0)
 
-    def see(layer: int, inputs: LayerInputs) -> None:
+    def on_layer(layer: int, inputs: LayerInputs) -> None:
         if scorers and inputs.score is None:
             raise NotReadable(
                 "scorers choose keys of models whose attention transformers calls by its interface; "
@@ -139,9 +135,8 @@ def read_heads(
             group = inputs.q.shape[1] // inputs.k.shape[1]
             q, k = inputs.q[0, head], inputs.k[0, head // group]
             delta = None if threshold is None else threshold[head]
-            own_c = None if c is None else c[head]
-            outside, known = _left_out(own_c, delta, length, inputs)
-            sums = HeadSums(outside, known, length, late, inputs.window_size)
+            own_c = q.new_zeros(length, dtype=torch.float64) if c is None else c[head]
+            sums = HeadSums(own_c, delta, late, inputs.window_size)
             weights = head_weights(
                 q,
                 k,
@@ -171,7 +166,7 @@ def read_heads(
     bar = progress_bar(unit="head", leave=False, disable=not progress)
     with bar, certified(model, log_epsilon):
         for row in ids.split(1):
-            skipped = read_layers(model, row, see).lines
+            skipped = read_layers(model, row, on_layer)
     table = pd.DataFrame(
         {"layer": layer, "head": head, **pd.DataFrame(found).mean().to_dict()}
         for layer in sorted(rows)
@@ -185,20 +180,6 @@ def read_heads(
     return DecoderHeads(table, heads, ids[0].cpu(), cell, (BLOCK, BLOCK), None, name, skipped=skipped)
 
 
-@contextlib.contextmanager
-def certified(model: nn.Module, log_pruning_tolerance: float) -> Iterator[None]:
-    """While open, a FoX model computes the certificate's threshold."""
-    layers = [module for module in model.modules() if isinstance(module, ForgettingAttentionLayer)]
-    before = [layer.log_pruning_tolerance for layer in layers]
-    for layer in layers:
-        layer.log_pruning_tolerance = log_pruning_tolerance
-    try:
-        yield
-    finally:
-        for layer, own in zip(layers, before, strict=True):
-            layer.log_pruning_tolerance = own
-
-
 def certificate(inputs: LayerInputs, log_pruning_tolerance: float) -> Tensor | None:
     """(H,) delta of the first sequence; None where nothing decays."""
     if inputs.fox is not None:
@@ -207,19 +188,6 @@ def certificate(inputs: LayerInputs, log_pruning_tolerance: float) -> Tensor | N
     if inputs.slopes is None:
         return None
     return threshold_from_norms(inputs.q, inputs.k, inputs.scaling, log_pruning_tolerance)[0]
-
-
-def _left_out(
-    c: Tensor | None, threshold: Tensor | None, length: int, inputs: LayerInputs
-) -> tuple[Tensor, Tensor]:
-    """(M,) int32 twice: the blocks left of the window, and those that the certificate leaves out too."""
-    c = torch.zeros(length, dtype=torch.float64, device=inputs.q.device) if c is None else c
-    deltas = (None, None if threshold is None else threshold.view(1, 1))
-    outside, known = (
-        find_boundary(c[None, None], delta, length, BLOCK, BLOCK, window_size=inputs.window_size)[0, 0]
-        for delta in deltas
-    )
-    return outside, known
 
 
 def _losses(

@@ -16,12 +16,12 @@ from acp_repro.common.command import progress_bar
 from acp_repro.common.errors import UsageError
 
 from .blocks import BLOCK, seen_on_the_way
-from .decoders import LayerInputs, read_layers
-from .heads import check_ids
+from .decoders import LayerInputs, read_layers, text_config
+from .heads import certified, check_ids
 from .heads_table import print_table
-from .read import certificate, certified
+from .read import certificate
 from .rules import NOT_COMPUTABLE, RULES, SPAN, HeadInputs, Rule, Tiles
-from .weights import head_weights
+from .weights import RowSums, head_weights
 
 CHUNK_SCORES_CPU, CHUNK_SCORES_GPU = 2**21, 2**26
 NOTHING = 1e-30  # the epsilon at which a rule that loses nothing is compared with the certificate
@@ -29,7 +29,7 @@ MOST_LOST = 1 - 1e-6  # a row that loses more has no output
 COLUMNS = ("skipped", "worst_row_loss", "mean_row_loss", "output_error", "certified_skipped")
 
 
-class RuleSums:
+class RuleSums(RowSums):
     """The losses of each rule in one head, gathered in the pass of :func:`head_weights`.
 
     Args:
@@ -169,9 +169,7 @@ def measure_rules(
         NotReadable: as :func:`read_heads`.
         UsageError: ``tokens`` are no ids of the model, more than one sequence, or fewer than 256.
     """
-    whole: Any = model.config
-    config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
-    ids = check_ids(tokens, config.vocab_size).to(next(model.parameters()).device)
+    ids = check_ids(tokens, text_config(model).vocab_size).to(next(model.parameters()).device)
     ids = ids[:, : ids.shape[1] // SPAN * SPAN]
     if len(ids) != 1 or ids.shape[1] < 2 * SPAN:
         raise UsageError(f"rules take one sequence of {2 * SPAN} tokens or more (--context-length)")
@@ -179,7 +177,7 @@ def measure_rules(
     found: list[dict[str, Any]] = []
     bar = progress_bar(unit="head", leave=False, disable=not progress)
 
-    def see(layer: int, inputs: LayerInputs) -> None:
+    def on_layer(layer: int, inputs: LayerInputs) -> None:
         for head, of_head in enumerate(split_heads(inputs, log_epsilon)):
             sums = RuleSums(of_head, rules)
             chunk = CHUNK_SCORES_CPU if of_head.q.device.type == "cpu" else CHUNK_SCORES_GPU
@@ -203,7 +201,7 @@ def measure_rules(
             bar.update()
 
     with bar, certified(model, log_epsilon):
-        read_layers(model, ids, see)
+        read_layers(model, ids, on_layer)
     return pd.DataFrame(found)
 
 

@@ -52,17 +52,13 @@ class HeadInputs:
             self.made[name] = make()
         return self.made[name]
 
-    def decay(self, queries: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
-        """``bias`` (Q, K) plus ``c_q - c_k`` of the positions or blocks whose c is given."""
-        return bias + (queries[:, None] - keys)
-
     def pooled(self, rows: slice, size_q: int, size_k: int) -> Tensor:
         """Products of the mean q of blocks of ``rows`` and the mean k of blocks up to the last row."""
         scores = pool(self.q[rows], size_q) @ pool(self.k[: rows.stop], size_k).T
         if self.c is None:
             return scores
         c_q, c_k = pool(self.c[rows, None], size_q)[:, 0], pool(self.c[: rows.stop, None], size_k)[:, 0]
-        return self.decay(c_q, c_k, scores)
+        return scores + (c_q[:, None] - c_k)
 
     def last_weights(self, count: int) -> Tensor:
         """(count, T): the exact weights of the last queries."""
@@ -71,7 +67,7 @@ class HeadInputs:
         if self.softcap is not None:
             scores = self.softcap * (scores / self.softcap).tanh()
         if self.c is not None:
-            scores = self.decay(self.c[-count:], self.c, scores)
+            scores = scores + (self.c[-count:, None] - self.c)
         distance = offsets(length - count, length, length, 1, 1, scores.device)
         hidden = (distance < 0) | (distance >= (self.window_size or length))
         return scores.masked_fill(hidden, -math.inf).softmax(-1)
@@ -129,8 +125,6 @@ class Rule:
 
 def pool(x: Tensor, size: int) -> Tensor:
     """(blocks, D): means of ``x`` (T, D) over blocks of ``size`` tokens; the last block may be shorter."""
-    if size == 1:
-        return x
     return F.pad(x, (0, 0, 0, -len(x) % size), value=math.nan).unflatten(0, (-1, size)).nanmean(1)
 
 
@@ -247,7 +241,7 @@ def skip_by_antidiagonals(tiles: Tiles, stride: int, mass: float) -> Tensor:
     scores = queries @ head.k[:last].unflatten(0, (-1, stride)).flatten(1).T / stride
     if head.c is not None:
         c_q, c_k = (pool(c[:, None], stride)[:, 0] for c in (head.c[rows], head.c[:last]))
-        scores = head.decay(c_q, c_k, scores)
+        scores = scores + (c_q[:, None] - c_k)
     weights = scores.masked_fill(tiles.offsets(stride, stride) < 0, -math.inf).softmax(1)
     cells = SPAN // stride
     weights = weights.unflatten(1, (-1, cells)).sum(-1).unflatten(0, (-1, cells)).sum(1)
@@ -301,13 +295,6 @@ def sum_by_distance(weights: Tensor) -> Tensor:
     return weights.new_zeros(length).index_add(0, distance.flatten(), weights.flatten())
 
 
-def skip_by_last_queries(tiles: Tiles, **how: Any) -> Tensor:
-    """FlexPrefill."""
-    head = tiles.head
-    kept = head.once(("flex", *how.items()), lambda: choose_columns_and_diagonals(head, **how))
-    return ~kept[tiles.first // SPAN : tiles.last // SPAN, : tiles.last // SPAN]
-
-
 def choose_lines(head: HeadInputs, columns: int, diagonals: int) -> Tensor:
     """(T / 64, T) bool: MInference's vertical lines and diagonals, from the last 64 queries. A diagonal is
     kept 64 keys wide, and a run of diagonals grows by whole 64."""
@@ -337,10 +324,10 @@ def choose_lines(head: HeadInputs, columns: int, diagonals: int) -> Tensor:
     return kept
 
 
-def skip_off_lines(tiles: Tiles, **how: Any) -> Tensor:
-    """MInference's vertical-slash pattern, by key."""
-    kept = tiles.head.once(("lines", *how.items()), lambda: choose_lines(tiles.head, **how))
-    return ~kept[tiles.first // BLOCK : tiles.last // BLOCK, : tiles.last]
+def skip_by_mask(tiles: Tiles, choose: Callable[..., Tensor], rows: int, keys: int, **how: Any) -> Tensor:
+    """What the mask of the whole head leaves out, which ``choose`` makes once, by ``rows`` and ``keys``."""
+    kept = tiles.head.once((choose, *how.items()), lambda: choose(tiles.head, **how))
+    return ~kept[tiles.first // rows : tiles.last // rows, : tiles.last // keys]
 
 
 def skip_outside_window(tiles: Tiles, sinks: int, recent: int) -> Tensor:
@@ -369,7 +356,7 @@ def skip_by_page_bound(tiles: Tiles, page: int, tokens: int) -> Tensor:
     upper, lower = (run(own_keys, 1).values.flatten(0, 1) for run in (torch.cummax, torch.cummin))
     own_bound = (up * upper + down * lower).sum(1, keepdim=True)
     if head.c is not None:
-        bound = head.decay(head.c[rows], head.c[page - 1 : last : page], bound)
+        bound = bound + (head.c[rows, None] - head.c[page - 1 : last : page])
     own = tiles.offsets(1, page)
     bound = torch.where((own >= 0) & (own < page), own_bound, bound).masked_fill(own < 0, -math.inf)
     return ~keep_top(bound, max(3, tokens // page))
@@ -450,7 +437,15 @@ RULES = (
     Rule(
         "FlexPrefill, 0.9, 0.1, 512",
         "FlexPrefill a24b27b, ops/flex_prefill_attention.py",
-        partial(skip_by_last_queries, gamma=0.9, tau=0.1, least=512),
+        partial(
+            skip_by_mask,
+            choose=choose_columns_and_diagonals,
+            rows=SPAN,
+            keys=SPAN,
+            gamma=0.9,
+            tau=0.1,
+            least=512,
+        ),
         SPAN,
         SPAN,
     ),
@@ -458,7 +453,9 @@ RULES = (
         Rule(
             f"MInference, {columns}, {diagonals}",
             "MInference fb56c91, minference/modules/minference_forward.py",
-            partial(skip_off_lines, columns=columns, diagonals=diagonals),
+            partial(
+                skip_by_mask, choose=choose_lines, rows=BLOCK, keys=1, columns=columns, diagonals=diagonals
+            ),
             keys=1,
         )
         for columns, diagonals in ((100, 800), (3500, 100))

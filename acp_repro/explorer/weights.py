@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,8 +20,8 @@ ROWS_OF_BASE = 64
 _GROUP = 32  # columns of a group: see `_largest`
 
 
-class RowSums(Protocol):
-    """What gathers more sums in the pass of :func:`head_weights`, chunk by chunk."""
+class RowSums:
+    """Gathers more sums in the pass of :func:`head_weights`, chunk by chunk; this one gathers none."""
 
     def add_scores(self, first: int, block: Tensor) -> None:
         """``block`` (R, W): logits in base 2 of the queries from ``first`` on; -inf where masked."""
@@ -99,7 +98,8 @@ def head_weights(
     """
     q, k = (x.to(torch.promote_types(x.dtype, torch.float32)).contiguous() for x in (q, k))
     length, device = len(q), q.device
-    sink = None if sink is None else sink.to(q.dtype) / math.log(2)
+    sums = sums or RowSums()
+    sink = q.new_tensor(-math.inf) if sink is None else sink.to(q.dtype) / math.log(2)
     if chunk_scores is None:
         chunk_scores = CHUNK_SCORES_CPU if device.type == "cpu" else CHUNK_SCORES_GPU
     rows = ROWS_OF_BASE * max(1, chunk_scores // (ROWS_OF_BASE * length))
@@ -131,21 +131,17 @@ def head_weights(
         block[:, first:].masked_fill_(future[: last - first, : last - first], float("-inf"))
         if window_size is not None and last > window_size:
             _leave_window(block, first, window_size)
-        if sums is not None:
-            sums.add_scores(first, block)
+        sums.add_scores(first, block)
         values, index = _largest(block, min(strongest, last))
-        peak = values[:, :1] if sink is None else values[:, :1].maximum(sink)
+        peak = values[:, :1].maximum(sink)
         block.sub_(peak).exp2_()
-        total = block.sum(-1)
-        if sink is not None:
-            total += (sink - peak[:, 0]).exp2()
+        total = block.sum(-1) + (sink - peak[:, 0]).exp2()
         for start in range(first - first % block_q, last, block_q):
             own = slice(max(start, first), min(start + block_q, last))
             if (end := starts[start // block_q]) > 0:
                 pruned_mass[own] = block[own.start - first : own.stop - first, :end].sum(-1)
         pruned_mass[here] /= total
-        if sums is not None:
-            sums.add_weights(first, block, total)
+        sums.add_weights(first, block, total)
         found = values > float("-inf")
         keys[here, : index.shape[1]] = index.int().masked_fill(~found, -1)
         weights[here, : index.shape[1]] = (values - peak).exp2_() / total[:, None]

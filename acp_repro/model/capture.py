@@ -65,9 +65,9 @@ class AttentionInputs:
 
 
 @contextlib.contextmanager
-def watch_attention(model: nn.Module, see: Callable[[int, AttentionInputs], None]) -> Iterator[None]:
-    """While open, calls ``see(layer, inputs)`` before every attention of ``model``; under context parallelism
-    with whole sequences, on every rank."""
+def watch_attention(model: nn.Module, on_layer: Callable[[int, AttentionInputs], None]) -> Iterator[None]:
+    """While open, calls ``on_layer(layer, inputs)`` before every attention of ``model``; under context
+    parallelism with whole sequences, on every rank."""
     cores = [m for m in model.modules() if isinstance(m, ForgettingAttentionCore)]
 
     def hook_of(layer: int):
@@ -75,7 +75,7 @@ def watch_attention(model: nn.Module, see: Callable[[int, AttentionInputs], None
             if module.context_parallel is not None:
                 whole = (gather_sequence(x, module.context_parallel, 2) for x in arguments[:4])
                 arguments = (*whole, *arguments[4:])
-            see(layer, AttentionInputs(*arguments))
+            on_layer(layer, AttentionInputs(*arguments))
 
         return hook
 

@@ -1,7 +1,7 @@
 "use strict";
 // Tabs, the chosen head, keys, colours: what holds the views together.
 
-const views = [modelView, headView, textView, ...(models.length > 1 ? [compareView] : [])];
+const views = [modelView, headView, textView, ...(RULES ? [rulesView] : []), ...(models.length > 1 ? [compareView] : [])];
 
 function drawTabs() {
   const tabs = $("#tabs"), focused = tabs.contains(document.activeElement);

@@ -2,7 +2,7 @@
 // The model: layers x heads, pictures of all heads, a map of similar heads, a table.
 
 const modelView = { id: "model", name: "Model", draw: drawModel };
-let sorting = { key: "layer", down: false };
+const sorting = { key: "layer", down: false };
 let thumbsShow = "weights";
 const mapAxes = { x: "half_weight_tokens", y: "strongest_weight" };
 
@@ -123,32 +123,45 @@ function columnScale(column, rows, key, range) {
 }
 
 function headMap(place, rows) {
-  const width = Math.max(260, Math.min(600, place.clientWidth)), height = Math.min(360, width * 0.78), left = 62, bottom = 40;
-  const [across, up] = [COLUMNS[mapAxes.x], COLUMNS[mapAxes.y]];
-  const x = columnScale(across, rows, mapAxes.x, [left + 14, width - 32]), y = columnScale(up, rows, mapAxes.y, [height - bottom - 14, 30]);
-  const px = r => x.place(r[mapAxes.x]), py = r => y.place(r[mapAxes.y]);
-  const shade = shader(state.shade, rows), radius = d3.scaleSqrt([0, 200], [7, 4]).clamp(true)(rows.length);
-  const svg = d3.create("svg").attr("viewBox", `0 0 ${width} ${height}`).attr("width", width).attr("height", height).attr("role", "img")
-    .attr("aria-label", `Heads by ${titled(mapAxes.x)} and ${titled(mapAxes.y)}; the table below lists the same heads`);
+  scatterPlot(place, rows, ...["x", "y"].map(axis => [mapAxes[axis], COLUMNS[mapAxes[axis]]]), {
+    says: `Heads by ${titled(mapAxes.x)} and ${titled(mapAxes.y)}; the table below lists the same heads`,
+    shade: shader(state.shade, rows), name: r => `${r.layer}.${r.head}`, pick: openHead, tell: (event, r) => tipOfRow(event, r), heads: true });
+}
+
+// Rows by two of their columns, each given as a key and what is known of the column. `other` is the key of a second
+// number on the vertical axis, drawn as a ring.
+function scatterPlot(place, rows, [acrossKey, across], [upKey, up], { says, shade, name, pick, tell, widest = 600, heads = false, other = null }) {
+  const width = Math.max(260, Math.min(widest, place.clientWidth)), height = Math.min(heads ? 360 : 460, width * 0.78), left = 62, bottom = 40;
+  const x = columnScale(across, rows, acrossKey, [left + 14, width - 32]), y = columnScale(up, rows, upKey, [height - bottom - 14, 30]);
+  const px = r => x.place(r[acrossKey]), py = r => y.place(r[upKey]), axisName = column => `${column.name}${column.unit ? ` (${column.unit})` : ""}`;
+  const radius = d3.scaleSqrt([0, 200], [7, 4]).clamp(true)(rows.length);
+  const svg = d3.create("svg").attr("viewBox", `0 0 ${width} ${height}`).attr("width", width).attr("height", height).attr("role", "img").attr("aria-label", says);
   svg.append("rect").attr("class", "frame").attr("width", width - left - 1).attr("height", height - bottom - 18).attr("x", left).attr("y", 18);
   svg.append("g").attr("class", "axes").attr("transform", `translate(0,${height - bottom})`).call(x.axis(d3.axisBottom)).select(".domain").remove();
   svg.append("g").attr("class", "axes").attr("transform", `translate(${left},0)`).call(y.axis(d3.axisLeft)).select(".domain").remove();
-  svg.append("text").attr("class", "axis").attr("x", (left + width) / 2).attr("y", height - 6).attr("text-anchor", "middle").text(titled(mapAxes.x));
-  svg.append("text").attr("class", "axis").attr("x", 4).attr("y", 11).text(titled(mapAxes.y));
-  const places = svg.selectAll(".place").data(rows).join("g").attr("class", "place").attr("data-head", r => `${r.layer}.${r.head}`)
-    .attr("transform", r => `translate(${px(r)},${py(r)})`).classed("faint", r => !shown(r)).classed("current", r => r.index === state.row)
-    .on("click", (_, r) => { hideTip(); openHead(r); })
-    .on("pointermove", (event, r) => { if (event.pointerType === "mouse") tipOfRow(event, r); mark(r); }).on("pointerleave", () => { hideTip(); mark(null); });
+  svg.append("text").attr("class", "axis").attr("x", (left + width) / 2).attr("y", height - 6).attr("text-anchor", "middle").text(axisName(across));
+  svg.append("text").attr("class", "axis").attr("x", 4).attr("y", 11).text(axisName(up));
+  if (other) {
+    svg.selectAll(".link").data(rows).join("line").attr("class", "link").attr("x1", px).attr("x2", px).attr("y1", py).attr("y2", r => y.place(r[other]));
+    svg.selectAll(".ring").data(rows).join("circle").attr("class", "ring").attr("cx", px).attr("cy", r => y.place(r[other])).attr("r", 4);
+  }
+  const places = svg.selectAll(".place").data(rows).join("g").attr("class", "place").attr("transform", r => `translate(${px(r)},${py(r)})`)
+    .on("click", (_, r) => { hideTip(); pick(r); })
+    .on("pointermove", (event, r) => { if (event.pointerType === "mouse") tell(event, r); if (heads) mark(r); }).on("pointerleave", () => { hideTip(); mark(null); });
+  if (heads) places.attr("data-head", name).classed("faint", r => !shown(r)).classed("current", r => r.index === state.row);
   places.append("circle").attr("r", radius).attr("fill", shade);
-  // Names where there is room: right of the head, else left, above or under it, where no head and no name is.
+  // Names where there is room: right of the point, else left, above or under it, where no point and no name is.
+  ruler.font = `11px ${getComputedStyle(document.body).fontFamily}`;
   const taken = rows.map(r => [px(r) - radius, py(r) - radius, px(r) + radius, py(r) + radius]);
+  if (other) taken.push(...rows.map(r => [px(r) - 4, y.place(r[other]) - 4, px(r) + 4, y.place(r[other]) + 4]));
   const sides = [[radius + 2, 3, "start"], [-radius - 2, 3, "end"], [0, -radius - 3, "middle"], [0, radius + 10, "middle"]];
   places.append("text").attr("class", "axis").each(function (r) {
+    const wide = ruler.measureText(name(r)).width;
     for (const [dx, dy, anchor] of sides) {
-      const from = px(r) + dx - (anchor === "end" ? 20 : anchor === "middle" ? 10 : 0), box = [from, py(r) + dy - 8, from + 20, py(r) + dy];
+      const from = px(r) + dx - (anchor === "end" ? wide : anchor === "middle" ? wide / 2 : 0), box = [from, py(r) + dy - 8, from + wide, py(r) + dy];
       if (box[0] < left || box[2] > width || taken.some(b => box[0] < b[2] && box[2] > b[0] && box[1] < b[3] && box[3] > b[1])) continue;
       taken.push(box);
-      d3.select(this).attr("x", dx).attr("y", dy).attr("text-anchor", anchor).text(`${r.layer}.${r.head}`);
+      d3.select(this).attr("x", dx).attr("y", dy).attr("text-anchor", anchor).text(name(r));
       return;
     }
   });
@@ -199,20 +212,24 @@ function paintThumb(canvas, head, show) {
 }
 
 function headTable(rows) {
-  const keys = ["layer", "head", ...Object.keys(COLUMNS)];
-  const sorted = d3.sort(rows.filter(shown), (a, b) => (sorting.down ? d3.descending : d3.ascending)(a[sorting.key] ?? "", b[sorting.key] ?? "") || d3.ascending(a.index, b.index));
-  const heads = keys.map(key => node("th", { scope: "col", "aria-sort": sorting.key === key ? (sorting.down ? "descending" : "ascending") : "none" },
-    node("button", { type: "button", title: COLUMNS[key]?.says ?? key, "data-sort": key, onclick: () => {
-      sorting = { key, down: sorting.key === key ? !sorting.down : key in COLUMNS && !COLUMNS[key].words };
+  const columns = { layer: { name: "layer" }, head: { name: "head" }, ...COLUMNS };
+  return sortableTable("heads", rows.filter(shown), columns, sorting, (row, key) => {
+    if (key === "layer") return headLink(row, "head");
+    if (key === "kind") return [node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), kindName(row.kind)];
+    return key === "head" ? row.head : COLUMNS[key].text(row[key], row);
+  }, row => ({ "data-head": `${row.layer}.${row.head}`, onclick: () => openHead(row), onpointerenter: () => mark(row), onpointerleave: () => mark(null) }));
+}
+
+// `sorting` is changed by a click on a column; `cell` gives what a row shows in a column, `valueOf` what it is sorted by.
+function sortableTable(id, rows, columns, sorting, cell, attributes, valueOf = (row, key) => row[key]) {
+  const sorted = d3.sort(rows, (a, b) => (sorting.down ? d3.descending : d3.ascending)(valueOf(a, sorting.key) ?? "", valueOf(b, sorting.key) ?? "") || d3.ascending(a.index, b.index));
+  const heads = Object.entries(columns).map(([key, column]) => node("th", { scope: "col", "aria-sort": sorting.key === key ? (sorting.down ? "descending" : "ascending") : "none" },
+    node("button", { type: "button", title: column.says ?? column.name, "data-sort": key, onclick: () => {
+      Object.assign(sorting, { key, down: sorting.key === key ? !sorting.down : "text" in column && !column.words });
       change({});
-    } }, COLUMNS[key]?.name ?? key, COLUMNS[key]?.unit ? node("span", { class: "unit" }, COLUMNS[key].unit) : null)));
-  const body = sorted.map(row => node("tr", { "data-head": `${row.layer}.${row.head}`, onclick: () => openHead(row), onpointerenter: () => mark(row), onpointerleave: () => mark(null) },
-    ...keys.map(key => {
-      if (key === "layer") return node("th", { scope: "row" }, headLink(row, "head"));
-      if (key === "kind") return node("td", {}, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), kindName(row.kind));
-      return node("td", {}, key === "head" ? row.head : COLUMNS[key].text(row[key], row));
-    })));
-  return node("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "All numbers" }, node("table", { id: "heads" }, node("thead", {}, node("tr", {}, ...heads)), node("tbody", {}, ...body)));
+    } }, column.name, column.unit ? node("span", { class: "unit" }, column.unit) : null)));
+  const body = sorted.map(row => node("tr", attributes(row), ...Object.keys(columns).map((key, i) => node(i ? "td" : "th", i ? {} : { scope: "row" }, ...[cell(row, key)].flat()))));
+  return node("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "All numbers" }, node("table", { id }, node("thead", {}, node("tr", {}, ...heads)), node("tbody", {}, ...body)));
 }
 
 function modelChoice() {

@@ -55,7 +55,7 @@ const COLUMNS = Object.fromEntries(Object.entries({
   "keys_99": { name: "keys for 99\u00a0%", unit: "keys", says: "keys that hold 99\u00a0% of a query’s weight: the median of the queries", text: v => whole(v), log: true },
   entropy_nats: { name: "attention entropy", unit: "nats", says: "mean entropy of a row of weights", text: v => v.toFixed(2) },
   known: { name: "prunable a priori", unit: "% of blocks", says: "share of blocks that a bound on the decay prunes before q·k is computed", text: percent, domain: [0, 1] },
-  "seen_e-10": { name: "prunable online", unit: "% of blocks", says: "share of blocks that the running maximum prunes, at ε = e⁻¹⁰", text: percent, domain: [0, 1] },
+  "seen_e-10": { name: "prunable online", unit: "% of blocks", says: "share of blocks that the running sum prunes, at ε = e⁻¹⁰", text: percent, domain: [0, 1] },
   "after_e-10": { name: "prunable by an oracle", unit: "% of blocks", says: "share of blocks that an oracle prunes, at ε = e⁻¹⁰", text: percent, domain: [0, 1] },
   logit_bound: { name: "logit bound U", unit: "nats", says: "the largest |q·k| that the head can have", text: v => v.toFixed(2) },
   threshold_nats: { name: "threshold δ", unit: "nats", says: "blocks whose decay D is under δ are pruned", text: nats },
@@ -68,7 +68,7 @@ const SORTS = Object.keys(COLUMNS), NUMBERS = SORTS.filter(key => !COLUMNS[key].
 // ---- state, kept in the address so that a reload or a link comes back to it ----
 // It begins with the head that shows most: the intermediate one that prunes nearest to four fifths of what it can.
 const usual = d3.least(models[0].rows.filter(r => r.kind === "between"), r => Math.abs(r.pruned_ratio - 0.8 * r.largest_pruned_ratio))?.index ?? 0;
-const state = { view: "model", model: 0, row: usual, token: null, epsilon: null, shade: SHADES[0], kinds: new Set(["local", "between", "global", "–"]) };
+const state = { view: "model", model: 0, row: usual, token: null, epsilon: null, rule: null, ruleHead: null, shade: SHADES[0], kinds: new Set(["local", "between", "global", "–"]) };
 // The part of the matrix that is in view, in tokens: it stays from head to head and when the page changes its size.
 const WHOLE = { key: 0, query: 0, tokens: Infinity };
 let shownPart = WHOLE;
@@ -93,16 +93,20 @@ function readAddress() {
   shownPart = part.length === 3 && part.every(v => v >= 0 && v <= text.length) && part[2] ? { key: part[0], query: part[1], tokens: part[2] } : WHOLE;
   const epsilon = Number(words.get("log-epsilon") ?? NaN);
   state.epsilon = epsilon < 0 && epsilon >= -1000 ? epsilon : null;
+  state.rule = RULES?.rules.some(r => r.name === words.get("rule")) ? words.get("rule") : null;
+  state.ruleHead = within("rule-head", models[0].rows.length, null);
   state.shade = SORTS.includes(words.get("shade")) ? words.get("shade") : SHADES[0];
 }
 // The words of the address, of the state or of another.
 function address(changes = {}) {
-  const { view, model, row: index, token, shade } = { ...state, ...changes }, row = models[model].rows[index];
+  const { view, model, row: index, token, shade, rule, ruleHead } = { ...state, ...changes }, row = models[model].rows[index];
   const words = new URLSearchParams({ view, ...(models.length > 1 && { model }), layer: row.layer, head: row.head });
   if (token != null) words.set("token", token);
   if (token != null && readSquare?.query === token) words.set("key", readSquare.key);
   if (shownPart.tokens < text.length) words.set("part", [shownPart.key, shownPart.query, shownPart.tokens].map(v => Math.max(0, Math.round(v))));
   if (state.epsilon !== null) words.set("log-epsilon", state.epsilon);
+  if (rule !== null) words.set("rule", rule);
+  if (ruleHead !== null) words.set("rule-head", ruleHead);
   if (shade !== SHADES[0]) words.set("shade", shade);
   return words;
 }
