@@ -1,9 +1,9 @@
 """Compares two models on downstream tasks, item by item: ``python -m acp_repro.compare A B``.
 
-A and B are evaluations of the LM Evaluation Harness, each in one of three forms. The first are folders or
-files with samples_*.jsonl, as lm-eval writes with --log_samples --output_path in any project. The second are
-results that `python -m acp_repro.evaluate` keeps (runs/evaluations/NAME). The third are the records of a run
-(results/SUITE/RUN). Items that both have are compared one by one. The harness itself is not needed.
+A and B are evaluations of the LM Evaluation Harness. Each is one of the following: folders or files with
+samples_*.jsonl, which lm-eval writes with --log_samples --output_path in any project; results of `python -m
+acp_repro.evaluate` (runs/evaluations/NAME); or the results of a run (results/SUITE/RUN). The command pairs
+the items that both evaluations contain. The harness itself is not needed.
 """
 
 from __future__ import annotations

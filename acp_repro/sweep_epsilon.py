@@ -1,9 +1,9 @@
-"""Sweeps epsilon, for savings and loss:
+"""Measures savings and loss for several epsilons:
 ``python -m acp_repro.sweep_epsilon [MODEL | --suite S]``.
 
-Works on a suite's run, whose records it writes, or on any FoX checkpoint. For each epsilon it prints the
-share of attention pruned, by blocks and entry by entry. It also prints the loss and the most weight that a
-row loses. Epsilon bounds that weight (Appendix A).
+MODEL is any FoX checkpoint; without MODEL the command measures a suite's run and writes its results. For each
+epsilon the command prints the pruned ratio (at block level and at token level), the loss, and the largest
+attention weight that a row loses, which epsilon bounds (Appendix A).
 """
 
 from __future__ import annotations
