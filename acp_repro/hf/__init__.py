@@ -5,8 +5,9 @@
     model = AutoModelForCausalLM.from_pretrained("pretrained/pro-13m-4k-acp")
     tokenizer = AutoTokenizer.from_pretrained("pretrained/pro-13m-4k-acp")  # puts BOS in front
 
-Folders of this project and the authors' checkpoints hold the same tensors under the same names. Both are read
-as they are, by path or by name on the Hub. No code of a checkpoint is run.
+Folders of this project and the authors' checkpoints contain the same tensors under the same names.
+transformers loads both without conversion, by path or by name on the Hub. Loading never runs code of a
+checkpoint.
 """
 
 from __future__ import annotations

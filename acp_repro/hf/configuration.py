@@ -88,7 +88,7 @@ class ForgettingTransformerCache(Cache):
         return len(self.fox.layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens held, evicted ones included."""
+        """Tokens in the cache, including evicted ones."""
         return self.fox.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
@@ -101,12 +101,12 @@ class ForgettingTransformerCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        """Rows held; -1 before the first token."""
+        """Rows in the cache; -1 before the first token."""
         return self.fox.batch_size
 
     @property
     def is_initialized(self) -> bool:
-        """Whether it holds tokens."""
+        """Whether the cache contains tokens."""
         return self.fox.length > 0
 
     @property
@@ -115,7 +115,7 @@ class ForgettingTransformerCache(Cache):
         return [False] * len(self)
 
     def update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported, because keys and values come without forget gates."""
+        """Raises an error, because the arguments contain no forget gates."""
         raise NotImplementedError("only its FoX model fills a ForgettingTransformerCache; do not call update")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

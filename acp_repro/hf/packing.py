@@ -1,4 +1,4 @@
-"""Documents packed into one row, as transformers' collators say it, for ``cu_seqlens`` of the attention."""
+"""Converts transformers' arguments for packed documents to ``cu_seqlens`` of the attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def find_documents(
 ) -> Tensor | None:
     """Where documents start, (documents + 1,) int64, or None if each row is one document.
 
-    Arguments are those of ``forward``; of ``keywords``, those that name documents are taken out.
+    Arguments are those of ``forward``; those of ``keywords`` that name documents are removed from it.
     """
     batch, length = tokens.shape[:2]
     said = {}

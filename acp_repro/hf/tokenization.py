@@ -1,7 +1,7 @@
 """The tokenizers of FoX models: one for a ``tokenizer.json``, and one for LongCrawl64.
 
-Both put BOS in front of a text, because every training sequence began with it; ``add_special_tokens=False``
-leaves it out.
+Both tokenizers prepend BOS to a text, because every training sequence began with BOS;
+``add_special_tokens=False`` omits BOS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ESCAPES = re.compile(r'(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))+')
 
 
 def escape(text: str) -> str:
-    r"""``text`` as it stands inside a JSON string: a line end reads ``\n``, é reads ``\u00e9``."""
+    r"""``text`` as the content of a JSON string: a line end reads ``\n``, é reads ``\u00e9``."""
     return json.dumps(text)[1:-1]
 
 

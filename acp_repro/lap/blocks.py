@@ -52,7 +52,7 @@ def encoder_block(block: T5, hidden: Tensor, bias: Tensor) -> Tensor:
 
 
 def decoder_block(block: T5, hidden: Tensor, bias: Tensor, memory: Tensor, memory_bias: Tensor) -> Tensor:
-    """A ``T5Block`` of a decoder on whole texts: (B, T, D), any floating dtype -> the same.
+    """A ``T5Block`` of a decoder on all positions at once: (B, T, D), any floating dtype -> the same.
 
     Args:
         memory: (B, M, D).
@@ -71,7 +71,7 @@ class FusedNorm(nn.Module):
     Computed in float32, returned in the dtype of the weight or of autocast.
 
     Args:
-        norm: the norm whose weight it takes, under the same name.
+        norm: the norm whose weight the module uses, under the same name.
     """
 
     def __init__(self, norm: T5):

@@ -70,7 +70,7 @@ def read_checkpoint(folder: Path) -> tuple[T5, PruningConfig, TextTokenizer | No
     """Reads what :func:`write_checkpoint` wrote.
 
     Raises:
-        PruningError: there is no such folder, or it holds a checkpoint of another model.
+        PruningError: there is no such folder, or it contains a checkpoint of another model.
     """
     config = files.read_json(folder / "config.json")
     if not config:

@@ -54,8 +54,7 @@ def active_gates(config: RetentionConfig, places: Sequence[int]) -> tuple[int, .
 def keep_top(scores: Tensor, candidates: Tensor, protected: Tensor, budget: Tensor) -> Tensor:
     """The top-M rule of Eq. 7.
 
-    Protected candidates come first, then the largest scores. Of equal scores the earlier position comes
-    first.
+    Protected candidates precede the largest scores. Of equal scores the earlier position has priority.
 
     Args:
         scores: (B, T) float; log-odds rather than probabilities, which saturate and tie.
@@ -106,7 +105,7 @@ def _sort_best_first(scores: Tensor, candidates: Tensor | None, protected: Tenso
 
 
 def compact(mask: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Indices that bring the true entries of ``mask`` to the front, in order.
+    """Indices that move the true entries of ``mask`` to the front, in order.
 
     Args:
         mask: (B, T) bool.

@@ -42,7 +42,7 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
         budget: another share than the model's own.
 
     Raises:
-        UsageError: the folder holds no model with gates, or no fast tokeniser.
+        UsageError: the folder contains no model with gates, or no fast tokeniser.
     """
     import torch
     from transformers import PreTrainedTokenizerFast
