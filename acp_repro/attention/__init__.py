@@ -33,7 +33,6 @@ from .checks import (
     check_scale,
     check_values,
     check_window,
-    per_head_tensor,
     reads_values,
 )
 from .context_parallel import (
@@ -47,6 +46,8 @@ from .context_parallel import (
 )
 from .decay import MOST_BETWEEN_DOCUMENTS, cumulative_log_fgate, document_starts, documents_threshold
 from .decoding import check_decode_arguments, check_new_tokens, decode_op, run_decode
+from .dtensor import register_dtensor_sharding
+from .flex import as_flex
 from .kvcache import PagedKVCache
 from .op import attend, infer, launches_alone, register_flop_formulas, threshold_from_norms
 from .reference import attention_scores, decay_bias, kept_entries, pruned_mass
@@ -57,10 +58,12 @@ from .threshold import (
     logit_bound_from_norms,
     logit_bound_from_qk_norm,
     pruning_threshold,
+    resolve_threshold,
 )
 
 __all__ = [
     "PagedKVCache",
+    "as_flex",
     "attention_bytes",
     "attention_flops",
     "attention_scores",
@@ -82,6 +85,7 @@ __all__ = [
     "pruned_ratio",
     "pruning_grid",
     "pruning_threshold",
+    "register_dtensor_sharding",
     "register_flop_formulas",
     "shard_sequence",
     "token_level_pruned_ratio",
@@ -423,8 +427,9 @@ def forgetting_attention_with_kvcache(
     if not q.numel():
         out = torch.empty_like(q)
     else:
-        # Compiled code needs an operator, because the work depends on numbers that it cannot know.
-        run = decode_op if torch.compiler.is_compiling() else run_decode
+        # Compiled code needs an operator, because the work depends on numbers that it cannot know. Subclasses
+        # of Tensor, such as DTensor, see operators alone.
+        run = decode_op if torch.compiler.is_compiling() or type(q) is not Tensor else run_decode
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
             if new:
                 cache.seqlens.add_(q.shape[2])
@@ -452,14 +457,13 @@ def _resolve_threshold(pruning, q, k, seqlen: int, sm_scale: float, device, grou
 
     Without k a :class:`Tolerance` needs a bound. Without a device a number is returned as a float.
     """
-    if pruning is None or (isinstance(pruning, Tolerance) and not q.numel()):
-        return None
     if not isinstance(pruning, Tolerance):
-        return per_head_tensor(pruning, q.shape[0], q.shape[1], device)
-    if pruning.logit_bound is None and k is not None and group is not None:
+        return resolve_threshold(pruning, q.shape[:2], seqlen, device)
+    if not q.numel():
+        return None
+    if pruning.logit_bound is not None or k is None:
+        return resolve_threshold(pruning, q.shape[:2], seqlen, q.device)
+    if group is not None:
         bound = bound_over_ranks(q, k, sm_scale, group)
         return find_threshold(bound, seqlen, pruning.log_pruning_tolerance)
-    if pruning.logit_bound is None and k is not None:
-        return threshold_from_norms(q, k, sm_scale, pruning.log_pruning_tolerance)
-    bound = per_head_tensor(pruning.logit_bound, q.shape[0], q.shape[1], q.device, "logit_bound")
-    return pruning_threshold(bound, seqlen, pruning.log_pruning_tolerance)
+    return threshold_from_norms(q, k, sm_scale, pruning.log_pruning_tolerance)

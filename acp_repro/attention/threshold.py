@@ -58,6 +58,20 @@ def choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound) -> An
     return Tolerance(log_pruning_tolerance, logit_bound)
 
 
+def resolve_threshold(pruning: Any, shape: tuple[int, ...], seqlen: int, device: torch.device | None) -> Any:
+    """delta (B, H) float32 of :func:`choose_pruning`'s result without q and k, or None for exact attention.
+
+    ``shape`` is (B, H). Without a device a number is returned as a float.
+    """
+    if pruning is None:
+        return None
+    batch, heads = shape
+    if not isinstance(pruning, Tolerance):
+        return checks.per_head_tensor(pruning, batch, heads, device)
+    bound = checks.per_head_tensor(pruning.logit_bound, batch, heads, device, "logit_bound")
+    return pruning_threshold(bound, seqlen, pruning.log_pruning_tolerance)
+
+
 def pruning_threshold(
     logit_bound: Tensor | float, seqlen: int, log_pruning_tolerance: float = DEFAULT_LOG_PRUNING_TOLERANCE
 ) -> Tensor:

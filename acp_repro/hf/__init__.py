@@ -20,6 +20,7 @@ except ImportError as error:
         "acp_repro.hf needs transformers 5 or later: `pip install '.[transformers]'` in the clone"
     ) from error
 
+from .attention_interface import register_attention
 from .configuration import ForgettingTransformerCache, ForgettingTransformerConfig
 from .modeling import ForgettingTransformerForCausalLM, ForgettingTransformerModel
 from .tokenization import FoXTokenizer, JSONGPT2Tokenizer
@@ -42,4 +43,5 @@ __all__ = [
     "ForgettingTransformerForCausalLM",
     "ForgettingTransformerModel",
     "JSONGPT2Tokenizer",
+    "register_attention",
 ]

@@ -14,7 +14,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from acp_repro.model import FoXModel
-from acp_repro.model.layers import Linear
+from acp_repro.model.layers import HeadRMSNorm, Linear
 from acp_repro.model.pretrained import check_sum
 from acp_repro.model.third_party import check_loaded
 
@@ -23,6 +23,8 @@ from .packing import find_documents
 
 # Keywords that tell FoX nothing: the longest packed document, and where new tokens go in a cache.
 _SAY_NOTHING = {"max_length_q", "max_length_k", "cache_position"}
+# The styles of tensor parallelism other than "colwise"; gate_proj has the rows of two matrices.
+_LINEAR_STYLES = {"attn.o_proj": "rowwise", "mlp.gate_proj": "packed_colwise", "mlp.down_proj": "rowwise"}
 _NOTHING_FOLLOWS = (
     "rows end with padding, so nothing can follow them: pad on the left (tokenizer.padding_side = 'left')"
 )
@@ -65,6 +67,37 @@ class ForgettingTransformerModel(PreTrainedModel):
         if told and (told.bos_token_id, told.eos_token_id) == MEANINGLESS_IDS:  # from config.json unchanged
             told.bos_token_id, told.eos_token_id = model.config.bos_token_id, model.config.eos_token_id
         return (model, info) if with_info else model  # pyright: ignore[reportReturnType]
+
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, is_init_check: bool = False, allow_all_kernels: bool = False
+    ) -> str:
+        if attn_implementation not in (None, "eager"):  # transformers passes one of these if users pass none
+            raise ValueError(
+                f"attn_implementation={attn_implementation!r} is not an implementation of FoX: its attention "
+                "runs on the kernels of acp_repro.attention (Triton on a GPU, blockwise on a CPU); remove "
+                "the argument"
+            )
+        return "eager"
+
+    def init_parallel_plans(self) -> None:
+        """Sets the plan of ``tp_plan="auto"``: each rank computes some heads and some columns of the MLP."""
+        super().init_parallel_plans()
+        self._tp_plan = {}
+        for name, module in self.model.layers[0].named_modules():
+            generic = f"model.layers.*.{name}"
+            if isinstance(module, HeadRMSNorm) and module.weight.numel() == module.head_dim:
+                # The weight is that of all heads, so each rank has a part of its gradient.
+                self._tp_plan[generic] = "replicated_with_grad_allreduce"
+            elif isinstance(module, HeadRMSNorm):
+                self._tp_plan |= {f"{generic}.weight": "colwise", generic: "local_params"}
+            elif isinstance(module, nn.Linear):
+                self._tp_plan[generic] = _LINEAR_STYLES.get(name, "colwise")
+
+    def _resolve_parallel_plans(self, distributed_config: Any) -> Any:
+        heads, size = self.config.num_heads, distributed_config.tp_size
+        if heads % size:
+            raise ValueError(f"tp_size={size} does not divide the {heads} heads; choose a divisor of {heads}")
+        return super()._resolve_parallel_plans(distributed_config)
 
     def _init_weights(self, module: Any) -> None:
         if hasattr(module, "reset_parameters"):

@@ -205,8 +205,9 @@ class ShiftedLinear(nn.Module):
             y and z, both (B, T, H, D) in the dtype of the product. The last z is ``previous`` of the next
             call, and all that decoding has to remember.
         """
-        new: Tensor = (self.linear(x) if z is None else z).unflatten(-1, (self.num_heads, -1))
         logit: Tensor = self.shift_proj(x) if shift_logit is None else shift_logit
+        # Under tensor parallelism, this rank has fewer heads than the config.
+        new: Tensor = (self.linear(x) if z is None else z).unflatten(-1, (logit.shape[-1], -1))
         if padding is not None:
             new = new.masked_fill(padding[..., None, None], 0.0)
         if self.context_parallel is not None:
@@ -390,7 +391,7 @@ class ForgettingAttentionLayer(nn.Module):
         return self.o_proj(norm_and_gate(out, self.ogate_proj(x), norm.weight, norm.eps))
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.head_dim))
+        return x.unflatten(-1, (-1, self.head_dim))  # tensor parallelism splits the heads
 
     def _shift(
         self,

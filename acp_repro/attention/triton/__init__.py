@@ -1,6 +1,6 @@
-"""Forgetting attention on any GPU that Triton supports; Hopper has a backward of its own.
+"""Forgetting attention on any GPU that Triton supports, with separate kernels for Hopper.
 
-The functions below are the whole interface; :mod:`.dispatch` has the two passes.
+The functions below are the whole interface; :mod:`.dispatch` contains the two passes.
 """
 
 from __future__ import annotations

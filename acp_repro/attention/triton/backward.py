@@ -3,12 +3,13 @@
     P = exp(S - log sum exp S),  dP = dO V^T,  dS = P * (dP - delta),  delta_i = sum_d dO_id O_id
     dQ = sm_scale dS K,  dK = sm_scale dS^T Q,  dV = P^T dO,  dc_j = -sum_i dS_ij
 
-Each side computes the scores again. That costs two products more than one fused kernel, and buys
-sums in a fixed order: the same inputs give the same bits.
+Each side recomputes the scores. This costs two more matrix products than one fused kernel, but every sum has
+a fixed order, so the gradients are deterministic: equal inputs give bitwise identical results.
 
-In exact arithmetic the row sums of dS are 0. In bfloat16 delta comes of a rounded output, and a row's sum is
-what delta lacks, as the weights of a row sum to 1. The gradient of a gate sums thousands of such residues. So
-the query side adds each row's sum to the delta that the key side takes, over the same entries.
+In exact arithmetic the row sums of dS are 0. In bfloat16, delta is computed from a rounded output, and the
+sum of a row equals the error of delta, because the weights of a row sum to 1. The gradient of a gate
+accumulates thousands of these residues. The query side therefore adds each row's sum to the delta of the key
+side, over the same entries.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _query_side_masked(
     D: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
-    """Adds key tiles ``begin .. end`` with every mask and exact differences of c."""
+    """Accumulates key tiles ``begin .. end`` with all masks and exact differences of c."""
     ROWS: tl.constexpr = q_tile.shape[0]
     BLOCK_D: tl.constexpr = q_tile.shape[1]
     seqlen_k = keys[-1]
@@ -123,7 +124,7 @@ def _query_side_kernel(
     SHARED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
-    """The query side: dQ, and what the key side needs."""
+    """The query side: dQ, and the inputs of the key side."""
     bh, tile = share_of_work(batch_heads, row_tiles, head_group)
     row = (row_tiles - 1 - tile) * ROWS  # the last rows, which have the most keys, start first
     b, h, q_tile, keys, out, first, start, diagonal, end, earliest, edge = open_query_tile(
@@ -159,15 +160,15 @@ def _query_side_kernel(
     o_tile = load_rows(out, row, o_strides.token, seqlen_q, ROWS, D, BLOCK_D, True)
     delta_i = tl.sum(o_tile.to(tl.float32) * g_tile.to(tl.float32), 1)
     level_i = tl.load(lse + bh * seqlen_q + i, mask=inside, other=float("inf"))
-    # A row with no key has lse = -inf; its weights are 0, as those of a row with lse = +inf.
+    # A row without keys has lse = -inf. With lse = +inf, its weights are 0.
     level_i = tl.where(level_i == float("-inf"), float("inf"), level_i)
     high_i, low_i = load_pair(pairs, position, inside)
     high_base, low_base = unpack(tl.load(pairs + first))
     shifted_i = level_i - ((high_i - high_base) + (low_i - low_base))
-    parts = tl.zeros([ROWS, 8], dtype=tl.float32)  # of the row sums; a thread's own, no exchange
+    parts = tl.zeros([ROWS, 8], dtype=tl.float32)  # partial row sums, each in one thread
     acc = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
 
-    # What a tile needs of c is loaded one tile ahead; `tail` has room for the one past the end.
+    # The terms of c are prefetched one tile ahead; `tail` is padded by one tile.
     bias = tl.load(tail + start * COLUMNS + tl.arange(0, COLUMNS))
     pair_end = tl.load(pairs + tl.minimum(start * COLUMNS + (COLUMNS - 1), seqlen_k - 1))
     for n in tl.range(start, diagonal):
@@ -211,8 +212,7 @@ def _query_side_kernel(
     )
 
     store_rows(dq, acc * sm_scale, row, dq_strides.token, seqlen_q, ROWS, D, BLOCK_D)
-    # For the key side, in pairs: lse and delta; c_i - c[first position of i's tile there] - lse,
-    # and delta.
+    # Two pairs for the key side: (lse, delta) and (c_i - c[first position of i's tile there] - lse, delta).
     delta_i += tl.sum(parts, 1)
     high_first, low_first = load_pair(pairs, (i // key_rows) * key_rows + (seqlen_k - seqlen_q), inside)
     to_add = ((high_i - high_first) + (low_i - low_first)) - level_i
@@ -261,8 +261,8 @@ def _key_side_kernel(
     DESCRIPTORS: tl.constexpr,
 ):
     """The key side: dK, dV and the gradient of c."""
-    # Everything here is transposed, (keys, queries): an operand of a product is then a loaded tile
-    # or a score tile as it was computed, never the transpose of a computed one.
+    # All tiles are transposed, (keys, queries). Each operand of a product is then a loaded tile or a score
+    # tile as computed, and no computed tile has to be transposed.
     column_tiles = tl.cdiv(seqlen_k, COLUMNS)
     bh, tile = share_of_work(batch_heads, column_tiles, head_group)
     column = tile * COLUMNS  # the first keys, which have the most queries, start first
@@ -284,8 +284,8 @@ def _key_side_kernel(
     valid = j < seqlen_k
     last = tl.minimum(column + COLUMNS, seqlen_k) - 1
     begin = tl.maximum(column - shift, 0) // ROWS
-    # Query tiles from `below` on see all of these keys. Those before it are on the diagonal and
-    # always kept.
+    # Queries of tiles from `below` on see all of these keys. Earlier tiles are on the diagonal, which is
+    # never pruned.
     below = tl.maximum(tl.cdiv(tl.maximum(last - shift, 0), ROWS), begin)
     below = tl.minimum(below, tl.cdiv(seqlen_q, ROWS))
     if seq_start is not None:
@@ -293,7 +293,7 @@ def _key_side_kernel(
         valid = valid & (j >= earliest)
         below = tl.where(last < earliest, begin, below)
     if boundary is not None:
-        # Loaded here and used after the diagonal, which hides the wait.
+        # Loaded before the diagonal tiles and used after them, which hides the latency.
         boundary += bh * row_blocks
         block = tl.arange(0, COUNT)
         starts = tl.load(boundary + block, mask=block < row_blocks, other=2147483647)
@@ -303,7 +303,7 @@ def _key_side_kernel(
     high_base, low_base = unpack(tl.load(pairs + last))
     high_j, low_j = load_pair(pairs, j, j < seqlen_k)
     rise = tl.where(valid, (high_base - high_j) + (low_base - low_j), float("-inf"))
-    parts = tl.zeros([COLUMNS, 8], dtype=tl.float32)  # of the column sums
+    parts = tl.zeros([COLUMNS, 8], dtype=tl.float32)  # partial column sums
     dk_acc = tl.zeros([COLUMNS, BLOCK_D], dtype=tl.float32)
     dv_acc = tl.zeros([COLUMNS, BLOCK_D], dtype=tl.float32)
 
@@ -330,8 +330,8 @@ def _key_side_kernel(
 
     end = tl.cdiv(seqlen_q, ROWS)
     if boundary is not None:
-        # The boundary never falls from row to row, so counting the rows of blocks that keep this
-        # key block gives the end of the last one.
+        # The boundary is non-decreasing, so the number of query blocks that keep this key block is the end
+        # of their range.
         count = tl.sum((starts <= column // BLOCK_K).to(tl.int32), 0)
         for chunk in range(COUNT, row_blocks, COUNT):
             block = chunk + tl.arange(0, COUNT)
@@ -342,7 +342,7 @@ def _key_side_kernel(
         end = tl.where(last < earliest, 0, end)
     if window is not None:
         end = tl.minimum(end, tl.maximum(window_end(last, window) - shift, -1) // ROWS + 1)
-        edge = window_end(column, window) - shift  # rows up to it see all of these keys
+        edge = window_end(column, window) - shift  # earlier rows see all of these keys
     pair_first = tl.load(pairs + shift + tl.minimum(below * ROWS, seqlen_q - 1))
     for m in tl.range(below, end):
         row = m * ROWS
@@ -394,7 +394,7 @@ def launch_backward(
     tiles: Tiles,
     window_size: int | None,
 ) -> None:
-    """Launches both sides into given, addressable tensors; dk and dv have a head for each head of q."""
+    """Launches both sides, which write to the given tensors; dk and dv have as many heads as q."""
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
     _, query, key = tiles

@@ -1,8 +1,8 @@
-"""Decoding in two kernels: each head's kept blocks are shared out over programs, then their parts joined.
+"""Decoding in two kernels: one splits the kept blocks of each head over programs, one joins their results.
 
-The grid comes from shapes alone; lengths and boundaries are read on the device, and programs with nothing
-to do leave at once. So the host waits for nothing, and a CUDA graph holds the launch. A local head reads
-few blocks and keeps few programs busy; the rest are free for global heads.
+The grid depends on shapes only. The programs read lengths and boundaries on the device, and programs without
+work return at once. The host therefore never synchronises, and a CUDA graph can capture the launch. A local
+head reads few blocks and occupies few programs, which leaves the others to global heads.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .tiles import (
     window_start,
 )
 
-# Programs for each multiprocessor: more even out heads of different lengths, fewer mean fewer parts.
+# Programs per multiprocessor: more programs balance heads of different lengths; fewer leave less to join.
 _PROGRAMS_PER_PROCESSOR = 32
 _MOST_SPLITS = 64
-# Blocks for which a program of its own is worth its start.
+# The smallest number of blocks that justifies one more program.
 _LEAST_BLOCKS = 2
 _WARPS = 4
 _STAGE_BYTES = 96 << 10
-# Blocks whose decay is looked at together while the boundary moves on.
+# Blocks whose decay is tested in one step of the boundary search.
 _STEP = 32
 
 
@@ -51,9 +51,10 @@ def _first_block(
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """The first block that query head ``h`` reads: ``start[h]``, moved on past the padding and as far as the
-    oldest query at ``first`` allows. Programs of one head find the same whether another has stored it
-    already or not, so the search begins behind the padding, for which the table may hold any number."""
+    """The first block that query head ``h`` reads: ``start[h]``, advanced past the padding and as far as the
+    oldest query, at position ``first``, allows. All programs of a head find the same block, whether or not
+    another program has stored it already. The search begins after the padding, because the table entries of
+    padding are arbitrary."""
     s = tl.maximum(tl.load(start + h), earliest // BLOCK)
     if threshold is not None:
         delta = tl.load(threshold + h).to(tl.float64)
@@ -102,25 +103,25 @@ def _split_kernel(
     LEAST: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    bh = tl.program_id(0) % batch_heads  # of keys and values
+    bh = tl.program_id(0) % batch_heads  # the head of keys and values
     split = tl.program_id(0) // batch_heads
     b = bh // kv_heads
     table += bh.to(tl.int64) * max_blocks
     length = tl.load(seqlens + b)
     r = tl.arange(0, ROWS)
-    position = length - TOKENS + r % TOKENS  # below 0 where the row holds fewer tokens: they see no key
+    position = length - TOKENS + r % TOKENS  # negative if the row has fewer tokens; such queries see no key
     first = tl.maximum(length - TOKENS, 0)
     diagonal = first // BLOCK
     earliest = 0
     if seq_start is not None:
         earliest = tl.minimum(tl.load(seq_start + b), length).to(tl.int32)
     if window is not None:
-        earliest = tl.maximum(earliest, window_start(first, window))  # of the oldest query, of all the least
+        earliest = tl.maximum(earliest, window_start(first, window))  # the window of the oldest query
 
     g_row = r // TOKENS
     real = r < SHARED * TOKENS
     begin = diagonal
-    oldest = tl.zeros([ROWS], dtype=tl.int32)  # each row's first key
+    oldest = tl.zeros([ROWS], dtype=tl.int32)  # the first key of each row
     for g in tl.static_range(SHARED):
         begin_g = _first_block(
             c, table, start, threshold, bh * SHARED + g, g, diagonal, first, earliest, SHARED, BLOCK, STEP
@@ -156,7 +157,7 @@ def _split_kernel(
             live = j < length
             if seq_start is not None:
                 live = live & (j >= earliest)
-            # Nothing is read where nothing was written: a product with it could be NaN.
+            # Unwritten entries are masked at the load, because they may be NaN and NaN * 0 is NaN.
             inside = live[:, None]
             if D != BLOCK_D:
                 inside = inside & (d < D)[None, :]
@@ -174,7 +175,7 @@ def _split_kernel(
                 s += ((c_row[:, None] - c_j) * LOG2E).to(tl.float32)
             s = tl.where(kept, s, float("-inf"))
             m_new = tl.maximum(m_i, tl.max(s, 1))
-            m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)  # a row with no key so far
+            m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)  # -inf: no key in this row yet
             p = tl.math.exp2(s - m_finite[:, None])
             alpha = tl.math.exp2(m_i - m_finite)
             l_i = l_i * alpha + tl.sum(p, 1)
@@ -232,7 +233,7 @@ def _combine_kernel(
 def decode(
     q: Tensor, cache: PagedKVCache, start_block, threshold, seq_start, sm_scale, window_size=None
 ) -> Tensor:
-    """Output (B, H, T, D) of the newest tokens; ``start_block`` is moved on inside."""
+    """Output (B, H, T, D) of the newest tokens; advances ``start_block`` in place."""
     batch, kv_heads, max_blocks = cache.block_table.shape
     heads, tokens, head_dim = q.shape[1:]
     out = torch.empty_like(q)
@@ -299,13 +300,13 @@ def decode(
 
 
 def _num_stages(cache: PagedKVCache) -> int:
-    """Blocks that are on their way while one is read: as many as any GPU's shared memory holds."""
+    """The number of blocks to prefetch: as many as fit into the shared memory of every GPU."""
     block_bytes = 2 * cache.block_size * padded_head_dim(cache.k.shape[-1]) * cache.k.element_size()
     return max(2, min(4, _STAGE_BYTES // block_bytes))
 
 
 def num_splits(batch_heads: int, max_blocks: int, device: torch.device) -> int:
-    """Programs for each head of keys: a power of two, from shapes and the device alone."""
+    """Programs per key head: a power of two that depends only on shapes and the device."""
     processors = 1
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,9 +1,9 @@
-"""The dispatch of both passes: the kernels for Hopper where they serve a call, else the portable ones.
+"""The dispatch of both passes: the Hopper kernels if they support a call, else the portable kernels.
 
-:func:`forward_pass` and :func:`backward_pass` are the two passes as the operator calls them; their
-launches are recorded and repeated. Their last argument contains constants: the scale of scores; (block_q,
-block_k), the pruning grid; how many keys a query sees, or None; whether only portable kernels may run; and
-for the forward pass whether lse and c are wanted, and delta where it is one number.
+The operator calls :func:`forward_pass` and :func:`backward_pass`; their launches are recorded and replayed.
+The last argument of both is a tuple of constants: sm_scale; (block_q, block_k), the pruning grid; window_size
+or None; whether only portable kernels may run; and for the forward pass whether to return lse and c, and
+delta if it is one number.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .gates import decay_terms, log_fgate_grad, read_gates
 from .launch import find_portable_request, repeat_launches
 from .tiles import allocate_rows, can_stream, is_streamable, make_addressable, tiles_for
 
-# The Hopper forward computes tiles of this many queries and keys.
+# Queries and keys in a tile of the Hopper forward.
 _HOPPER_TILE = (128, 64)
-# Why the Hopper kernels are not called again for such inputs, once Triton could not compile them.
+# The compile error of the Hopper kernels, by the kind of inputs; such calls use the portable kernels.
 _refused: dict[tuple, str] = {}
 
 
@@ -33,8 +33,8 @@ _refused: dict[tuple, str] = {}
 def forward_pass(q, k, v, log_fgate, threshold, seq_start, constants):
     """Output, lse (B, H, Tq) float32 and c (B, H, Tk) float64 or None, and boundary (B, H, M) int32."""
     sm_scale, grid, window_size, portable, for_backward, delta = constants
-    seq_start = seq_start if seq_start is None else seq_start.contiguous()  # the kernels know no stride of it
-    # The search of a pass that prunes nothing writes zeros, which costs no more than filling them in.
+    seq_start = seq_start if seq_start is None else seq_start.contiguous()  # kernels take no stride for it
+    # Without a threshold, the search writes zeros, which costs no more than a separate fill.
     layout, delta = terms_layout(q, k, *grid), threshold if delta is None else delta
     c, terms, boundary = read_gates(log_fgate, None, layout, grid, q.shape[2], delta, seq_start, window_size)
     out, lse = forward(q, k, v, c, boundary, seq_start, sm_scale, *grid, window_size, terms, portable)
@@ -42,12 +42,12 @@ def forward_pass(q, k, v, log_fgate, threshold, seq_start, constants):
 
 
 def backward_pass(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, constants):
-    """Gradients of out with respect to q, k, v and log_fgate, each like these; the last is contiguous."""
-    # Here and not where launches are recorded, because a copy would keep them from being repeated.
+    """Gradients of out with respect to q, k, v and log_fgate, in their shapes; the last is contiguous."""
+    # Outside the recorded function, because a copy inside would prevent replaying.
     dout = make_addressable(dout)
     if not is_streamable(dout) and can_stream(q, k, v):
-        # Of a mean over tokens all rows lie in one place, of a slice they may start anywhere. A copy takes
-        # less time than the kernels that would read it as it is.
+        # The gradient of a mean is expanded, with strides of 0, and that of a slice may be unaligned. A copy
+        # costs less time than the slower kernels that read such layouts.
         dout = dout.clone(memory_format=torch.contiguous_format)
     constants = (*constants, find_refusal(q, k, *constants[1], portable=constants[3]))
     dq, dk, dv, grad = _backward(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, constants)
@@ -64,7 +64,7 @@ def _backward(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, consta
 
 
 def _sum_of_shares(shares: Tensor, like: Tensor) -> Tensor:
-    """The gradient of ``like`` (B, Hkv, Tk, D) from its shares (B, H, Tk, D), summed in a fixed order."""
+    """The gradient of ``like`` (B, Hkv, Tk, D), the sum of ``shares`` (B, H, Tk, D) in a fixed order."""
     if shares.shape[1] == like.shape[1]:
         return shares
     return torch.empty_like(like).copy_(shares.unflatten(1, (like.shape[1], -1)).sum(2))
@@ -76,13 +76,13 @@ def forward(
     """``O = softmax(sm_scale Q K^T + D) V`` over the kept blocks of the causal grid.
 
     q, k, v, seq_start and window_size are those of :class:`..checks.AttentionCall`, c is (B, H, Tk) float64.
-    boundary (B, H, M) int32 does not fall from one query block to the next; None keeps every block. terms are
-    those of c for :func:`terms_layout`, if they are there already. portable excludes the kernels for Hopper.
+    boundary (B, H, M) int32 is non-decreasing along M; None keeps every block. terms are the terms of c in
+    the layout of :func:`terms_layout`, if already computed. portable excludes the Hopper kernels.
 
     Returns:
-        out like q, and lse (B, H, Tq) float32, the log to base 2 of each row's sum: as the backward pass
-        wants it, and a change of base would round it once each way. A row with no key left has out 0 and
-        lse -inf.
+        out like q, and lse (B, H, Tq) float32, the logarithm of each row's sum. Its base is 2, as the
+        backward pass reads it, because converting it would round twice. A row without keys has out 0 and lse
+        -inf.
     """
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -95,7 +95,7 @@ def forward(
     given = (q, k, v, rows, lse, terms, boundary, seq_start, sm_scale, block_q, block_k)
     recompute_tiles = None
     hopper = find_hopper(q, k, v, block_q, block_k, window_size=window_size, portable=portable)
-    # At 64 dimensions the portable kernel took less time on an H200, at 4k to 16k
+    # With 64 dimensions, the portable kernel is faster on an H200 at 4k to 16k
     # (docs/lab-notebook/attention-kernels.md).
     if hopper is not None and q.shape[3] == 128 and tile[:2] == _HOPPER_TILE:
         marks = lse.new_empty((*q.shape[:2], triton.cdiv(q.shape[2], tile.rows), 2), dtype=torch.int32)
@@ -126,8 +126,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients dq, dk, dv and dc (B, H, Tk) float32 of :func:`forward` over the same kept blocks.
 
-    Where query heads share keys, or with ``shares``, dk and dv are shares: (B, H, Tk, D) float32, what each
-    query head adds. It only allocates and launches, see :mod:`.launch`.
+    If query heads share keys, or with ``shares``, dk and dv are (B, H, Tk, D) float32, the contribution of
+    each query head. The function only allocates and launches, as :mod:`.launch` requires.
     """
     dq = torch.empty_like(q)
     if q.shape[1] == k.shape[1] and not shares:
@@ -151,13 +151,13 @@ def backward(
 
 
 def terms_layout(q, k, block_q, block_k) -> tuple[int, int]:
-    """For which key tiles :func:`forward` takes the terms of c, and how far its heads are apart."""
-    # Rows of the pairs start at multiples of 16 bytes, as the copy engine wants them.
+    """The layout of the terms of c for :func:`forward`: keys in a tile, and numbers from head to head."""
+    # The copy engine requires that rows start at multiples of 16 bytes.
     return tiles_for(q, block_q, block_k).forward.columns, triton.cdiv(k.shape[2], 4) * 4
 
 
 def find_hopper(q, k, v, block_q, block_k, *others, window_size=None, portable=False) -> ModuleType | None:
-    """The package of kernels for Hopper, or None if :func:`why_portable` has a reason against it."""
+    """The package of Hopper kernels, or None if :func:`why_portable` gives a reason for the portable ones."""
     if why_portable(q, k, v, block_q, block_k, *others, window_size=window_size, portable=portable):
         return None
     from . import hopper
@@ -175,7 +175,7 @@ def why_portable(
     window_size=None,
     portable=False,
 ) -> str | None:
-    """Why the portable kernels run, in one line; None: there are faster ones."""
+    """The reason why the portable kernels run, in one line; None if the Hopper kernels run."""
     refusal = find_refusal(q, k, block_q, block_k, portable)
     if refusal is not None:
         return refusal
@@ -185,7 +185,7 @@ def why_portable(
         return f"{q.device} is not an NVIDIA GPU"
     try:
         from . import hopper
-    except (ImportError, AttributeError) as error:  # a Triton without Gluon, or with one of other names
+    except (ImportError, AttributeError) as error:  # Triton has no Gluon, or a Gluon with other names
         return f"Triton {triton.__version__} has no Gluon that these kernels need ({error})"
     reason = hopper.find_obstacle(q, k, block_q, block_k)
     if reason is None and not can_stream(q, k, v, *others):
@@ -194,19 +194,19 @@ def why_portable(
 
 
 def find_refusal(q: Tensor, k: Tensor, block_q: int, block_k: int, portable: bool = False) -> str | None:
-    """Why such inputs are kept to the portable kernels on every device; None: they are not."""
+    """The reason why these inputs use the portable kernels on every device, or None."""
     if portable:
         return "implementation='triton-portable' was passed"
     return find_portable_request() or _refused.get(_kernel_key(q, k, block_q, block_k))
 
 
 def _kernel_key(q: Tensor, k: Tensor, block_q: int, block_k: int) -> tuple:
-    """What a compiled kernel depends on, whatever the lengths."""
+    """The properties on which a compiled kernel depends; lengths are not among them."""
     return q.device, q.dtype, q.shape[-1], q.shape[1] // k.shape[1], block_q, block_k
 
 
 def _try_launch(launch: Callable, given: tuple, key: tuple) -> bool:
-    """Whether ``launch`` ran: Gluon is experimental, and a Triton of another version may refuse it."""
+    """Whether ``launch`` succeeded: Gluon is experimental, and another version of Triton may fail."""
     try:
         launch(*given)
     except TritonError as error:

@@ -41,8 +41,8 @@ def _masked_tiles(
     D: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
-    """Key tiles ``begin .. end`` with every mask, exact differences of c and the online softmax: m_i is
-    each row's running maximum, in units of log 2, l_i its running sum."""
+    """Accumulates key tiles ``begin .. end`` with all masks, exact differences of c and the online softmax:
+    m_i is the running maximum of each row, in units of log 2, and l_i its running sum."""
     ROWS: tl.constexpr = q_tile.shape[0]
     BLOCK_D: tl.constexpr = q_tile.shape[1]
     seqlen_k = keys[-1]
@@ -59,7 +59,7 @@ def _masked_tiles(
         s, kept = exact_scores(s, position, high_i, low_i, j, high_j, low_j, seq_start, earliest, window)
         s = tl.where(kept, s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1))
-        # A row with no key so far: any finite number will do, every exponent is -inf.
+        # A row without keys so far: any finite number works, because every exponent is -inf.
         m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
         p = tl.math.exp2(s - m_finite[:, None])
         alpha = tl.math.exp2(m_i - m_finite)
@@ -69,7 +69,7 @@ def _masked_tiles(
     return acc, l_i, m_i
 
 
-# Of float16, key tiles before the diagonal up to which all are taken with the online softmax.
+# In float16, up to this many key tiles before the diagonal, all tiles use the online softmax.
 _FEW = tl.constexpr(3)
 
 
@@ -111,7 +111,7 @@ def _forward_kernel(
 ):
     bh, tile = share_of_work(batch_heads, row_tiles, head_group)
     tile = row_tiles - 1 - tile  # the last rows, which have the most keys, start first
-    if recompute_tiles is not None:  # what another kernel has done already, but for a few tiles
+    if recompute_tiles is not None:  # another kernel has computed all but the marked tiles
         recompute_tiles += (bh.to(tl.int64) * row_tiles + tile) * 2
         if tl.load(recompute_tiles) + tl.load(recompute_tiles + 1) == 0:
             return
@@ -142,8 +142,8 @@ def _forward_kernel(
     tail += bh * padded
     position = first + tl.arange(0, ROWS)
     inside = position < seqlen_k
-    # First the tiles on the diagonal: a row's own key has no decay, so they tell how large its
-    # scores are. Of float16 also the one before them, or all if they are few.
+    # The tiles on the diagonal come first. The key at the query's own position has no decay, so these tiles
+    # show how large the scores of the row are. In float16, the tile before them follows, or all if few.
     near = diagonal
     if q_tile.dtype == tl.float16:
         near -= tl.where(diagonal - start > _FEW, 1, diagonal - start)
@@ -153,13 +153,13 @@ def _forward_kernel(
     acc *= 2.0**-ROOM
     l_i *= 2.0**-ROOM
 
-    # Then the decayed rest, against that fixed level: no running maximum, no rescaling. Scores
-    # leave out c_i - c[first], the same for a whole row, and so does the level.
+    # The decayed rest uses this fixed level, without a running maximum or rescaling. Scores and level both
+    # omit c_i - c[first], which is constant within a row.
     high_base, low_base = unpack(tl.load(pairs + first))
     high_i, low_i = load_pair(pairs, position, inside)
     level = m_i - ((high_i - high_base) + (low_i - low_base)) + ROOM
-    parts = tl.zeros([ROWS, 8], dtype=tl.float32)  # of the sum; a thread's own, so no exchange
-    # What a tile needs of c is loaded one tile ahead; `tail` has room for the one past the end.
+    parts = tl.zeros([ROWS, 8], dtype=tl.float32)  # partial sums of the rows, each in one thread
+    # The terms of c are prefetched one tile ahead; `tail` is padded by one tile.
     bias = tl.load(tail + start * COLUMNS + tl.arange(0, COLUMNS))
     pair_end = tl.load(pairs + tl.minimum(start * COLUMNS + (COLUMNS - 1), seqlen_k - 1))
     for n in tl.range(start, near):
@@ -177,8 +177,8 @@ def _forward_kernel(
         parts += tl.sum(tl.reshape(p, [ROWS, COLUMNS // 8, 8]), 1)
         acc = product(p.to(v_tile.dtype), v_tile, acc)
     l_i += tl.sum(parts, 1)
-    # A score so far above those that its weight overflows is rare, and then the row is done again.
-    # (Up to the limit, bfloat16 and float32 lose nothing; float16 ends at 65504.)
+    # Rarely, a later score exceeds the level so far that its weight overflows. The row is then recomputed.
+    # (Below this limit, bfloat16 and float32 lose no precision; float16 overflows at 65504.)
     LIMIT: tl.constexpr = 32768.0 if q_tile.dtype == tl.float16 else 1e18
     if tl.max(tl.where(l_i < LIMIT, 0, 1), 0) > 0:
         acc, l_i, m_i = _masked_tiles(
@@ -221,7 +221,7 @@ def launch_forward(
     window_size,
     recompute_tiles,
 ) -> None:
-    """Launches the forward into given tensors, on ``recompute_tiles`` only if these are given."""
+    """Launches the forward, which writes to the given tensors; only to ``recompute_tiles`` if given."""
     batch, heads, seqlen_q, head_dim = q.shape
     row_tiles = triton.cdiv(seqlen_q, tile.rows)
     descriptors = can_stream(k, v)

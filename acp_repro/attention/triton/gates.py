@@ -1,9 +1,10 @@
-"""What a pass needs of the gates, in one kernel, and the adjoint of their running sum in another.
+"""One kernel that prepares the gates for a pass, and one for the adjoint of their running sum.
 
-The sum c (Section 2) is float64 and in a fixed order, one program a head. The boundary comes of a binary
-search per row of blocks (Section 3, Algorithm 1). c is non-increasing and a rounded subtraction is monotone,
-so along a row the blocks that the serial scan would skip come first. Each row can therefore be searched
-alone, and the result is that of the scan to the last bit. The terms of c are those of :mod:`.differences`.
+The first kernel sums c (Section 2) in float64 and in a fixed order, with one program per head. A binary
+search for each row of blocks then finds the boundary (Section 3, Algorithm 1). c is non-increasing and a
+rounded subtraction is monotone, so the blocks that the serial scan would skip are the first of their row.
+Each row can therefore be searched independently, with exactly the result of the scan. The kernel also writes
+the terms of c that :mod:`.differences` defines.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _gates_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """c from log_fgate, where that is given: then ``chunks``, the programs of a head, is 1."""
+    """Computes c from log_fgate if given; ``chunks``, the number of programs per head, is then 1."""
     bh = tl.program_id(0) // chunks
     chunk = tl.program_id(0) % chunks
     wide = bh.to(tl.int64)
@@ -74,7 +75,7 @@ def _gates_kernel(
             scaled = c_j * LOG2E
             rounded = scaled.to(tl.float32)
             rest = (scaled - rounded.to(tl.float64)).to(tl.float32)
-            # c falls, so its last number in a tile is the least. (Where it is NaN, so is all that reads it.)
+            # c is non-increasing, so its last number in a tile is the smallest. (A NaN propagates.)
             apart = tl.reshape(tl.where(valid, c_j, float("inf")), [BLOCK // TILE, TILE])
             below = tl.reshape(tl.min(apart, 1)[:, None] - apart, [BLOCK])
             below = (below * LOG2E).to(tl.float32)
@@ -83,7 +84,7 @@ def _gates_kernel(
             tl.store(pairs + wide * row + j, pack(rounded, rest), mask=valid)
             tl.store(tail + wide * row + j, below, mask=valid)
     if boundary is not None:
-        tl.debug_barrier()  # other warps have stored what is read here of c
+        tl.debug_barrier()  # c was stored by other warps
         if threshold is not None:
             delta = tl.load(threshold + bh)
         if delta is not None:
@@ -100,7 +101,7 @@ def _gates_kernel(
                     middle = (low + high) // 2
                     column = tl.load(c + tl.minimum(middle * block_k + (block_k - 1), length - 1))
                     searching = low < high
-                    pruned = c_row - column < delta  # a NaN compares as false: kept
+                    pruned = c_row - column < delta  # false for NaN: the block is kept
                     low = tl.where(searching & pruned, middle + 1, low)
                     high = tl.where(searching & (pruned == 0), middle, high)
             if seq_start is not None:
@@ -113,11 +114,11 @@ def _gates_kernel(
 def read_gates(
     log_fgate, c=None, layout=None, grid=None, queries=0, threshold=None, seq_start=None, window_size=None
 ) -> tuple[Tensor, DecayTerms | None, Tensor | None]:
-    """What a pass needs of ``log_fgate`` (B, H, T) float32, any strides; or of c, if that is there already.
+    """Computes c, its terms and the boundary from ``log_fgate`` (B, H, T) float32, any strides, or from c.
 
     Args:
-        layout: (positions of a key tile, numbers from one head's terms to the next's); None: no terms.
-        grid: (block_q, block_k) for a boundary of the last ``queries`` positions; None: no boundary.
+        layout: (positions of a key tile, numbers from head to head) of the terms; None omits the terms.
+        grid: (block_q, block_k) of the boundary of the last ``queries`` positions; None omits the boundary.
         threshold: delta, a float or (B, H) float32; None prunes nothing.
 
     Returns:
@@ -128,7 +129,7 @@ def read_gates(
     pairs = tail = None
     if layout is not None:
         pairs = torch.empty((batch, heads, layout[1]), dtype=torch.int64, device=gates.device)
-        # The kernels read `tail` one tile ahead, and so one tile past its end.
+        # The kernels prefetch `tail` by one tile and so read one tile past its end.
         tail = torch.empty(pairs.numel() + 2 * layout[0], dtype=torch.float32, device=gates.device)
     terms = DecayTerms(pairs, tail)
     blocks, boundary, chunks = triton.cdiv(queries, grid[0]) if grid else 0, None, 1
@@ -139,7 +140,7 @@ def read_gates(
     else:
         c = torch.empty(gates.shape, dtype=torch.float64, device=gates.device)
     delta, threshold = (threshold, None) if isinstance(threshold, float) else (None, threshold)
-    if threshold is not None:  # a view of an argument would keep a pass from repeating
+    if threshold is not None:  # a view of an argument would prevent replaying the pass
         threshold = threshold if threshold.shape == (batch, heads) else threshold.expand(batch, heads)
         threshold = threshold.contiguous()
     tile, row = layout or (16, 0)
@@ -169,13 +170,13 @@ def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
 
 
 def find_boundary(c, threshold, seqlen_q, block_q, block_k, seq_start=None, window_size=None) -> Tensor:
-    """:func:`..boundary.find_boundary`, which has these arguments; the host never waits."""
+    """:func:`..boundary.find_boundary` with the same arguments, without a host synchronisation."""
     grid = (block_q, block_k)
     return read_gates(None, c.contiguous(), None, grid, seqlen_q, threshold, seq_start, window_size)[2]
 
 
 def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int, row: int | None = None) -> DecayTerms:
-    """Splits ``c`` (B, H, Tk) for key tiles of ``tile`` positions; heads are ``row`` numbers apart."""
+    """The terms of ``c`` (B, H, Tk) for key tiles of ``tile`` positions, with heads ``row`` numbers apart."""
     return read_gates(None, c, (tile, c.shape[2] if row is None else row), seq_start=seq_start)[1]
 
 
@@ -198,7 +199,7 @@ def _adjoint_kernel(dc, log_fgate, grad, strides, heads, length, BLOCK: tl.const
 
 
 def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
-    """:func:`..decay.log_fgate_grad` of (B, H, T) float32; contiguous."""
+    """:func:`..decay.log_fgate_grad` of (B, H, T) float32; the result is contiguous."""
     grad = torch.empty(log_fgate.shape, dtype=log_fgate.dtype, device=log_fgate.device)
     batch, heads, length = log_fgate.shape
     if grad.numel():

@@ -1,14 +1,14 @@
-"""Launches that are kept ready: what Triton finds out about a call is found out once for each shape.
+"""Recorded launches, which save Triton's host time for each launch of a kernel.
 
-``kernel[grid](...)`` costs the host 30 to 100 microseconds, and a pass of attention has four such calls. A
-pass that only allocates and launches does the same each time for the same shapes, strides and alignments.
-Only the addresses of its tensors differ. So `repeat_launches` records the second run of such a function, and
-later calls give Triton's compiled kernels the same arguments with the new addresses.
+``kernel[grid](...)`` costs the host 30 to 100 microseconds, and a pass of attention makes four such calls. A
+pass that only allocates and launches repeats the same steps for the same shapes, strides and alignments; only
+the addresses of its tensors change. `repeat_launches` records the second run of such a function. Later calls
+replay the launches of Triton's compiled kernels with the new addresses.
 
-Triton's own way of launching serves wherever that could differ: in a pass that calls an operator of PyTorch
-other than an allocation or a view; while a profiler or a mode of PyTorch looks on; and in a Triton whose
-compiled kernels are called in another way. The logger of this module tells at level debug which passes are
-not repeated, and why.
+A pass is launched by Triton itself if a replay could differ: if the pass calls an operator of PyTorch other
+than an allocation or a view, while a profiler or a dispatch mode of PyTorch is active, or if this version of
+Triton calls compiled kernels in another way. The logger of this module reports at level debug which passes
+are not replayed, and why.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from triton import knobs
 
 from .tiles import enter_device
 
-# Triton compiles a kernel for addresses that are multiples of this, and another for the rest.
+# Triton compiles separate kernels for addresses that are multiples of this number and for other addresses.
 ALIGNMENT = 16
-# Plans of each function, some ten kilobytes each; with one more all are forgotten.
+# The maximum number of plans per function, about ten kilobytes each; one more clears them all.
 MOST_PLANS = 1024
-_PIECE = 256  # where the pieces of one allocation start
-_SEEN = object()  # of a key: one call was made with it
-_STREAM = object()  # stands for the stream among recorded arguments
+_PIECE = 256  # the alignment of the pieces of one allocation, in bytes
+_SEEN = object()  # marks a key with which one call was made
+_STREAM = object()  # the placeholder of the stream among recorded arguments
 _aten = torch.ops.aten
 _ALLOCATIONS = {
     _aten.empty.memory_format,
@@ -56,13 +56,13 @@ def find_portable_request() -> str | None:
 
 
 def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
-    """``kernel[grid](*arguments, **constants)`` on the device of the first tensor, recorded where a
-    `repeat_launches` function is being recorded."""
+    """Launches ``kernel[grid](*arguments, **constants)`` on the device of the first tensor, and records the
+    launch if a `repeat_launches` function is being recorded."""
     try:
         with enter_device(next(x for x in arguments if isinstance(x, Tensor))):
             compiled = kernel[grid](*arguments, **constants)
     except RuntimeError as error:
-        if "C compiler" in str(error):  # with which Triton builds its launcher
+        if "C compiler" in str(error):  # Triton builds its launcher with one
             raise RuntimeError("Triton finds no C compiler: install gcc, or take 'blockwise'") from error
         raise
     recording = getattr(_thread, "recording", None)
@@ -71,11 +71,12 @@ def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
 
 
 def repeat_launches(function: Callable) -> Callable:
-    """``function(*tensors, constants)``, which allocates and launches, kept ready for its next calls.
+    """Wraps ``function(*tensors, constants)``, which allocates and launches, so that calls are replayed.
 
-    It takes tensors of one device or None, the first a tensor, and last a tuple of hashable constants on
-    which all else that it does depends, and returns tensors that it allocated, whole, or None. The first call
-    for each key (constants; layout, dtype, device, alignment of each tensor) runs it, the second is recorded.
+    The function takes tensors of one device or None, of which the first is a tensor, and a tuple of hashable
+    constants that determines everything else. It returns tensors that it allocated, not views of them, or
+    None. The first call for each key (constants; layout, dtype, device and alignment of each tensor) runs the
+    function, the second records it, and later calls replay it.
     """
     plans: dict[tuple, Any] = {}
 
@@ -91,7 +92,7 @@ def repeat_launches(function: Callable) -> Callable:
         if plan is None:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            plans[key] = _SEEN  # where no shape comes twice, recording would never pay
+            plans[key] = _SEEN  # recording pays only for shapes that recur
         elif plan is _SEEN:
             results, plans[key] = _Recording(tensors).run(function, constants)
             return results
@@ -105,22 +106,22 @@ def repeat_launches(function: Callable) -> Callable:
 
 
 def can_repeat(x: Tensor) -> bool:
-    """Whether launches for ``x`` may go past Triton's binder now: on an NVIDIA GPU, and nobody looks on."""
+    """Whether launches for ``x`` may bypass Triton's binder: on an NVIDIA GPU without profilers or modes."""
     runtime = knobs.runtime
     hooks = (runtime.launch_enter_hook, runtime.launch_exit_hook)
     return x.is_cuda and not (
         torch.version.hip
         or torch._C._len_torch_dispatch_stack()
-        or any(getattr(hook, "calls", hook) for hook in hooks)  # a chain, or one that a user has put there
+        or any(getattr(hook, "calls", hook) for hook in hooks)  # a chain of hooks, or a hook of the user
         or runtime.debug
         or knobs.compilation.instrumentation_mode
-        or find_portable_request()  # a kept call has the kernels that it was kept with
+        or find_portable_request()  # a replay would use the recorded kernels
         or getattr(runtime, "add_stages_inspection_hook", None)
     )
 
 
 def bind_arguments(kernel, compiled, grid, arguments, constants) -> tuple[Callable, list]:
-    """A compiled kernel's own launcher, and all that Triton gives it, with a mark in the stream's place."""
+    """The launcher of a compiled kernel and its arguments, with a placeholder for the stream."""
     parameters = kernel.signature.parameters
     bound = kernel.signature.bind(*arguments, **{n: x for n, x in constants.items() if n in parameters})
     bound.apply_defaults()
@@ -131,13 +132,13 @@ def bind_arguments(kernel, compiled, grid, arguments, constants) -> tuple[Callab
 
 
 class _Recording(TorchDispatchMode):
-    """Sees every operator of PyTorch and every launch of one run of a function."""
+    """Records every PyTorch operator and every launch during one run of a function."""
 
     def __init__(self, tensors: list[Tensor | None]):
         super().__init__()
-        # Another object for each, since the same tensor may be given twice and need not be next time.
+        # A separate object for each argument: the same tensor may be passed twice now and once later.
         self.inputs = [None if x is None else x.detach() for x in tensors]
-        self.allocated: list[Tensor] = []  # kept to the end, so that no address comes twice
+        self.allocated: list[Tensor] = []  # kept alive, so that no address is used twice
         self.launches: list[tuple] = []
         self.others: list = []  # operators that are neither allocations nor views
 
@@ -150,7 +151,7 @@ class _Recording(TorchDispatchMode):
         return result
 
     def run(self, function: Callable, constants: tuple) -> tuple[tuple[Tensor | None, ...], Plan | bool]:
-        """What ``function`` returns, and how to repeat its launches; False if that cannot be done."""
+        """The result of ``function``, and the plan that replays its launches, or False if there is none."""
         _thread.recording = self
         try:
             with self:
@@ -159,22 +160,22 @@ class _Recording(TorchDispatchMode):
             _thread.recording = None
         try:
             return results, Plan(self, results)
-        except (LookupError, AttributeError, TypeError) as error:  # the last two: a Triton of another make
+        except (LookupError, AttributeError, TypeError) as error:  # the last two: another version of Triton
             _log.debug("%s is not repeated: %r", function.__qualname__, error)
             return results, False
 
 
 class Plan:
-    """A pass as its launches: what to allocate, and what to give each kernel."""
+    """A recorded pass: its allocations, and the arguments of each kernel."""
 
-    # Everything that a kernel may be given stands in one list: the addresses of inputs, results and pieces of
-    # scratch memory, the stream, what is made of an address; and from the end on constants.
+    # One list contains every argument of the kernels: the addresses of inputs, results and pieces of scratch
+    # memory, the stream, values derived from an address, and then the constants.
 
     def __init__(self, recording: _Recording, results: tuple[Tensor | None, ...]):
         if recording.others:
             raise LookupError(f"it calls {recording.others[0]}")
         whole = {_extent(x): x for x in recording.allocated}
-        made = [whole.pop(_extent(x)) for x in results if x is not None]  # what it did not allocate: KeyError
+        made = [whole.pop(_extent(x)) for x in results if x is not None]  # KeyError if it was not allocated
         pieces = list(whole.values())
         if any(x.data_ptr() % ALIGNMENT for x in recording.allocated):
             raise LookupError("memory that PyTorch allocated is not aligned")
@@ -183,15 +184,15 @@ class Plan:
         *self.offsets, self.scratch = 0, *ends
         inputs, own = recording.inputs, [*made, *pieces]
         self._slots = {id(x): n for n, x in enumerate(inputs) if x is not None}
-        # A view of an input is known by its address, if no other input has it.
+        # A view of an input is identified by its address, if no other input has the same one.
         places = [None if x is None else x.data_ptr() for x in inputs]
         self._views = {at: n for n, at in enumerate(places) if places.count(at) == 1}
         self._own = {x.untyped_storage().data_ptr(): len(inputs) + n for n, x in enumerate(own)}
         self._stream = len(inputs) + len(own)
         self._places: dict[tuple, int] = {}
-        self.derived: list[tuple[Callable[[int], Any], int]] = []  # each of the value at a place
+        self.derived: list[tuple[Callable[[int], Any], int]] = []  # (function, index of its argument)
         self.constants: list = []
-        # A kernel is kept, since one that is dropped may take its function off the GPU.
+        # Kernels are kept alive, because the destructor of a kernel may unload it from the GPU.
         self.kernels = [compiled for _, compiled, *_ in recording.launches]
         self.launches = []
         for run, arguments in starmap(bind_arguments, recording.launches):
@@ -199,7 +200,7 @@ class Plan:
         self.constants.reverse()
 
     def _place(self, x) -> int:
-        """Where in the list of values this argument will stand."""
+        """The index of this argument in the list of values."""
         if x is _STREAM:
             return self._stream
         if isinstance(x, Tensor):
@@ -227,14 +228,14 @@ class Plan:
         return self._places[key, place]
 
     def __call__(self, values: list, device: torch.device) -> tuple[Tensor | None, ...]:
-        """The pass on inputs at these addresses, on the current stream of the device, which is current."""
+        """Runs the pass on inputs at these addresses, on the current stream of the current device."""
         results = [
             None if one is None else torch.empty_strided(*one[:2], dtype=one[2], device=device)
             for one in self.results
         ]
         values += [x.data_ptr() for x in results if x is not None]
         if self.scratch:
-            # One allocation for all pieces. It is given back when the stream holds all launches.
+            # One allocation for all pieces, freed once all launches are in the stream.
             scratch = torch.empty(self.scratch, dtype=torch.uint8, device=device)
             values += map(scratch.data_ptr().__add__, self.offsets)
         values.append(torch._C._cuda_getCurrentRawStream(device.index))  # as Triton asks for it
@@ -247,12 +248,12 @@ class Plan:
 
 
 def _extent(x: Tensor) -> tuple:
-    """What makes a tensor the whole of an allocation; PyTorch may show one as different objects and views."""
+    """The identity of a tensor that spans its allocation; PyTorch may wrap it in several objects."""
     return x.untyped_storage().data_ptr(), x.data_ptr(), x.numel(), x.dtype
 
 
 def _descriptors_like(x) -> Callable[[int], Any]:
-    """The descriptor ``x`` at another address. Those of the latest addresses are kept."""
+    """The descriptor ``x`` at another address. Descriptors of the latest addresses are cached."""
     like = copy.copy(x)
     like.base = None
 

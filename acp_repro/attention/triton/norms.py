@@ -12,7 +12,7 @@ from .launch import launch, repeat_launches
 from .tiles import head_of, load_rows, make_addressable, padded_head_dim, strides_of
 
 _ROWS = 128
-# Rows with a norm below _SMALL are multiplied by _UP, after which all their squares are normal numbers.
+# Rows with a norm below _SMALL are multiplied by _UP; the squares of their entries are then normal numbers.
 _SMALL, _UP = tl.constexpr(2.0**-30), tl.constexpr(2.0**90)
 _TINY = tl.constexpr(SMALLEST_NORMAL)
 _SIZES = ["heads", "tiles", "count"]
@@ -20,7 +20,7 @@ _SIZES = ["heads", "tiles", "count"]
 
 @triton.jit
 def _largest(bits):
-    """The bits of the largest of some norms or squares from their bits: the order is the same, a NaN last."""
+    """The bits of the largest norm or square, from the bits of all: bits sort like numbers, NaN last."""
     return tl.max(bits & 0x7FFFFFFF, 0)
 
 
@@ -41,7 +41,7 @@ def _norm_kernel(
     tile = load_rows(x, row, strides.token, count, ROWS, D, BLOCK_D, True).to(tl.float32)
     norm = _largest_norm(tile)
     if norm < _SMALL:
-        # Squares may have underflowed. The tile is loaded again, so that it need not stay in registers.
+        # Squares may have underflowed. The tile is loaded again, which frees its registers in the meantime.
         tile = load_rows(x, row, strides.token, count, ROWS, D, BLOCK_D, True).to(tl.float32)
         norm = tl.maximum(_largest_norm(tile * _UP) * (1.0 / _UP), _TINY)
     tl.store(norms + tl.program_id(0), norm.to(tl.int32, bitcast=True))
@@ -63,7 +63,7 @@ def _threshold_kernel(
     bh = tl.program_id(0)
     longest_q = _largest_of(q_norms + bh * q_tiles, q_tiles, WIDTH)
     longest_k = _largest_of(k_norms + bh // SHARED * k_tiles, k_tiles, WIDTH)
-    # The product is at least the smallest normal number, because underflow would lower the bound.
+    # The product is clamped to the smallest normal number, because an underflow would lower the bound.
     bound = tl.maximum(longest_q * longest_k, _TINY, propagate_nan=tl.PropagateNan.ALL) * factor
     tl.store(delta + bh, (-2.0 * bound - offset) * (1.0 + 2.0**-22))
 

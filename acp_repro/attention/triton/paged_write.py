@@ -1,4 +1,4 @@
-"""New keys, values and decays into the blocks of a cache, in one kernel: those of a step, or of a prefill."""
+"""One kernel that writes the keys, values and decays of new tokens to a paged cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _write_kernel(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Writes one tile of the new tokens of one head; their c is ``c_new``, or comes from ``log_fgate``."""
+    """Writes one tile of the new tokens of one head; c is ``c_new``, or is summed from ``log_fgate``."""
     bh = tl.program_id(0) // tiles
     b = bh // kv_heads
     h = bh % kv_heads
@@ -78,10 +78,10 @@ def _write_kernel(
 def write_kvcache(cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor, c: Tensor | None = None):
     """:meth:`PagedKVCache.write` in one kernel; k and v are in the cache's dtype.
 
-    ``c`` (B, H, T) float64 are the running sums of the tokens, if they are known. Then several programs share
-    the tokens of one head.
+    ``c`` (B, H, T) float64 are the running sums of the tokens, if known. Several programs then share the
+    tokens of one head.
     """
-    # A kernel reads memory as it stands, so signs that PyTorch has only noted are resolved first.
+    # A kernel reads raw memory, so lazy negations of PyTorch are materialised first.
     k, v, log_fgate = (x.resolve_neg() for x in (k, v, log_fgate))
     k, v = (make_addressable(x) for x in (k, v))
     batch, kv_heads, tokens, head_dim = k.shape

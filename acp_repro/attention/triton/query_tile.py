@@ -1,4 +1,4 @@
-"""A tile of queries and its keys: what the forward and the query side of the backward share."""
+"""A tile of queries and its keys: code that the forward and the query side of the backward share."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ def open_query_tile(
     SHARED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
-    """What a program needs of the queries ``row .. row + ROWS`` of one head, and the key tiles that they see.
+    """Loads queries ``row .. row + ROWS`` of one head and finds the key tiles that they see.
 
     Args:
         tensors, strides: of q, k, v and out.
 
     Returns:
-        b, h: the row of the batch and the head. q_tile. keys: what :func:`stream_keys` reads. out: that of
-        the head. first: the absolute position of the first query. start, diagonal, end: tiles ``start ..
-        diagonal`` end at or before ``first``, the rest are crossed by the diagonal. earliest: the first key
-        that is no padding. edge: from it on a window hides no key.
+        b, h: the batch row and the head. q_tile: the loaded queries. keys: the argument of
+        :func:`stream_keys`. out: the output rows of the head. first: the absolute position of the first
+        query.
+        start, diagonal, end: tiles ``start .. diagonal`` end at or before ``first``, and the diagonal crosses
+        the rest. earliest: the first key that is not padding. edge: the first key that no query's window
+        excludes.
     """
     q, k, v, out = tensors
     q_strides, k_strides, v_strides, o_strides = strides
@@ -93,7 +95,7 @@ def stream_keys(
 
 @triton.jit
 def exact_scores(s, position, high_i, low_i, j, high_j, low_j, seq_start, earliest, window):
-    """Scores with the exact difference of c at each entry, and which entries count."""
+    """Scores with the exact difference of c at each entry, and the mask of visible entries."""
     s += low_i[:, None] - low_j[None, :]
     s += high_i[:, None] - high_j[None, :]
     kept = position[:, None] >= j[None, :]

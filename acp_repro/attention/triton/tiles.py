@@ -1,8 +1,8 @@
-"""What the kernels share: tile sizes, launch helpers, and the loads of one tile.
+"""Code that the kernels share: tile sizes, launch helpers, and the loads of one tile.
 
-Two sizes must be kept apart. The *grid* ``(block_q, block_k)`` says which entries are pruned; it is
-a fact about the result, the same in both passes and on every device. A *tile* is what one step of a
-kernel computes; it divides the grid's block and is a matter of speed alone.
+Two sizes differ. The *grid* ``(block_q, block_k)`` decides which entries are pruned. It is part of the result
+and therefore the same in both passes and on every device. A *tile* is computed in one step of a kernel. Its
+size divides the block of the grid and affects speed only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .. import boundary
 
-# Scores and the logs of their sums are kept in units of log 2, because the GPU has an exp2 and no exp.
+# Scores and the logarithms of their sums are in units of log 2, because GPUs have exp2 but not exp.
 LOG2E = tl.constexpr(1.4426950408889634)
-# Arguments that no address's alignment depends on: one compiled kernel serves all their values.
+# Arguments that no alignment depends on, so one compiled kernel serves all their values.
 COUNTS = [
     "batch_heads",
     "heads",
@@ -36,13 +36,12 @@ COUNTS = [
 # Heads whose tiles are launched together (`share_of_work`). On an H100, forward and backward over
 # 192 heads of 4,096 positions took 2.8 ms with all of them together, and 2.0 ms with 12 or 24.
 HEAD_GROUP = 12
-# Elements from one token to the next from which on the offsets inside a tile, of 256 rows at most, would not
-# fit int32.
+# The token stride, in elements, from which on offsets inside a tile of up to 256 rows overflow int32.
 FAR = 2**23
 
 
 class Strides(NamedTuple):
-    """Elements of a tensor (B, H, T, ...) from one row of the batch, head or token to the next."""
+    """The strides of a tensor (B, H, T, ...) along batch, heads and tokens, in elements."""
 
     batch: int
     head: int
@@ -56,7 +55,7 @@ class Tile(NamedTuple):
     columns: int
     warps: int
     stages: int
-    registers: int | None = None  # a cap per thread; more programs then share a multiprocessor
+    registers: int | None = None  # the limit per thread: with fewer, more programs share a multiprocessor
 
     def options(self, device: torch.device) -> dict[str, int]:
         """The launch options of a kernel that runs this tile."""
@@ -72,19 +71,19 @@ class Tiles(NamedTuple):
     key_side: Tile
 
 
-# By padded head dimension; for devices with 220 KB of shared memory a block (Hopper and on).
+# By padded head dimension, for devices with 220 KB of shared memory per block (Hopper and later).
 _LARGE = {
     64: Tiles(Tile(128, 64, 4, 3), Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 3)),
     128: Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(32, 64, 4, 3)),
     256: Tiles(Tile(128, 64, 8, 2), Tile(128, 32, 8, 2), Tile(64, 64, 8, 2)),
 }
-# For the rest, down to 64 KB a block (float32 of 256 dimensions: 66 KB).
+# For other devices, down to 64 KB per block (float32 with 256 dimensions: 66 KB).
 _SMALL = {
     64: Tiles(Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     128: Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 4, 1), Tile(32, 64, 4, 1)),
     256: Tiles(Tile(32, 32, 4, 1), Tile(32, 16, 4, 1), Tile(16, 32, 4, 1)),
 }
-# float32 products run on the ordinary multipliers and spill early.
+# float32 products do not run on tensor cores, and large tiles spill registers.
 _FLOAT32 = {
     64: Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
     128: Tiles(Tile(32, 32, 4, 1), Tile(32, 16, 4, 1), Tile(16, 32, 4, 1)),
@@ -93,16 +92,17 @@ _FLOAT32 = {
 
 
 def room_for(q: Tensor, sm_scale: float) -> float:
-    """A forward's sums begin at ``2**-room`` and may grow to 1e18: room for scores above the diagonal's.
+    """The exponent ``room``: sums of the forward start at ``2**-room`` and may grow to 1e18.
 
-    bfloat16 and float32 lose nothing by it, nor do products with values down to 1e-30; float16 ends at 65504.
-    The usual scale has no need of it, and heads of 128 took 5 % longer with room.
+    The headroom admits scores above those of the diagonal. It costs bfloat16 and float32 no precision, also
+    in products with values down to 1e-30; float16 overflows at 65504. With the usual scale no headroom is
+    needed, and it made the kernel 5 % slower for heads of 128.
     """
     return 32.0 if sm_scale * q.shape[-1] ** 0.5 > 2 and q.dtype != torch.float16 else 0.0
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """The power of two, at least 16, that a tile's second axis spans."""
+    """The padded size of the second axis of a tile: a power of two, at least 16."""
     return max(16, triton.next_power_of_2(head_dim))
 
 
@@ -114,7 +114,7 @@ def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def tiles_for(q: Tensor, block_q: int, block_k: int) -> Tiles:
-    """The tiles for these inputs, powers of two, each shrunk until it divides the block of the grid."""
+    """The tile sizes for these inputs: powers of two, reduced until they divide the block of the grid."""
     if block_q % 16 or block_k % 16:
         raise ValueError(
             "block_q and block_k must be multiples of 16 (the least that tl.dot takes), got "
@@ -147,7 +147,7 @@ def can_stream(*tensors: Tensor) -> bool:
 
 
 def is_streamable(x: Tensor) -> bool:
-    """Whether rows of 16-bit numbers stand apart and start at multiples of 16 bytes."""
+    """Whether rows of 16-bit numbers do not overlap and start at multiples of 16 bytes."""
     return x.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in outer_strides(x))
 
 
@@ -162,16 +162,16 @@ def strides_of(x: Tensor) -> Strides:
 
 
 def describe_stream(x: Tensor, rows: int, descriptors: bool):
-    """What a kernel takes for a matrix that it reads tile after tile of ``rows``."""
+    """The argument of a kernel for a matrix that it reads in tiles of ``rows``."""
     if not descriptors:
         return x
     return TensorDescriptor(x, list(x.shape), [*outer_strides(x), 1], [1, 1, rows, x.shape[-1]])
 
 
 def enter_device(x: Tensor) -> contextlib.AbstractContextManager:
-    """Triton launches on the current device, which need not be that of the inputs."""
+    """A context that makes the device of the inputs the current one, on which Triton launches."""
     if x.device.type != "cuda" or torch.cuda.current_device() == x.device.index:
-        return _STAY  # at less cost
+        return _STAY  # cheaper than a new context
     return torch.cuda.device(x.device)
 
 
@@ -179,12 +179,12 @@ _STAY = contextlib.nullcontext()
 
 
 def make_addressable(x: Tensor) -> Tensor:
-    """``x`` (B, H, T, D) as the kernels read it: last stride 1, and offsets inside a tile that fit int32."""
+    """``x`` (B, H, T, D), copied if its last stride is not 1 or offsets inside a tile do not fit int32."""
     return x if _is_addressable(x) else x.contiguous()
 
 
 def allocate_rows(x: Tensor) -> Tensor:
-    """What a kernel may write in place of ``x`` (B, H, T, D): ``x``, if it is :func:`make_addressable`."""
+    """A tensor to which kernels can write ``x`` (B, H, T, D): ``x`` itself if it is addressable."""
     return x if _is_addressable(x) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
@@ -215,9 +215,9 @@ def load_rows(
 
 @triton.jit
 def share_of_work(batch_heads, tiles, head_group):
-    """(head, tile) of this program: a swizzle of the grid over groups of ``head_group`` heads. Inside a group
-    it goes tile by tile, so that the tiles with most work start first; programs that run together read
-    few heads, and find each head's rows in the L2 cache."""
+    """(head, tile) of this program: a swizzle of the grid over groups of ``head_group`` heads. Within a
+    group, programs are ordered by tile, so that the tiles with most work start first. Concurrent programs
+    read few heads and find their rows in the L2 cache."""
     pid = tl.program_id(0)
     first = pid // (head_group * tiles) * head_group
     size = tl.minimum(batch_heads - first, head_group)
@@ -227,7 +227,7 @@ def share_of_work(batch_heads, tiles, head_group):
 
 @triton.jit
 def head_of(x, b, h, strides, DESCRIPTOR: tl.constexpr):
-    """The start of one head's rows; a descriptor stays as it is."""
+    """A pointer to the rows of one head; a descriptor is returned unchanged."""
     if DESCRIPTOR:
         return x
     else:
@@ -248,8 +248,8 @@ def stream_rows(
     MASKED: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
 ):
-    """:func:`load_rows` inside a loop, by the bulk copy engine where ``x`` is a descriptor: its
-    addresses cost no registers, and rows past the end come as 0."""
+    """:func:`load_rows` in a loop, through the bulk copy engine if ``x`` is a descriptor: addresses then need
+    no registers, and rows past the end are read as 0."""
     if DESCRIPTOR:
         return x.load([b, h, row, 0]).reshape([ROWS, BLOCK_D])
     else:
@@ -258,7 +258,7 @@ def stream_rows(
 
 @triton.jit
 def store_rows(x, value, row, stride, count, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The inverse of :func:`load_rows`; nothing is written past ``count`` or D."""
+    """Stores rows, the inverse of :func:`load_rows`, but none past ``count`` or D."""
     r = tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)
     pointers = x + tl.cast(row, tl.int64) * stride + (r[:, None] * stride + d[None, :])
@@ -266,7 +266,7 @@ def store_rows(x, value, row, stride, count, ROWS: tl.constexpr, D: tl.constexpr
     tl.store(pointers, value.to(x.dtype.element_ty), mask=inside)
 
 
-# Triton's interpreter multiplies bfloat16 tiles as if they were integers; it is given float32.
+# Triton's interpreter multiplies bfloat16 tiles as integers, so they are converted to float32 there.
 UPCAST = tl.constexpr(not isinstance(load_rows, triton.JITFunction))
 
 
@@ -279,7 +279,7 @@ def product(x, y, acc):
     return tl.dot(x, y, acc, input_precision="ieee")
 
 
-# The edges of a window. The interpreter takes such functions as they stand.
+# The edges of a window. The interpreter needs plain functions.
 window_start, window_end = (
     edge if UPCAST.value else triton.jit(edge) for edge in (boundary.window_start, boundary.window_end)
 )

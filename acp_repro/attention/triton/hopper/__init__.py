@@ -1,10 +1,10 @@
-"""Both passes for Hopper GPUs, in Gluon: products run while the exponentials are taken.
+"""Both passes for Hopper GPUs, in Gluon: matrix products overlap with exponentials.
 
-Triton waits for the scores of a tile before it does anything else with it. Here one warp copies tiles
-ahead. The four that compute ask for the next tile's scores before they are done with this one's. So the
-tensor cores have a product to do meanwhile. The accumulators of wide heads leave the key side no registers
-for that: there the second program of a multiprocessor has products to do. The sums are those of
-:mod:`..backward`, whose kernels serve every other device and shape.
+Triton waits for the scores of a tile before it continues. In these kernels, one warp prefetches tiles, and
+the four computing warps issue the product for the next scores before they have finished the current tile,
+which keeps the tensor cores busy. With wide heads, the accumulators of the key side leave no registers for a
+second score tile; there, the second program of the multiprocessor supplies the products. The results are
+those of :mod:`..backward`, whose kernels support all other devices and shapes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .forward import forward_kernel
 from .key_side import key_side_kernel
 from .query_side import query_side_kernel
 
-ROWS = 64  # queries and keys of a tile: two accumulators and two score tiles fill the registers
-# maxnreg: few enough registers that two programs share a multiprocessor; the computing warps then take
-# over registers of the copying one.
+ROWS = 64  # queries and keys in a tile: two accumulators and two score tiles fill the registers
+# maxnreg lets two programs share a multiprocessor. The computing warps then take over registers of the
+# copying warp.
 _OPTIONS = {"num_warps": 4, "maxnreg": 128}
-# Tiles in flight on the query side and on the key side, by head_dim; two programs share 228 KB.
+# Prefetched tiles of the query side and of the key side, by head_dim; two programs share 228 KB.
 _STAGES = {64: (4, 4), 128: (3, 2)}
-_FORWARD_STAGES = 5  # one program has them all
+_FORWARD_STAGES = 5  # one program uses all of the shared memory
 
 
 def find_obstacle(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
-    """Why these kernels cannot run on inputs that the bulk copy engine can read; None if they can."""
+    """The reason why these kernels cannot run on inputs that the bulk copy engine can read, or None."""
     if torch.cuda.get_device_capability(q.device)[0] != 9:
         return "the GPU is not a Hopper"
     head_dim = q.shape[-1]
@@ -47,7 +47,7 @@ def find_obstacle(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | Non
 
 
 def _describe_rows(*tensors: Tensor) -> list[TensorDescriptor]:
-    """Matrices (B, H, T, D) of one dtype and width, as the copy engine reads tiles of them."""
+    """Descriptors with which the copy engine reads tiles of tensors (B, H, T, D) of one dtype and width."""
     box = [1, 1, ROWS, tensors[0].shape[3]]
     element = gl.bfloat16 if tensors[0].dtype == torch.bfloat16 else gl.float16
     layout = gl.NVMMASharedLayout.get_default_for(box, element)
@@ -61,10 +61,10 @@ def _describe_tail(terms: DecayTerms) -> TensorDescriptor:
 def launch_forward(
     q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, recompute_tiles
 ) -> None:
-    """:func:`..forward.launch_forward` for inputs that `find_obstacle` has nothing against.
+    """:func:`..forward.launch_forward` for inputs without an obstacle (`find_obstacle`).
 
-    ``terms`` are for tiles of 64 keys, with heads a multiple of four numbers apart. ``recompute_tiles`` (B,
-    H, tiles of 128 queries, 2) int32 is not 0 where the portable kernel must do a tile again.
+    ``terms`` are for tiles of 64 keys, with a multiple of four numbers from head to head. ``recompute_tiles``
+    (B, H, tiles of 128 queries, 2) int32 is nonzero for tiles that the portable kernel must recompute.
     """
     batch, heads, seqlen, head_dim = q.shape
     launch(
@@ -101,10 +101,10 @@ def launch_forward(
 def launch_backward(
     dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, dq, dk, dv, dc
 ) -> None:
-    """:func:`..backward.launch_backward` for inputs that `find_obstacle` has nothing against."""
+    """:func:`..backward.launch_backward` for inputs without an obstacle (`find_obstacle`)."""
     batch, heads, seqlen, head_dim = q.shape
-    # Numbers from one head's to the next's where the copy engine reads them: its rows start at multiples of
-    # 16 bytes, which are four numbers. What stands past a head's last position is never read.
+    # The padded length: the copy engine requires rows that start at multiples of 16 bytes, which are four
+    # numbers. The padding is never read.
     padded = triton.cdiv(seqlen, 4) * 4
     levels, queries = torch.empty((2, batch, heads, padded), dtype=torch.int64, device=q.device)
     terms = decay_terms(c, seq_start, ROWS, padded)

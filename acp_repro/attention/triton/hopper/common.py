@@ -1,7 +1,7 @@
-"""What both sides share on the device, and the names that Gluon has changed from Triton 3.6 to 3.9.
+"""Device code that the Hopper kernels share, and the names that Gluon changed between Triton 3.6 and 3.9.
 
-Triton's own helpers (``load_pair``, ``share_of_work``) work in Gluon as they are, where they make no
-vectors: those need a layout here.
+Helpers for Triton (``load_pair``, ``share_of_work``) work in Gluon if they create no vectors, because vectors
+need a layout in Gluon.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # from 3.8, until 3.7
-_RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # from 3.9
+copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # since 3.8; up to 3.7
+_RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # since 3.9
 
 
 @gluon.constexpr_function
 def rows_of_a_tile(rows, d):
-    """How a tile is read from and written to global memory: 16 bytes a thread, or 8 of wide heads."""
+    """The layout for global memory accesses of a tile: 16 bytes per thread, or 8 for wide heads."""
     if d == 64:
         return gl.BlockedLayout([1, 8], [32 * 8 // d, d // 8], [4, 1], [1, 0])
-    # Those four threads have a row that have it in a product too: no shared memory is left to exchange
-    # more. They read and write 32 bytes of it at once.
+    # A row belongs to the same four threads as in a product, because no shared memory is left for a larger
+    # exchange. The four threads access 32 bytes of the row at once.
     assert rows == 64 and d == 128
     registers = [[0, 1], [0, 2], [8, 0], [0, 16], [0, 32], [0, 64]]
     lanes = [[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]]
@@ -31,7 +31,7 @@ def rows_of_a_tile(rows, d):
 
 @gluon.jit
 def numbers_in(memory, element: gl.constexpr, COUNT: gl.constexpr):
-    """Shared memory that the copy engine filled, as a vector of ``COUNT`` elements."""
+    """A vector of ``COUNT`` elements in shared memory that the copy engine has filled."""
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     if _RENAMED:
         return memory.reinterpret(element, [COUNT], FLAT)
@@ -40,17 +40,17 @@ def numbers_in(memory, element: gl.constexpr, COUNT: gl.constexpr):
 
 
 class Stages(NamedTuple):
-    """Shared memory of the tiles in flight, one entry for each stage."""
+    """The shared memory of prefetched tiles, with one entry per stage."""
 
     x: Any  # keys or queries
     y: Any  # values or gradients of the output
-    numbers: Any  # what c adds to their scores
-    full: Any  # barriers: the tile has come
-    empty: Any  # barriers: the stage may be filled again
+    numbers: Any  # the terms of c in their scores
+    full: Any  # barriers: the tile has arrived
+    empty: Any  # barriers: the stage may be refilled
 
 
 class Source(NamedTuple):
-    """What the copy engine reads for :class:`Stages`: descriptors, and where the rows of one head are."""
+    """The sources of :class:`Stages`: descriptors for the copy engine, and the position of one head."""
 
     x: Any
     y: Any
@@ -58,11 +58,11 @@ class Source(NamedTuple):
     b: Any
     h: Any
     at: Any  # the first number of the head, or its row of numbers
-    first: Any  # the tile that comes first
+    first: Any  # the first tile to copy
 
 
 class Layouts(NamedTuple):
-    """How the registers of four warps hold the operands of a tile's products."""
+    """The register layouts of four warps for the operands of a tile's products."""
 
     scores: Any
     sums: Any  # the accumulator of D columns
@@ -78,7 +78,7 @@ def layouts_of(size, d):
     sums = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
     left, own = gl.DotOperandLayout(0, sums, 2), gl.DotOperandLayout(0, scores, 2)
     rows, columns = gl.SliceLayout(1, scores), gl.SliceLayout(0, scores)
-    # Triton 3.6 gives a function no layout that is not marked as a constant.
+    # Triton 3.6 passes a layout to a function only if it is marked as a constant.
     return Layouts(*map(gl.constexpr, (scores, sums, left, own, rows, columns)))
 
 
@@ -86,8 +86,8 @@ def layouts_of(size, d):
 def make_barriers(STAGES: gl.constexpr, READERS: gl.constexpr):
     """The barriers (full, empty, own).
 
-    full: the tile of a stage has come. empty: all ``READERS``, groups of warps, are done with it. own: the
-    program's own tiles have come."""
+    full: the tile of a stage has arrived. empty: all ``READERS``, which are groups of warps, have finished
+    with it. own: the program's own tiles have arrived."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     own = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -111,7 +111,7 @@ def first_key_tile(
     BLOCK_K: gl.constexpr,
     ROWS: gl.constexpr,
 ):
-    """The first tile of keys that the queries from ``row`` on read, and the first key that is no padding."""
+    """The first key tile that the queries from ``row`` on read, and the first key that is not padding."""
     start = 0
     earliest = 0
     if boundary is not None:
@@ -124,10 +124,10 @@ def first_key_tile(
 
 @gluon.jit
 def nth_tile(n, first, diagonal, UPWARDS: gl.constexpr):
-    """The n-th tile to copy: from ``first`` on, up or down.
+    """The n-th tile to copy, counted from ``first`` upwards or downwards.
 
-    With ``diagonal`` in the forward's order: the two tiles on the diagonal, the later one first, then from
-    ``first`` up to them."""
+    With ``diagonal``, the order is that of the forward: the two tiles on the diagonal, the later one first,
+    then the tiles from ``first`` up to them."""
     if diagonal is not None:
         return gl.where(n < 2, diagonal + 1 - n, first + n - 2)
     elif UPWARDS:
@@ -151,10 +151,10 @@ def fetch(
 ):
     """Starts the copy of the n-th tile into its stage: rows of x and y, and their numbers.
 
-    y and the numbers have stages of their own, ``Y_STAGES``, which are as many or one less.
+    y and the numbers have ``Y_STAGES`` stages of their own, as many as x or one less.
 
-    Keys count upwards and have one number of 4 bytes a row, from number ``source.at`` on; queries count
-    downwards and have two, in row ``source.at`` of a matrix.
+    Key tiles are copied in increasing order with one 4-byte number per row, from number ``source.at`` on.
+    Query tiles are copied in decreasing order with two numbers per row, in row ``source.at`` of a matrix.
     """
     row = nth_tile(n, source.first, diagonal, UPWARDS) * ROWS
     stage = n % STAGES
@@ -180,7 +180,7 @@ def copy_the_rest(
     Y_STAGES: gl.constexpr,
     UPWARDS: gl.constexpr,
 ):
-    """The copying warp: each stage is filled again as soon as its products are done."""
+    """The copying warp, which refills each stage as soon as its products have finished."""
     for n in range(Y_STAGES, count):
         mbarrier.wait(stages.empty.index(n % Y_STAGES), (n // Y_STAGES - 1) & 1)
         fetch(n, True, source, stages, diagonal, ROWS, D, STAGES, Y_STAGES, UPWARDS)
@@ -188,8 +188,8 @@ def copy_the_rest(
 
 @gluon.jit
 def diagonal_scores(s, scale, i, high_i, low_i, j, high_j, low_j, AXIS: gl.constexpr):
-    """Scores with the exact difference of c at each entry, and where the query sees the key. What is of one
-    query is the same along ``AXIS``."""
+    """Scores with the exact difference of c at each entry, and the mask of visible keys. Numbers of a query
+    are constant along ``AXIS``."""
     scores = s * scale
     scores += gl.expand_dims(low_i, AXIS) - gl.expand_dims(low_j, 1 - AXIS)
     scores += gl.expand_dims(high_i, AXIS) - gl.expand_dims(high_j, 1 - AXIS)
@@ -198,7 +198,7 @@ def diagonal_scores(s, scale, i, high_i, low_i, j, high_j, low_j, AXIS: gl.const
 
 @gluon.jit
 def store_tile(x, value, stride, count, ROWS: gl.constexpr, D: gl.constexpr):
-    """The first ``count`` rows of ``value`` to where ``x`` points."""
+    """Stores the first ``count`` rows of ``value`` at the pointer ``x``."""
     ROWWISE: gl.constexpr = rows_of_a_tile(ROWS, D)
     r = gl.arange(0, ROWS, gl.SliceLayout(1, ROWWISE))
     d = gl.arange(0, D, gl.SliceLayout(0, ROWWISE))

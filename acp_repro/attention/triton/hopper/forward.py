@@ -1,8 +1,8 @@
-"""The forward for Hopper: 128 queries a program, in two groups of warps that share the tiles of keys.
+"""The forward for Hopper: 128 queries per program, in two groups of warps that share the key tiles.
 
-The same sums as :mod:`..forward`: the tile on the diagonal comes first, and its maximum serves the row.
-While one group takes exponentials, the other has products to do. A tile of which a row's sum leaves the range
-is marked in ``recompute_tiles``, and the portable kernel does it again.
+The sums are those of :mod:`..forward`: the tile on the diagonal comes first, and its maximum is used for the
+whole row. While one group computes exponentials, the other issues matrix products. If the sum of a row leaves
+the range, the tile is marked in ``recompute_tiles``, and the portable kernel recomputes the tile.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _attend(
     ROOM: gl.constexpr,
     LIMIT: gl.constexpr,
 ):
-    """64 queries: those of tile ``diagonal + HALF``."""
+    """One group of warps: the 64 queries of tile ``diagonal + HALF``."""
     L: gl.constexpr = layouts_of(ROWS, D)
 
     first = (diagonal + HALF) * ROWS
@@ -64,10 +64,10 @@ def _attend(
     zero = gl.zeros([ROWS, ROWS], gl.float32, L.scores)
     mbarrier.wait(own, 0)
     q_t = q_s.index(HALF).reshape([ROWS, D]).load(L.own)
-    if HALF == 0:  # the later tile of the diagonal is not for these queries
+    if HALF == 0:  # these queries see no key of the later diagonal tile
         mbarrier.wait(stages.full.index(0), 0)
         mbarrier.arrive(stages.empty.index(0))
-    else:  # before the start of padded rows stands what nobody may read
+    else:  # keys before the start of padded rows are arbitrary
         count = gl.where(diagonal < start, 1, count)
     mbarrier.wait(stages.full.index(1 - HALF), 0)
     s = warpgroup_mma(
@@ -80,7 +80,7 @@ def _attend(
     kept = kept & gl.expand_dims((j >= earliest) & (j < seqlen), 0)
     scores = gl.where(kept, scores, float("-inf"))
     m_i = gl.max(scores, 1)
-    # A row with no key: any finite number will do, every exponent is -inf.
+    # A row without keys: any finite number works, because every exponent is -inf.
     m_finite = gl.where(m_i == float("-inf"), 0.0, m_i)
     p = gl.exp2((scores - gl.expand_dims(m_finite, 1)) - ROOM)
     parts = gl.sum(gl.reshape(p, [ROWS, ROWS // 8, 8]), 1)
@@ -114,7 +114,7 @@ def _attend(
     gl.store(recompute_tiles, gl.max(gl.where(inside & ((l_i < LIMIT) == 0), 1, 0), 0))
     of_acc: gl.constexpr = gl.SliceLayout(1, L.sums)
     whole = gl.convert_layout(gl.where(l_i == 0.0, 1.0, l_i), of_acc)
-    # Of a row with no key, what stands there may be no number.
+    # In a row without keys, the accumulator may be NaN.
     none = gl.convert_layout(l_i == 0.0, of_acc)
     result = gl.where(gl.expand_dims(none, 1), 0.0, acc / gl.expand_dims(whole, 1))
     store_tile(out, result, o_t, seqlen - first, ROWS, D)

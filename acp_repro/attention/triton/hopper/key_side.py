@@ -1,7 +1,7 @@
 """The key side of the backward for Hopper: dK, dV and the gradient of c.
 
-The same sums as in :mod:`..backward`, over the query tiles from the last kept one up to
-the diagonal; see the package's docstring for how.
+The sums are those of :mod:`..backward`, over the query tiles from the last kept one to the diagonal. The
+docstring of the package explains the schedule.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from .common import (
 
 @gluon.jit
 def _open_column(pairs, pairs_s, own, column, earliest, seqlen, ROWS: gl.constexpr, D: gl.constexpr):
-    """What both products begin with: j and whether each key counts; c of the tile's last key; the pairs of c
-    in shared memory, and those of the keys; what a key's decay adds; and zeros of scores and column sums."""
+    """The initial values of both versions: j and the mask of valid keys; c of the tile's last key; the pairs
+    of c in shared memory and in registers; the decay term of each key; and zeros for scores and column
+    sums."""
     L: gl.constexpr = layouts_of(ROWS, D)
     last = gl.minimum(column + ROWS, seqlen) - 1
     j = column + gl.arange(0, ROWS, L.rows)
@@ -76,7 +77,7 @@ def _multiply(
     D: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    gl.static_assert(STAGES >= 3)  # a tile is waited for before the one two back is given free
+    gl.static_assert(STAGES >= 3)  # the loop waits for a tile before it frees the one two tiles back
     L: gl.constexpr = layouts_of(ROWS, D)
     j, valid, high_base, low_base, own_pairs, high_j, low_j, rise, zero, parts = _open_column(
         pairs, pairs_s, own, column, earliest, seqlen, ROWS, D
@@ -101,7 +102,7 @@ def _multiply(
         high_first, low_first = unpack(pair_first)
         gap = (high_first - high_base) + (low_first - low_base)
         pair_first = gl.load(pairs + gl.maximum((end - 2 - n) * ROWS, 0))
-        # Rows past the end are copied as zeros: p is at most 1 there, and their dO and Q are 0.
+        # Rows past the end are copied as zeros: their dO and Q are 0, and p is at most 1.
         p = gl.exp2(s * scale + gl.expand_dims(shifted, 0) + gl.expand_dims(rise + gap, 1))
         p_left = gl.convert_layout(p.to(stages.x.dtype), L.left)
         dv_acc = warpgroup_mma(p_left, g_t, dv_acc, is_async=True)
@@ -115,7 +116,7 @@ def _multiply(
             use_acc=False,
             is_async=True,
         )
-        # The products with the tile before are done.
+        # The products with the previous tile have finished.
         mbarrier.arrive(stages.empty.index((n + STAGES - 1) % STAGES), pred=n > 0)
         ds = p * (dp_sum - gl.expand_dims(delta, 0))
         parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
@@ -175,8 +176,8 @@ def _multiply_wide(
 ):
     """``_multiply`` for wide heads, whose accumulators fill half of the registers.
 
-    None are left for the next tile's scores: the products of another program fill the time that exponentials
-    take. What is loaded from shared memory is loaded late, and addresses are found late, for the same reason.
+    No registers are left for the scores of the next tile, so the products of another program overlap with the
+    exponentials. For the same reason, loads from shared memory and address computations come late.
     """
     L: gl.constexpr = layouts_of(ROWS, D)
     j, valid, high_base, low_base, own_pairs, high_j, low_j, rise, zero, parts = _open_column(
@@ -186,7 +187,7 @@ def _multiply_wide(
     dv_acc = gl.zeros([ROWS, D], gl.float32, L.sums)
     for n in range(count - 1):
         stage = n % STAGES
-        # Always 0, but not to the compiler, which would keep what describes these in registers.
+        # The index is always 0. A constant would let the compiler keep the descriptors in registers.
         k_t = k_s.index(n >> 30).reshape([ROWS, D])
         v_t = v_s.index(n >> 30).reshape([ROWS, D])
         q_t = stages.x.index(stage).reshape([ROWS, D])

@@ -1,6 +1,7 @@
-"""The query side of the backward for Hopper: dQ, and what the key side needs.
+"""The query side of the backward for Hopper: dQ, and the inputs of the key side.
 
-The same sums as in :mod:`..backward`, in the same order; see the package's docstring for how.
+The sums are those of :mod:`..backward`, in the same order. The docstring of the package explains the
+schedule.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .common import (
 
 @gluon.constexpr_function
 def stages_of_v(stages, d):
-    """Tiles of V in flight: one less than of K in wide heads, for which shared memory has no room."""
+    """Prefetched tiles of V: one less than of K with wide heads, for which shared memory is too small."""
     return stages - 1 if d > 64 else stages
 
 
@@ -66,7 +67,7 @@ def _multiply(
     L: gl.constexpr = layouts_of(ROWS, D)
     WIDE: gl.constexpr = D > 64
     V_STAGES: gl.constexpr = stages_of_v(STAGES, D)
-    gl.static_assert(WIDE or STAGES >= 3)  # a tile is waited for before the one two back is given free
+    gl.static_assert(WIDE or STAGES >= 3)  # the loop waits for a tile before it frees the one two tiles back
     ROWWISE: gl.constexpr = rows_of_a_tile(ROWS, D)
 
     r = gl.arange(0, ROWS, gl.SliceLayout(1, ROWWISE))
@@ -76,7 +77,7 @@ def _multiply(
     i = row + gl.arange(0, ROWS, L.rows)
     inside = i < seqlen
     level = gl.load(lse + i, mask=inside, other=float("inf"))
-    # A row with no key has lse = -inf; its weights are 0, as those of a row with lse = +inf.
+    # A row without keys has lse = -inf. With lse = +inf, its weights are 0.
     level = gl.where(level == float("-inf"), float("inf"), level)
     high_i, low_i = load_pair(pairs, i, inside)
     high_base, low_base = unpack(gl.load(pairs + row))
@@ -122,9 +123,9 @@ def _multiply(
             is_async=True,
         )
         dp_sum, dq_sum, ds_left = warpgroup_mma_wait(1, [dp, dq_acc, ds_left])
-        if WIDE:  # the product with this V is done, and those with the K before
+        if WIDE:  # the product with this V and those with the previous K have finished
             mbarrier.arrive(stages.empty.index(n % V_STAGES))
-        else:  # the products with the tile before are done
+        else:  # the products with the previous tile have finished
             mbarrier.arrive(stages.empty.index((n + STAGES - 1) % STAGES), pred=n > 0)
         ds = p * (dp_sum - gl.expand_dims(delta, 1))
         parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
