@@ -17,10 +17,11 @@ from .common.command import aligned, bounded, command, described_parser, output_
 
 MARGIN = 0.01
 _LEGEND = """\
-A - B of perplexities is of their logarithms: below 0 A is the better. p: McNemar's exact test for right or
-wrong, random signs else; within: two one-sided tests that |A - B| is under {margin:g}; both after Holm's
-correction for all rows. Items say whether two models differ, as two seeds of one method may; whether methods
-do, only several trainings of each can say."""
+A - B of perplexities is a difference of logarithms, negative if A is better. p: McNemar's exact test for
+right-or-wrong scores, otherwise a permutation test with random signs. within: two one-sided tests that
+|A - B| is under {margin:g}. Both p-values include Holm's correction over all rows. Items show whether two
+models differ; two seeds of one method may differ as well. A comparison of methods needs several training
+runs of each."""
 
 
 @command(extra="pipeline")
