@@ -1,8 +1,8 @@
 """Adaptive Computation Pruning for the Forgetting Transformer, re-run end to end.
 
-The names that other projects use most can be imported from here: ``from acp_repro import
-forgetting_attention``. They load on first use. Importing the package loads neither torch nor triton, so
-`analysis` works without them.
+The package exports the most used names of the library: ``from acp_repro import forgetting_attention``. Each
+name loads on first use. Importing the package alone does not load torch or triton, so `analysis` works
+without both.
 """
 
 from __future__ import annotations

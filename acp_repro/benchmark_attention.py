@@ -1,11 +1,11 @@
 """Times forgetting attention and its baselines: ``python -m acp_repro.benchmark_attention``.
 
-Tokens and gates are random. Each kernel is first checked against the equations in float64. One that is wrong,
-or does not fit into memory, gets a line with the reason and no record. Records are written after every
-length. They replace those of the same measurement; all others stay. It runs in bfloat16 on a GPU, and in
-float32 and at small sizes on a CPU. With --inference it times the forward pass with ACP alone, at the 86
-shapes of FlagAttention's benchmark, ours beside the authors'. With --nproc it times context parallelism:
-each sequence is on so many ranks, which exchange the keys that ACP keeps, or all keys.
+The inputs are random tokens and synthetic gates. The command first checks each kernel against the equations
+in float64. A kernel that is wrong, or does not fit into memory, is not timed, and the table gives the reason.
+The command writes results after every length, and replaces earlier results of the same measurement only. The
+dtype is bfloat16 on a GPU, and float32 with small sizes on a CPU. --inference times the forward pass with
+ACP, of this project and of the authors, at the 86 shapes of FlagAttention's benchmark. --nproc times context
+parallelism on that many ranks, which exchange the keys that ACP keeps, or all keys.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=positive,
         nargs="+",
         metavar="N",
-        help="tokens a sequence (default: 4096 8192 16384 32768 on a GPU, 512 1024 2048 on a CPU)",
+        help="tokens per sequence (default: 4096 8192 16384 32768 on a GPU, 512 1024 2048 on a CPU)",
     )
     add(
         "--inference",
@@ -198,7 +198,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=positive,
         default=1,
         metavar="N",
-        help="ranks that share each sequence (default: 1); the sequence is a multiple of 2 N whole blocks",
+        help="ranks per sequence (default: 1); the length must be a multiple of 2 N whole blocks",
     )
     add("--heads", type=positive, metavar="N", help="default: 12 on a GPU, 4 on a CPU")
     add("--head-dim", type=positive, default=64, metavar="N", help="default: %(default)s")
@@ -224,7 +224,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--repeats", type=positive, default=20, metavar="N", help="default: %(default)s")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
-    add("--csv", type=output_file, metavar="FILE", help="write the records there")
+    add("--csv", type=output_file, metavar="FILE", help="CSV file of the results")
     add(
         "--suite",
         metavar="NAME",

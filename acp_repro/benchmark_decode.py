@@ -1,10 +1,11 @@
 """Times a decoding step: ``python -m acp_repro.benchmark_decode [--shapes 16x65536 ...] [--suite NAME]``.
 
-First attention alone: one query token over a cache of random tokens, with and without ACP. It is checked
-against the equations in float64 before it is timed. Then a whole model of random weights (and the authors'
-where it is installed): prefill, step, and the memory of its cache. Beside our times stands the time to
-read once the data that it needs. On a GPU ours runs in bfloat16, as CUDA graphs, and the level-2 cache is
-emptied before each call of the attention. On a CPU it runs in float32 and at small sizes.
+The command first times attention alone: one query token over a cache of random tokens, with and without ACP,
+after a check against the equations in float64. The command then times a whole model with random parameters,
+and the authors' model if it is installed: prefill, one step, and the memory of the cache. The table also
+lists the lower bound: the time to read the required data once. On a GPU our code runs in bfloat16 as CUDA
+graphs, and the level-2 cache is emptied before each call of the attention. On a CPU the dtype is float32,
+with small sizes.
 """
 
 from __future__ import annotations

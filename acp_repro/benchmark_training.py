@@ -1,8 +1,8 @@
 """Times whole training steps on random tokens: ``python -m acp_repro.benchmark_training --suite h100``.
 
-Shapes and settings are those of the suite's runs. No training is needed: weights are new, with drawn gates,
-some of which forget fast. Each number of GPUs runs in its own set of processes. Records are written after
-each model. They replace those of the same measurement; all others stay.
+Shapes and settings are those of the suite's runs. The command needs no trained model, because the parameters
+are random and the gates synthetic. Each number of GPUs runs in its own set of processes. The command writes
+results after each model, and replaces earlier results of the same measurement only.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="which heads are local: two thirds, or so many that 65 to 70 %% is pruned at every length "
         "(default: the suite's measure.gate_distribution, else mixed)",
     )
-    add("--with-official", action="store_true", help="time the authors' model beside ours, on one GPU")
+    add("--with-official", action="store_true", help="also time the authors' model, on one GPU")
     add("--repeats", type=positive, default=3, metavar="N", help="default: %(default)s")
     add("--steps", type=positive, default=5, metavar="N", help="steps in a repeat (default: %(default)s)")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")

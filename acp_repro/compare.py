@@ -1,9 +1,9 @@
 """Compares two models on downstream tasks, item by item: ``python -m acp_repro.compare A B``.
 
-A and B are evaluations of the LM Evaluation Harness, each in one of three forms. The first are folders or
-files with samples_*.jsonl, as lm-eval writes with --log_samples --output_path in any project. The second are
-results that `python -m acp_repro.evaluate` keeps (runs/evaluations/NAME). The third are the records of a run
-(results/SUITE/RUN). Items that both have are compared one by one. The harness itself is not needed.
+A and B are evaluations of the LM Evaluation Harness. Each is one of the following: folders or files with
+samples_*.jsonl, which lm-eval writes with --log_samples --output_path in any project; results of `python -m
+acp_repro.evaluate` (runs/evaluations/NAME); or the results of a run (results/SUITE/RUN). The command pairs
+the items that both evaluations contain. The harness itself is not needed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from .common.command import aligned, bounded, command, described_parser, output_
 
 MARGIN = 0.01
 _LEGEND = """\
-A - B of perplexities is of their logarithms: below 0 A is the better. p: McNemar's exact test for right or
-wrong, random signs else; within: two one-sided tests that |A - B| is under {margin:g}; both after Holm's
-correction for all rows. Items say whether two models differ, as two seeds of one method may; whether methods
-do, only several trainings of each can say."""
+A - B of perplexities is a difference of logarithms, negative if A is better. p: McNemar's exact test for
+right-or-wrong scores, otherwise a permutation test with random signs. within: two one-sided tests that
+|A - B| is under {margin:g}. Both p-values include Holm's correction over all rows. Items show whether two
+models differ; two seeds of one method may differ as well. A comparison of methods needs several training
+runs of each."""
 
 
 @command(extra="pipeline")

@@ -2,8 +2,8 @@
 ``python -m acp_repro.convert MODEL TARGET --to transformers``.
 
 MODEL is a FoX checkpoint folder of the authors or of this project, or a run folder such as runs/cpu/NAME.
-With ``--to official`` it is a folder that transformers wrote. Tensors keep every bit. After ``import
-acp_repro.hf`` transformers loads TARGET with ``AutoModelForCausalLM`` and ``AutoTokenizer``.
+For ``--to official``, MODEL is a folder that transformers wrote. Tensors remain bitwise identical. After
+``import acp_repro.hf``, transformers loads TARGET with ``AutoModelForCausalLM`` and ``AutoTokenizer``.
 """
 
 from __future__ import annotations

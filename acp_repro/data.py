@@ -1,8 +1,8 @@
-"""Prepares a corpus and prints what it holds: ``python -m acp_repro.data --suite cpu``.
+"""Prepares a corpus and prints a summary: ``python -m acp_repro.data --suite cpu``.
 
-It tokenises the corpus of a suite of ACP, or of settings as they stand under ``data:``, into the cache. A
-corpus that is already there is only checked and opened. A trained tokenizer.json lies in the folder that is
-printed: set ``tokenizer: {file: PATH}`` to use it.
+The command tokenises the corpus of a suite of ACP, or of settings like those under ``data:``, into the cache.
+If the cache already contains the corpus, the command only verifies and opens it. The command prints the
+folder of a trained tokenizer.json; set ``tokenizer: {file: PATH}`` to use this tokenizer.
 """
 
 from __future__ import annotations

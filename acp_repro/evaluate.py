@@ -1,8 +1,8 @@
 """Runs downstream tasks on a model: ``python -m acp_repro.evaluate MODEL --tasks piqa,lambada_openai``.
 
 MODEL is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. The tasks and
-their scores are those of the LM Evaluation Harness. The result of each finished task is kept, so the same
-command continues with the others after a stop.
+their scores are those of the LM Evaluation Harness. The command saves the result of each finished task, so an
+interrupted evaluation resumes with the remaining tasks.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help=f"tokens (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
     )
     add("--exact", action="store_true", help="evaluate the same weights without pruning")
-    add("--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)")
-    add("--force", action="store_true", help="delete the kept results of these tasks, and start again")
+    add("--output", type=Path, metavar="FOLDER", help=f"folder of the results (default: {OUTPUT}/NAME)")
+    add("--force", action="store_true", help="delete the saved results of these tasks and evaluate again")
     return parser.parse_args(arguments)
 
 

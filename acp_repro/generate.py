@@ -1,9 +1,9 @@
-"""Continues a text, and prints it as it is made:
-``python -m acp_repro.generate CHECKPOINT --prompt "It was"``.
+"""Continues a text and streams the continuation:
+``python -m acp_repro.generate MODEL --prompt "It was"``.
 
-CHECKPOINT is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or a
+MODEL is a FoX checkpoint folder in the authors' format with a tokenizer.json next to the weights, or a
 run folder such as runs/cpu/NAME. The model reads BOS and then the prompt, because every training sequence
-began with BOS. The same seed gives the same text on the same machine.
+began with BOS. The same seed generates the same text on the same machine.
 """
 
 from __future__ import annotations
@@ -137,14 +137,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=bounded(NotNegative),
         default=0.8,
         metavar="X",
-        help="0 takes the most probable token every time (default: %(default)s)",
+        help="0: greedy decoding (default: %(default)s)",
     )
-    add("--top-k", type=positive, metavar="N", help="draw from the N most probable tokens (default: all)")
+    add("--top-k", type=positive, metavar="N", help="sample from the N most probable tokens (default: all)")
     add(
         "--top-p",
         type=bounded(Annotated[float, within("(0, 1]")]),
         metavar="X",
-        help="draw from the fewest tokens that have this much probability together (default: all)",
+        help="sample from the smallest set of tokens with this total probability (default: all)",
     )
     add(
         "--stop",
@@ -152,7 +152,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=_unescape,
         default=[],
         metavar="TOKEN|TEXT",
-        help="end before this token id or text (\\n is a line end); repeatable",
+        help="stop before this token id or text (\\n is a line end); repeatable",
     )
     add("--seed", type=bounded(Seed), metavar="N", help="default: a new one each time, which is printed")
     add(

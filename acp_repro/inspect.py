@@ -1,11 +1,11 @@
-"""Shows what each head of a model keeps: ``python -m acp_repro.inspect MODEL [--text FILE] [--html PAGE]``.
+"""Reports what each head prunes: ``python -m acp_repro.inspect MODEL [--text FILE] [--html PAGE]``.
 
 MODEL is a FoX checkpoint folder in the authors' format, a run folder such as runs/cpu/NAME, or a decoder that
-transformers loads, by folder or by its name on the Hub. Of a FoX it prints each head with its share of pruned
-blocks, its window and its gates; of another decoder the keys that hold the weight, and the blocks that could
-be left out. With --rules it also prints what published rules of sparse attention would skip, and what that
-loses; see docs/rules.md. With --html it also writes a page that shows every head, and which tokens each token
-attends to; see docs/heads.md.
+transformers loads, by folder or by its name on the Hub. For a FoX model the table lists the pruned ratio, the
+effective context and the mean gate of each head. For another decoder the table lists the keys that receive
+the weight, and the blocks that could be skipped. --rules adds a table of published sparse-attention rules:
+the blocks that each rule would skip, and the lost weight (docs/rules.md). --html also writes a page of
+every head and of the tokens that each token attends to (docs/heads.md).
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--html",
         type=output_file,
         metavar="PAGE",
-        help="also write a page that shows every head on the first sequence; it needs no other file",
+        help="also write a self-contained page of every head on the first sequence",
     )
     add(
         "--rules",

@@ -1,8 +1,8 @@
-"""Makes figures and all that they need: ``python -m acp_repro.make figure2 --suite cpu``.
+"""Makes figures with all required results: ``python -m acp_repro.make figure2 --suite cpu``.
 
-Trains, measures and draws what is missing. Each step is a command, and is printed. The Makefile calls this.
-A goal is the name of a figure or table, or one of records, figures, tables, report, all, reproduction, help
-(lists figures and tables) and clean (deletes what the suite made).
+The command trains, measures and draws what is missing, and prints the command of each step. A goal is the
+name of a figure or table, or one of records, figures, tables, report, all, reproduction, help (lists figures
+and tables) and clean (deletes the suite's runs, results and figures). The Makefile calls this command.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("goals", nargs="+", metavar="GOAL", help="what to make, such as figure2")
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add("--dry-run", action="store_true", help="print the commands and run none")
-    add("--nproc", type=positive, metavar="N", help="GPUs of this machine that share each training")
-    add("--jobs", type=positive, metavar="N", help="trainings side by side")
-    add("--force", action="store_true", help="clean: also what came with the project")
+    add("--nproc", type=positive, metavar="N", help="GPUs per training run")
+    add("--jobs", type=positive, metavar="N", help="concurrent training runs")
+    add("--force", action="store_true", help="clean: also delete files that ship with the project")
     return parser.parse_args(arguments)
 
 

@@ -1,8 +1,8 @@
 """Measures trained runs: ``python -m acp_repro.measure QUANTITY... --suite cpu [--run NAME]``.
 
-Writes results/SUITE/RUN/QUANTITY.csv. A record that matches the present weights and settings is kept, unless
-``--force``. Metrics that depend on a run's shape alone need no training, and are measured first. One
-process measures at a time in a folder; another one waits.
+The command writes results/SUITE/RUN/QUANTITY.csv. Results that match the present weights and settings are
+kept, except with ``--force``. Metrics that depend only on a run's shape need no training and are measured
+first. Only one process at a time measures in a folder; other processes wait.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser = described_parser("measure", __doc__, epilog=f"metrics, by paper:\n{metrics}")
     add = parser.add_argument
-    add("metric", nargs="+", help="what to measure; the list is below")
+    add("metric", nargs="+", help="metrics to measure, from the list below")
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add(
         "--run",

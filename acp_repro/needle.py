@@ -1,9 +1,10 @@
 """Hides a needle in a haystack, for any FoX checkpoint: ``python -m acp_repro.needle MODEL``.
 
-MODEL is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or a
-run folder such as runs/cpu/NAME. A sentence is hidden at several depths of texts of several lengths, and the
-model is asked for it at the end. Prints, by length and depth, the share of its words that the answers have.
-Also prints how much more probable the right answer is with the needle than without.
+MODEL is a FoX checkpoint folder in the authors' format with a tokenizer.json next to the weights, or a
+run folder such as runs/cpu/NAME. The test hides a sentence (the needle) at several depths of texts of several
+lengths, and a question at the end asks for the sentence. For each length and depth the command prints the
+recall of the needle's words, and the gain: the increase of the correct answer's log-likelihood caused by the
+needle.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=bounded(Share),
         nargs="+",
         metavar="X",
-        help="where the needle is, 0 to 1 (default: 0 0.25 0.5 0.75 1)",
+        help="depths of the needle, 0 to 1 (default: 0 0.25 0.5 0.75 1)",
     )
     add(
         "--samples",
@@ -115,7 +116,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--haystack",
         type=existing,
         metavar="FILE|FOLDER",
-        help="text to hide it in (default: the run's held-out text, else a book that comes with the project)",
+        help="text around the needle (default: the run's held-out text, else a book of the project)",
     )
     add(
         "--mode",

@@ -1,7 +1,7 @@
 """Estimates the cost of a suite: ``python -m acp_repro.plan --suite paper --gpu h100``.
 
-Parameters, FLOPs, memory and GPU-hours of every run of ACP, from formulas; nothing is built or trained. Runs
-in float32 are for a CPU, and have no GPU-hours.
+The command computes parameters, FLOPs, memory and GPU-hours of every run of ACP from formulas, without
+building or training a model. Runs in float32 are for a CPU and have no GPU-hours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--suite", default="paper", help="a name in experiments/ or a YAML file (default: paper)")
     add("--gpu", default="h100", choices=_MEMORY_GB, help="default: h100")
-    add("--nproc", type=positive, default=1, metavar="N", help="GPUs that share a run (default: 1)")
+    add("--nproc", type=positive, default=1, metavar="N", help="GPUs per run (default: 1)")
     options = parser.parse_args(arguments)
     suite = load_suite(options.suite)
     if not isinstance(suite, FoXSuite):

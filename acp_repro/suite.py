@@ -1,7 +1,7 @@
-"""Lists the runs of a suite, one a line: ``python -m acp_repro.suite NAME``.
+"""Lists the runs of a suite, one per line: ``python -m acp_repro.suite NAME``.
 
-With ``--new mine.yaml --text FOLDER`` it writes a suite for your own text, with comments, sized for this
-machine. ``--keys`` prints every key of a suite file with its default, as ``docs/suite-keys.md`` has them.
+``--new mine.yaml --text FOLDER`` writes a commented suite for your own text, sized for this machine.
+``--keys`` prints every key of a suite file with its default, the content of ``docs/suite-keys.md``.
 """
 
 from __future__ import annotations

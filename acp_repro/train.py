@@ -1,12 +1,12 @@
 """Trains the runs of a suite: ``python -m acp_repro.train --suite cpu [--run NAME]``.
 
-Finished runs are skipped. Ctrl-C or SIGTERM saves a checkpoint after the present step, and the same command
-continues from there. A second Ctrl-C stops at once.
+Finished runs are skipped. Ctrl-C or SIGTERM writes a checkpoint after the present step, and the same command
+resumes from this checkpoint. A second Ctrl-C stops at once.
 
-On a CPU each run takes one core, and several runs go side by side. On GPUs ``--jobs N`` does that: one run a
-GPU, or several. For one run on several GPUs of a machine use ``--nproc N``. On several machines use
-``torchrun ... -m -- acp_repro.train --suite S --run NAME`` (without ``--`` torchrun takes ``--run`` for its
-own option).
+On a CPU each run uses one core, and several runs are trained concurrently. On GPUs ``--jobs N`` trains N runs
+concurrently, on one GPU or several. ``--nproc N`` trains one run on N GPUs of a machine. On several machines
+use ``torchrun ... -m -- acp_repro.train --suite S --run NAME`` (without ``--`` torchrun reads ``--run`` as
+its own option).
 """
 
 from __future__ import annotations
@@ -115,20 +115,20 @@ def _parser() -> argparse.ArgumentParser:
         "train",
         __doc__,
         epilog="Run folders are runs/SUITE/NAME; `python -m acp_repro.suite SUITE` lists the names.\n"
-        "Each holds run.json (settings), metrics.jsonl (one line a step) and, when done, model/.\n"
+        "Each contains run.json (settings), metrics.jsonl (one line per step) and, when done, model/.\n"
         "Three settings under training in the suite's file can change at any time: compile,\n"
         "parallel (auto, ddp, fsdp) and checkpoint_every_seconds.",
     )
     add = parser.add_argument
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add("--run", action="append", metavar="NAME", help="only this run (repeatable)")
-    add("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one; under torchrun one GPU a rank)")
-    add("--nproc", type=positive, metavar="N", help="GPUs of this machine that share each run")
+    add("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one; under torchrun, one per rank)")
+    add("--nproc", type=positive, metavar="N", help="GPUs per run, on this machine")
     add(
         "--jobs",
         type=positive,
         metavar="N",
-        help="runs side by side (default: on a CPU one a core, else 1); sharing a GPU makes timings "
+        help="concurrent runs (default: on a CPU one per core, else 1); sharing a GPU makes timings "
         "incomparable",
     )
     return parser

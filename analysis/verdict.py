@@ -28,15 +28,14 @@ class Word(StrEnum):
 
 
 MEANINGS = (
-    "**proved** or **tested**: a theorem or a test of the code decides the claim; only a bug could break it.",
-    "**reproduced**: the criterion holds at the paper's model size and context length, after at "
-    "least a tenth "
-    "of the paper's training tokens (a timing or simulation without a trained model needs no tokens); "
-    "**reproduced at small scale**: the criterion holds below that.",
+    "**proved** or **tested**: a theorem or a test of the code decides the claim, for every model.",
+    "**reproduced**: the criterion is met at the paper's model size and context length, after at least a "
+    "tenth of the paper's training tokens, or in a timing or simulation without a trained model; "
+    "**reproduced at small scale**: the criterion is met at a smaller scale.",
     "**different magnitude**: the effect has the paper's direction and is outside the paper's range.",
-    "**inconclusive**: the results do not decide the claim, or there are none; **contradicted**: the "
+    "**inconclusive**: the results do not decide the claim, or no results exist; **contradicted**: the "
     "criterion fails.",
-    "**erratum**: the paper is wrong as printed; the row gives the correction.",
+    "**erratum**: the paper is wrong as printed; the row states the correction.",
 )
 
 

@@ -2,8 +2,9 @@
 
     from acp_repro.attention import forgetting_attention
 
-`reference` computes the equations as written. `blockwise` skips blocks on a CPU, `triton` on a GPU. They
-share one signature, one threshold and one boundary, and none imports another. `backends` lists them.
+`reference` computes the equations as written. `blockwise` skips blocks on a CPU, `triton` on a GPU. All
+implementations share one signature, one threshold and one boundary, and none imports another. `backends`
+lists the implementations.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tupl
 
     Raises:
         ValueError: ``implementation`` is another name. ``"auto"`` has no grid of its own, because it depends
-            on the device: :func:`choose_implementation` gives the name that it stands for.
+            on the device: :func:`choose_implementation` returns the implementation of a device.
     """
     return find_backend(implementation).block_sizes(head_dim, dtype)
 
@@ -209,50 +210,53 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``softmax(Q K^T sm_scale + D) V`` with ``D_ij = sum_{l=j+1}^{i} log f_l``, causal (Equation 2).
 
-    With ``log_pruning_tolerance`` or ``adaptive_threshold``, the forward and the backward pass skip every
-    block of scores whose decay is entirely below the threshold delta (Equation 3 at block level).
+    ``log_pruning_tolerance`` or ``adaptive_threshold`` sets a threshold delta. The forward and the backward
+    pass then skip every block of scores whose decay is entirely below delta (Equation 3 at block level).
 
     Args:
         q: (batch, seqlen_q, heads, head_dim), or (batch, heads, seqlen_q, head_dim) with ``head_first``.
             bfloat16, float16 or float32; float64 in the reference. Any strides.
-        k, v: the same with seqlen_k >= seqlen_q; the queries are the last seqlen_q positions. They may have
-            fewer heads, by a whole factor: query head h reads head ``h // factor`` (grouped-query attention).
+        k, v: the same with seqlen_k >= seqlen_q; the queries are the last seqlen_q positions. k and v may
+            have fewer heads, by a whole factor: query head h reads head ``h // factor`` (grouped-query
+            attention).
         log_fgate: (batch, seqlen_k, heads), or (batch, heads, seqlen_k) with ``head_first``; one gate for
             each query head. float32, at most 0: ``logsigmoid(fgate_logit.float())``. Minus infinity, a gate
             of 0, is allowed. The kernels clamp log gates to -10,000, and blockwise clamps finite ones. The
             result is exact up to ``2 max||q|| max||k|| sm_scale = 9,900`` if a gate is clamped.
-        seq_start: (batch,) int64, the first real token of left-padded sequences. Keys before it get no
-            attention. Queries before it give 0. Nothing before it has an effect, not even NaN.
+        seq_start: (batch,) int64, the first real token of left-padded sequences. Padded keys receive no
+            attention, and the output of padded queries is 0. Padding may contain any value, including NaN.
         cu_seqlens: (documents + 1,) int32 or int64, for documents of any lengths packed one after the other
-            into a batch of one. Document n is positions ``cu_seqlens[n] .. cu_seqlens[n + 1]``, so it starts
-            with 0, ends with the length and never falls. No document attends to another, or costs it time.
-            The gate at each document's first token counts as 0 and gets a gradient of 0. The result is exact
-            up to ``2 max||q|| max||k|| sm_scale = 4,900``.
+            into a batch of one. Document n has positions ``cu_seqlens[n] .. cu_seqlens[n + 1]``, so the first
+            entry is 0, the last is the length, and the entries never decrease. Documents do not attend to
+            each other, and blocks across documents are skipped. The gate at each document's first token is
+            replaced by 0 and has a gradient of 0. The result is exact if ``2 max||q|| max||k|| sm_scale`` is
+            at most 4,900.
         window_size: the number of keys W that each query sees at most: its own and the W - 1 before it, as in
             flash-linear-attention. FlashAttention's ``window_size=(left, 0)`` is W = left + 1. Blocks wholly
-            before the window are skipped. With a threshold too, a row starts at the later of the two.
+            before the window are skipped. If there is also a threshold, the later boundary applies.
         sm_scale: default ``1 / sqrt(head_dim)``.
-        adaptive_threshold: delta, at most 0. None is exact attention. Otherwise a number, or a tensor
-            broadcastable to (batch, heads). ``"auto"`` means ``log_pruning_tolerance=-10.0``.
+        adaptive_threshold: delta, at most 0: a number, or a tensor broadcastable to (batch, heads). The
+            default None selects exact attention. ``"auto"`` means ``log_pruning_tolerance=-10.0``.
         log_pruning_tolerance: log epsilon, negative, instead of ``adaptive_threshold``. The pruned weights of
             a query then sum to less than epsilon: delta is :func:`pruning_threshold`, where L is the length
             of k, or of the longest document of ``cu_seqlens``.
         logit_bound: U for ``log_pruning_tolerance``, at least ``|q.k| sm_scale`` for every query and key: a
             number, or a tensor broadcastable to (batch, heads). None computes :func:`logit_bound_from_norms`.
-            :func:`logit_bound_from_qk_norm` gives U for models with QK-norm.
-        return_start_index: also return the first visited key block of every query block, whether a threshold,
-            a window or padding sets it.
-        implementation: ``"auto"``, ``"reference"``, ``"blockwise"``, ``"triton"`` or ``"triton-portable"``,
-            which runs no kernel for a single GPU architecture, as ``ACP_REPRO_PORTABLE=1`` does.
+            :func:`logit_bound_from_qk_norm` returns U for models with QK-norm.
+        return_start_index: also return the first visited key block of every query block, which depends on
+            the threshold, the window and the padding.
+        implementation: ``"auto"``, ``"reference"``, ``"blockwise"``, ``"triton"`` or ``"triton-portable"``.
+            ``"triton-portable"`` excludes kernels for a single GPU architecture, as does the environment
+            variable ``ACP_REPRO_PORTABLE=1``.
         context_parallel: the ``torch.distributed.ProcessGroup``, or ``DeviceMesh`` of one dimension, whose
-            ranks hold the sequence. q, k, v and log_fgate are then the shards of :func:`shard_sequence`, and
-            so are out and the start index. All other arguments describe the whole sequence and must be the
-            same on every rank; ``seq_start`` and ``cu_seqlens`` count its tokens. Each shard must be two
-            chunks of whole blocks of :func:`pruning_grid`. A rank that fails ends the call on every rank once
-            its process has ended.
+            ranks share the sequence. q, k, v and log_fgate are then the shards of :func:`shard_sequence`; out
+            and the start index are shards as well. All other arguments describe the whole sequence and must
+            be the same on every rank; ``seq_start`` and ``cu_seqlens`` count its tokens. Each shard must be
+            two chunks of whole blocks of :func:`pruning_grid`. A rank that fails ends the call on every rank
+            once its process has ended.
 
     Returns:
-        out, shaped and typed like q. With ``return_start_index`` also an int32 tensor (batch, heads, query
+        out, shaped and typed like q. ``return_start_index`` adds an int32 tensor (batch, heads, query
         blocks), in key blocks of the grid :func:`pruning_grid`.
 
     Raises:
@@ -260,8 +264,8 @@ def forgetting_attention(  # pyright: ignore[reportInconsistentOverload]  # opti
             above 0, NaN, scores beyond a limit) are checked on the CPU. On a GPU the check would wait for the
             stream, so it runs only under ``torch.autograd.set_detect_anomaly(True)``.
         NotImplementedError: a forward-mode derivative, such as ``torch.func.jvp``, or a second derivative.
-            ``implementation="reference"`` has both. ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap``
-            work with all.
+            ``implementation="reference"`` supports both. All implementations support ``torch.func.grad``,
+            ``vjp``, ``jacrev`` and ``vmap``.
     """
     pruning = choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound)
     options = (head_first, window_size, sm_scale, pruning, return_start_index)
@@ -375,10 +379,10 @@ def forgetting_attention_with_kvcache(
 ) -> Tensor:
     """Forgetting attention of the newest tokens over a cache, to which k, v and log_fgate are appended first.
 
-    Each head reads its blocks from ``start_block`` on and no others (Appendix F). With a threshold,
+    Each head reads only its blocks from ``start_block`` on (Appendix F). If there is a threshold,
     ``start_block`` first advances, in place and on the device. Block l is dropped when ``D`` from the oldest
-    query to the block's last key is below delta. ``start_block`` never moves back, so the threshold may not
-    fall between calls. If the threshold does fall, reset ``start_block`` to 0 (or to the first block kept).
+    query to the block's last key is below delta. ``start_block`` never decreases, so later calls must not
+    lower the threshold. If a call lowers it, reset ``start_block`` to 0 (or to the first block kept).
     On a GPU the host never waits, and the launches depend on shapes alone, so CUDA graphs can capture calls.
 
     Args:
@@ -389,19 +393,19 @@ def forgetting_attention_with_kvcache(
             tokens, or none: the output of queries without a token is 0.
         start_block: (batch, heads) int32, changed in place; by default ``cache.start_block``.
         k, v: (batch, seqlen_q, kv_heads, head_dim) in the dtype of q. log_fgate: (batch, seqlen_q, heads)
-            float32. With ``head_first``, time and heads are swapped. These are the keys, values and log gates
-            of the query tokens. The call adds seqlen_q to ``cache.seqlens`` of every row and writes the
-            tokens to the blocks of ``cache.block_table``. Without these tensors, the cache must already
+            float32. ``head_first`` swaps time and heads. The tensors are the keys, values and log gates of
+            the query tokens. The call adds seqlen_q to ``cache.seqlens`` of every row and writes the
+            tokens to the blocks of ``cache.block_table``. If the tensors are omitted, the cache must already
             contain the query tokens.
         seq_start, window_size, sm_scale, implementation: as in :func:`forgetting_attention`. ``start_block``
             advances past the blocks that are entirely before the window of the oldest query.
-        adaptive_threshold: delta, at most 0: a number or a tensor broadcastable to (batch, heads). None skips
-            no further blocks.
+        adaptive_threshold: delta, at most 0: a number or a tensor broadcastable to (batch, heads). If None,
+            ``start_block`` does not advance by decay.
         log_pruning_tolerance, logit_bound: as in :func:`forgetting_attention`, but ``logit_bound`` is
             required, because the norms of later keys are unknown. L is ``cache.capacity``.
 
     Returns:
-        out, shaped and typed like q; 0 for queries before ``seq_start``. No gradients.
+        out, shaped and typed like q, without gradients; 0 for queries before ``seq_start``.
 
     Raises:
         TypeError, ValueError: as :func:`forgetting_attention` does. Tokens are appended only if the shapes,

@@ -260,7 +260,7 @@ def add_text_options(parser: argparse._ActionsContainer) -> None:
         "--context-length",
         type=positive,
         metavar="N",
-        help=f"tokens a sequence (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
+        help=f"tokens per sequence (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
     )
 
 

@@ -1,4 +1,5 @@
-"""Every head of a trained model on a text, as a page to look at: ``explore(model, tokens, tokenizer)``.
+"""Shows every head of a trained model on a text as an interactive page: ``explore(model, tokens,
+tokenizer)``.
 
 ``python -m acp_repro.inspect CHECKPOINT --html heads.html`` writes the same page to a file.
 """

@@ -1,7 +1,7 @@
 """What each head of a decoder keeps, and which blocks it could leave out: the table of ``read_heads``.
 
-A block is 64 queries by 64 keys. It may be left out if no row of weights loses epsilon or more. Which blocks
-these are is known beforehand from a certificate of decay (ACP); on the way from each block's scores
+A block is 64 queries by 64 keys. A block may be skipped if no row of weights loses epsilon or more. Which
+blocks these are is known beforehand from a certificate of decay (ACP); on the way from each block's scores
 (:func:`seen_on_the_way`); or afterwards from all weights, by an oracle (:func:`known_afterwards`).
 """
 
@@ -26,7 +26,7 @@ MOST_QUERIES = 512  # evenly spaced queries whose keys are sorted
 def settle(decide: Callable[[Tensor], Tensor], kept: Tensor) -> Tensor:
     """The blocks that a kernel leaves out, where each decision depends on the blocks kept before it.
 
-    ``decide(kept)`` gives, for every block at once, whether it is left out if exactly ``kept`` are kept. The
+    ``decide(kept)`` returns, for every block at once, whether it is skipped if exactly ``kept`` are kept. The
     n-th block that is visited depends on n - 1 others, so its answer is final after n calls or fewer. The
     loop ends when nothing changes, usually after three calls.
 
@@ -45,11 +45,11 @@ def seen_on_the_way(largest: Tensor, mass: Tensor, visible: Tensor, epsilon: flo
     row's running maximum and sum over the blocks kept so far, and n the keys that the row sees. A block is
     left out if all its rows agree (the forward test of flash-sparse-attention with threshold epsilon).
     ``m + log(l)`` only grows, so each key left out weighs less than epsilon / n in the end, and fewer than n
-    keys are left out. So each row loses less than epsilon, for any softmax and without calibration.
+    keys are left out. Each row therefore loses less than epsilon, for any softmax and without calibration.
 
     Args:
         largest, mass: (..., R, M), each row's largest weight in each block, and its sum of weights there; in
-            any unit of the row. The diagonal comes last; blocks after it weigh 0.
+            any unit of the row. The diagonal is the last column; blocks after it weigh 0.
         visible: (..., R), n.
     """
     needed = largest * (visible.to(largest.dtype) / epsilon)[..., None]
@@ -65,7 +65,7 @@ def seen_on_the_way(largest: Tensor, mass: Tensor, visible: Tensor, epsilon: flo
 def known_afterwards(mass: Tensor, epsilon: float) -> Tensor:
     """(..., M) bool: blocks that may be left out together, so that no row of ``mass`` loses epsilon or more.
 
-    Blocks go in the order of their largest row sum, which is a lower bound of the best choice.
+    Blocks are removed in the order of their largest row sum, which is a lower bound of the best choice.
 
     Args:
         mass: (..., R, M), each row's sum of weights in each block.

@@ -34,7 +34,7 @@ class Checkpoint:
     """A folder in the authors' format, or a run folder ``runs/SUITE/RUN``, whose weights are in ``model/``.
 
     Attributes:
-        folder: holds ``config.json`` and ``model.safetensors``.
+        folder: the folder of ``config.json`` and ``model.safetensors``.
 
     Raises:
         UsageError: there are no such files. It is a ValueError, and so are the errors of the attributes.
@@ -86,7 +86,8 @@ class Checkpoint:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """That of ``tokenizer.json`` beside the weights, or bytes if the model has their 257 ids; else None.
+        """The tokenizer of ``tokenizer.json`` next to the weights, or bytes if the model has their 257 ids;
+        else None.
 
         Raises:
             UsageError: the file is damaged.

@@ -1,7 +1,8 @@
 """Reads q and k of every attention layer, of a FoX model or of any causal decoder of transformers.
 
 A function registered with transformers' ``AttentionInterface`` hands q and k on, and sdpa computes the
-output. BLOOM and MPT have no such interface: hooks call their projections. No T x T weights are formed.
+output. BLOOM and MPT have no such interface: hooks call their projections. The T x T weights are never
+computed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _KNOWN = {
 
 
 class NotReadable(UsageError):
-    """The model's attention cannot be read; the message says why in one line."""
+    """The model's attention cannot be read; the message is a one-line reason."""
 
 
 @dataclass
@@ -56,7 +57,7 @@ class LayerInputs:
             none.
         fox: the call of a Forgetting Transformer, with gates and threshold; None for another model.
         values: (B, Hkv, T, V).
-        score: gives the scores (Hkv, T) of a scorer of keys; None where only q and k are read.
+        score: returns the scores (Hkv, T) of a scorer of keys; None where only q and k are read.
     """
 
     q: Tensor
@@ -90,8 +91,8 @@ def read_layers(
         A line for each layer that was not read, with the reason.
 
     Raises:
-        NotReadable: no attention layer of the model can be read, or one computes its weights in a way that is
-            not known here; or the model has fewer positions than tokens.
+        NotReadable: no attention layer of the model can be read, or one computes its weights in an
+            unsupported way; or the model has fewer positions than tokens.
     """
     decoder = cast(Any, model)
     layers: set[int] = set()

@@ -22,7 +22,7 @@ from .pack import Listing, pack_model, pack_text, render
 
 
 class Decoder(Protocol):
-    """Any tokenizer that gives the text of a token."""
+    """Any tokenizer that returns the text of a token."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -32,7 +32,7 @@ class Explorer:
 
     Args:
         models: the heads of one model, or of two with the same number of layers and heads on the same tokens.
-        tokenizer: gives the text of tokens; None shows their ids.
+        tokenizer: returns the text of tokens; None shows their ids.
         height: of the frame in a notebook, in pixels.
 
     Raises:
@@ -94,9 +94,9 @@ def explore(
     Args:
         tokens: int64 ids, (T,) or (sequences, T), as the model reads them, BOS included. The page shows the
             first sequence. The numbers of each head are over all sequences.
-        tokenizer: anything whose ``decode([id])`` gives the text of a token; None shows ids.
-        compare: a second model of the same shape, shown beside the first. Both read the same tokens, so at
-            one length.
+        tokenizer: an object whose ``decode([id])`` returns the text of a token; None shows ids.
+        compare: a second model of the same shape, shown beside the first. Both models read the same tokens,
+            at one length.
         names: names of the models on the page.
         log_pruning_tolerance, dtype: see :func:`weigh_heads`.
 
@@ -131,7 +131,7 @@ def token_pieces(ids: Tensor, tokenizer: Decoder | None) -> list[str]:
     """The text of each of the ``ids`` (T,) int64. A token without text, such as BOS, is shown by its id.
 
     Where tokens end within a character, the first has the text of all that are needed to end it, and the
-    others have none. So the pieces in a row are the text.
+    others have none. The concatenated pieces are therefore the text.
     """
 
     @cache

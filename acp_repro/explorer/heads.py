@@ -1,4 +1,5 @@
-"""What every head of a model does on a text: savings, window, gates, where its weight goes (Section 4.3)."""
+"""Measures every head of a model on a text: savings, effective context, gates, distribution of the weight
+(Section 4.3)."""
 
 from __future__ import annotations
 
@@ -148,7 +149,7 @@ def inspect_heads(
         - ``kind``: see :func:`head_kind`;
         - ``median_window_tokens``, ``q90_window_tokens``: keys j with ``D_ij >= delta`` of a query i,
             its own included; the smallest number that is enough for half, and for 90 %, of the queries;
-        - ``mean_forget_gate``: mean of f over tokens, between 0 and 1;
+        - ``mean_forget_gate``: mean of f over tokens, from 0 to 1;
         - ``logit_bound``: U, and ``threshold_nats``: delta. If they differ between sequences (without
             QK-norm), the largest U and the lowest delta;
         - ``context_length_tokens``, ``measured_tokens``, ``block_q_tokens``, ``block_k_tokens``,
@@ -197,12 +198,12 @@ def weigh_heads(
         model, log_pruning_tolerance, dtype: of :func:`inspect_heads`, which makes the table.
 
     Returns:
-        The heads. Their table has these columns besides those of ``inspect_heads``:
+        The heads. The table has these columns in addition to those of ``inspect_heads``:
 
-        - ``half_weight_tokens``: the distance within which half of the weight lies, in tokens;
+        - ``half_weight_tokens``: the distance that contains half of the weight, in tokens;
         - ``strongest_weight``: the mean weight of a query's strongest key;
         - ``first_token_weight``: the mean weight on the first token;
-        - ``largest_pruned_mass``: the most weight that pruning takes from a row;
+        - ``largest_pruned_mass``: the largest weight that a row loses by pruning;
         - ``previous_token_weight``: the mean weight on the token before the query;
         - ``induction_weight``: see :func:`_induction_weight`.
 
@@ -255,7 +256,7 @@ def _weigh_layer(layer: int, inputs: AttentionInputs, cell: int) -> Iterator[Hea
 
 
 def weight_columns(heads: list[Head], input_ids: Tensor) -> dict[str, list[float]]:
-    """The columns of the table that weights give; see :func:`weigh_heads`. ``input_ids`` is (T,)."""
+    """The columns of the table that follow from weights; see :func:`weigh_heads`. ``input_ids`` is (T,)."""
     every = [head.weights for head in heads]
     return {
         "half_weight_tokens": [int((w.by_distance.cumsum(0) < w.by_distance.sum() / 2).sum()) for w in every],

@@ -1,4 +1,4 @@
-"""What each head of a decoder keeps and could leave out: ``read_heads(model, tokens)`` gives the table."""
+"""What each head of a decoder keeps and could leave out: ``read_heads(model, tokens)`` returns the table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_HEADS = 256  # whose pages hold 33 kB of squares a head; of more, a quarter
 
 
 class Scorer(Protocol):
-    """A method that says which keys of a cache to keep, in the convention of kvpress."""
+    """A method that scores the keys of a cache, in the convention of kvpress."""
 
     def score(
         self,
@@ -40,8 +40,8 @@ class Scorer(Protocol):
         """(B, Hkv, T): a key with a larger score is kept longer.
 
         Args:
-            attentions: None, as kvpress gives it with sdpa. If the scorer then raises AssertionError, it is
-                called again with the weights (B, H, T, T), which take memory with the square of the length.
+            attentions: None, as kvpress passes it with sdpa. If the scorer then raises AssertionError, it is
+                called again with the weights (B, H, T, T), whose memory grows with the square of the length.
             kwargs: of the forward of the layer's attention, ``position_embeddings`` among them.
         """
         ...
@@ -79,19 +79,19 @@ def read_heads(
         log_pruning_tolerance: log epsilon of the certificate, by default -10.
         scorers: methods that choose keys, by name: your own, or presses of kvpress, whose compression ratio
             is not read.
-        budget: share of the keys that a scorer may keep.
+        budget: fraction of the keys that a scorer may keep.
         progress: show a bar of heads, where stderr is a terminal.
 
     Returns:
         A table with a row a head, over all sequences:
 
-        - ``keys_90``, ``keys_99``, ``keys_99.9``: keys that hold this much percent of a query's weight on
+        - ``keys_90``, ``keys_99``, ``keys_99.9``: keys that receive this percentage of a query's weight on
             keys, the median over at most 512 evenly spaced queries; ``q90_keys_90`` and so on: their 90 %
             quantile;
         - ``entropy_nats``: mean entropy of a row of weights; a learned sink (gpt-oss) is no key and not
             counted, so a row with one sums to less than 1;
-        - of the first sequence alone ``half_weight_tokens``, the distance within which half of the weight
-            lies; ``strongest_weight``, a query's strongest key, and ``first_token_weight``, in the mean;
+        - of the first sequence alone ``half_weight_tokens``, the distance that contains half of the weight;
+            ``strongest_weight``, a query's strongest key, and ``first_token_weight``, in the mean;
             ``largest_pruned_mass``, the most that the certificate's blocks weigh in a row; ``sink_weight``,
             the mean weight of a learned sink; ``previous_token_weight`` and ``induction_weight`` as in
             :func:`weigh_heads`;
@@ -196,7 +196,7 @@ def _losses(
     """What the queries from ``late`` on lose if of the keys before them only a share ``budget`` is kept.
 
     Args:
-        received: (T,) float64, the weight that these queries give to each key.
+        received: (T,) float64, the weight of these queries on each key.
     """
     needed, places = received[:late], torch.arange(late)
     recent = torch.where(places < SINKS, late, places)

@@ -151,8 +151,8 @@ def measure_rules(
     """What each of ``rules`` skips and loses in each head, on one sequence. All weights are exact.
 
     Args:
-        model: a FoX model, or a causal decoder of transformers, as :func:`read_heads` takes it.
-        tokens: int64 ids, (T,) or (1, T); those after the last multiple of 128 are left out.
+        model: a FoX model, or a causal decoder that :func:`read_heads` accepts.
+        tokens: int64 ids, (T,) or (1, T); tokens after the last multiple of 128 are ignored.
         log_pruning_tolerance: log epsilon of ACP's certificate, by default -10.
 
     Returns:

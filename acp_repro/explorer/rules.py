@@ -1,8 +1,9 @@
 """Rules by which published sparse attentions skip tiles of scores, applied to the exact scores of one head.
 
-Each function gives what a rule skips. Tests after q.k read ``Tiles``; tests before q.k see pooled q and k.
-They see the decay of FoX or ALiBi too, as one more column of q (ones) and of k (-c), which the projects' own
-code does not have. Sources, versions and the differences from the projects' code: docs/rules.md.
+Each function returns what a rule skips. Tests after q.k read ``Tiles``; tests before q.k see pooled q and k.
+The rules also receive the decay of FoX or ALiBi, as one more column of q (ones) and of k (-c), which the
+projects' own code does not have. Sources, versions and the differences from the projects' code:
+docs/rules.md.
 """
 
 from __future__ import annotations

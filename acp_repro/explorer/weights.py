@@ -1,4 +1,4 @@
-"""The attention weights of one head, a few rows at a time. Nothing of size T x T is ever held.
+"""The attention weights of one head, a few rows at a time. Memory never contains a T x T matrix.
 
 It gives sums by block, by distance and by key, and the strongest keys of every query.
 """
@@ -41,10 +41,10 @@ class HeadWeights:
         weights: (T, K), their weights A; 0 where there are fewer.
         pruned_mass: (T,), the weight of the blocks that are pruned: what Appendix A bounds by epsilon. The
             weight of a kept key under pruning (Equation 3) is A over 1 less this.
-        cells: (N, N), the mean weight that the queries of a square of ``cell`` tokens give to its keys; each
+        cells: (N, N), the mean weight of the queries of a square of ``cell`` tokens on its keys; each
             row sums to 1, or with a sink to 1 less the sink's weight.
         by_distance: (T,) float64, the mean weight at each distance i - j; sums to the mean of those sums.
-        received: (T,) float64, the weight that all queries give to each key.
+        received: (T,) float64, the weight of all queries on each key.
     """
 
     first_kept: Tensor
@@ -91,7 +91,7 @@ def head_weights(
         grid: tokens of a query block and of a key block.
         cell: tokens of a square of ``cells``, from :func:`cell_tokens`.
         strongest: K.
-        chunk_scores: scores that are held at a time, at least 64 rows.
+        chunk_scores: scores in memory at a time, at least 64 rows.
         scaling, softcap, window_size: as in :class:`LayerInputs`; default ``1 / sqrt(D)`` and none.
         sink: the head's logit of :attr:`LayerInputs.sinks`, one number; None for none.
         sums: more to gather in the same pass.
@@ -181,10 +181,10 @@ def _leave_window(block: Tensor, first: int, window_size: int) -> None:
 
 
 def _largest(block: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(R, count) values and columns, as ``block.topk`` gives them.
+    """(R, count) values and columns, as ``block.topk`` returns them.
 
-    Scores grow along a row because of the decays, which is the worst case for a search from the left. So
-    columns are put into groups, and only the groups with the largest maxima are searched.
+    Scores grow along a row because of the decays, which is the worst case for a search from the left. Columns
+    are therefore divided into groups, and only the groups with the largest maxima are searched.
     """
     width = block.shape[1]
     groups = width // _GROUP

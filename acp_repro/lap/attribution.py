@@ -1,4 +1,4 @@
-"""Which kept vector each written token comes from, by SHAP ("SHAP" in the article)."""
+"""The kept vectors that each generated token depends on, by SHAP ("SHAP" in the article)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Attribution:
     Attributes:
         values: (kept vectors, written tokens) float64, in nats.
         positions: the place in the text of each vector's token.
-        written: ids of the tokens that the model writes from the memory, EOS last.
+        written: ids of the tokens that the model generates from the memory, EOS last.
     """
 
     values: np.ndarray
@@ -39,8 +39,8 @@ def shap_values(
 ) -> Attribution:
     """What each kept vector of a text adds to the log probability of each token that the model writes.
 
-    A player is a kept vector. A coalition is the memory with the other vectors masked. Its value is the log
-    probability of each token of the model's own text, given the tokens before it.
+    A player is a kept vector. A coalition is the memory with the other vectors masked. The value of the game
+    is the log probability of each token of the model's own text, given the tokens before it.
 
     Args:
         row: token ids of the text with EOS.
@@ -65,7 +65,7 @@ def game(
 ) -> tuple[Callable[[np.ndarray], np.ndarray], Memory, list[int]]:
     """The function of coalitions that SHAP explains, the memory with the players, and the written tokens.
 
-    The function takes (coalitions, players) of 0 and 1 and gives (coalitions, tokens) float64 in nats.
+    The function maps (coalitions, players) of 0 and 1 to (coalitions, tokens) float64 in nats.
     """
     memory = model.encode_ids(pad([row], model.t5.config.pad_token_id).to(model.device))
     written = model.decode_ids(memory.vectors, memory.mask, 2 * len(row))[0]

@@ -204,7 +204,7 @@ class PruningAutoencoder(nn.Module):
     def forward(
         self, input_ids: Tensor, noise: Tensor | None = None, mask: str | None = None, blind: bool = False
     ) -> Losses:
-        """Both losses of a batch, teacher forced.
+        """The two losses of a batch, teacher-forced.
 
         Args:
             input_ids: (B, T) integer, each text with its EOS, then padding.
@@ -264,7 +264,7 @@ class PruningAutoencoder(nn.Module):
         """(B, T) int64 on the model's device: each text with its EOS, padded at the end.
 
         Args:
-            places: where each text comes from, such as a file and its line, for errors.
+            places: the origin of each text, such as a file and its line, for errors.
 
         Raises:
             PruningError: a text is empty, too long or not text, or the model has no tokeniser.
@@ -296,7 +296,7 @@ class PruningAutoencoder(nn.Module):
         """:meth:`encode` of (B, T) integer token ids with EOS and padding; dropped tokens are really removed.
 
         Raises:
-            PruningError: a text has no EOS. Without it, all of a text may be dropped.
+            PruningError: a text has no EOS. Otherwise all tokens of a text may be dropped.
         """
         config = self.t5.config
         real, eos = input_ids != config.pad_token_id, input_ids == config.eos_token_id

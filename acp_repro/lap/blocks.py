@@ -92,7 +92,7 @@ class FusedNorm(nn.Module):
     Computed in float32, returned in the dtype of the weight or of autocast.
 
     Args:
-        norm: the norm whose weight it takes, under the same name.
+        norm: the norm whose weight the module uses, under the same name.
     """
 
     def __init__(self, norm: T5):

@@ -20,7 +20,7 @@ LOG_REMOVED = -60.0  # for log 0 in a straight-through mask, whose gradient a ma
 
 
 class PruningError(UsageError):
-    """A setting, a text or a checkpoint is wrong; the message says what would be right."""
+    """A setting, a text or a checkpoint is wrong; the message states a correct value."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class PruningConfig:
             are stretched from (0, 1) to (-0.1, 1.1) and clipped, so a gate is often exactly 0 and removes its
             token (Louizos, Welling and Kingma, 2018). A token costs the probability that its gate is not 0.
             It needs logistic noise; tau is that paper's beta.
-        credit_nats: with ``straight_through``, a bound on the gradient of one token's gate. No token
-            counts as worth more than this many nats of the text's cross-entropy.
+        credit_nats: with ``straight_through``, a bound on the gradient of one token's gate. The maximum worth
+            of a token, in nats of the text's cross-entropy.
         decoder_window: earlier tokens that a decoder layer sees; None for all.
         max_length: the most tokens of a text, EOS included.
     """

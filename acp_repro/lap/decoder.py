@@ -1,7 +1,7 @@
 """T5's decoder over a memory, where each layer sees the last N tokens ("Architecture").
 
-Whole texts run at once in :func:`decode_teacher`. Tokens run one by one in :class:`Decoding`, with a cache of
-N + 1 keys a layer and the same logits. Texts are written with it in :func:`write_greedily`.
+:func:`decode_teacher` decodes all positions of a text at once. Tokens run one by one in :class:`Decoding`,
+with a cache of N + 1 keys a layer and the same logits. Texts are written with it in :func:`write_greedily`.
 """
 
 from __future__ import annotations

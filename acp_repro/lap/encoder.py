@@ -1,4 +1,4 @@
-"""T5's encoder with gates, in two forms that give the same vectors.
+"""T5's encoder with gates, in two forms that compute the same vectors.
 
 :func:`encode_masked` keeps every token and masks; training and tests use it. :func:`encode_removed` removes
 dropped tokens after each gate, so later blocks compute only the tokens that are left.
@@ -44,8 +44,8 @@ class Memory:
         vectors: (B, M, D) float, padded.
         mask: (B, M) float, added to the scores of cross-attention; -inf for padding.
         positions: (B, M) int64, the place in its text of each vector's token; -1 for padding.
-        input_ids: (B, T) int64, the whole texts, EOS included, padded.
-        lengths: (B,) int64, tokens of the whole texts, EOS included.
+        input_ids: (B, T) int64, all tokens of the texts, EOS included, padded.
+        lengths: (B,) int64, number of tokens of each text, EOS included.
         dropped_by: (B, T) int64, the gate that dropped a token, counted from 0; -1 for kept ones.
         tokens: for each text, the kept tokens as words; an empty list if the model has no tokeniser.
         gates: the number of gates.
@@ -75,7 +75,7 @@ def relative_bias(attention: T5, query_positions: Tensor, key_positions: Tensor)
     """T5's bias for any positions: (..., Q) and (..., K) integer -> (..., H, Q, K) float.
 
     Args:
-        attention: the self-attention that holds the table, which is that of the first block.
+        attention: the self-attention with the table, which is that of the first block.
     """
     buckets = attention._relative_position_bucket(
         key_positions[..., None, :] - query_positions[..., :, None],
@@ -104,7 +104,7 @@ def encode_masked(
     credit_limit: Tensor | None = None,
     blind: bool = False,
 ) -> Encoded:
-    """The encoder on whole texts, with masks.
+    """The encoder on all tokens, with masks.
 
     Args:
         stack: the ``T5Stack`` of an encoder.

@@ -28,8 +28,8 @@ def log_gates(signal: Tensor, config: PruningConfig, noise: Tensor | None = None
         noise: (...) float32, drawn by :func:`draw_noise`; None for evaluation.
 
     Returns:
-        (...) float32; -inf where a hard concrete gate is 0. With a finite number instead, a model learns to
-        see through the mask: scores of T5 have no scale, so they grow past it
+        (...) float32; -inf where a hard concrete gate is 0. If the mask adds a finite number instead, a model
+        learns to see through the mask, because T5 does not scale its scores and they grow beyond this number
         (docs/lab-notebook/learnable-attention-pruning.md).
     """
     signal = signal.float()
@@ -69,7 +69,7 @@ def draw_noise(
 class _StraightThrough(torch.autograd.Function):
     """Forward: 0 for kept tokens and LOG_REMOVED for others. Backward: the gradient of the mask log(alpha).
 
-    Attention weighs token k by alpha_k e^{s_k}. So the derivative with respect to alpha_k is that with
+    Attention weighs token k by alpha_k e^{s_k}. The derivative with respect to alpha_k is therefore that with
     respect to the mask divided by alpha_k. Here it is divided by the weight that forward really had: 1 or
     e^-60.
     """
@@ -113,7 +113,7 @@ def pair_mask(mask: Tensor) -> Tensor:
 
 
 def soft_lengths(log_gate: Tensor, real: Tensor, d_kv: int, kept: Tensor | None = None) -> Tensor:
-    """L(s) of the article: how many tokens still take part after each gate.
+    """L(s) of the article: how many tokens remain after each gate.
 
     Args:
         log_gate: (S, B, T) float32, 0 for tokens that are never dropped.

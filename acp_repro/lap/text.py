@@ -18,7 +18,7 @@ PAD, EOS = "<pad>", "</s>"  # T5's names
 
 
 class TextTokenizer:
-    """A tokeniser that knows T5's two special tokens.
+    """A tokeniser with T5's two special tokens.
 
     Args:
         json_text: the content of a ``tokenizer.json``, with the tokens ``<pad>`` and ``</s>``.

@@ -1,4 +1,4 @@
-"""The memory of one attention layer: a pool of blocks of tokens that each head takes and gives back."""
+"""The memory of one attention layer: a pool of blocks of tokens that each head allocates and frees."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _GROWTH, _SPARE_COLUMNS = 8, 4
 class BlockPool:
     """Keys, values and decays of (batch, heads), in blocks of ``BLOCK_SIZE`` tokens.
 
-    Physical block 0 belongs to no head. Table entries without a block point there. So writes for tokens that
-    no query will read need no branch and do no harm. ``k`` (B, H, T, D) shows the shapes and dtype to come.
+    Physical block 0 belongs to no head. Table entries without a block point there. Writes for tokens that no
+    query will read therefore need no branch and have no effect. ``k`` (B, H, T, D) has the shapes and the
+    dtype of later tensors.
     """
 
     def __init__(self, k: Tensor):
@@ -49,7 +50,7 @@ class BlockPool:
         return _SPARE_COLUMNS * self.batch * self.heads
 
     def signature(self) -> tuple:
-        """(batch, heads, head_dim, dtype) of what it holds."""
+        """(batch, heads, head_dim, dtype) of the stored tensors."""
         return self.batch, self.heads, self.head_dim, self.k.dtype
 
     def paged(self, seqlens: Tensor) -> PagedKVCache:
@@ -67,7 +68,7 @@ class BlockPool:
             find_backend(choose_implementation(k.device)).write(paged, k, v, log_fgate)
 
     def take(self, columns: int, start: Tensor) -> bool:
-        """Gives every head blocks up to column ``columns``, except before its ``start`` (B, H) int32.
+        """Allocates blocks of every head up to column ``columns``, except before its ``start`` (B, H) int32.
 
         Waits for the device once. Returns whether a head has a new column without a block.
         """
@@ -110,7 +111,7 @@ class BlockPool:
         self.columns = min(self.columns, columns)
 
     def rebuild(self, rows: Tensor) -> None:
-        """Moves ``rows`` (B',) int64 of the batch to new storage that holds nothing else."""
+        """Moves ``rows`` (B',) int64 of the batch to new storage of exactly these rows."""
         table = self.table.index_select(0, rows)
         held = table != 0
         blocks = torch.cat((table.new_zeros(1), table[held])).long()
@@ -139,7 +140,7 @@ class BlockPool:
     def gather(self, start: Tensor, length: int, rows: slice) -> tuple[Tensor, Tensor, Tensor, int]:
         """k, v (rows, H, n, D), log_fgate (rows, H, n) from ``start`` (rows, H) on, and the first position.
 
-        A head that holds less than the others has zeros in front. A gate of 0 hides them.
+        A head with fewer tokens than the others has zeros in front. A gate of 0 hides them.
         """
         low = int(start.min()) if self.columns else 0
         blocks = self.table[rows, :, low : self.columns].long()

@@ -1,9 +1,9 @@
 """Memory of generation: keys, values, decays and the token shift's last inputs (Appendix F).
 
 Heads that forget free memory: the boundary never moves back, so blocks of keys behind the boundary return to
-a pool permanently. Eviction needs a threshold that cannot fall later. With QK-norm such a threshold exists: U
-is computed from weights (Appendix E), and L is the longest length allowed. Under any other threshold, blocks
-are skipped but kept.
+a pool permanently. Eviction needs a threshold that cannot fall later. Models with QK-norm have such a
+threshold: U is computed from weights (Appendix E), and L is the longest length allowed. Under any other
+threshold, blocks are skipped but kept.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ class MemoryUse(NamedTuple):
 
 
 class FoXCache:
-    """One ``LayerCache`` for each layer. Pass it to each call of a model to go on where the last one ended.
+    """One ``LayerCache`` for each layer. Pass the cache to each call of a model to continue the sequence of
+    the previous call.
 
     Args:
         num_layers: attention layers of the model.
         max_length: the longest length allowed, in tokens, padding included. Longer is an error. With QK-norm
-            and ACP it fixes delta, so that pruned blocks can be evicted. None allows any length and evicts
-            nothing.
+            and ACP this length fixes delta, so that pruned blocks can be evicted. None allows any length and
+            evicts nothing.
 
     Attributes:
-        length: tokens held, evicted ones included.
+        length: tokens in the cache, including evicted ones.
         seqlens: (B,) int32 on the device, tokens counted from the first column of the block tables.
         evicted_at: the length at which blocks were last evicted; ``crop`` cannot go back before it.
 
@@ -73,7 +74,7 @@ class FoXCache:
 
     @property
     def batch_size(self) -> int:
-        """Rows held; -1 before the first token."""
+        """Rows in the cache; -1 before the first token."""
         return -1 if self.seqlens is None else len(self.seqlens)
 
     @property
@@ -97,7 +98,7 @@ class FoXCache:
         """Makes room for the tokens of a call, and counts them; returns the remembered ``seq_start``.
 
         Args:
-            model: the calling model. Only the model that began a cache can continue it.
+            model: the calling model. A cache can be continued only by the model that began it.
             input_ids: (B, T) integer, or embeddings (B, T, hidden).
             seq_start: (B,) int64, the first real token of left-padded rows, given with the first tokens.
 
@@ -152,7 +153,7 @@ class FoXCache:
                 held |= {n: x.clone() for n, x in held.items() if isinstance(x, Tensor) and x.is_inference()}
 
     def count(self, tokens: int) -> None:
-        """Counts ``tokens`` more as held, at the end of the call that added them."""
+        """Adds ``tokens`` to the length, at the end of the call that added them."""
         self.length += tokens
         self._in_call = self.touched = False
 
@@ -198,8 +199,8 @@ class FoXCache:
         """Removes the last ``tokens_to_remove`` tokens.
 
         Raises:
-            ValueError: more than are held; or keys that the rows would need again are evicted; or old inputs
-                of the token shift are not held. Call ``record_past`` first.
+            ValueError: the cache has fewer tokens; or keys that the rows would need again are evicted; or old
+                inputs of the token shift are not stored. Call ``record_past`` first.
         """
         left = self.length - tokens_to_remove
         if tokens_to_remove < 0 or left < 0:
@@ -259,7 +260,7 @@ class FoXCache:
         return self.select_rows(torch.arange(max(self.batch_size, 0)))
 
     def memory(self) -> MemoryUse:
-        """What is held now, in bytes. It waits for the device."""
+        """The present memory use, in bytes. The call waits for the device."""
         per_head, per_layer = [], []
         for layer in self.layers:
             pool, _, first_resident, _ = layer.filled
@@ -344,7 +345,8 @@ class LayerCache:
         return self._longest_key.copy_(longest)  # in place, as above
 
     def attend(self, core, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, threshold: Tensor | None):
-        """Adds T tokens and attends from them to all that is held: (B, H, T, D) in the dtype of q.
+        """Adds T tokens and computes their attention to the cached tokens and to each other: (B, H, T, D) in
+        the dtype of q.
 
         Args:
             core: computes a prefill, see ``ForgettingAttentionCore``.
@@ -352,8 +354,8 @@ class LayerCache:
             threshold: delta of this call, broadcastable to (B, H), or None.
 
         Raises:
-            RuntimeError: gradients are recorded; a cache holds values, no graph.
-            ValueError: batch, heads, head_dim or dtype differ from what is held.
+            RuntimeError: gradients are recorded; a cache stores values without a graph.
+            ValueError: batch, heads, head_dim or dtype differ from the cached tensors.
         """
         if torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, log_fgate)):
             raise RuntimeError("a FoXCache holds no gradients: call the model under torch.no_grad()")
@@ -424,7 +426,7 @@ class LayerCache:
         return out
 
     def _attend_past(self, core, q, k, v, log_fgate, threshold):
-        """Attention to what is held and to the new tokens, for some rows at a time."""
+        """Attention to the cached and the new tokens, for some rows at a time."""
         # What is held is made dense. For all rows that would take as much memory as the past without ACP.
         pool, _, first_resident, _ = self.filled
         held, out = self.parent.tokens_in_table, torch.empty_like(q)
@@ -458,7 +460,7 @@ class LayerCache:
         first_read.copy_(torch.maximum(first_read, first_resident))
 
     def reserve(self, columns: int) -> None:
-        """Takes blocks up to column ``columns``, after returning those that no query will read."""
+        """Allocates blocks up to column ``columns``, after freeing those that no query will read."""
         pool, first_read, first_resident, seqlens = self.filled
         if columns <= pool.columns:
             return
@@ -477,7 +479,7 @@ class LayerCache:
             first_read.copy_(first_resident)
 
     def can_remove(self, tokens: int) -> bool:
-        """Whether inputs of the token shift are held for ``tokens`` tokens ago."""
+        """Whether inputs of the token shift are stored for ``tokens`` tokens ago."""
         return all(z.shape[1] > tokens for z in self._shift.values())
 
     def join(self, parts: list[LayerCache]) -> None:

@@ -23,7 +23,8 @@ from .layers import ForgettingAttentionCore
 class AttentionInputs:
     """The arguments of one call of :class:`ForgettingAttentionCore`.
 
-    With ``cu_seqlens``, log_fgate and threshold are those that the attention makes of them.
+    If the call has ``cu_seqlens``, log_fgate and threshold are the values that the attention derives from
+    them.
     """
 
     q: Tensor

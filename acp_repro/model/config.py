@@ -1,7 +1,7 @@
 """The shape of a FoX model, validated once, with the numbers that follow from it; and the speed of GPUs.
 
 Argument names are the official ones, so that a published ``config.json`` and our YAML use the same words.
-This file imports no torch, so that planning a suite starts fast.
+The module does not import torch, so that planning a suite starts fast.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LogEpsilon = Annotated[float, number(_LOG_EPSILON, lambda x: -math.inf < x < 0)]
 
 @dataclass(frozen=True, kw_only=True)
 class FoXConfig:
-    """A Forgetting Transformer, or its RoPE twin. The defaults are FoX (Pro), 125M.
+    """A Forgetting Transformer, or its RoPE baseline. The defaults are FoX (Pro), 125M.
 
     Args:
         vocab_size: tokens in the vocabulary (50257: the GPT-2 ids of LongCrawl64).
@@ -54,18 +54,18 @@ class FoXConfig:
         intermediate_size: the SwiGLU width itself; None computes it from ``hidden_ratio``.
         norm_eps: epsilon of every RMSNorm except the QK-norm (whose epsilon is fixed at 1e-5).
         initializer_range: standard deviation of all weight matrices at the start (Appendix B).
-        qk_norm: RMSNorm per head on queries and keys; gives the pruning bound of Appendix E.
+        qk_norm: RMSNorm per head on queries and keys; provides the pruning bound of Appendix E.
         qk_norm_share_param_across_head: one head_dim weight for all heads, as in the public
-            checkpoints; False gives each head its own.
+            checkpoints; False: one weight per head.
         use_k_shift, use_v_shift: data-dependent token shift on keys, on values.
         use_output_gate: multiply the heads' outputs by sigmoid(W_g x).
         use_output_norm: RMSNorm per head on the heads' outputs.
         use_rope: rotate queries and keys by their positions (RoPE), and have no forget gate: the paper's
             Transformer. It is exact.
         log_pruning_tolerance: log epsilon of Section 3, the logarithm of the largest total attention weight
-            that may be pruned. None is exact, without pruning.
-        max_position_embeddings: the context of training, in tokens. The model reads any length, but
-            transformers and lm-eval cut texts here.
+            that may be pruned. None: exact attention, without pruning.
+        max_position_embeddings: the context of training, in tokens. The model accepts any length, but
+            transformers and lm-eval truncate texts at this length.
         fuse_training: compute the projections of one input in one product, and do not keep SwiGLU's product
             for the backward pass. A module that is wrapped, hooked or adapted is called nevertheless.
 
@@ -171,7 +171,7 @@ class FoXConfig:
 
         Args:
             context_length: L, the sequence length in tokens.
-            keep_ratio: 1 - pruned ratio, the share of the causal blocks that are computed.
+            keep_ratio: 1 - pruned ratio, the fraction of the causal blocks that are computed.
             backward: count a training step; False counts the forward pass alone.
 
         Raises:
@@ -214,7 +214,7 @@ def peak_flops(device_name: str, dtype: object = "bfloat16") -> float | None:
     """Dense FLOP/s that the maker states for a GPU; None for a GPU or dtype that this table does not have.
 
     Args:
-        device_name: as ``torch.cuda.get_device_name`` gives it, or short: ``h100``, ``a100``.
+        device_name: as ``torch.cuda.get_device_name`` returns it, or short: ``h100``, ``a100``.
         dtype: ``bfloat16`` or ``float16``, as text or as torch's.
     """
     if str(dtype).removeprefix("torch.") not in ("bfloat16", "float16"):

@@ -1,8 +1,8 @@
 """One token for every row: the model from token ids to logits, on a GPU as one CUDA graph.
 
-A step of a small model is hundreds of small kernels, and launching them takes longer than running them. A
-graph launches them together. Everything that changes from step to step is in tensors that keep their address.
-Storage moves only between steps, when a pool grows; the graph is then captured again.
+A step of a small model is hundreds of small kernels, and launching these kernels costs more time than running
+them. A graph launches them together. Everything that changes from step to step is in tensors that keep their
+address. Storage moves only between steps, when a pool grows; the graph is then captured again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ CAPTURING = threading.Lock()
 
 
 class DecodeStep:
-    """Feeds tokens to a model that continues from a cache, which holds the prompt; it counts ``captures``.
+    """Feeds tokens to a model that continues from a cache with the prompt; ``captures`` counts the captured
+    graphs.
 
     Steps run without a graph if the cache has no ``max_length`` (delta changes with every token), while it
     records its past (which grows), and if a module has hooks (which a graph would not call).

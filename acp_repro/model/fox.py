@@ -92,13 +92,13 @@ class FoXModel(nn.Module):
         Args:
             input_ids: or embeddings (B, T, hidden) of any floating dtype in their place.
             cache: continue after what it holds, and extend it in place.
-            seq_start: (B,) int64, the first real token of left-padded rows. A cache remembers it, so give it
-                with a cache's first tokens only.
+            seq_start: (B,) int64, the first real token of left-padded rows. A cache stores this argument, so
+                pass it only with the first tokens of a cache.
             cu_seqlens: (documents + 1,) int32 or int64, the starts of documents packed into a batch of one,
                 and their end; see ``forgetting_attention``. Each gives what it gives alone.
 
         Raises:
-            ValueError: the cache cannot take these tokens (see ``FoXCache.begin``), or the model has a
+            ValueError: the cache cannot store these tokens (see ``FoXCache.begin``), or the model has a
                 ``context_parallel`` group and would decode.
         """
         if cache is not None and self.context_parallel is not None:
@@ -207,7 +207,7 @@ class FoXForCausalLM(nn.Module):
         seq_start: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Logits, or what ``return_hidden`` or ``labels`` asks for instead.
+        """Logits, or the tensor that ``return_hidden`` or ``labels`` selects.
 
         Args:
             input_ids: (B, T) integer.
@@ -242,11 +242,11 @@ class FoXForCausalLM(nn.Module):
 
         Args:
             input_ids: (B, T) integer.
-            labels: (B, T) integer, the token that should follow each; -100 gives loss 0.
+            labels: (B, T) integer, the token that should follow each; -100 has loss 0.
 
         Returns:
-            (B, T) float32. The logits are held once, in the dtype of the head's product. Float32 copies exist
-            for one chunk of tokens at a time, in both passes.
+            (B, T) float32. The logits are stored once, in the dtype of the head's product. Float32 copies
+            exist for one chunk of tokens at a time, in both passes.
         """
         return self(input_ids, labels=labels)
 
@@ -262,12 +262,12 @@ class FoXForCausalLM(nn.Module):
         dtype: torch.dtype = torch.float32,
         **overrides: Any,
     ) -> Self:
-        """Loads the model that a folder in the authors' format holds.
+        """Loads a model from a folder in the authors' format.
 
         Args:
             folder: with ``config.json`` and ``model.safetensors`` or its shards; or a run folder of this
                 project, ``runs/SUITE/RUN``, whose weights are in ``model/``.
-            device: where the weights go.
+            device: device of the weights.
             dtype: dtype of the weights, independent of the file's.
             **overrides: fields of ``FoXConfig`` that replace the file's, such as
                 ``log_pruning_tolerance=None`` for exact attention.

@@ -24,8 +24,8 @@ _FEWEST_PARAMETERS_FOR_THREADS = 20_000_000
 def filter_logits(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
     """Logits with ``-inf`` for the tokens that may not be drawn; first top-k, then top-p of the rest.
 
-    Tokens of equal logits are ordered by their ids. So the same logits always keep the same tokens, and
-    exactly ``top_k`` of them.
+    Tokens of equal logits are ordered by their ids. The same logits therefore always keep the same tokens,
+    and exactly ``top_k`` of them.
 
     Args:
         logits: (..., vocab).
@@ -61,8 +61,8 @@ def choose_tokens(
     """One token (B,) int64 for each row of logits (B, vocab) float32; the rest as :func:`stream_tokens`.
 
     Raises:
-        ValueError: the logits hold NaN or infinity. On a GPU a device-side assertion fails, because the host
-            does not wait.
+        ValueError: the logits contain NaN or infinity. On a GPU a device-side assertion fails, because the
+            host does not wait.
     """
     finite = logits.isfinite().all()
     said = "the logits hold NaN or infinity: the weights are damaged, or their dtype is too small"
@@ -97,8 +97,9 @@ def stream_tokens(
         model: a :class:`FoXForCausalLM`.
         input_ids: (B, T) integer, all rows of one length.
         max_new_tokens: end after this many.
-        temperature: 0 takes the most probable token; above 0 draws from softmax(logits / temperature).
-        top_k, top_p: which tokens may be drawn, see :func:`filter_logits`.
+        temperature: 0 selects the most probable token; values above 0 sample from softmax(logits /
+            temperature).
+        top_k, top_p: the tokens that may be sampled, see :func:`filter_logits`.
         generator: source of randomness, on the device of the logits; None uses torch's default.
         stop_ids: end when every row has had one of these; a row that had one repeats it until then.
         seq_start: (B,) int64, the first real token of rows that are padded on the left to one length.

@@ -1,4 +1,4 @@
-"""The parts of a FoX block (Section 2; the Pro components of Section 4.1).
+"""The modules of a FoX block (Section 2; the Pro components of Section 4.1).
 
 Shapes: x is (B, T, hidden) between modules; q, k, v are (B, H, T, D) where attention is computed.
 Parameter names are those of the official checkpoints, so a state dict needs no translation.
@@ -52,8 +52,9 @@ class Linear(nn.Linear):
 def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
     """``[p(x) for p in projections]`` as views of one product; the projections must be plain (``is_plain``).
 
-    Projections to a few numbers each would use kernels for matrices whose rows are not whole 16 bytes. Those
-    take several times as long as kernels for aligned rows. Together, with rows of zeros, they are aligned.
+    Projections to a few numbers each would use kernels for matrices whose rows are not whole 16 bytes. Such
+    kernels need several times as long as kernels for aligned rows. Together, with rows of zeros, they are
+    aligned.
     """
     sizes = [p.out_features for p in projections]
     weights, biases = [p.weight for p in projections], None
@@ -98,7 +99,8 @@ class RMSNorm(nn.Module):
 class HeadRMSNorm(RMSNorm):
     """RMSNorm of each head separately: QK-norm, and the output norm of FoX (Pro).
 
-    With ``share_across_heads``, one weight of (head_dim,) serves all heads; else it is (heads * head_dim,).
+    If ``share_across_heads``, all heads share one weight (head_dim,); otherwise the weight is (heads *
+    head_dim,).
     """
 
     def __init__(self, num_heads: int, head_dim: int, eps: float, share_across_heads: bool = False):
@@ -158,7 +160,7 @@ def make_rotation(position: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     """RoPE's cosines (T, 1, 1, D / 2) and sines (T, 1, 2, D / 2), float32, of positions (T,) int64; see
     :func:`rotate`.
 
-    They are computed in float64, because an angle of a long text has few bits of float32 behind the point.
+    The angles are computed in float64, because float32 has few fractional bits for the angles of long texts.
     """
     pair = torch.arange(0, head_dim, 2, dtype=torch.float64, device=position.device)
     angle = position[:, None, None, None] * ROPE_BASE ** (-pair / head_dim)
@@ -341,7 +343,7 @@ class ForgettingAttentionLayer(nn.Module):
         return self.o_proj(out.flatten(2))
 
     def _ranks(self) -> int:
-        """The number of ranks that hold parts of the sequence."""
+        """The number of ranks that share the sequence."""
         return 1 if self.context_parallel is None else self.context_parallel.size()
 
     def _keys_and_values(self) -> tuple[tuple[str, Linear | ShiftedLinear], ...]:
@@ -401,7 +403,7 @@ class ForgettingAttentionLayer(nn.Module):
         padding: Tensor | None,
         starts: Tensor | None,
     ) -> Tensor:
-        """Keys or values (B, T, H, D) of x; ``products`` may hold their products."""
+        """Keys or values (B, T, H, D) of x; ``products`` may contain their products."""
         z, state = products.get(name), f"{name}_shift"
         if not self.shifts[name]:
             return self._split_heads(projection(x) if z is None else z)

@@ -1,13 +1,14 @@
 """Cross-entropy of a linear head, without float32 logits of the whole vocabulary.
 
-With 32k tokens and 50k words, float32 logits and their softmax and gradient are 6.6 GB each. Here logits are
-computed for a chunk of tokens at a time, in the dtype of the product, and held once. Beyond a limit they are
-computed again in the backward pass. Float32 values stay in a kernel's registers on a GPU, and in a small
-chunk on a CPU.
+For 32k tokens and a vocabulary of 50k, float32 logits and their softmax and gradient are 6.6 GB each. Here
+logits are computed for a chunk of tokens at a time, in the dtype of the product, and stored once. Beyond a
+limit they are computed again in the backward pass. Float32 values stay in a kernel's registers on a GPU, and
+in a small chunk on a CPU.
 
-A GPU multiplies matrices fastest if rows are whole lines of memory. Vocabularies come in any size: 50,277
-words took four times as long as 50,304. So rows of zeros are added to the copy of the weight that the
-products read. No other tensor is padded: not the weight, its gradient, or a logit that counts.
+A GPU multiplies matrices fastest if rows are whole lines of memory. The size of the vocabulary affects the
+speed: 50,277 tokens took four times as long as 50,304. Rows of zeros are therefore appended to the copy of
+the weight that the products read. No other tensor is padded: not the weight, its gradient, or a logit that
+counts.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LINE_GPU = 64
 
 
 def head_cross_entropy(hidden: Tensor, head: nn.Module, labels: Tensor) -> Tensor:
-    """:func:`linear_cross_entropy` of a plain linear ``head``, else of the logits that ``head`` gives."""
+    """:func:`linear_cross_entropy` of a plain linear ``head``, else of the logits that ``head`` returns."""
     if isinstance(head, nn.Linear) and is_plain(head) and head.bias is None:
         return linear_cross_entropy(hidden, head.weight, labels)
     logits = head(hidden).float().transpose(1, 2)
@@ -55,7 +56,7 @@ def linear_cross_entropy(
     Args:
         hidden: (B, T, hidden), any floating dtype.
         weight: (vocab, hidden).
-        labels: (B, T) integer; -100 gives loss 0 and no gradient.
+        labels: (B, T) integer; -100 has loss 0 and no gradient.
         chunk_tokens: tokens in a chunk; None bounds the chunk's memory.
 
     Returns:

@@ -7,10 +7,10 @@ from torch.nn.modules.module import _has_any_global_hook
 
 
 def is_watched(*modules: nn.Module) -> bool:
-    """Whether a call of one of ``modules`` does more than its class says.
+    """Whether a call of one of ``modules`` does more than the ``forward`` of its class.
 
-    It has a hook (also those of ``nn.utils.prune`` and the older ``weight_norm``), or another ``forward``
-    (``accelerate`` moves weights in it).
+    Such a module has a hook (also those of ``nn.utils.prune`` and the older ``weight_norm``), or another
+    ``forward`` (``accelerate`` moves weights in it).
     """
     return bool(_has_any_global_hook()) or any(
         "forward" in vars(module)
@@ -25,8 +25,8 @@ def is_watched(*modules: nn.Module) -> bool:
 def is_plain(*modules: nn.Module) -> bool:
     """Whether nothing notices that ``modules`` are not called.
 
-    They are ``nn.Linear`` or a class of this project, as no adapter or parametrization is, and nobody watches
-    them.
+    The modules must be ``nn.Linear`` or a class of this project, without adapter or parametrization, and have
+    no hooks.
     """
     own = all(type(m) is nn.Linear or type(m).__module__.startswith("acp_repro.") for m in modules)
     return own and not is_watched(*modules)

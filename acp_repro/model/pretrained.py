@@ -1,7 +1,7 @@
 """Checkpoints in the authors' format: ``config.json`` and ``model.safetensors`` in one folder.
 
-Tensor names are the official ones, so files move in both directions. Nothing is unpickled and nothing from a
-checkpoint is run. Only reading and writing weights needs ``safetensors``.
+Tensor names are the official ones, so files move in both directions. Loading never unpickles data and never
+runs code of a checkpoint. Reading and writing weights requires ``safetensors``.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def check_sum(folder: Path) -> None:
 
 
 def check_finite(source: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError if tensors hold NaN or infinity; those on ``meta`` are left out."""
+    """Raises ValueError if tensors contain NaN or infinity; tensors on ``meta`` are skipped."""
     bad = [name for name, x in tensors.items() if not (x.is_meta or bool(x.float().isfinite().all()))]
     if bad:
         raise ValueError(f"{source}: {bad[0]} ({len(bad)} in all) holds NaN or infinity; copy it again")
@@ -119,14 +119,14 @@ def save_pretrained(
 ) -> None:
     """Writes ``config.json`` and ``model.safetensors`` as the official code reads them.
 
-    Each file is written under another name, flushed to disk and renamed. So no reader and no crash meets half
-    a file.
+    Each file is written under another name, flushed to disk and renamed. A reader therefore never sees half a
+    file, also after a crash.
 
     Args:
         model: a ``FoXForCausalLM`` (compiled or not).
         folder: created if it does not exist.
-        state_dict: the tensors to write, for a sharded model. They must have the names and shapes of the
-            model's. Dtypes are kept.
+        state_dict: the tensors to write, for a sharded model. Names and shapes must be those of the model.
+            Dtypes are kept.
 
     Raises:
         ValueError: state_dict does not fit the model's config; the message lists the tensors.
@@ -149,7 +149,7 @@ def save_pretrained(
 
 
 def find_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder that holds ``config.json``: ``folder`` itself, or the ``model/`` of a run folder."""
+    """The folder with ``config.json``: ``folder`` itself, or the ``model/`` of a run folder."""
     path = Path(folder)
     if (path / CONFIG_FILE).is_file():
         return path

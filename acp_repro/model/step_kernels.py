@@ -1,9 +1,9 @@
 """The small operations of inference, in three Triton kernels.
 
-They are token shift and QK-norm before the attention, output norm and gate after it, and the product inside
-SwiGLU. With one token a row, each operation of PyTorch takes as long as its launch. The forty of a layer are
-a third of a step of the 125M model. In a prefill, each would read in float32 what the one before it wrote.
-The kernels round as the modules in ``layers`` do.
+The kernels compute token shift and QK-norm before the attention, output norm and gate after it, and the
+product inside SwiGLU. For one token per row, each operation of PyTorch costs as much as its launch. The forty
+of a layer are a third of a step of the 125M model. In a prefill, each would read in float32 what the one
+before it wrote. The kernels round as the modules in ``layers`` do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _normalised(x, D: tl.constexpr, eps):
 
 @triton.jit
 def _shifted(z, state, mix, at, slot, t, inside, hidden, TOKENS_ONE: tl.constexpr):
-    """y = a z_before + (1 - a) z of some tokens of one head. With a single token, z becomes the state.
+    """y = a z_before + (1 - a) z of some tokens of one head. For a single token, z becomes the state.
 
     Args:
         at: (rows, D), addresses of z. slot: (1, D), addresses of the state. t: (rows, 1). mix: (rows, 1).

@@ -13,7 +13,7 @@ from .modules import is_plain
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate) * up); one matrix holds the rows of gate, then those of up."""
+    """down(silu(gate) * up); one matrix with the rows of gate, then those of up."""
 
     def __init__(self, hidden_size: int, width: int, std: float, fuse_training: bool = True):
         super().__init__()

@@ -29,13 +29,14 @@ _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "
 
 
 def load_config(source: str | Path, **options: Any) -> Any:
-    """The config of a model that transformers knows, from a folder or the Hub.
+    """The config of a model that transformers supports, from a folder or the Hub.
 
     Args:
         options: of transformers' ``from_pretrained``, such as ``revision`` or keys of the config.
 
     Raises:
-        UsageError: there is no such config, it needs code of its own, or it asks for absurdly many layers.
+        UsageError: there is no such config, it needs code of its own, or it has an implausible number of
+            layers.
     """
     with _one_line_errors(source):
         path = cached_file(str(source), "config.json", **_only_hub(options))
@@ -52,8 +53,8 @@ def load_model(auto: Any, source: str | Path, *, new_head: bool = False, **optio
 
     Args:
         auto: an ``AutoModelFor...``, or a class of models.
-        new_head: the files may hold another head than ``auto`` has, or none. Weights of the head and of the
-            pooler may then be missing, and are initialised, or unexpected.
+        new_head: the files may contain another head than ``auto`` has, or none. Weights of the head and of
+            the pooler may then be missing, and are initialised, or unexpected.
         options: of transformers' ``from_pretrained``, such as ``dtype``.
 
     Raises:
@@ -125,7 +126,7 @@ def _read_dtypes(source: str, auto: Any, config: Any, hub: dict[str, Any]) -> di
     """The dtype of each tensor in the files of weights.
 
     Raises:
-        UsageError: a file is truncated, or the config asks for more parameters than the files can hold.
+        UsageError: a file is truncated, or the config has more parameters than the files can contain.
     """
     find = functools.partial(cached_file, source, _raise_exceptions_for_missing_entries=False, **hub)
     path = find(WEIGHTS_FILE) or find(INDEX_FILE)

@@ -1,7 +1,7 @@
 """The tokenizers of models: bytes, or byte-pair encoding from a ``tokenizer.json``. Needs no torch.
 
-Both decode to exactly the same text, need no unknown token, and have a BOS that no text encodes to. Every
-training sequence begins with BOS, so a model must always read it first: ``prompt`` puts it there.
+Both tokenizers decode to exactly the encoded text, need no unknown token, and have a BOS that no text encodes
+to. Every training sequence begins with BOS, so a model must always read it first: ``prompt`` puts it there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The large elementwise parts of a training step (Triton).
+"""The large elementwise operations of a training step (Triton).
 
-They are SwiGLU's backward pass, and the softmax over the vocabulary in both passes. Each reads its inputs
-once. PyTorch 2.11's compiler took twice that time on an H200. It computes both halves of SwiGLU's gradient at
-every place of either, and reads the logits once for the maximum and once for the sum. Matrix products stay
-PyTorch's.
+The operations are SwiGLU's backward pass, and the softmax over the vocabulary in both passes. Each reads its
+inputs once. The compiler of PyTorch 2.11 needed twice that time on an H200. It computes both halves of
+SwiGLU's gradient at every place of either, and reads the logits once for the maximum and once for the sum.
+Matrix products stay PyTorch's.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     from acp_repro.retention import RetentionConfig, retain
     model = retain(AutoModelForSequenceClassification.from_pretrained(...), RetentionConfig(budget=0.3))
 
-The parts (:class:`RetentionScorer`, :func:`hard_concrete`, :func:`keep_top`) need only torch. Putting them
-into an encoder needs transformers. Names load on first use.
+The components (:class:`RetentionScorer`, :func:`hard_concrete`, :func:`keep_top`) need only torch. Putting
+them into an encoder needs transformers. Names load on first use.
 """
 
 from __future__ import annotations

@@ -69,8 +69,7 @@ def active_gates(config: RetentionConfig, places: Sequence[int]) -> tuple[int, .
 def keep_top(scores: Tensor, candidates: Tensor, protected: Tensor, budget: Tensor) -> Tensor:
     """The top-M rule of Eq. 7.
 
-    Protected candidates come first, then the largest scores. Of equal scores the earlier position comes
-    first.
+    Protected candidates precede the largest scores. Of equal scores the earlier position has priority.
 
     Args:
         scores: (B, T) float; log-odds rather than probabilities, which saturate and tie.

@@ -91,11 +91,11 @@ class RetentionConfig:
         initial_multiplier: lambda at the start.
         constraint: ``at_most`` as in Eq. 2, lambda >= 0; ``equal``: lambda may be negative, so that gates
             that close below the budget open again.
-        augmentation: weight c of c/2 (sum p - M)^2 in the penalty (the method of multipliers). It damps the
-            multiplier, which otherwise swings. The paper has none.
+        augmentation: weight c of c/2 (sum p - M)^2 in the penalty (the method of multipliers). The term damps
+            the multiplier, which otherwise oscillates. The paper has none.
         selection: ``top_m`` (Eq. 7), or ``threshold``: the ablation that keeps p > ``threshold``.
-        gate_keys: in training, add log z to the attention that a token receives. So a closed token gets no
-            attention, as at inference. The paper's text only multiplies H.
+        gate_keys: in training, add log z to the attention that a token receives. A closed token therefore
+            receives no attention, as at inference. The paper's text only multiplies H.
         open_steps: gates stay open for this many first steps of training.
         hard_from_step: from this step of training on, z is the choice of inference (top-M), with the gradient
             of the soft z (straight-through); None: never.
@@ -112,7 +112,7 @@ class RetentionConfig:
         bottleneck_weight: of Infor-Coef's KL divergence from Bernoulli(rho).
         distillation_weight: of ToP's KL divergence from the dense teacher.
         ranks: ToP's gates: buckets of relative rank.
-        seed: of the ``random`` method at inference. Its choice depends on the example and this seed alone.
+        seed: of the ``random`` method at inference. The choice depends on the example and this seed alone.
 
     Raises:
         ValueError: a value is not allowed; the message begins with its name.
@@ -195,7 +195,7 @@ class RetentionConfig:
         return places
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as they go into ``config.json``."""
+        """Plain values, as stored in ``config.json``."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in dataclasses.asdict(self).items()

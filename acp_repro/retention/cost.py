@@ -1,4 +1,5 @@
-"""FLOPs of an encoder whose blocks see fewer and fewer tokens (Appendix I). No torch here."""
+"""FLOPs of an encoder whose blocks see fewer and fewer tokens (Appendix I). The module does not import
+torch."""
 
 from __future__ import annotations
 

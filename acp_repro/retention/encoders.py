@@ -22,7 +22,7 @@ LIKE_ROBERTA = ("roberta", "longformer", "camembert", "xlm-roberta")
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """Where an encoder of transformers keeps the modules that retention needs.
+    """The paths in an encoder of transformers to the modules that retention needs.
 
     Attributes:
         stack: path from the base model (without the head) to the module whose forward runs the blocks.
@@ -118,8 +118,8 @@ def attention_received(
 ) -> Tensor:
     """How much attention each token receives in a block, summed over heads and queries: (B, T) float32.
 
-    It is computed again from the block's projections, because fused attention returns no weights. A few
-    queries are computed at a time, so that no matrix of T x T weights is held.
+    The received attention is computed again from the block's projections, because fused attention returns no
+    weights. A few queries are computed at a time, so that no matrix of T x T weights is stored.
 
     Args:
         hidden: (B, T, D), the input of the block.

@@ -1,4 +1,4 @@
-"""The run through an encoder's blocks with gates between them: soft in training, shorter at inference.
+"""Runs an encoder's blocks with gates after them: soft in training, with fewer tokens at inference.
 
 On a GPU the host reads values at most once, at the start. It does so if a mask was given (transformers waits
 there too) or more than [CLS] is protected. Every later size follows from those numbers.

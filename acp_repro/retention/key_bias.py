@@ -1,6 +1,6 @@
 """Fused attention with a bias on its keys that needs a gradient.
 
-PyTorch's fused attention either takes no bias or stores the gradient of a whole matrix of attention. On a
+PyTorch's fused attention either accepts no bias or stores the gradient of a whole matrix of attention. On a
 GPU, in half precision and up to some length, `key_bias_kernel` does neither. Elsewhere the bias becomes one
 more entry of every key, because it depends on the key alone. Every query has a 1 there. Then there is no
 matrix either, padding needs no mask, and dropout applies to the weights as usual.

@@ -2,8 +2,8 @@
 
 One program does the whole backward pass of some keys of a head. It adds to the gradient of the queries in
 float32, tile after tile in a fixed order, so results repeat bit for bit. If heads and examples are too few to
-fill a GPU, keys are split, and the parts summed. Dropout hashes a weight's place, so that both passes drop
-the same weights.
+fill a GPU, keys are split, and the partial results summed. Dropout hashes a weight's place, so that both
+passes drop the same weights.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether :func:`attend` supports the tensors (B, H, T, D), and was measured to be no slower than others
     there.
 
-    It supports half precision, heads of 16, 32 or 64 entries, texts that are not long, and GPUs from Ampere
-    on.
+    The kernel supports half precision, heads of 16, 32 or 64 entries, texts that are not long, and GPUs from
+    Ampere on.
     """
     length, width = query.shape[-2:]
     fits = width in (16, 32, 64) and query.shape == key.shape == value.shape and 0 < length <= _LONGEST

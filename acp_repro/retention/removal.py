@@ -44,7 +44,7 @@ class State(GateInputs):
 
 
 def selects_in_kernel(ranking: Tensor) -> bool:
-    """Whether a Triton kernel chooses the tokens by ``ranking`` (B, T) float32; it holds a whole row."""
+    """Whether a Triton kernel chooses the tokens by ``ranking`` (B, T) float32; one program reads a row."""
     return has_kernels(ranking.detach()) and ranking.shape[1] <= LONGEST
 
 
@@ -101,7 +101,7 @@ def gather(state: State, places: Places) -> None:
 
 
 def block_mask(state: State) -> Any:
-    """The attention mask of the tokens that are left, in the form that the blocks take."""
+    """The attention mask of the remaining tokens, in the form that the blocks accept."""
     hidden, valid = state.hidden, state.valid
     if state.global_ is not None:  # a windowed encoder
         limits = torch.finfo(hidden.dtype)

@@ -74,7 +74,7 @@ class GateRecord:
 
 
 class Retention(nn.Module):
-    """The gates of one encoder with their budget; the encoder holds it as ``retention``.
+    """The gates of one encoder with their budget; ``retention`` of the encoder.
 
     Attributes:
         config: the settings; change them with :meth:`configure`.
@@ -178,7 +178,7 @@ class Retention(nn.Module):
 
     @contextlib.contextmanager
     def hold_call(self, call: Call) -> Iterator[None]:
-        """Inside, the gates know the tokens of one call of the model.
+        """Inside, the gates have access to the tokens of one call of the model.
 
         Raises:
             ValueError: scores of a gate were NaN. A GPU is waited for after the call alone.

@@ -1,4 +1,4 @@
-"""``retain``: gives an encoder of transformers a budget of its tokens; its call stays the same."""
+"""``retain`` adds a token budget to an encoder of transformers; its arguments and outputs stay the same."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def retain(
 
     The gates adopt the encoder's mode (training or evaluation), dtype and device; lambda stays float32. The
     call stays the same: the same arguments, and the same outputs in the original places. One argument is new:
-    ``protected_mask``, (B, T) bool, more tokens that are never dropped. If ``labels`` give a loss, that loss
-    includes the budget's penalty in training (Eq. 5).
+    ``protected_mask``, (B, T) bool, more tokens that are never dropped. If ``labels`` are passed, the
+    training loss includes the budget's penalty (Eq. 5).
 
     Args:
-        model: a model of transformers, with a head or without; its weights stay.
+        model: a model of transformers, with a head or without; its weights do not change.
         config: the settings of the gates.
         teacher: the dense model from which method ``top`` is distilled, frozen. It is not saved with the
             weights, and is moved to the model's device in training.
@@ -42,8 +42,8 @@ def retain(
         ``model``.
 
     Raises:
-        ValueError: the encoder is not known (see ``register_encoder``), has other blocks than the config
-            says, or has gates already.
+        ValueError: the encoder is not registered (see ``register_encoder``), its number of blocks differs
+            from the config, or it already has gates.
     """
     if isinstance(model, RetainedModel):
         raise ValueError("the model has gates already; load the dense one, or use model.retention.configure")
@@ -167,7 +167,7 @@ def _retained_stack(base: type) -> type:
 
 
 def _refuse_states_of_blocks(model: RetainedModel, given: dict[str, Any]) -> None:
-    """Raises ValueError if argument or config ask for states or attentions that cannot be returned."""
+    """Raises ValueError if argument or config request states or attentions that cannot be returned."""
     retention = model.retention
     gathers = retention.phase == "hard" and retention.config.removal == "gather"
     # Encoders such as Longformer's collect them in their own loop over the blocks, which gates replace.
@@ -241,7 +241,7 @@ def _add_penalty(model: RetainedModel, output: Any, given: dict[str, Any]) -> An
 
 
 def _distil(output: Any, teacher: nn.Module, given: dict[str, Any]) -> Tensor | float:
-    """KL(teacher || model), a scalar: the mean of an example, over all logits that the head gives."""
+    """KL(teacher || model), a scalar: the mean of an example, over all logits that the head returns."""
     labels = ("labels", "start_positions", "end_positions")
     with torch.no_grad():
         taught = teacher(**{name: value for name, value in given.items() if name not in labels})

@@ -68,9 +68,8 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
         "brackets are 90 % "
         "intervals. `make reproduction` writes this page and [claims.json](claims.json).",
         _table(("Paper", *Word), counts),
-        f"In {first} of the {len(measured)} rows with measurements the criterion, in its present "
-        f"wording, is older "
-        "than every measurement (column *criterion first*; "
+        f"In {first} of the {len(measured)} rows with measurements, the present wording of the criterion "
+        "is older than every measurement (column *criterion first*; "
         "[commits](analysis/reproduction/criteria.csv)).",
     ]
     for paper in papers:
@@ -83,8 +82,8 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     changes = ((", ".join(ids), *change) for change, ids in sorted(alike.items(), key=lambda each: each[1]))
     parts += [
         "## Criteria that changed after the scores were seen",
-        "Where no error in the old criterion forced a change, the old criterion decides again. Earlier "
-        "verdicts are given in the present terms, without their scale.",
+        "If no error in the old criterion forced a change, the old criterion applies again. Earlier "
+        "verdicts use the present terms, without their scale.",
         _table(
             ("claim", "old criterion", "new criterion", "verdict before", "verdict after", "commit"), changes
         ),
@@ -105,12 +104,10 @@ def trained_models(models: Iterable[Mapping]) -> str:
         "\n\n".join(
             (
                 "# Trained models",
-                "The published training runs of ACP: FoX (Pro) unless named otherwise. The losses "
-                "are of held-out text in "
-                "nats, one number per seed. Which pairs of runs have two versions of the code is marked in "
-                "[text.19](claims/acp.md#text19). GPU-minutes of runs without a record of them are "
-                "estimated from the "
-                "throughput in the training log.",
+                "The table lists the published training runs of ACP: FoX (Pro) unless named otherwise. "
+                "Losses are in nats on held-out text, one number per seed. "
+                "[text.19](claims/acp.md#text19) marks the pairs whose runs used two versions of the code. "
+                "GPU-minutes that were not recorded are estimated from the throughput in the training log.",
                 _models(models),
             )
         )
