@@ -1,4 +1,4 @@
-"""Sweeps epsilon, for savings and loss: ``python -m acp_repro.sweep_epsilon MODEL``.
+"""Sweeps epsilon, for savings and loss: ``python -m acp_repro.sweep_epsilon [MODEL]``.
 
 MODEL is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. For each
 epsilon the command prints the pruned ratio (of blocks and of tokens), the loss, and the

@@ -25,6 +25,7 @@ from .errors import UsageError, UserError, did_you_mean, is_out_of_memory
 Main = Callable[..., int | None]
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
 CHECKPOINT = "a checkpoint folder, or a run folder"
+PUBLISHED = "pretrained/pro-13m-4k-acp"  # comes with a clone
 RENAMED = {  # former names of options
     "--again": "--force",
     "--checkpoint": "MODEL",
@@ -238,7 +239,9 @@ def described_parser(name: str, doc: str | None, **more: Any) -> Parser:
 def checkpoint_parser(name: str, doc: str) -> argparse.ArgumentParser:
     """The parser of a command that opens one checkpoint, ``options.model``."""
     parser = described_parser(name, doc)
-    parser.add_argument("model", metavar="MODEL", help=CHECKPOINT)
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", default=PUBLISHED, help=f"{CHECKPOINT} (default: %(default)s)"
+    )
     parser.add_argument("--device", help="cpu, cuda (default: a GPU if there is one)")
     return parser
 
