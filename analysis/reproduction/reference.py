@@ -44,6 +44,5 @@ def _difference(new: pd.Series, old: pd.Series) -> str:
     if str(new.name).endswith(("_ms", "_per_s")):
         ratio = (new / old).dropna()
         return f"{ratio.median():.2f} times the reference ({ratio.min():.2f} to {ratio.max():.2f})"
-    return (
-        f"differs by at most {(new - old).abs().max() / old.abs().max():.1e} of the largest reference value"
-    )
+    most = (new - old).abs().max() / old.abs().max()
+    return f"mean {new.mean():.4g}, reference {old.mean():.4g}; at most {most:.1e} of the largest value apart"

@@ -301,7 +301,7 @@ def test_a_small_suite_is_compared_with_its_reference_results(again, monkeypatch
     assert re.search("reference: reproduced at small scale: .*70 % at 512", said)
     assert re.search("new: different magnitude: .*10 % at 512", said)
     assert "  head: identical" in said
-    assert "  pruned_blocks: differs by at most 8.6e-01 of the largest reference value" in said
+    assert "  pruned_blocks: mean 3, reference 6; at most 8.6e-01 of the largest value apart" in said
     shutil.rmtree("results/mini")  # as in a fresh clone: all is to be made, and the cost is known
     suite = load_suite("mini")
     assert len(planner.missing(suite, planner.targets(suite, ["figure2"]))) > len(suite.runs)
