@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ from .tables import UnfitRecords
 from .verdict import Verdict, Word
 
 PATH = Path("claims.json")
+REFERENCE = Path("reference/results")  # of the small suites; the planner does not read it
 SHORT = 60  # characters of an answer
 TEST_COST = "under a minute on two CPU cores"
 PRETRAINED = Path("pretrained/results.csv")
@@ -406,8 +408,8 @@ class _Work(NamedTuple):
     """What trains and measures some metrics of runs."""
 
     commands: Sequence[str]
-    training: float  # seconds
-    measuring: float
+    training: Sequence[float | None]  # GPU seconds of each run, None if not recorded
+    measuring: Sequence[float | None]  # seconds of each record
     devices: Sequence[str]
 
 
@@ -417,17 +419,13 @@ def _rerun(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[
 
 
 def _costs(each: Sequence[_Work]) -> dict[str, Any]:
-    training, measuring = sum(one.training for one in each), sum(one.measuring for one in each)
+    training = [seconds for one in each for seconds in one.training]
+    measuring = [seconds for one in each for seconds in one.measuring]
     devices = sorted({device for one in each for device in one.devices})
-    gpus = " and ".join(f"an {name.removeprefix('NVIDIA ').partition(' ')[0]}" for name in devices)
+    machines = " and ".join("an " + re.sub(r"NVIDIA (\S+).*", r"\1", name) for name in devices)
     commands = list(dict.fromkeys(command for one in each for command in one.commands))
-    trains = (
-        "training of a time not recorded"
-        if any("train --suite" in one for one in commands)
-        else "no training"
-    )
-    trains = f"{duration(training)} of training on {gpus or 'one machine'}" if training else trains
-    measures = f"{duration(measuring)} of measuring" if measuring else "measuring of a time not recorded"
+    trains = _time(training, "training", f" on {machines or 'one machine'}") if training else "no training"
+    measures = _time(measuring, "measuring")
     return {"commands": commands, "cost": f"{trains}, {measures}", "devices": devices}
 
 
@@ -442,10 +440,27 @@ def _work(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[R
     if trained:
         commands.append(planner.train_command(suite, [run for run in suite.runs if run in trained]))
     commands += [f"{command} --force" for command in planner.measure_commands(suite, pairs)]
-    known = [one for run in trained if (one := freshness.recorded_settings(run).get("trained"))]
-    seconds = sum(training_seconds(run, suite) for run in trained)
-    measuring = sum(_measuring_seconds(run, metric, suite) for run, metric in pairs)
-    return _Work(commands, seconds, measuring, sorted({one["device"] for one in known}))
+    known = [_recorded(run).get("trained") or {} for run in trained]
+    records = [(_recorded(run).get("records", {}), metric.path(suite.name).name) for run, metric in pairs]
+    measuring = [None for metric in metrics if metric.command]
+    measuring += [found.get(name, {}).get("seconds") for found, name in records]
+    seconds = [one.get("gpu_seconds") for one in known]
+    return _Work(commands, seconds, measuring, sorted({one["device"] for one in known if one}))
+
+
+def _recorded(run: Run) -> dict[str, Any]:
+    """The ``settings.json`` of a run's results, or else of its reference results."""
+    found = freshness.recorded_settings(run)
+    return found or files.read_json(REFERENCE / run.suite / run.name / freshness.PROOFS)
+
+
+def _time(seconds: Sequence[float | None], what: str, where: str = "") -> str:
+    """ "about 3 min of training on an H200 (1 of 4 times not recorded)"."""
+    known = [one for one in seconds if one is not None]
+    if not known:
+        return f"{what} time not recorded"
+    unknown = f" ({len(seconds) - len(known)} of {len(seconds)} times not recorded)"
+    return f"{duration(sum(known))} of {what}{where}" + unknown * (len(known) < len(seconds))
 
 
 def duration(seconds: float) -> str:
@@ -456,29 +471,11 @@ def duration(seconds: float) -> str:
     return "about " + f"{minutes // 60} h {minutes % 60} min".removeprefix("0 h ").removesuffix(" 0 min")
 
 
-def training_seconds(run: Run, suite: Suite) -> float:
-    """The GPU time of a run. Without a record of it: by the throughput in its training log, or that of
-    the run of the suite that took longest."""
-    if trained := freshness.recorded_settings(run).get("trained"):
-        return trained["gpu_seconds"]
-    path = RESULTS / run.suite / run.name / "training_log.csv"
-    if path.is_file():
-        speed = pd.read_csv(path, usecols=["throughput_tokens_per_s"]).squeeze().median()
-        if speed > 0:
-            return run.size.tokens / speed
-    others = [freshness.recorded_settings(other).get("trained") for other in suite.runs]
-    return max((one["gpu_seconds"] for one in others if one), default=0.0)
-
-
-def _measuring_seconds(run: Run, metric: Metric, suite: Suite) -> float:
-    """What measuring took; without a record of that, the longest of the metric in the runs of the suite."""
-    recorded = freshness.measuring_seconds(run, metric)
-    return recorded or max(freshness.measuring_seconds(other, metric) for other in suite.runs)
-
-
-def judge_on(id: str, claim: Claim, item: FigureSpec | None, suite: Suite) -> Row:
-    """The row of a claim as one suite's results alone decide it."""
-    return judge_row(id, claim, item, suite.paper, [suite], {suite.name: all_records(suite, claim.metrics)})
+def judge_on(
+    id: str, claim: Claim, item: FigureSpec | None, suite: Suite, records: Mapping[str, pd.DataFrame]
+) -> Row:
+    """The row of a claim as one suite alone decides it, by ``records``."""
+    return judge_row(id, claim, item, suite.paper, [suite], {suite.name: records})
 
 
 def rerun_on(claim: Claim, item: FigureSpec, suite: Suite) -> dict[str, Any]:
@@ -536,7 +533,8 @@ def models() -> list[dict[str, Any]]:
             if not trained and run.name not in by_run.get("loss", {}):
                 continue
             one = {"suite": suite.name, "run": run.name, "tokens": run.size.tokens}
-            one["gpu_minutes"] = round(training_seconds(run, suite) / 60, 1)
+            if trained:
+                one |= {"gpu_minutes": round(trained["gpu_seconds"] / 60, 1), "device": trained["device"]}
             if (rows := by_run.get("loss", {}).get(run.name)) is not None:
                 one |= {"loss_nats": round(float(rows["loss_nats"].iloc[0]), 4)}
                 one["commit"] = rows["commit"].iloc[0]

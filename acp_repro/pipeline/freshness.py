@@ -127,12 +127,6 @@ def _read_settings(path: Path) -> dict[str, Any]:
     raise RecordError(f"{path} is damaged; copy it back, or delete it to measure its records again")
 
 
-def measuring_seconds(run: Run, metric: Metric) -> float:
-    """What measuring a record took; 0 if unknown."""
-    records = recorded_settings(run).get("records", {})
-    return records.get(metric.path(run.suite, run.name).name, {}).get("seconds", 0.0)
-
-
 def write_record(
     path: Path,
     content: bytes,

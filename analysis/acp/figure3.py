@@ -202,13 +202,15 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
         if both.any():
             table = statistics.largest_gaps(statistics.loss_differences(curves[both])).assign(suite=suite)
             unlike = versions.unlike(curves[both], PAIR)
-            gaps.append(table[[not _mark(row, unlike) for row in table.itertuples()]])
+            gaps.append(table.assign(mark=[_mark(row, unlike) for row in table.itertuples()]))
     table = some(pd.concat(gaps), "loss_curve of a pair")
     each = "; ".join(
         f"{row.suite}, {row.size}, {style.length_label(row.context_length_tokens)}, seed {row.seed}: "
-        f"{row.gap_nats:.4f} at {row.position}"
+        f"{row.gap_nats:.4f}{row.mark} at {row.position}"
         for row in table.itertuples()
     )
+    each += "; † trained with two versions of the code, and not counted" * ("†" in each)
+    table = table[table["mark"] == ""]
     apart = table.loc[table["gap_nats"] > 0, "gap_nats"]
     short = (
         f"{len(table) - len(apart)} of {len(table)} pairs identical, others {style.span(apart, '.4f')} nats"

@@ -10,7 +10,7 @@ from acp_repro.common.grid import GLOBAL, LOCAL, head_kind, largest_pruned_ratio
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each
 from ..verdict import Verdict, Word
-from . import naming
+from . import naming, statistics
 
 BINS = 20
 EDGES = 100 / BINS * np.arange(BINS)
@@ -113,7 +113,11 @@ def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     found = head_kinds(pruned_ratio)
     local, rest, everywhere = (int((found == k).sum()) for k in ("local", "between", "global"))
     met = local > 0 and everywhere > 0 and local + everywhere > rest
-    return Verdict.of(met, f"{local} local, {everywhere} global, {rest} intermediate")
+    short = f"{local} local, {everywhere} global, {rest} intermediate"
+    most = statistics.prunable_percent(*map(int, pruned_ratio[statistics.GRID].iloc[0])) / 100
+    strict = (pruned_ratio["pruned_ratio"] >= LOCAL * most).sum()
+    ours = f"{short}; {strict} local of all blocks left of the diagonal's ({100 * most:.1f} %)"
+    return Verdict.of(met, ours, short)
 
 
 def every_run_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:

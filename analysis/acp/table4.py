@@ -66,8 +66,9 @@ def search_is_cheap(attention_time: pd.DataFrame) -> Verdict:
 
 
 def search_trend(attention_time: pd.DataFrame) -> Verdict:
-    """Met if the search takes a smaller percentage in larger models, and a larger one in longer contexts."""
-    shares = statistics.search_share(attention_time)
+    """Met if the search takes a smaller percentage in larger models, and a larger one in longer contexts.
+    Records of one size or of one context length do not decide it."""
+    shares = statistics.search_share(attention_time).replace({"size": by_length.TOKENS}, "", regex=True)
     table = naming.settled(by_length.in_order(statistics.on_devices(shares, attention_time)))
     wide = table.pivot(index="size", columns="context_length_tokens", values="percent").loc[
         table["size"].unique()
@@ -76,4 +77,6 @@ def search_trend(attention_time: pd.DataFrame) -> Verdict:
     met = None if 1 in wide.shape else bool(falls and rises)
     words = {True: "yes", False: "no"}
     short = f"falls with size: {words[bool(falls)]}; rises with context: {words[bool(rises)]}"
-    return Verdict.of(met, f"{short}; {by_length.listed(table, digits=2)}", short, n=table.shape[0])
+    return Verdict.of(
+        met, f"{short}; {by_length.listed(table, digits=2)}", short, n=0 if 1 in wide.shape else len(table)
+    )

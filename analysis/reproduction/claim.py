@@ -16,6 +16,7 @@ from acp_repro.pipeline.suite_file import load_suite
 
 with imports_of("figures"):
     from .. import ledger
+    from . import reference
 
 
 @command("the same command goes on from where it was")
@@ -42,22 +43,23 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
     claim, item = next((claim, item) for id, claim, item in ledger.numbered(paper) if id == row.id)
     commands, cost, devices = row.commands, row.cost, row.devices
     suite = load_suite(suite_name) if suite_name and claim.metrics else None
-    old = row
+    old, before = row, {}
     if suite:
         judged_on = item or paper.item(claim.items[0])
         if suite.paper is not paper or not judged_on.runs(suite):
             raise SuiteError(f"suite {suite.name} cannot show {row.id}: {planner.why_not(suite, judged_on)}")
         again: Mapping = ledger.rerun_on(claim, judged_on, suite)
         commands, cost, devices = again["commands"], again["cost"], ()
-        old = ledger.judge_on(row.id, claim, item, suite)
+        before = reference.read(suite, claim.metrics)
+        old = ledger.judge_on(row.id, claim, item, suite, before or ledger.all_records(suite, claim.metrics))
         if suite.name != row.suite:
             print(
-                f"  suite {suite.name} is compared with its own committed results; its models do not "
-                f"decide the "
-                f"verdict, which is {row.verdict!s} on suite {row.suite or '(none)'}"
+                f"  suite {suite.name} ({suite.file.description}) cannot change the verdict, which is "
+                f"{row.verdict!s} on suite {row.suite or '(none)'}; its new results are compared with its "
+                "earlier ones"
             )
     scale = f" ({old.scale})" if old.scale else ""
-    print(f"old: {old.verdict}: {old.numbers}{scale}")
+    print(f"{'reference' if before else 'old'}: {old.verdict}: {old.numbers}{scale}")
     if not commands:
         name = "" if not claim.metrics else "; or name a suite to measure it on: SUITE=name"
         raise SuiteError(f"{row.id}: nothing measures it: {row.numbers}{name}")
@@ -72,12 +74,15 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
         print(f"new: {row.verdict}: the test passes")
         return 0
     if suite:
-        new = ledger.judge_on(row.id, claim, item, suite)
+        fresh = ledger.all_records(suite, claim.metrics)
+        new = ledger.judge_on(row.id, claim, item, suite, fresh)
     else:
         (new,) = ledger.judge_all(row.id)
     print(f"new: {new.verdict}: {new.numbers} ({new.scale})")
+    if suite and before:
+        print(*reference.compare(suite, fresh, before), sep="\n  ")
     folder = f"results/{suite.name if suite else row.suite}"
-    print(f"the new records lie in {folder}/; `git diff {folder}` shows what changed")
+    print(f"the new records are in {folder}/; `git diff {folder}` shows what changed in committed ones")
     return 0
 
 

@@ -29,7 +29,7 @@ QUESTIONS = (
     ("Bitwise identical pairs of training runs", "acp.text.19", "125M to 760M, 4k to 16k"),
     ("Loss of diverging pairs, ACP − exact (nats, 90 % CI)", "acp.text.39", "125M to 760M, 4k to 16k"),
     ("Training at ε = e^-20", "acp.text.36", "125M at 4k, undertrained"),
-    ("Inference with identical weights", "acp.text.34", "125M at 4k (undertrained) and 16k"),
+    ("Inference with identical weights", "acp.text.34", "125M at 4k and 16k"),
     ("Attention time saved at the paper's pruned ratio", "acp.table_speed.1", "12 heads, one H100"),
     ("Throughput gain at the paper's pruned ratio", "acp.table_speed.2", "125M and 760M; H100 and H200"),
 )
@@ -68,8 +68,8 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
         "brackets are 90 % "
         "intervals. `make reproduction` writes this page and [claims.json](claims.json).",
         _table(("Paper", *Word), counts),
-        f"In {first} of the {len(measured)} rows with measurements, the present wording of the criterion "
-        "is older than every measurement (column *criterion first*; "
+        f"In {first} of the {len(measured)} rows with measurements, the criterion is older than every "
+        "measurement, apart from edits of its language (column *criterion first*; "
         "[commits](analysis/reproduction/criteria.csv)).",
     ]
     for paper in papers:
@@ -82,8 +82,11 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     changes = ((", ".join(ids), *change) for change, ids in sorted(alike.items(), key=lambda each: each[1]))
     parts += [
         "## Criteria that changed after the scores were seen",
-        "If no error in the old criterion forced a change, the old criterion applies again. Earlier "
-        "verdicts use the present terms, without their scale.",
+        "The old criterion decides again in `acp.text.17`, `acp.text.32` and `retention.table3.1`. The other "
+        "changes stand. Seven of them moved the verdict towards the paper: those of `retention.table1.1` and "
+        "`table2.1` and of `acp.figure5.1`, `figure10.2`, `figure10.5`, `text.21` and `text.37`. The rows of "
+        "`retention.table1.1` and `table2.1` also give the outcome on their old items. Earlier verdicts use "
+        "the present terms, without their scale.",
         _table(
             ("claim", "old criterion", "new criterion", "verdict before", "verdict after", "commit"), changes
         ),
@@ -106,8 +109,7 @@ def trained_models(models: Iterable[Mapping]) -> str:
                 "# Trained models",
                 "The table lists the published training runs of ACP: FoX (Pro) unless named otherwise. "
                 "Losses are in nats on held-out text, one number per seed. "
-                "[text.19](claims/acp.md#text19) marks the pairs whose runs used two versions of the code. "
-                "GPU-minutes that were not recorded are estimated from the throughput in the training log.",
+                "[text.19](claims/acp.md#text19) marks the pairs whose runs used two versions of the code.",
                 _models(models),
             )
         )
@@ -130,7 +132,9 @@ def _models(models: Iterable[Mapping]) -> str:
         losses = ([f"{x['loss_nats']:.4f}" if "loss_nats" in x else "–" for x in y] for y in pair.values())
         sides = map(", ".join, losses)
         pruned = [f"{x['pruned_percent']:.1f}" for x in pair["acp"] if "pruned_percent" in x]
-        minutes = f"{sum(x.get('gpu_minutes', 0) for x in every):.0f}"
+        gpus = sorted({x["device"].removeprefix("NVIDIA ").partition(" ")[0] for x in every if "device" in x})
+        unknown = "; one run not recorded" * any("gpu_minutes" not in x for x in every)
+        minutes = f"{sum(x.get('gpu_minutes', 0) for x in every):.0f} ({' and '.join(gpus)}){unknown}"
         commit = next((x["commit"][:7] for x in every if "commit" in x), "")
         shown, suite, tokens = of_suite * (of_suite != suite), of_suite, style.count_label(every[0]["tokens"])
         rows.append((shown, name.removeprefix("pro-"), tokens, *sides, ", ".join(pruned), minutes, commit))

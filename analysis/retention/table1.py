@@ -142,9 +142,11 @@ def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
     verdict = _judge(errors.above, found, left, words)
     if not (found and left):
         return verdict
+    every = errors.above(_against(score, bag, "dense", KEPT_OF_DENSE)[0], words)
+    ours = f"{verdict.ours}; on items of dev and test: {every.word}, {every.short}"
     kept = pd.Series([one.percent for one in left], [one.row.dataset for one in left])
     shares = ", ".join(f"{task} ({style.span(each)} %)" for task, each in kept.groupby(level=0, sort=False))
-    return replace(verdict, short=f"{verdict.short}; not {shares}")
+    return replace(verdict, ours=ours, short=f"{verdict.short}; not {shares}")
 
 
 def level_with_infor_coef(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
