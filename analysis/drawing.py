@@ -38,7 +38,7 @@ LETTERS = "abcdefgh"  # of panels
 
 
 @dataclass(frozen=True)
-class Found:
+class DrawContext:
     """What an item of a suite is drawn from."""
 
     suite: Suite
@@ -54,7 +54,7 @@ class Table(NamedTuple):
     values: pd.DataFrame  # tidy and unrounded, as in ``NAME.csv``
 
 
-def find(suite_name: str, item_name: str) -> Found:
+def find(suite_name: str, item_name: str) -> DrawContext:
     """The records of an item."""
     suite = load_suite(suite_name)
     item = suite.paper.item(item_name)
@@ -67,7 +67,7 @@ def find(suite_name: str, item_name: str) -> Found:
             about = [run for run in about if kind.path(suite.name, run.name).is_file()]
         if about:
             records[kind.name] = read_records(suite, kind.name, about)
-    return Found(suite, item, tuple(runs), records)
+    return DrawContext(suite, item, tuple(runs), records)
 
 
 def draw(suite_name: str, item_name: str) -> Path:
@@ -83,9 +83,9 @@ def draw(suite_name: str, item_name: str) -> Path:
     return save_table(drawn, path, caption) if isinstance(drawn, Table) else save(drawn, path, caption)
 
 
-def _note_other_settings(found: Found) -> None:
+def _note_other_settings(context: DrawContext) -> None:
     """Says which records Make would measure again: a module that is run by itself draws what there is."""
-    suite, records = found.suite, planner.records_of(found.suite, [found.item])
+    suite, records = context.suite, planner.records_of(context.suite, [context.item])
     there = [(run, q) for run, q in records if run and q.path(suite.name, run.name).is_file()]
     old = [(run, metric) for run, metric in there if not freshness.is_current(suite, run, metric)]
     for words in planner.measure_commands(suite, old):

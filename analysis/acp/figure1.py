@@ -85,8 +85,8 @@ def _panel(ax: drawing.Axes, grid: statistics.BlockGrid, start: np.ndarray, delt
     return mesh
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    (run,), records = found.runs, found.records["decay"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    (run,), records = context.runs, context.records["decay"]
     if records["threshold_nats"].isna().any():
         raise UnfitRecords(
             f"figure1 shows pruning, and {run.name} is exact: name a run with ACP as measure.run_for_heads"

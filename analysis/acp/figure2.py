@@ -77,8 +77,8 @@ def timed_on(records: pd.DataFrame) -> str:
     return f"Timed on {' and '.join(names)}."
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str, str]:
-    records, architecture = found.records, found.runs[0].architecture
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str, str]:
+    records, architecture = context.records, context.runs[0].architecture
     tokens = records["attention_time"]["measured_tokens"].unique()
     pruned = statistics.pruned_of_grid(records["pruned_ratio"])
     grids = pruned.drop_duplicates("context_length_tokens").sort_values("context_length_tokens")
@@ -92,7 +92,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str, str]:
         "Pale bars are of undertrained models: they saw fewer tokens than they have weights, and "
         f"under {style.count_label(naming.START_TOKENS)}. "
     )
-    caption = f"""**{found.item.label}.** ACP prunes {naming.span(pruned)} of the attention of
+    caption = f"""**{context.item.label}.** ACP prunes {naming.span(pruned)} of the attention of
 {naming.ARCHITECTURES[architecture]} here, and training throughput gains {gained}.
 {pale if naming.starting(pruned).any() else ""}(a) Pruned blocks in percent of the causal blocks,
 on held-out text. The diagonal and the blocks that touch it always stay, so no head can prune more than
@@ -102,7 +102,7 @@ search; in the bars the times without and with ACP for {", ".join(f"{t:,}" for t
 {timed_on(records["attention_time"])}
 {THRESHOLD[architecture]} Grey: what the paper prints for 125M to 760M parameters and 4k to 16k tokens.
 Its hardware is another, so compare percentages only."""
-    return draw(records, found.item.name), caption, commits
+    return draw(records, context.item.name), caption, commits
 
 
 # --- what the paper says of them; rows past the undertrained stage decide, see naming.settled -------------

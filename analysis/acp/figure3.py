@@ -92,9 +92,9 @@ def gaps_in_words(differences: pd.DataFrame, unlike: dict[tuple, str]) -> str:
     ) + versions.notes(unlike, "; ")
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    name, records = naming.ARCHITECTURES[found.runs[0].architecture], found.records["loss_curve"]
-    label = found.item.label + (" (left)" if found.item.name in LEFT else "")
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    name, records = naming.ARCHITECTURES[context.runs[0].architecture], context.records["loss_curve"]
+    label = context.item.label + (" (left)" if context.item.name in LEFT else "")
     named = records.assign(size=naming.marked(records))
     differences = statistics.loss_differences(named)
     numbers = gaps_in_words(differences, versions.unlike(named, PAIR))

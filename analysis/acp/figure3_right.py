@@ -88,8 +88,8 @@ def found_words(records: pd.DataFrame) -> str:
     return f"With ACP the model finds {with_acp} % of the hidden words, without {without} %."
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records, facts = found.records["needle"], found.records.get("needle_facts")
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records, facts = context.records["needle"], context.records.get("needle_facts")
     first = records.iloc[0]
     table = needle_statistics.differences(records)
     numbers = needle_statistics.in_words(table)
@@ -129,7 +129,7 @@ def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
             'Shown is the share of the sentence\'s words in the greedy answer, not counting words like "and"'
         )
     model = f"{naming.in_words(records['size'].unique())} of {naming.ARCHITECTURES[first['architecture']]}"
-    caption = f"""**{found.item.label}.** {result} This is the needle in a haystack,
+    caption = f"""**{context.item.label}.** {result} This is the needle in a haystack,
 {first["mode"]} mode: a sentence is hidden at a depth of {first["haystack"]} and asked for at the end. The
 models are {model}, with ACP and without: {other}. {shown}. {means}.{trained} {numbers}. {over}"""
     return draw(records, facts), caption

@@ -100,8 +100,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["pruned_ratio"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["pruned_ratio"]
     panels = f"The bars are the shares of heads by what they save, in {BINS} bins."
     return draw(records), f"**Figure 4.** {describe(records, panels)}"
 

@@ -63,8 +63,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["pruned_ratio"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["pruned_ratio"]
     panels = "Each panel is the histogram of one layer's heads in 20 bins. Layers are counted from 0."
     return draw(records), f"**Figure 5.** {describe(records, panels)}"
 

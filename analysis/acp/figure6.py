@@ -95,8 +95,8 @@ def _decay(ax: drawing.Axes, head: pd.DataFrame, low: float):
     return image
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records
     length = int(records["decay"]["position"].max()) + 1
     lost, large = large_weights_lost(records["decay"], records["attention_weights"])
     name = naming.run_name(records["decay"].iloc[0])

@@ -68,8 +68,8 @@ def _mass(ax: drawing.Axes, records: pd.DataFrame) -> None:
     ax.set_title("Largest pruned mass of a row")
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["epsilon_sweep"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["epsilon_sweep"]
     table = records.sort_values("swept_log_pruning_tolerance")
     spread = records["loss_nats"].max() - records["loss_nats"].min()
     losses = f"differ by {spread:.1g} nats at most" if spread else "are identical"

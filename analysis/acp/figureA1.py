@@ -48,8 +48,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["pruned_mass"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["pruned_mass"]
     first, slack = records.iloc[0], records["threshold_slack_nats"]
     unpruned = int(records["largest_pruned_mass"].isna().sum())
     aside = f"The heads without such a row are left out: {unpruned}. " if unpruned else ""

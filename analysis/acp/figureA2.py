@@ -35,8 +35,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["block_size"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["block_size"]
     first = records.iloc[0]
     ends = records.sort_values("block_tokens").iloc[[0, -1]]
     (small, large), (most, least) = ends["block_tokens"], 100 * ends["pruned_ratio"]

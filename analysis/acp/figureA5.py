@@ -70,9 +70,9 @@ def _loss(ax: drawing.Axes, records: pd.DataFrame) -> None:
     ax.set(title="Training loss", ylabel="loss (nats per token), axis cut")
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["training_log"]
-    epoch = style.EPOCH_TOKENS.get(found.suite.name)
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["training_log"]
+    epoch = style.EPOCH_TOKENS.get(context.suite.name)
     return draw(records, epoch), training_logs.caption(records, len(epoch_ends(records, epoch)))
 
 

@@ -99,9 +99,9 @@ def message(table: pd.DataFrame) -> str:
     return f"What counts: {'; '.join(counted)}." if counted else "No change counts."
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["pruned_ratio"]
-    table, base = shares(records, found.runs), found.runs[0]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["pruned_ratio"]
+    table, base = shares(records, context.runs), context.runs[0]
     gap = seed_gap(table)
     seeds = f"The two are {gap:.2g} points apart." if gap == gap else "There is one seed."
     caption = f"""**Figure A7.** {message(table)} (a) What moves the pruned ratio of

@@ -40,15 +40,15 @@ def fox_is_on_par(loss: pd.DataFrame, loss_curve: pd.DataFrame) -> Verdict:
     return Verdict.of(met, f"mean {short} (90 %), margin {ON_PAR_NATS:g}; {where}; {seeds}", short, **more)
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    curves = twins(found.records["loss_curve"], "position")
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    curves = twins(context.records["loss_curve"], "position")
     figure, ax = drawing.panels()
     for seed, curve in curves.groupby("seed"):
         ax.plot(curve["position"], curve["difference"], lw=1, label=f"seed {seed}")
     ax.axhline(0, color="0.4", lw=0.8)
     style.token_axis(ax.xaxis, int(curves["context_length_tokens"].max()))
     ax.set(xlabel="token position", ylabel="loss, FoX − RoPE (nats)")
-    verdict = fox_is_on_par(found.records["loss"], found.records["loss_curve"])
+    verdict = fox_is_on_par(context.records["loss"], context.records["loss_curve"])
     drawing.legend(figure)
     caption = f"""**Figure A8.** FoX (Pro) against its RoPE twin: the same parts with RoPE in place of the
 gate, both exact. The pairs of one seed read the same batches: {verdict.ours}."""

@@ -45,8 +45,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["eviction"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["eviction"]
     first = records.iloc[0]
     share = 100 * first["kept_bytes"] / first["full_bytes"]
     caption = f"""**Eviction at equal bytes.** {_increases(records)}. After a prompt of

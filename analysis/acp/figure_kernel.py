@@ -79,8 +79,8 @@ def limit(records: pd.DataFrame) -> pd.Series:
     return (fastest["forward_backward_ms"] * (1 - ours["pruned_ratio"])).dropna().rename(name)
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["kernel_time"].sort_values("length_tokens", kind="stable")
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["kernel_time"].sort_values("length_tokens", kind="stable")
     first = records.iloc[0]
     share = ", ".join(
         f"{100 * row.pruned_ratio:.0f} % at {style.length_label(row.length_tokens)}"

@@ -61,8 +61,8 @@ def _curves(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.DataFrame]
             yield (method, mode), same[(same["ranks"] == 1) | (same["parallel"] == mode)]
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["training_step"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["training_step"]
     ours, first = of_linear(records), records.iloc[0]
     several = ours[(ours["method"] == "acp") & (ours["ranks"] > 1)]
     shares = " and ".join(

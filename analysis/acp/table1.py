@@ -113,21 +113,21 @@ def _average(found: pd.DataFrame, columns: list[Column], kind: str) -> str:
     return f"{100 * values.mean():.2f}"
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    table = tabulate(found.item.name, found.records["lm_eval"], found.records["lm_eval_items"])
-    return table, caption(found)
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
+    table = tabulate(context.item.name, context.records["lm_eval"], context.records["lm_eval_items"])
+    return table, caption(context)
 
 
-def caption(found: drawing.Found) -> str:
+def caption(context: drawing.DrawContext) -> str:
     """What is in the table, what it lacks of the paper's, and how its verdicts come about."""
-    records, items = found.records["lm_eval"], found.records["lm_eval_items"]
+    records, items = context.records["lm_eval"], context.records["lm_eval_items"]
     lacking = [task for task in PAPER_TASKS if task not in set(records["task"])]
     apart = _differences(items)
     more = (apart["verdict"] == paired.DIFFERS).sum()
     harness = ", ".join(sorted(records["harness_version"].astype(str).unique()))
     text = [
-        f"**{found.item.label}.** {more} of {len(apart)} differences of pairs are more than chance and seeds "
-        f"explain. Downstream tasks of {naming.ARCHITECTURES[found.runs[0].architecture]} by the LM "
+        f"**{context.item.label}.** {more} of {len(apart)} differences of pairs are more than chance and seeds "
+        f"explain. Downstream tasks of {naming.ARCHITECTURES[context.runs[0].architecture]} by the LM "
         f"Evaluation Harness (lm-eval {harness}), without examples in the prompt. Accuracies are in percent; "
         '"acc-n" is that of log-likelihoods normalised by length, "ppl" perplexity. ± is the standard error '
         "of sampling items. Differences of paired runs are tested item by item (McNemar's exact test; sign "

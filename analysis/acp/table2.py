@@ -46,8 +46,8 @@ def tabulate(suite: FoXSuite) -> drawing.Table:
     return drawing.Table(shown, values)
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    suite = found.suite
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
+    suite = context.suite
     lengths = sorted({run.context_length for run in suite.runs})
     training = suite.file.training
     tokens = tabulate(suite).values.groupby("source", sort=False)["tokens"]

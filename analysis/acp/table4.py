@@ -36,10 +36,10 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     return drawing.Table(shown, values)
 
 
-def _batches(found: drawing.Found, records: pd.DataFrame) -> str:
+def _batches(context: drawing.DrawContext, records: pd.DataFrame) -> str:
     """How much text a call had: on a GPU a search takes as long for less of it, and attention does not."""
     sizes: dict[int, dict[str, None]] = {}
-    for run in found.runs:
+    for run in context.runs:
         if run.name in set(records["run"]):
             rows = max(1, run.training.micro_batch_tokens // run.context_length)
             sizes.setdefault(rows * run.context_length, {})[run.size_name] = None
@@ -47,12 +47,12 @@ def _batches(found: drawing.Found, records: pd.DataFrame) -> str:
     return f"Timed in batches of {' and '.join(batches)}."
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str, str]:
-    records = found.records["attention_time"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str, str]:
+    records = context.records["attention_time"]
     share = naming.span(statistics.search_share(records), ".1f")
     caption = f"""**Table 4.** The boundary search takes {share} of attention
 time in FoX (Pro). Attention time is one forward and one backward pass with ACP, at context length $L$. The
-paper's Table 4 stands beside ours. A dash: not measured. {_batches(found, records)}"""
+paper's Table 4 stands beside ours. A dash: not measured. {_batches(context, records)}"""
     return tabulate(records), caption, versions.timed_on(records)
 
 

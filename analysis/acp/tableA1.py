@@ -112,10 +112,10 @@ def tabulate(table: pd.DataFrame) -> drawing.Table:
     return drawing.Table(pd.DataFrame(columns), table)
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    records, facts = found.records["needle"], found.records.get("needle_facts")
-    perturbed = [run.name for run in found.runs if run.perturb_init]
-    table = pairs(records, perturbed, facts, found.records.get("step_losses"))
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
+    records, facts = context.records["needle"], context.records.get("needle_facts")
+    perturbed = [run.name for run in context.runs if run.perturb_init]
+    table = pairs(records, perturbed, facts, context.records.get("step_losses"))
     null = (
         " The null is no pair: both runs are exact, and the one in ACP's place began with one weight "
         "moved by one unit in its last place."

@@ -69,8 +69,8 @@ def tabulate(kernel_time: pd.DataFrame, training_step: pd.DataFrame) -> drawing.
     return drawing.Table(pd.DataFrame(rows).fillna("–"), values)
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    times, steps = found.records["kernel_time"], found.records["training_step"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
+    times, steps = context.records["kernel_time"], context.records["training_step"]
     saved, gained = (_ours(table) for table in (attention(times), training(steps)))
     pruned = pd.concat([saved, gained])["pruned_percent"]
     gpus = [" and ".join(sorted(table["device"].unique())) for table in (times, steps)]

@@ -57,8 +57,8 @@ def _listed(values: dict[str, list[float]], form: str) -> str:
     return ", ".join(f"{style.span(pd.Series(each), form)} ({name})" for name, each in values.items())
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["reconstruction"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["reconstruction"]
     with_gates = records[records["compression"].notna()]
     wide = with_gates.pivot(index="run", columns="decoding", values="token_accuracy")
     gaps = naming.each_in_words({run: f"{row.soft - row.removed:+.3f}" for run, row in wide.iterrows()})

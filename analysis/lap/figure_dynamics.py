@@ -46,9 +46,9 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["dynamics"]
-    run = found.runs[0]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["dynamics"]
+    run = context.runs[0]
     name = naming.name_of(run.compression, run.training_mask)
     caption = f"""**Training dynamics.** Run {run.name} ({name}): {judge(records).ours}, from the
 first evaluation to the last tenth of training. (a) Accuracy on held-out text with teacher forcing, and

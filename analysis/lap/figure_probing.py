@@ -42,8 +42,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records, question = found.records["probe"], found.suite.file.data.sides
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records, question = context.records["probe"], context.suite.file.data.sides
     by_classifier = records.set_index("classifier")
     row, accuracy = by_classifier.loc["kept_votes"], 100 * by_classifier["accuracy"]
     whole = accuracy[list(WHOLE)].max()

@@ -100,11 +100,11 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["removal_time"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["removal_time"]
     texts, repeats = (", ".join(map(str, records[name].unique())) for name in ("measured_texts", "repeats"))
-    model = found.suite.file.model
-    gates = found.suite.file.pruning.config("published", "soft").gated_blocks(model.num_layers)
+    model = context.suite.file.model
+    gates = context.suite.file.pruning.config("published", "soft").gated_blocks(model.num_layers)
     after = model.num_layers - 1 - gates[-1]
     where = f"The last of {len(gates)} gates has {after} of {model.num_layers} encoder blocks after it."
     caption = f"""**What removal saves.**{at_half(records)}

@@ -49,8 +49,8 @@ def most_added(text: pd.DataFrame) -> str:
     )
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["attribution"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["attribution"]
     records = records[records["text"] < SHOWN_TEXTS]  # of the long ones not every pair has a record
     written = records.drop_duplicates(["text", "written_position"])
     matches = written.groupby("text")["matches_text"].mean()

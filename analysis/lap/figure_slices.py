@@ -45,8 +45,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["attribution"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["attribution"]
     told, texts = _told(records)
     table = slices.positive(told)
     share, beyond = slices.behind(table, BEHIND), _beyond(table)

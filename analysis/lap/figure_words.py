@@ -40,8 +40,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["keep_ratio_by_word"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["keep_ratio_by_word"]
     tokens = records[(records["grouping"] == "token") & (records["tokens"] >= 10)]
     ordered = tokens.assign(share=tokens["kept_tokens"] / tokens["tokens"]).sort_values("share")
 

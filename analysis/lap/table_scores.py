@@ -46,10 +46,10 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     return drawing.Table(pd.concat([shown, pd.DataFrame([paper])], ignore_index=True), values)
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    records = found.records["reconstruction"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
+    records = context.records["reconstruction"]
     texts = ", ".join(f"{n:,}" for n in records["measured_texts"].unique())
-    caption = f"""**Scores.** {_of_run(records, found.suite.main_run.name)}Shown is how well {texts} held-out
+    caption = f"""**Scores.** {_of_run(records, context.suite.main_run.name)}Shown is how well {texts} held-out
 texts are reconstructed. *Kept* is the share of tokens really left. Under the soft mask it is
 {naming.SOFT_RATIO}. Accuracy counts tokens at their place. *Whole texts* come back word for word. Edits are
 Levenshtein's, counted in tokens. A dash: the article does not say."""

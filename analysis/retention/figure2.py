@@ -68,8 +68,8 @@ def spans(records: pd.DataFrame) -> pd.Series:
     return points.groupby(level=["dataset", "budget"], sort=False).max()
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["score"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["score"]
     moved = ", ".join(
         f"{points:.1f} points ({task}, {100 * budget:g} %)"
         for (task, budget), points in spans(records).items()

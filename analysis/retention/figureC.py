@@ -57,8 +57,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["slackness"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["slackness"]
     first, *others = counts(records).itertuples()
     table = bounds(records)
     within = (table["weighted_slack_nats"] <= table["gap_nats"]).sum()

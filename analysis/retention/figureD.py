@@ -46,8 +46,8 @@ def _usual(records: pd.DataFrame) -> pd.Series:
     return (records["relaxation"] == "hard_concrete") & at
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["estimator"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["estimator"]
     samples, tokens = records["samples"].max(), records["tokens"].max()
     caption = f"""**Figure D.** At the paper's temperature {unbiased(records).ours}. Shown is the
 gradient through relaxed gates against the exact gradient over all masks of {tokens} tokens, with {samples:,}

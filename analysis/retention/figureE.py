@@ -36,8 +36,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["variance"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["variance"]
     caption = f"""**Figure E.** The variance of the mean of B gradients through relaxed gates falls with a
 slope of {slope(records):.3f}. Appendix E bounds it by C/B, which is a slope of -1. Each point is from
 {records["repeats"].max():,} repeats."""

@@ -22,8 +22,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     return figure
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["complexity"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["complexity"]
     caption = f"""**Figure H.** The complexity of a pruned class is {complexity_bounded(records).ours}. Shown
 is the empirical Rademacher complexity of linear predictors of norm 1, over that with all tokens. The inputs
 keep M of {records["tokens"].max()} tokens, at random."""

@@ -85,11 +85,11 @@ def message(table: pd.DataFrame) -> str:
     return f"{tokens}, random ones lose {', '.join(parts)} (points, mean of {tasks} tasks){ours}."
 
 
-def make(found: drawing.Found) -> tuple[drawing.Figure, str]:
-    records = found.records["pruned_dense"]
-    table = lost(records, found.records["score"], found.records["bag_of_words"])
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+    records = context.records["pruned_dense"]
+    table = lost(records, context.records["score"], context.records["bag_of_words"])
     learnt = table[table["learnt"]]
-    without = table1.left_out(_dense(records), found.records["bag_of_words"])
+    without = table1.left_out(_dense(records), context.records["bag_of_words"])
     caption = f"""**Where the gate stands.** {message(learnt)} {without}Shown is what test scores lose by the
 place of the gate. After the last block nothing is saved. The dense model is pruned at inference only. It
 keeps random tokens, or those that receive most attention (H2O). Adaptive Retention is trained with its gates.

@@ -95,10 +95,10 @@ def _seeds(table: pd.DataFrame) -> str:
     return f"mean and standard deviation over seeds, with their number in brackets{alone}"
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    records, bag = found.records["score"], found.records["bag_of_words"]
-    table, percent = tabulate(records, bag, found.item.name), PERCENT[found.item.name]
-    caption = f"""**{found.item.label}.** {_kept(records, bag, percent)}Shown are
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
+    records, bag = context.records["score"], context.records["bag_of_words"]
+    table, percent = tabulate(records, bag, context.item.name), PERCENT[context.item.name]
+    caption = f"""**{context.item.label}.** {_kept(records, bag, percent)}Shown are
 scores in percent on the test split. A cell is {_seeds(table.values)}. Columns that end in "paper" and rows
 that end in "quoted" are the paper's and were never run here. A dash is a gap. The paper's dense row falls
 with the budget, though a dense model has none. Here it is one row. The bag of words is TF-IDF and logistic

@@ -70,8 +70,8 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
     return drawing.Table(pd.DataFrame(rows).fillna("–"), values)
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    scores, speed = found.records["score"], found.records["speed"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
+    scores, speed = context.records["score"], context.records["speed"]
     caption = f"""**Table 3.** {_changes(scores)}Scores are of the test split alone, in percent, as
 means over seeds. Lost is what the full method has more, in points with a 95 % interval, {errors.COUNTED}.
 The verdict tests these numbers. Kept is the share of tokens that stay on the test split.

@@ -86,8 +86,8 @@ def _batches(records: pd.DataFrame) -> str:
     return ", ".join([f"{rows} examples of {length:,} tokens", *(f"{n} of {m:,}" for n, m in more)])
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    records = found.records["speed"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
+    records = context.records["speed"]
     caption = f"""**Table 4.** {_saved(records)}Times are medians of repeats, on batches of
 {_batches(records)}. Throughput is against the same encoder without gates, timed in turns. The scorer's column
 is its share of the time. Memory saved is at the peak, without the weights. The last two columns are of a

@@ -30,14 +30,14 @@ def tabulate(records: pd.DataFrame, item: str) -> drawing.Table:
     return drawing.Table(pd.DataFrame(rows), values)
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    records = found.records["keep_ratio_by_layer"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
+    records = context.records["keep_ratio_by_layer"]
     most = budget_holds(records).ours
-    caption = f"""**{found.item.label}.** {most[:1].upper()}{most[1:]}. Shown is the share of all tokens of
+    caption = f"""**{context.item.label}.** {most[:1].upper()}{most[1:]}. Shown is the share of all tokens of
 the test split that go on after each layer. A layer keeps floor(rho T) tokens, and at least one. T counts the
 original tokens (constant) or those that reach the layer (geometric). "Profile" sets the paper's own shares.
 The paper's columns exceed their budget, as its own text says."""
-    return tabulate(records, found.item.name), caption
+    return tabulate(records, context.item.name), caption
 
 
 def budget_holds(keep_ratio_by_layer: pd.DataFrame) -> Verdict:

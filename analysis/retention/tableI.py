@@ -34,8 +34,8 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     return drawing.Table(shown, values)
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    records = found.records["speed"]
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
+    records = context.records["speed"]
     table = tabulate(records)
     caption = f"""**Table I.** {_saved(table.values)}Shown are FLOPs of the encoder's blocks for one example,
 beside the measured time. The formula is in `acp_repro.retention.cost`. It counts projections and feed-forward
