@@ -23,7 +23,7 @@ from ...attention.threshold import logit_bound_from_norms
 from ...common.command import progress_bar
 from ...common.errors import is_out_of_memory
 from ...model.capture import AttentionInputs
-from .baselines import BASELINES, Call
+from .baselines import BASELINES, Attend
 from .timing import ORDER, Clock, device_ms, host_ms, in_columns, interleaved, orders
 
 Key = tuple[str, str]  # a baseline and one of its methods
@@ -123,7 +123,7 @@ class Error(NamedTuple):
     budgets: float  # the same over twice the error of eager PyTorch and 1e-3
 
 
-def errors(call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool) -> dict[str, Error]:
+def errors(call: Attend, problem: Problem, threshold: Tensor | str | None, gated: bool) -> dict[str, Error]:
     """Error of the output and each gradient against the equations in float64, on the first sequence, with an
     upstream gradient at its last rows only, so that the dense equations fit into memory."""
     first = [x[:1] for x in problem.inputs]
@@ -152,8 +152,8 @@ def errors(call: Call, problem: Problem, threshold: Tensor | str | None, gated: 
     return result
 
 
-def check_rival(
-    call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool
+def check_baseline(
+    call: Attend, problem: Problem, threshold: Tensor | str | None, gated: bool
 ) -> tuple[str | None, float | None]:
     """Why a baseline is wrong, and so is not timed, or None; and the error of its gate gradient.
 
@@ -173,7 +173,7 @@ def shorten_error(error: Exception) -> str:
     return f"{what}: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
 
 
-def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Call], repeats: int):
+def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Attend], repeats: int):
     """Yields one record, or one line of text on why there is none, for each method of each baseline.
 
     All methods of all baselines take turns: forward, forward + backward (the boundary search inside), and the
@@ -204,7 +204,7 @@ def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Call], repe
     def look(key: Key) -> None:
         name, method = key
         gated = method != "no gates"
-        wrong, gate_errors[key] = check_rival(calls[name], problem, problem.threshold_of(method), gated)
+        wrong, gate_errors[key] = check_baseline(calls[name], problem, problem.threshold_of(method), gated)
         if wrong:
             failed[key] = wrong
         else:

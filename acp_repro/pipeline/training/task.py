@@ -127,7 +127,6 @@ class Task(ABC):
         """The finished run, loaded for measuring."""
         run = self.run
         check_done(run)
-        tokens = done(run)["tokens"]
         try:
             model = self.load(run.model_folder, device)
         except (OSError, ValueError) as error:
@@ -135,7 +134,7 @@ class Task(ABC):
                 f"{run.model_folder} cannot be loaded ({error}); copy the damaged file back, or delete "
                 f"{run.folder} and train again with `{run.command}`"
             ) from error
-        return Trained(suite, run, self, model, device, tokens)
+        return Trained(suite, run, self, model, device, done(run)["tokens"])
 
 
 @dataclass
