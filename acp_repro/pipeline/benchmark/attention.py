@@ -186,7 +186,6 @@ def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Attend], re
     forward = attention_flops(entries, 1, 1, head_dim, backward=False) / 1e12
     backward = attention_flops(entries, 1, 1, head_dim, backward=True) / 1e12
     keys = [(name, method) for name in calls for method in BASELINES[name].methods]
-    pruned: dict[Key, float] = {}
     gate_errors: dict[Key, float | None] = {}
     failed: dict[Key, str] = {}
 
@@ -201,19 +200,17 @@ def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Attend], re
         if key in failed:
             give_memory_back()
 
-    def look(key: Key) -> None:
+    def check(key: Key) -> None:
         name, method = key
-        gated = method != "no gates"
-        wrong, gate_errors[key] = check_baseline(calls[name], problem, problem.threshold_of(method), gated)
+        threshold, gated = problem.threshold_of(method), method != "no gates"
+        wrong, gate_errors[key] = check_baseline(calls[name], problem, threshold, gated)
         if wrong:
             failed[key] = wrong
-        else:
-            pruned[key] = problem.pruned_ratio(method)
 
     for key in progress_bar(keys, "checks", unit="method", leave=False):
         if key[0] == "eager" and 6 * entries * 8 > _EAGER_LIMIT_BYTES:
             failed[key] = "not timed, its scores do not fit into memory"
-        attempt(key, functools.partial(look, key))
+        attempt(key, functools.partial(check, key))
 
     def timed(part: Callable[[Key], Any], clock: Clock, keys: list[Key]) -> dict[Key, list[float]]:
         parts = {k: functools.partial(attempt, k, functools.partial(part, k)) for k in keys}
@@ -252,7 +249,7 @@ def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Attend], re
             "measured_tokens": batch * length,
             "repeats": turns,
             "order": ORDER,
-            "pruned_ratio": pruned[key],
+            "pruned_ratio": problem.pruned_ratio(method),
             "nominal_forward_tflop": forward,
             "nominal_forward_backward_tflop": forward + backward,
             "gate_gradient_error": gate_errors[key],

@@ -38,7 +38,7 @@ class DecodeProblem(NamedTuple):
         blocks = -(-self.cache.seqlens[:, None] // _BLOCK) - self.cache.start_block * (method == "acp")
         return int(blocks.sum()) * _BLOCK * 2 * self.q.shape[-1] * self.q.element_size()
 
-    def step(self, method: str, implementation: str = "auto") -> Tensor:
+    def step(self, method: str) -> Tensor:
         """(B, H, 1, D), in the steady state: the boundary is where it stays."""
         start = self.cache.start_block if method == "acp" else self.cache.start_block * 0
         return forgetting_attention_with_kvcache(
@@ -47,7 +47,6 @@ class DecodeProblem(NamedTuple):
             start,
             head_first=True,
             adaptive_threshold=self.threshold if method == "acp" else None,
-            implementation=implementation,
         )
 
     def dense(self) -> tuple[Tensor, Tensor]:

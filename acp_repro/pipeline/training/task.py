@@ -16,7 +16,6 @@ from torch.distributed import ProcessGroup
 from ...common import files
 from ..freshness import done
 from ..paper import Suite
-from ..provenance import device_name
 from ..run import Run
 from .run_folder import TrainingError, check_done
 
@@ -154,10 +153,6 @@ class Trained:
     def measure_settings(self) -> Any:
         """The suite's settings of the measures."""
         return self.suite.measure_settings
-
-    @property
-    def device_name(self) -> str:
-        return device_name(self.device)
 
     def once(self, compute: Callable[[Any], T]) -> T:
         """``compute(self)``, computed once and shared by several metrics of one command."""
