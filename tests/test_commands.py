@@ -211,8 +211,8 @@ def test_a_second_ctrl_c_stops_at_once(work, how):
     (work / "stuck.py").write_text(
         "import sys, time\n"
         "from acp_repro import train\n"
-        "from acp_repro.pipeline.training import checkpoint\n"
-        "checkpoint.save_checkpoint = lambda *_: time.sleep(600)\n"
+        "from acp_repro.pipeline.training.run_folder import RunFolder\n"
+        "RunFolder.save_checkpoint = lambda *_: time.sleep(600)\n"
         "if __name__ == '__main__':\n"
         "    sys.exit(train.main())\n"
     )

@@ -66,13 +66,8 @@ def test_text_end_to_end(folder, tokenizer, monkeypatch):
     counted = (split["documents"], split["bytes"], split["tokens"])
     assert counted == (len(train), sum(len(t.encode()) for t in train), len(tokens))
     sequences = corpus.sequences("train", 64, seed=3)
-    assert (split["sequences"], split["share_used"]) == (len(sequences), sequences.share_used)
-
-    inputs, labels = sequences.batch(0, 2)
-    assert inputs[0, 0] == corpus.bos_id
-    d, s = sequences.epoch_order(0)[0]
-    ids = corpus.tokens("train")[corpus.offsets("train")[d] :][: 64 * (s + 1)]
-    assert labels[0].tolist() == ids[64 * s :].tolist()
+    assert split["sequences"] == len(sequences)
+    assert sequences.batch(0, 2)[0][:, 0].tolist() == [corpus.bos_id] * 2
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "_build", lambda *_: pytest.fail("tokenised again"))

@@ -40,7 +40,7 @@ def test_column_by_column_without_a_shuffle_and_shifted_by_one(tmp_path, layout)
     corpus = prepare(write(tmp_path, layout))
     tokens = ids(TRAIN)
     sequences = corpus.sequences("train", 16, seed=3)
-    assert len(sequences) == TRAIN * 4 and sequences.share_used == 1
+    assert len(sequences) == TRAIN * 4
     # written out: every document's first 16 tokens, then every document's next 16; then again
     expected = [tokens[d, 16 * s : 16 * (s + 1)] for s in [0, 1, 2, 3, 0] for d in range(TRAIN)]
     for step in (0, 1, 5, 6, 0):  # batches of 9 straddle columns, and 6 the end of the epoch
@@ -53,8 +53,10 @@ def test_column_by_column_without_a_shuffle_and_shifted_by_one(tmp_path, layout)
 
 
 def test_the_end_of_a_document_that_no_slice_fills_is_dropped(tmp_path):
-    sequences = prepare(write(tmp_path)).sequences("train", 24)
-    assert len(sequences) == 2 * TRAIN and sequences.share_used == 48 / 64
+    corpus = prepare(write(tmp_path))
+    sequences = corpus.sequences("train", 24)
+    split = corpus.describe(24)["splits"]["train"]
+    assert (split["sequences"], split["share_used"]) == (len(sequences), 48 / 64) == (2 * TRAIN, 48 / 64)
     _, labels = sequences.batch(0, 2 * TRAIN)
     assert labels[TRAIN].tolist() == ids(TRAIN)[0, 24:48].tolist()
 

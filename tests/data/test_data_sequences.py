@@ -38,8 +38,9 @@ def test_an_epoch_has_each_slice_once_column_by_column(case, seed, epoch):
     # each column has the documents in the order of the first one
     rank = {d: i for i, (d, s) in enumerate(order) if s == 0}
     assert order == sorted(order, key=lambda place: (place[1], rank[place[0]]))
-    used = sum(n // context * context for n in lengths)
-    assert sequences.tokens_used == used and sequences.share_used == used / sum(lengths)
+    facts = module.describe_split(np.array(lengths), context)
+    assert (facts["sequences"], facts["tokens"]) == (len(order), sum(lengths))
+    assert facts["share_used"] == len(order) * context / sum(lengths)
 
 
 @settings(max_examples=40, deadline=None)

@@ -108,17 +108,14 @@ def test_json_of_every_name_and_form_is_read_as_documents(tmp_path, name, form):
 
 
 def test_links_are_followed_and_their_cycles_end(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "disk" / "b.txt").write_text("B")
+    write_files(tmp_path, {"disk/b.txt": b"B", "corpus/a.txt": b"A", "corpus/deep/blank": b""})
     corpus = tmp_path / "corpus"
-    (corpus / "deep").mkdir(parents=True)
-    (corpus / "a.txt").write_text("A")
-    (corpus / "file.txt").symlink_to(tmp_path / "disk" / "b.txt")
-    (corpus / "shards").symlink_to(tmp_path / "disk")
-    (corpus / "deep" / "up").symlink_to(corpus)
-    (tmp_path / "disk" / "back").symlink_to(corpus)
+    links = {"file.txt": "disk/b.txt", "shards": "disk", "deep/up": "corpus"}
+    for link, target in links.items():
+        (corpus / link).symlink_to(tmp_path / target)
+    (tmp_path / "disk/back").symlink_to(corpus)
     assert texts(TextSource([corpus])) == ["A", "B", "B"]
-    assert texts(TextSource([corpus], exclude=[tmp_path / "disk" / "b.txt"])) == ["A"]
+    assert texts(TextSource([corpus], exclude=[tmp_path / "disk/b.txt"])) == ["A"]
     (corpus / "lost").symlink_to(tmp_path / "unmounted")
     with pytest.raises(DataError, match="path: .*corpus/lost does not exist or is a link to nothing"):
         TextSource([corpus])

@@ -79,7 +79,7 @@ def test_the_limit_is_the_fastest_without_gates_times_what_is_left():
 def test_what_is_right_passes_and_what_is_wrong_is_named(name):
     problem = small_problem()
     call = baselines.available(name, torch.device("cpu"))
-    wrong, gate_error = benchmark.check_rival(call, problem, None, True)
+    wrong, gate_error = benchmark.check_baseline(call, problem, None, True)
     assert wrong is None and gate_error < 1e-4
 
     def scaled(q, k, v, log_fgate, threshold):

@@ -36,7 +36,7 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch):
     figure_decode.make(drawing.find("mini", "figure_decode"))
 
 
-def test_a_rival_is_given_the_same_problem():
+def test_a_baseline_is_given_the_same_problem():
     problem = benchmark.make_decode_problem(2, 200, 2, 16, "mixed", torch.device("cpu"), torch.float32)
     given = []
 

@@ -30,7 +30,7 @@ def input_ids():
 
 @pytest.fixture(scope="module")
 def rows(model, input_ids):
-    batches = labelled_batches(input_ids, torch.device("cpu"), 1)
+    batches = [one for ids in input_ids.split(1) for one in labelled_batches(ids, torch.device("cpu"))]
     return pd.DataFrame(eviction.measure_eviction(model, batches, PassSettings("float32", "small")))
 
 

@@ -16,7 +16,7 @@ from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training import distributed, trainer
 from acp_repro.pipeline.training.distributed import DistributedError, check_ranks
 from acp_repro.pipeline.training.run_folder import is_done
-from acp_repro.pipeline.training.trainer import compile_blocks
+from acp_repro.pipeline.training.trainer import compiled_blocks
 from tests.suites import YAML, train_run, write_suite
 from tests.training.ranks import train_on
 
@@ -76,7 +76,7 @@ def assert_same_run(run, one_rank):
 
 def compile_on_cpu():
     trainer.compiles = lambda *_: True
-    trainer.compile_blocks = functools.partial(compile_blocks, backend="aot_eager")
+    trainer.compiled_blocks = functools.partial(compiled_blocks, backend="aot_eager")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from ...attention.threshold import logit_bound_from_norms
 from ...common.command import progress_bar
 from ...common.errors import is_out_of_memory
 from ...model.capture import AttentionInputs
-from .baselines import BASELINES, Call
+from .baselines import BASELINES, Attend
 from .timing import ORDER, Clock, device_ms, host_ms, in_columns, interleaved, orders
 
 Key = tuple[str, str]  # a baseline and one of its methods
@@ -123,7 +123,7 @@ class Error(NamedTuple):
     budgets: float  # the same over twice the error of eager PyTorch and 1e-3
 
 
-def errors(call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool) -> dict[str, Error]:
+def errors(call: Attend, problem: Problem, threshold: Tensor | str | None, gated: bool) -> dict[str, Error]:
     """Error of the output and each gradient against the equations in float64, on the first sequence, with an
     upstream gradient at its last rows only, so that the dense equations fit into memory."""
     first = [x[:1] for x in problem.inputs]
@@ -152,8 +152,8 @@ def errors(call: Call, problem: Problem, threshold: Tensor | str | None, gated: 
     return result
 
 
-def check_rival(
-    call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool
+def check_baseline(
+    call: Attend, problem: Problem, threshold: Tensor | str | None, gated: bool
 ) -> tuple[str | None, float | None]:
     """Why a baseline is wrong, and so is not timed, or None; and the error of its gate gradient.
 
@@ -173,7 +173,7 @@ def shorten_error(error: Exception) -> str:
     return f"{what}: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
 
 
-def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Call], repeats: int):
+def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Attend], repeats: int):
     """Yields one record, or one line of text on why there is none, for each method of each baseline.
 
     All methods of all baselines take turns: forward, forward + backward (the boundary search inside), and the
@@ -186,7 +186,6 @@ def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Call], repe
     forward = attention_flops(entries, 1, 1, head_dim, backward=False) / 1e12
     backward = attention_flops(entries, 1, 1, head_dim, backward=True) / 1e12
     keys = [(name, method) for name in calls for method in BASELINES[name].methods]
-    pruned: dict[Key, float] = {}
     gate_errors: dict[Key, float | None] = {}
     failed: dict[Key, str] = {}
 
@@ -201,19 +200,17 @@ def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Call], repe
         if key in failed:
             give_memory_back()
 
-    def look(key: Key) -> None:
+    def check(key: Key) -> None:
         name, method = key
-        gated = method != "no gates"
-        wrong, gate_errors[key] = check_rival(calls[name], problem, problem.threshold_of(method), gated)
+        threshold, gated = problem.threshold_of(method), method != "no gates"
+        wrong, gate_errors[key] = check_baseline(calls[name], problem, threshold, gated)
         if wrong:
             failed[key] = wrong
-        else:
-            pruned[key] = problem.pruned_ratio(method)
 
     for key in progress_bar(keys, "checks", unit="method", leave=False):
         if key[0] == "eager" and 6 * entries * 8 > _EAGER_LIMIT_BYTES:
             failed[key] = "not timed, its scores do not fit into memory"
-        attempt(key, functools.partial(look, key))
+        attempt(key, functools.partial(check, key))
 
     def timed(part: Callable[[Key], Any], clock: Clock, keys: list[Key]) -> dict[Key, list[float]]:
         parts = {k: functools.partial(attempt, k, functools.partial(part, k)) for k in keys}
@@ -252,7 +249,7 @@ def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Call], repe
             "measured_tokens": batch * length,
             "repeats": turns,
             "order": ORDER,
-            "pruned_ratio": pruned[key],
+            "pruned_ratio": problem.pruned_ratio(method),
             "nominal_forward_tflop": forward,
             "nominal_forward_backward_tflop": forward + backward,
             "gate_gradient_error": gate_errors[key],

@@ -23,16 +23,16 @@ from ...attention.reference import forgetting_attention as equations
 from ...model import FoXConfig
 from .timing import device_ms
 
-Call = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | str | None], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | str | None], Tensor]
 
 
-class Rival(NamedTuple):
-    load: Callable[[], Call]  # raises ImportError where it is not installed
+class Baseline(NamedTuple):
+    load: Callable[[], Attend]  # raises ImportError where it is not installed
     methods: tuple[str, ...]  # "acp", "acp auto" (U from norms), "exact", or "no gates"
     needs_gpu: bool = True
 
 
-def available(name: str, device: torch.device) -> Call | str:
+def available(name: str, device: torch.device) -> Attend | str:
     """The baseline's call, or one line on why there is none."""
     baseline = BASELINES[name]
     if baseline.needs_gpu and device.type != "cuda":
@@ -68,7 +68,7 @@ def find_official() -> Callable[..., Tensor]:
     raise ImportError(missing)
 
 
-def _official() -> Call:
+def _official() -> Attend:
     call = find_official()
 
     def attend(q, k, v, log_fgate, threshold):
@@ -102,7 +102,7 @@ def decode_officially(model: nn.Module, prompt: Tensor, repeats: int) -> tuple[f
     return prefill_ms, total_ms / repeats, {}
 
 
-def _fla() -> Call:
+def _fla() -> Attend:
     call = importlib.import_module("fla.ops.forgetting_attn").parallel_forgetting_attn
 
     def attend(q, k, v, log_fgate, threshold):
@@ -112,7 +112,7 @@ def _fla() -> Call:
     return attend
 
 
-def _fa4() -> Call:
+def _fa4() -> Attend:
     """FlashAttention-4's kernels in CuTe, without gates; gradients as by default, summed in no fixed
     order."""
     try:
@@ -127,7 +127,7 @@ def _fa4() -> Call:
     return attend
 
 
-def _flex() -> Call:
+def _flex() -> Attend:
     """FlexAttention on blocks of 128, which is also the grid that it prunes on.
 
     It is used as its documentation says: compiled, with the list of blocks to compute. The list comes from
@@ -189,11 +189,11 @@ def _compiled(function, **options):
 
 
 BASELINES = {
-    "ours": Rival(lambda: _ours, ("acp", "acp auto", "exact"), needs_gpu=False),
-    "official": Rival(_official, ("acp", "acp auto", "exact")),
-    "fla": Rival(_fla, ("exact",)),
-    "flex": Rival(_flex, ("acp", "exact")),
-    "fa4": Rival(_fa4, ("no gates",)),
-    "cudnn": Rival(lambda: _cudnn, ("no gates",)),
-    "eager": Rival(lambda: _eager, ("exact",), needs_gpu=False),
+    "ours": Baseline(lambda: _ours, ("acp", "acp auto", "exact"), needs_gpu=False),
+    "official": Baseline(_official, ("acp", "acp auto", "exact")),
+    "fla": Baseline(_fla, ("exact",)),
+    "flex": Baseline(_flex, ("acp", "exact")),
+    "fa4": Baseline(_fa4, ("no gates",)),
+    "cudnn": Baseline(lambda: _cudnn, ("no gates",)),
+    "eager": Baseline(lambda: _eager, ("exact",), needs_gpu=False),
 }

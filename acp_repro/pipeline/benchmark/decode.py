@@ -19,8 +19,7 @@ from acp_repro.model.decode_step import DecodeStep
 from acp_repro.model.generation import prefill
 
 from .attention import mean_gates, threshold_of
-from .baselines import Call as Rival
-from .baselines import available, decode_officially, official_model
+from .baselines import Attend, available, decode_officially, official_model
 from .timing import ORDER, Call, Clock, device_ms, in_columns, interleaved, orders, peak_memory
 
 _BLOCK = 64
@@ -39,7 +38,7 @@ class DecodeProblem(NamedTuple):
         blocks = -(-self.cache.seqlens[:, None] // _BLOCK) - self.cache.start_block * (method == "acp")
         return int(blocks.sum()) * _BLOCK * 2 * self.q.shape[-1] * self.q.element_size()
 
-    def step(self, method: str, implementation: str = "auto") -> Tensor:
+    def step(self, method: str) -> Tensor:
         """(B, H, 1, D), in the steady state: the boundary is where it stays."""
         start = self.cache.start_block if method == "acp" else self.cache.start_block * 0
         return forgetting_attention_with_kvcache(
@@ -48,7 +47,6 @@ class DecodeProblem(NamedTuple):
             start,
             head_first=True,
             adaptive_threshold=self.threshold if method == "acp" else None,
-            implementation=implementation,
         )
 
     def dense(self) -> tuple[Tensor, Tensor]:
@@ -134,7 +132,7 @@ def _reads(count: int, device: torch.device) -> dict[str, Call]:
 
 
 def measure_attention(
-    problem: DecodeProblem, gates: str, repeats: int, baselines: dict[str, Rival]
+    problem: DecodeProblem, gates: str, repeats: int, baselines: dict[str, Attend]
 ) -> list[dict]:
     """A record for each implementation with and without ACP."""
     device, (batch, heads, _, head_dim) = problem.q.device, problem.q.shape
@@ -184,14 +182,15 @@ def measure_model(
     torch.manual_seed(0)
     prompt = torch.randint(0, config.vocab_size, (batch, length), device=device)
     methods = {"acp": config.log_pruning_tolerance, "exact": None}
-    for baseline in (False, True)[: 1 + callable(available("official", device))]:
+    made = {choose_implementation(device): (lambda: FoXForCausalLM(config).to(dtype), _decode_once)}
+    if callable(available("official", device)):
+        made["official"] = (lambda: official_model(config), decode_officially)
+    for name, (make, decode) in made.items():
         torch.manual_seed(0)
-        model = official_model(config) if baseline else FoXForCausalLM(config).to(dtype)
-        model = model.to(device).requires_grad_(False)
+        model = make().to(device).requires_grad_(False)
         blocks = list(model.model.layers)
         for block in blocks:
             block.attn.fgate_proj.bias.copy_(-nats.expm1().log())  # logsigmoid of it is -nats
-        decode = decode_officially if baseline else _decode_once
 
         def once(method: str, model=model, blocks=blocks, decode=decode) -> tuple:
             for block in blocks:
@@ -220,12 +219,12 @@ def measure_model(
                 "head_dim": config.head_dim,
                 "repeats": repeats,
                 "order": ORDER,
-                "implementation": "official" if baseline else choose_implementation(device),
+                "implementation": name,
                 "method": method,
                 **in_columns(prefill=prefill_ms, step=step_ms),
                 "peak_bytes": peaks[method],
             }
-            if not baseline:
+            if name != "official":
                 reads = _reads(uses[0]["kept_bytes"] + config.num_parameters() * dtype.itemsize, device)
                 times = interleaved(reads, device, repeats, _clock(device)).values()
                 record |= {"read_ms": min(map(median, times)), **uses[0]}

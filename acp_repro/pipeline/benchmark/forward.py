@@ -30,8 +30,6 @@ _CALLS = 40  # in a row, so that neither clock rate nor queue is that of the oth
 _WARM_UPS = 10
 _CHECKED_HEADS = 2  # of the first sequence
 
-Attend = Callable[..., Tensor]
-
 
 def read_shapes() -> pd.DataFrame:
     """One row a shape: batch, queries, keys, heads, head_dim, dtype and published_us."""
@@ -68,7 +66,7 @@ def error(out: Tensor, inputs: tuple[Tensor, ...]) -> float:
 @torch.inference_mode()
 def time_forward(shapes: pd.DataFrame, device: torch.device, repeats: int) -> Iterator[dict[str, Any]]:
     """One record for each shape and implementation. The whole call counts, with the wait for the host."""
-    calls: dict[str, Attend] = {choose_implementation(device): forgetting_attention}
+    calls: dict[str, Callable[..., Tensor]] = {choose_implementation(device): forgetting_attention}
     missing = available("official", device)
     if isinstance(missing, str):
         print(f"official: {missing}")

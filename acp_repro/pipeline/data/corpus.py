@@ -185,8 +185,7 @@ def _build(config: DataConfig, reader: Reader, folder: Path) -> dict[str, Any]:
             if train or heldout
             else f"{config.function.place(config.path)} holds no text; it is empty or blank"
         )
-    splits = {split: describe_split(np.array(lengths[split])) | {"bytes": sizes[split]} for split in SPLITS}
-    return {"identity": reader.identity, "splits": splits}
+    return {"identity": reader.identity, "splits": {split: {"bytes": sizes[split]} for split in SPLITS}}
 
 
 def _tokenizer_json(config: DataConfig, reader: Reader) -> str:

@@ -89,26 +89,23 @@ class Sequences(ABC):
         split: the split's name, for messages.
         seed: seed of the training order; the held-out order does not use it.
         bos_id: the id in front of every input.
-        tokens_used: how many of the split's tokens are in a sequence.
-        share_used: the same as a share (0 to 1) of all tokens.
     """
 
     def __init__(self, lengths: np.ndarray, context_length: int, split: str, seed: int, bos_id: int):
         self.context_length, self.split, self.seed, self.bos_id = context_length, split, seed, bos_id
         self._lengths, self._slices = lengths, lengths // context_length
-        self.tokens_used = int(self._slices.sum()) * context_length
-        if not self.tokens_used:
+        self._count = int(self._slices.sum())
+        if not self._count:
             raise DataError(
                 f"no {split} document holds context_length = {context_length} tokens: the longest of "
                 f"{len(lengths)} has {lengths.max(initial=0)}; use a shorter context_length "
                 "(--context-length), or longer documents"
                 f"{' (or hold out other text, or none)' if split == 'heldout' else ''}"
             )
-        self.share_used = self.tokens_used / int(lengths.sum())
 
     def __len__(self) -> int:
         """Sequences in an epoch."""
-        return self.tokens_used // self.context_length
+        return self._count
 
     def batch(self, step: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Training batch number ``step``, counted from 0, as (input_ids, labels).

@@ -106,11 +106,9 @@ def read_ids(path: str, context_length: int, tokens: int) -> Tensor:
     return torch.from_numpy(rows[: tokens // context_length].astype(np.int64))
 
 
-def labelled_batches(
-    input_ids: Tensor, device: torch.device, rows: int | None = None
-) -> list[tuple[Tensor, Tensor]]:
-    """(input_ids, labels) on a device, batches of ``rows`` sequences, else of 8,192 tokens."""
-    rows = rows or max(1, BATCH_TOKENS // input_ids.shape[1])
+def labelled_batches(input_ids: Tensor, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """(input_ids, labels) on a device, batches of 8,192 tokens or of one sequence."""
+    rows = max(1, BATCH_TOKENS // input_ids.shape[1])
     # The token after a sequence's last one is not in input_ids, so that position has no loss.
     labels = input_ids.roll(-1, 1)
     labels[:, -1] = IGNORED_LABEL

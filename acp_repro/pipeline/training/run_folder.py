@@ -1,4 +1,5 @@
-"""The folder of a run: what it contains, which process may write to it, and the tests of its weights.
+"""The folder of a run: what it contains, which process may write to it, its checkpoints, and the tests of its
+weights.
 
 A run folder holds all that explains it::
 
@@ -7,34 +8,60 @@ A run folder holds all that explains it::
     checkpoints/    the newest two, each with the content of run.json, until the run is done
     model/          config.json and model.safetensors, in the authors' format, once it is done
     done.json       tokens, seconds, the last loss, peak memory, the hashes of weights and settings
+
+A checkpoint is a folder ``step-00000042`` of safetensors files, one a rank. ``torch.distributed.checkpoint``
+writes and reads it. So a run can continue with another number of ranks, with DDP, FSDP2 or neither. Nothing
+is unpickled: the header of each file says where its pieces belong.
+
+A checkpoint is an artifact, whose manifest has the content of ``run.json`` and the digest of the run's
+settings. A checkpoint that is damaged or belongs to a run of other settings is skipped with a warning, and
+the previous one is used. Two are kept. If the disk fills up while the third is written, the last good one is
+still there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from ...common import files
-from ...common.artifacts import MANIFEST, identify_run, is_current, open_or_explain, write_manifest
+from ...common.artifacts import (
+    MANIFEST,
+    ArtifactError,
+    begin,
+    identify_run,
+    is_current,
+    open_or_explain,
+    publish,
+    write_manifest,
+)
 from ...common.errors import UserError
 from ...common.files import read_json
 from ..freshness import differences, has_weights
 from ..provenance import commit, device_name, version
 from ..run import Run
-from . import checkpoint
 from .distributed import on_rank_zero, rank, world_size
 
 if TYPE_CHECKING:
     from .task import Task
+
+KEEP = 2  # checkpoints
+_NAME = re.compile(r"step-(\d{8})")
+_STEP = "optimizer.step"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class TrainingError(UserError, RuntimeError):
@@ -53,7 +80,6 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.description: dict[str, Any] = {}  # the content of run.json
         self._report = str if rank() else report  # str prints nothing
-        self._log: TextIO | None = None
 
     def is_done(self) -> bool:
         """Whether nothing is left to train, in which case the user is told."""
@@ -106,27 +132,73 @@ class RunFolder:
 
     def load_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Fills weights and optimiser from the newest intact checkpoint of this run; returns its step, or 0
-        without a checkpoint."""
-        step = checkpoint.load_checkpoint(self.checkpoints, model, optimizer, self.description, self._report)
-        if step:
-            self._report(f"{self.run.name}: continuing from step {step}")
-        return step or 0
+        without a checkpoint. The number of ranks that wrote the checkpoint makes no difference."""
+        path = on_rank_zero(self._choose_checkpoint)
+        if path is None:
+            return 0
+        state = training_state(model, optimizer)
+        reader = dcp.HuggingFaceStorageReader(str(path))
+        stored = {name: tuple(x.size) for name, x in reader.read_metadata().state_dict_metadata.items()}
+        wanted = {name: tuple(x.shape) for name, x in state.items()}
+        assert stored == wanted, f"{path} is of another model; delete {path.parent} to start again"
+        with _alone_is_fine():
+            dcp.load(state, storage_reader=reader)  # in place
+        for of_parameter in optimizer.state.values():
+            of_parameter["step"].copy_(state[_STEP][0])
+        step = int(_NAME.fullmatch(path.name)[1])
+        self._report(f"{self.run.name}: continuing from step {step}")
+        return step
+
+    def _choose_checkpoint(self) -> Path | None:
+        """The newest intact checkpoint of the run; deletes the newer ones, which would count as kept."""
+        paths = _list_checkpoints(self.checkpoints)[::-1]
+        for skipped, path in enumerate(paths):
+            try:
+                open_or_explain(path, identify_run(self.description), remedy="using an older checkpoint")
+            except ArtifactError as error:
+                self._report(str(error))
+            else:
+                _delete(paths[:skipped])
+                return path
+        if paths:
+            raise TrainingError(
+                f"{self.checkpoints}: no checkpoint is intact and of these settings; delete the folder to "
+                "start again"
+            )
+        return None
 
     def save_checkpoint(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-        """Writes the checkpoint after ``step`` steps, and returns its folder."""
-        return checkpoint.save_checkpoint(self.checkpoints, step, model, optimizer, self.description)
+        """Writes the checkpoint after ``step`` steps and returns its folder; the newest :data:`KEEP` stay."""
+        path = self.checkpoints / f"step-{step:08d}"
+        try:
+            on_rank_zero(lambda: _delete(self.checkpoints.glob(".step-*")))  # of a run that was killed
+            temporary = on_rank_zero(lambda: begin(path))
+            writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
+            with _alone_is_fine():
+                dcp.save(training_state(model, optimizer), storage_writer=writer)
+            on_rank_zero(lambda: publish(path, identify_run(self.description), self.description))
+            on_rank_zero(lambda: _delete(_list_checkpoints(self.checkpoints)[:-KEEP]))
+        except (OSError, CheckpointException) as error:
+            on_rank_zero(lambda: _delete(self.checkpoints.glob(".step-*")))
+            if isinstance(error, CheckpointException):  # the first rank's own error
+                error = next(cause for cause, _ in error.failures.values())
+            if not isinstance(error, Exception):  # no fault of the disk, such as Ctrl-C
+                raise error
+            raise TrainingError(
+                f"could not write {path}: {getattr(error, 'strerror', None) or error}; the last good one is "
+                f"{latest_checkpoint(self.run)}. Free some space, and the same command continues from there"
+            ) from error
+        return path
 
-    def latest_checkpoint(self) -> Path | None:
-        """The newest checkpoint by name, without reading it."""
-        return checkpoint.latest_checkpoint(self.checkpoints)
-
-    def open_log(self, first_step: int) -> None:
-        """Opens ``metrics.jsonl``, one JSON object a step.
+    @contextlib.contextmanager
+    def open_log(self, first_step: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """Gives a function that adds a step, of JSON's types, to ``metrics.jsonl``, one JSON object a step.
 
         Lines of steps from ``first_step`` on are dropped first, because they will be written again. A last
         line that a kill cut short is dropped too.
         """
         if rank():
+            yield lambda step: None
             return
         path, kept = self.path / "metrics.jsonl", []
         for line in path.read_text().split("\n") if path.exists() else ():
@@ -134,18 +206,8 @@ class RunFolder:
                 if json.loads(line)["step"] < first_step:
                     kept.append(line + "\n")
         files.write_text(path, "".join(kept))
-        self._log = path.open("a")
-
-    def write_step(self, record: dict[str, Any]) -> None:
-        """Adds one step to the log: numbers, lists or mappings."""
-        if self._log is not None:
-            self._log.write(json.dumps(record) + "\n")
-            self._log.flush()
-
-    def close_log(self) -> None:
-        """Closes ``metrics.jsonl``."""
-        if self._log is not None:
-            self._log.close()
+        with path.open("a") as log:
+            yield lambda step: print(json.dumps(step), file=log, flush=True)
 
     def finish(self, task: Task, model: nn.Module) -> None:
         """Writes the trained weights and ``done.json``, and deletes the checkpoints."""
@@ -169,6 +231,52 @@ class RunFolder:
         on_rank_zero(lambda: shutil.rmtree(self.checkpoints, ignore_errors=True))
 
 
+# --- checkpoints --------------------------------------------------------------------------------------------
+
+
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The tensors from which a run continues: the model's, AdamW's two moments, and the number of updates.
+
+    All except the last share memory with the model and the optimiser. Weights may be sharded (DTensor). State
+    that the optimiser does not have yet is created here, as zeros.
+    """
+    # A tied weight appears once, under the first of its names.
+    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    state = {f"model.{n}": t.detach() for n, t in model.state_dict().items() if n not in weights}
+    for name, parameter in model.named_parameters():
+        of_parameter = optimizer.state[parameter]
+        if not of_parameter:  # as AdamW itself begins
+            of_parameter["step"] = torch.zeros((), device=parameter.device)
+            of_parameter.update({key: torch.zeros_like(parameter) for key in _MOMENTS})
+        state[f"model.{name}"] = parameter.detach()
+        for key in _MOMENTS:
+            state[f"optimizer.{key}.{name}"] = of_parameter[key].detach()
+        state[_STEP] = of_parameter["step"].reshape(1).clone()
+    return state
+
+
+def latest_checkpoint(run: Run) -> Path | None:
+    """The newest checkpoint by name, without reading it."""
+    return max(_list_checkpoints(run.folder / "checkpoints"), default=None)
+
+
+def _list_checkpoints(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("step-*") if _NAME.fullmatch(p.name) and p.is_dir())
+
+
+def _delete(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone_is_fine() -> Iterator[None]:
+    """Hides torch's warning that there is no process group: a single rank trains without one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
+
+
 # --- the folder on disk, also of runs that are not in training ----------------------------------------------
 
 
@@ -186,7 +294,7 @@ def check_done(run: Run) -> None:
 
 
 def _check_unchanged(run: Run) -> None:
-    begun = checkpoint.latest_checkpoint(run.folder / "checkpoints") is not None
+    begun = latest_checkpoint(run) is not None
     finished = run.weights_file.is_file() and not begun
     before = description(run).get("settings")
     if before is None and (begun or finished):  # otherwise there is nothing to lose
@@ -212,9 +320,8 @@ def _inputs(run: Run) -> dict[str, str] | None:
 def description(run: Run) -> dict[str, Any]:
     """The content of ``run.json``, or of the newest checkpoint's manifest if that file is missing or damaged;
     empty if neither can be read."""
-    return read_json(run.folder / "run.json") or read_json(
-        (checkpoint.latest_checkpoint(run.folder / "checkpoints") or run.folder) / MANIFEST
-    )
+    newest = latest_checkpoint(run) or run.folder
+    return read_json(run.folder / "run.json") or read_json(newest / MANIFEST)
 
 
 def text_hash(run: Run) -> str | None:

@@ -12,12 +12,12 @@ import os
 import signal
 import sys
 import threading
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import torch
 from tqdm import tqdm
 
-from ...common.command import STOP_SIGNALS, end_with_parent, stop_signals, usable_cores
+from ...common.command import STOP_SIGNALS, STOPPED, end_with_parent, stop_signals, usable_cores
 from ...common.errors import UserError
 from ..paper import Suite
 from ..run import Run
@@ -51,8 +51,7 @@ def train_side_by_side(suite: Suite, runs: list[Run], devices: list[torch.device
     with stop_signals(_stop):
         try:
             tasks = [pool.submit(_train, str(suite.path), run.name) for run in runs]
-            done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
-            for task in done:
+            for task in as_completed(tasks):
                 task.result()
         except KeyboardInterrupt:
             announce_stop()
@@ -84,10 +83,9 @@ def _end(processes: list) -> bool:
         for process in processes:
             process.kill()
         raise
-    return any(process.exitcode == _SAVED for process in processes)
+    return any(process.exitcode == STOPPED for process in processes)
 
 
-_SAVED = 130  # the exit code of a process that stopped with a checkpoint
 _line, _device = 0, torch.device("cpu")
 
 
@@ -113,6 +111,6 @@ def _train(suite_file: str, run_name: str) -> None:
         with contextlib.suppress(OSError):  # its reader may have ended
             tqdm.write(f"{run_name}: {stop}")
             sys.stdout.flush()
-        os._exit(_SAVED)  # or the pool would give this process the next run
+        os._exit(STOPPED)  # or the pool would give this process the next run
     except UserError as error:  # only its message is sent to the parent
         raise UserError(str(error)) from None

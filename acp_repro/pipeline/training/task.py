@@ -16,7 +16,6 @@ from torch.distributed import ProcessGroup
 from ...common import files
 from ..freshness import done
 from ..paper import Suite
-from ..provenance import device_name
 from ..run import Run
 from .run_folder import TrainingError, check_done
 
@@ -127,7 +126,6 @@ class Task(ABC):
         """The finished run, loaded for measuring."""
         run = self.run
         check_done(run)
-        tokens = done(run)["tokens"]
         try:
             model = self.load(run.model_folder, device)
         except (OSError, ValueError) as error:
@@ -135,7 +133,7 @@ class Task(ABC):
                 f"{run.model_folder} cannot be loaded ({error}); copy the damaged file back, or delete "
                 f"{run.folder} and train again with `{run.command}`"
             ) from error
-        return Trained(suite, run, self, model, device, tokens)
+        return Trained(suite, run, self, model, device, done(run)["tokens"])
 
 
 @dataclass
@@ -155,10 +153,6 @@ class Trained:
     def measure_settings(self) -> Any:
         """The suite's settings of the measures."""
         return self.suite.measure_settings
-
-    @property
-    def device_name(self) -> str:
-        return device_name(self.device)
 
     def once(self, compute: Callable[[Any], T]) -> T:
         """``compute(self)``, computed once and shared by several metrics of one command."""

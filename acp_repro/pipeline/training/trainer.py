@@ -37,7 +37,7 @@ from .distributed import (
     world_size,
 )
 from .prefetch import Prefetcher
-from .run_folder import RunFolder, TrainingError, compiles
+from .run_folder import RunFolder, TrainingError, compiles, latest_checkpoint
 from .task import Task
 
 GOES_ON = "the same command continues from there"
@@ -82,8 +82,7 @@ def train(
             task.share_sequences(model, context_group(task.context_parallel, device))
         blocks = task.blocks(model)
         wrapped = parallelize(model, blocks, run.parallel_mode(world_size()), device)
-        if compiles(run, device):
-            compile_blocks(blocks, whole=task.context_parallel == 1)
+        stack.enter_context(compiled_blocks(blocks, compiles(run, device), whole=task.context_parallel == 1))
         optimizer = make_optimizer(model, run.training, task.learning_rate(0), task.rates(model))
         signals = StopSignals(speak=rank() == 0)
         stack.enter_context(stop_signals(signals.note))
@@ -94,7 +93,8 @@ def train(
         groups = world_size() // task.context_parallel
         micro_batches = range(rank() // task.context_parallel, task.micro_batches, groups)
         order = (step * task.micro_batches + i for step in range(first, last) for i in micro_batches)
-        log = stack.enter_context(StepLog(task, folder, device, first, position))
+        write = stack.enter_context(folder.open_log(first))
+        log = stack.enter_context(StepLog(task, write, device, first, position))
         with Prefetcher(task.batch, order, device) as data:
             saved_at = time.monotonic()
             for step in range(first, last):
@@ -126,7 +126,7 @@ def train(
 
                 due = rank() == 0 and time.monotonic() - saved_at >= run.training.checkpoint_every_seconds
                 stop, due = any_rank(signals.asked is not None, due)
-                if step + 1 < last and (stop or due):
+                if step + 1 < task.steps and (stop or due or step + 1 == last):
                     log.read_all()
                     path = folder.save_checkpoint(step + 1, model, optimizer)
                     saved_at = time.monotonic()
@@ -134,13 +134,10 @@ def train(
                     if stop:
                         raise Stopped(f"saved step {step + 1} of {task.steps} in {path}; {GOES_ON}")
             log.read_all()
-        done = last == task.steps
-        if done:
+        if last == task.steps:
             folder.finish(task, model)
-        else:
-            folder.save_checkpoint(last, model, optimizer)
         if any(any_rank(signals.asked is not None)):  # in the last step, or since
-            raise Stopped(f"{run.name} is {'done' if done else 'saved'}; {GOES_ON}")
+            raise Stopped(f"{run.name} is done; {GOES_ON}")
     return folder.path
 
 
@@ -266,24 +263,21 @@ def eager(device: torch.device, dtype: str) -> Iterator[None]:
         yield
 
 
-def compile_blocks(blocks: Sequence[nn.Module], backend: str = "inductor", whole: bool = True) -> None:
-    """Sends each block's forward through torch.compile, in place: one graph that all blocks share, or without
-    ``whole`` several, where a block exchanges tokens with other ranks.
+@contextlib.contextmanager
+def compiled_blocks(
+    blocks: Sequence[nn.Module], enabled: bool, *, whole: bool = True, backend: str = "inductor"
+) -> Iterator[None]:
+    """Inside, if ``enabled``, each block's forward goes through torch.compile: one graph that all blocks
+    share, or without ``whole`` several, where a block exchanges tokens with other ranks.
 
     Names of weights stay. Only ``forward`` is compiled, not the call around it, so FSDP2's hooks and gradient
     checkpointing stay outside the graph. Graphs of other models are dropped, because torch.compile keeps only
     a few graphs for one function.
     """
-    torch.compiler.reset()
-    for block in blocks:
-        block.forward = torch.compile(block.forward, fullgraph=whole, dynamic=False, backend=backend)
-
-
-@contextlib.contextmanager
-def compiled_blocks(blocks: Sequence[nn.Module], enabled: bool) -> Iterator[None]:
-    """:func:`compile_blocks` inside, if ``enabled``, and eager blocks again after it."""
     if enabled:
-        compile_blocks(blocks)
+        torch.compiler.reset()
+        for block in blocks:
+            block.forward = torch.compile(block.forward, fullgraph=whole, dynamic=False, backend=backend)
     try:
         yield
     finally:
@@ -301,9 +295,15 @@ class StepLog(contextlib.AbstractContextManager):
     the host. All losses are read before a checkpoint, so none is written after a NaN.
     """
 
-    def __init__(self, task: Task, folder: RunFolder, device: torch.device, first: int, position: int | None):
-        self.task, self.folder, self.device = task, folder, device
-        folder.open_log(first)
+    def __init__(
+        self,
+        task: Task,
+        write: Callable[[dict[str, Any]], None],
+        device: torch.device,
+        first: int,
+        position: int | None,
+    ):
+        self.task, self.write, self.device = task, write, device
         self.progress = progress_bar(
             total=task.steps * task.step_tokens,
             initial=first * task.step_tokens,
@@ -323,7 +323,6 @@ class StepLog(contextlib.AbstractContextManager):
 
     def __exit__(self, *_) -> None:
         self.progress.close()
-        self.folder.close_log()
 
     def launched(
         self,
@@ -366,7 +365,7 @@ class StepLog(contextlib.AbstractContextManager):
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise TrainingError(
                     f"{self.task.run.name}: step {record['step']} gave loss {loss} and gradient norm {norm}; "
-                    f"the last good checkpoint is {self.folder.latest_checkpoint()}"
+                    f"the last good checkpoint is {latest_checkpoint(self.task.run)}"
                 )
             seconds = ready.seconds_since(self.before)
             self.before = ready
@@ -377,7 +376,7 @@ class StepLog(contextlib.AbstractContextManager):
             if self.device.type == "cuda":
                 record["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
             record |= self.task.speed(rate, self.device, world_size(), self.watched)
-            self.folder.write_step(record)
+            self.write(record)
             self._show(record)
 
     def _show(self, record: dict[str, Any]) -> None:
