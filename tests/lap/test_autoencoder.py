@@ -263,6 +263,8 @@ def test_using_a_model_in_training_draws_no_dropout():
     built.t5.decoder.train()
     assert all(built.decode(memory, 8) == wanted for _ in range(3))
     assert all(module.training for module in built.modules())
+    ids = built.token_ids(TEXTS)
+    assert built(ids).cross_entropy != built(ids).cross_entropy  # which training does
 
 
 def test_special_tokens_in_a_text_are_text():
