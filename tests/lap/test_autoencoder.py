@@ -164,8 +164,7 @@ def test_a_hard_concrete_gate_masks_as_much_as_it_removes():
     torch.testing.assert_close(soft.cross_entropy, removed.cross_entropy, rtol=1e-6, atol=1e-6)
 
 
-def test_a_batch_gives_what_each_text_gives():
-    built = model()
+def test_a_batch_gives_what_each_text_gives(built):
     together = built.encode(TEXTS)
     lengths = [len(built.tokenizer.encode(text)) + 1 for text in TEXTS]
     torch.testing.assert_close(together.keep_ratio, together.kept / torch.tensor(lengths))
