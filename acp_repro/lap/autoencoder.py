@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers.utils.hub import cached_file
 
 from acp_repro.common import files
@@ -356,5 +357,4 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:
     """(B, T) int64 of rows of ids, padded at the end."""
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows])
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad_id)

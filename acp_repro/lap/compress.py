@@ -7,7 +7,6 @@ them is dropped. Then it prints what each gate drops, and the text that the mode
 
 from __future__ import annotations
 
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from acp_repro.common.command import choose_device, command, described_parser, p
 from acp_repro.common.errors import UsageError
 
 LEGEND = "[word]2: a token that gate 2 dropped; the others are kept; a word may be several tokens"
-TERMINAL_LEGEND = "\033[1mbold\033[0m: kept; \033[90mgrey\033[0m: dropped; a word may be several tokens"
 
 
 @command(extra="lap")
@@ -39,11 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
     texts = options.text or list(lines.values())
     memory = model.encode_ids(model.token_ids(texts, list(lines)))
     written = model.decode(memory, options.max_length)
-    terminal = sys.stdout.isatty()
-    print(f"{TERMINAL_LEGEND if terminal else LEGEND}\n")
+    print(f"{LEGEND}\n")
     for row, text in enumerate(texts):
         kept, length = int(memory.kept[row]), int(memory.lengths[row])
-        print(f"{mark_tokens(model, memory, row, terminal)}")
+        print(mark_tokens(model, memory, row))
         print(f"  keeps {kept} of {length} tokens ({kept / length:.0%}), EOS among them")
         for name, tokens in group_by_gate(model, memory, row):
             print(f"  {name}: {' '.join(token.strip() or '␣' for token in tokens) or 'nothing'}")
@@ -66,14 +63,10 @@ def _read_lines(path: Path) -> dict[str, str]:
     return found
 
 
-def mark_tokens(model: lap.PruningAutoencoder, memory: lap.Memory, row: int, colour: bool) -> str:
-    """The tokens of one text, kept ones plain and dropped ones marked.
+def mark_tokens(model: lap.PruningAutoencoder, memory: lap.Memory, row: int) -> str:
+    """The tokens of one text: kept ones plain, a dropped one as ``[token]1`` with its gate counted from 1.
 
     Tokens that share a character are marked as one, by the first gate that dropped any of them.
-
-    Args:
-        colour: kept tokens bold and dropped ones grey. Otherwise a dropped token is ``[token]1``, with its
-            gate counted from 1.
     """
     length = int(memory.lengths[row]) - 1  # EOS is always kept
     ids = memory.input_ids[row, :length].tolist()
@@ -83,10 +76,7 @@ def mark_tokens(model: lap.PruningAutoencoder, memory: lap.Memory, row: int, col
     for token, count in model.tokenizer.characters(ids):
         gate = min((gate for gate in islice(gates, count) if gate >= 0), default=-1)
         space, word = (" ", token[1:]) if token.startswith(" ") else ("", token)
-        if colour:
-            parts.append(f"{space}\033[1m{word}\033[0m" if gate < 0 else f"{space}\033[90m{word}\033[0m")
-        else:
-            parts.append(f"{space}{word}" if gate < 0 else f"{space}[{word}]{gate + 1}")
+        parts.append(f"{space}{word}" if gate < 0 else f"{space}[{word}]{gate + 1}")
     return "".join(parts)
 
 

@@ -104,15 +104,13 @@ def write_greedily(
     tokens = torch.full((len(memory),), t5.config.decoder_start_token_id, device=memory.device)
     for _ in range(most):
         tokens = state.step(tokens).argmax(-1)
-        ended = [token == t5.config.eos_token_id for token in tokens.tolist()]
-        for row, token, end in zip(going, tokens.tolist(), ended, strict=True):
-            if not end:
-                rows[row].append(token)
-        if any(ended):
-            left = torch.tensor([not end for end in ended], device=tokens.device)
-            going = [row for row, end in zip(going, ended, strict=True) if not end]
-            if not going:
-                break
-            state.keep(left)
-            tokens = tokens[left]
+        goes_on = tokens != t5.config.eos_token_id
+        if not goes_on.all():
+            state.keep(goes_on)
+            tokens = tokens[goes_on]
+            going = [row for row, on in zip(going, goes_on.tolist(), strict=True) if on]
+        if not going:
+            break
+        for row, token in zip(going, tokens.tolist(), strict=True):
+            rows[row].append(token)
     return rows

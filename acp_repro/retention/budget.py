@@ -56,8 +56,6 @@ def token_budgets(config: RetentionConfig, lengths: Length, gates: int) -> list[
 
 def active_gates(config: RetentionConfig, places: Sequence[int]) -> tuple[int, ...]:
     """The places at which a gate can drop something; with a constant budget only the first."""
-    if not places:
-        return ()
     if config.schedule == "constant":
         return tuple(places[:1])
     if config.schedule == "geometric":

@@ -69,9 +69,6 @@ def get_module(module: nn.Module, path: str) -> Any:
     return functools.reduce(getattr, path.split("."), module)
 
 
-_KNOWN: dict[str, Encoder] = {}
-
-
 def register_encoder(model_type: str, encoder: Encoder) -> None:
     """Makes an encoder known to :func:`~acp_repro.retention.retain` by its config's ``model_type``.
 
@@ -181,12 +178,10 @@ def _call_longformer(block: nn.Module, hidden: Tensor, mask: Tensor, **kwargs: A
 
 
 _BERT = Encoder("encoder", "attention.self.query", "attention.self.key")
-for _name in LIKE_BERT:
-    register_encoder(_name, _BERT)
-register_encoder(
-    "distilbert", Encoder("transformer", "attention.q_lin", "attention.k_lin", output=BaseModelOutput)
-)
-register_encoder(
-    "longformer",
-    dataclasses.replace(_BERT, windowed=True, call=_call_longformer, output=LongformerBaseModelOutput),
-)
+_KNOWN = {
+    **dict.fromkeys(LIKE_BERT, _BERT),
+    "distilbert": Encoder("transformer", "attention.q_lin", "attention.k_lin", output=BaseModelOutput),
+    "longformer": dataclasses.replace(
+        _BERT, windowed=True, call=_call_longformer, output=LongformerBaseModelOutput
+    ),
+}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -175,7 +176,7 @@ class InformationGate(Gate):
             nn.GELU(),
             nn.Linear(config.scorer_width, 2),
         )
-        bias = self.sampler[-1].bias
+        bias: Any = self.sampler[-1].bias
         nn.init.zeros_(bias)
         nn.init.constant_(bias[0], config.initial_logit)
 

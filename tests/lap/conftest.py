@@ -2,8 +2,17 @@
 
 import importlib.util
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
 if importlib.util.find_spec("transformers") is None:  # pip install -e '.[retention,lap]'
     collect_ignore_glob = ["*.py"]
+
+
+@pytest.fixture(scope="session")
+def built():
+    """The default model of ``tests.lap.tiny``, in evaluation mode, for tests that leave it as it is."""
+    from tests.lap.tiny import model
+
+    return model()

@@ -164,8 +164,7 @@ def test_a_hard_concrete_gate_masks_as_much_as_it_removes():
     torch.testing.assert_close(soft.cross_entropy, removed.cross_entropy, rtol=1e-6, atol=1e-6)
 
 
-def test_a_batch_gives_what_each_text_gives():
-    built = model()
+def test_a_batch_gives_what_each_text_gives(built):
     together = built.encode(TEXTS)
     lengths = [len(built.tokenizer.encode(text)) + 1 for text in TEXTS]
     torch.testing.assert_close(together.keep_ratio, together.kept / torch.tensor(lengths))
@@ -263,6 +262,8 @@ def test_using_a_model_in_training_draws_no_dropout():
     built.t5.decoder.train()
     assert all(built.decode(memory, 8) == wanted for _ in range(3))
     assert all(module.training for module in built.modules())
+    ids = built.token_ids(TEXTS)
+    assert built(ids).cross_entropy != built(ids).cross_entropy  # which training does
 
 
 def test_special_tokens_in_a_text_are_text():

@@ -3,15 +3,14 @@
 import torch
 
 from acp_repro.lap.compress import group_by_gate, mark_tokens
-from tests.lap.tiny import TEXTS, model
+from tests.lap.tiny import TEXTS
 
 
-def test_every_token_is_shown_once():
-    built = model()
+def test_every_token_is_shown_once(built):
     texts = [*TEXTS, "日本 🎉 café"]  # their tokens are bytes, and a mark may not stand between two
     memory = built.encode(texts)
     for row, text in enumerate(texts):
-        plain = mark_tokens(built, memory, row, colour=False)
+        plain = mark_tokens(built, memory, row)
         for gate in range(1, memory.gates + 1):
             plain = plain.replace(f"]{gate}", "")
         assert plain.replace("[", "") == text
@@ -21,11 +20,10 @@ def test_every_token_is_shown_once():
         assert groups[-1][1] == memory.tokens[row]
 
 
-def test_a_character_of_several_tokens_is_marked_by_its_first_gate():
-    built = model()
+def test_a_character_of_several_tokens_is_marked_by_its_first_gate(built):
     memory = built.encode(["日"])
     assert memory.lengths.tolist() == [4]  # three bytes and EOS
     memory.dropped_by[:] = torch.tensor([[-1, 1, 0, -1]])
-    assert mark_tokens(built, memory, 0, colour=False) == "[日]1"
+    assert mark_tokens(built, memory, 0) == "[日]1"
     memory.dropped_by[:] = torch.tensor([[-1, -1, -1, -1]])
-    assert mark_tokens(built, memory, 0, colour=False) == "日"
+    assert mark_tokens(built, memory, 0) == "日"

@@ -5,15 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.lap import (
-    figure_curve,
-    figure_dynamics,
-    figure_probing,
-    figure_savings,
-    figure_slices,
-    slices,
-    table_scores,
-)
+from analysis.lap import figure_dynamics, figure_probing, figure_savings, figure_slices, slices, table_scores
 from analysis.verdict import Word
 
 MET, MISSED, UNTOLD = Word.REPRODUCED, Word.CONTRADICTED, Word.INCONCLUSIVE
@@ -156,13 +148,6 @@ def test_a_vector_owns_a_slice_and_eos_gathers_from_every_third(records, own_sli
     assert status(figure_slices.eos_is_global, records) == eos_is_global
 
 
-@pytest.mark.slow
-def test_the_committed_attributions_are_of_slices_and_eos_of_the_end():
-    records = pd.read_csv(ROOT / "results/lap-h200/exact-10/attribution.csv.gz")
-    assert status(figure_slices.own_slice, records) == MET
-    assert status(figure_slices.eos_is_global, records) == MISSED
-
-
 def test_numbers_of_slices():
     found = slices.widths(slices.positive(attribution(texts=1, at30=BEFORE, at31=EVEN, eos=LATE)))
     assert found.to_dict() == pytest.approx({False: (5 / 60 + 30 / 60) / 2, True: 2 / 60})
@@ -218,14 +203,6 @@ SAVES = (ENCODER_TIME, ENCODER_MEMORY, DECODER_TIME, DECODER_MEMORY)
 def test_time_and_memory_of_encoder_and_decoder_are_four_claims(records, other):
     found = {check: status(check, records) for check in SAVES}
     assert found == {**dict.fromkeys(SAVES, MET), **other}
-
-
-def test_the_curve_shows_the_model_without_gates():
-    records = pd.concat(map(pd.read_csv, sorted(ROOT.glob("results/lap-h200/*/reconstruction.csv"))))
-    right = figure_curve.draw(records).axes[1]
-    shown = {tuple(point) for line in right.lines for point in line.get_xydata().tolist()}
-    free = records[(records["run"] == "ungated") & (records["decoding"] == "free")].iloc[0]
-    assert {(1.0, free["bleu"]), (1.0, free["exact_match"])} <= shown
 
 
 def test_runs_that_do_not_train_as_published_tell_nothing_of_the_article(monkeypatch):

@@ -30,8 +30,7 @@ def test_padding_counts_for_nothing(training_mask):
         assert torch.equal(trained.lengths, trained.kept.float())
 
 
-def test_each_gate_has_its_own_noise():
-    built = model()
+def test_each_gate_has_its_own_noise(built):
     ids = built.token_ids([TEXTS[0]])
     noise = torch.zeros(built.num_gates, *ids.shape)
     noise[0, 0, 2], noise[1, 0, 4] = 0.3, -0.2
@@ -47,8 +46,7 @@ def test_each_gate_has_its_own_noise():
     torch.testing.assert_close(moved, noise[:, :, :-1], rtol=1e-3, atol=1e-4)
 
 
-def test_accuracy_is_a_share_of_the_texts_own_tokens(monkeypatch):
-    built = model()
+def test_accuracy_is_a_share_of_the_texts_own_tokens(built, monkeypatch):
     ids = built.token_ids(TEXTS)
     best = ids.clone()
     best[1, 0] += 1

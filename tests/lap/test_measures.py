@@ -16,8 +16,7 @@ from tests.suites import slow_every_other
 CPU = torch.device("cpu")
 
 
-def test_what_the_decoder_holds_is_what_is_computed():
-    built = model()
+def test_what_the_decoder_holds_is_what_is_computed(built):
     memory = built.encode(TEXTS)
     state = Decoding(built.t5, memory.vectors, memory.mask, 5)
     tensors = [memory.vectors, *(part for layer in state._memory for part in layer)]
@@ -62,8 +61,7 @@ def test_each_kept_share_is_measured_once(alike, monkeypatch):
     assert (min(row["keep_ratio"] for row in rows) == 1.0) == alike
 
 
-def test_the_order_favours_neither_masks_nor_removal(monkeypatch):
-    built = model()
+def test_the_order_favours_neither_masks_nor_removal(built, monkeypatch):
     trained = SimpleNamespace(model=built, device=CPU)
     slow_every_other(monkeypatch)
     masked, removed = _compare(trained, built, built.token_ids([TEXTS[2]]))
@@ -83,11 +81,10 @@ def test_scores_of_a_text_that_is_written_too_short():
     assert found["edits_per_token"] == pytest.approx(1 / total) and found["exact_match"] == 0.5
 
 
-def test_the_kept_ratio_is_a_mean_over_texts():
+def test_the_kept_ratio_is_a_mean_over_texts(built):
     pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
     from acp_repro.papers.lap.measure.reconstruction import measure_reconstruction
 
-    built = model()
     rows = [built.token_ids([text])[0].tolist() for text in TEXTS]
     trained = SimpleNamespace(
         model=built,
@@ -145,8 +142,7 @@ def test_a_word_begins_with_a_space_or_the_text(word, first, kind):
     assert kind_of(word, first) == kind
 
 
-def test_counts_are_of_the_models_own_choice():
-    built = model()
+def test_counts_are_of_the_models_own_choice(built):
     ids = built.token_ids(TEXTS)
     rows = [[i for i in row if i != built.t5.config.pad_token_id] for row in ids.tolist()]
     trained = SimpleNamespace(
