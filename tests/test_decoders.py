@@ -196,17 +196,13 @@ def test_alibi_has_a_certificate(ids):
     model, seen = tiny_model("bloom"), {}
     for weight in model.parameters():
         weight.data.mul_(0.2)
-    with torch.no_grad():
-        weights = model(ids.repeat(1, 8), output_attentions=True).attentions
-    table = read_heads(model, ids.repeat(1, 8)).table.set_index(["layer", "head"])
-    assert table["known"].max() > 0.1
+    table, stricter = (
+        read_heads(model, ids.repeat(1, 8), log_pruning_tolerance=x).table for x in (None, -60)
+    )
+    assert table["known"].max() > 0.1 and table["known"].mean() > stricter["known"].mean()
     assert (table["known"] <= table["seen_e-10"]).all() and (table["seen_e-10"] <= table["after_e-10"]).all()
     read_layers(model, ids, seen.__setitem__)
     assert (-seen[0].c[:, 1]).tolist() == pytest.approx([1 / 4, 1 / 16, 1 / 64, 1 / 256])
-    far = weights[0][0, 0].tril(-256)  # the first head's slope of 1/4 leaves nothing there
-    assert far.sum(-1).max() < math.exp(-10)
-    known = [read_heads(model, ids.repeat(1, 8), log_pruning_tolerance=x).table["known"] for x in (-10, -60)]
-    assert known[0].equals(table["known"].reset_index(drop=True)) and known[0].mean() > known[1].mean()
     with pytest.raises(ValueError, match="must be negative and finite .* got 0"):  # and not the default
         read_heads(model, ids, log_pruning_tolerance=0)
 
