@@ -177,8 +177,10 @@ def test_blocks_are_those_of_a_kernel_that_visits_them_in_turn(seed, spread, log
     scores = spread * torch.randn(rows, blocks, width, generator=generator, dtype=torch.float64)
     scores += spread * torch.randn(1, blocks, 1, generator=generator, dtype=torch.float64)
     scores[:, :, 1:] -= spread * torch.randint(0, 3, (rows, blocks, 1), generator=generator)
-    weights = scores.flatten(1).softmax(-1).view_as(scores)
-    visible = torch.full((rows,), blocks * width)
+    visible = torch.randint(1, blocks * width + 1, (rows, 1), generator=generator)
+    hidden = torch.arange(blocks * width) < blocks * width - visible  # outside the row's window
+    weights = scores.flatten(1).masked_fill(hidden, -math.inf).softmax(-1).view_as(scores)
+    visible = visible[:, 0]
     running = torch.zeros(rows, dtype=torch.float64)
     expected = []
     for block in reversed(range(blocks)):
