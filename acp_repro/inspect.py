@@ -54,8 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
     for other in others:  # before anything is computed
         check_comparable(checkpoint.name, checkpoint.config, other.name, other.config)
         _check_reads_like(checkpoint, other)
-    tokens = options.tokens or DEFAULT_TOKENS
-    input_ids = checkpoint.input_ids(length, tokens, text=options.text, token_ids=options.token_ids)
+    input_ids = checkpoint.input_ids(
+        length, options.tokens or DEFAULT_TOKENS, text=options.text, token_ids=options.token_ids
+    )
     without_gates = any(one.config.use_rope for one in (checkpoint, *others))
     epsilon = {"log_pruning_tolerance": options.log_pruning_tolerance}
 
@@ -85,31 +86,30 @@ def main(arguments: list[str] | None = None) -> int:
         heads, page = measure(inspect_heads, checkpoint), None
     print(f"text: {source}")
     (print_decoder if without_gates else print_heads)(str(checkpoint.folder), heads, options.sort)
-    if options.rules:
-        rules = _write_rules(options, checkpoint.load(device), input_ids[:1], checkpoint.name, source)
-        if page:
-            page.models[0].rules = rules
-    return _write_files(options, heads, page)
+    rules = options.rules and _measure_rules(
+        options, checkpoint.load(device), input_ids, checkpoint.name, source
+    )
+    return _write_files(options, heads, page, rules)
 
 
-def _write_rules(options: argparse.Namespace, model, ids, name: str, text: str) -> dict:
-    """Prints what each rule skips and loses on the first sequence, and writes and returns it head by head."""
+def _measure_rules(options: argparse.Namespace, model, ids, name: str, text: str) -> dict:
+    """Prints and returns what each rule skips and loses on the first sequence."""
     from .explorer.rule_table import head_map, measure_rules, print_rules
 
-    epsilon = options.log_pruning_tolerance
-    table = measure_rules(model, ids, log_pruning_tolerance=epsilon, progress=True)
+    table = measure_rules(model, ids[:1], log_pruning_tolerance=options.log_pruning_tolerance, progress=True)
     print_rules(table)
-    rules = head_map(table, name, Path(text).name, ids.shape[1])
-    files.write_json(options.rules, rules)
-    print(f"rules   {options.rules.resolve()}")
-    return rules
+    return head_map(table, name, Path(text).name, ids.shape[1])
 
 
-def _write_files(options: argparse.Namespace, heads, page) -> int:
+def _write_files(options: argparse.Namespace, heads, page, rules: dict | None) -> int:
+    if rules:
+        files.write_json(options.rules, rules)
+        print(f"rules   {options.rules.resolve()}")
     if options.csv:
         files.write_text(options.csv, heads.to_csv(index=False))
         print(f"csv     {options.csv.resolve()}")
     if options.html:
+        page.models[0].rules = rules
         path = page.save(options.html)
         print(f"html    {path.resolve()} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
@@ -148,9 +148,8 @@ def _inspect_decoder(options: argparse.Namespace) -> int:
     print_decoder(options.model, heads.table, options.sort)
     for line in heads.skipped:
         print(f"skipped {line}")
-    if options.rules:
-        heads.rules = _write_rules(options, model, ids[:1], heads.name, given or SampleSource.title)
-    return _write_files(options, heads.table, Explorer(heads, tokenizer=tokenizer))
+    rules = options.rules and _measure_rules(options, model, ids, heads.name, given or SampleSource.title)
+    return _write_files(options, heads.table, Explorer(heads, tokenizer=tokenizer), rules)
 
 
 def _check_reads_like(one: Checkpoint, other: Checkpoint) -> None:

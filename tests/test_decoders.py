@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from acp_repro import FoXConfig, FoXForCausalLM, inspect
 from acp_repro.explorer.blocks import BLOCK, known_afterwards, seen_on_the_way
 from acp_repro.explorer.decoders import NotReadable, read_layers
-from acp_repro.explorer.heads_table import print_decoder
 from acp_repro.explorer.read import read_heads
 from acp_repro.explorer.weights import head_weights
 from acp_repro.model import save_pretrained
@@ -24,49 +23,13 @@ from tests.test_heads import small_model
 
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 T = 150
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 256,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
-MODELS = {
-    "Llama": (GROUPED, {}),
-    "Qwen2": (GROUPED, {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
-    "Qwen3": (GROUPED, {}),
-    "Gemma": (GROUPED, {}),
-    "Gemma2": (GROUPED, {"sliding_window": 16}),
-    "Gemma3Text": (GROUPED, {"sliding_window": 16}),
-    "Mistral": (GROUPED, {"sliding_window": 70}),
-    "GPT2": ({}, {}),
-    "GPTNeoX": ({}, {}),
-    "OPT": ({}, {"ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "Bloom": ({}, {}),
-    "Mpt": ({}, {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}),
-}
-
-
-def make_model(name: str, auto=transformers.AutoModelForCausalLM, **more):
-    torch.manual_seed(0)
-    shape, own = MODELS.get(name, ({}, {}))
-    config = getattr(transformers, f"{name}Config")(**SIZES, **shape, **own, **more)
-    model = auto.from_config(config, attn_implementation="eager").double().eval()
-    for weight in model.parameters():
-        if weight.ndim == 2:
-            weight.data.normal_(0, 0.3)
-    return model
-
-
 # Model types that the documentation lists, with what differs from the sizes that they have in common.
 LISTED = re.findall(
     r"`([\w-]+)`", (REPO_ROOT / "docs/heads.md").read_text().split("<!-- model types")[1].split("<!-- end")[0]
 )
-TINY = SIZES | {
+TINY = {
+    **{"vocab_size": 97, "intermediate_size": 48, "max_position_embeddings": 256},
+    **{"bos_token_id": 0, "eos_token_id": 0, "num_hidden_layers": 2, "num_attention_heads": 4},
     **{"hidden_size": 64, "n_embd": 64, "d_model": 64, "word_embed_proj_dim": 64, "decoder_ffn_dim": 48},
     **dict.fromkeys(("n_positions", "max_seq_len"), 256),
     **dict.fromkeys(("n_routed_experts", "num_experts", "num_local_experts", "n_head", "n_heads"), 4),
@@ -96,13 +59,14 @@ OWN = {
 }
 
 
-def make_listed(model_type: str):
+def tiny_model(model_type: str, auto=transformers.AutoModelForCausalLM, **own):
     """A tiny model whose class reads ``model_type``, with random weights."""
     default = transformers.CONFIG_MAPPING[model_type]()
     sizes = {name: value for name, value in TINY.items() if getattr(default, name, None) is not None}
-    config = transformers.CONFIG_MAPPING[model_type](**sizes | {"pad_token_id": 0} | OWN.get(model_type, {}))
+    sizes |= {"pad_token_id": 0} | OWN.get(model_type, {}) | own
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    config = transformers.CONFIG_MAPPING[model_type](**sizes)
+    model = auto.from_config(config, attn_implementation="eager").float().eval()
     for name, weight in model.named_parameters():
         if weight.ndim == 2 or not weight.isfinite().all():
             weight.data.normal_(0, 0.15)
@@ -113,7 +77,7 @@ def make_listed(model_type: str):
 
 def largest_difference(inputs, weights) -> float:
     """Between the rows of the explorer and of eager attention; each sums to 1, without a sink's weight."""
-    c, worst = inputs.running_sum(0), 0.0
+    c, worst = inputs.c, 0.0
     for head in range(inputs.q.shape[1]):
         rows = head_weights(
             inputs.q[0, head],
@@ -137,38 +101,14 @@ def ids():
     return torch.randint(0, 97, (1, T), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_sums_are_those_of_the_weights_that_transformers_computes(name, ids):
-    model, seen = make_model(name), {}
-    with torch.no_grad():
-        expected = model(ids, output_attentions=True).attentions
-    assert read_layers(model, ids, seen.__setitem__) == []
-    assert model.config._attn_implementation == "eager" and sorted(seen) == [0, 1]
-    for layer, inputs in seen.items():
-        c = inputs.running_sum(0)
-        for head in range(4):
-            key = inputs.k[0, head * inputs.k.shape[1] // 4]
-            sums = head_weights(
-                inputs.q[0, head],
-                key,
-                None if c is None else c[head],
-                None,
-                grid=(BLOCK, BLOCK),
-                cell=1,
-                scaling=inputs.scaling,
-                softcap=inputs.softcap,
-                window_size=inputs.window_size,
-            )
-            assert (sums.cells - expected[layer][0, head]).abs().max() < 1e-5
-
-
 def test_every_listed_model_type_is_read_as_eager_attention_computes_it(ids):
     known = [name for name in LISTED if name in transformers.CONFIG_MAPPING]
     assert len(LISTED) == len({*LISTED}) and len(known) > 50
     far = {}
     for name in known:
-        model, seen = make_listed(name), {}
+        model, seen = tiny_model(name), {}
         read_layers(model, ids, seen.__setitem__)
+        assert model.config._attn_implementation == "eager"
         with torch.no_grad():
             weights = [x for x in model(ids, output_attentions=True).attentions if x is not None]
             layers = sorted(seen) if len(weights) == len(seen) else range(len(weights))
@@ -177,69 +117,32 @@ def test_every_listed_model_type_is_read_as_eager_attention_computes_it(ids):
     assert max(far.values()) < 5e-6, far
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "mimo_v2_flash"])
-def test_a_learned_sink_is_one_more_logit_of_each_row(name, ids):
-    model = make_listed(name)
-    with torch.no_grad():
-        expected = model(ids, output_attentions=True)
-    table = read_heads(model, ids).table.set_index(["layer", "head"])
-    for (layer, head), row in table.iterrows():
-        weights = expected.attentions[layer][0, head].double()
-        assert row["sink_weight"] == pytest.approx(float(1 - weights.sum(-1).mean()), abs=1e-5)
-        entropy = torch.special.entr(weights).sum(-1).mean()
-        assert row["entropy_nats"] == pytest.approx(float(entropy), abs=1e-5)
-        falling = weights.sort(-1, descending=True).values.cumsum(-1)
-        keys = 1 + (falling < 0.9 * falling[:, -1:]).sum(-1)
-        assert row["keys_90"] == keys.double().median()
-    assert table["sink_weight"].max() > 0.1
-    assert (table["seen_1e-2"] <= table["after_1e-2"]).all()
-
-
-def test_a_layer_that_attends_more_than_once_is_rejected(ids):
-    model = make_model("Llama")
-    model.model.layers.append(model.model.layers[0])
-    model.config.num_hidden_layers = 3
-    with pytest.raises(NotReadable, match="layer 0 attends more than once"):
-        read_heads(model, ids)
-
-
-def test_table_of_a_decoder(ids, monkeypatch):
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss", "mimo_v2_flash"])  # a window, and learned sinks
+def test_the_table_is_that_of_the_weights_of_eager_attention(name, ids, monkeypatch):
+    """A sink is one more logit of each row: it has no key, and takes weight from those that are."""
     monkeypatch.setattr("acp_repro.explorer.weights.CHUNK_SCORES_CPU", BLOCK * T)  # three chunks
-    model = make_model("Mistral")
+    model = tiny_model(name, sliding_window=70)
+    model = model.double() if name == "mistral" else model  # float64 has no grouped product of experts
     with torch.no_grad():
         weights = torch.stack(model(ids, output_attentions=True).attentions).double().flatten(0, 2)
     found = read_heads(model, ids)
-    table = found.table
-    falling = weights.sort(-1, descending=True).values.cumsum(-1)
+    table, falling = found.table, weights.sort(-1, descending=True).values.cumsum(-1)
     for share in (0.9, 0.99, 0.999):
-        keys = (1 + (falling < share).sum(-1)).double()
+        keys = (1 + (falling < share * falling[..., -1:].clamp(max=1)).sum(-1)).double()
         assert table[f"keys_{100 * share:g}"].tolist() == keys.median(-1).values.tolist()
         assert table[f"q90_keys_{100 * share:g}"].tolist() == pytest.approx(keys.quantile(0.9, -1).tolist())
-    entropy = torch.special.entr(weights).sum(-1).mean(-1)
-    assert table["entropy_nats"].tolist() == pytest.approx(entropy.tolist(), abs=1e-5)
-    assert table["first_token_weight"].tolist() == pytest.approx(weights[:, :, 0].mean(-1).tolist(), abs=1e-6)
+    for column, expected in (
+        ("entropy_nats", torch.special.entr(weights).sum(-1).mean(-1)),
+        ("first_token_weight", weights[:, :, 0].mean(-1)),
+        ("sink_weight", 1 - weights.sum(-1).mean(-1)),
+    ):
+        assert table[column].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
     assert (table["known"] == 0).all()  # nothing decays; the third block row has one block out of the window
-    assert "<table" in found._repr_html_()
-
-
-@pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
-@pytest.mark.parametrize("epsilon", [math.exp(-10), 1e-2])
-def test_no_row_loses_epsilon(spread, epsilon):
-    length, blocks = 640, 10
-    scores = spread * torch.randn(BLOCK, length, generator=torch.Generator().manual_seed(2)).double()
-    scores -= 0.02 * spread * torch.arange(length).flip(0)
-    scores[::7, : 2 * BLOCK] += 0.5 * spread  # rows that need what others do not
-    tiles = scores.softmax(-1).view(BLOCK, blocks, BLOCK)
-    weights, largest = tiles.sum(-1), tiles.amax(-1)
-    left_out = seen_on_the_way(largest, weights, torch.full((BLOCK,), length), epsilon)
-    assert weights[:, left_out].sum(-1).max() < epsilon and not left_out[-1]
-    oracle = known_afterwards(weights, epsilon)
-    assert int(left_out.sum()) <= int(oracle.sum())
-    assert weights[:, oracle].sum(-1).max() < epsilon
+    assert (table["seen_1e-2"] <= table["after_1e-2"]).all() and "<table" in found._repr_html_()
 
 
 def test_reading_depends_on_no_mode_and_keeps_the_mode_of_each_module(ids):
-    model = make_model("GPT2", attn_pdrop=0.5, resid_pdrop=0.5)
+    model = tiny_model("gpt2", attn_pdrop=0.5, resid_pdrop=0.5)
     expected = read_heads(model, ids).table
     model.train().transformer.h[0].eval()
     modes = [module.training for module in model.modules()]
@@ -248,20 +151,6 @@ def test_reading_depends_on_no_mode_and_keeps_the_mode_of_each_module(ids):
     with pytest.raises(NotReadable, match="300 tokens are more than the model's 256 positions"):
         read_heads(model, torch.zeros(300, dtype=torch.long))
     assert [module.training for module in model.modules()] == modes
-
-
-@pytest.mark.parametrize("extra", ["indices", "block_indices"])
-def test_arguments_that_change_the_weights_in_unknown_ways_are_rejected(extra, ids):
-    model = make_model("Llama")
-    expected, attention = read_heads(model, ids).table, model.model.layers[1].self_attn
-    forward = attention.forward
-    for harmless in (None, False):
-        attention.forward = functools.partial(forward, **{extra: harmless})
-        assert read_heads(model, ids).table.equals(expected)
-    attention.forward = functools.partial(forward, **{extra: torch.zeros(1)})
-    with pytest.raises(NotReadable, match=f"LlamaForCausalLM cannot be read: layer 1 passes {extra} to its"):
-        read_heads(model, ids)
-    assert model.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize(("surplus", "kept"), [(1.0001, True), (0.9999, False)])
@@ -288,8 +177,10 @@ def test_blocks_are_those_of_a_kernel_that_visits_them_in_turn(seed, spread, log
     scores = spread * torch.randn(rows, blocks, width, generator=generator, dtype=torch.float64)
     scores += spread * torch.randn(1, blocks, 1, generator=generator, dtype=torch.float64)
     scores[:, :, 1:] -= spread * torch.randint(0, 3, (rows, blocks, 1), generator=generator)
-    weights = scores.flatten(1).softmax(-1).view_as(scores)
-    visible = torch.full((rows,), blocks * width)
+    visible = torch.randint(1, blocks * width + 1, (rows, 1), generator=generator)
+    hidden = torch.arange(blocks * width) < blocks * width - visible  # outside the row's window
+    weights = scores.flatten(1).masked_fill(hidden, -math.inf).softmax(-1).view_as(scores)
+    visible = visible[:, 0]
     running = torch.zeros(rows, dtype=torch.float64)
     expected = []
     for block in reversed(range(blocks)):
@@ -297,25 +188,23 @@ def test_blocks_are_those_of_a_kernel_that_visits_them_in_turn(seed, spread, log
         running += 0 if left_out else weights[:, block].sum(-1)
         expected.insert(0, left_out)
     found = seen_on_the_way(weights.amax(-1), weights.sum(-1), visible, epsilon)
-    assert found.tolist() == expected
+    assert found.tolist() == expected and not found[-1]
     assert weights[:, found].sum((1, 2)).max() < epsilon
+    oracle = known_afterwards(weights.sum(-1), epsilon)
+    assert weights[:, oracle].sum((1, 2)).max() < epsilon * (1 + 1e-12)
 
 
 def test_alibi_has_a_certificate(ids):
-    model, seen = make_model("Bloom"), {}
+    model, seen = tiny_model("bloom"), {}
     for weight in model.parameters():
         weight.data.mul_(0.2)
-    with torch.no_grad():
-        weights = model(ids.repeat(1, 8), output_attentions=True).attentions
-    table = read_heads(model, ids.repeat(1, 8)).table.set_index(["layer", "head"])
-    assert table["known"].max() > 0.1
+    table, stricter = (
+        read_heads(model, ids.repeat(1, 8), log_pruning_tolerance=x).table for x in (None, -60)
+    )
+    assert table["known"].max() > 0.1 and table["known"].mean() > stricter["known"].mean()
     assert (table["known"] <= table["seen_e-10"]).all() and (table["seen_e-10"] <= table["after_e-10"]).all()
     read_layers(model, ids, seen.__setitem__)
-    assert seen[0].slopes.tolist() == pytest.approx([1 / 4, 1 / 16, 1 / 64, 1 / 256])
-    far = weights[0][0, 0].tril(-256)  # the first head's slope of 1/4 leaves nothing there
-    assert far.sum(-1).max() < math.exp(-10)
-    known = [read_heads(model, ids.repeat(1, 8), log_pruning_tolerance=x).table["known"] for x in (-10, -60)]
-    assert known[0].equals(table["known"].reset_index(drop=True)) and known[0].mean() > known[1].mean()
+    assert (-seen[0].c[:, 1]).tolist() == pytest.approx([1 / 4, 1 / 16, 1 / 64, 1 / 256])
     with pytest.raises(ValueError, match="must be negative and finite .* got 0"):  # and not the default
         read_heads(model, ids, log_pruning_tolerance=0)
 
@@ -343,7 +232,6 @@ class Norms:
     """Keeps the keys of small norm, as kvpress's KnormPress does."""
 
     def score(self, module, hidden_states, keys, values, attentions, kwargs):
-        assert hidden_states.shape[:2] == (1, T) and attentions is None and module.layer_idx in (0, 1)
         return -keys.norm(dim=-1)
 
 
@@ -364,62 +252,44 @@ class Press:
         return attentions.unflatten(1, (keys.shape[1], -1)).sum((2, 3))
 
 
-@pytest.mark.parametrize("name", ["Llama", "Gemma2"])  # Gemma 2 has a soft cap and a window
-def test_presses_score_as_kvpress_calls_them(name, ids):
-    model, press = make_model(name), Press()
+@pytest.mark.parametrize("name", ["llama", "gemma2"])  # Gemma 2 has a soft cap and a window
+def test_scorers_are_called_as_kvpress_calls_its_presses(name, ids):
+    model, press = tiny_model(name), Press()
     modules = {name for name, _ in model.named_modules()}
     with torch.no_grad():
         expected = model(ids, output_attentions=True).attentions
-    table = read_heads(model, ids, scorers={"press": press}).table
-    assert len(press.seen) == 2
+    table = read_heads(model, ids, scorers={"press": press, "norms": Norms()}, budget=0.2).table
     for seen, weights in zip(press.seen, expected, strict=True):
         assert (seen - weights).abs().max() < 1e-6
-    assert (table["lost_press"] >= table["lost_oracle"]).all()
     assert {name for name, _ in model.named_modules()} == modules  # RoPE's module is gone from each layer
-
-
-def test_the_window_keeps_four_sinks_and_the_latest_keys(ids):
-    model = make_model("Llama")
-    with torch.no_grad():
-        weights = torch.stack(model(ids, output_attentions=True).attentions).flatten(0, 2).double()
-    table = read_heads(model, ids, scorers={"norms": Norms()}, budget=0.2).table
-    late = T - T // 8  # 132 keys, of which 26 stay: 0 to 3 and 110 to 131
+    for other in ("press", "norms", "window", "random"):
+        assert (table["lost_oracle"] <= table[f"lost_{other}"]).all()
+    late = T - T // 8  # 132 keys, of which 26 stay in the window: 0 to 3 and 110 to 131
+    weights = torch.stack(expected).flatten(0, 2).double()
     lost = weights[:, late:, 4:110].sum((1, 2)) / (T - late)
     assert table["lost_window"].tolist() == pytest.approx(lost.tolist(), abs=1e-5)
-
-
-def test_scorer_loses_more_than_the_oracle(ids):
-    table = read_heads(make_model("Llama"), ids, scorers={"norms": Norms()}, budget=0.5).table
-    for name in ("norms", "window", "random"):
-        assert (table["lost_oracle"] <= table[f"lost_{name}"]).all()
-    assert table["lost_norms"].between(0, 1).all() and table["lost_oracle"].max() > 0
-    everything = read_heads(make_model("Llama"), ids, scorers={"norms": Norms()}, budget=1.0).table
-    assert everything["lost_norms"].abs().max() < 1e-12
+    everything = read_heads(model, ids, scorers={"norms": Norms()}, budget=1.0).table
+    assert everything["lost_norms"].abs().max() < 1e-6
 
 
 def test_the_command_and_its_page(tmp_path, capsys):
-    make_model("Llama").float().save_pretrained(tmp_path / "llama")
+    tiny_model("llama").save_pretrained(tmp_path / "llama")
     np.save(tmp_path / "ids.npy", np.arange(2 * T) % 97)
     given = [str(tmp_path / "llama"), "--token-ids", str(tmp_path / "ids.npy"), "--context-length", str(T)]
     page, table = tmp_path / "heads.html", tmp_path / "heads.csv"
     assert inspect.main([*given, "--tokens", str(2 * T), "--html", str(page), "--csv", str(table)]) == 0
-    frame = pd.read_csv(table).assign(**{"seen_e-10": [0.1, 0.5, 0.3, 0.3, 0.9, 0.0, 0.2, 0.4]})
-    capsys.readouterr()
-    print_decoder("heads", frame)
-    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line[:6].strip().isdigit()]
-    assert ["".join(row) for row in rows] == ["10", "01", "13", "02", "03", "12", "00", "11"]
-    assert len(frame) == 8 and page.is_file()
+    assert len(pd.read_csv(table)) == 8 and page.is_file()
     assert inspect.main([*given, "--html", str(page), "--compare", str(SHIPPED)]) == 2
     assert inspect.main([str(tmp_path / "llama")]) == 2
     assert "has no tokenizer; give token ids" in capsys.readouterr().err
 
 
-def test_a_rope_twin_of_ours_is_read_like_any_decoder(ids, tmp_path):
+def test_our_rope_baseline_is_read_like_any_decoder(ids, tmp_path):
     shape = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2}
     for name in ("rope", "pro"):
         torch.manual_seed(1)
-        save_pretrained(twin := FoXForCausalLM(getattr(FoXConfig, name)(**shape)), tmp_path / name)
-        assert bool(read_heads(twin, ids).table["known"].any()) == (name == "pro")
+        save_pretrained(model := FoXForCausalLM(getattr(FoXConfig, name)(**shape)), tmp_path / name)
+        assert bool(read_heads(model, ids).table["known"].any()) == (name == "pro")
     np.save(tmp_path / "ids.npy", ids.numpy())
     page = tmp_path / "heads.html"
     given = ["--token-ids", str(tmp_path / "ids.npy"), "--context-length", str(T), "--html", str(page)]
@@ -427,12 +297,42 @@ def test_a_rope_twin_of_ours_is_read_like_any_decoder(ids, tmp_path):
     assert page.is_file()
 
 
-def test_what_cannot_be_read_is_said_in_one_line(ids):
-    bert = make_model("Bert", transformers.AutoModel)
-    with pytest.raises(NotReadable, match=r"BertModel cannot be read: layer 0: sees later tokens"):
-        read_heads(bert, ids)
-    with pytest.raises(NotReadable, match="it calls no attention that transformers knows"):
-        read_heads(make_model("GPTJ", rotary_dim=4), ids)
-    for model, name in ((small_model(), "FoX"), (make_model("Bloom"), "BloomForCausalLM")):
+def with_argument(name: str, value):
+    """A Llama whose second layer passes one more argument to its attention."""
+    model = tiny_model("llama")
+    attention = model.model.layers[1].self_attn
+    attention.forward = functools.partial(attention.forward, **{name: value})
+    return model
+
+
+def with_repeated_layer():
+    model = tiny_model("llama")
+    model.model.layers.append(model.model.layers[0])
+    model.config.num_hidden_layers = 3
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tiny_model("bert", transformers.AutoModel), "BertModel cannot be read: layer 0: sees later"),
+        (lambda: tiny_model("gptj", rotary_dim=4), "it calls no attention that transformers knows"),
+        (with_repeated_layer, "layer 0 attends more than once"),
+        (lambda: with_argument("indices", torch.zeros(1)), "LlamaForCausalLM .*: layer 1 passes indices to"),
+        (lambda: with_argument("block_indices", torch.zeros(1)), "layer 1 passes block_indices to its"),
+    ],
+)
+def test_weights_that_do_not_follow_from_q_k_and_a_mask_are_rejected(make, message, ids):
+    model = make()
+    with pytest.raises(NotReadable, match=message):
+        read_heads(model, ids)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_harmless_arguments_are_read_and_scorers_need_the_interface_of_transformers(ids):
+    expected = read_heads(tiny_model("llama"), ids).table
+    for value in (None, False):
+        assert read_heads(with_argument("indices", value), ids).table.equals(expected)
+    for model, name in ((small_model(), "FoX"), (tiny_model("bloom"), "BloomForCausalLM")):
         with pytest.raises(NotReadable, match=f"this one is a {name}"):
             read_heads(model, ids, scorers={"norms": Norms()})

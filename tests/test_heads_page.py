@@ -10,9 +10,10 @@ import torch
 
 from acp_repro.attention.boundary import find_boundary
 from acp_repro.common.errors import UsageError
-from acp_repro.explorer.explorer import Explorer, explore, token_pieces
+from acp_repro.explorer.explorer import Explorer, token_pieces
 from acp_repro.explorer.heads import weigh_heads
 from acp_repro.explorer.pack import LEAST_WEIGHTS
+from acp_repro.explorer.rule_table import head_map, measure_rules
 from acp_repro.model import ByteTokenizer
 from acp_repro.model.capture import attention_inputs
 from tests.test_heads import small_model
@@ -38,10 +39,12 @@ def seen():
     with torch.no_grad():
         for block in models[1].model.layers:
             block.attn.fgate_proj.bias.add_(5.0)
-    return [
+    heads = [
         replace(weigh_heads(model, [tokens()]), facts=["its text"], name=name)
         for model, name in zip(models, ("one", "two"), strict=True)
     ]
+    heads[0].rules = head_map(measure_rules(models[0], tokens()), "one", "its text", LENGTH)
+    return heads
 
 
 @pytest.fixture(scope="module")
@@ -63,47 +66,38 @@ def test_names_and_text_cannot_become_a_part_of_the_page(seen):
     assert framed.startswith("<iframe") and framed.count("<") == 2
 
 
-def test_tokens_that_share_a_character_read_as_it():
-    text = "naïve 日本語 é"
-    ids = torch.tensor(ByteTokenizer().prompt(text))
-    pieces = token_pieces(ids, ByteTokenizer())
-    assert pieces[:6] == ["⟨256⟩", "n", "a", "ï", "", "v"] and "".join(pieces[1:]) == text
-    # Bytes that no text has, and a text that ends within a character.
-    assert token_pieces(torch.tensor([255, 65, 195]), ByteTokenizer()) == ["\ufffd", "A", "\ufffd"]
-    assert token_pieces(torch.tensor([65]), None) == ["⟨65⟩"]
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("naïve 日", ["⟨256⟩", *"na", "ï", "", *"ve ", "日", "", ""]),
+        ([255, 65, 195], ["\ufffd", "A", "\ufffd"]),  # bytes that no text has, and the start of a character
+    ],
+)
+def test_tokens_that_share_a_character_read_as_it(text, pieces):
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.prompt(text) if isinstance(text, str) else text
+    assert token_pieces(torch.tensor(ids), tokenizer) == pieces
 
 
-def test_pieces_of_tokenizers_that_drop_a_space_in_front_are_the_text():
+@pytest.mark.parametrize("strips", [True, False])
+def test_pieces_of_tokenizers_that_drop_a_space_in_front_are_the_text(strips):
     """Those of Llama 2, Mistral, Phi-3 and T5: a token that is decoded by itself loses its space."""
     tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
-    decoders, text = tokenizers.decoders, "the cat  sat\non 日本 mats"
-    words = ["▁the", "▁", "▁cat", "▁▁", "sat", "\n", "on", "▁mats"]
-    vocabulary = [*(f"<0x{byte:02X}>" for byte in range(256)), *words]
-    ids = {word: i for i, word in enumerate(vocabulary)}
-    tokens = [
-        "▁the",
-        "▁cat",
-        "▁▁",
-        "sat",
-        "\n",
-        "on",
-        "▁",
-        *(f"<0x{b:02X}>" for b in "日本".encode()),
-        "▁mats",
-    ]
-    for steps in (
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)],
-        [decoders.ByteFallback(), decoders.Metaspace()],
-    ):
-        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [], byte_fallback=True))
-        tokenizer.decoder = decoders.Sequence(steps)
-        pieces = token_pieces(torch.tensor([ids[token] for token in tokens]), tokenizer)
-        assert "".join(pieces) == text and pieces[:3] == ["the", " cat", "  "] and pieces[7:9] == ["日", ""]
+    decoders = tokenizers.decoders
+    bytes_ = [f"<0x{byte:02X}>" for byte in "日".encode()]
+    words = ["▁the", "▁cat", "▁▁", "sat", "\n", "▁", *bytes_, "▁mats"]
+    ids = {f"<0x{byte:02X}>": byte for byte in range(256)} | {w: 256 + i for i, w in enumerate(words[:6])}
+    ids["▁mats"] = 262
+    llama = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        llama if strips else [decoders.ByteFallback(), decoders.Metaspace()]
+    )
+    pieces = token_pieces(torch.tensor([ids[word] for word in words]), tokenizer)
+    assert pieces == ["the", " cat", "  ", "sat", "\n", " ", "日", "", "", " mats"]
 
 
 def test_two_models_must_fit_each_other(seen):
-    with pytest.raises(UsageError, match="a has 2 layers of 2 heads, b has 2 layers of 3 heads; only"):
-        explore(small_model(), tokens(), names=("a", "b"), compare=small_model(heads=3))
     with pytest.raises(UsageError, match="one and three differ in layers, heads or tokens"):
         Explorer(seen[0], replace(seen[0], name="three", input_ids=seen[0].input_ids.flip(0)))
     assert [model.name for model in Explorer(seen[0], seen[0]).models] == ["one (first)", "one (second)"]
@@ -143,7 +137,7 @@ def visit(browser, page):
 
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize(
-    "view", ["head&layer=1&head=1", "text&layer=0&head=2&token=699", "compare&layer=0&head=0"]
+    "view", ["head&layer=1&head=1", "text&layer=0&head=2&token=699", "compare&layer=0&head=0", "rules"]
 )
 def test_every_view_is_drawn_without_an_error(visit, width, view):
     visit("two.html", f"#view={view}", width)
@@ -159,9 +153,16 @@ def test_a_link_keeps_zoom_token_and_epsilon_and_arrows_read_the_text_at_once(vi
     text.wait_for_url(lambda url: "token=301" in url)
 
 
-def test_the_matrix_of_a_phone_is_in_the_first_screen(visit):
-    box = visit(at="#view=head&layer=0&head=1", width=390).locator("#attention canvas").bounding_box()
-    assert box["y"] + box["height"] < 844 and box["width"] > 300
+def test_the_rules_view_shows_the_numbers_of_head_map(visit, seen):
+    tab, heads = visit(at="#view=rules&rule=FSA+forward,+threshold+1"), seen[0].rules["heads"]
+    cells = tab.locator("#rules tbody tr").nth(2).locator("td, th").all_inner_texts()
+    expected = heads[2]["rules"]["FSA forward, threshold 1"]
+    assert cells[0] == "0.2" and cells[2] == f"{100 * expected['skipped']:.1f}\u00a0%"
+    tab.locator("#rules tbody tr").nth(2).click()  # all rules in that head
+    tab.locator("[data-sort=worst_row_loss]").click()
+    worst = max(heads[2]["rules"], key=lambda name: heads[2]["rules"][name]["worst_row_loss"])
+    assert tab.locator("#rules tbody tr th").first.inner_text() == worst
+    assert "rule-head=2" in tab.url
 
 
 def test_what_the_page_reads_is_what_was_packed(visit, seen):

@@ -108,33 +108,33 @@ def test_a_run_folder_knows_its_text_and_length(folder):
     assert inspect([RUN, "--csv", "out/heads.csv", "--tokens", "300"]) == 0
     table = pd.read_csv(folder / "out" / "heads.csv")
     assert " ".join(table.columns) == COLUMNS and (table["context_length_tokens"] == 128).all()
-    assert inspect([f"{RUN}/model", "--csv", "out/same.csv", "--tokens", "300"]) == 0
-    pd.testing.assert_frame_equal(pd.read_csv("out/same.csv"), table)
 
 
-def test_a_folder_in_the_authors_format_with_any_text(folder):
+def test_a_folder_in_the_authors_format_with_any_text_and_a_page(folder):
     (folder / "prose.txt").write_text("to forget is to keep what matters. " * 100)
     np.save(folder / "ids.npy", np.arange(2000, dtype=np.uint16).reshape(2, 1000) % 257)
+    arguments = [
+        "official",
+        "--context-length",
+        "256",
+        "--tokens",
+        "512",
+        "--sort",
+        "layer",
+        "--csv",
+        "x.csv",
+    ]
     for text in ([], ["--text", "prose.txt"], ["--token-ids", "ids.npy"]):
-        arguments = ["official", *text, "--context-length", "256", "--tokens", "512"]
-        assert inspect([*arguments, "--sort", "layer", "--csv", "x.csv"]) == 0
-        table = pd.read_csv("x.csv")
-        assert table["kind"].tolist() == ["local", "global"] * 2
-    ids = torch.from_numpy(np.load("ids.npy").astype(np.int64))[0, :512].view(2, 256)
-    expected = inspect_heads(load_pretrained("official"), [ids])
+        assert inspect([*arguments, *text]) == 0
+        assert pd.read_csv("x.csv")["kind"].tolist() == ["local", "global"] * 2
+    table, ids = pd.read_csv("x.csv"), torch.from_numpy(np.load("ids.npy").astype(np.int64))[0, :512]
+    expected = inspect_heads(load_pretrained("official"), [ids.view(2, 256)])
     pd.testing.assert_frame_equal(table, expected, check_dtype=False)
-
-
-def test_a_page_of_one_model_or_two_beside_the_same_table(folder):
-    arguments = ["official", "--context-length", "256", "--tokens", "512", "--sort", "layer"]
-    assert inspect([*arguments, "--csv", "one.csv"]) == 0
-    assert inspect([*arguments, "--csv", "two.csv", "--html", "out/page.html"]) == 0
-    assert (folder / "one.csv").read_bytes() == (folder / "two.csv").read_bytes()
+    save_pretrained(small_model(log_pruning_tolerance=None), "exact/model")
+    pages = ["--token-ids", "ids.npy", "--html", "out/page.html", "--compare", "exact/model"]
+    assert inspect([*arguments, *pages]) == 0
+    pd.testing.assert_frame_equal(pd.read_csv("x.csv"), table)
     assert (folder / "out" / "page.html").is_file()
-    other = small_model(log_pruning_tolerance=None)  # exact, and of another seed
-    save_pretrained(other, "exact/model")
-    assert inspect([*arguments, "--html", "page.html", "--compare", "exact/model"]) == 0
-    assert (folder / "page.html").is_file()
 
 
 def test_a_wrong_path_is_reported_before_torch_is_imported():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -137,25 +138,18 @@ def test_certified_rules_lose_less_than_epsilon_in_every_head_of_a_model():
             measure_rules(model, tokens)
 
 
-def test_the_command_writes_a_map_of_heads(tmp_path, capsys):
+def test_the_command_writes_a_map_of_heads_and_shows_it_on_the_page(tmp_path, capsys):
     save_pretrained(small_model(), tmp_path / "small")
-    file = tmp_path / "map.json"
-    text = tmp_path / "text.txt"
-    text.write_text("a text of some tokens. " * 50)
-    arguments = [
-        str(tmp_path / "small"),
-        "--text",
-        str(text),
-        "--context-length",
-        "300",
-        "--rules",
-        str(file),
-    ]
-    assert inspect.main(arguments) == 0
+    (tmp_path / "text.txt").write_text("a text of some tokens. " * 50)
+    file, page = tmp_path / "map.json", tmp_path / "page.html"
+    where = ["--text", str(tmp_path / "text.txt"), "--rules", str(file), "--html", str(page)]
+    assert inspect.main([str(tmp_path / "small"), "--context-length", "300", *where]) == 0
     written = json.loads(file.read_text())
     assert written["tokens"] == 256 and written["model"] == "small" and written["text"] == "text.txt"
     assert [rule["name"] for rule in written["rules"]] == [rule.name for rule in RULES]
     assert [(head["layer"], head["head"]) for head in written["heads"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert {*written["heads"][0]["rules"]["ACP"]} == {*COLUMNS}
+    about = re.search(r'id="about">(.*?)</script>', page.read_text())
+    assert about and json.loads(about[1])["models"][0]["rules"] == written
     printed = capsys.readouterr().out
     assert all(rule.name in printed for rule in RULES) and "not computable: SeerAttention" in printed

@@ -45,39 +45,31 @@ class NotReadable(UsageError):
 
 @dataclass
 class LayerInputs:
-    """What one layer's attention computes its scores from.
+    """What one layer's attention computes its scores from. Tensors without B are of the first sequence.
 
     Attributes:
-        q: (B, H, T, D). k: (B, Hkv, T, D), rotated already where the model rotates.
+        q: (B, H, T, D). k: (B, Hkv, T, D), rotated already where the model rotates. values: (B, Hkv, T, V).
         scaling: factor of ``q.k``.
         softcap: s becomes ``softcap * tanh(s / softcap)``; None for none.
         window_size: keys that a query sees, its own included; None for all.
-        slopes: (H,) ALiBi's slopes: a score falls by the slope for each token of distance; None for none.
         sinks: (H,) learned logits (gpt-oss): one more term in the sum of every row, without a key; None for
             none.
-        fox: the call of a Forgetting Transformer, with gates and threshold; None for another model.
-        values: (B, Hkv, T, V).
-        score: returns the scores (Hkv, T) of a scorer of keys; None where only q and k are read.
+        c: (H, T) float64, the running sum of the log forget gates, or of ALiBi's slopes: a score falls by the
+            slope for each token of distance. None if nothing decays.
+        threshold: (H,) delta, where the model computes it: in a Forgetting Transformer that prunes.
+        score: gives the scores (Hkv, T) of a scorer of keys; None where only q and k are read.
     """
 
     q: Tensor
     k: Tensor
+    values: Tensor
     scaling: float
     softcap: float | None = None
     window_size: int | None = None
-    slopes: Tensor | None = None
     sinks: Tensor | None = None
-    fox: AttentionInputs | None = None
-    values: Tensor | None = None
+    c: Tensor | None = None
+    threshold: Tensor | None = None
     score: Callable[[Any], Tensor] | None = None
-
-    def running_sum(self, row: int) -> Tensor | None:
-        """(H, T) float64: c of sequence ``row``, from gates or from slopes; None if nothing decays."""
-        if self.fox is not None:
-            return cumulative_log_fgate(self.fox.log_fgate[row : row + 1])[0]
-        if self.slopes is None:
-            return None
-        return -self.slopes.double()[:, None] * torch.arange(self.q.shape[2], device=self.q.device)
 
 
 def read_layers(
@@ -106,8 +98,19 @@ def read_layers(
     if any(isinstance(module, ForgettingAttentionCore) for module in modes):
 
         def read_fox(layer: int, inputs: AttentionInputs) -> None:
-            scaling = inputs.q.shape[-1] ** -0.5
-            read_layer(layer, LayerInputs(inputs.q, inputs.k, scaling, fox=inputs, values=inputs.v))
+            read_layer(
+                layer,
+                LayerInputs(
+                    inputs.q,
+                    inputs.k,
+                    inputs.v,
+                    inputs.q.shape[-1] ** -0.5,
+                    c=cumulative_log_fgate(inputs.log_fgate[:1])[0],
+                    threshold=None
+                    if inputs.threshold is None
+                    else inputs.threshold.expand(inputs.q.shape[:2])[0],
+                ),
+            )
 
         watch, run = watch_attention(model, read_fox), decoder.model
     else:
@@ -236,11 +239,11 @@ def _watch(
             LayerInputs(
                 query,
                 key,
+                value,
                 query.shape[-1] ** -0.5 if scaling is None else scaling,
                 softcap,
                 kwargs.get("sliding_window"),
                 sinks=kwargs.get("s_aux"),
-                values=value,
                 score=functools.partial(
                     _score,
                     module,
@@ -330,4 +333,5 @@ def _alibi_inputs(module: Any, arguments: dict[str, Any]) -> tuple[int, LayerInp
     q, k, values, scaling = project(module, hidden_states)
     # Linear in the key's position: (B * H, 1, T) in BLOOM, (H, 1, longest) in MPT.
     slopes = (bias[:, 0, -1] - bias[:, 0, 0])[: q.shape[1]].double() / (bias.shape[-1] - 1)
-    return module.layer_idx, LayerInputs(q, k, scaling, slopes=slopes, values=values)
+    c = -slopes[:, None] * torch.arange(q.shape[2], device=q.device)
+    return module.layer_idx, LayerInputs(q, k, values, scaling, c=c)

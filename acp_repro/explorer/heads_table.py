@@ -120,12 +120,9 @@ def print_decoder(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None
 
 def print_table(console: Console, columns: dict[str, list[str]], left: tuple[str, ...] = ("kind",)) -> None:
     """Prints columns of cells, aligned to the right unless they are in ``left``; those that fit."""
-
-    def width(name: str) -> int:
-        return 2 + max(map(len, [name, *columns[name]]))
-
     shown = list(columns)
-    while len(shown) > 3 and sum(map(width, shown)) > console.width:
+    widths = [2 + max(map(len, [name, *columns[name]])) for name in shown]
+    while len(shown) > 3 and sum(widths[: len(shown)]) > console.width:
         shown.pop()
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in shown:

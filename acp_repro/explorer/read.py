@@ -125,17 +125,16 @@ def read_heads(
         if scorers and inputs.score is None:
             raise NotReadable(
                 "scorers choose keys of models whose attention transformers calls by its interface; "
-                f"this one is a {'FoX' if inputs.fox else type(model).__name__}"
+                f"this one is a {type(model).__name__}"
             )
         threshold = certificate(inputs, log_epsilon)
         chosen = {name: cast(Any, inputs.score)(scorer) for name, scorer in (scorers or {}).items()}
-        c = inputs.running_sum(0)
         heads = rows.setdefault(layer, [[] for _ in range(inputs.q.shape[1])])
         for head, found in enumerate(heads):
             group = inputs.q.shape[1] // inputs.k.shape[1]
             q, k = inputs.q[0, head], inputs.k[0, head // group]
             delta = None if threshold is None else threshold[head]
-            own_c = q.new_zeros(length, dtype=torch.float64) if c is None else c[head]
+            own_c = q.new_zeros(length, dtype=torch.float64) if inputs.c is None else inputs.c[head]
             sums = HeadSums(own_c, delta, late, inputs.window_size)
             weights = head_weights(
                 q,
@@ -182,11 +181,8 @@ def read_heads(
 
 def certificate(inputs: LayerInputs, log_pruning_tolerance: float) -> Tensor | None:
     """(H,) delta of the first sequence; None where nothing decays."""
-    if inputs.fox is not None:
-        assert inputs.fox.threshold is not None
-        return inputs.fox.threshold.expand(inputs.q.shape[:2])[0]
-    if inputs.slopes is None:
-        return None
+    if inputs.threshold is not None or inputs.c is None:
+        return inputs.threshold
     return threshold_from_norms(inputs.q, inputs.k, inputs.scaling, log_pruning_tolerance)[0]
 
 

@@ -39,12 +39,11 @@ class RuleSums(RowSums):
 
     def __init__(self, head: HeadInputs, rules: Sequence[Rule]):
         self.head, self.rules = head, rules
-        ones = torch.ones_like(head.values[:, :1])
-        self.values = torch.cat([head.values, ones], 1)
-        self.largest_value = head.values.abs().max()
+        self.values = torch.cat([head.values, torch.ones_like(head.values[:, :1])], 1)
         self.counts: dict[Rule, list[Tensor]] = {}  # skipped and visible, of each chunk
-        self.losses: dict[Rule, list[Tensor]] = {}  # (R,) of each chunk
-        self.errors: dict[Rule, list[Tensor]] = {}
+        self.losses: dict[
+            Rule, list[Tensor]
+        ] = {}  # (R, 2) of each chunk: lost weight, and error of the output
         self.tiles: list[Tiles] = []
         self.shown: dict[tuple[int, int], Tensor] = {}  # what the rows of the chunk see, by size of blocks
 
@@ -64,7 +63,7 @@ class RuleSums(RowSums):
         out = parts.sum(1)
         for rules, lost in self._losses(tiles, weights, parts):
             for rule, of_rule in zip(rules, lost.unbind(1), strict=True):
-                self._add(rule, out, of_rule)
+                self.losses.setdefault(rule, []).append(_loss_and_error(out, of_rule))
 
     def _losses(self, tiles: Tiles, weights: Tensor, parts: Tensor) -> Iterator[tuple[list[Rule], Tensor]]:
         """Rules, and what they lose of each row's output and weight, (R, rules, V + 1)."""
@@ -75,8 +74,7 @@ class RuleSums(RowSums):
             if skipped is None:
                 continue
             if rule.keys % BLOCK:
-                skipped = self._count(rule, tiles, skipped, 1, rule.keys)
-                mask = skipped.repeat_interleave(rule.keys, 1)
+                mask = self._count(rule, tiles, skipped, 1, rule.keys).repeat_interleave(rule.keys, 1)
                 yield [rule], ((weights * mask) @ self.values[: tiles.last])[:, None]
             else:
                 of_blocks = rule.rows % BLOCK == 0
@@ -101,14 +99,6 @@ class RuleSums(RowSums):
         self.counts.setdefault(rule, []).append(torch.stack([skipped.sum(), shown.sum()]))
         return skipped
 
-    def _add(self, rule: Rule, out: Tensor, lost: Tensor) -> None:
-        """The losses and errors of a chunk: (R, V + 1) each, the output and the sum of weights."""
-        share = lost[:, -1:].clamp(min=0)
-        error = (out * share - lost)[:, :-1].abs().amax(1) / (1 - share[:, 0]).clamp(min=1 - MOST_LOST)
-        error = torch.where(share[:, 0] > MOST_LOST, out[:, :-1].abs().amax(1), error)
-        self.losses.setdefault(rule, []).append(share[:, 0])
-        self.errors.setdefault(rule, []).append(error)
-
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each rule that applies to the head, with :data:`COLUMNS`."""
         length = len(self.head.k)
@@ -120,7 +110,7 @@ class RuleSums(RowSums):
         visible = torch.cat([tiles.visible for tiles in self.tiles]).unflatten(0, (-1, BLOCK))
         shown = torch.cat([F.pad(show(t, BLOCK, BLOCK), (0, count - t.mass.shape[1])) for t in self.tiles])
         for rule in filter(self.losses.__contains__, self.rules):
-            loss = torch.cat(self.losses[rule])
+            loss, error = torch.cat(self.losses[rule]).unbind(1)
             worst = float(loss.max())
             seen = seen_on_the_way(largest, mass, visible, min(1.0, max(worst, NOTHING))) & shown
             skipped, visible_count = torch.stack(self.counts[rule]).sum(0).tolist()
@@ -129,9 +119,21 @@ class RuleSums(RowSums):
                 "skipped": skipped / visible_count,
                 "worst_row_loss": worst,
                 "mean_row_loss": float(loss.mean(dtype=torch.float64)),
-                "output_error": float(torch.cat(self.errors[rule]).max() / self.largest_value),
+                "output_error": float(error.max() / self.head.values.abs().max()),
                 "certified_skipped": float(seen.sum() / shown.sum()),
             }
+
+
+def _loss_and_error(out: Tensor, lost: Tensor) -> Tensor:
+    """(R, 2): the lost weight, and the largest error of the output without what is lost.
+
+    Args:
+        out, lost: (R, V + 1), a row's output and its sum of weights: of all keys, and of the skipped ones.
+    """
+    share = lost[:, -1:].clamp(min=0)
+    error = (out * share - lost)[:, :-1].abs().amax(1) / (1 - share[:, 0]).clamp(min=1 - MOST_LOST)
+    error = torch.where(share[:, 0] > MOST_LOST, out[:, :-1].abs().amax(1), error)
+    return torch.stack([share[:, 0], error], 1)
 
 
 def show(tiles: Tiles, rows: int, keys: int) -> Tensor:
@@ -207,15 +209,14 @@ def measure_rules(
 
 def split_heads(inputs: LayerInputs, log_pruning_tolerance: float) -> Iterator[HeadInputs]:
     """Each head of the first sequence."""
-    assert inputs.values is not None, "every reader of layers gives the values"
-    threshold, c = certificate(inputs, log_pruning_tolerance), inputs.running_sum(0)
+    threshold = certificate(inputs, log_pruning_tolerance)
     for head in range(inputs.q.shape[1]):
         group = head // (inputs.q.shape[1] // inputs.k.shape[1])
         yield HeadInputs(
             inputs.q[0, head].double() * inputs.scaling,
             inputs.k[0, group].double(),
             inputs.values[0, group].float(),
-            None if c is None else c[head],
+            None if inputs.c is None else inputs.c[head],
             None if threshold is None else threshold[head],
             inputs.softcap,
             inputs.window_size,

@@ -150,6 +150,7 @@ function scatterPlot(place, rows, [acrossKey, across], [upKey, up], { says, shad
     .on("pointermove", (event, r) => { if (event.pointerType === "mouse") tell(event, r); if (heads) mark(r); }).on("pointerleave", () => { hideTip(); mark(null); });
   if (heads) places.attr("data-head", name).classed("faint", r => !shown(r)).classed("current", r => r.index === state.row);
   places.append("circle").attr("r", radius).attr("fill", shade);
+  places.filter(r => r.certified).raise(); // not under a rule at the same place
   // Names where there is room: right of the point, else left, above or under it, where no point and no name is.
   ruler.font = `11px ${getComputedStyle(document.body).fontFamily}`;
   const taken = rows.map(r => [px(r) - radius, py(r) - radius, px(r) + radius, py(r) + radius]);
@@ -158,7 +159,7 @@ function scatterPlot(place, rows, [acrossKey, across], [upKey, up], { says, shad
   places.append("text").attr("class", "axis").each(function (r) {
     const wide = ruler.measureText(name(r)).width;
     for (const [dx, dy, anchor] of sides) {
-      const from = px(r) + dx - (anchor === "end" ? wide : anchor === "middle" ? wide / 2 : 0), box = [from, py(r) + dy - 8, from + wide, py(r) + dy];
+      const from = px(r) + dx - (anchor === "end" ? wide : anchor === "middle" ? wide / 2 : 0), box = [from, py(r) + dy - 9, from + wide, py(r) + dy + 2];
       if (box[0] < left || box[2] > width || taken.some(b => box[0] < b[2] && box[2] > b[0] && box[1] < b[3] && box[3] > b[1])) continue;
       taken.push(box);
       d3.select(this).attr("x", dx).attr("y", dy).attr("text-anchor", anchor).text(name(r));
@@ -170,7 +171,7 @@ function scatterPlot(place, rows, [acrossKey, across], [upKey, up], { says, shad
 
 // A picture of every head. Heads are read one after the other, and only the one that is opened is kept.
 async function drawThumbs(place, model) {
-  const gap = 6, wide = Math.max(40, Math.min(150, Math.floor((place.clientWidth - 4) / model.heads) - gap)), ratio = Math.min(2, devicePixelRatio || 1);
+  const gap = 6, wide = Math.max(40, Math.min(200, Math.floor((place.clientWidth - 4) / model.heads) - gap)), ratio = Math.min(2, devicePixelRatio || 1);
   const thumbs = model.rows.map(row => node("button", { type: "button", class: `thumb${shown(row) ? "" : " faint"}${row.index === state.row ? " current" : ""}`, "data-head": `${row.layer}.${row.head}`, "aria-label": `${headName(row)}: ${[kindName(row.kind), row.labels].filter(Boolean).join(", ")}`, style: `width: ${wide}px`, tabindex: row.index === state.row || (state.row >= model.rows.length && !row.index) ? 0 : -1,
     onclick: () => openHead(row, model.index), onpointermove: e => { if (e.pointerType === "mouse") tipOfRow(e, row); mark(row); }, onpointerleave: () => { hideTip(); mark(null); } },
     node("canvas", { width: wide * ratio, height: wide * ratio, style: `width: ${wide}px; height: ${wide}px`, "aria-hidden": "true" }),

@@ -3,13 +3,14 @@
 
 const rulesView = { id: "rules", name: "Rules", draw: drawRules };
 const RULES = models[0].rules; // null without --rules
+const shareText = v => `${(100 * v).toFixed(1)}\u00a0%`;
 const lossText = v => (v ? percent(v) : "0");
 const RULE_COLUMNS = {
-  skipped: { name: "skipped", unit: "% of visible tiles", says: "tiles that the rule skips; (row, tile) pairs or pairs of tokens where the rule decides about one query or key", text: percent, domain: [0, 1] },
+  skipped: { name: "skipped", unit: "% of visible tiles", says: "tiles that the rule skips; (row, tile) pairs or pairs of tokens where the rule decides about one query or key", text: shareText, domain: [0, 1] },
   worst_row_loss: { name: "worst-row loss", unit: "share of a row’s weight", says: "the most exact weight that a row has on what is skipped", text: lossText, log: true, floor: 1e-9 },
   mean_row_loss: { name: "mean-row loss", unit: "share of a row’s weight", says: "exact weight on what is skipped, mean of the rows", text: lossText },
   output_error: { name: "largest output error", unit: "share of max |v|", says: "largest error of a row’s output after renormalization", text: lossText },
-  certified_skipped: { name: "certified at equal loss", unit: "% of visible tiles", says: "tiles that the certified test skips if it may lose the worst-row loss of the rule", text: percent, domain: [0, 1] },
+  certified_skipped: { name: "certified at equal loss", unit: "% of visible tiles", says: "tiles that the certified test skips if it may lose the worst-row loss of the rule", text: shareText, domain: [0, 1] },
 };
 const RULE_NAME = { rule: { name: "rule", words: true, says: "rule with its settings" } };
 const RULE_SIZE = {
@@ -36,7 +37,7 @@ function drawRules(section) {
   const title = byHead ? `Heads under ${state.rule}` : state.ruleHead === null ? "Rules over all heads" : `Rules in ${headName(heads[state.ruleHead])}`;
   const columns = { ...(byHead ? { head: { name: "head", unit: "layer.head", says: "layer and head" }, ...(GATED && { kind: COLUMNS.kind }) } : RULE_NAME), ...RULE_COLUMNS, ...(!byHead && RULE_SIZE) };
   section.replaceChildren(
-    node("p", { class: "lead" }, `What ${RULES.rules.length} rules of sparse attention would skip on the first ${whole(RULES.tokens)} tokens. All weights are exact: no rule is applied while the model runs. Of the rules with a bound on every row, “${best.name}” skips most: ${percent(best.skipped)} of the tiles, with a worst-row loss of ${lossText(best.worst_row_loss)}. The largest loss of a row is ${lossText(most.worst_row_loss)}, under “${most.name}”.`),
+    node("p", { class: "lead" }, `What ${RULES.rules.length} rules of sparse attention would skip on the first ${whole(RULES.tokens)} tokens. All weights are exact: no rule is applied while the model runs. Of the rules with a bound on every row, “${best.name}” skips most: ${shareText(best.skipped)} of the tiles, with a worst-row loss of ${lossText(best.worst_row_loss)}. The largest loss of a row is ${lossText(most.worst_row_loss)}, under “${most.name}”.`),
     node("div", { class: "controls" },
       choice("heads", "rule-head", [["", "all heads"], ...heads.map(r => [r.index, headName(r)])], state.ruleHead, index => change({ ruleHead: index === null ? null : Number(index) })),
       choice("rule", "rule-name", [["", "all rules"], ...RULES.rules.map(r => [r.name, r.name])], state.rule, rule => change({ rule })),
