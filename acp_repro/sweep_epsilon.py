@@ -1,7 +1,7 @@
 """Sweeps epsilon, for savings and loss: ``python -m acp_repro.sweep_epsilon [MODEL]``.
 
 MODEL is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. For each
-epsilon the command prints the pruned ratio (of blocks and of tokens), the loss, and the
+epsilon the command prints the pruned ratio (at block level and at token level), the loss, and the
 largest attention weight that a row loses. Epsilon bounds that weight (Appendix A). ``python -m
 acp_repro.measure epsilon_sweep`` writes the same numbers as the results of a suite.
 """
