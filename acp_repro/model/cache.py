@@ -8,7 +8,10 @@ are skipped but kept.
 
 from __future__ import annotations
 
+import copy
+import functools
 import weakref
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
@@ -16,14 +19,16 @@ from torch import Tensor
 
 from acp_repro.attention import choose_implementation, forgetting_attention_with_kvcache
 
-from .blocks import BLOCK_SIZE, BlockPool, join_pools, running_sum
+from .blocks import BLOCK_SIZE, BlockPool, column_ends, join_pools, number_blocks, running_sum
 
 # Up to this many tokens are computed as a decoding step. Longer chunks are computed as a prefill over what is
 # held.
 DECODE_TOKENS = 8
-# Bytes of past keys and values that a prefill holds densely at once.
+# Bytes of keys and values that a prefill holds densely at once: of the past, and of layers that wait for
+# their blocks.
 _PAST_BYTES = 2**29
-# What a layer holds of each row, beside its blocks and the token shift's inputs.
+# What a cache and a layer hold of each row, beside blocks and the token shift's inputs.
+_CALL_STATE = ("seq_start", "device_start", "seqlens")
 _ROW_STATE = ("threshold", "first_read_block", "first_resident_block", "_longest_key")
 
 
@@ -69,6 +74,8 @@ class FoXCache:
         self.latest_start = 0
         self.seqlens: Tensor | None = None
         self.dropped_columns = 0
+        # Layers whose first tokens are not stored yet: the count of their blocks, and what stores them.
+        self._waiting: tuple[tuple[Tensor, Callable[[int], None]], ...] = ()
         self.layers = [LayerCache(self) for _ in range(num_layers)]
 
     @property
@@ -153,8 +160,23 @@ class FoXCache:
 
     def count(self, tokens: int) -> None:
         """Counts ``tokens`` more as held, at the end of the call that added them."""
+        self._store_waiting()
         self.length += tokens
         self._in_call = self.touched = False
+
+    def store_later(self, count: Tensor, k: Tensor, store: Callable[[int], None]) -> None:
+        """Calls ``store`` with ``count``, the blocks that keys k need, when one wait serves many layers."""
+        self._waiting = (*self._waiting, (count, store))
+        if len(self._waiting) * 2 * k.numel() * k.element_size() > _PAST_BYTES:
+            self._store_waiting()
+
+    def _store_waiting(self) -> None:
+        """Stores what waits; waits for the device once, if anything does."""
+        waiting, self._waiting = self._waiting, ()
+        if waiting:
+            counts = torch.stack([count for count, _ in waiting]).tolist()
+            for (_, store), count in zip(waiting, counts, strict=True):
+                store(count)
 
     def reserve(self, tokens: int) -> None:
         """Makes room for ``tokens`` more; waits for the device once in ``BLOCK_SIZE`` tokens."""
@@ -224,17 +246,15 @@ class FoXCache:
 
     def select_rows(self, rows: Tensor) -> FoXCache:
         """A copy whose row i is row ``rows[i]`` (B',) int64 of this one; several may continue one context."""
-        copy = FoXCache(0, self.max_length)
-        copy._in_call, copy.touched = self._in_call, self.touched
-        for name in ("length", "evicted_at", "recording", "dropped_columns", "latest_start", "_model"):
-            setattr(copy, name, getattr(self, name))
+        other = copy.copy(self)
+        other._in_inference_mode |= torch.is_inference_mode_enabled()
         if self.seqlens is not None:
             rows = rows.to(self.seqlens.device)
-        for name in ("seq_start", "device_start", "seqlens"):
+        for name in _CALL_STATE:
             held = getattr(self, name)
-            setattr(copy, name, None if held is None else held.index_select(0, rows))
-        copy.layers = [layer.select_rows(rows, copy) for layer in self.layers]
-        return copy
+            setattr(other, name, None if held is None else held.index_select(0, rows))
+        other.layers = [layer.select_rows(rows, other) for layer in self.layers]
+        return other
 
     def make_empty(self) -> FoXCache:
         """An empty cache for the same model and lengths, of any rows; see :meth:`join`."""
@@ -248,7 +268,7 @@ class FoXCache:
         self._model, self.length = parts[0]._model, parts[0].length
         self.evicted_at = max(part.evicted_at for part in parts)
         self.latest_start = max(part.latest_start for part in parts)
-        for name in ("seq_start", "device_start", "seqlens"):
+        for name in _CALL_STATE:
             held = [getattr(part, name) for part in parts]
             setattr(self, name, None if held[0] is None else torch.cat(held))
         for layer in self.layers:
@@ -290,6 +310,7 @@ class LayerCache:
         self.first_resident_block: Tensor | None = None  # (B, H) int32, the first block in the pool
         self._shift: dict[str, Tensor] = {}
         self._longest_key: Tensor | None = None
+        self._searched = False  # the last step moved first_read_block under a delta that may fall
 
     @property
     def parent(self) -> FoXCache:
@@ -361,16 +382,12 @@ class LayerCache:
         self.parent.touched = True
         if self.parent.length and k.shape[2] <= DECODE_TOKENS:
             return self._decode(core, q, k, v, log_fgate, threshold)
-        return self._prefill(core, q, k, v, log_fgate, threshold)
+        compute = self._prefill if self.pool is None else self._extend
+        return compute(core, q, k, v, log_fgate, threshold)
 
     def _check(self, k: Tensor) -> None:
-        if self.pool is None:
-            self.pool = BlockPool(k)
-            self.first_read_block, self.first_resident_block = (
-                torch.zeros(k.shape[:2], dtype=torch.int32, device=k.device) for _ in range(2)
-            )
         given = (*k.shape[:2], k.shape[3], k.dtype)
-        if self.pool.signature() != given:
+        if self.pool is not None and self.pool.signature() != given:
             raise ValueError(
                 f"this cache holds (batch, heads, head_dim, dtype) {self.pool.signature()}, got {given}: "
                 "continue with the same batch and dtype, or start a new FoXCache"
@@ -379,8 +396,9 @@ class LayerCache:
     def _decode(self, core, q, k, v, log_fgate, threshold):
         pool, first_read, first_resident, seqlens = self.filled
         pool.write(seqlens, k, v, log_fgate)
-        if self.threshold is None:
+        if self._searched:
             first_read.copy_(first_resident)  # delta may have fallen: search all resident blocks again
+        self._searched = self.threshold is None and threshold is not None
         return forgetting_attention_with_kvcache(
             q,
             pool.paged(seqlens),
@@ -392,34 +410,59 @@ class LayerCache:
         )
 
     def _prefill(self, core, q, k, v, log_fgate, threshold):
+        """The first tokens; their blocks are taken when all layers have theirs."""
+        parent, tokens = self.parent, k.shape[2]
+        seq_start = parent.device_start
+        if seq_start is not None:
+            seq_start = seq_start.clamp(max=tokens - 1)  # of rows that are padding alone so far
+        out = core(q, k, v, log_fgate, threshold, seq_start)
+        c, columns = running_sum(log_fgate), -(-tokens // BLOCK_SIZE)
+        store = functools.partial(self._store, k, v, log_fgate, c)
+        if self.threshold is not None and self.evicts:
+            pruned = c[..., -1:] - column_ends(c, 0) < self.threshold[..., None]
+            start = pruned.sum(-1, dtype=torch.int32)
+            start = self._skip_padding(start, columns)
+            nth, wanted = number_blocks(0, columns, start)
+            parent.store_later(nth[-1, -1, -1], k, functools.partial(store, nth * wanted, start.int()))
+        else:
+            blocks = k.shape[0] * k.shape[1] * columns
+            table = torch.arange(1, blocks + 1, dtype=torch.int32, device=k.device)
+            start = table.new_zeros(k.shape[:2])
+            store(table.view(*k.shape[:2], columns), start, blocks)
+        return out
+
+    def _store(self, k, v, log_fgate, c, table, start, count: int) -> None:
+        """Writes the first tokens to ``count`` blocks, which ``table`` gives each head from ``start`` on."""
+        self.first_resident_block, self.first_read_block = start, start.clone()
+        self.pool = BlockPool(k, table, count)
+        if count < table.numel():
+            self.parent.evicted_at = self.parent.length + k.shape[2]  # what never had a block
+        self.pool.write(self.filled[3], k, v, log_fgate, c)
+
+    def _skip_padding(self, start: Tensor, columns: int) -> Tensor:
+        """``start`` (B, H), or the first of ``columns`` blocks that is not padding alone."""
+        if self.parent.device_start is None:
+            return start
+        padding = (self.parent.device_start // BLOCK_SIZE).clamp(max=columns - 1)
+        return torch.maximum(start, padding[:, None])
+
+    def _extend(self, core, q, k, v, log_fgate, threshold):
+        """A chunk of tokens after those that are held."""
         pool, _, first_resident, seqlens = self.filled
         parent, tokens = self.parent, k.shape[2]
-        seq_start, held = parent.device_start, parent.tokens_in_table
-        if held:
-            # The lengths count the new tokens already.
-            before = pool.paged(seqlens).c_at(seqlens.long()[:, None] - tokens - 1)
-            out = self._attend_past(core, q, k, v, log_fgate, threshold)
-        else:
-            before = torch.zeros(k.shape[:2], dtype=torch.float64, device=k.device)[..., None]
-            if seq_start is not None:
-                seq_start = seq_start.clamp(max=tokens - 1)  # of rows that are padding alone so far
-            out = core(q, k, v, log_fgate, threshold, seq_start)
-        c = running_sum(log_fgate, before)
+        held = parent.tokens_in_table
+        # The lengths count the new tokens already.
+        before = pool.paged(seqlens).c_at(seqlens.long()[:, None] - tokens - 1)
+        out = self._attend_past(core, q, k, v, log_fgate, threshold)
+        c = before + running_sum(log_fgate)
         columns = -(-(held + tokens) // BLOCK_SIZE)
         start = first_resident.long()
         if self.threshold is not None and self.evicts:
-            pruned = c[..., -1:] - pool.end_decays(c, held, columns) < self.threshold.double()[..., None]
-            pruned = pruned & (torch.arange(columns, device=c.device) >= start[..., None])
-            start = torch.minimum(start + pruned.sum(-1), torch.full_like(start, columns - 1))
-            if parent.device_start is not None:  # past blocks that are padding alone
-                padding = (parent.device_start // BLOCK_SIZE).clamp(max=columns - 1)
-                start = torch.maximum(start, padding[:, None])
-            if held:
-                self._evict(start, self.parent.length + tokens)
-            else:
-                self._move_start(start)
-        if pool.take(columns, start) and not held:
-            parent.evicted_at = self.parent.length + tokens  # what never had a block
+            pruned = c[..., -1:] - pool.end_decays(c, held) < self.threshold[..., None]
+            pruned = pruned & (torch.arange(pruned.shape[-1], device=c.device) >= start[..., None])
+            start = self._skip_padding(start + pruned.sum(-1), columns)
+            self._evict(start, parent.length + tokens)
+        pool.take(columns, start)
         pool.write(seqlens, k, v, log_fgate, c)
         return out
 
@@ -446,14 +489,10 @@ class LayerCache:
 
     def _evict(self, start: Tensor, length: int) -> None:
         """Returns blocks before ``start`` (B, H) to the pool: no query from ``length`` on needs them."""
-        pool, _, first_resident, _ = self.filled
+        pool, first_read, first_resident, _ = self.filled
         if bool((start > first_resident).any()):
             pool.give_back(start)
             self.parent.evicted_at = length
-        self._move_start(start)
-
-    def _move_start(self, start: Tensor) -> None:
-        _, first_read, first_resident, _ = self.filled
         first_resident.copy_(start)
         first_read.copy_(torch.maximum(first_read, first_resident))
 
@@ -475,6 +514,8 @@ class LayerCache:
             pool, first_read, first_resident, _ = self.filled
             pool.truncate(columns)
             first_read.copy_(first_resident)
+            if not columns:
+                self.pool = None
 
     def can_remove(self, tokens: int) -> bool:
         """Whether inputs of the token shift are held for ``tokens`` tokens ago."""
@@ -484,6 +525,7 @@ class LayerCache:
         """Takes the rows of ``parts``."""
         first = parts[0]
         self.logit_bound, self.no_eviction_reason = first.logit_bound, first.no_eviction_reason
+        self._searched = any(part._searched for part in parts)
         self._shift = {name: torch.cat([part._shift[name] for part in parts]) for name in first._shift}
         for name in _ROW_STATE:
             held = [getattr(part, name) for part in parts]
@@ -492,11 +534,11 @@ class LayerCache:
 
     def select_rows(self, rows: Tensor, parent: FoXCache) -> LayerCache:
         """A copy for ``parent`` whose row i is row ``rows[i]`` of this one; ``rows`` is (B',) int64."""
-        copy = LayerCache(parent)
-        copy.logit_bound, copy.no_eviction_reason = self.logit_bound, self.no_eviction_reason
-        copy._shift = {name: z.index_select(0, rows) for name, z in self._shift.items()}
+        other = copy.copy(self)
+        other._parent = weakref.ref(parent)
+        other._shift = {name: z.index_select(0, rows) for name, z in self._shift.items()}
         for name in _ROW_STATE:
             held = getattr(self, name)
-            setattr(copy, name, None if held is None else held.index_select(0, rows))
-        copy.pool = None if self.pool is None else self.pool.select_rows(rows)
-        return copy
+            setattr(other, name, None if held is None else held.index_select(0, rows))
+        other.pool = None if self.pool is None else self.pool.select_rows(rows)
+        return other
