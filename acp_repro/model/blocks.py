@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import torch
 from torch import Tensor
@@ -53,10 +54,6 @@ class BlockPool:
         held = (self.k, self.v, self.c, self.table, self.free)
         return sum(x.numel() * x.element_size() for x in held)
 
-    @property
-    def _spare(self) -> int:
-        return _SPARE_COLUMNS * self.batch * self.heads
-
     def signature(self) -> tuple:
         """(batch, heads, head_dim, dtype) of what it holds."""
         return self.batch, self.heads, self.head_dim, self.k.dtype
@@ -100,7 +97,7 @@ class BlockPool:
         blocks = table[dropped].long()
         table[dropped] = 0
         self.free = torch.cat((self.free, blocks))
-        if len(self.free) > max(len(self.k) // 2, 2 * self._spare):
+        if len(self.free) > max(len(self.k) // 2, 2 * _SPARE_COLUMNS * self.batch * self.heads):
             self.rebuild(torch.arange(self.batch, device=self.table.device))
 
     def drop_columns(self, count: int) -> None:
@@ -173,7 +170,7 @@ class BlockPool:
         capacity = self.table.shape[2]
         if missing > 0:
             blocks = len(self.k)
-            size = blocks + max(missing, self._spare, blocks // _GROWTH)
+            size = blocks + max(missing, _SPARE_COLUMNS * self.batch * self.heads, blocks // _GROWTH)
             for name, grown in self._allocate(size).items():
                 grown[:blocks] = getattr(self, name)
                 setattr(self, name, grown)
@@ -201,12 +198,11 @@ def column_ends(c: Tensor, length: int) -> Tensor:
 def join_pools(parts: list[BlockPool]) -> BlockPool:
     """One pool of the rows of all, whose tables have as many columns."""
     joint = copy.copy(parts[0])
-    tables, free, before = [], [], 0
-    for part in parts:
-        tables.append(torch.where(part.table == 0, 0, part.table + before))
-        free.append(part.free + before)
-        before += len(part.k) - 1  # of block 0, which is nobody's, one is enough
-    joint.table, joint.free = torch.cat(tables), torch.cat(free)
+    # Of block 0, which is nobody's, one is enough.
+    before = itertools.accumulate((len(part.k) - 1 for part in parts), initial=0)
+    pairs = list(zip(parts, before, strict=False))
+    joint.table = torch.cat([torch.where(part.table == 0, 0, part.table + n) for part, n in pairs])
+    joint.free = torch.cat([part.free + n for part, n in pairs])
     joint.batch = len(joint.table)
     for name in ("k", "v", "c"):
         held = [getattr(part, name) for part in parts]

@@ -12,7 +12,7 @@ import copy
 import functools
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ class FoXCache:
         self.seq_start: Tensor | None = None
         self.device_start: Tensor | None = None  # seq_start, counted as seqlens are
         self.latest_start = 0
-        self.seqlens: Tensor | None = None
+        self.seqlens: Any = None
         self.dropped_columns = 0
         # Layers whose first tokens are not stored yet: the count of their blocks, and what stores them.
         self._waiting: tuple[tuple[Tensor, Callable[[int], None]], ...] = ()
@@ -124,11 +124,10 @@ class FoXCache:
             raise ValueError(
                 "another model began this cache: continue with that one, or start a new FoXCache"
             )
-        if self._in_call:
-            if self.touched:
-                raise ValueError("a failed call left this cache half written: start a new FoXCache")
-            if self.seqlens is not None:
-                self.seqlens.fill_(self.tokens_in_table)
+        if self.touched:
+            raise ValueError("a failed call left this cache half written: start a new FoXCache")
+        if self._in_call and self.seqlens is not None:
+            self.seqlens.fill_(self.tokens_in_table)
         if seq_start is not None:
             if self.length:
                 raise ValueError(
@@ -155,7 +154,7 @@ class FoXCache:
         """Copies what was made under ``torch.inference_mode``: outside it, nothing may write there."""
         self._in_inference_mode = False
         for holder in (self, *self.layers, *(layer.pool for layer in self.layers if layer.pool)):
-            for held in (vars(holder), getattr(holder, "_shift", {})):
+            for held in (vars(holder), getattr(holder, "shift_states", {})):
                 held |= {n: x.clone() for n, x in held.items() if isinstance(x, Tensor) and x.is_inference()}
 
     def count(self, tokens: int) -> None:
@@ -173,16 +172,15 @@ class FoXCache:
     def _store_waiting(self) -> None:
         """Stores what waits; waits for the device once, if anything does."""
         waiting, self._waiting = self._waiting, ()
-        if waiting:
-            counts = torch.stack([count for count, _ in waiting]).tolist()
-            for (_, store), count in zip(waiting, counts, strict=True):
-                store(count)
+        counts = torch.stack([count for count, _ in waiting]).tolist() if waiting else []
+        for (_, store), count in zip(waiting, counts, strict=True):
+            store(count)
 
     def reserve(self, tokens: int) -> None:
         """Makes room for ``tokens`` more; waits for the device once in ``BLOCK_SIZE`` tokens."""
         self._check_length(tokens)
         columns = -(-(self.tokens_in_table + tokens) // BLOCK_SIZE)
-        if all(columns <= layer.filled[0].columns for layer in self.layers):
+        if all(columns <= layer.pool.columns for layer in self.layers):
             return
         for layer in self.layers:
             layer.reserve(columns)
@@ -198,16 +196,14 @@ class FoXCache:
 
     def _drop_columns(self) -> None:
         """Drops columns that no head of any layer uses, so that tables do not grow with the stream."""
-        count = int(torch.stack([layer.filled[2].amin() for layer in self.layers]).amin())
+        count = int(torch.stack([layer.first_resident_block.amin() for layer in self.layers]).amin())
         if not count:
             return
         for layer in self.layers:
-            pool, first_read, first_resident, _ = layer.filled
-            pool.drop_columns(count)
-            first_resident.sub_(count)
-            first_read.sub_(count)
+            layer.pool.drop_columns(count)
+            layer.first_resident_block.sub_(count)
+            layer.first_read_block.sub_(count)
         self.dropped_columns += count
-        assert self.seqlens is not None
         self.seqlens.sub_(count * BLOCK_SIZE)
         if self.device_start is not None:
             self.device_start.sub_(count * BLOCK_SIZE).clamp_(min=0)
@@ -233,13 +229,12 @@ class FoXCache:
                 f"keys were evicted at length {self.evicted_at}, so the cache cannot go back to {left}: call "
                 "record_past() before the tokens that may be removed"
             )
-        if not all(layer.can_remove(tokens_to_remove) for layer in self.layers):
+        if any(z.shape[1] <= tokens_to_remove for layer in self.layers for z in layer.shift_states.values()):
             raise ValueError(
                 f"the token shift's inputs of {tokens_to_remove} tokens ago are not held: call record_past() "
                 "before the tokens that may be removed"
             )
         self.length = left
-        assert self.seqlens is not None
         self.seqlens.sub_(tokens_to_remove)
         for layer in self.layers:
             layer.remove_tokens(tokens_to_remove, -(-self.tokens_in_table // BLOCK_SIZE))
@@ -256,14 +251,8 @@ class FoXCache:
         other.layers = [layer.select_rows(rows, other) for layer in self.layers]
         return other
 
-    def make_empty(self) -> FoXCache:
-        """An empty cache for the same model and lengths, of any rows; see :meth:`join`."""
-        other = FoXCache(len(self.layers), self.max_length)
-        other.recording = self.recording
-        return other
-
     def join(self, parts: list[FoXCache]) -> None:
-        """Takes the rows of ``parts``, caches filled in the same calls, which are unusable after it."""
+        """Takes the rows of ``parts``, copies of this empty cache that are filled, and unusable after it."""
         # Their memory goes layer by layer.
         self._model, self.length = parts[0]._model, parts[0].length
         self.evicted_at = max(part.evicted_at for part in parts)
@@ -280,14 +269,14 @@ class FoXCache:
 
     def memory(self) -> MemoryUse:
         """What is held now, in bytes. It waits for the device."""
-        per_head, per_layer = [], []
-        for layer in self.layers:
-            pool, _, first_resident, _ = layer.filled
-            kept = (pool.columns - first_resident.long().cpu()) * pool.block_bytes
-            per_head.append(kept)
-            per_layer.append(kept.amax(-1) * pool.heads)
-        allocated = sum(layer.filled[0].allocated_bytes for layer in self.layers)
-        return MemoryUse(torch.stack(per_head), torch.stack(per_layer), allocated)
+        per_head = torch.stack(
+            [
+                (layer.pool.columns - layer.first_resident_block.long().cpu()) * layer.pool.block_bytes
+                for layer in self.layers
+            ]
+        )
+        allocated = sum(layer.pool.allocated_bytes for layer in self.layers)
+        return MemoryUse(per_head, per_head.amax(-1) * per_head.shape[-1], allocated)
 
 
 class LayerCache:
@@ -305,10 +294,11 @@ class LayerCache:
         self.logit_bound: Tensor | None = None
         self.threshold: Tensor | None = None
         self.no_eviction_reason = ""
-        self.pool: BlockPool | None = None
-        self.first_read_block: Tensor | None = None  # (B, H) int32, the first block that a query reads
-        self.first_resident_block: Tensor | None = None  # (B, H) int32, the first block in the pool
-        self._shift: dict[str, Tensor] = {}
+        # From the first tokens on, before which they are None:
+        self.pool: Any = None  # BlockPool
+        self.first_read_block: Any = None  # (B, H) int32, the first block that a query reads
+        self.first_resident_block: Any = None  # (B, H) int32, the first block in the pool
+        self.shift_states: dict[str, Tensor] = {}
         self._longest_key: Tensor | None = None
         self._searched = False  # the last step moved first_read_block under a delta that may fall
 
@@ -316,13 +306,6 @@ class LayerCache:
     def parent(self) -> FoXCache:
         """The cache that this layer's cache is part of."""
         return cast("FoXCache", self._parent())
-
-    @property
-    def filled(self) -> tuple[BlockPool, Tensor, Tensor, Tensor]:
-        """The pool, the first read and the first resident blocks, and the lengths, once there are tokens."""
-        filled = self.pool, self.first_read_block, self.first_resident_block, self.parent.seqlens
-        assert all(x is not None for x in filled)
-        return cast("tuple[BlockPool, Tensor, Tensor, Tensor]", filled)
 
     @property
     def evicts(self) -> bool:
@@ -340,18 +323,18 @@ class LayerCache:
 
     def shift_state(self, name: str) -> Tensor | None:
         """(B, 1, H, D), the token shift's last input of ``name``; None before the first token."""
-        held = self._shift.get(name)
+        held = self.shift_states.get(name)
         return None if held is None else held[:, -1:]
 
     def keep_shift_state(self, name: str, z: Tensor) -> None:
         """Keeps the last of the inputs z (B, T, H, D); while the past is recorded, all, for ``crop``."""
-        held = self._shift.get(name)
+        held = self.shift_states.get(name)
         if self.parent.recording:
-            self._shift[name] = z if held is None else torch.cat((held, z), dim=1)
+            self.shift_states[name] = z if held is None else torch.cat((held, z), dim=1)
         elif held is not None and held.dtype == z.dtype and held.shape == z[:, -1:].shape:
             held.copy_(z[:, -1:])  # in place: a CUDA graph reads and writes one address
         else:
-            self._shift[name] = z[:, -1:].clone(memory_format=torch.contiguous_format)
+            self.shift_states[name] = z[:, -1:].clone(memory_format=torch.contiguous_format)
 
     def longest_key(self, k: Tensor) -> Tensor:
         """(B, H, 1, D), the longest key of each head so far; ``k`` (B, H, T, D) are the newest."""
@@ -378,31 +361,30 @@ class LayerCache:
         """
         if torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, log_fgate)):
             raise RuntimeError("a FoXCache holds no gradients: call the model under torch.no_grad()")
-        self._check(k)
-        self.parent.touched = True
-        if self.parent.length and k.shape[2] <= DECODE_TOKENS:
-            return self._decode(core, q, k, v, log_fgate, threshold)
-        compute = self._prefill if self.pool is None else self._extend
-        return compute(core, q, k, v, log_fgate, threshold)
-
-    def _check(self, k: Tensor) -> None:
         given = (*k.shape[:2], k.shape[3], k.dtype)
         if self.pool is not None and self.pool.signature() != given:
             raise ValueError(
                 f"this cache holds (batch, heads, head_dim, dtype) {self.pool.signature()}, got {given}: "
                 "continue with the same batch and dtype, or start a new FoXCache"
             )
+        self.parent.touched = True
+        compute = self._extend
+        if not self.parent.length:
+            compute = self._prefill
+        elif k.shape[2] <= DECODE_TOKENS:
+            compute = self._decode
+        return compute(core, q, k, v, log_fgate, threshold)
 
     def _decode(self, core, q, k, v, log_fgate, threshold):
-        pool, first_read, first_resident, seqlens = self.filled
-        pool.write(seqlens, k, v, log_fgate)
+        self.pool.write(self.parent.seqlens, k, v, log_fgate)
         if self._searched:
-            first_read.copy_(first_resident)  # delta may have fallen: search all resident blocks again
+            # Delta may have fallen: search all resident blocks again.
+            self.first_read_block.copy_(self.first_resident_block)
         self._searched = self.threshold is None and threshold is not None
         return forgetting_attention_with_kvcache(
             q,
-            pool.paged(seqlens),
-            first_read,
+            self.pool.paged(self.parent.seqlens),
+            self.first_read_block,
             head_first=True,
             seq_start=self.parent.device_start,
             adaptive_threshold=threshold,
@@ -437,7 +419,7 @@ class LayerCache:
         self.pool = BlockPool(k, table, count)
         if count < table.numel():
             self.parent.evicted_at = self.parent.length + k.shape[2]  # what never had a block
-        self.pool.write(self.filled[3], k, v, log_fgate, c)
+        self.pool.write(self.parent.seqlens, k, v, log_fgate, c)
 
     def _skip_padding(self, start: Tensor, columns: int) -> Tensor:
         """``start`` (B, H), or the first of ``columns`` blocks that is not padding alone."""
@@ -448,15 +430,14 @@ class LayerCache:
 
     def _extend(self, core, q, k, v, log_fgate, threshold):
         """A chunk of tokens after those that are held."""
-        pool, _, first_resident, seqlens = self.filled
-        parent, tokens = self.parent, k.shape[2]
-        held = parent.tokens_in_table
+        pool, parent, tokens = self.pool, self.parent, k.shape[2]
+        seqlens, held = parent.seqlens, parent.tokens_in_table
         # The lengths count the new tokens already.
         before = pool.paged(seqlens).c_at(seqlens.long()[:, None] - tokens - 1)
         out = self._attend_past(core, q, k, v, log_fgate, threshold)
         c = before + running_sum(log_fgate)
         columns = -(-(held + tokens) // BLOCK_SIZE)
-        start = first_resident.long()
+        start = self.first_resident_block.long()
         if self.threshold is not None and self.evicts:
             pruned = c[..., -1:] - pool.end_decays(c, held) < self.threshold[..., None]
             pruned = pruned & (torch.arange(pruned.shape[-1], device=c.device) >= start[..., None])
@@ -469,7 +450,6 @@ class LayerCache:
     def _attend_past(self, core, q, k, v, log_fgate, threshold):
         """Attention to what is held and to the new tokens, for some rows at a time."""
         # What is held is made dense. For all rows that would take as much memory as the past without ACP.
-        pool, _, first_resident, _ = self.filled
         held, out = self.parent.tokens_in_table, torch.empty_like(q)
         if threshold is not None:
             threshold = threshold.expand(q.shape[:2])
@@ -477,7 +457,7 @@ class LayerCache:
         at_once = max(_PAST_BYTES // row_bytes, 1)
         for first_row in range(0, len(q), at_once):
             rows = slice(first_row, first_row + at_once)
-            k_past, v_past, gates_past, first = pool.gather(first_resident[rows], held, rows)
+            k_past, v_past, gates_past, first = self.pool.gather(self.first_resident_block[rows], held, rows)
             keys, values = torch.cat((k_past, k[rows]), 2), torch.cat((v_past, v[rows]), 2)
             gates = torch.cat((gates_past, log_fgate[rows]), 2)
             seq_start = self.parent.device_start
@@ -489,54 +469,47 @@ class LayerCache:
 
     def _evict(self, start: Tensor, length: int) -> None:
         """Returns blocks before ``start`` (B, H) to the pool: no query from ``length`` on needs them."""
-        pool, first_read, first_resident, _ = self.filled
-        if bool((start > first_resident).any()):
-            pool.give_back(start)
+        if bool((start > self.first_resident_block).any()):
+            self.pool.give_back(start)
             self.parent.evicted_at = length
-        first_resident.copy_(start)
-        first_read.copy_(torch.maximum(first_read, first_resident))
+        self.first_resident_block.copy_(start)
+        self.first_read_block.copy_(torch.maximum(self.first_read_block, self.first_resident_block))
 
     def reserve(self, columns: int) -> None:
         """Takes blocks up to column ``columns``, after returning those that no query will read."""
-        pool, first_read, first_resident, seqlens = self.filled
-        if columns <= pool.columns:
+        if columns <= self.pool.columns:
             return
         if self.evicts:
-            pool.paged(seqlens).advance(first_read, self.threshold, 1, self.parent.device_start)
-            self._evict(first_read.long(), self.parent.length)
-        pool.take(columns, first_resident.long())
+            paged = self.pool.paged(self.parent.seqlens)
+            paged.advance(self.first_read_block, self.threshold, 1, self.parent.device_start)
+            self._evict(self.first_read_block.long(), self.parent.length)
+        self.pool.take(columns, self.first_resident_block.long())
 
     def remove_tokens(self, tokens: int, columns: int) -> None:
         """Removes the last ``tokens`` tokens; ``columns`` columns are left."""
-        for name, z in self._shift.items():
-            self._shift[name] = z[:, :-tokens][:, -1:].clone()
-        if self.pool is not None:
-            pool, first_read, first_resident, _ = self.filled
-            pool.truncate(columns)
-            first_read.copy_(first_resident)
-            if not columns:
-                self.pool = None
-
-    def can_remove(self, tokens: int) -> bool:
-        """Whether inputs of the token shift are held for ``tokens`` tokens ago."""
-        return all(z.shape[1] > tokens for z in self._shift.values())
+        for name, z in self.shift_states.items():
+            self.shift_states[name] = z[:, :-tokens][:, -1:].clone()
+        self.pool.truncate(columns)
+        self.first_read_block.copy_(self.first_resident_block)
 
     def join(self, parts: list[LayerCache]) -> None:
         """Takes the rows of ``parts``."""
         first = parts[0]
         self.logit_bound, self.no_eviction_reason = first.logit_bound, first.no_eviction_reason
         self._searched = any(part._searched for part in parts)
-        self._shift = {name: torch.cat([part._shift[name] for part in parts]) for name in first._shift}
+        self.shift_states = {
+            name: torch.cat([part.shift_states[name] for part in parts]) for name in first.shift_states
+        }
         for name in _ROW_STATE:
             held = [getattr(part, name) for part in parts]
             setattr(self, name, None if held[0] is None else torch.cat(held))
-        self.pool = join_pools([part.filled[0] for part in parts])
+        self.pool = join_pools([part.pool for part in parts])
 
     def select_rows(self, rows: Tensor, parent: FoXCache) -> LayerCache:
         """A copy for ``parent`` whose row i is row ``rows[i]`` of this one; ``rows`` is (B',) int64."""
         other = copy.copy(self)
         other._parent = weakref.ref(parent)
-        other._shift = {name: z.index_select(0, rows) for name, z in self._shift.items()}
+        other.shift_states = {name: z.index_select(0, rows) for name, z in self.shift_states.items()}
         for name in _ROW_STATE:
             held = getattr(self, name)
             setattr(other, name, None if held is None else held.index_select(0, rows))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,16 +72,13 @@ def watch_attention(model: nn.Module, see: Callable[[int, AttentionInputs], None
     with whole sequences, on every rank."""
     cores = [m for m in model.modules() if isinstance(m, ForgettingAttentionCore)]
 
-    def hook_of(layer: int):
-        def hook(module, arguments):
-            if module.context_parallel is not None:
-                whole = (gather_sequence(x, module.context_parallel, 2) for x in arguments[:4])
-                arguments = (*whole, *arguments[4:])
-            see(layer, AttentionInputs(*arguments))
+    def look(layer: int, core: Any, arguments: tuple) -> None:
+        if core.context_parallel is not None:
+            whole = (gather_sequence(x, core.context_parallel, 2) for x in arguments[:4])
+            arguments = (*whole, *arguments[4:])
+        see(layer, AttentionInputs(*arguments))
 
-        return hook
-
-    handles = [core.register_forward_pre_hook(hook_of(i)) for i, core in enumerate(cores)]
+    handles = [core.register_forward_pre_hook(functools.partial(look, i)) for i, core in enumerate(cores)]
     try:
         yield
     finally:

@@ -66,8 +66,7 @@ def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
         zeros = weights[0].new_zeros(max(*sizes, spare))
         biases = [zeros[: p.out_features] if p.bias is None else p.bias for p in projections]
         bias = torch.cat([*biases, zeros[:spare]])
-    if spare:
-        weights.append(weights[0].detach()[:1].expand(spare, -1))
+    weights.append(weights[0].detach()[:1].expand(spare, -1))
     y = F.linear(x, torch.cat(weights), bias)
     parts = y.split([*sizes, spare], dim=-1)[: len(sizes)]
     return [
@@ -237,10 +236,17 @@ class ForgettingAttentionCore(nn.Module):
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """``forgetting_attention`` (B, H, Tq, D), heads first; the threshold is (H,), (B, H) or None."""
-        options: Any = dict(seq_start=seq_start, cu_seqlens=cu_seqlens, implementation=self.implementation)
-        options |= dict(context_parallel=self.context_parallel)
         return forgetting_attention(
-            q, k, v, log_fgate, head_first=True, adaptive_threshold=adaptive_threshold, **options
+            q,
+            k,
+            v,
+            log_fgate,
+            head_first=True,
+            seq_start=seq_start,
+            cu_seqlens=cu_seqlens,
+            adaptive_threshold=adaptive_threshold,
+            implementation=self.implementation,
+            context_parallel=self.context_parallel,
         )
 
 
@@ -310,10 +316,11 @@ class ForgettingAttentionLayer(nn.Module):
             return self._run_fused(x, mixes, log_fgate, cache)
         padding = starts = None
         if seq_start is not None:
-            position = self._positions(x) + (0 if cache is None else cache.parent.length)
-            padding = position < seq_start[:, None]
+            position = shard_positions(x.shape[1], self.context_parallel, x.device)
+            padding = position + (0 if cache is None else cache.parent.length) < seq_start[:, None]
         if cu_seqlens is not None:
-            starts = document_starts(cu_seqlens, x.shape[1] * self._ranks())[self._positions(x)]
+            starts = document_starts(cu_seqlens, x.shape[1] * self._ranks())
+            starts = starts[shard_positions(x.shape[1], self.context_parallel, x.device)]
         q = self._split_heads(product("q", self.q_proj))
         k, v = (
             self._shift(name, projection, x, products, cache, padding, starts)
@@ -338,10 +345,6 @@ class ForgettingAttentionLayer(nn.Module):
         elif gate is not None:
             out = out * torch.sigmoid(gate)
         return self.o_proj(out.flatten(2))
-
-    def _positions(self, x: Tensor) -> Tensor:
-        """(T,) int64, where the tokens of x stand in the sequence."""
-        return shard_positions(x.shape[1], self.context_parallel, x.device)
 
     def _ranks(self) -> int:
         """The number of ranks that hold parts of the sequence."""
