@@ -4,28 +4,11 @@ one does."""
 import pytest
 import torch
 
-from acp_repro.attention import forgetting_attention
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.pipeline.run import TrainerConfig
 from acp_repro.pipeline.training.trainer import make_optimizer, train_step
-from tests.attention.test_attention import make_inputs
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.mark.parametrize("threshold", [None, -20.0, "auto"])
-def test_compile_has_no_graph_break_and_changes_nothing(threshold):
-    inputs = [x.detach().cuda().requires_grad_() for x in make_inputs(300, 300, 64)]
-
-    def attend(*x):
-        return forgetting_attention(*x, adaptive_threshold=threshold)
-
-    compiled = torch.compile(attend, fullgraph=True)
-    out = compiled(*inputs)
-    assert torch.equal(out, attend(*inputs))
-    grads = [torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, attend)]
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["pro", "llama"])

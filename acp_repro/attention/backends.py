@@ -60,7 +60,11 @@ class Backend:
 
     def block_sizes(self, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
         """(block_q, block_k), the grid that it prunes on, in tokens."""
-        return blockwise.block_sizes(head_dim, dtype)
+        return 64, 64  # docs/lab-notebook/attention-kernels.md compares sizes
+
+    def grid(self, call: AttentionCall) -> tuple[int, int]:
+        """:meth:`block_sizes` of a call."""
+        return self.block_sizes(call.q.shape[3], call.q.dtype)
 
     def saved_shape(self, q: Tensor) -> tuple[int, ...]:
         """The shape of the float32 tensor that ``forward`` saves for ``backward``; by default (B, H, Tq)."""
@@ -105,7 +109,7 @@ class Backend:
     def search(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
         """The first stage of a call: c (B, H, Tk) float64, and n_m (B, H, M) int32 of each query block."""
         c, seqlen_q = cumulative_log_fgate(call.log_fgate.detach()), call.q.shape[2]
-        block_q, block_k = self.block_sizes(call.q.shape[3], call.q.dtype)
+        block_q, block_k = self.grid(call)
         if call.threshold is None and call.seq_start is None and call.window_size is None:
             return c, c.new_zeros((*c.shape[:2], -(-seqlen_q // block_q)), dtype=torch.int32)
         options = (call.seq_start, call.window_size)
@@ -123,8 +127,7 @@ class Reference(Backend):
         c, start_index = self.search(call)
         kept = None
         if threshold is not None:
-            grid = self.block_sizes(q.shape[-1], q.dtype)
-            kept = reference.kept_entries(start_index, q.shape[2], k.shape[2], *grid)
+            kept = reference.kept_entries(start_index, q.shape[2], k.shape[2], *self.grid(call))
         out, lse = reference.forgetting_attention(
             q, k, v, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept, window_size=window_size
         )
@@ -152,13 +155,12 @@ class Blockwise(Backend):
         return *self.attend(call, c, start_index), c, start_index
 
     def attend(self, call, c, boundary):
-        out = blockwise.forward(call, c, boundary, *self.block_sizes(call.q.shape[-1], call.q.dtype))
+        out = blockwise.forward(call, c, boundary, *self.grid(call))
         # The backward pass computes its softmax again, which costs less here than keeping row sums.
         return out, c.new_empty(0, dtype=torch.float32)
 
     def backward(self, dout, call, out, saved, c, boundary):
-        grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
-        dq, dk, dv, dc = blockwise.backward(dout, call, c, boundary, *grid)
+        dq, dk, dv, dc = blockwise.backward(dout, call, c, boundary, *self.grid(call))
         return dq, dk, dv, log_fgate_grad(dc, call.log_fgate)
 
     def partial_gradients(self, dout, call, out, saved, c, boundary):
@@ -190,24 +192,21 @@ class Triton(Backend):
         q, k, v, log_fgate, threshold, seq_start, sm_scale, _, window_size = call
         check_floor(call, self.least_clamped)
         tensor, number = (None, threshold) if isinstance(threshold, float) else (threshold, None)
-        grid = self.block_sizes(q.shape[-1], q.dtype)
-        constants = (sm_scale, grid, window_size, self.portable, for_backward, number)
+        constants = (sm_scale, self.grid(call), window_size, self.portable, for_backward, number)
         return kernels().forward_pass(q, k, v, log_fgate, tensor, seq_start, constants)
 
     def backward(self, dout, call, out, saved, c, boundary):
         q, k, v, log_fgate, _, seq_start, sm_scale, _, window_size = call
-        constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size, self.portable)
+        constants = (sm_scale, self.grid(call), window_size, self.portable)
         tensors = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start)
         return kernels().backward_pass(*tensors, constants)
 
     def attend(self, call, c, boundary):
-        grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
-        options = (call.seq_start, call.sm_scale, *grid, call.window_size)
+        options = (call.seq_start, call.sm_scale, *self.grid(call), call.window_size)
         return kernels().forward(call.q, call.k, call.v, c, boundary, *options, portable=self.portable)
 
     def partial_gradients(self, dout, call, out, saved, c, boundary):
-        grid = self.block_sizes(call.q.shape[-1], call.q.dtype)
-        options = (call.seq_start, call.sm_scale, *grid, call.window_size)
+        options = (call.seq_start, call.sm_scale, *self.grid(call), call.window_size)
         tensors = (dout, call.q, call.k, call.v, out, saved, c, boundary)
         dq, dk, dv, dc = kernels().backward(*tensors, *options, portable=self.portable, shares=True)
         dk, dv = (x.unflatten(1, (call.k.shape[1], -1)).sum(2) for x in (dk, dv))
@@ -225,7 +224,7 @@ class Triton(Backend):
 
     def search(self, call):
         c = kernels().cumulative_log_fgate(call.log_fgate)
-        options = (*self.block_sizes(call.q.shape[3], call.q.dtype), call.seq_start, call.window_size)
+        options = (*self.grid(call), call.seq_start, call.window_size)
         return c, kernels().find_boundary(c, call.threshold, call.q.shape[2], *options)
 
 

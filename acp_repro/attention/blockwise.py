@@ -31,11 +31,6 @@ _CHUNK_ELEMENTS = 1 << 19
 _STEEP = 128.0
 
 
-def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """(block_q, block_k), the pruning grid (docs/lab-notebook/attention-kernels.md compares sizes)."""
-    return 64, 64
-
-
 class _Chunk(NamedTuple):
     """Tasks whose windows have one width, gathered."""
 

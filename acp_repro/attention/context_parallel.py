@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -81,7 +81,8 @@ def shard_sequence(x: Tensor, group: Any, dim: int = 1) -> Tensor:
         TypeError: ``group`` is no group.
         ValueError: the length is no multiple of twice the number of ranks.
     """
-    return _Shard.apply(x, find_group(group), dim)
+    whole, part = _shard_functions(find_group(group), dim)
+    return _Exchange.apply(x, part, whole)
 
 
 @_not_compiled
@@ -95,7 +96,8 @@ def gather_sequence(x: Tensor, group: Any, dim: int = 1) -> Tensor:
         ``x`` with the length times the number of ranks. Every rank must compute the same loss from it: the
         gradient of ``x`` is this rank's shard of the gradient, not a sum over ranks.
     """
-    return _Gather.apply(x, find_group(group), dim)
+    whole, part = _shard_functions(find_group(group), dim)
+    return _Exchange.apply(x, whole, part)
 
 
 @_not_compiled
@@ -105,7 +107,7 @@ def previous_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     One all-to-all sends one token to each neighbour. Gradients return by the same way.
     """
     chunks = x.unflatten(1, (2, -1))
-    return _Previous.apply(chunks[:, :, -1], group)
+    return _Exchange.apply(chunks[:, :, -1], lambda x: _move(x, group, 1), lambda x: _move(x, group, -1))
 
 
 @_not_compiled
@@ -320,43 +322,18 @@ class _AttendShards(torch.autograd.Function):
         return dq.view(q_shape), dk, dv, dgates.mT.reshape(q_shape[:3]), None
 
 
-class _Shard(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim):
-        ctx.arguments = group, dim
-        return _cut(x, group, dim)
+class _Exchange(torch.autograd.Function):
+    """A linear exchange between ranks, and the exchange that returns the gradients."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        group, dim = ctx.arguments
-        return join_shards(all_gather(grad.movedim(dim, 0), group)).movedim(0, dim), None, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim):
-        ctx.arguments = group, dim
-        return join_shards(all_gather(x.movedim(dim, 0), group)).movedim(0, dim)
+    def forward(ctx, x, send, send_back):
+        ctx.send_back = send_back
+        return send(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        return _cut(grad, *ctx.arguments), None, None
-
-
-class _Previous(torch.autograd.Function):
-    """Moves x (B, 2, ...), one token of each chunk, to the next chunk; gradients to the chunk before."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return _move(x, group, 1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        return _move(grad, ctx.group, -1), None
+        return ctx.send_back(grad), None, None
 
 
 def _move(x: Tensor, group: dist.ProcessGroup, step: int) -> Tensor:
@@ -374,6 +351,15 @@ def _move(x: Tensor, group: dist.ProcessGroup, step: int) -> Tensor:
     for (_, n), one in zip(takes, received, strict=True):
         moved[:, n] = one
     return moved
+
+
+def _shard_functions(group: dist.ProcessGroup, dim: int) -> tuple[Callable, Callable]:
+    """The function that returns the whole tensor of a shard along ``dim``, and its inverse."""
+
+    def gather(x: Tensor) -> Tensor:
+        return join_shards(all_gather(x.movedim(dim, 0), group)).movedim(0, dim)
+
+    return gather, lambda x: _cut(x, group, dim)
 
 
 def _cut(x: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:

@@ -56,13 +56,12 @@ def attention_scores(
     """
     bias = decay_bias(log_fgate, q.shape[-2], dtype=torch.promote_types(q.dtype, torch.float32))
     scores = (q @ shared_heads(k, q.shape[1]).mT * sm_scale).to(bias.dtype) + bias
+    keys = torch.arange(k.shape[-2], device=k.device)
     if seq_start is not None:
-        keys = torch.arange(k.shape[-2], device=k.device)
         scores = scores.masked_fill(keys < seq_start[:, None, None, None], float("-inf"))
     if kept is not None:
         scores = scores.masked_fill(~kept, float("-inf"))
     if window_size is not None:
-        keys = torch.arange(k.shape[-2], device=k.device)
         rows = keys[k.shape[-2] - q.shape[-2] :, None]
         scores = scores.masked_fill(keys < window_start(rows, window_size), float("-inf"))
     return scores

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+
 import torch
 from torch import Tensor
 
 from acp_repro.attention import PagedKVCache, choose_implementation
 from acp_repro.attention.backends import find_backend, kernels
-from acp_repro.attention.decay import LOG_FGATE_FLOOR
+from acp_repro.attention.decay import cumulative_log_fgate
 
 # The key blocks of the pruning grid, which the forward of training keeps or skips as a whole.
 BLOCK_SIZE = 64
@@ -19,20 +22,26 @@ _GROWTH, _SPARE_COLUMNS = 8, 4
 class BlockPool:
     """Keys, values and decays of (batch, heads), in blocks of ``BLOCK_SIZE`` tokens.
 
-    Physical block 0 belongs to no head. Table entries without a block point there. Writes for tokens that no
-    query will read therefore need no branch and have no effect. ``k`` (B, H, T, D) has the shapes and the
-    dtype of later tensors.
+    Physical block 0 belongs to no head. Table entries without a block point there. So writes for tokens that
+    no query will read need no branch and do no harm.
+
+    Args:
+        k: (B, H, T, D), keys of the shape and dtype to come.
+        table: (B, H, N) int32, the blocks of the first columns: 0, or each of 1 to ``blocks`` once.
     """
 
-    def __init__(self, k: Tensor):
-        self.batch, self.heads, _, self.head_dim = k.shape
-        self.columns = 0  # of the table in use; the same for all heads
+    def __init__(self, k: Tensor, table: Tensor, blocks: int):
+        self.batch, self.heads, self.columns = table.shape  # columns in use are the same for all heads
+        self.head_dim = k.shape[3]
         self.version = 0  # raised when storage moves, so that a CUDA graph is captured again
         # (B, H, N), the physical block of each column, and (n,), the physical blocks that no head holds.
-        self.table = torch.zeros((self.batch, self.heads, 1), dtype=torch.int32, device=k.device)
+        self.table = table
         self.free = torch.empty(0, dtype=torch.int64, device=k.device)
-        self.k, self.v = (k.new_zeros((1, BLOCK_SIZE, self.head_dim)) for _ in range(2))
-        self.c = torch.zeros((1, 1, BLOCK_SIZE), dtype=torch.float64, device=k.device)
+        self.k, self.v = (k.new_empty((0, BLOCK_SIZE, self.head_dim)) for _ in range(2))
+        self.c = torch.empty((0, 1, BLOCK_SIZE), dtype=torch.float64, device=k.device)
+        for name, x in self._allocate(1 + blocks).items():
+            x[0].zero_()  # heads read it where they hold nothing, under a gate of 0
+            setattr(self, name, x)
 
     @property
     def block_bytes(self) -> int:
@@ -44,10 +53,6 @@ class BlockPool:
         """Bytes of the pool and its table."""
         held = (self.k, self.v, self.c, self.table, self.free)
         return sum(x.numel() * x.element_size() for x in held)
-
-    @property
-    def _spare(self) -> int:
-        return _SPARE_COLUMNS * self.batch * self.heads
 
     def signature(self) -> tuple:
         """(batch, heads, head_dim, dtype) of the stored tensors."""
@@ -67,25 +72,22 @@ class BlockPool:
         else:
             find_backend(choose_implementation(k.device)).write(paged, k, v, log_fgate)
 
-    def take(self, columns: int, start: Tensor) -> bool:
-        """Allocates blocks of every head up to column ``columns``, except before its ``start`` (B, H) int32.
+    def take(self, columns: int, start: Tensor) -> None:
+        """Gives every head blocks up to column ``columns``, except before its ``start`` (B, H) int32.
 
-        Waits for the device once. Returns whether a head has a new column without a block.
+        Waits for the device once.
         """
         if columns <= self.columns:
-            return False
-        column = torch.arange(self.columns, columns, device=self.table.device)
-        wanted = column >= start[..., None]  # (B, H, new)
-        # The count of blocks up to each; and not `table[wanted] = ...`, which would wait for another count.
-        nth = wanted.flatten().cumsum(0).view(wanted.shape)
+            return
+        nth, wanted = number_blocks(self.columns, columns, start)
         count = int(nth[-1, -1, -1])
         self._grow(count - len(self.free), columns)
         if count:
+            # Not `table[wanted] = ...`, which would wait for another count.
             blocks = self.free[(nth - 1).clamp_(min=0)].int()
             self.table[:, :, self.columns : columns] = torch.where(wanted, blocks, 0)
         self.free = self.free[count:]
         self.columns = columns
-        return count < wanted.numel()
 
     def give_back(self, start: Tensor) -> None:
         """Returns each head's blocks before ``start`` (B, H) int32 to the pool."""
@@ -95,7 +97,7 @@ class BlockPool:
         blocks = table[dropped].long()
         table[dropped] = 0
         self.free = torch.cat((self.free, blocks))
-        if len(self.free) > max(len(self.k) // 2, 2 * self._spare):
+        if len(self.free) > max(len(self.k) // 2, 2 * _SPARE_COLUMNS * self.batch * self.heads):
             self.rebuild(torch.arange(self.batch, device=self.table.device))
 
     def drop_columns(self, count: int) -> None:
@@ -123,19 +125,18 @@ class BlockPool:
 
     def select_rows(self, rows: Tensor) -> BlockPool:
         """A separate pool whose row i is row ``rows[i]`` of this one; ``rows`` is (B',) int64."""
-        copy = object.__new__(BlockPool)
-        copy.__dict__.update(self.__dict__)
-        copy.rebuild(rows)
-        return copy
+        other = copy.copy(self)
+        other.rebuild(rows)
+        return other
 
-    def end_decays(self, c_new: Tensor, length: int, columns: int) -> Tensor:
-        """(B, H, columns): c at each column's last token; ``c_new`` (B, H, T) is not written yet."""
-        old = self.c[self.table[:, :, : self.columns].long(), 0, -1]
+    def end_decays(self, c_new: Tensor, length: int) -> Tensor:
+        """(B, H, N): c at the last token of each column that ends before the newest token.
+
+        ``c_new`` (B, H, T) is not written yet, and ``length`` tokens are.
+        """
+        old = self.c[self.table[:, :, : length // BLOCK_SIZE].long(), 0, -1]
         # The column that holds token `length - 1` ends among the new tokens, unless it was full.
-        first_new = length // BLOCK_SIZE
-        last = torch.arange(first_new, columns, device=c_new.device) * BLOCK_SIZE + (BLOCK_SIZE - 1) - length
-        new = c_new[..., last.clamp(max=c_new.shape[2] - 1)]
-        return torch.cat((old[..., :first_new], new), -1)
+        return torch.cat((old, column_ends(c_new, length)), -1)
 
     def gather(self, start: Tensor, length: int, rows: slice) -> tuple[Tensor, Tensor, Tensor, int]:
         """k, v (rows, H, n, D), log_fgate (rows, H, n) from ``start`` (rows, H) on, and the first position.
@@ -153,24 +154,27 @@ class BlockPool:
         cut = (column == first) & (first > low * BLOCK_SIZE)
         return k, v, gates.float().masked_fill(cut, float("-inf")), low * BLOCK_SIZE
 
+    def _allocate(self, size: int) -> dict[str, Tensor]:
+        """Storage of ``size`` blocks for k, v and c."""
+        held = {name: getattr(self, name) for name in ("k", "v", "c")}
+        try:
+            return {name: x.new_empty((size, *x.shape[1:])) for name, x in held.items()}
+        except torch.OutOfMemoryError as error:
+            missing = size - len(self.k)
+            raise torch.OutOfMemoryError(
+                f"the cache needs {missing * self.block_bytes / 2**20:.0f} MiB more in one layer, for "
+                f"{self.batch} rows, beside {self.allocated_bytes / 2**20:.0f} MiB: take fewer rows"
+            ) from error
+
     def _grow(self, missing: int, columns: int) -> None:
         capacity = self.table.shape[2]
         if missing > 0:
-            # The first call is a prefill, which takes just the blocks that it keeps.
-            more = missing if self.columns == 0 else max(missing, self._spare, len(self.k) // _GROWTH)
-            size = len(self.k) + more
-            try:
-                grown = [x.new_empty((size, *x.shape[1:])) for x in (self.k, self.v, self.c)]
-            except torch.OutOfMemoryError as error:
-                raise torch.OutOfMemoryError(
-                    f"the cache needs {missing * self.block_bytes / 2**20:.0f} MiB more in one layer, for "
-                    f"{self.batch} rows, beside {self.allocated_bytes / 2**20:.0f} MiB: take fewer rows"
-                ) from error
-            for new, old in zip(grown, (self.k, self.v, self.c), strict=True):
-                new[: len(old)] = old
-            added = torch.arange(len(self.k), size, device=self.free.device)
-            self.k, self.v, self.c = grown
-            self.free = torch.cat((self.free, added))
+            blocks = len(self.k)
+            size = blocks + max(missing, _SPARE_COLUMNS * self.batch * self.heads, blocks // _GROWTH)
+            for name, grown in self._allocate(size).items():
+                grown[:blocks] = getattr(self, name)
+                setattr(self, name, grown)
+            self.free = torch.cat((self.free, torch.arange(blocks, size, device=self.free.device)))
             self.version += 1
         if columns > capacity:
             table = self.table.new_zeros((self.batch, self.heads, max(columns, 2 * capacity)))
@@ -179,16 +183,26 @@ class BlockPool:
             self.version += 1
 
 
+def number_blocks(first: int, columns: int, start: Tensor) -> tuple[Tensor, Tensor]:
+    """For columns from ``first`` to ``columns``, (B, H, N) each: the count of wanted ones so far, int32, and
+    which are wanted, those from each head's ``start`` (B, H) on."""
+    wanted = torch.arange(first, columns, device=start.device) >= start[..., None]
+    return wanted.flatten().cumsum(0, dtype=torch.int32).view(wanted.shape), wanted
+
+
+def column_ends(c: Tensor, length: int) -> Tensor:
+    """(B, H, N): c (B, H, T) of the tokens after ``length`` at each end of a column before the newest one."""
+    return c[..., BLOCK_SIZE - 1 - length % BLOCK_SIZE : -1 : BLOCK_SIZE]
+
+
 def join_pools(parts: list[BlockPool]) -> BlockPool:
     """One pool of the rows of all, whose tables have as many columns."""
-    joint = object.__new__(BlockPool)
-    joint.__dict__.update(parts[0].__dict__)
-    tables, free, before = [], [], 0
-    for part in parts:
-        tables.append(torch.where(part.table == 0, 0, part.table + before))
-        free.append(part.free + before)
-        before += len(part.k) - 1  # of block 0, which is nobody's, one is enough
-    joint.table, joint.free = torch.cat(tables), torch.cat(free)
+    joint = copy.copy(parts[0])
+    # Of block 0, which is nobody's, one is enough.
+    before = itertools.accumulate((len(part.k) - 1 for part in parts), initial=0)
+    pairs = list(zip(parts, before, strict=False))
+    joint.table = torch.cat([torch.where(part.table == 0, 0, part.table + n) for part, n in pairs])
+    joint.free = torch.cat([part.free + n for part, n in pairs])
     joint.batch = len(joint.table)
     for name in ("k", "v", "c"):
         held = [getattr(part, name) for part in parts]
@@ -196,11 +210,10 @@ def join_pools(parts: list[BlockPool]) -> BlockPool:
     return joint
 
 
-def running_sum(log_fgate: Tensor, before: Tensor) -> Tensor:
-    """(B, H, T) float64: c of new tokens; ``before`` (B, H, 1) is c of the token before them."""
-    if _has_kernels(log_fgate):
-        return before + kernels().cumulative_log_fgate(log_fgate)
-    return before + log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1)
+def running_sum(log_fgate: Tensor) -> Tensor:
+    """(B, H, T) float64: c of tokens, counted from the first of them."""
+    compute = kernels().cumulative_log_fgate if _has_kernels(log_fgate) else cumulative_log_fgate
+    return compute(log_fgate)
 
 
 def _has_kernels(x: Tensor) -> bool:

@@ -8,22 +8,27 @@ threshold, blocks are skipped but kept.
 
 from __future__ import annotations
 
+import copy
+import functools
 import weakref
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from acp_repro.attention import choose_implementation, forgetting_attention_with_kvcache
 
-from .blocks import BLOCK_SIZE, BlockPool, join_pools, running_sum
+from .blocks import BLOCK_SIZE, BlockPool, column_ends, join_pools, number_blocks, running_sum
 
 # Up to this many tokens are computed as a decoding step. Longer chunks are computed as a prefill over what is
 # held.
 DECODE_TOKENS = 8
-# Bytes of past keys and values that a prefill holds densely at once.
+# Bytes of keys and values that a prefill holds densely at once: of the past, and of layers that wait for
+# their blocks.
 _PAST_BYTES = 2**29
-# What a layer holds of each row, beside its blocks and the token shift's inputs.
+# What a cache and a layer hold of each row, beside blocks and the token shift's inputs.
+_CALL_STATE = ("seq_start", "device_start", "seqlens")
 _ROW_STATE = ("threshold", "first_read_block", "first_resident_block", "_longest_key")
 
 
@@ -68,8 +73,10 @@ class FoXCache:
         self.seq_start: Tensor | None = None
         self.device_start: Tensor | None = None  # seq_start, counted as seqlens are
         self.latest_start = 0
-        self.seqlens: Tensor | None = None
+        self.seqlens: Any = None
         self.dropped_columns = 0
+        # Layers whose first tokens are not stored yet: the count of their blocks, and what stores them.
+        self._waiting: tuple[tuple[Tensor, Callable[[int], None]], ...] = ()
         self.layers = [LayerCache(self) for _ in range(num_layers)]
 
     @property
@@ -118,11 +125,10 @@ class FoXCache:
             raise ValueError(
                 "another model began this cache: continue with that one, or start a new FoXCache"
             )
-        if self._in_call:
-            if self.touched:
-                raise ValueError("a failed call left this cache half written: start a new FoXCache")
-            if self.seqlens is not None:
-                self.seqlens.fill_(self.tokens_in_table)
+        if self.touched:
+            raise ValueError("a failed call left this cache half written: start a new FoXCache")
+        if self._in_call and self.seqlens is not None:
+            self.seqlens.fill_(self.tokens_in_table)
         if seq_start is not None:
             if self.length:
                 raise ValueError(
@@ -149,19 +155,33 @@ class FoXCache:
         """Copies what was made under ``torch.inference_mode``: outside it, nothing may write there."""
         self._in_inference_mode = False
         for holder in (self, *self.layers, *(layer.pool for layer in self.layers if layer.pool)):
-            for held in (vars(holder), getattr(holder, "_shift", {})):
+            for held in (vars(holder), getattr(holder, "shift_states", {})):
                 held |= {n: x.clone() for n, x in held.items() if isinstance(x, Tensor) and x.is_inference()}
 
     def count(self, tokens: int) -> None:
-        """Adds ``tokens`` to the length, at the end of the call that added them."""
+        """Counts ``tokens`` more as held, at the end of the call that added them."""
+        self._store_waiting()
         self.length += tokens
         self._in_call = self.touched = False
+
+    def store_later(self, count: Tensor, k: Tensor, store: Callable[[int], None]) -> None:
+        """Calls ``store`` with ``count``, the blocks that keys k need, when one wait serves many layers."""
+        self._waiting = (*self._waiting, (count, store))
+        if len(self._waiting) * 2 * k.numel() * k.element_size() > _PAST_BYTES:
+            self._store_waiting()
+
+    def _store_waiting(self) -> None:
+        """Stores what waits; waits for the device once, if anything does."""
+        waiting, self._waiting = self._waiting, ()
+        counts = torch.stack([count for count, _ in waiting]).tolist() if waiting else []
+        for (_, store), count in zip(waiting, counts, strict=True):
+            store(count)
 
     def reserve(self, tokens: int) -> None:
         """Makes room for ``tokens`` more; waits for the device once in ``BLOCK_SIZE`` tokens."""
         self._check_length(tokens)
         columns = -(-(self.tokens_in_table + tokens) // BLOCK_SIZE)
-        if all(columns <= layer.filled[0].columns for layer in self.layers):
+        if all(columns <= layer.pool.columns for layer in self.layers):
             return
         for layer in self.layers:
             layer.reserve(columns)
@@ -177,16 +197,14 @@ class FoXCache:
 
     def _drop_columns(self) -> None:
         """Drops columns that no head of any layer uses, so that tables do not grow with the stream."""
-        count = int(torch.stack([layer.filled[2].amin() for layer in self.layers]).amin())
+        count = int(torch.stack([layer.first_resident_block.amin() for layer in self.layers]).amin())
         if not count:
             return
         for layer in self.layers:
-            pool, first_read, first_resident, _ = layer.filled
-            pool.drop_columns(count)
-            first_resident.sub_(count)
-            first_read.sub_(count)
+            layer.pool.drop_columns(count)
+            layer.first_resident_block.sub_(count)
+            layer.first_read_block.sub_(count)
         self.dropped_columns += count
-        assert self.seqlens is not None
         self.seqlens.sub_(count * BLOCK_SIZE)
         if self.device_start is not None:
             self.device_start.sub_(count * BLOCK_SIZE).clamp_(min=0)
@@ -212,44 +230,35 @@ class FoXCache:
                 f"keys were evicted at length {self.evicted_at}, so the cache cannot go back to {left}: call "
                 "record_past() before the tokens that may be removed"
             )
-        if not all(layer.can_remove(tokens_to_remove) for layer in self.layers):
+        if any(z.shape[1] <= tokens_to_remove for layer in self.layers for z in layer.shift_states.values()):
             raise ValueError(
                 f"the token shift's inputs of {tokens_to_remove} tokens ago are not held: call record_past() "
                 "before the tokens that may be removed"
             )
         self.length = left
-        assert self.seqlens is not None
         self.seqlens.sub_(tokens_to_remove)
         for layer in self.layers:
             layer.remove_tokens(tokens_to_remove, -(-self.tokens_in_table // BLOCK_SIZE))
 
     def select_rows(self, rows: Tensor) -> FoXCache:
         """A copy whose row i is row ``rows[i]`` (B',) int64 of this one; several may continue one context."""
-        copy = FoXCache(0, self.max_length)
-        copy._in_call, copy.touched = self._in_call, self.touched
-        for name in ("length", "evicted_at", "recording", "dropped_columns", "latest_start", "_model"):
-            setattr(copy, name, getattr(self, name))
+        other = copy.copy(self)
+        other._in_inference_mode |= torch.is_inference_mode_enabled()
         if self.seqlens is not None:
             rows = rows.to(self.seqlens.device)
-        for name in ("seq_start", "device_start", "seqlens"):
+        for name in _CALL_STATE:
             held = getattr(self, name)
-            setattr(copy, name, None if held is None else held.index_select(0, rows))
-        copy.layers = [layer.select_rows(rows, copy) for layer in self.layers]
-        return copy
-
-    def make_empty(self) -> FoXCache:
-        """An empty cache for the same model and lengths, of any rows; see :meth:`join`."""
-        other = FoXCache(len(self.layers), self.max_length)
-        other.recording = self.recording
+            setattr(other, name, None if held is None else held.index_select(0, rows))
+        other.layers = [layer.select_rows(rows, other) for layer in self.layers]
         return other
 
     def join(self, parts: list[FoXCache]) -> None:
-        """Takes the rows of ``parts``, caches filled in the same calls, which are unusable after it."""
+        """Takes the rows of ``parts``, copies of this empty cache that are filled, and unusable after it."""
         # Their memory goes layer by layer.
         self._model, self.length = parts[0]._model, parts[0].length
         self.evicted_at = max(part.evicted_at for part in parts)
         self.latest_start = max(part.latest_start for part in parts)
-        for name in ("seq_start", "device_start", "seqlens"):
+        for name in _CALL_STATE:
             held = [getattr(part, name) for part in parts]
             setattr(self, name, None if held[0] is None else torch.cat(held))
         for layer in self.layers:
@@ -260,15 +269,15 @@ class FoXCache:
         return self.select_rows(torch.arange(max(self.batch_size, 0)))
 
     def memory(self) -> MemoryUse:
-        """The present memory use, in bytes. The call waits for the device."""
-        per_head, per_layer = [], []
-        for layer in self.layers:
-            pool, _, first_resident, _ = layer.filled
-            kept = (pool.columns - first_resident.long().cpu()) * pool.block_bytes
-            per_head.append(kept)
-            per_layer.append(kept.amax(-1) * pool.heads)
-        allocated = sum(layer.filled[0].allocated_bytes for layer in self.layers)
-        return MemoryUse(torch.stack(per_head), torch.stack(per_layer), allocated)
+        """What is held now, in bytes. It waits for the device."""
+        per_head = torch.stack(
+            [
+                (layer.pool.columns - layer.first_resident_block.long().cpu()) * layer.pool.block_bytes
+                for layer in self.layers
+            ]
+        )
+        allocated = sum(layer.pool.allocated_bytes for layer in self.layers)
+        return MemoryUse(per_head, per_head.amax(-1) * per_head.shape[-1], allocated)
 
 
 class LayerCache:
@@ -286,23 +295,18 @@ class LayerCache:
         self.logit_bound: Tensor | None = None
         self.threshold: Tensor | None = None
         self.no_eviction_reason = ""
-        self.pool: BlockPool | None = None
-        self.first_read_block: Tensor | None = None  # (B, H) int32, the first block that a query reads
-        self.first_resident_block: Tensor | None = None  # (B, H) int32, the first block in the pool
-        self._shift: dict[str, Tensor] = {}
+        # From the first tokens on, before which they are None:
+        self.pool: Any = None  # BlockPool
+        self.first_read_block: Any = None  # (B, H) int32, the first block that a query reads
+        self.first_resident_block: Any = None  # (B, H) int32, the first block in the pool
+        self.shift_states: dict[str, Tensor] = {}
         self._longest_key: Tensor | None = None
+        self._searched = False  # the last step moved first_read_block under a delta that may fall
 
     @property
     def parent(self) -> FoXCache:
         """The cache that this layer's cache is part of."""
         return cast("FoXCache", self._parent())
-
-    @property
-    def filled(self) -> tuple[BlockPool, Tensor, Tensor, Tensor]:
-        """The pool, the first read and the first resident blocks, and the lengths, once there are tokens."""
-        filled = self.pool, self.first_read_block, self.first_resident_block, self.parent.seqlens
-        assert all(x is not None for x in filled)
-        return cast("tuple[BlockPool, Tensor, Tensor, Tensor]", filled)
 
     @property
     def evicts(self) -> bool:
@@ -320,18 +324,18 @@ class LayerCache:
 
     def shift_state(self, name: str) -> Tensor | None:
         """(B, 1, H, D), the token shift's last input of ``name``; None before the first token."""
-        held = self._shift.get(name)
+        held = self.shift_states.get(name)
         return None if held is None else held[:, -1:]
 
     def keep_shift_state(self, name: str, z: Tensor) -> None:
         """Keeps the last of the inputs z (B, T, H, D); while the past is recorded, all, for ``crop``."""
-        held = self._shift.get(name)
+        held = self.shift_states.get(name)
         if self.parent.recording:
-            self._shift[name] = z if held is None else torch.cat((held, z), dim=1)
+            self.shift_states[name] = z if held is None else torch.cat((held, z), dim=1)
         elif held is not None and held.dtype == z.dtype and held.shape == z[:, -1:].shape:
             held.copy_(z[:, -1:])  # in place: a CUDA graph reads and writes one address
         else:
-            self._shift[name] = z[:, -1:].clone(memory_format=torch.contiguous_format)
+            self.shift_states[name] = z[:, -1:].clone(memory_format=torch.contiguous_format)
 
     def longest_key(self, k: Tensor) -> Tensor:
         """(B, H, 1, D), the longest key of each head so far; ``k`` (B, H, T, D) are the newest."""
@@ -359,34 +363,30 @@ class LayerCache:
         """
         if torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, log_fgate)):
             raise RuntimeError("a FoXCache holds no gradients: call the model under torch.no_grad()")
-        self._check(k)
-        self.parent.touched = True
-        if self.parent.length and k.shape[2] <= DECODE_TOKENS:
-            return self._decode(core, q, k, v, log_fgate, threshold)
-        return self._prefill(core, q, k, v, log_fgate, threshold)
-
-    def _check(self, k: Tensor) -> None:
-        if self.pool is None:
-            self.pool = BlockPool(k)
-            self.first_read_block, self.first_resident_block = (
-                torch.zeros(k.shape[:2], dtype=torch.int32, device=k.device) for _ in range(2)
-            )
         given = (*k.shape[:2], k.shape[3], k.dtype)
-        if self.pool.signature() != given:
+        if self.pool is not None and self.pool.signature() != given:
             raise ValueError(
                 f"this cache holds (batch, heads, head_dim, dtype) {self.pool.signature()}, got {given}: "
                 "continue with the same batch and dtype, or start a new FoXCache"
             )
+        self.parent.touched = True
+        compute = self._extend
+        if not self.parent.length:
+            compute = self._prefill
+        elif k.shape[2] <= DECODE_TOKENS:
+            compute = self._decode
+        return compute(core, q, k, v, log_fgate, threshold)
 
     def _decode(self, core, q, k, v, log_fgate, threshold):
-        pool, first_read, first_resident, seqlens = self.filled
-        pool.write(seqlens, k, v, log_fgate)
-        if self.threshold is None:
-            first_read.copy_(first_resident)  # delta may have fallen: search all resident blocks again
+        self.pool.write(self.parent.seqlens, k, v, log_fgate)
+        if self._searched:
+            # Delta may have fallen: search all resident blocks again.
+            self.first_read_block.copy_(self.first_resident_block)
+        self._searched = self.threshold is None and threshold is not None
         return forgetting_attention_with_kvcache(
             q,
-            pool.paged(seqlens),
-            first_read,
+            self.pool.paged(self.parent.seqlens),
+            self.first_read_block,
             head_first=True,
             seq_start=self.parent.device_start,
             adaptive_threshold=threshold,
@@ -394,41 +394,64 @@ class LayerCache:
         )
 
     def _prefill(self, core, q, k, v, log_fgate, threshold):
-        pool, _, first_resident, seqlens = self.filled
+        """The first tokens; their blocks are taken when all layers have theirs."""
         parent, tokens = self.parent, k.shape[2]
-        seq_start, held = parent.device_start, parent.tokens_in_table
-        if held:
-            # The lengths count the new tokens already.
-            before = pool.paged(seqlens).c_at(seqlens.long()[:, None] - tokens - 1)
-            out = self._attend_past(core, q, k, v, log_fgate, threshold)
-        else:
-            before = torch.zeros(k.shape[:2], dtype=torch.float64, device=k.device)[..., None]
-            if seq_start is not None:
-                seq_start = seq_start.clamp(max=tokens - 1)  # of rows that are padding alone so far
-            out = core(q, k, v, log_fgate, threshold, seq_start)
-        c = running_sum(log_fgate, before)
-        columns = -(-(held + tokens) // BLOCK_SIZE)
-        start = first_resident.long()
+        seq_start = parent.device_start
+        if seq_start is not None:
+            seq_start = seq_start.clamp(max=tokens - 1)  # of rows that are padding alone so far
+        out = core(q, k, v, log_fgate, threshold, seq_start)
+        c, columns = running_sum(log_fgate), -(-tokens // BLOCK_SIZE)
+        store = functools.partial(self._store, k, v, log_fgate, c)
         if self.threshold is not None and self.evicts:
-            pruned = c[..., -1:] - pool.end_decays(c, held, columns) < self.threshold.double()[..., None]
-            pruned = pruned & (torch.arange(columns, device=c.device) >= start[..., None])
-            start = torch.minimum(start + pruned.sum(-1), torch.full_like(start, columns - 1))
-            if parent.device_start is not None:  # past blocks that are padding alone
-                padding = (parent.device_start // BLOCK_SIZE).clamp(max=columns - 1)
-                start = torch.maximum(start, padding[:, None])
-            if held:
-                self._evict(start, self.parent.length + tokens)
-            else:
-                self._move_start(start)
-        if pool.take(columns, start) and not held:
-            parent.evicted_at = self.parent.length + tokens  # what never had a block
+            pruned = c[..., -1:] - column_ends(c, 0) < self.threshold[..., None]
+            start = pruned.sum(-1, dtype=torch.int32)
+            start = self._skip_padding(start, columns)
+            nth, wanted = number_blocks(0, columns, start)
+            parent.store_later(nth[-1, -1, -1], k, functools.partial(store, nth * wanted, start.int()))
+        else:
+            blocks = k.shape[0] * k.shape[1] * columns
+            table = torch.arange(1, blocks + 1, dtype=torch.int32, device=k.device)
+            start = table.new_zeros(k.shape[:2])
+            store(table.view(*k.shape[:2], columns), start, blocks)
+        return out
+
+    def _store(self, k, v, log_fgate, c, table, start, count: int) -> None:
+        """Writes the first tokens to ``count`` blocks, which ``table`` gives each head from ``start`` on."""
+        self.first_resident_block, self.first_read_block = start, start.clone()
+        self.pool = BlockPool(k, table, count)
+        if count < table.numel():
+            self.parent.evicted_at = self.parent.length + k.shape[2]  # what never had a block
+        self.pool.write(self.parent.seqlens, k, v, log_fgate, c)
+
+    def _skip_padding(self, start: Tensor, columns: int) -> Tensor:
+        """``start`` (B, H), or the first of ``columns`` blocks that is not padding alone."""
+        if self.parent.device_start is None:
+            return start
+        padding = (self.parent.device_start // BLOCK_SIZE).clamp(max=columns - 1)
+        return torch.maximum(start, padding[:, None])
+
+    def _extend(self, core, q, k, v, log_fgate, threshold):
+        """A chunk of tokens after those that are held."""
+        pool, parent, tokens = self.pool, self.parent, k.shape[2]
+        seqlens, held = parent.seqlens, parent.tokens_in_table
+        # The lengths count the new tokens already.
+        before = pool.paged(seqlens).c_at(seqlens.long()[:, None] - tokens - 1)
+        out = self._attend_past(core, q, k, v, log_fgate, threshold)
+        c = before + running_sum(log_fgate)
+        columns = -(-(held + tokens) // BLOCK_SIZE)
+        start = self.first_resident_block.long()
+        if self.threshold is not None and self.evicts:
+            pruned = c[..., -1:] - pool.end_decays(c, held) < self.threshold[..., None]
+            pruned = pruned & (torch.arange(pruned.shape[-1], device=c.device) >= start[..., None])
+            start = self._skip_padding(start + pruned.sum(-1), columns)
+            self._evict(start, parent.length + tokens)
+        pool.take(columns, start)
         pool.write(seqlens, k, v, log_fgate, c)
         return out
 
     def _attend_past(self, core, q, k, v, log_fgate, threshold):
         """Attention to the cached and the new tokens, for some rows at a time."""
         # What is held is made dense. For all rows that would take as much memory as the past without ACP.
-        pool, _, first_resident, _ = self.filled
         held, out = self.parent.tokens_in_table, torch.empty_like(q)
         if threshold is not None:
             threshold = threshold.expand(q.shape[:2])
@@ -436,7 +459,7 @@ class LayerCache:
         at_once = max(_PAST_BYTES // row_bytes, 1)
         for first_row in range(0, len(q), at_once):
             rows = slice(first_row, first_row + at_once)
-            k_past, v_past, gates_past, first = pool.gather(first_resident[rows], held, rows)
+            k_past, v_past, gates_past, first = self.pool.gather(self.first_resident_block[rows], held, rows)
             keys, values = torch.cat((k_past, k[rows]), 2), torch.cat((v_past, v[rows]), 2)
             gates = torch.cat((gates_past, log_fgate[rows]), 2)
             seq_start = self.parent.device_start
@@ -448,57 +471,49 @@ class LayerCache:
 
     def _evict(self, start: Tensor, length: int) -> None:
         """Returns blocks before ``start`` (B, H) to the pool: no query from ``length`` on needs them."""
-        pool, _, first_resident, _ = self.filled
-        if bool((start > first_resident).any()):
-            pool.give_back(start)
+        if bool((start > self.first_resident_block).any()):
+            self.pool.give_back(start)
             self.parent.evicted_at = length
-        self._move_start(start)
-
-    def _move_start(self, start: Tensor) -> None:
-        _, first_read, first_resident, _ = self.filled
-        first_resident.copy_(start)
-        first_read.copy_(torch.maximum(first_read, first_resident))
+        self.first_resident_block.copy_(start)
+        self.first_read_block.copy_(torch.maximum(self.first_read_block, self.first_resident_block))
 
     def reserve(self, columns: int) -> None:
-        """Allocates blocks up to column ``columns``, after freeing those that no query will read."""
-        pool, first_read, first_resident, seqlens = self.filled
-        if columns <= pool.columns:
+        """Takes blocks up to column ``columns``, after returning those that no query will read."""
+        if columns <= self.pool.columns:
             return
         if self.evicts:
-            pool.paged(seqlens).advance(first_read, self.threshold, 1, self.parent.device_start)
-            self._evict(first_read.long(), self.parent.length)
-        pool.take(columns, first_resident.long())
+            paged = self.pool.paged(self.parent.seqlens)
+            paged.advance(self.first_read_block, self.threshold, 1, self.parent.device_start)
+            self._evict(self.first_read_block.long(), self.parent.length)
+        self.pool.take(columns, self.first_resident_block.long())
 
     def remove_tokens(self, tokens: int, columns: int) -> None:
         """Removes the last ``tokens`` tokens; ``columns`` columns are left."""
-        for name, z in self._shift.items():
-            self._shift[name] = z[:, :-tokens][:, -1:].clone()
-        if self.pool is not None:
-            pool, first_read, first_resident, _ = self.filled
-            pool.truncate(columns)
-            first_read.copy_(first_resident)
-
-    def can_remove(self, tokens: int) -> bool:
-        """Whether inputs of the token shift are stored for ``tokens`` tokens ago."""
-        return all(z.shape[1] > tokens for z in self._shift.values())
+        for name, z in self.shift_states.items():
+            self.shift_states[name] = z[:, :-tokens][:, -1:].clone()
+        self.pool.truncate(columns)
+        self.first_read_block.copy_(self.first_resident_block)
 
     def join(self, parts: list[LayerCache]) -> None:
         """Takes the rows of ``parts``."""
         first = parts[0]
         self.logit_bound, self.no_eviction_reason = first.logit_bound, first.no_eviction_reason
-        self._shift = {name: torch.cat([part._shift[name] for part in parts]) for name in first._shift}
+        self._searched = any(part._searched for part in parts)
+        self.shift_states = {
+            name: torch.cat([part.shift_states[name] for part in parts]) for name in first.shift_states
+        }
         for name in _ROW_STATE:
             held = [getattr(part, name) for part in parts]
             setattr(self, name, None if held[0] is None else torch.cat(held))
-        self.pool = join_pools([part.filled[0] for part in parts])
+        self.pool = join_pools([part.pool for part in parts])
 
     def select_rows(self, rows: Tensor, parent: FoXCache) -> LayerCache:
         """A copy for ``parent`` whose row i is row ``rows[i]`` of this one; ``rows`` is (B',) int64."""
-        copy = LayerCache(parent)
-        copy.logit_bound, copy.no_eviction_reason = self.logit_bound, self.no_eviction_reason
-        copy._shift = {name: z.index_select(0, rows) for name, z in self._shift.items()}
+        other = copy.copy(self)
+        other._parent = weakref.ref(parent)
+        other.shift_states = {name: z.index_select(0, rows) for name, z in self.shift_states.items()}
         for name in _ROW_STATE:
             held = getattr(self, name)
-            setattr(copy, name, None if held is None else held.index_select(0, rows))
-        copy.pool = None if self.pool is None else self.pool.select_rows(rows)
-        return copy
+            setattr(other, name, None if held is None else held.index_select(0, rows))
+        other.pool = None if self.pool is None else self.pool.select_rows(rows)
+        return other

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,16 +73,15 @@ def watch_attention(model: nn.Module, on_layer: Callable[[int, AttentionInputs],
     parallelism with whole sequences, on every rank."""
     cores = [m for m in model.modules() if isinstance(m, ForgettingAttentionCore)]
 
-    def hook_of(layer: int):
-        def hook(module, arguments):
-            if module.context_parallel is not None:
-                whole = (gather_sequence(x, module.context_parallel, 2) for x in arguments[:4])
-                arguments = (*whole, *arguments[4:])
-            on_layer(layer, AttentionInputs(*arguments))
+    def call_back(layer: int, core: Any, arguments: tuple) -> None:
+        if core.context_parallel is not None:
+            whole = (gather_sequence(x, core.context_parallel, 2) for x in arguments[:4])
+            arguments = (*whole, *arguments[4:])
+        on_layer(layer, AttentionInputs(*arguments))
 
-        return hook
-
-    handles = [core.register_forward_pre_hook(hook_of(i)) for i, core in enumerate(cores)]
+    handles = [
+        core.register_forward_pre_hook(functools.partial(call_back, i)) for i, core in enumerate(cores)
+    ]
     try:
         yield
     finally:

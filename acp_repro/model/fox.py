@@ -133,8 +133,12 @@ class FoXModel(nn.Module):
         for index, block in enumerate(self.layers):
             if recompute:
                 # No dropout here, so there is no random state to save and restore.
-                given = (x, None, seq_start, cu_seqlens, rotation)
-                x = checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(
+                    block,
+                    *(x, None, seq_start, cu_seqlens, rotation),
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
             else:
                 held = None if cache is None else cache.layers[index]
                 x = block(x, held, seq_start, cu_seqlens, rotation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -140,7 +141,7 @@ def prefill(model: Any, input_ids: Tensor, cache: FoXCache, seq_start: Tensor | 
     parts, logits = [], []
     for first in range(0, batch, rows):
         these = slice(first, first + rows)
-        parts.append(cache.make_empty())
+        parts.append(copy.deepcopy(cache))
         start = None if seq_start is None else seq_start[these]
         logits.append(_prefill_rows(model, input_ids[these], parts[-1], start))
     cache.join(parts)

@@ -52,23 +52,22 @@ class Linear(nn.Linear):
 def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
     """``[p(x) for p in projections]`` as views of one product; the projections must be plain (``is_plain``).
 
-    Projections to a few numbers each would use kernels for matrices whose rows are not whole 16 bytes. Such
-    kernels need several times as long as kernels for aligned rows. Together, with rows of zeros, they are
-    aligned.
+    Projections to a few numbers each would use kernels for matrices whose rows are not whole 16 bytes. Those
+    take several times as long as kernels for aligned rows. Together, with some rows of which nobody reads the
+    results, they are aligned.
     """
     sizes = [p.out_features for p in projections]
-    weights, biases = [p.weight for p in projections], None
+    weights, bias = [p.weight for p in projections], None
     spare = -sum(sizes) % (_WHOLE_LINES if sum(sizes) > _WHOLE_LINES else _WHOLE_ROWS)
     # In compiled code a bias is added where its numbers are read. As the bias of the product, its gradient
     # would be a sum over all columns.
     apart = torch.compiler.is_compiling()
     if not apart and any(p.bias is not None for p in projections):
-        biases = [p.weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in projections]
-    if spare:
-        weights.append(weights[0].new_zeros(spare, x.shape[-1]))
-        if biases:
-            biases.append(weights[0].new_zeros(spare))
-    y = F.linear(x, torch.cat(weights), None if biases is None else torch.cat(biases))
+        zeros = weights[0].new_zeros(max(*sizes, spare))
+        biases = [zeros[: p.out_features] if p.bias is None else p.bias for p in projections]
+        bias = torch.cat([*biases, zeros[:spare]])
+    weights.append(weights[0].detach()[:1].expand(spare, -1))
+    y = F.linear(x, torch.cat(weights), bias)
     parts = y.split([*sizes, spare], dim=-1)[: len(sizes)]
     return [
         part + p.bias if apart and p.bias is not None else part
@@ -239,10 +238,17 @@ class ForgettingAttentionCore(nn.Module):
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """``forgetting_attention`` (B, H, Tq, D), heads first; the threshold is (H,), (B, H) or None."""
-        options: Any = dict(seq_start=seq_start, cu_seqlens=cu_seqlens, implementation=self.implementation)
-        options |= dict(context_parallel=self.context_parallel)
         return forgetting_attention(
-            q, k, v, log_fgate, head_first=True, adaptive_threshold=adaptive_threshold, **options
+            q,
+            k,
+            v,
+            log_fgate,
+            head_first=True,
+            seq_start=seq_start,
+            cu_seqlens=cu_seqlens,
+            adaptive_threshold=adaptive_threshold,
+            implementation=self.implementation,
+            context_parallel=self.context_parallel,
         )
 
 
@@ -310,13 +316,13 @@ class ForgettingAttentionLayer(nn.Module):
         if cache is not None and fused:
             mixes = [product(f"{name}_shift", p.shift_proj) for name, p in self._keys_and_values()]
             return self._run_fused(x, mixes, log_fgate, cache)
-        positions, padding = shard_positions(x.shape[1], self.context_parallel, x.device), None
+        padding = starts = None
         if seq_start is not None:
-            position = positions + (0 if cache is None else cache.parent.length)
-            padding = position < seq_start[:, None]
-        starts = None
+            position = shard_positions(x.shape[1], self.context_parallel, x.device)
+            padding = position + (0 if cache is None else cache.parent.length) < seq_start[:, None]
         if cu_seqlens is not None:
-            starts = document_starts(cu_seqlens, x.shape[1] * self._ranks())[positions]
+            starts = document_starts(cu_seqlens, x.shape[1] * self._ranks())
+            starts = starts[shard_positions(x.shape[1], self.context_parallel, x.device)]
         q = self._split_heads(product("q", self.q_proj))
         k, v = (
             self._shift(name, projection, x, products, cache, padding, starts)

@@ -41,7 +41,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("swish", "silu"),
     "ogate_act": ("sigmoid",),
 }
-_WITH_ROPE = {"fgate_type": ("none",), "rope_base": (ROPE_BASE, int(ROPE_BASE))}
+_SUPPORTED_WITH_ROPE = _SUPPORTED | {"fgate_type": ("none",), "rope_base": (ROPE_BASE, int(ROPE_BASE))}
 # Config fields that a file may leave out, because only the default makes sense.
 _OPTIONAL = ("intermediate_size", "max_position_embeddings", "initializer_range", "use_rope", "fuse_training")
 _FLOATING = ("F64", "F32", "F16", "BF16")
@@ -196,14 +196,11 @@ def config_from_official(values: Mapping[str, Any], path: str | os.PathLike[str]
 
 def config_to_official(config: FoXConfig) -> dict[str, Any]:
     """The contents of the official ``config.json``: the fields, and what is the same for every FoX here."""
-    fixed = {key: supported[0] for key, supported in _list_supported(config.use_rope).items()}
+    supported = _SUPPORTED_WITH_ROPE if config.use_rope else _SUPPORTED
+    fixed = {key: allowed[0] for key, allowed in supported.items()}
     fields = dataclasses.asdict(config)
     del fields["fuse_training"]  # how it is computed, not what
     return {"model_type": MODEL_TYPE, **fixed, **fields}
-
-
-def _list_supported(use_rope: bool) -> dict[str, tuple[Any, ...]]:
-    return _SUPPORTED | _WITH_ROPE if use_rope else _SUPPORTED
 
 
 def _check_supported(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
@@ -211,7 +208,8 @@ def _check_supported(path: str | os.PathLike[str], values: Mapping[str, Any]) ->
         raise ValueError(
             f"{path}: model_type {values.get('model_type')!r} is not supported, only {MODEL_TYPE!r} is"
         )
-    for key, supported in _list_supported(values.get("use_rope", False)).items():
+    table = _SUPPORTED_WITH_ROPE if values.get("use_rope", False) else _SUPPORTED
+    for key, supported in table.items():
         value = values.get(key, supported[0])
         if key == "num_kv_heads" and value == values.get("num_heads"):
             continue

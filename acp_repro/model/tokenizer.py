@@ -76,11 +76,9 @@ class BPETokenizer:
         size, given = self._bpe.get_vocab_size(), self._bpe.token_to_id(bos)
         self.bos_id = size if given is None else given
         self.vocab_size = size + (given is None)
-        self.name = "gpt2" if self._is_gpt2() else f"bpe{self.vocab_size}"
-
-    def _is_gpt2(self) -> bool:
         ids = [self._bpe.token_to_id(token) for token in ("Hello", "Ġworld", GPT2_BOS)]
-        return (self.vocab_size, *ids) == (50257, 15496, 995, 50256)
+        is_gpt2 = [self.vocab_size, *ids] == [50257, 15496, 995, 50256]
+        self.name = "gpt2" if is_gpt2 else f"bpe{self.vocab_size}"
 
     def __contains__(self, token: str) -> bool:
         return self._bpe.token_to_id(token) is not None

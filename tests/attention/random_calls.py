@@ -176,6 +176,9 @@ class Call:
         visible = reference.kept_entries(start, seqlen_q, seqlen_k, *grid)
         if seq_start is not None:
             visible = visible & (keys >= seq_start[:, None, None, None])
+        window = self.options.get("window_size")
+        if window is not None:
+            visible = visible & (keys[seqlen_k - seqlen_q :, None] - keys < window)
         if cu_seqlens is not None:
             document = torch.searchsorted(cu_seqlens.long(), keys, right=True)
             visible = visible & (document[:, None] == document)
@@ -196,7 +199,7 @@ class Call:
         if lower is not None:
             bits = 1e-13 * (1 + c.abs().amax(-1))
             lower, upper = lower - bits, upper + bits
-        least, most = (find_boundary(c, x, seqlen_q, *grid, seq_start) for x in (lower, upper))
+        least, most = (find_boundary(c, x, seqlen_q, *grid, seq_start, window) for x in (lower, upper))
         require(start.dtype == torch.int32 and start.shape == least.shape, "start_index: its dtype or shape")
         for n in ((start < least) | (start > most)).nonzero().tolist()[:1]:
             said = f"{start[tuple(n)]} and not {least[tuple(n)]} to {most[tuple(n)]}"
@@ -295,4 +298,8 @@ def draw_call(seed: int, **fixed) -> Call:
     words.append(f"threshold {kind}")
     around = ["default dtype", "poison", "autocast", "anomaly", "stream"]
     words += pick("around", [[name for name in around if rng.random() < 0.2]])
+    window = pick("window", [None, None, None, 1, 63, 64, 65, 130])
+    if window is not None:
+        call.options["window_size"] = window
+        words.append(f"window {window}")
     return call

@@ -159,20 +159,10 @@ def test_every_output_and_gradient(monkeypatch, poisoned, seqlen, dtype, kind, h
     check(inputs, boundary, seq_start, 0.125, *grid, actual=actual)
     again = run(inputs, boundary, seq_start, 0.125, *grid)
     assert all(torch.equal(a, b) for a, b in zip(actual, again, strict=True))
-
-    def alike(these, those):
-        for a, b in zip(these, those, strict=True):
-            torch.testing.assert_close(a, b, atol=2e-2, rtol=2e-2)
-
-    # Gradients of one forward: another rounds `out` elsewhere, and the gates' gradients hang on that.
-    with monkeypatch.context() as patch:
-        patch.setattr(dispatch, "find_hopper", lambda *_, **options: None)
-        alike(actual, run(inputs, boundary, seq_start, 0.125, *grid))
     monkeypatch.setenv("ACP_REPRO_PORTABLE", "1")
     assert dispatch.find_hopper(*inputs[1:4], *grid, inputs[0]) is None
     portable = run(inputs, boundary, seq_start, 0.125, *grid)
     check(inputs, boundary, seq_start, 0.125, *grid, actual=portable)
-    alike((actual[0], actual[-1]), (portable[0], portable[-1]))
 
 
 @needs_hopper

@@ -167,18 +167,6 @@ def test_every_output_and_gradient(seqlen_q, seqlen_k, head_dim, dtype, padded):
     check(inputs, boundary, seq_start, head_dim**-0.5, *grid)
 
 
-@pytest.mark.parametrize("queries", [1, 16, 256, 4096] if DEVICE == "cuda" else [slow(1), 70])
-def test_the_gates_gradient_is_that_of_float32(queries):
-    """Rounded weights and outputs leave no trace; with delta from the output alone it is off by 3e-3."""
-    keys = 4096 if DEVICE == "cuda" else 130
-    inputs = make_inputs(queries, keys, 64, torch.bfloat16)
-    grid = kernels.block_sizes(64, torch.bfloat16)
-    boundary = boundary_for(inputs[4], queries, *grid)
-    actual, truth = (f(inputs, boundary, None, 0.125, *grid)[4] for f in (run, attend))
-    for head in range(2):
-        assert error(gate_gradient(actual[:, head]), gate_gradient(truth[:, head])) < 3e-4
-
-
 @pytest.mark.parametrize("grid", [slow((16, 16)), slow((64, 16)), slow((128, 128)), (48, 80)])
 def test_the_grid_is_whatever_is_asked(grid):
     length, more, width = (70, 200, 16) if SMALLER else (150, 200, 32)
@@ -186,13 +174,6 @@ def test_the_grid_is_whatever_is_asked(grid):
     boundary = boundary_for(inputs[4], length, *grid, delta=-1.0)
     assert boundary.max() > 0
     check(inputs, boundary, None, 0.2, *grid)
-
-
-def test_no_boundary_is_a_boundary_of_zeros():
-    inputs = make_inputs(70, 100, 16, torch.float32, batch=1)
-    zeros = torch.zeros(1, 2, 2, dtype=torch.int32, device=DEVICE)
-    for a, b in zip(run(inputs, None, None, 0.2, 64, 64), run(inputs, zeros, None, 0.2, 64, 64), strict=True):
-        assert torch.equal(a, b)
 
 
 def lone_keys(length, head_dim, dtype):
@@ -314,27 +295,3 @@ def test_more_than_two_to_the_31_elements():
     dense = [x.contiguous() for x in views]
     for a, b in zip(actual, run([*dense, c], boundary, None, 0.125, 128, 64), strict=True):
         assert torch.equal(a, b)
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_errors_do_not_grow_with_length():
-    """Mean log gate -1: at 128k tokens c reaches -1.3e5, where float32 has a spacing of 0.008."""
-    from acp_repro.pipeline.benchmark.attention import errors, make_problem
-    from acp_repro.pipeline.benchmark.baselines import available
-
-    device = torch.device(DEVICE)
-    short, long = (
-        make_problem(seqlen, 2, 64, "local", seqlen, device, torch.bfloat16) for seqlen in (4096, 131072)
-    )
-    # The same last tokens after a long past that the gates forget: the same truth, at a larger c.
-    for name in ("q", "k", "v", "log_fgate", "dout"):
-        getattr(long, name)[:, :, -4096:] = getattr(short, name)
-    call, found = available("ours", device), []
-    for problem in (short, long):
-        problem = problem._replace(log_fgate=problem.log_fgate * 5)  # local heads have mean -0.2
-        found.append(errors(call, problem, problem.threshold, True))
-    for name in found[0]:
-        # A gate's gradient sums up to 131,072 float32 numbers, whose roundings show where nothing else does.
-        budget = 1e-4 if name == "dlog_fgate" else 1.1 * found[0][name].relative
-        assert found[1][name].relative <= budget, (name, found)

@@ -14,13 +14,17 @@ from acp_repro.model.decode_step import DecodeStep
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture
+def model():
+    return with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("architecture", ["pro", "llama", "rope"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_graph_gives_the_answers_of_the_steps(monkeypatch, architecture, dtype, padded):
     """Also after a prompt whose rows went in parts."""
-    torch.manual_seed(0)
     model = with_strong_gates(FoXForCausalLM(getattr(FoXConfig, architecture)(**SMALL))).cuda().to(dtype)
     ids = torch.randint(0, SMALL["vocab_size"], (3, 600), device="cuda")
     seq_start = torch.tensor([0, 90, 1], device="cuda") if padded else None
@@ -43,10 +47,8 @@ def test_a_graph_gives_the_answers_of_the_steps(monkeypatch, architecture, dtype
 
 @torch.no_grad()
 @pytest.mark.parametrize("late", [False, True])
-def test_a_cache_that_records_its_past_is_stepped_without_a_graph(late):
+def test_a_cache_that_records_its_past_is_stepped_without_a_graph(late, model):
     """What it records grows with every token, which a graph would not see."""
-    torch.manual_seed(0)
-    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
     ids = torch.randint(0, SMALL["vocab_size"], (2, 60), device="cuda")
     cache = FoXCache(2, max_length=100)
     if not late:
@@ -66,9 +68,7 @@ def test_a_cache_that_records_its_past_is_stepped_without_a_graph(late):
 
 
 @torch.no_grad()
-def test_hooks_are_called_at_every_step():
-    torch.manual_seed(0)
-    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
+def test_hooks_are_called_at_every_step(model):
     ids = torch.randint(0, SMALL["vocab_size"], (2, 20), device="cuda")
     attention = model.model.layers[0].attn
     watched, called = (attention.fgate_proj, attention.k_proj, attention.q_norm), []
@@ -83,9 +83,7 @@ def test_hooks_are_called_at_every_step():
 
 
 @torch.no_grad()
-def test_generate_under_autocast_is_greedy():
-    torch.manual_seed(0)
-    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
+def test_generate_under_autocast_is_greedy(model):
     prompt = torch.randint(0, SMALL["vocab_size"], (2, 100), device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         ids = model.generate(prompt, 200)
@@ -96,9 +94,7 @@ def test_generate_under_autocast_is_greedy():
 
 
 @torch.no_grad()
-def test_sampling_follows_its_generator_with_a_graph():
-    torch.manual_seed(0)
-    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
+def test_sampling_follows_its_generator_with_a_graph(model):
     prompt = torch.randint(0, SMALL["vocab_size"], (2, 10), device="cuda")
     draws = [
         model.generate(prompt, 100, 1.0, torch.Generator("cuda").manual_seed(seed), top_p=0.9)
@@ -136,9 +132,7 @@ def assert_greedy(model, ids, prompt):
 
 
 @torch.no_grad()
-def test_another_thread_takes_memory_while_a_step_is_captured(monkeypatch):
-    torch.manual_seed(0)
-    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
+def test_another_thread_takes_memory_while_a_step_is_captured(monkeypatch, model):
     prompt = torch.randint(0, SMALL["vocab_size"], (2, 50), device="cuda")
     run, met = DecodeStep._run, []
 
@@ -160,9 +154,7 @@ def test_another_thread_takes_memory_while_a_step_is_captured(monkeypatch):
 
 
 @torch.no_grad()
-def test_threads_that_generate_at_once():
-    torch.manual_seed(0)
-    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
+def test_threads_that_generate_at_once(model):
     prompts = [torch.randint(0, SMALL["vocab_size"], (2, 50 + n), device="cuda") for n in range(4)]
     model.generate(prompts[0], 3)  # compiled, so that the threads meet
     calls = [lambda prompt=prompt: model.generate(prompt, 40) for prompt in prompts]

@@ -88,17 +88,6 @@ def test_cache_refuses_what_does_not_continue_it(small_model, small_ids):
             small_model(given, **options)
 
 
-def test_greedy_takes_the_likeliest_token_each_time(small_model, small_ids):
-    prompt = small_ids[:, :40]
-    out = small_model.generate(prompt, 12)
-    assert out.shape == (2, 52) and out.dtype == torch.int64
-    assert torch.equal(out[:, :40], prompt)
-    with torch.no_grad():
-        assert torch.equal(small_model(out)[:, 39:-1].argmax(-1), out[:, 40:])
-    assert torch.equal(small_model.generate(prompt.int(), 12), out)
-    assert torch.equal(small_model.generate(prompt, 0), prompt)
-
-
 @torch.no_grad()
 def test_a_call_that_failed_leaves_a_right_cache_or_a_clear_error(small_model, small_ids, monkeypatch):
     cache = FoXCache(2, max_length=60)

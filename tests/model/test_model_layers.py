@@ -52,7 +52,6 @@ def test_token_shift_is_the_naive_loop_whole_and_in_two_parts(batch, time, heads
 
 
 def test_compiled_swiglu_does_not_keep_the_product():
-    torch.manual_seed(0)
     layer, x = SwiGLU(16, 40, std=0.2), torch.randn(3, 8, 16)
     expected = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
     shapes = []
@@ -183,7 +182,6 @@ def test_rotations_far_into_a_text_are_those_of_float64():
 
 def test_joined_products_in_compiled_code_have_the_bias_of_the_gates():
     """Compiled code adds the bias apart from the product."""
-    torch.manual_seed(0)
     config = FoXConfig.llama(vocab_size=7, hidden_size=32, num_hidden_layers=1, num_heads=2)
     layer, x = with_strong_gates(FoXForCausalLM(config)).model.layers[0].attn, torch.randn(1, 70, 32)
     layer.fuse_training = False

@@ -68,14 +68,6 @@ def test_all_quantities_agree_to_bfloat16_rounding(answers, expected):
         assert relative_error(bfloat16, right) <= factor * math.sqrt(2) * scale + stored, name
 
 
-def test_mean_loss_has_no_bias(answers, expected):
-    """Rounding moves single tokens' losses up and down; the mean moves by their standard error."""
-    right = expected["loss_per_token"]
-    for name in ("float32", "bfloat16"):
-        difference = answers[name]["loss_per_token"] - right
-        assert difference.mean().abs() <= 4 * difference.std() / math.sqrt(right.numel())
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_greedy_generation(official_pro, expected, dtype):
     """The same tokens, but where the best two logits are closer than rounding can tell apart."""
@@ -97,17 +89,3 @@ def test_greedy_generation(official_pro, expected, dtype):
         differs = (ours[row] != right[row]).nonzero().flatten().tolist()
         if differs:  # after the first difference the two continue different texts
             assert near_tie[row, differs[0] - 1], f"row {row}, position {differs[0]}"
-
-
-def test_bfloat16_weights(official_pro, expected, answers):
-    """Weights rounded to bfloat16, no autocast: one more rounding of each factor of each product,
-    and a residual stream in bfloat16 (rounded twice a layer), each of the size of autocast's own."""
-    ids = expected["input_ids"].long()
-    model = load_pretrained(official_pro, dtype=torch.bfloat16)
-    with torch.no_grad():
-        logits = model(ids)[:, ::8]
-        assert logits.dtype == torch.bfloat16
-        assert model.generate(ids[:, :8], 4).shape == (2, 12)
-    float32 = answers["float32"]["logits"]
-    scale = relative_error(answers["bfloat16"]["logits"], float32)
-    assert relative_error(logits, float32) <= 1.5 * math.sqrt(3) * scale

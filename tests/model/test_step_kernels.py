@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 @pytest.mark.parametrize(("tokens", "held"), [(1, True), (1, False), (5, True), (17, False)])
 @torch.no_grad()
 def test_the_kernels_are_the_modules(heads, head_dim, tokens, held, share, dtype):
-    torch.manual_seed(0)
     hidden = heads * head_dim
     q, z_k, z_v, gate, x = (torch.randn(2, tokens, hidden, device=DEVICE, dtype=dtype) for _ in range(5))
     mix = list(torch.randn(2, tokens, 2 * heads + 3, device=DEVICE, dtype=dtype).split(heads, -1)[:2])
@@ -59,7 +58,6 @@ def test_the_kernels_are_the_modules(heads, head_dim, tokens, held, share, dtype
 
 @torch.no_grad()
 def test_the_kernels_read_inputs_of_any_strides():
-    torch.manual_seed(0)
     heads, head_dim, tokens = 2, 16, 5
     hidden = heads * head_dim
 
@@ -88,7 +86,6 @@ def test_the_kernels_read_inputs_of_any_strides():
 
 @pytest.mark.parametrize(("width", "dtype"), [(24, torch.float32), (1500, torch.bfloat16)])
 def test_the_product_of_swiglu_is_its_modules(width, dtype):
-    torch.manual_seed(0)
     gate, up = torch.randn(2, 3, 2 * width, device=DEVICE, dtype=dtype).chunk(2, -1)
     found = kernels.silu_and_multiply(torch.cat((gate, up), -1))
     budget = 1e-6
@@ -107,7 +104,6 @@ def patch_fuses(monkeypatch):
 @pytest.mark.parametrize("fields", [{}, {"use_output_gate": False}, {"use_rope": True}])
 def test_decoding_from_one_token_on_is_the_whole_forward(fields, monkeypatch):
     """A step writes the token shift's state, but there is none at first; and a model may lack parts."""
-    torch.manual_seed(0)
     config = FoXConfig.pro(**{**SMALL, "log_pruning_tolerance": None, **fields})
     model = with_strong_gates(FoXForCausalLM(config)).to(DEVICE)
     patch_fuses(monkeypatch)
@@ -118,7 +114,6 @@ def test_decoding_from_one_token_on_is_the_whole_forward(fields, monkeypatch):
 
 @torch.no_grad()
 def test_a_model_that_takes_them_gives_the_same_logits(monkeypatch):
-    torch.manual_seed(0)
     config = FoXConfig.pro(**{**SMALL, "log_pruning_tolerance": -30.0})
     model = with_strong_gates(FoXForCausalLM(config)).to(DEVICE)
     ids = torch.randint(0, SMALL["vocab_size"], (2, 84), device=DEVICE)

@@ -22,7 +22,6 @@ BUDGET = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 17, 259)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_swiglu_backward(shape, dtype, poisoned):
-    torch.manual_seed(0)
     *rows, width = shape
     gate_up = (3 * torch.randn(*rows, 2 * width, device=DEVICE)).to(dtype)
     grad = torch.randn(*rows, width, device=DEVICE).to(dtype)
@@ -42,7 +41,6 @@ def test_swiglu_backward(shape, dtype, poisoned):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_softmax_over_the_vocabulary(rows, words, columns, dtype, poisoned):
-    torch.manual_seed(0)
     logits = (5 * torch.randn(rows, columns, device=DEVICE)).to(dtype)
     logits[:, words:] = torch.nan  # stand for no word
     if words > 8192:
@@ -77,7 +75,6 @@ def test_labels_and_logits_that_are_none_show():
 )
 @pytest.mark.parametrize("vocab", [50, 20_000])
 def test_loss_of_a_head(vocab):
-    torch.manual_seed(0)
     hidden = torch.randn(2, 33, 64, device=DEVICE, requires_grad=True)
     weight = (0.2 * torch.randn(vocab, 64, device=DEVICE)).requires_grad_()
     labels = torch.randint(vocab, (2, 33), device=DEVICE)
