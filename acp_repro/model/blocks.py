@@ -12,10 +12,10 @@ from acp_repro.attention import PagedKVCache, choose_implementation
 from acp_repro.attention.backends import find_backend, kernels
 from acp_repro.attention.decay import cumulative_log_fgate
 
-# The key blocks of the pruning grid, which the forward of training keeps or skips as a whole.
+# The key blocks of the pruning grid; the training forward keeps or skips whole blocks.
 BLOCK_SIZE = 64
-# A pool grows by at least this part of itself, and by at least this many columns, so that it grows rarely.
-# Each growth copies all that it holds, and a CUDA graph is captured again.
+# A pool grows by at least this fraction of its size and by at least this many columns, because each growth
+# copies the whole pool and requires a new CUDA graph.
 _GROWTH, _SPARE_COLUMNS = 8, 4
 
 
@@ -135,7 +135,7 @@ class BlockPool:
         ``c_new`` (B, H, T) is not written yet, and ``length`` tokens are.
         """
         old = self.c[self.table[:, :, : length // BLOCK_SIZE].long(), 0, -1]
-        # The column that holds token `length - 1` ends among the new tokens, unless it was full.
+        # The column of token `length - 1` is completed by the new tokens, unless it was full.
         return torch.cat((old, column_ends(c_new, length)), -1)
 
     def gather(self, start: Tensor, length: int, rows: slice) -> tuple[Tensor, Tensor, Tensor, int]:

@@ -21,8 +21,8 @@ from acp_repro.attention import choose_implementation, forgetting_attention_with
 
 from .blocks import BLOCK_SIZE, BlockPool, column_ends, join_pools, number_blocks, running_sum
 
-# Up to this many tokens are computed as a decoding step. Longer chunks are computed as a prefill over what is
-# held.
+# Up to this many tokens are computed as a decoding step. Longer chunks are computed as a prefill over the
+# cached tokens.
 DECODE_TOKENS = 8
 # Bytes of keys and values that a prefill holds densely at once: of the past, and of layers that wait for
 # their blocks.
@@ -35,9 +35,9 @@ _ROW_STATE = ("threshold", "first_read_block", "first_resident_block", "_longest
 class MemoryUse(NamedTuple):
     """Bytes of a cache: keys, values and decays."""
 
-    per_head: Tensor  # (layers, batch, heads) int64, what each head holds: the ideal
-    per_layer: Tensor  # (layers, batch) int64, if each head of a layer held as much as its fullest
-    allocated: int  # bytes of the pools and tables, free blocks included
+    per_head: Tensor  # (layers, batch, heads) int64, the bytes of each head: the minimum
+    per_layer: Tensor  # (layers, batch) int64, if every head of a layer were as large as the largest
+    allocated: int  # bytes of pools and tables, including free blocks
 
 
 class FoXCache:
@@ -64,8 +64,8 @@ class FoXCache:
             raise ValueError(f"max_length must be at least 1, or None for any length, got {max_length}")
         self.max_length = max_length
         self._model: weakref.ref | None = None
-        self._in_call = False  # between begin and count; after a call that failed too
-        self.touched = False  # a layer has written since begin
+        self._in_call = False  # True between begin and count, and after a failed call
+        self.touched = False  # whether a layer has written since begin
         self._in_inference_mode = torch.is_inference_mode_enabled()
         self.length = 0
         self.evicted_at = 0
@@ -116,7 +116,7 @@ class FoXCache:
         batch, tokens = input_ids.shape[:2]
         self._check_length(tokens)
         if torch.compiler.is_compiling():
-            model = None  # compiled code cannot follow a weak reference to a module
+            model = None  # torch.compile does not support weak references to modules
         elif torch.is_inference_mode_enabled():
             self._in_inference_mode = True
         elif self._in_inference_mode:
@@ -254,7 +254,7 @@ class FoXCache:
 
     def join(self, parts: list[FoXCache]) -> None:
         """Takes the rows of ``parts``, copies of this empty cache that are filled, and unusable after it."""
-        # Their memory goes layer by layer.
+        # The memory is freed layer by layer.
         self._model, self.length = parts[0]._model, parts[0].length
         self.evicted_at = max(part.evicted_at for part in parts)
         self.latest_start = max(part.latest_start for part in parts)
@@ -290,7 +290,7 @@ class LayerCache:
     """
 
     def __init__(self, parent: FoXCache):
-        # Weak: a reference cycle would hold gigabytes until the garbage collector runs.
+        # A weak reference, because a cycle would keep gigabytes alive until the garbage collector runs.
         self._parent = weakref.ref(parent)
         self.logit_bound: Tensor | None = None
         self.threshold: Tensor | None = None
@@ -316,7 +316,8 @@ class LayerCache:
     @property
     def fuses(self) -> bool:
         """Whether a layer may use the kernels of ``step_kernels``: on a GPU, after the padding."""
-        # And while only the last input of the token shift is kept. Compiled code has its own kernels.
+        # Recording for `crop` needs more than the last input of the token shift, and compiled code has its
+        # own kernels.
         parent = self.parent
         if parent.length < parent.latest_start or parent.recording or torch.compiler.is_compiling():
             return False
@@ -340,7 +341,7 @@ class LayerCache:
     def longest_key(self, k: Tensor) -> Tensor:
         """(B, H, 1, D), the longest key of each head so far; ``k`` (B, H, T, D) are the newest."""
         candidates = k if self._longest_key is None else torch.cat((self._longest_key, k), dim=2)
-        # In float64, where squares of float32 numbers neither underflow nor overflow.
+        # In float64, in which squares of float32 numbers neither underflow nor overflow.
         norms = torch.linalg.vector_norm(candidates, dim=-1, keepdim=True, dtype=torch.float64)
         index = norms.argmax(dim=2, keepdim=True).expand(-1, -1, 1, k.shape[-1])
         longest = candidates.gather(2, index)
@@ -451,7 +452,8 @@ class LayerCache:
 
     def _attend_past(self, core, q, k, v, log_fgate, threshold):
         """Attention to the cached and the new tokens, for some rows at a time."""
-        # What is held is made dense. For all rows that would take as much memory as the past without ACP.
+        # The cached keys and values are gathered into dense tensors, a few rows at a time. For all rows at
+        # once, these would need as much memory as the past without ACP.
         held, out = self.parent.tokens_in_table, torch.empty_like(q)
         if threshold is not None:
             threshold = threshold.expand(q.shape[:2])

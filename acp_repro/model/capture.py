@@ -73,15 +73,13 @@ def watch_attention(model: nn.Module, on_layer: Callable[[int, AttentionInputs],
     parallelism with whole sequences, on every rank."""
     cores = [m for m in model.modules() if isinstance(m, ForgettingAttentionCore)]
 
-    def call_back(layer: int, core: Any, arguments: tuple) -> None:
+    def notify(layer: int, core: Any, arguments: tuple) -> None:
         if core.context_parallel is not None:
             whole = (gather_sequence(x, core.context_parallel, 2) for x in arguments[:4])
             arguments = (*whole, *arguments[4:])
         on_layer(layer, AttentionInputs(*arguments))
 
-    handles = [
-        core.register_forward_pre_hook(functools.partial(call_back, i)) for i, core in enumerate(cores)
-    ]
+    handles = [core.register_forward_pre_hook(functools.partial(notify, i)) for i, core in enumerate(cores)]
     try:
         yield
     finally:

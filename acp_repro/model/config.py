@@ -15,9 +15,9 @@ from acp_repro.common.bounds import Count, Must, Positive, check, number, whole,
 
 # SwiGLU widths are rounded up to a multiple of this.
 MLP_WIDTH_MULTIPLE = 256
-# What ``forgetting_attention`` accepts. It stands here too, so that a wrong suite fails before it starts.
+# The head dimensions of ``forgetting_attention``, checked here so that an invalid suite fails early.
 HEAD_DIM_RANGE = (16, 256)
-ROPE_BASE = 500_000.0  # the authors' in all their configs
+ROPE_BASE = 500_000.0  # as in all configs of the authors
 
 _PRO = {
     "hidden_ratio": 3.5,
@@ -152,7 +152,7 @@ class FoXConfig:
         qk_norm = 2 * (self.head_dim if self.qk_norm_share_param_across_head else hidden)
         block = (
             self._matrix_parameters_per_block()
-            + heads * (not self.use_rope)  # the bias of the forget gate, the only one
+            + heads * (not self.use_rope)  # the bias of the forget gate; no other projection has a bias
             + 2 * norm
             + (qk_norm if self.qk_norm else 0)
             + (norm if self.use_output_norm else 0)
@@ -194,8 +194,8 @@ class FoXConfig:
         return square * hidden**2 + per_head * heads * hidden + 3 * hidden * self.mlp_width
 
 
-# Dense tensor-core FLOP/s with 16-bit inputs and float32 sums, without sparsity. The name is what
-# torch.cuda.get_device_name gives, or a short form of it. The first pattern that matches counts.
+# Dense tensor-core FLOP/s with 16-bit inputs and float32 accumulation, without sparsity. Patterns match the
+# result of torch.cuda.get_device_name or a short form of it; the first match applies.
 _PEAK_FLOPS_16_BIT: tuple[tuple[str, float], ...] = (
     (r"\bA100\b", 312e12),  # NVIDIA A100 datasheet, PCIe and SXM alike
     (r"\bH100 PCIe\b", 756e12),  # NVIDIA H100 datasheet (2022), 1,513 with sparsity
@@ -205,7 +205,7 @@ _PEAK_FLOPS_16_BIT: tuple[tuple[str, float], ...] = (
     (r"\bH200\b", 989e12),  # NVIDIA H200 datasheet, SXM, 1,979 with sparsity
     (r"\bL40S\b", 362e12),  # NVIDIA L40S datasheet, 733 with sparsity
     (r"\bB200\b", 2250e12),  # NVIDIA DGX B200 datasheet: 36 PFLOP/s with sparsity, 8 GPUs
-    # NVIDIA Ada GPU architecture whitepaper, Table 2. The laptop and D models are other chips.
+    # NVIDIA Ada GPU architecture whitepaper, Table 2. The laptop and D models use other chips.
     (r"\b(RTX )?4090\b(?! (Laptop|D\b))", 165e12),
 )
 

@@ -17,8 +17,9 @@ from acp_repro.attention import choose_implementation
 from .cache import FoXCache
 from .modules import is_watched
 
-# Held while a thread captures, replays or draws random numbers. PyTorch captures all graphs on one stream,
-# after a wait for the device. Meanwhile some versions refuse random numbers to all threads.
+# A thread holds this lock while it captures, replays or draws random numbers. PyTorch captures all graphs on
+# one stream after a synchronisation of the device, and some versions reject random numbers of all threads
+# meanwhile.
 CAPTURING = threading.Lock()
 
 
@@ -45,7 +46,7 @@ class DecodeStep:
         if changes or choose_implementation(tokens.device) != "triton":
             return self._run(tokens)
         if self._tokens is None:
-            # The first step runs without a graph: it compiles kernels and allocates workspaces.
+            # The first step runs without a graph, because it compiles kernels and allocates workspaces.
             self._tokens = tokens.clone()
             return self._run(tokens)
         self._tokens.copy_(tokens)
@@ -63,19 +64,20 @@ class DecodeStep:
         return self.model.lm_head(hidden[:, -1]).float()
 
     def _capture(self, tokens: Tensor) -> None:
-        self._graph = None  # before its memory is needed again
+        self._graph = None  # frees its memory before the next capture
         graph = torch.cuda.CUDAGraph()
         device = tokens.device.type
-        # Without this, casts that autocast caches would be freed when it ends, and the graph would read them.
+        # Otherwise the cached casts of autocast would be freed at its end, and the graph would read freed
+        # memory.
         autocast = torch.autocast(
             device,
             dtype=torch.get_autocast_dtype(device),
             enabled=torch.is_autocast_enabled(device),
             cache_enabled=False,
         )
-        # Another thread may allocate memory meanwhile.
+        # Another thread may allocate memory during the capture.
         with autocast, torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._logits = self._run(tokens)
-        self.cache.count(-1)  # capturing computed nothing
+        self.cache.count(-1)  # the capture itself computed no token
         self._graph, self._version = graph, self.cache.version
         self.captures += 1

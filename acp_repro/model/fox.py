@@ -111,9 +111,9 @@ class FoXModel(nn.Module):
                 " make it with FoXCache(config.num_hidden_layers)"
             )
         try:
-            # Before the cache counts: an id out of range is an error here.
+            # The embedding precedes the cache's bookkeeping, because an id out of range is an error here.
             x = input_ids if input_ids.is_floating_point() else self.embeddings(input_ids)
-        except IndexError as error:  # of a CPU; a GPU says nothing of which id it was
+        except IndexError as error:  # raised on a CPU; a GPU does not report the id
             size, low, high = self.embeddings.num_embeddings, int(input_ids.min()), int(input_ids.max())
             raise ValueError(
                 f"input_ids must be 0 or more and below vocab_size {size}, got {low if low < 0 else high}"
@@ -122,9 +122,9 @@ class FoXModel(nn.Module):
             seq_start = cache.begin(input_ids, seq_start, self)
         rotation = None
         if self.config.use_rope:
-            # Scores depend on distances alone, so positions may count padding and earlier documents. Those of
-            # a cache are read on the device, where a CUDA graph finds them at each step. Made once for all
-            # blocks: in a compiled block each head would compute its own sines.
+            # Scores depend on distances only, so positions may count padding and earlier documents. With a
+            # cache, positions are read on the device, as a CUDA graph requires. The rotation is computed once
+            # for all blocks: in a compiled block, each head would compute its own sines.
             position = shard_positions(x.shape[1], self.context_parallel, x.device)
             if cache is not None and cache.seqlens is not None:
                 position = position + (cache.seqlens[:1] - x.shape[1])
@@ -132,7 +132,7 @@ class FoXModel(nn.Module):
         recompute = self.gradient_checkpointing and cache is None and torch.is_grad_enabled()
         for index, block in enumerate(self.layers):
             if recompute:
-                # No dropout here, so there is no random state to save and restore.
+                # The model has no dropout, so no random state needs to be saved.
                 x = checkpoint(
                     block,
                     *(x, None, seq_start, cu_seqlens, rotation),

@@ -13,12 +13,11 @@ from torch import Tensor
 from .cache import FoXCache
 from .decode_step import CAPTURING, DecodeStep
 
-# Tokens of all rows in one part of a prefill: half a GiB of the 125M model's activations in bfloat16. Whole
-# blocks of the pruning grid, so that the first row of a chunk prunes as it would without chunks.
+# Tokens of all rows in one part of a prefill: half a GiB of activations of the 125M model in bfloat16. The
+# number is a multiple of the pruning blocks, so a chunk prunes the same blocks as the whole prefill.
 PREFILL_TOKENS = 2**16
-# A decoding step of a model with fewer parameters is too little work to share: threads would only wait for
-# each other. On two busy cores a model of 4.5 million parameters decoded 47 tokens/s with one thread, 4 with
-# two.
+# Models with fewer parameters decode with one thread, because several would mostly wait for each other. On
+# two busy cores, a model of 4.5 million parameters decoded 47 tokens/s with one thread and 4 with two.
 _FEWEST_PARAMETERS_FOR_THREADS = 20_000_000
 
 
@@ -44,7 +43,7 @@ def filter_logits(logits: Tensor, top_k: int | None = None, top_p: float | None 
     if top_k is not None:
         falling[..., top_k:] = -math.inf
     if top_p is not None:
-        # A token stays if the more probable ones do not reach top_p without it.
+        # A token is kept if the sum of all more probable tokens is below top_p.
         reached = falling.double().softmax(-1).cumsum(-1)
         before = torch.nn.functional.pad(reached[..., :-1], (1, 0))
         falling = falling.masked_fill(before >= top_p, -math.inf)
@@ -73,7 +72,7 @@ def choose_tokens(
         raise ValueError(said)
     if temperature == 0:
         return logits.argmax(dim=-1)
-    # In float64 and relative to the largest logit; otherwise a tiny temperature would give infinity and NaN.
+    # In float64 and relative to the largest logit, because a tiny temperature would otherwise overflow.
     scaled = (logits - logits.amax(-1, keepdim=True)).double() / temperature
     probabilities = torch.softmax(filter_logits(scaled, top_k, top_p), dim=-1)
     with CAPTURING:
@@ -132,8 +131,9 @@ def stream_tokens(
 
 def prefill(model: Any, input_ids: Tensor, cache: FoXCache, seq_start: Tensor | None = None) -> Tensor:
     """Fills an empty cache with a prompt; returns the logits (B, vocab) float32 of the next token."""
-    # In parts, so that one layer's activations take less memory than the cache: some rows after others, since
-    # chunks of a row would each read again what is held of it. Only a row longer than a part goes in chunks.
+    # The prefill runs in parts, so that the activations of one layer need less memory than the cache. Parts
+    # are groups of rows, because every chunk of a row would read its cached tokens again. Only a row that is
+    # longer than a part is split into chunks.
     batch, length = input_ids.shape
     rows = max(PREFILL_TOKENS // length, 1)
     if rows >= batch:
@@ -152,13 +152,14 @@ def _prefill_rows(model, input_ids, cache, seq_start) -> Tensor:
     hidden: Any = None
     for part in input_ids.split(max(PREFILL_TOKENS, 128), dim=1):
         hidden = model(part, cache=cache, return_hidden=True, seq_start=seq_start)
-        seq_start = None  # the cache remembers it
+        seq_start = None  # the cache has stored it
     return model.lm_head(hidden[:, -1]).float()
 
 
 @torch.no_grad()
 def _stream(model, input_ids, max_new_tokens, stop_ids, choose, seq_start) -> Iterator[Tensor]:
-    # The last token is returned, never fed. No text gets longer, so delta is fixed and keys can be evicted.
+    # The last token is returned without a forward pass. The maximum length fixes delta, which allows
+    # eviction.
     longest = input_ids.shape[1] + max(max_new_tokens, 1) - 1
     cache = FoXCache(model.config.num_hidden_layers, max_length=longest)
     step, stopped, tokens = DecodeStep(model, cache), None, None

@@ -30,9 +30,9 @@ from .modules import is_plain
 
 # The QK-norm of the official models has its own epsilon, independent of norm_eps.
 QK_NORM_EPS = 1e-5
-# How many two-byte numbers fill 16 bytes, which fast kernels for products require.
+# 16-bit numbers in 16 bytes, the alignment that fast matrix kernels require.
 _WHOLE_ROWS = 8
-_WHOLE_LINES = 64  # those of 128 bytes, for a product of some size
+_WHOLE_LINES = 64  # 16-bit numbers in a memory line of 128 bytes, for larger products
 
 
 class Linear(nn.Linear):
@@ -43,7 +43,7 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=bias)
 
     def reset_parameters(self) -> None:
-        if not self.weight.is_meta:  # on meta, torch would load its compiler, which takes seconds
+        if not self.weight.is_meta:  # on the meta device, torch would import its compiler
             nn.init.normal_(self.weight, std=self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -59,7 +59,7 @@ def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
     sizes = [p.out_features for p in projections]
     weights, bias = [p.weight for p in projections], None
     spare = -sum(sizes) % (_WHOLE_LINES if sum(sizes) > _WHOLE_LINES else _WHOLE_ROWS)
-    # In compiled code a bias is added where its numbers are read. As the bias of the product, its gradient
+    # In compiled code, a bias is added to its own columns. As the bias of the joint product, its gradient
     # would be a sum over all columns.
     apart = torch.compiler.is_compiling()
     if not apart and any(p.bias is not None for p in projections):
@@ -134,15 +134,15 @@ def token_shift(
     first = torch.zeros_like(wide[:, :1]) if previous is None else previous.float()
     if starts is not None:
         first = first.masked_fill(starts[..., :1, None, None], 0.0)
-    # In two parts, both of slices, which are taken again in the backward pass. A shifted copy of z would be
-    # kept for it: in compiled code in float32, for all keys and values.
+    # Two parts, both computed from slices, which the backward pass takes again. A shifted copy of z would be
+    # saved for the backward pass, in compiled code in float32.
     first = torch.lerp(wide[:, :1], first, a[:, :1])
     before = wide[:, :-1]
     if starts is not None:
         before = before.masked_fill(starts[..., 1:, None, None], 0.0)
     rest = torch.lerp(wide[:, 1:], before, a[:, 1:])
-    # In three dimensions. With four and one token, the compiler would take the layout for "channels last",
-    # use it for all tensors, and copy them back.
+    # In three dimensions: with four dimensions and one token, the compiler would assume the layout "channels
+    # last" for all tensors and copy them back.
     parts = [part.to(z.dtype).flatten(2) for part in (first, rest)]
     return torch.cat(parts, dim=1).view(z.shape)
 
@@ -309,7 +309,7 @@ class ForgettingAttentionLayer(nn.Module):
         def product(name: str, projection: Any) -> Tensor:
             return products[name] if name in products else projection(x)
 
-        if self.fgate_proj is None:  # gates of 1 forget nothing
+        if self.fgate_proj is None:  # gates of 1: no decay
             log_fgate = x.new_zeros((len(x), self.num_heads, x.shape[1]), dtype=torch.float32)
         else:  # float32 from here on, because gates are summed over thousands of tokens
             log_fgate = F.logsigmoid(product("fgate", self.fgate_proj).float()).transpose(1, 2)
@@ -357,8 +357,9 @@ class ForgettingAttentionLayer(nn.Module):
 
     def _multiply_jointly(self, x: Tensor) -> dict[str, Tensor]:
         """Products of x by name, computed as one; none if somebody watches their projections."""
-        # In eager mode the narrow ones, to one number a head. Compiled blocks compute all: x has
-        # one gradient, not five and their sum, and the copy that joins the weights also converts them.
+        # In eager mode, the narrow projections, to one number per head, share a product. Compiled blocks join
+        # all projections: x then has one gradient instead of a sum of five, and the copy that joins the
+        # weights also converts them.
         wide, narrow = {"q": self.q_proj}, {}
         for name, projection in self._keys_and_values():
             if isinstance(projection, ShiftedLinear):
@@ -390,7 +391,7 @@ class ForgettingAttentionLayer(nn.Module):
         states = [cache.shift_state(name) for name in names]
         weights = (self.q_norm.weight, self.k_norm.weight)
         q, k, v = shift_and_norm(self.q_proj(x), z, mixes, states, weights, self.num_heads, QK_NORM_EPS)
-        if x.shape[1] > 1 or states[0] is None:  # a step has written them itself
+        if x.shape[1] > 1 or states[0] is None:  # in a decoding step, the kernel has written the states
             for name, last in zip(names, z, strict=True):
                 cache.keep_shift_state(name, self._split_heads(last[:, -1:]))
         out = cache.attend(self.core, q, k, v, log_fgate, self._find_threshold(q, k, cache))
@@ -422,7 +423,8 @@ class ForgettingAttentionLayer(nn.Module):
     @torch.no_grad()
     def _find_threshold(self, q: Tensor, k: Tensor, cache: LayerCache | None) -> Tensor | None:
         """delta of Section 3, (H,), (B, H) or None; L is the number of keys, or a cache's most."""
-        # U comes from the weights of QK-norm; without one, or if somebody changes what it gives, from norms.
+        # U comes from the weights of QK-norm. Without QK-norm, or if hooks may change its output, U comes
+        # from the norms of q and k.
         if self.log_pruning_tolerance is None:
             if cache is not None:
                 cache.no_eviction_reason = (
@@ -444,10 +446,10 @@ class ForgettingAttentionLayer(nn.Module):
                 "delta comes from measured norms (the model has no QK-norm, or a changed one), and a longer "
                 "query or key lowers it later"
             )
-            # The longest past key bounds them all, so the keys need not be read again for each token.
+            # The largest norm of all past keys is stored, so no step reads the keys again.
             bound = logit_bound_from_norms(q, cache.longest_key(k))
             return pruning_threshold(bound, length, self.log_pruning_tolerance)
-        # From weights (Appendix E), which do not change while a cache is in use: computed once.
+        # Weights do not change while a cache is in use, so this bound (Appendix E) is computed once.
         bound = None if cache is None else cache.logit_bound
         if bound is None:
             bound = logit_bound_from_qk_norm(

@@ -23,16 +23,15 @@ from .modules import is_plain
 
 IGNORED_LABEL = -100
 
-# Logits in a chunk. On a GPU 2^29 (1 GiB of bfloat16): 10,680 tokens of GPT-2's vocabulary; each chunk
-# adds to the whole gradient of the weight, so few are better. A CPU is faster with chunks that stay in
-# its cache.
+# Logits in a chunk. On a GPU 2^29 (1 GiB of bfloat16), or 10,680 tokens with GPT-2's vocabulary: each chunk
+# accumulates into the whole gradient of the weight, so few chunks are faster. On a CPU, chunks that fit into
+# the cache are faster.
 _CHUNK_NUMBERS_GPU = 2**29
 _CHUNK_NUMBERS_CPU = 2**20
 _FEWEST_TOKENS = 256
-# The most logits kept for the backward pass (8 GiB of bfloat16). For further chunks they are computed again.
+# The maximum number of logits saved for the backward pass (8 GiB of bfloat16); others are recomputed.
 _KEPT_NUMBERS = 2**32
-# Words in 128 bytes of bfloat16, a line of memory. Products on a GPU need whole lines to be fast; on a CPU
-# not.
+# bfloat16 numbers in a memory line of 128 bytes. Matrix products on a GPU are fast only with whole lines.
 _LINE = {"cpu": 1}
 _LINE_GPU = 64
 
@@ -132,7 +131,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def _loss_and_lse(logits: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
     """(N, V), (N,) -> the loss of each token and the log of its softmax's denominator, float32."""
-    # Columns from `vocab` on stand for no word.
+    # Columns from `vocab` on are padding.
     if _has_kernels(logits):
         from .training_kernels import cross_entropy
 
@@ -152,7 +151,7 @@ def _grad_of_logits(logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tens
         return logits_grad(logits, labels, lse, grad_loss, vocab, IGNORED_LABEL)
     grad = torch.exp(logits.float() - lse[:, None])
     word = torch.arange(logits.shape[-1], device=logits.device)
-    if torch.compiler.is_compiling():  # a scatter would end the fusion and start a copy
+    if torch.compiler.is_compiling():  # a scatter would break the fusion and add a copy
         grad = grad - (word == labels[:, None]).float()
     else:
         grad[torch.arange(len(grad), device=grad.device), labels.clamp(min=0)] -= 1.0

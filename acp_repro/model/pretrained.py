@@ -26,11 +26,11 @@ MODEL_TYPE = "forgetting_transformer-project_fox"
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
-# In a run folder of this project: the folder of the weights, and the file of the settings.
+# The weights folder and the settings file of a run folder of this project.
 RUN_MODEL_FOLDER, RUN_FILE = "model", "run.json"
 
-# Official keys that select something this model does not have, with the supported values. The first value is
-# the one that is written, and the one that a missing key stands for.
+# Official keys for unsupported features, with the supported values. The first value is written, and is the
+# default for a missing key.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "window_size": (None,),
     "tie_word_embeddings": (False,),
@@ -42,7 +42,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "ogate_act": ("sigmoid",),
 }
 _SUPPORTED_WITH_ROPE = _SUPPORTED | {"fgate_type": ("none",), "rope_base": (ROPE_BASE, int(ROPE_BASE))}
-# Config fields that a file may leave out, because only the default makes sense.
+# Config fields that a file may omit, because only the default is valid.
 _OPTIONAL = ("intermediate_size", "max_position_embeddings", "initializer_range", "use_rope", "fuse_training")
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
@@ -78,7 +78,7 @@ def read_checkpoint(
             {name: tuple(s.get_shape()) for name, s in slices.items()},
             [name for name, s in slices.items() if s.get_dtype() not in _FLOATING],
         )
-        # Copies, so that the model does not live on the file's memory map.
+        # Copies, so that the model does not depend on the memory map of the file.
         tensors = {name: file.get_tensor(name).to(dtype, copy=True) for name, file in files.items()}
     check_finite(folder, tensors)
     return config, tensors
@@ -131,7 +131,7 @@ def save_pretrained(
     Raises:
         ValueError: state_dict does not fit the model's config; the message lists the tensors.
     """
-    whole: Any = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    whole: Any = getattr(model, "_orig_mod", model)  # the module inside torch.compile's wrapper
     tensors = whole.state_dict() if state_dict is None else dict(state_dict)
     check_tensors(
         type(whole),
@@ -158,7 +158,7 @@ def find_folder(folder: str | os.PathLike[str]) -> Path:
         return inside
     if (path / RUN_FILE).is_file():
         raise FileNotFoundError(f"{path} is a run that is not finished: finish its training first")
-    return path  # load_config names the file that is missing
+    return path  # load_config reports the missing file
 
 
 def load_config(folder: str | os.PathLike[str]) -> FoXConfig:
@@ -199,7 +199,7 @@ def config_to_official(config: FoXConfig) -> dict[str, Any]:
     supported = _SUPPORTED_WITH_ROPE if config.use_rope else _SUPPORTED
     fixed = {key: allowed[0] for key, allowed in supported.items()}
     fields = dataclasses.asdict(config)
-    del fields["fuse_training"]  # how it is computed, not what
+    del fields["fuse_training"]  # a choice of kernels, not a property of the model
     return {"model_type": MODEL_TYPE, **fixed, **fields}
 
 
@@ -213,7 +213,7 @@ def _check_supported(path: str | os.PathLike[str], values: Mapping[str, Any]) ->
         value = values.get(key, supported[0])
         if key == "num_kv_heads" and value == values.get("num_heads"):
             continue
-        # JSON's 0 is not its false, though Python finds them equal.
+        # JSON distinguishes 0 from false, but in Python they are equal.
         if not any(type(value) is type(good) and value == good for good in supported):
             listed = " or ".join(json.dumps(good) for good in supported)
             also = " or the same as num_heads" if key == "num_kv_heads" else ""
@@ -238,7 +238,7 @@ def check_tensors(
     not_floating: list[str],
 ) -> None:
     """Raises one ValueError of all names, shapes and dtypes that do not fit, before anything is allocated."""
-    # Checked first: a config with absurdly many layers would take long to build.
+    # Checked first, because a model with absurdly many layers would take long to build.
     layers = config.num_hidden_layers
     if layers > len(shapes):
         raise ValueError(f"{source} has {len(shapes)} tensors, too few for num_hidden_layers={layers}")

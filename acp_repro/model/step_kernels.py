@@ -15,7 +15,7 @@ from torch import Tensor
 
 from acp_repro.attention.triton.tiles import enter_device
 
-# Tokens of a head that one program computes.
+# Tokens of one head per program.
 _MOST_ROWS = 16
 
 

@@ -39,8 +39,8 @@ class SwiGLU(nn.Module):
 class _Down(torch.autograd.Function):
     """``silu(gate) * up`` and the projection after it, in compiled blocks, which train."""
 
-    # Kept, the product would be a tenth of what a block keeps for its backward pass. That pass reads both
-    # factors anyway, so it computes the product again.
+    # The saved product would be a tenth of the memory that a block saves for its backward pass. The backward
+    # pass reads both factors anyway and recomputes the product.
 
     @staticmethod
     def forward(gate_up: Tensor, weight: Tensor) -> Tensor:

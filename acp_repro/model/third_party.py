@@ -23,7 +23,7 @@ from acp_repro.common.errors import UsageError, is_out_of_memory, usage_errors
 from .pretrained import INDEX_FILE, WEIGHTS_FILE, check_finite
 
 MOST_LAYERS = 1000
-# Parameters that a config may ask for beyond two for each byte of the files: room for a new head.
+# Parameters that a config may request beyond two per byte of the files: room for a new head.
 SPARE_PARAMETERS = 10**8
 _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
@@ -41,7 +41,7 @@ def load_config(source: str | Path, **options: Any) -> Any:
     with _one_line_errors(source):
         path = cached_file(str(source), "config.json", **_only_hub(options))
         text = Path(str(path)).read_text(encoding="utf-8")
-        # Checked in the text: some configs build a list with one entry for each layer.
+        # Checked in the JSON text, because some config classes build a list with one entry per layer.
         for name, value in re.findall(r'"(\w*layers?)"\s*:\s*(\d+)', text):
             if float(value) > MOST_LAYERS:
                 raise UsageError(f"{path}: {name} is {value}, over {MOST_LAYERS}; copy the file again")
@@ -68,7 +68,7 @@ def load_model(auto: Any, source: str | Path, *, new_head: bool = False, **optio
             "trust_remote_code": False,
             "use_safetensors": True,
             "output_loading_info": True,
-            "ignore_mismatched_sizes": True,  # they are in the info, and an error below
+            "ignore_mismatched_sizes": True,  # the info lists them, and they are an error below
         }
         model, info = auto.from_pretrained(str(source), **{**options, **forced})
     check_loaded(source, model, info, dtypes, new_head)
@@ -90,7 +90,7 @@ def check_loaded(
         new_head: see :func:`load_model`.
     """
     prefix, dtypes = f"{model.base_model_prefix}.", dtypes or {}
-    # Names of unexpected weights are those of the file, which has no prefix if it holds an encoder alone.
+    # Unexpected weights are named as in the file, which has no prefix if it contains only an encoder.
     own_prefix = "" if any(name.startswith(prefix) for name in dtypes) else prefix
     floating = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
 
@@ -155,7 +155,7 @@ def _one_line_errors(source: str | Path) -> Iterator[None]:
     try:
         with quiet_transformers():
             yield
-    except Exception as error:  # a damaged config.json can raise any of them
+    except Exception as error:  # a damaged config.json can raise any exception
         if isinstance(error, UsageError) or is_out_of_memory(error):
             raise
         raise UsageError(

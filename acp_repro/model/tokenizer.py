@@ -15,8 +15,8 @@ from acp_repro.common.errors import UsageError
 TOKENIZER_FILE = "tokenizer.json"
 GPT2_BOS = "<|endoftext|>"
 _PIECE_BYTES = 1 << 20
-HALF = "\ufffd"  # what a tokenizer gives for bytes that are not a character
-MOST_PARTS = 8  # tokens over which a character is looked for; one has four bytes, but a token may end two
+HALF = "\ufffd"  # the output of a tokenizer for an incomplete character
+MOST_PARTS = 8  # the maximum number of tokens joined to complete a character of up to four bytes
 
 
 class ByteTokenizer:
@@ -65,12 +65,12 @@ class BPETokenizer:
             ) from error
         try:
             self._bpe = Tokenizer.from_str(json_text)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # tokenizers raises plain Exceptions
             raise UsageError(f"not a file of the library `tokenizers` ({error}); copy it again") from error
         self.json_text = json_text
-        # "<|endoftext|>" in a text is thirteen characters of that text, and never BOS.
+        # "<|endoftext|>" inside a text is encoded as thirteen characters, never as BOS.
         self._bpe.encode_special_tokens = True
-        # Encoding changes no text: nothing is truncated, padded, or put around it.
+        # Encoding neither truncates nor pads a text, and adds no special tokens.
         self._bpe.no_padding()
         self._bpe.no_truncation()
         size, given = self._bpe.get_vocab_size(), self._bpe.token_to_id(bos)
@@ -86,7 +86,7 @@ class BPETokenizer:
     def encode(self, text: str | bytes) -> np.ndarray:
         """Ids of ``text``: shape (tokens,), dtype uint32; BOS is never among them."""
         ids = [
-            # encode_batch_fast skips the character offsets, which are half of the work
+            # encode_batch_fast skips the character offsets, which take half of the time
             np.array(self._bpe.encode_batch_fast([piece], add_special_tokens=False)[0].ids, dtype=np.uint32)
             for piece in split_lines(_as_bytes(text))
         ]

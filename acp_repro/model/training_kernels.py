@@ -15,8 +15,8 @@ from torch import Tensor
 
 from acp_repro.attention.triton.tiles import LOG2E, enter_device
 
-_ROWS, _COLUMNS = 8, 256  # of a tile of SwiGLU's tensors
-_WORDS = 8192  # of a row of logits, at a time
+_ROWS, _COLUMNS = 8, 256  # the tile of the SwiGLU kernel
+_WORDS = 8192  # the logits of a row that one step loads
 
 
 @triton.jit
@@ -59,16 +59,16 @@ def _cross_entropy_kernel(logits, labels, loss, lse, stride, words, columns, ign
     logits += row.to(tl.int64) * stride
     at = tl.arange(0, WORDS)
     largest = tl.full([], float("-inf"), tl.float32)
-    # One sum per lane, joined at the end: in the loop only the maximum crosses lanes.
+    # One sum per lane, reduced at the end; in the loop, only the maximum is reduced across lanes.
     sums = tl.zeros([WORDS], tl.float32)
     for first in range(0, words, WORDS):
-        # Whole lines are loaded, also past the last word: a mask that ends inside a line would split it into
-        # single loads.
+        # Whole memory lines are loaded, also past the last logit, because a mask that ends inside a line
+        # would split the load.
         x = tl.load(logits + first + at, mask=first + at < columns, other=float("-inf")).to(tl.float32)
         x = tl.where(first + at < words, x * LOG2E, float("-inf"))
         before = largest
         largest = tl.maximum(before, tl.max(x, 0))
-        # All -inf so far: any level except -inf will do, because -inf - -inf is NaN.
+        # If all logits so far are -inf, any finite level works; -inf - -inf would be NaN.
         level = tl.where(largest == float("-inf"), 0.0, largest)
         sums = sums * tl.exp2(before - level) + tl.exp2(x - level)
     level = tl.where(largest == float("-inf"), 0.0, largest)
@@ -121,7 +121,7 @@ def logits_grad(
 ) -> Tensor:
     """The gradient (N, V) of the logits of :func:`cross_entropy`; 0 past ``words``."""
     grad = torch.empty_like(logits)
-    grad_loss = grad_loss.contiguous()  # a mean's is one number, expanded
+    grad_loss = grad_loss.contiguous()  # the gradient of a mean is expanded
     rows, columns = logits.shape
     with enter_device(logits):
         _logits_grad_kernel[(rows, triton.cdiv(columns, _WORDS))](
