@@ -22,25 +22,25 @@ _GROWTH, _SPARE_COLUMNS = 8, 4
 class BlockPool:
     """Keys, values and decays of (batch, heads), in blocks of ``BLOCK_SIZE`` tokens.
 
-    Physical block 0 belongs to no head. Table entries without a block point there. So writes for tokens that
-    no query will read need no branch and do no harm.
+    Physical block 0 belongs to no head, and table entries without a block point to it. Writes for tokens that
+    no query will read therefore need no branch and have no effect.
 
     Args:
-        k: (B, H, T, D), keys of the shape and dtype to come.
+        k: (B, H, T, D), keys with the shape and dtype of all later keys.
         table: (B, H, N) int32, the blocks of the first columns: 0, or each of 1 to ``blocks`` once.
     """
 
     def __init__(self, k: Tensor, table: Tensor, blocks: int):
-        self.batch, self.heads, self.columns = table.shape  # columns in use are the same for all heads
+        self.batch, self.heads, self.columns = table.shape  # all heads use the same columns
         self.head_dim = k.shape[3]
-        self.version = 0  # raised when storage moves, so that a CUDA graph is captured again
-        # (B, H, N), the physical block of each column, and (n,), the physical blocks that no head holds.
+        self.version = 0  # incremented when storage moves, which requires a new CUDA graph
+        # (B, H, N), the physical block of each column, and (n,), the free physical blocks.
         self.table = table
         self.free = torch.empty(0, dtype=torch.int64, device=k.device)
         self.k, self.v = (k.new_empty((0, BLOCK_SIZE, self.head_dim)) for _ in range(2))
         self.c = torch.empty((0, 1, BLOCK_SIZE), dtype=torch.float64, device=k.device)
         for name, x in self._allocate(1 + blocks).items():
-            x[0].zero_()  # heads read it where they hold nothing, under a gate of 0
+            x[0].zero_()  # heads read block 0, under a gate of 0, for columns without a block
             setattr(self, name, x)
 
     @property
@@ -72,10 +72,10 @@ class BlockPool:
         else:
             find_backend(choose_implementation(k.device)).write(paged, k, v, log_fgate)
 
-    def take(self, columns: int, start: Tensor) -> None:
-        """Gives every head blocks up to column ``columns``, except before its ``start`` (B, H) int32.
+    def allocate(self, columns: int, start: Tensor) -> None:
+        """Allocates blocks of every head up to column ``columns``, except before its ``start`` (B, H) int32.
 
-        Waits for the device once.
+        Synchronises with the device once.
         """
         if columns <= self.columns:
             return
@@ -83,14 +83,14 @@ class BlockPool:
         count = int(nth[-1, -1, -1])
         self._grow(count - len(self.free), columns)
         if count:
-            # Not `table[wanted] = ...`, which would wait for another count.
+            # `table[wanted] = ...` would synchronise once more.
             blocks = self.free[(nth - 1).clamp_(min=0)].int()
             self.table[:, :, self.columns : columns] = torch.where(wanted, blocks, 0)
         self.free = self.free[count:]
         self.columns = columns
 
-    def give_back(self, start: Tensor) -> None:
-        """Returns each head's blocks before ``start`` (B, H) int32 to the pool."""
+    def release(self, start: Tensor) -> None:
+        """Frees the blocks of each head before ``start`` (B, H) int32."""
         column = torch.arange(self.columns, device=self.table.device)
         table = self.table[:, :, : self.columns]
         dropped = (column < start[..., None]) & (table != 0)
@@ -101,12 +101,12 @@ class BlockPool:
             self.rebuild(torch.arange(self.batch, device=self.table.device))
 
     def drop_columns(self, count: int) -> None:
-        """Drops the first ``count`` columns, which no head uses."""
-        self.table.copy_(self.table.roll(-count, 2))  # in place, for a CUDA graph that reads it
+        """Removes the first ``count`` columns, which no head uses."""
+        self.table.copy_(self.table.roll(-count, 2))  # in place, because a CUDA graph may read the table
         self.columns -= count
 
     def truncate(self, columns: int) -> None:
-        """Returns the blocks of all columns from ``columns`` on."""
+        """Frees the blocks of all columns from ``columns`` on."""
         table = self.table[:, :, columns : self.columns]
         self.free = torch.cat((self.free, table[table != 0].long()))
         table.zero_()
@@ -141,7 +141,7 @@ class BlockPool:
     def gather(self, start: Tensor, length: int, rows: slice) -> tuple[Tensor, Tensor, Tensor, int]:
         """k, v (rows, H, n, D), log_fgate (rows, H, n) from ``start`` (rows, H) on, and the first position.
 
-        A head with fewer tokens than the others has zeros in front. A gate of 0 hides them.
+        A head with fewer tokens than the others is padded in front with zeros, which a gate of 0 hides.
         """
         low = int(start.min()) if self.columns else 0
         blocks = self.table[rows, :, low : self.columns].long()
@@ -184,8 +184,8 @@ class BlockPool:
 
 
 def number_blocks(first: int, columns: int, start: Tensor) -> tuple[Tensor, Tensor]:
-    """For columns from ``first`` to ``columns``, (B, H, N) each: the count of wanted ones so far, int32, and
-    which are wanted, those from each head's ``start`` (B, H) on."""
+    """For columns ``first .. columns``, (B, H, N) each: the cumulative number of wanted columns, int32, and
+    the mask of wanted columns, which begin at each head's ``start`` (B, H)."""
     wanted = torch.arange(first, columns, device=start.device) >= start[..., None]
     return wanted.flatten().cumsum(0, dtype=torch.int32).view(wanted.shape), wanted
 
@@ -196,9 +196,9 @@ def column_ends(c: Tensor, length: int) -> Tensor:
 
 
 def join_pools(parts: list[BlockPool]) -> BlockPool:
-    """One pool of the rows of all, whose tables have as many columns."""
+    """One pool with the rows of all ``parts``, whose tables have the same number of columns."""
     joint = copy.copy(parts[0])
-    # Of block 0, which is nobody's, one is enough.
+    # The joined pool needs only one unused block 0.
     before = itertools.accumulate((len(part.k) - 1 for part in parts), initial=0)
     pairs = list(zip(parts, before, strict=False))
     joint.table = torch.cat([torch.where(part.table == 0, 0, part.table + n) for part, n in pairs])
@@ -211,11 +211,11 @@ def join_pools(parts: list[BlockPool]) -> BlockPool:
 
 
 def running_sum(log_fgate: Tensor) -> Tensor:
-    """(B, H, T) float64: c of tokens, counted from the first of them."""
+    """(B, H, T) float64: c of the tokens, summed from the first of them."""
     compute = kernels().cumulative_log_fgate if _has_kernels(log_fgate) else cumulative_log_fgate
     return compute(log_fgate)
 
 
 def _has_kernels(x: Tensor) -> bool:
-    """Whether our kernels run on ``x``. Compiled code has its own kernels, and cannot look into ours."""
+    """Whether the Triton kernels run on ``x``: on a GPU, outside of compiled code."""
     return choose_implementation(x.device) == "triton" and not torch.compiler.is_compiling()

@@ -24,10 +24,10 @@ from .blocks import BLOCK_SIZE, BlockPool, column_ends, join_pools, number_block
 # Up to this many tokens are computed as a decoding step. Longer chunks are computed as a prefill over the
 # cached tokens.
 DECODE_TOKENS = 8
-# Bytes of keys and values that a prefill holds densely at once: of the past, and of layers that wait for
-# their blocks.
+# The size limit, in bytes, of dense keys and values during a prefill: those of the past, and those of layers
+# whose blocks are not allocated yet.
 _PAST_BYTES = 2**29
-# What a cache and a layer hold of each row, beside blocks and the token shift's inputs.
+# The per-row state of a cache and of a layer, besides blocks and inputs of the token shift.
 _CALL_STATE = ("seq_start", "device_start", "seqlens")
 _ROW_STATE = ("threshold", "first_read_block", "first_resident_block", "_longest_key")
 
@@ -71,11 +71,12 @@ class FoXCache:
         self.evicted_at = 0
         self.recording = False
         self.seq_start: Tensor | None = None
-        self.device_start: Tensor | None = None  # seq_start, counted as seqlens are
+        self.device_start: Tensor | None = None  # seq_start, counted like seqlens
         self.latest_start = 0
         self.seqlens: Any = None
         self.dropped_columns = 0
-        # Layers whose first tokens are not stored yet: the count of their blocks, and what stores them.
+        # Layers whose first tokens are not stored yet: the number of their blocks, and the function that
+        # stores.
         self._waiting: tuple[tuple[Tensor, Callable[[int], None]], ...] = ()
         self.layers = [LayerCache(self) for _ in range(num_layers)]
 
@@ -91,18 +92,18 @@ class FoXCache:
 
     @property
     def no_eviction_reason(self) -> str:
-        """Why nothing is evicted; empty if blocks are evicted, and before the first token."""
+        """The reason why nothing is evicted; empty if blocks are evicted, and before the first token."""
         if self.recording:
             return "record_past: tokens that are removed may make what is evicted now needed again"
         return next((layer.no_eviction_reason for layer in self.layers if layer.no_eviction_reason), "")
 
     @property
     def version(self) -> tuple[int, ...]:
-        """Changes when storage moves."""
+        """A value that changes when storage moves."""
         return tuple(layer.pool.version for layer in self.layers if layer.pool is not None)
 
     def begin(self, input_ids: Tensor, seq_start: Tensor | None, model: object = None) -> Tensor | None:
-        """Makes room for the tokens of a call, and counts them; returns the remembered ``seq_start``.
+        """Allocates and counts the tokens of a call; returns the stored ``seq_start``.
 
         Args:
             model: the calling model. A cache can be continued only by the model that began it.
@@ -152,33 +153,33 @@ class FoXCache:
         return self.seq_start
 
     def _leave_inference_mode(self) -> None:
-        """Copies what was made under ``torch.inference_mode``: outside it, nothing may write there."""
+        """Copies tensors created under ``torch.inference_mode``, which are read-only outside it."""
         self._in_inference_mode = False
         for holder in (self, *self.layers, *(layer.pool for layer in self.layers if layer.pool)):
             for held in (vars(holder), getattr(holder, "shift_states", {})):
                 held |= {n: x.clone() for n, x in held.items() if isinstance(x, Tensor) and x.is_inference()}
 
     def count(self, tokens: int) -> None:
-        """Counts ``tokens`` more as held, at the end of the call that added them."""
+        """Adds ``tokens`` to the length, at the end of the call that added them."""
         self._store_waiting()
         self.length += tokens
         self._in_call = self.touched = False
 
     def store_later(self, count: Tensor, k: Tensor, store: Callable[[int], None]) -> None:
-        """Calls ``store`` with ``count``, the blocks that keys k need, when one wait serves many layers."""
+        """Defers ``store``, so that many layers share one synchronisation; k needs ``count`` blocks."""
         self._waiting = (*self._waiting, (count, store))
         if len(self._waiting) * 2 * k.numel() * k.element_size() > _PAST_BYTES:
             self._store_waiting()
 
     def _store_waiting(self) -> None:
-        """Stores what waits; waits for the device once, if anything does."""
+        """Runs the deferred stores with a single synchronisation."""
         waiting, self._waiting = self._waiting, ()
         counts = torch.stack([count for count, _ in waiting]).tolist() if waiting else []
         for (_, store), count in zip(waiting, counts, strict=True):
             store(count)
 
     def reserve(self, tokens: int) -> None:
-        """Makes room for ``tokens`` more; waits for the device once in ``BLOCK_SIZE`` tokens."""
+        """Allocates blocks for ``tokens`` more; synchronises once in ``BLOCK_SIZE`` tokens."""
         self._check_length(tokens)
         columns = -(-(self.tokens_in_table + tokens) // BLOCK_SIZE)
         if all(columns <= layer.pool.columns for layer in self.layers):
@@ -196,7 +197,7 @@ class FoXCache:
             )
 
     def _drop_columns(self) -> None:
-        """Drops columns that no head of any layer uses, so that tables do not grow with the stream."""
+        """Removes columns that no head of any layer uses, so that tables do not grow with the stream."""
         count = int(torch.stack([layer.first_resident_block.amin() for layer in self.layers]).amin())
         if not count:
             return
@@ -210,7 +211,7 @@ class FoXCache:
             self.device_start.sub_(count * BLOCK_SIZE).clamp_(min=0)
 
     def record_past(self) -> None:
-        """From the next token on, keeps what :meth:`crop` needs: the token shift's inputs, all blocks."""
+        """From the next token on, keeps the state for :meth:`crop`: token-shift inputs and all blocks."""
         self.recording = True
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -241,7 +242,7 @@ class FoXCache:
             layer.remove_tokens(tokens_to_remove, -(-self.tokens_in_table // BLOCK_SIZE))
 
     def select_rows(self, rows: Tensor) -> FoXCache:
-        """A copy whose row i is row ``rows[i]`` (B',) int64 of this one; several may continue one context."""
+        """A copy whose row i is row ``rows[i]`` (B',) int64 of this cache; rows may repeat."""
         other = copy.copy(self)
         other._in_inference_mode |= torch.is_inference_mode_enabled()
         if self.seqlens is not None:
@@ -253,7 +254,7 @@ class FoXCache:
         return other
 
     def join(self, parts: list[FoXCache]) -> None:
-        """Takes the rows of ``parts``, copies of this empty cache that are filled, and unusable after it."""
+        """Moves the rows of ``parts``, which are filled copies of this empty cache, into this cache."""
         # The memory is freed layer by layer.
         self._model, self.length = parts[0]._model, parts[0].length
         self.evicted_at = max(part.evicted_at for part in parts)
@@ -265,11 +266,11 @@ class FoXCache:
             layer.join([part.layers.pop(0) for part in parts])
 
     def __deepcopy__(self, memo: dict) -> FoXCache:
-        """A prompt is filled once and copied; the layers of the copy refer to the copy."""
+        """A deep copy, whose layers refer to the copy; a prompt's cache can be filled once and copied."""
         return self.select_rows(torch.arange(max(self.batch_size, 0)))
 
     def memory(self) -> MemoryUse:
-        """What is held now, in bytes. It waits for the device."""
+        """The present memory use, in bytes. Synchronises with the device."""
         per_head = torch.stack(
             [
                 (layer.pool.columns - layer.first_resident_block.long().cpu()) * layer.pool.block_bytes
@@ -295,13 +296,13 @@ class LayerCache:
         self.logit_bound: Tensor | None = None
         self.threshold: Tensor | None = None
         self.no_eviction_reason = ""
-        # From the first tokens on, before which they are None:
+        # None before the first tokens:
         self.pool: Any = None  # BlockPool
         self.first_read_block: Any = None  # (B, H) int32, the first block that a query reads
         self.first_resident_block: Any = None  # (B, H) int32, the first block in the pool
         self.shift_states: dict[str, Tensor] = {}
         self._longest_key: Tensor | None = None
-        self._searched = False  # the last step moved first_read_block under a delta that may fall
+        self._searched = False  # whether the last step advanced first_read_block under a delta that may fall
 
     @property
     def parent(self) -> FoXCache:
@@ -324,12 +325,12 @@ class LayerCache:
         return parent.seqlens is not None and choose_implementation(parent.seqlens.device) == "triton"
 
     def shift_state(self, name: str) -> Tensor | None:
-        """(B, 1, H, D), the token shift's last input of ``name``; None before the first token."""
+        """(B, 1, H, D), the last input of the token shift ``name``; None before the first token."""
         held = self.shift_states.get(name)
         return None if held is None else held[:, -1:]
 
     def keep_shift_state(self, name: str, z: Tensor) -> None:
-        """Keeps the last of the inputs z (B, T, H, D); while the past is recorded, all, for ``crop``."""
+        """Stores the last input of z (B, T, H, D), or all inputs while the past is recorded for ``crop``."""
         held = self.shift_states.get(name)
         if self.parent.recording:
             self.shift_states[name] = z if held is None else torch.cat((held, z), dim=1)
@@ -339,7 +340,7 @@ class LayerCache:
             self.shift_states[name] = z[:, -1:].clone(memory_format=torch.contiguous_format)
 
     def longest_key(self, k: Tensor) -> Tensor:
-        """(B, H, 1, D), the longest key of each head so far; ``k`` (B, H, T, D) are the newest."""
+        """(B, H, 1, D), the longest key of each head so far; ``k`` (B, H, T, D) are the newest keys."""
         candidates = k if self._longest_key is None else torch.cat((self._longest_key, k), dim=2)
         # In float64, in which squares of float32 numbers neither underflow nor overflow.
         norms = torch.linalg.vector_norm(candidates, dim=-1, keepdim=True, dtype=torch.float64)
@@ -381,7 +382,7 @@ class LayerCache:
     def _decode(self, core, q, k, v, log_fgate, threshold):
         self.pool.write(self.parent.seqlens, k, v, log_fgate)
         if self._searched:
-            # Delta may have fallen: search all resident blocks again.
+            # Delta may have decreased, so the search starts again at the first resident block.
             self.first_read_block.copy_(self.first_resident_block)
         self._searched = self.threshold is None and threshold is not None
         return forgetting_attention_with_kvcache(
@@ -395,11 +396,11 @@ class LayerCache:
         )
 
     def _prefill(self, core, q, k, v, log_fgate, threshold):
-        """The first tokens; their blocks are taken when all layers have theirs."""
+        """Adds the first tokens; blocks are allocated when several layers can share one synchronisation."""
         parent, tokens = self.parent, k.shape[2]
         seq_start = parent.device_start
         if seq_start is not None:
-            seq_start = seq_start.clamp(max=tokens - 1)  # of rows that are padding alone so far
+            seq_start = seq_start.clamp(max=tokens - 1)  # for rows that contain only padding so far
         out = core(q, k, v, log_fgate, threshold, seq_start)
         c, columns = running_sum(log_fgate), -(-tokens // BLOCK_SIZE)
         store = functools.partial(self._store, k, v, log_fgate, c)
@@ -421,21 +422,21 @@ class LayerCache:
         self.first_resident_block, self.first_read_block = start, start.clone()
         self.pool = BlockPool(k, table, count)
         if count < table.numel():
-            self.parent.evicted_at = self.parent.length + k.shape[2]  # what never had a block
+            self.parent.evicted_at = self.parent.length + k.shape[2]  # some tokens were never stored
         self.pool.write(self.parent.seqlens, k, v, log_fgate, c)
 
     def _skip_padding(self, start: Tensor, columns: int) -> Tensor:
-        """``start`` (B, H), or the first of ``columns`` blocks that is not padding alone."""
+        """``start`` (B, H), advanced to the first of ``columns`` blocks that contains more than padding."""
         if self.parent.device_start is None:
             return start
         padding = (self.parent.device_start // BLOCK_SIZE).clamp(max=columns - 1)
         return torch.maximum(start, padding[:, None])
 
     def _extend(self, core, q, k, v, log_fgate, threshold):
-        """A chunk of tokens after those that are held."""
+        """Adds a chunk of tokens after the cached ones."""
         pool, parent, tokens = self.pool, self.parent, k.shape[2]
         seqlens, held = parent.seqlens, parent.tokens_in_table
-        # The lengths count the new tokens already.
+        # The lengths already include the new tokens.
         before = pool.paged(seqlens).c_at(seqlens.long()[:, None] - tokens - 1)
         out = self._attend_past(core, q, k, v, log_fgate, threshold)
         c = before + running_sum(log_fgate)
@@ -446,7 +447,7 @@ class LayerCache:
             pruned = pruned & (torch.arange(pruned.shape[-1], device=c.device) >= start[..., None])
             start = self._skip_padding(start + pruned.sum(-1), columns)
             self._evict(start, parent.length + tokens)
-        pool.take(columns, start)
+        pool.allocate(columns, start)
         pool.write(seqlens, k, v, log_fgate, c)
         return out
 
@@ -472,32 +473,32 @@ class LayerCache:
         return out
 
     def _evict(self, start: Tensor, length: int) -> None:
-        """Returns blocks before ``start`` (B, H) to the pool: no query from ``length`` on needs them."""
+        """Frees the blocks before ``start`` (B, H), which no query from ``length`` on needs."""
         if bool((start > self.first_resident_block).any()):
-            self.pool.give_back(start)
+            self.pool.release(start)
             self.parent.evicted_at = length
         self.first_resident_block.copy_(start)
         self.first_read_block.copy_(torch.maximum(self.first_read_block, self.first_resident_block))
 
     def reserve(self, columns: int) -> None:
-        """Takes blocks up to column ``columns``, after returning those that no query will read."""
+        """Allocates blocks up to column ``columns``, after freeing those that no query will read."""
         if columns <= self.pool.columns:
             return
         if self.evicts:
             paged = self.pool.paged(self.parent.seqlens)
             paged.advance(self.first_read_block, self.threshold, 1, self.parent.device_start)
             self._evict(self.first_read_block.long(), self.parent.length)
-        self.pool.take(columns, self.first_resident_block.long())
+        self.pool.allocate(columns, self.first_resident_block.long())
 
     def remove_tokens(self, tokens: int, columns: int) -> None:
-        """Removes the last ``tokens`` tokens; ``columns`` columns are left."""
+        """Removes the last ``tokens`` tokens; ``columns`` columns remain."""
         for name, z in self.shift_states.items():
             self.shift_states[name] = z[:, :-tokens][:, -1:].clone()
         self.pool.truncate(columns)
         self.first_read_block.copy_(self.first_resident_block)
 
     def join(self, parts: list[LayerCache]) -> None:
-        """Takes the rows of ``parts``."""
+        """Moves the rows of ``parts`` into this layer."""
         first = parts[0]
         self.logit_bound, self.no_eviction_reason = first.logit_bound, first.no_eviction_reason
         self._searched = any(part._searched for part in parts)
@@ -510,7 +511,7 @@ class LayerCache:
         self.pool = join_pools([part.pool for part in parts])
 
     def select_rows(self, rows: Tensor, parent: FoXCache) -> LayerCache:
-        """A copy for ``parent`` whose row i is row ``rows[i]`` of this one; ``rows`` is (B',) int64."""
+        """A copy for ``parent`` whose row i is row ``rows[i]`` of this layer; ``rows`` is (B',) int64."""
         other = copy.copy(self)
         other._parent = weakref.ref(parent)
         other.shift_states = {name: z.index_select(0, rows) for name, z in self.shift_states.items()}
