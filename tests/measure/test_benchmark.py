@@ -140,7 +140,6 @@ def test_what_stops_a_length_costs_no_records_of_those_before(tmp_path, monkeypa
 
 def test_flexattention_computes_the_equations():
     """Uncompiled, so on a CPU: the block mask and the decay are ours."""
-    pytest.importorskip("torch.nn.attention.flex_attention", reason="pip install 'torch>=2.5'")
     q, k, v, log_fgate, _, threshold = small_problem()
     baselines._compiled.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
