@@ -7,7 +7,6 @@ import torch
 
 from acp_repro.retention import RetentionScorer, encoders, forward, removal, scorer
 from acp_repro.retention.budget import take, top_indices
-from acp_repro.retention.scorer import running_summary_loop
 
 from .models import CONFIGS, answers, batch, build, retained
 
@@ -19,34 +18,9 @@ def _slow(*values):
 
 
 # The last length is of more chunks than a scan goes through at once; the interpreter takes half a minute.
-SCANS = [(1, 0.9), (33, 0.0), (100, 0.9), (100, 1.0), _slow(1100, 0.9)]
-
-
-@pytest.mark.parametrize(("length", "decay"), SCANS)
-@torch.no_grad()
-def test_the_kernel_is_equation_3(length, decay):
-    device = on_a_device()
-    from acp_repro.retention.kernel import scan
-
-    torch.manual_seed(length)
-    scorer = RetentionScorer(8, 20, decay, initial_logit=0.3).to(device)  # a width that is no power of 2
-    hidden = torch.randn(3, length, 8, device=device)
-    kept = torch.rand(3, length, device=device) < 0.6
-    kept[:, 0] = True
-    both = torch.cat([scorer.w.weight, scorer.u.weight])
-    for mask in (None, kept):
-        scores = scan(hidden @ both.T, mask, decay, scorer.v.weight.view(-1), scorer.v.bias).cpu()
-        for row in range(3):
-            there = torch.ones(length, dtype=torch.bool) if mask is None else mask[row].cpu()
-            exact = copy.deepcopy(scorer).double().cpu()
-            h = hidden[row].double().cpu()[there][None]
-            m = torch.nn.functional.pad(running_summary_loop(exact.u(h), decay)[:, :-1], (0, 0, 1, 0))
-            expected = exact.v(torch.tanh(exact.w(h) + m))[0, :, 0]
-            torch.testing.assert_close(scores[row][there].double(), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("length", "decay"), SCANS)
-def test_the_kernels_have_the_gradient_of_equation_3(length, decay, monkeypatch):
+@pytest.mark.parametrize(("length", "decay"), [(1, 0.9), (33, 0.0), (100, 0.9), (100, 1.0), _slow(1100, 0.9)])
+def test_the_kernels_are_equation_3_and_have_its_gradient(length, decay, monkeypatch):
+    """Against PyTorch in float64, which test_parts.py compares with the recurrence."""
     device = on_a_device()
     torch.manual_seed(length)
     gate = RetentionScorer(8, 20, decay, initial_logit=0.3).to(device)
@@ -62,7 +36,8 @@ def test_the_kernels_have_the_gradient_of_equation_3(length, decay, monkeypatch)
             scores = one(given, mask)
             scores = scores if mask is None else torch.where(mask, scores, 0.0)
             (scores * wanted).sum().backward()
-            found.append([given.grad, *(p.grad for p in one.parameters())])
+            found.append([scores.detach(), given.grad, *(p.grad for p in one.parameters())])
+        torch.testing.assert_close(found[0][0].double(), found[1][0], rtol=1e-5, atol=1e-5)
         for ours, exact in zip(*found, strict=True):
             torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-5 * exact.abs().max().item())
 
