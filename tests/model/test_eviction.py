@@ -18,8 +18,9 @@ from model_helpers import SMALL, relative_error, with_strong_gates
 from acp_repro.attention.reference import pruned_mass
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
 from acp_repro.model import cache as model_cache
-from acp_repro.model.blocks import BLOCK_SIZE
+from acp_repro.model.blocks import BLOCK_SIZE, BlockPool
 from acp_repro.model.cache import DECODE_TOKENS, LayerCache
+from acp_repro.model.capture import watch_attention
 from acp_repro.model.layers import ForgettingAttentionCore
 
 LONGEST = 640
@@ -208,6 +209,38 @@ def test_a_step_under_a_lower_delta_reads_blocks_that_were_skipped():
         right = core(q[:, :, : new.stop], *(x[:, :, : new.stop] for x in (k, v, gates)), None)
         errors.append(relative_error(out, right[:, :, list(new)]))
     assert min(errors[:2]) > 0.01 and errors[2] < 1e-6
+
+
+def test_a_pool_gives_its_memory_back_when_most_blocks_are_free():
+    table = torch.arange(1, 241, dtype=torch.int32).view(2, 3, 40)
+    pool = BlockPool(torch.zeros(2, 3, 1, 16), table, 240)
+    full = pool.allocated_bytes
+    pool.give_back(torch.full((2, 3), 38))
+    assert pool.allocated_bytes < full / 4
+
+
+def test_the_longest_key_of_each_head_is_the_longest_so_far():
+    """Under measured norms it bounds all past keys, so that they need not be read again."""
+    k, layer = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0)), FoXCache(1).layers[0]
+    for first, end in itertools.pairwise((0, 5, 6, 9)):
+        longest = layer.longest_key(k[:, :, first:end])
+        assert torch.equal(longest.norm(dim=-1), k[:, :, :end].norm(dim=-1).amax(-1, keepdim=True))
+
+
+@torch.no_grad()
+def test_a_prefill_keeps_the_blocks_that_its_last_token_reads():
+    """The boundary of Algorithm 1 for that token, also if the tokens come in two chunks."""
+    model = make_model("pro", -3.0, -0.3, log_pruning_tolerance=-10.0)
+    ids = torch.randint(0, SMALL["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(1))
+    for length in (64, 300, *range(65, 95)):  # at some of them, one gate decides
+        whole, parts, seen = FoXCache(2, max_length=LONGEST), FoXCache(2, max_length=LONGEST), []
+        with watch_attention(model, lambda _, inputs, seen=seen: seen.append(inputs)):
+            model(ids[:, :length], cache=whole)
+        found = [inputs.boundary(1, BLOCK_SIZE)[..., -1] for inputs in seen]
+        in_parts(model, ids[:, :length], [length - 20], parts)
+        for cache in (whole, parts):
+            held = [layer.first_resident_block for layer in cache.layers]
+            assert all(torch.equal(a, b) for a, b in zip(held, found, strict=True))
 
 
 @torch.no_grad()
