@@ -24,7 +24,7 @@ do, only several trainings of each can say."""
 
 
 @command(extra="pipeline")
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     from .pipeline.evaluation import comparison
 
@@ -40,7 +40,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.csv:
         cells = ([row[name] for name in comparison.COLUMNS] for row in rows)
         print(f"table: {files.write_csv(options.csv, comparison.COLUMNS, cells).resolve()}")
-    return 0
 
 
 def _print_table(rows: list[dict]) -> None:

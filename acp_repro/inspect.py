@@ -35,10 +35,12 @@ DEFAULT_TOKENS = 32_768
 
 
 @command(extra="inspect")
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
-    if not is_fox(options.model):
-        return _inspect_decoder(options)
+    (_inspect_fox if is_fox(options.model) else _inspect_decoder)(options)
+
+
+def _inspect_fox(options: argparse.Namespace) -> None:
     paths = [path for path in (options.model, options.compare) if path is not None]
     opened = [Checkpoint(path) for path in paths]  # before torch is imported
     length = options.context_length or opened[0].context_length or DEFAULT_CONTEXT_LENGTH
@@ -87,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     (print_decoder if without_gates else print_heads)(str(checkpoint.folder), heads, options.sort)
     if options.rules:
         _write_rules(options, checkpoint.load(device), input_ids[:1], checkpoint.name, source)
-    return _write_files(options, heads, page)
+    _write_files(options, heads, page)
 
 
 def _write_rules(options: argparse.Namespace, model, ids, name: str, text: str) -> None:
@@ -101,17 +103,16 @@ def _write_rules(options: argparse.Namespace, model, ids, name: str, text: str) 
     print(f"rules   {options.rules.resolve()}")
 
 
-def _write_files(options: argparse.Namespace, heads, page) -> int:
+def _write_files(options: argparse.Namespace, heads, page) -> None:
     if options.csv:
         files.write_text(options.csv, heads.to_csv(index=False))
         print(f"csv     {options.csv.resolve()}")
     if options.html:
         path = page.save(options.html)
         print(f"html    {path.resolve()} ({path.stat().st_size / 1e6:.1f} MB)")
-    return 0
 
 
-def _inspect_decoder(options: argparse.Namespace) -> int:
+def _inspect_decoder(options: argparse.Namespace) -> None:
     """Of a decoder of transformers."""
     if options.compare:
         raise UsageError(f"--compare pairs two FoX models; {options.model} is another decoder")
@@ -146,7 +147,7 @@ def _inspect_decoder(options: argparse.Namespace) -> int:
         print(f"skipped {line}")
     if options.rules:
         _write_rules(options, model, ids[:1], heads.name, given or SampleSource.title)
-    return _write_files(options, heads.table, Explorer(heads, tokenizer=tokenizer))
+    _write_files(options, heads.table, Explorer(heads, tokenizer=tokenizer))
 
 
 def _check_reads_like(one: Checkpoint, other: Checkpoint) -> None:

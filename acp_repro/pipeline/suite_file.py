@@ -101,8 +101,7 @@ def load_suite(name: str) -> Suite:
     there = tuple(run for name, run in runs.items() if name not in gaps)
     if not there:
         raise SuiteError(f"{path}: grid: has no run{' but those of skip_runs' if runs else ''}; add one")
-    skip_runs = tuple(run for name, run in runs.items() if name in gaps)
-    suite = paper.suite(suite_name, paper, file, there, skip_runs)
+    suite = paper.suite(suite_name, paper, file, there, tuple(runs[name] for name in runs if name in gaps))
     try:
         for name in file.skip_items:
             paper.item(name)

@@ -150,9 +150,9 @@ def _load_from_hub(name: str) -> list[LoadedTask]:
             "tasks' files into a folder and name it: --data-dir FOLDER, or lm_eval_data under measure in a "
             "suite file"
         ) from error
-    return [LoadedTask(n, task, "hub", _hub_fingerprint(task)) for n, task in tasks.items()]
-
-
-def _hub_fingerprint(task: Task) -> str:
-    """The items' own fingerprint by the library `datasets`."""
-    return str(getattr(task.eval_docs, "_fingerprint", task.config.dataset_path))
+    loaded = []
+    for task_name, task in tasks.items():
+        # The fingerprint of the items by the library `datasets`.
+        fingerprint = str(getattr(task.eval_docs, "_fingerprint", task.config.dataset_path))
+        loaded.append(LoadedTask(task_name, task, "hub", fingerprint))
+    return loaded
