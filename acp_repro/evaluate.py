@@ -61,8 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("evaluate", __doc__)
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "--tasks",
         type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
         default=list(PAPER_TASKS),
@@ -70,22 +69,28 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help=f"default: the paper's, {','.join(PAPER_TASKS)}; also {' and '.join(BOOK_TASKS)}, which need no "
         "data, and from the Hub any other of the harness",
     )
-    add(
+    parser.add_argument(
         "--data-dir",
         type=existing,
         metavar="FOLDER",
         help="folder with the tasks' files (default: from the Hub)",
     )
-    add("--items", type=positive, metavar="N", help="evaluate only the first N items of each task")
-    add(
+    parser.add_argument(
+        "--items", type=positive, metavar="N", help="evaluate only the first N items of each task"
+    )
+    parser.add_argument(
         "--context-length",
         type=positive,
         metavar="N",
         help=f"tokens (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
     )
-    add("--exact", action="store_true", help="evaluate the same weights without pruning")
-    add("--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)")
-    add("--force", action="store_true", help="delete the kept results of these tasks, and start again")
+    parser.add_argument("--exact", action="store_true", help="evaluate the same weights without pruning")
+    parser.add_argument(
+        "--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="delete the kept results of these tasks, and start again"
+    )
     return parser.parse_args(arguments)
 
 

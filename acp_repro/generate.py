@@ -119,26 +119,29 @@ def _write(text: str) -> None:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("generate", __doc__)
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "--prompt", default=DEFAULT_PROMPT, metavar="TEXT", help="default: %(default)r; - reads it from stdin"
     )
-    add("--max-new-tokens", type=positive, default=200, metavar="N", help="default: %(default)s")
-    add(
+    parser.add_argument(
+        "--max-new-tokens", type=positive, default=200, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
         "--temperature",
         type=bounded(NotNegative),
         default=0.8,
         metavar="X",
         help="0 takes the most probable token every time (default: %(default)s)",
     )
-    add("--top-k", type=positive, metavar="N", help="draw from the N most probable tokens (default: all)")
-    add(
+    parser.add_argument(
+        "--top-k", type=positive, metavar="N", help="draw from the N most probable tokens (default: all)"
+    )
+    parser.add_argument(
         "--top-p",
         type=bounded(Annotated[float, within("(0, 1]")]),
         metavar="X",
         help="draw from the fewest tokens that have this much probability together (default: all)",
     )
-    add(
+    parser.add_argument(
         "--stop",
         action="append",
         type=_unescape,
@@ -146,8 +149,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="TOKEN|TEXT",
         help="end before this token id or text (\\n is a line end); repeatable",
     )
-    add("--seed", type=bounded(Seed), metavar="N", help="default: a new one each time, which is printed")
-    add(
+    parser.add_argument(
+        "--seed", type=bounded(Seed), metavar="N", help="default: a new one each time, which is printed"
+    )
+    parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),
         help="dtype of weights and cache (default: bfloat16 on a GPU, float32 on a CPU)",

@@ -161,28 +161,29 @@ def _check_reads_like(one: Checkpoint, other: Checkpoint) -> None:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("inspect", __doc__)
     add_text_options(parser)
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "--tokens",
         type=positive,
         metavar="N",
         help=f"read at most this many tokens (default: {DEFAULT_TOKENS}, or one sequence if that is longer)",
     )
-    add(
+    parser.add_argument(
         "--log-pruning-tolerance",
         type=bounded(LogEpsilon),
         metavar="X",
         help="log epsilon (default: the model's own, or -10 if it is exact)",
     )
-    add("--sort", choices=("pruned", "layer"), default="pruned", help="order of the heads (default: pruned)")
-    add("--csv", type=output_file, metavar="FILE", help="also write all columns to this file")
-    add(
+    parser.add_argument(
+        "--sort", choices=("pruned", "layer"), default="pruned", help="order of the heads (default: pruned)"
+    )
+    parser.add_argument("--csv", type=output_file, metavar="FILE", help="also write all columns to this file")
+    parser.add_argument(
         "--html",
         type=output_file,
         metavar="PAGE",
         help="also write a page that shows every head on the first sequence; it needs no other file",
     )
-    add(
+    parser.add_argument(
         "--rules",
         nargs="?",
         const=Path("head_map.json"),
@@ -191,7 +192,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="also print what published rules of sparse attention skip and lose on the first sequence, and "
         "write it for each head (default: head_map.json)",
     )
-    add("--compare", metavar="OTHER", help="show a second model of the same shape on that page")
+    parser.add_argument(
+        "--compare", metavar="OTHER", help="show a second model of the same shape on that page"
+    )
     options = parser.parse_args(arguments)
     if options.compare is not None and not options.html:
         parser.error("--compare shows two models on one page; add --html PAGE")

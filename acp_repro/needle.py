@@ -88,50 +88,51 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("needle", __doc__)
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "--context-lengths",
         type=positive,
         nargs="+",
         metavar="TOKENS",
         help=f"context lengths (default: 5, up to the run's, else up to {DEFAULT_CONTEXT_LENGTH})",
     )
-    add(
+    parser.add_argument(
         "--depths",
         type=bounded(Share),
         nargs="+",
         metavar="X",
         help="where the needle is, 0 to 1 (default: 0 0.25 0.5 0.75 1)",
     )
-    add(
+    parser.add_argument(
         "--samples",
         type=positive,
         default=3,
         metavar="N",
         help="haystacks of each length (default: %(default)s)",
     )
-    add(
+    parser.add_argument(
         "--haystack",
         type=existing,
         metavar="FILE|FOLDER",
         help="text to hide it in (default: the run's held-out text, else a book that comes with the project)",
     )
-    add(
+    parser.add_argument(
         "--mode",
         choices=("easy", "standard", "facts"),
         default="easy",
         help="easy: the prompt begins the answer; standard: the model gives the whole answer; facts: "
         "like easy, with 24 different facts (default: %(default)s)",
     )
-    add("--exact", action="store_true", help="evaluate the same weights without pruning")
-    add(
+    parser.add_argument("--exact", action="store_true", help="evaluate the same weights without pruning")
+    parser.add_argument(
         "--batch-tokens",
         type=positive,
         default=8192,
         metavar="N",
         help="tokens in a batch (default: %(default)s)",
     )
-    add("--csv", type=output_file, metavar="FILE", help="also write every answer to this new file")
+    parser.add_argument(
+        "--csv", type=output_file, metavar="FILE", help="also write every answer to this new file"
+    )
     return parser.parse_args(arguments)
 
 

@@ -92,8 +92,7 @@ def _table(rows: list[dict]) -> str:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("sweep_epsilon", __doc__)
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "--log-pruning-tolerance",
         type=bounded(LogEpsilon),
         nargs="+",
@@ -102,14 +101,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="log epsilon, one or more (default: -1 -5 -10 -20 -40)",
     )
     add_text_options(parser)
-    add(
+    parser.add_argument(
         "--tokens",
         type=positive,
         metavar="N",
         help=f"read at most this many tokens (default: {GPU_TOKENS} on a GPU; {CPU_TOKENS} on a CPU, about "
         "half a minute)",
     )
-    add("--csv", type=output_file, metavar="FILE", help="also write the result to this file")
+    parser.add_argument("--csv", type=output_file, metavar="FILE", help="also write the result to this file")
     return parser.parse_args(arguments)
 
 

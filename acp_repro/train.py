@@ -121,12 +121,15 @@ def _parser() -> argparse.ArgumentParser:
         "Three settings under training in the suite's file can change at any time: compile,\n"
         "parallel (auto, ddp, fsdp) and checkpoint_every_seconds.",
     )
-    add = parser.add_argument
-    add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
-    add("--run", action="append", metavar="NAME", help="only this run (repeatable)")
-    add("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one; under torchrun one GPU a rank)")
-    add("--nproc", type=positive, metavar="N", help="GPUs of this machine that share each run")
-    add(
+    parser.add_argument("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
+    parser.add_argument("--run", action="append", metavar="NAME", help="only this run (repeatable)")
+    parser.add_argument(
+        "--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one; under torchrun one GPU a rank)"
+    )
+    parser.add_argument(
+        "--nproc", type=positive, metavar="N", help="GPUs of this machine that share each run"
+    )
+    parser.add_argument(
         "--jobs",
         type=positive,
         metavar="N",

@@ -9,7 +9,6 @@ import torch
 from acp_repro.common.errors import UserError
 from acp_repro.model import ByteTokenizer, FoXConfig, FoXForCausalLM
 from acp_repro.pipeline.errors import UnknownName
-from acp_repro.pipeline.evaluation import book
 from acp_repro.pipeline.evaluation.catalogue import PAPER_TASKS
 from acp_repro.pipeline.evaluation.local_files import TaskData, check_files, read_documents
 
@@ -136,16 +135,6 @@ def test_missing_files_are_named(data, tmp_path):
     (data / "wikitext2" / "wiki.test.raw").write_text("<html>404</html>\n")
     with pytest.raises(TaskData, match="stands where the first article's heading should"):
         read_documents("wikitext", data)
-
-
-def test_the_tasks_of_the_book_are_long_enough_and_keep_what_they_promise():
-    pages, passages = book.book_perplexity(), book.book_last_word()
-    assert len(pages) > 150 and all(len(page["page"]) >= 3000 for page in pages)
-    assert len(passages) >= 100
-    for passage in passages:
-        *before, last = passage["text"].split(" ")
-        assert last.isalpha() and len(last) >= 5 and last in " ".join(before)
-    assert passages == book.book_last_word()
 
 
 # --- the harness -------------------------------------------------------------------------------------

@@ -59,8 +59,6 @@ def test_contexts_and_haystacks_that_are_too_short_say_what_would_do():
     least = 600 - needle.haystack_tokens(600) + 1
     with pytest.raises(UsageError, match=f"use a length of at least {least}"):
         needle.prompt(np.zeros(100), least - 1, 0)
-    with pytest.raises(UsageError, match="the haystack has 10 tokens, and a context of 600 takes"):
-        needle.prompt(np.zeros(10), 600, 0)
     assert trial.default_lengths([needle], 11_000) == [1000 * i for i in range(1, 12)]
     assert trial.default_lengths([needle], 1100)[0] == 2 * (least - 1)
 

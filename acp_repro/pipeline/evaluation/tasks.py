@@ -17,9 +17,10 @@ from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
 from acp_repro.common.errors import UserError
+from acp_repro.pipeline.errors import UnknownName
 
 from . import book
-from .catalogue import BOOK_TASKS, PAPER_TASKS, TASKS, check_names
+from .catalogue import BOOK_TASKS, PAPER_TASKS, TASKS
 from .local_files import FILES, TaskData, check_files, read_documents
 
 _HARNESS = Path(lm_eval.tasks.__file__).parent
@@ -68,7 +69,10 @@ def load_tasks(
     """The tasks with their items, and a note for each that is left out or lacks items. ``data_dir`` is a
     folder with the layout of ``local_files.FILES``; None uses the Hub, which has all tasks of the harness."""
     more = data_dir is None and not set(names) <= set(TASKS)
-    check_names(names, (*TASKS, *TaskManager().all_tasks) if more else TASKS)
+    known = (*TASKS, *TaskManager().all_tasks) if more else TASKS
+    for name in names:
+        if name not in known:
+            raise UnknownName.among(f"there is no task {name!r}", name, known)
     if data_dir is not None:
         check_files([name for name in names if name not in BOOK_TASKS], data_dir)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
