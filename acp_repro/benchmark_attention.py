@@ -164,40 +164,41 @@ def table(records: list[dict]) -> str:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("benchmark_attention", __doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--context-lengths",
         type=positive,
         nargs="+",
         metavar="N",
         help="tokens a sequence (default: 4096 8192 16384 32768 on a GPU, 512 1024 2048 on a CPU)",
     )
-    parser.add_argument(
+    add(
         "--inference",
         action="store_true",
         help="the forward pass with ACP at FlagAttention's 86 shapes; of the other options --repeats counts",
     )
-    parser.add_argument(
+    add(
         "--nproc",
         type=positive,
         default=1,
         metavar="N",
         help="ranks that share each sequence (default: 1); the sequence is a multiple of 2 N whole blocks",
     )
-    parser.add_argument("--heads", type=positive, metavar="N", help="default: 12 on a GPU, 4 on a CPU")
-    parser.add_argument("--head-dim", type=positive, default=64, metavar="N", help="default: %(default)s")
-    parser.add_argument(
+    add("--heads", type=positive, metavar="N", help="default: 12 on a GPU, 4 on a CPU")
+    add("--head-dim", type=positive, default=64, metavar="N", help="default: %(default)s")
+    add(
         "--gates",
         choices=("mixed", "paper_ratio", "local", "global", "one-global"),
         help="which heads are local: two thirds, so many that 65 to 70 %% is pruned at every length, all, "
         "none, all but one (default: the suite's measure.gate_distribution, else mixed)",
     )
-    parser.add_argument(
+    add(
         "--batch-tokens",
         type=positive,
         metavar="N",
         help="tokens in a batch (default: 65536; on a CPU one sequence)",
     )
-    parser.add_argument(
+    add(
         "--baselines",
         nargs="*",
         default=NAMES[1:],
@@ -205,10 +206,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help=f"any of {', '.join(NAMES[1:])} (default: all that are installed)",
     )
-    parser.add_argument("--repeats", type=positive, default=20, metavar="N", help="default: %(default)s")
-    parser.add_argument("--device", help="cpu, cuda (default: a GPU if there is one)")
-    parser.add_argument("--csv", type=output_file, metavar="FILE", help="write the records there")
-    parser.add_argument(
+    add("--repeats", type=positive, default=20, metavar="N", help="default: %(default)s")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    add("--csv", type=output_file, metavar="FILE", help="write the records there")
+    add(
         "--suite",
         metavar="NAME",
         help="write results/NAME/benchmark/kernel_time.csv, for `make figure_kernel SUITE=NAME`",

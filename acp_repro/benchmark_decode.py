@@ -105,22 +105,23 @@ def _shape(text: str) -> str:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("benchmark_decode", __doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--shapes",
         type=_shape,
         nargs="+",
         metavar="BATCHxLENGTH",
         help=f"default: {' '.join(SHAPES_GPU)} on a GPU, {' '.join(SHAPES_CPU)} on a CPU",
     )
-    parser.add_argument(
+    add(
         "--gates",
         default="mixed",
         choices=("mixed", "local", "global", "one-global"),
         help="which heads are local: two thirds, all, none, all but one (default: %(default)s)",
     )
-    parser.add_argument("--repeats", type=positive, default=20, metavar="N", help="default: %(default)s")
-    parser.add_argument("--device", help="cpu, cuda (default: a GPU if there is one)")
-    parser.add_argument(
+    add("--repeats", type=positive, default=20, metavar="N", help="default: %(default)s")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    add(
         "--suite",
         metavar="NAME",
         help="write results/NAME/benchmark/decode_time.csv, for `make figure_decode SUITE=NAME`",

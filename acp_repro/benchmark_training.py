@@ -113,15 +113,16 @@ def _in_words(record: dict) -> str:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("benchmark_training", __doc__)
-    parser.add_argument("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
+    add(
         "--run",
         action="append",
         metavar="NAME",
         help="the run whose shape is timed (repeatable; default: one for each shape with records of "
         "this device; if none, the run whose heads the suite's figures show)",
     )
-    parser.add_argument(
+    add(
         "--vocab-size",
         type=positive,
         nargs="+",
@@ -129,7 +130,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="vocabulary sizes, each a measurement (default: GPT-2's 50257)",
     )
-    parser.add_argument(
+    add(
         "--nproc",
         type=positive,
         nargs="+",
@@ -137,28 +138,24 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="GPUs of this machine, each number a measurement (default: 1); a step grows with them",
     )
-    parser.add_argument(
+    add(
         "--parallel",
         choices=PARALLEL,
         nargs="+",
         default=["auto"],
         help="how several GPUs share a step, each a measurement (default: as the suite's runs do)",
     )
-    parser.add_argument(
+    add(
         "--gates",
         choices=("mixed", "paper_ratio"),
         help="which heads are local: two thirds, or so many that 65 to 70 %% is pruned at every length "
         "(default: the suite's measure.gate_distribution, else mixed)",
     )
-    parser.add_argument(
-        "--with-official", action="store_true", help="time the authors' model beside ours, on one GPU"
-    )
-    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="default: %(default)s")
-    parser.add_argument(
-        "--steps", type=positive, default=5, metavar="N", help="steps in a repeat (default: %(default)s)"
-    )
-    parser.add_argument("--device", help="cpu, cuda (default: a GPU if there is one)")
-    parser.add_argument("--is-rank", action="store_true", help=argparse.SUPPRESS)  # one process of a launch
+    add("--with-official", action="store_true", help="time the authors' model beside ours, on one GPU")
+    add("--repeats", type=positive, default=3, metavar="N", help="default: %(default)s")
+    add("--steps", type=positive, default=5, metavar="N", help="steps in a repeat (default: %(default)s)")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    add("--is-rank", action="store_true", help=argparse.SUPPRESS)  # one process of a launch
     return parser.parse_args(arguments)
 
 

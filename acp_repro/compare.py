@@ -59,15 +59,12 @@ def _names(text: str) -> list[str]:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("compare", __doc__)
-    parser.add_argument("a", metavar="A", type=Path, help="a folder or file of an evaluation")
-    parser.add_argument("b", metavar="B", type=Path, help="another one")
-    parser.add_argument(
-        "--tasks", type=_names, default=[], metavar="NAME,...", help="default: all that both have"
-    )
-    parser.add_argument(
-        "--metrics", type=_names, default=[], metavar="NAME,...", help="default: all that both have"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("a", metavar="A", type=Path, help="a folder or file of an evaluation")
+    add("b", metavar="B", type=Path, help="another one")
+    add("--tasks", type=_names, default=[], metavar="NAME,...", help="default: all that both have")
+    add("--metrics", type=_names, default=[], metavar="NAME,...", help="default: all that both have")
+    add(
         "--margin",
         type=bounded(Positive),
         default=MARGIN,
@@ -75,7 +72,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="the smallest difference that matters, in the metric's units; for perplexities in logarithms "
         "(default: %(default)s)",
     )
-    parser.add_argument("--csv", type=output_file, metavar="FILE", help="also write the table to this file")
+    add("--csv", type=output_file, metavar="FILE", help="also write the table to this file")
     return parser.parse_args(arguments)
 
 

@@ -36,12 +36,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("convert", __doc__)
-    parser.add_argument("model", metavar="MODEL", type=Path, help=CHECKPOINT)
-    parser.add_argument("target", metavar="TARGET", type=Path, help="the folder to write: new, or empty")
-    parser.add_argument(
-        "--to", choices=("transformers", "official"), required=True, help="the format of TARGET"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", type=Path, help=CHECKPOINT)
+    add("target", metavar="TARGET", type=Path, help="the folder to write: new, or empty")
+    add("--to", choices=("transformers", "official"), required=True, help="the format of TARGET")
+    add(
         "--longcrawl64",
         action="store_true",
         help="the model was trained on LongCrawl64: its tokenizer is GPT-2's, of JSON-escaped text",

@@ -69,17 +69,16 @@ def read_mapping(text: str) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     epilog = EPILOG.format("\n".join(f"  {name:16} {of.summary}" for name, of in CORPORA.items()))
     parser = described_parser("data", __doc__, epilog=epilog)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "settings",
         nargs="?",
         type=read_mapping,
         default={},
         help="{corpus: ..., ...}; default: the library's text",
     )
-    parser.add_argument(
-        "--suite", metavar="NAME", help="a name in experiments/ or a YAML file, instead of settings"
-    )
-    parser.add_argument(
+    add("--suite", metavar="NAME", help="a name in experiments/ or a YAML file, instead of settings")
+    add(
         "--context-lengths",
         nargs="+",
         type=positive,

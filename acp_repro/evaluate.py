@@ -61,7 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("evaluate", __doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--tasks",
         type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
         default=list(PAPER_TASKS),
@@ -69,28 +70,22 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help=f"default: the paper's, {','.join(PAPER_TASKS)}; also {' and '.join(BOOK_TASKS)}, which need no "
         "data, and from the Hub any other of the harness",
     )
-    parser.add_argument(
+    add(
         "--data-dir",
         type=existing,
         metavar="FOLDER",
         help="folder with the tasks' files (default: from the Hub)",
     )
-    parser.add_argument(
-        "--items", type=positive, metavar="N", help="evaluate only the first N items of each task"
-    )
-    parser.add_argument(
+    add("--items", type=positive, metavar="N", help="evaluate only the first N items of each task")
+    add(
         "--context-length",
         type=positive,
         metavar="N",
         help=f"tokens (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
     )
-    parser.add_argument("--exact", action="store_true", help="evaluate the same weights without pruning")
-    parser.add_argument(
-        "--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)"
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="delete the kept results of these tasks, and start again"
-    )
+    add("--exact", action="store_true", help="evaluate the same weights without pruning")
+    add("--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)")
+    add("--force", action="store_true", help="delete the kept results of these tasks, and start again")
     return parser.parse_args(arguments)
 
 

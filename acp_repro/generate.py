@@ -119,29 +119,26 @@ def _write(text: str) -> None:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("generate", __doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--prompt", default=DEFAULT_PROMPT, metavar="TEXT", help="default: %(default)r; - reads it from stdin"
     )
-    parser.add_argument(
-        "--max-new-tokens", type=positive, default=200, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument(
+    add("--max-new-tokens", type=positive, default=200, metavar="N", help="default: %(default)s")
+    add(
         "--temperature",
         type=bounded(NotNegative),
         default=0.8,
         metavar="X",
         help="0 takes the most probable token every time (default: %(default)s)",
     )
-    parser.add_argument(
-        "--top-k", type=positive, metavar="N", help="draw from the N most probable tokens (default: all)"
-    )
-    parser.add_argument(
+    add("--top-k", type=positive, metavar="N", help="draw from the N most probable tokens (default: all)")
+    add(
         "--top-p",
         type=bounded(Annotated[float, within("(0, 1]")]),
         metavar="X",
         help="draw from the fewest tokens that have this much probability together (default: all)",
     )
-    parser.add_argument(
+    add(
         "--stop",
         action="append",
         type=_unescape,
@@ -149,10 +146,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="TOKEN|TEXT",
         help="end before this token id or text (\\n is a line end); repeatable",
     )
-    parser.add_argument(
-        "--seed", type=bounded(Seed), metavar="N", help="default: a new one each time, which is printed"
-    )
-    parser.add_argument(
+    add("--seed", type=bounded(Seed), metavar="N", help="default: a new one each time, which is printed")
+    add(
         "--dtype",
         choices=("float32", "bfloat16"),
         help="dtype of weights and cache (default: bfloat16 on a GPU, float32 on a CPU)",

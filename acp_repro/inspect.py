@@ -35,12 +35,10 @@ DEFAULT_TOKENS = 32_768
 
 
 @command(extra="inspect")
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    (_inspect_fox if is_fox(options.model) else _inspect_decoder)(options)
-
-
-def _inspect_fox(options: argparse.Namespace) -> None:
+    if not is_fox(options.model):
+        return _inspect_decoder(options)
     paths = [path for path in (options.model, options.compare) if path is not None]
     opened = [Checkpoint(path) for path in paths]  # before torch is imported
     length = options.context_length or opened[0].context_length or DEFAULT_CONTEXT_LENGTH
@@ -89,7 +87,7 @@ def _inspect_fox(options: argparse.Namespace) -> None:
     (print_decoder if without_gates else print_heads)(str(checkpoint.folder), heads, options.sort)
     if options.rules:
         _write_rules(options, checkpoint.load(device), input_ids[:1], checkpoint.name, source)
-    _write_files(options, heads, page)
+    return _write_files(options, heads, page)
 
 
 def _write_rules(options: argparse.Namespace, model, ids, name: str, text: str) -> None:
@@ -103,16 +101,17 @@ def _write_rules(options: argparse.Namespace, model, ids, name: str, text: str) 
     print(f"rules   {options.rules.resolve()}")
 
 
-def _write_files(options: argparse.Namespace, heads, page) -> None:
+def _write_files(options: argparse.Namespace, heads, page) -> int:
     if options.csv:
         files.write_text(options.csv, heads.to_csv(index=False))
         print(f"csv     {options.csv.resolve()}")
     if options.html:
         path = page.save(options.html)
         print(f"html    {path.resolve()} ({path.stat().st_size / 1e6:.1f} MB)")
+    return 0
 
 
-def _inspect_decoder(options: argparse.Namespace) -> None:
+def _inspect_decoder(options: argparse.Namespace) -> int:
     """Of a decoder of transformers."""
     if options.compare:
         raise UsageError(f"--compare pairs two FoX models; {options.model} is another decoder")
@@ -147,7 +146,7 @@ def _inspect_decoder(options: argparse.Namespace) -> None:
         print(f"skipped {line}")
     if options.rules:
         _write_rules(options, model, ids[:1], heads.name, given or SampleSource.title)
-    _write_files(options, heads.table, Explorer(heads, tokenizer=tokenizer))
+    return _write_files(options, heads.table, Explorer(heads, tokenizer=tokenizer))
 
 
 def _check_reads_like(one: Checkpoint, other: Checkpoint) -> None:
@@ -161,29 +160,28 @@ def _check_reads_like(one: Checkpoint, other: Checkpoint) -> None:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("inspect", __doc__)
     add_text_options(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--tokens",
         type=positive,
         metavar="N",
         help=f"read at most this many tokens (default: {DEFAULT_TOKENS}, or one sequence if that is longer)",
     )
-    parser.add_argument(
+    add(
         "--log-pruning-tolerance",
         type=bounded(LogEpsilon),
         metavar="X",
         help="log epsilon (default: the model's own, or -10 if it is exact)",
     )
-    parser.add_argument(
-        "--sort", choices=("pruned", "layer"), default="pruned", help="order of the heads (default: pruned)"
-    )
-    parser.add_argument("--csv", type=output_file, metavar="FILE", help="also write all columns to this file")
-    parser.add_argument(
+    add("--sort", choices=("pruned", "layer"), default="pruned", help="order of the heads (default: pruned)")
+    add("--csv", type=output_file, metavar="FILE", help="also write all columns to this file")
+    add(
         "--html",
         type=output_file,
         metavar="PAGE",
         help="also write a page that shows every head on the first sequence; it needs no other file",
     )
-    parser.add_argument(
+    add(
         "--rules",
         nargs="?",
         const=Path("head_map.json"),
@@ -192,9 +190,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="also print what published rules of sparse attention skip and lose on the first sequence, and "
         "write it for each head (default: head_map.json)",
     )
-    parser.add_argument(
-        "--compare", metavar="OTHER", help="show a second model of the same shape on that page"
-    )
+    add("--compare", metavar="OTHER", help="show a second model of the same shape on that page")
     options = parser.parse_args(arguments)
     if options.compare is not None and not options.html:
         parser.error("--compare shows two models on one page; add --html PAGE")

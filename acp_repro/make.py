@@ -87,14 +87,13 @@ def _clean(suite: Suite, options: argparse.Namespace) -> None:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("make", __doc__)
-    parser.add_argument("goals", nargs="+", metavar="GOAL", help="what to make, such as figure2")
-    parser.add_argument("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
-    parser.add_argument(
-        "--nproc", type=positive, metavar="N", help="GPUs of this machine that share each training"
-    )
-    parser.add_argument("--jobs", type=positive, metavar="N", help="trainings side by side")
-    parser.add_argument("--force", action="store_true", help="clean: also what came with the project")
+    add = parser.add_argument
+    add("goals", nargs="+", metavar="GOAL", help="what to make, such as figure2")
+    add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
+    add("--dry-run", action="store_true", help="print the commands and run none")
+    add("--nproc", type=positive, metavar="N", help="GPUs of this machine that share each training")
+    add("--jobs", type=positive, metavar="N", help="trainings side by side")
+    add("--force", action="store_true", help="clean: also what came with the project")
     return parser.parse_args(arguments)
 
 

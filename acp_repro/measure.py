@@ -57,16 +57,17 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         for name in paper_names()
     )
     parser = described_parser("measure", __doc__, epilog=f"metrics, by paper:\n{metrics}")
-    parser.add_argument("metric", nargs="+", help="what to measure; the list is below")
-    parser.add_argument("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("metric", nargs="+", help="what to measure; the list is below")
+    add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
+    add(
         "--run",
         action="append",
         metavar="NAME",
         help="only this run (repeatable; default: all runs of the metric)",
     )
-    parser.add_argument("--device", help="cpu, cuda (default: a GPU if there is one)")
-    parser.add_argument("--force", action="store_true", help="measure again even if up to date")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    add("--force", action="store_true", help="measure again even if up to date")
     return parser.parse_args(arguments)
 
 

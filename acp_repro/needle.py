@@ -88,51 +88,50 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("needle", __doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--context-lengths",
         type=positive,
         nargs="+",
         metavar="TOKENS",
         help=f"context lengths (default: 5, up to the run's, else up to {DEFAULT_CONTEXT_LENGTH})",
     )
-    parser.add_argument(
+    add(
         "--depths",
         type=bounded(Share),
         nargs="+",
         metavar="X",
         help="where the needle is, 0 to 1 (default: 0 0.25 0.5 0.75 1)",
     )
-    parser.add_argument(
+    add(
         "--samples",
         type=positive,
         default=3,
         metavar="N",
         help="haystacks of each length (default: %(default)s)",
     )
-    parser.add_argument(
+    add(
         "--haystack",
         type=existing,
         metavar="FILE|FOLDER",
         help="text to hide it in (default: the run's held-out text, else a book that comes with the project)",
     )
-    parser.add_argument(
+    add(
         "--mode",
         choices=("easy", "standard", "facts"),
         default="easy",
         help="easy: the prompt begins the answer; standard: the model gives the whole answer; facts: "
         "like easy, with 24 different facts (default: %(default)s)",
     )
-    parser.add_argument("--exact", action="store_true", help="evaluate the same weights without pruning")
-    parser.add_argument(
+    add("--exact", action="store_true", help="evaluate the same weights without pruning")
+    add(
         "--batch-tokens",
         type=positive,
         default=8192,
         metavar="N",
         help="tokens in a batch (default: %(default)s)",
     )
-    parser.add_argument(
-        "--csv", type=output_file, metavar="FILE", help="also write every answer to this new file"
-    )
+    add("--csv", type=output_file, metavar="FILE", help="also write every answer to this new file")
     return parser.parse_args(arguments)
 
 

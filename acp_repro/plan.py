@@ -19,13 +19,10 @@ _MARGIN = 1.1  # measured peaks were 0.89 to 1.09 of the formula's
 @command()
 def main(arguments: list[str] | None = None) -> None:
     parser = described_parser("plan", __doc__)
-    parser.add_argument(
-        "--suite", default="paper", help="a name in experiments/ or a YAML file (default: paper)"
-    )
-    parser.add_argument("--gpu", default="h100", choices=_MEMORY_GB, help="default: h100")
-    parser.add_argument(
-        "--nproc", type=positive, default=1, metavar="N", help="GPUs that share a run (default: 1)"
-    )
+    add = parser.add_argument
+    add("--suite", default="paper", help="a name in experiments/ or a YAML file (default: paper)")
+    add("--gpu", default="h100", choices=_MEMORY_GB, help="default: h100")
+    add("--nproc", type=positive, default=1, metavar="N", help="GPUs that share a run (default: 1)")
     options = parser.parse_args(arguments)
     suite = load_suite(options.suite)
     if not isinstance(suite, FoXSuite):

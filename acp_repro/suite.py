@@ -22,13 +22,12 @@ with imports_of("pipeline"):
 @command(extra="pipeline")
 def main(arguments: list[str] | None = None) -> None:
     parser = described_parser("suite", __doc__)
-    parser.add_argument("suite", nargs="?", default="cpu", help="a name in experiments/ or a YAML file")
-    parser.add_argument("--names", action="store_true", help="print only the names of the runs")
-    parser.add_argument("--new", metavar="FILE.yaml", type=output_file, help="write a suite for --text")
-    parser.add_argument(
-        "--text", metavar="PATH", type=existing, help="the file or folder of text to train on"
-    )
-    parser.add_argument("--keys", action="store_true", help="print every key with its default, in Markdown")
+    add = parser.add_argument
+    add("suite", nargs="?", default="cpu", help="a name in experiments/ or a YAML file")
+    add("--names", action="store_true", help="print only the names of the runs")
+    add("--new", metavar="FILE.yaml", type=output_file, help="write a suite for --text")
+    add("--text", metavar="PATH", type=existing, help="the file or folder of text to train on")
+    add("--keys", action="store_true", help="print every key with its default, in Markdown")
     options = parser.parse_args(arguments)
     if options.keys:
         tables = (f"## {name}\n\n{key_table(find_paper(name).file)}" for name in paper_names())

@@ -92,7 +92,8 @@ def _table(rows: list[dict]) -> str:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("sweep_epsilon", __doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--log-pruning-tolerance",
         type=bounded(LogEpsilon),
         nargs="+",
@@ -101,14 +102,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="log epsilon, one or more (default: -1 -5 -10 -20 -40)",
     )
     add_text_options(parser)
-    parser.add_argument(
+    add(
         "--tokens",
         type=positive,
         metavar="N",
         help=f"read at most this many tokens (default: {GPU_TOKENS} on a GPU; {CPU_TOKENS} on a CPU, about "
         "half a minute)",
     )
-    parser.add_argument("--csv", type=output_file, metavar="FILE", help="also write the result to this file")
+    add("--csv", type=output_file, metavar="FILE", help="also write the result to this file")
     return parser.parse_args(arguments)
 
 
