@@ -17,10 +17,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from .common.command import choose_device, command, described_parser, output_file, positive, run_command
+from .common.command import (
+    aligned,
+    choose_device,
+    command,
+    described_parser,
+    output_file,
+    positive,
+    run_command,
+)
 from .common.errors import is_out_of_memory
 from .pipeline.paper_registry import find_paper
-from .pipeline.provenance import device_name
+from .pipeline.provenance import made_on
 from .pipeline.records import write_suite_records
 from .pipeline.suite_file import load_suite
 
@@ -44,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     name = "forward_time" if options.inference else "context_parallel" if options.nproc > 1 else "kernel_time"
     metric = paper.metric(name)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": device.type == "cuda"}
+    provenance = made_on(device) | {"dtype": str(dtype)[6:]}
 
     def write(records: list[dict]) -> list[Path]:
         paths = [options.csv] * bool(options.csv) + [None] * bool(options.suite)
@@ -127,55 +135,31 @@ def _time_lengths(options, gates: str, device, dtype, write: Callable[[list[dict
     return records
 
 
-LEGEND = """Medians in ms. f: forward, f+b: forward + backward, boundary search inside. Limit: the fastest
-without gates, such as fa4 or cudnn, x (1 - pruned share). TFLOP/s of f+b: effective, of the blocks that are
-computed; nominal, as if none were pruned (the triangle of 2 + 5 products). dgate: error of the gate gradient.
-Over the kept: time with ACP over that of the blocks it keeps, exact x (1 - pruned share); 1 is ideal. Search:
-boundary search and running sum of the gates, over forward + backward ("auto": also the norms of q and k).
-Host: until the host has a call behind it, the GPU still at work; f without gradients."""
-
-
-_HEADER = "f f+b pruned limit_f limit_f+b ratio effective nominal dgate host_f host_f+b"
+LEGEND = """Medians in ms. f: forward; f+b: forward + backward, boundary search included. TFLOP/s of f+b: of
+the blocks that are computed; nominal, as if no block were pruned (the triangle of 2 + 5 products). dgate:
+error of the gate gradient. --csv and --suite also write the times of the boundary search and of the host."""
+_HEADER = ("", "", "f", "f+b", "pruned", "TFLOP/s", "nominal", "dgate")
 
 
 def table(records: list[dict]) -> str:
-    """One line a record, with the limit if a baseline without gates was timed."""
-    columns = "{:<10} {:<20}{:>9}{:>10}{:>8}{:>10}{:>10}{:>8}{:>11}{:>9}{:>8}{:>8}{:>10}"
-    lines = [columns.format("", "", *(name.replace("_", " ") for name in _HEADER.split()))]
-    gateless = [r for r in records if r["method"] == "no gates"]
-    fastest = min(gateless, key=lambda r: r["forward_backward_ms"], default=None)
-    for r in records:
-        left, both, gate = 1 - r["pruned_ratio"], r["forward_backward_ms"], r["gate_gradient_error"]
-        limit = ["", "", ""]
-        if fastest:
-            forward, backward = (fastest[k] * left for k in ("forward_ms", "forward_backward_ms"))
-            limit = [f"{forward:.2f}", f"{backward:.2f}", f"{both / backward:.2f}"]
-        nominal = r["nominal_forward_backward_tflop"] / (both / 1e3)
-        numbers = (f"{r['forward_ms']:.2f}", f"{both:.2f}", f"{r['pruned_ratio']:.3f}", *limit)
-        rates = (f"{nominal * left:.4g}", f"{nominal:.4g}", "" if gate is None else f"{100 * gate:.1f} %")
-        host = [
-            "" if (x := r[f"{k}_host_ms"]) is None else f"{x:.3f}" for k in ("forward", "forward_backward")
-        ]
-        lines.append(columns.format(r["implementation"], r["method"], *numbers, *rates, *host))
-    return "\n".join(lines + [x for r in records for x in _how_skipping_pays(r, records)])
-
-
-def _how_skipping_pays(r: dict, records: list[dict]) -> list[str]:
-    """A line that compares a pruned record with its exact pair."""
-    exact = [x for x in records if x["method"] == "exact" and x["implementation"] == r["implementation"]]
-    if not (r["method"].startswith("acp") and exact):
-        return []
-    left, parts = 1 - r["pruned_ratio"], []
-    for name, take_ms in (
-        ("forward", lambda x: x["forward_ms"]),
-        ("backward", lambda x: x["forward_backward_ms"] - x["forward_ms"]),
-    ):
-        ours, ideal = take_ms(r), left * take_ms(exact[0])
-        parts.append(f"{name} {ours:.2f} / {ideal:.2f} = {ours / ideal:.2f}")
-    if r["search_ms"]:
-        share = r["search_ms"] / r["forward_backward_ms"]
-        parts.append(f"search {1e3 * r['search_ms']:.0f} microseconds, {100 * share:.1f} %")
-    return [f"{r['implementation']} {r['method']}, over the kept: {'; '.join(parts)}"]
+    """One line a record."""
+    rows = [_HEADER]
+    for record in records:
+        rate = record["nominal_forward_backward_tflop"] / (record["forward_backward_ms"] / 1e3)
+        gate = record["gate_gradient_error"]
+        rows.append(
+            (
+                record["implementation"],
+                record["method"],
+                f"{record['forward_ms']:.2f}",
+                f"{record['forward_backward_ms']:.2f}",
+                f"{record['pruned_ratio']:.3f}",
+                f"{rate * (1 - record['pruned_ratio']):.4g}",
+                f"{rate:.4g}",
+                "" if gate is None else f"{100 * gate:.1f} %",
+            )
+        )
+    return "\n".join(aligned(rows, left=(0, 1)))
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common.command import choose_device, command, described_parser, positive, run_command
+from .common.command import aligned, choose_device, command, described_parser, positive, run_command
 from .pipeline.paper_registry import find_paper
-from .pipeline.provenance import device_name
+from .pipeline.provenance import made_on
 from .pipeline.records import write_suite_records
 from .pipeline.suite_file import load_suite
 
@@ -25,7 +25,7 @@ BASELINES = ("official",)
 
 
 @command(extra="pipeline")
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
 
     import torch
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     dtype = torch.bfloat16 if gpu else torch.float32
     shape = {"vocab_size": 50_304} if gpu else {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2}
     config = FoXConfig.pro(**{"num_heads": 12 if gpu else 4, **shape})
-    provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
+    provenance = made_on(device) | {"dtype": str(dtype)[6:]}
     metric = paper.metric("decode_time")
     shapes = options.shapes or (SHAPES_GPU if gpu else SHAPES_CPU)
 
@@ -49,7 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
     for name in BASELINES if gpu else ():
         call = available(name, device)
         print(f"{name}: {call}") if isinstance(call, str) else baselines.update({name: call})
-    print(_HEADER)
     records = []
 
     def write() -> Path:
@@ -57,52 +56,45 @@ def main(arguments: list[str] | None = None) -> int:
         return write_suite_records(suite and suite.name, paper, metric, rows, **provenance)
 
     for text in shapes:
-        batch, length = map(int, text.split("x"))
+        (batch, length), before = map(int, text.split("x")), len(records)
+        shape = (batch, length, config.num_heads, config.head_dim)
         try:
-            if "attention" in options.scopes:
-                problem = make_decode_problem(
-                    batch, length, config.num_heads, config.head_dim, options.gates, device, dtype
-                )
-                for one in measure_attention(problem, options.gates, options.repeats, baselines):
-                    records.append(one)
-                    print(_line(one))
-                del problem
-            if "model" in options.scopes:
-                for one in measure_model(config, options.gates, batch, length, options.repeats, device):
-                    records.append(one)
-                    print(_line(one))
+            problem = make_decode_problem(*shape, options.gates, device, dtype)
+            records += measure_attention(problem, options.gates, options.repeats, baselines)
+            del problem  # its memory
+            records += measure_model(config, options.gates, batch, length, options.repeats, device)
         finally:  # if a long table ends early, its records are kept
             if options.suite and records:
                 write()
+        print(_table(records[before:]))
     print(f"\n{_LEGEND}")
     if options.suite:
         print(f"records: {write()}")
-    return 0
 
 
-_HEADER = (
-    f"{'scope':9} {'batch x length':>14} {'':16} {'step ms':>8} {'reading':>8} {'over':>6} {'kept MiB':>9}"
-    f" {'a layer':>9} {'taken':>9} {'peak':>9} {'prefill ms':>10} {'error':>8}"
+_COLUMNS = (  # of the table: the title, the column of the records, its unit, and decimals
+    ("step ms", "step_ms", 1, 4),
+    ("reading ms", "read_ms", 1, 4),
+    ("kept MiB", "kept_bytes", 2**20, 1),
+    ("a layer MiB", "layer_kept_bytes", 2**20, 1),
+    ("allocated MiB", "allocated_bytes", 2**20, 1),
+    ("peak MiB", "peak_bytes", 2**20, 1),
+    ("prefill ms", "prefill_ms", 1, 1),
+    ("error 1e-6", "output_error", 1e-6, 2),
 )
-_LEGEND = """Step: one token for each sequence. Reading: ms to read what is kept once, and a model's weights
-too. Over: step over reading; 1 is ideal. MiB of the cache: kept; a layer: as much if all heads of a layer
-kept what the head that keeps most does; taken: allocated. Peak: MiB of the GPU in a prefill. Error: against
-float64."""
+_LEGEND = """Step: one token for each sequence. Reading: once what is kept, and a model's weights too. Kept:
+by the cache; a layer: as much if all heads of a layer kept what the head that keeps most does. Peak: of the
+GPU in a prefill. Error: against float64."""
 
 
-def _line(one: dict) -> str:
-    def number(name: str, width: int, digits: int, scale: float = 1.0) -> str:
-        value = one.get(name)
-        return " " * width if value is None else f"{value / scale:{width}.{digits}f}"
-
-    over = f"{one['step_ms'] / one['read_ms']:6.2f}" if "read_ms" in one else " " * 6
-    return (
-        f"{one['scope']:9} {one['batch']:>5} x {one['length_tokens']:>6} {one['implementation']:9} "
-        f"{one['method']:6} {number('step_ms', 8, 4)} {number('read_ms', 8, 4)} {over} "
-        f"{number('kept_bytes', 9, 1, 2**20)} {number('layer_kept_bytes', 9, 1, 2**20)} "
-        f"{number('allocated_bytes', 9, 1, 2**20)} {number('peak_bytes', 9, 1, 2**20)} "
-        f"{number('prefill_ms', 10, 1)} " + (f"{one['output_error']:8.1e}" if "output_error" in one else "")
-    ).rstrip()
+def _table(records: list[dict]) -> str:
+    rows = [("scope", "shape", "", "", *(title for title, *_ in _COLUMNS))]
+    for one in records:
+        shape = f"{one['batch']}x{one['length_tokens']}"
+        values = [(one.get(name), unit, digits) for _, name, unit, digits in _COLUMNS]
+        cells = ["" if value is None else f"{value / unit:.{digits}f}" for value, unit, digits in values]
+        rows.append((one["scope"], shape, one["implementation"], one["method"], *cells))
+    return "\n".join(aligned(rows, left=(0, 1, 2, 3)))
 
 
 def _shape(text: str) -> str:
@@ -121,13 +113,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         metavar="BATCHxLENGTH",
         help=f"default: {' '.join(SHAPES_GPU)} on a GPU, {' '.join(SHAPES_CPU)} on a CPU",
-    )
-    add(
-        "--scopes",
-        nargs="+",
-        default=("attention", "model"),
-        choices=("attention", "model"),
-        help="default: both; a model is FoX (Pro) of 125M on a GPU, of two layers on a CPU",
     )
     add(
         "--gates",

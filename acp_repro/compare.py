@@ -25,7 +25,7 @@ runs of each."""
 
 
 @command(extra="pipeline")
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     from .pipeline.evaluation import comparison
 
@@ -41,7 +41,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.csv:
         cells = ([row[name] for name in comparison.COLUMNS] for row in rows)
         print(f"table: {files.write_csv(options.csv, comparison.COLUMNS, cells).resolve()}")
-    return 0
 
 
 def _print_table(rows: list[dict]) -> None:

@@ -31,7 +31,7 @@ examples:
 
 
 @command("nothing of this corpus was kept", extra="pipeline")
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s: %(message)s")
     if options.suite is None:
@@ -54,7 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
         splits = corpus.describe(length)["splits"].values()
         print(f"{f'sequences of {length}':20}" + "".join(f"{s['sequences']:14,}" for s in splits))
         print(f"{'  share of tokens':20}" + "".join(f"{s['share_used']:14.1%}" for s in splits))
-    return 0
 
 
 def read_mapping(text: str) -> dict[str, Any]:

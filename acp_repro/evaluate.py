@@ -26,22 +26,18 @@ OUTPUT = Path("runs/evaluations")
 
 
 @command("the same command, without --force, continues where it was", extra="eval")
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     Checkpoint(options.model)  # before torch is imported
     device = choose_device(options.device)
 
-    from .model import BPETokenizer
     from .pipeline.data.text_checkpoint import TextCheckpoint
-    from .pipeline.data.tokenizer import read_tokenizer
     from .pipeline.evaluation.evaluation import evaluate, harness_model, identity, print_results
     from .pipeline.evaluation.tasks import load_tasks
 
     checkpoint = TextCheckpoint(options.model)
-    own = options.tokenizer is None
-    tokenizer = checkpoint.require_tokenizer() if own else BPETokenizer(read_tokenizer(options.tokenizer))
-    whose = str(checkpoint.folder if own else options.tokenizer)
-    check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, whose)
+    tokenizer = checkpoint.require_tokenizer()
+    check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, str(checkpoint.folder))
     tasks, notes = load_tasks(options.tasks, options.data_dir)
     length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
     notes.append(f"the context is {length} tokens (--context-length)")
@@ -61,7 +57,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     print_results(results)
     print(f"every item: {kept.resolve()}")
-    return 0
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -82,12 +77,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="folder with the tasks' files (default: from the Hub)",
     )
     add("--items", type=positive, metavar="N", help="evaluate only the first N items of each task")
-    add(
-        "--tokenizer",
-        type=existing,
-        metavar="FILE",
-        help="tokenizer.json of the model (default: the checkpoint's)",
-    )
     add(
         "--context-length",
         type=positive,

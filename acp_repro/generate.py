@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from .common.bounds import NotNegative, Seed, within
@@ -46,27 +46,21 @@ def stream_text(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
         yield text[given:]
 
 
-class StopText:
-    """Passes text on up to the first of ``stops``; holds back text that may be the beginning of one."""
-
-    def __init__(self, stops: Iterable[str]):
-        self.stops = list(stops)
-        self.held = ""
-        self.found = False
-
-    def feed(self, text: str) -> str:
-        """The text that can be printed so far; sets ``found`` once a stop has appeared."""
-        self.held += text
-        places = [at for at in map(self.held.find, self.stops) if at >= 0]
+def cut_at_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    """The text of ``pieces`` up to the first of ``stops``; holds back text that may begin one."""
+    held = ""
+    for piece in pieces:
+        held += piece
+        places = [at for at in map(held.find, stops) if at >= 0]
         if places:
-            self.found = True
-            ready, self.held = self.held[: min(places)], ""
-            return ready
+            yield held[: min(places)]
+            return
         # Characters at the end of the held text with which a stop begins.
-        begun = (n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n]))
-        keep = max(begun, default=0)
-        ready, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
-        return ready
+        begun = (n for stop in stops for n in range(1, len(stop)) if held.endswith(stop[:n]))
+        ready = len(held) - max(begun, default=0)
+        yield held[:ready]
+        held = held[ready:]
+    yield held
 
 
 @command(extra="bpe,checkpoints")
@@ -90,7 +84,6 @@ def main(arguments: list[str] | None = None) -> None:
     stop_ids = {tokenizer.bos_id, *(int(one) for one in options.stop if one.isdecimal())}
     if max(stop_ids) >= vocab_size:
         raise UsageError(f"--stop: a number is a token id, and the model's are 0 to {vocab_size - 1}")
-    stop = StopText(one for one in options.stop if not one.isdecimal())
     seed = options.seed if options.seed is not None else torch.seed() % 2**31
     usual = "bfloat16" if device.type == "cuda" else "float32"
     model = checkpoint.load(device, dtype=getattr(torch, options.dtype or usual))
@@ -107,11 +100,10 @@ def main(arguments: list[str] | None = None) -> None:
     )
     new = (token for token in map(int, tokens) if token not in stop_ids)
     _write(options.prompt)
-    for text in stream_text(tokenizer, new):
-        _write(stop.feed(text))
-        if stop.found:
-            break
-    _write(stop.held + "\n")
+    stops = [one for one in options.stop if not one.isdecimal()]
+    for text in cut_at_stop(stream_text(tokenizer, new), stops):
+        _write(text)
+    _write("\n")
     if options.seed is None and options.temperature:
         print(f"seed: {seed}", file=sys.stderr)
 

@@ -19,7 +19,7 @@ from .pipeline.suite_file import load_suite, suite_names
 
 
 @command("the same command continues where it was", extra="figures")
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int | None:
     options = _parse(arguments)
     goals = " ".join(options.goals).split()  # Make hands them over as one word
     if goals == ["help"]:
@@ -32,13 +32,19 @@ def main(arguments: list[str] | None = None) -> int:
     if options.dry_run:
         for stage in planner.stages(suite, planner.missing(suite, wanted), train):
             print("\n".join(words for words, _ in stage))
-        return 0
+        return None
     with freshness.exclusive(f"make-{suite.name}", f"makes something of suite {suite.name}"):
         stale = planner.missing(suite, wanted)
         for stage in planner.stages(suite, stale, train):
             code = 0
-            for step in stage:  # one measure that fails stops no other
-                code = max(code, _make(suite, *step))
+            for words, item in stage:  # one measure that fails stops no other
+                print(words, flush=True)
+                if item is None:
+                    code = max(code, run_words(words))
+                else:  # drawn in this process, because the modules of all items are imported already
+                    from analysis import drawing
+
+                    drawing.draw(str(suite.path), item.name)
                 if code == STOPPED:
                     break
             if code:
@@ -46,21 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
     for target in dict.fromkeys(target for target in wanted if not isinstance(target, tuple)):
         if isinstance(target, FigureSpec) and target.is_table and target.name in goals:
             print(target.path(suite.name).read_text(encoding="utf-8"))
-    return 0
+    return None
 
 
-def _make(suite: Suite, words: str, target: FigureSpec | None) -> int:
-    """Runs a command; returns its exit code. Items are drawn here: the modules of all are read already."""
-    print(words, flush=True)
-    if target is not None:
-        from analysis import drawing
-
-        drawing.draw(str(suite.path), target.name)
-        return 0
-    return run_words(words)
-
-
-def _help(suite_name: str) -> int:
+def _help(suite_name: str) -> None:
     """Lists what can be made from the suite, with titles; one line where the items cannot be read."""
     print(
         f"  SUITE={suite_name} is the suite at hand; SUITE=file.yaml is your own, and SUITE=name one of "
@@ -76,10 +71,9 @@ def _help(suite_name: str) -> int:
         )
     except ImportError:
         print("  make figure2 is one; make setup installs what lists them all")
-    return 0
 
 
-def _clean(suite: Suite, options: argparse.Namespace) -> int:
+def _clean(suite: Suite, options: argparse.Namespace) -> None:
     if suite.file.published and not options.force:
         raise SuiteError(
             f"{RESULTS / suite.name} came with the project; make clean SUITE={suite.option} FORCE=1 deletes "
@@ -89,7 +83,6 @@ def _clean(suite: Suite, options: argparse.Namespace) -> int:
     print("rm -rf", *folders)
     for folder in () if options.dry_run else folders:
         shutil.rmtree(folder, ignore_errors=True)
-    return 0
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -30,7 +30,7 @@ from .pipeline.data.sources import check_length
 
 
 @command(extra="pipeline,bpe")
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     # Before torch is imported:
     longest = Checkpoint(options.model).context_length or DEFAULT_CONTEXT_LENGTH
@@ -85,7 +85,6 @@ def main(arguments: list[str] | None = None) -> int:
         )
         write_text(options.csv, table.to_csv(index=False))
         print(f"csv: {options.csv.resolve()}")
-    return 0
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -17,7 +17,7 @@ _MARGIN = 1.1  # measured peaks were 0.89 to 1.09 of the formula's
 
 
 @command()
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     parser = described_parser("plan", __doc__)
     add = parser.add_argument
     add("--suite", default="paper", help="a name in experiments/ or a YAML file (default: paper)")
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     shown = [row[: (10 if exchanges else 9) if on_gpu else 6] for row in rows]
     print(f"{suite.name}: {suite.description}", *aligned(shown, left=[0]), sep="\n")
     if not on_gpu:
-        return 0
+        return
     hours = sum(cost.gpu_hours for cost in costs)
     print(
         f"{len(costs)} runs: {hours:,.4g} GPU-hours, {hours / ranks:,.4g} hours one after another on {ranks} "
@@ -63,7 +63,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if exchanges:
         print("Sent: by all GPUs in a step, for context parallelism (training.context_parallel).")
-    return 0
 
 
 if __name__ == "__main__":

@@ -48,24 +48,19 @@ def main(arguments: list[str] | None = None) -> int:
 
     device = choose_device(options.device)
 
+    import torch
+
     from .pipeline.training.side_by_side import train_side_by_side
 
     if ranks == 1 and (device.type == "cpu" or options.jobs is not None):
-        devices = _in_turn(device)
+        devices = [device]
+        if device.type == "cuda" and device.index is None:  # no single GPU was named
+            devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
         for group in planner.training_groups(suite, runs):
             train_side_by_side(suite, group, devices, options.jobs)
         return 0
     ordered = [run for group in planner.training_groups(suite, runs) for run in group]
     return _train_one_by_one(suite, ordered, options)
-
-
-def _in_turn(device) -> list:
-    """The ``torch.device``, or every GPU of this machine if no single GPU was named."""
-    import torch
-
-    if device.type != "cuda" or device.index is not None:
-        return [device]
-    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
 def _launch(options: argparse.Namespace, arguments: list[str]) -> int:

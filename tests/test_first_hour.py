@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from acp_repro import make, suite, train
+from acp_repro import suite
 from acp_repro.common import command
-from acp_repro.common.errors import UsageError
 from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.suite_file import load_suite
-from tests.suites import YAML, run_here, write_suite
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = {
@@ -111,44 +109,6 @@ def test_progress_in_a_log_is_lines_without_cursor_codes(monkeypatch):
     assert shares == ["5", "35", "65", "95", "100"] and bar.miniters == 1  # or a thread writes lines too
 
 
-def test_a_short_step_writes_no_line(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
-    assert list(command.progress_bar(range(5), desc="short")) == [0, 1, 2, 3, 4]
-    assert log.getvalue() == ""
-
-
-def test_a_wrong_option_suggests_the_right_one(capsys):
-    with pytest.raises(SystemExit):
-        train.main(["--nothing", "--siute", "cpu"])
-    with pytest.raises(SystemExit):
-        train.main(["--siute", "cpu"])
-    assert capsys.readouterr().err.endswith("unrecognized arguments: --siute cpu; did you mean --suite?\n")
-
-
-def test_a_suite_is_named_by_its_path_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    (tmp_path / "mini").mkdir()  # a name in experiments/ comes before a folder
-    for name in ("mine.yml", "plain"):
-        (tmp_path / name).write_text(YAML)
-    assert load_suite("mini").name == "mini" and load_suite("./plain").name == "plain"
-    assert load_suite("mine.yml").runs[0].command.split()[3:5] == ["--suite", "mine.yml"]
-    (tmp_path / "folder").mkdir()
-    for given in ("folder", "folder/"):
-        with pytest.raises(UsageError, match="^folder: a folder, not a suite"):
-            load_suite(given)
-
-
-def test_whole_numbers_may_have_an_exponent(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path, YAML.replace("tokens: 1536", "tokens: 1.536e3").replace("1e-2", "1e0"))
-    size = load_suite("mini").runs[0].size
-    assert (size.tokens, type(size.tokens), size.learning_rate) == (1536, int, 1.0)
-    write_suite(tmp_path, YAML.replace("tokens: 1536", "tokens: 1.5e-1"))
-    with pytest.raises(UsageError, match="tokens: must be a valid integer"):
-        load_suite("mini")
-
-
 def test_the_page_of_keys_is_current(capsys):
     assert suite.main(["--keys"]) == 0
     page = (ROOT / "docs/suite-keys.md").read_text()
@@ -178,19 +138,6 @@ def test_a_first_suite_fits_its_text(documents, tmp_path, monkeypatch, capsys):
     assert len({run.context_length for run in mine.runs}) == 2 and mine.pairs("pro") == list(mine.runs)
 
 
-@pytest.mark.slow
-def test_a_first_suite_makes_figure_2(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(make, "run_words", run_here)
-    write_first_suite(tmp_path / "texts", 12)
-    text = Path("mine.yaml").read_text()
-    for old, new in (("614_400", "4096"), ("40_960", "2048"), ("repeats: 3", "repeats: 1")):
-        assert old in text
-        text = text.replace(old, new)
-    Path("mine.yaml").write_text(text)
-    assert make.main(["figure2", "--suite", "mine.yaml"]) == 0 and Path("figures/mine/figure2.png").is_file()
-
-
 def test_a_first_suite_overwrites_nothing_and_needs_long_enough_text(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("short")
     (there := tmp_path / "there.yaml").write_text("")
@@ -199,18 +146,3 @@ def test_a_first_suite_overwrites_nothing_and_needs_long_enough_text(tmp_path, c
     first, second = capsys.readouterr().err.splitlines()
     assert "--new" in first and "too short" in second
     assert there.read_text() == "" and not (tmp_path / "new.yaml").exists()
-
-
-def test_a_command_speaks_before_it_loads_torch(tmp_path):
-    (tmp_path / "torch.py").write_text(
-        "import sys\nprint('torch is loaded', file=sys.stderr)\nraise SystemExit\n"
-    )
-    code = "from acp_repro.common.command import choose_device; choose_device('cpu')"
-    path = f"{tmp_path}{os.pathsep}{ROOT}"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stderr.splitlines() == ["loading PyTorch", "torch is loaded"]

@@ -16,6 +16,8 @@ CASES = [  # a command, its arguments, and what its message must name
     ("train", "--suite none", "experiments/none.yaml"),
     ("train", "--suite none --device gpu", "experiments/none.yaml"),
     ("train", "--jobs 0", "--jobs"),
+    ("train", "--siute cpu", "did you mean --suite?"),
+    ("train", "--suite begun", "begun: a folder, not a suite"),
     ("measure", "loss --suite none", "experiments/none.yaml"),
     ("plan", "--suite none", "experiments/none.yaml"),
     ("benchmark_attention", "--device cuda:99", "--device cuda:99"),

@@ -1,7 +1,6 @@
 """What is made for a figure, and when: the planner, its command, and the Makefile that calls it."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -114,19 +113,6 @@ def test_an_edit_makes_again_what_it_changes_and_no_more(work, tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(freshness, "done", lambda run: {"sha256": "other"})
         assert kinds(suite, "figure2") == (set(), *figure2[1:])
-
-
-def test_all_that_is_missing_of_a_run_is_measured_by_one_command(work):
-    suite = load_suite("mini")
-    run, exact = suite.runs
-    missing = [(run, PAPER.metric("loss")), (exact, PAPER.metric("loss_curve")), (run, PAPER.metric("decay"))]
-    command = "python -m acp_repro.measure"
-    assert planner.measure_commands(suite, missing) == [
-        f"{command} loss decay --suite mini --run {RUN}",
-        f"{command} loss_curve --suite mini --run {EXACT}",
-    ]
-    alone = planner.measure_commands(suite, [(run, PAPER.metric("pruned_ratio"))])
-    assert alone == [f"{command} pruned_ratio --suite mini --run {RUN}"]
 
 
 def test_make_heads_writes_the_page_of_the_weights_that_are_there(work):
@@ -251,24 +237,6 @@ def test_a_misspelt_variable_is_refused(work):
     assert "SUIT is no variable of this Makefile; did you mean SUITE?" in run_make("SUIT=h100", expect=2)
     assert "the variables are SUITE RUN" in run_make("-n", "figure2", "DO=$(shell touch pwned)", expect=2)
     assert not Path("pwned").exists()
-
-
-@needs_make
-def test_figures_need_less_than_everything(work):
-    """Once everything is installed, its stamp serves figures too."""
-
-    def extras(goal):
-        return set(re.findall(r"pip install .*-e '\.\[(.*?)\]'", run_make("-n", *goal.split())))
-
-    Path(".venv/installed").rename("kept")
-    try:
-        assert extras("figure2 SUITE=mini") == extras("train") == extras("claim") == {"figures,inspect"}
-        assert extras("claim ID=acp.figure2.1 SUITE=mini") == extras("plan") == {"figures,inspect"}
-        assert extras("claim ID=acp.figure2.1") == extras("test") == extras("setup") == {"test"}
-        assert extras(".venv/installed-eval") == {"figures,inspect", "eval"}
-    finally:
-        Path("kept").rename(".venv/installed")
-    assert extras("figure2 train claim test SUITE=mini") == set()
 
 
 @needs_make

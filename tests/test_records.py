@@ -44,14 +44,10 @@ def test_a_commit_is_dirty_if_tracked_files_differ(checkout, monkeypatch):
     assert find() == commit and len(commit) == 12
     (folder / "pyproject.toml").write_text("changed")
     assert find() == f"{commit}-dirty"
+    (folder / "pyproject.toml").unlink()  # then the code is not in a checkout
+    assert find() is None
     monkeypatch.setenv("ACP_REPRO_COMMIT", "named")
     assert find() == "named"
-
-
-def test_code_outside_a_checkout_has_no_commit(checkout):
-    folder, _ = checkout
-    (folder / "pyproject.toml").unlink()
-    assert provenance.commit.__wrapped__() is None
 
 
 @pytest.fixture

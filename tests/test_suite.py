@@ -34,16 +34,10 @@ def load(tmp_path, monkeypatch):
     return load_text
 
 
-def test_reading_part_of_the_records_needs_one_record(load):
-    suite = load(YAML)
-    for runs in (suite.runs, []):
-        with pytest.raises(RecordError, match="no records of loss in results/mini.*; make them with"):
-            read_records(suite, "loss", runs, partial=True)
-
-
 def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
-    suite = load(YAML)
+    suite = load(YAML.replace("tokens: 1536", "tokens: 1.536e3"))
     acp, exact = suite.runs
+    assert (acp.size.tokens, type(acp.size.tokens)) == (1536, int)  # a whole number may have an exponent
     assert (acp.name, exact.name) == ("pro-tiny-128-acp", "pro-tiny-128-exact")
     before, after = acp.as_dict(), exact.as_dict()
     assert [key for key in before if before[key] != after[key]] == ["log_pruning_tolerance"]
@@ -56,9 +50,8 @@ def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
 def test_a_run_may_begin_with_one_weight_moved(load):
     suite = load(YAML.replace("[-10, null]", "[null, -10], perturb_init: [false, true, 2]"))
     plain, perturbed, other, *pruned = suite.runs
-    assert (other.name, pruned[2].name) == ("pro-tiny-128-exact-nudged2", "pro-tiny-128-acp-nudged2")
+    assert (perturbed.name, other.name) == ("pro-tiny-128-exact-nudged", "pro-tiny-128-exact-nudged2")
     assert all(map(suite.has_exact_pair, suite.runs)) and suite.pairs("pro") == [plain, pruned[0]]
-    assert (plain.name, perturbed.name) == ("pro-tiny-128-exact", "pro-tiny-128-exact-nudged")
     before = json.loads(json.dumps(plain.as_dict()))
     assert freshness.differences(before, perturbed) == ["perturb_init: False, now True"]
     assert suite.select(acp=False) == [plain] and plain.setting != perturbed.setting
@@ -184,14 +177,8 @@ def test_a_size_can_set_what_fits_its_gpu(load):
     )
     run = suite.runs[0]
     assert (run.training.micro_batch_tokens, run.training.gradient_checkpointing) == (256, True)
-    assert suite.file.training.micro_batch_tokens == 128
-    assert run.as_dict()["training"]["micro_batch_tokens"] == 256
     moved = YAML.replace("micro_batch_tokens: 128", "micro_batch_tokens: 256, gradient_checkpointing: true")
     assert run.as_dict() == load(moved).runs[0].as_dict()  # the same training, wherever the keys are
-    with pytest.raises(SuiteError, match=r"sizes.tiny.micro_batch_tokens: 96 must divide batch_tokens"):
-        load(YAML.replace("learning_rate: 1e-2", "learning_rate: 1e-2, micro_batch_tokens: 96"))
-    with pytest.raises(SuiteError, match=r"sizes.tiny.micro_batch_tokens: 64 must be a multiple"):
-        load(YAML.replace("learning_rate: 1e-2", "learning_rate: 1e-2, micro_batch_tokens: 64"))
 
 
 def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
@@ -205,12 +192,7 @@ def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
         for method in ("acp", "exact")
     }
     assert len(suite.runs) == 36 and {run.name for run in suite.runs} == names
-    pruned = suite.select(acp=True)
-    assert len(pruned) == 18
-    for run in pruned:
-        exact = suite.run(run.name.replace("-acp", "-exact"))
-        before, after = run.as_dict(), exact.as_dict()
-        assert [key for key in before if before[key] != after[key]] == ["log_pruning_tolerance"]
+    assert suite.pairs("pro") + suite.pairs("llama") == list(suite.runs)
     # Training facts of the paper that no default says.
     micro = {run.size_name: run.training.micro_batch_tokens for run in suite.runs}
     assert micro == {"125M": 32_768, "360M": 16_384, "760M": 16_384}
@@ -253,12 +235,20 @@ def test_names_tell_length_tolerance_and_seed(load):
     [
         ("hidden_size: 32", "hiden_size: 32", r"tiny.hiden_size: unknown key; did you mean hidden_size"),
         ("hidden_size: 32", "hidden_size: wide", "tiny.hidden_size: must be a valid integer, got .wide.$"),
-        ("hidden_size: 32", "hidden_size: 40", "tiny.hidden_size: 40 must be a multiple of head_dim 16"),
+        ("hidden_size: 32", "hidden_size: 40", "tiny.head_dim: 16 must divide hidden_size 40"),
         ("hidden_size: 32, ", "", "sizes.tiny.hidden_size: missing"),
         ("tokens: 1536", "tokens: -1", "sizes.tiny.tokens: must be a whole number of at least 1, got -1"),
+        ("tokens: 1536", "tokens: 1.5e-1", "sizes.tiny.tokens: must be a valid integer, got 0.15"),
+        ("loss_tokens: 256", "lm_eval_tasks: [piqaa]", r"lm_eval_tasks\[0\]: .*; did you mean piqa"),
         ("size: [tiny]", "size: [huge]", r"grid\[0\].size: no size 'huge' under sizes, which has tiny"),
         ("size: [tiny]", "size: tiny", r"grid\[0\].size: must be a valid array, got 'tiny'"),
         ("warmup_tokens: 512", "warmup_tokens: 1537", "training.warmup_tokens: 1537 are more than the 1536"),
+        (
+            "1e-2",
+            "1e-2, micro_batch_tokens: 96",
+            "sizes.tiny.micro_batch_tokens: 96 must divide batch_tokens",
+        ),
+        ("1e-2", "1e-2, micro_batch_tokens: 64", "sizes.tiny.micro_batch_tokens: 64 must be a multiple"),
         ("[128]", "[100]", "micro_batch_tokens: 128 must be a multiple of the context length 100"),
         ("[-10, null]", "[-10, -10]", "must be a list of different values"),
         ("corpus: text", "corpus: web", "data.corpus"),

@@ -49,6 +49,13 @@ def run(python: Path, *arguments: str) -> str:
 
 
 def test_readme_and_commands_work_from_another_folder(python):
+    code = """
+from acp_repro.pipeline.data import sample_text
+from acp_repro.explorer.pack import render
+print(len(sample_text()), len(render("heads", {}, {})))
+"""
+    text, page = map(int, run(python, "-c", code).split())
+    assert text > 100_000 and page > 300_000  # the files that the package reads; D3 alone has 280 kB
     run(python, "-c", python_that_runs((ROOT / "README.md").read_text(encoding="utf-8")))
     model = str(SHIPPED)
     assert "local" in run(
@@ -76,13 +83,3 @@ shape = dict(vocab_size=20, hidden_size=32, num_hidden_layers=1, num_heads=2)
 print(FoXForCausalLM(FoXConfig.pro(**shape))(torch.zeros(1, 9, dtype=torch.long)).shape[-1])
 """
     assert run(python, "-c", code).strip() == "20"
-
-
-def test_files_that_the_package_reads_come_along(python):
-    code = """
-from acp_repro.pipeline.data import sample_text
-from acp_repro.explorer.pack import render
-print(len(sample_text()), len(render("heads", {}, {})))
-"""
-    text, page = map(int, run(python, "-c", code).split())
-    assert text > 100_000 and page > 300_000  # D3 alone has 280 kB

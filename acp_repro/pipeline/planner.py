@@ -171,9 +171,14 @@ def heads_command(suite: Suite) -> str:
     return f"python -m acp_repro.inspect {suite.run_for_heads.model_folder} --html {heads_page(suite)}"
 
 
-def train_command(suite: Suite, runs: Sequence[Run]) -> str:
+def train_command(suite: Suite, runs: Iterable[Run]) -> str:
     """The command that trains some runs."""
-    return f"python -m acp_repro.train --suite {suite.option}" + "".join(f" --run {run.name}" for run in runs)
+    return f"python -m acp_repro.train {_options(suite, runs)}"
+
+
+def _options(suite: Suite, runs: Iterable[Run]) -> str:
+    """The options of a command that name a suite and some of its runs."""
+    return f"--suite {suite.option}" + "".join(f" --run {run.name}" for run in runs)
 
 
 def measure_commands(suite: Suite, records: Iterable[Record]) -> list[str]:
@@ -188,6 +193,5 @@ def measure_commands(suite: Suite, records: Iterable[Record]) -> list[str]:
             names = " ".join(q.name for q in suite.paper.metrics if q in by_run[run])
             alike.setdefault(names, []).append(run)
     for names, runs in alike.items():
-        named = "".join(f" --run {run.name}" for run in runs)
-        commands.append(f"python -m acp_repro.measure {names} --suite {suite.option}{named}")
+        commands.append(f"python -m acp_repro.measure {names} {_options(suite, runs)}")
     return commands

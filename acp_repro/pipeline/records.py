@@ -118,6 +118,8 @@ def read_records(
 ) -> pandas.DataFrame:
     """The records of a metric in the order of the suite's runs: of ``runs``, or of all that it is about.
     ``partial`` leaves out runs without a record; at least one must have one."""
+    import pandas
+
     kind = suite.paper.metric(metric)
     if kind.command:
         paths = {None: kind.path(suite.name, NO_RUN)}
@@ -130,10 +132,15 @@ def read_records(
             f"no records of {metric} in {RESULTS / suite.name}{' for ' + which if which else ''}; make "
             f"them with `{kind.command_for(suite.name, [] if runs is None else filter(None, missing))}`"
         )
-    there = [path for run, path in paths.items() if run not in missing]
-    for path in there:
-        _check_proof(path, f"delete it and run `{kind.command_for(suite.name)}`")
-    return read_files(suite, kind, there)
+    columns, frames = list(suite.paper.columns(kind)), []
+    for path in (path for run, path in paths.items() if run not in missing):
+        otherwise = f"delete it and run `{kind.command_for(suite.name)}`"
+        _check_proof(path, otherwise)
+        frame = pandas.read_csv(path, dtype={"size": str, "commit": str})
+        if list(frame.columns) != columns:
+            raise RecordError(f"{path}: not the columns of this version; {otherwise}")
+        frames.append(frame.dropna(axis="columns", how="all"))
+    return pandas.concat(frames).reindex(columns=columns).reset_index(drop=True)
 
 
 def _check_proof(path: Path, otherwise: str) -> None:
@@ -141,18 +148,3 @@ def _check_proof(path: Path, otherwise: str) -> None:
         raise RecordError(
             f"{path}: {path.with_name(freshness.PROOFS)} does not say that it was measured; {otherwise}"
         )
-
-
-def read_files(suite: Suite, kind: Metric, paths: list[Path]) -> pandas.DataFrame:
-    """The records in some files of one metric."""
-    import pandas
-
-    columns, frames = list(suite.paper.columns(kind)), []
-    for path in paths:
-        frame = pandas.read_csv(path, dtype={"size": str, "commit": str})
-        if list(frame.columns) != columns:
-            raise RecordError(
-                f"{path}: not the columns of this version; delete it and run `{kind.command_for(suite.name)}`"
-            )
-        frames.append(frame.dropna(axis="columns", how="all"))
-    return pandas.concat(frames).reindex(columns=columns).reset_index(drop=True)

@@ -7,15 +7,17 @@ multiplied out here, so paired runs differ in one key. This module needs no torc
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import itertools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from .errors import SuiteError, UnknownName
-from .paper import Suite
+from .paper import Paper, Suite
 from .paper_registry import find_paper
 from .run import EXPERIMENTS, Run, Strict, SuiteName, WeightsConfig
 from .strict_yaml import build, read_yaml
@@ -67,46 +69,49 @@ def load_suite(name: str) -> Suite:
         raise SuiteError(f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} suite; {there}")
     if not _NAME.fullmatch(path.stem):
         raise SuiteError(f"{path}: a suite's name may have only letters, digits and ._+-; rename the file")
-    suite_name = SuiteName(path.stem, path)
     content = read_yaml(path)
-    try:
+    with _errors_in(path):
         paper = find_paper(str(content.get("paper", DEFAULT_PAPER)))
-    except SuiteError as error:
-        raise SuiteError(f"{path}: paper: {error}") from None
     file = build(paper.file, content, path)
+    with _errors_in(path):
+        suite = _multiply_out(paper, file, SuiteName(path.stem, path))
+        for item in file.skip_items:
+            paper.item(item)
+        suite.check()
+    return suite
+
+
+@contextlib.contextmanager
+def _errors_in(path: Path) -> Iterator[None]:
+    """Names the file in an error about its content."""
+    try:
+        yield
+    except ValueError as error:
+        raise SuiteError(f"{path}: {error}") from None
+
+
+def _multiply_out(paper: Paper, file: SuiteFile, suite: SuiteName) -> Suite:
+    """The suite with a run for each point of its grids; ValueError begins with the key."""
     grids = [{axis.name: getattr(grid, axis.name) for axis in fields(grid)} for grid in file.grid]
     if (count := sum(math.prod(map(len, grid.values())) for grid in grids)) > MOST_RUNS:
-        raise SuiteError(f"{path}: grid: makes {count:,} runs; at most {MOST_RUNS:,} are supported")
+        raise ValueError(f"grid: makes {count:,} runs; at most {MOST_RUNS:,} are supported")
     runs: dict[str, Run] = {}
     for index, grid in enumerate(grids):
         for values in itertools.product(*grid.values()):
             point = dict(zip(grid, values, strict=True))
-            try:
-                run = paper.make_run(file, suite_name, f"grid[{index}]", **point)
-            except ValueError as error:
-                raise SuiteError(f"{path}: {error}") from None
+            run = paper.make_run(file, suite, f"grid[{index}]", **point)
             if not _NAME.fullmatch(run.name):
-                raise SuiteError(
-                    f"{path}: grid[{index}]: a run cannot be named {run.name!r}; use letters, digits and "
-                    "._+- alone"
+                raise ValueError(
+                    f"grid[{index}]: a run cannot be named {run.name!r}; use letters, digits and ._+- alone"
                 )
             if runs.setdefault(run.name, run) is not run:
-                raise SuiteError(f"{path}: grid[{index}]: makes the run {run.name} a second time")
+                raise ValueError(f"grid[{index}]: makes the run {run.name} a second time")
     gaps: set[str] = set()
     for pattern in file.skip_runs:
         if not (found := fnmatch.filter(runs, pattern)):
-            unknown = UnknownName.among("the grid has no such run", pattern, runs)
-            raise SuiteError(f"{path}: skip_runs: {unknown}")
+            raise UnknownName.among("skip_runs: the grid has no such run", pattern, runs)
         gaps.update(found)
     there = tuple(run for name, run in runs.items() if name not in gaps)
     if not there:
-        raise SuiteError(f"{path}: grid: has no run{' but those of skip_runs' if runs else ''}; add one")
-    skip_runs = tuple(run for name, run in runs.items() if name in gaps)
-    suite = paper.suite(suite_name, paper, file, there, skip_runs)
-    try:
-        for name in file.skip_items:
-            paper.item(name)
-        suite.check()
-    except ValueError as error:
-        raise SuiteError(f"{path}: {error}") from None
-    return suite
+        raise ValueError(f"grid: has no run{' but those of skip_runs' if runs else ''}; add one")
+    return paper.suite(suite, paper, file, there, tuple(runs[name] for name in runs if name in gaps))

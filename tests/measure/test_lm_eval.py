@@ -9,7 +9,6 @@ import torch
 from acp_repro.common.errors import UserError
 from acp_repro.model import ByteTokenizer, FoXConfig, FoXForCausalLM
 from acp_repro.pipeline.errors import UnknownName
-from acp_repro.pipeline.evaluation import book
 from acp_repro.pipeline.evaluation.catalogue import PAPER_TASKS
 from acp_repro.pipeline.evaluation.local_files import TaskData, check_files, read_documents
 
@@ -97,26 +96,10 @@ def data(tmp_path):
 
 def test_local_files_become_the_columns_of_the_hub(data):
     first = {task: read_documents(task, data)[0] for task in PAPER_TASKS if task != "sciq"}
-    assert first["lambada_openai"] == {"text": "The fox saw the dog, and so did the fox"}
     assert first["piqa"]["goal"] == "How do I swim?" and first["piqa"]["label"] == 0
     assert first["arc_easy"]["question"] == "What is red?" and first["arc_easy"]["answerKey"] == "0"
-    assert first["copa"] == {
-        "premise": "He fell.",
-        "question": "cause",
-        "choice1": "he slept.",
-        "choice2": "it was icy.",
-        "label": 1,
-    }
-    assert read_documents("copa", data)[1]["premise"] == "It rained, and hailed."
-    assert first["boolq"] == {"passage": "A fox is an animal.", "question": "is a fox a stone", "label": 0}
-    roof, rest = read_documents("hellaswag", data)
-    assert (roof["activity_label"], roof["ctx_a"], roof["ctx_b"]) == (
-        "Roof repair",
-        "A man is on a roof.",
-        "he",
-    )
-    assert roof["label"] == "3" and len(roof["endings"]) == 4
-    assert (rest["ctx_a"], rest["ctx_b"]) == ("How to rest. Lie down. Close your eyes.", "")
+    labels = {"copa": 1, "boolq": 0, "hellaswag": "3"}  # their texts: see the prompts below
+    assert {task: first[task]["label"] for task in labels} == labels
     pages = [document["page"] for document in read_documents("wikitext", data)]
     assert len(pages) == 2 and "= = Food = =" in pages[0] and pages[1].startswith(" = Hen = ")
 
@@ -154,35 +137,19 @@ def test_missing_files_are_named(data, tmp_path):
         read_documents("wikitext", data)
 
 
-def test_the_tasks_of_the_book_are_long_enough_and_keep_what_they_promise():
-    pages, passages = book.book_perplexity(), book.book_last_word()
-    assert len(pages) > 150 and all(len(page["page"]) >= 3000 for page in pages)
-    assert len(passages) >= 100
-    for passage in passages:
-        *before, last = passage["text"].split(" ")
-        assert last.isalpha() and len(last) >= 5 and last in " ".join(before)
-    assert passages == book.book_last_word()
-
-
 # --- the harness -------------------------------------------------------------------------------------
 
 VOCABULARY = ByteTokenizer.vocab_size
 
 
 @pytest.fixture
-def harness():
-    return pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
-
-
-@pytest.fixture
-def evaluation(harness):
+def evaluation():
+    """The module that calls the harness, and with it ``load_tasks``."""
+    pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
     from acp_repro.pipeline.evaluation import evaluation, tasks
 
-    class Parts:
-        evaluate, harness_model = staticmethod(evaluation.evaluate), staticmethod(evaluation.harness_model)
-        load_tasks = staticmethod(tasks.load_tasks)
-
-    return Parts
+    evaluation.load_tasks = tasks.load_tasks
+    return evaluation
 
 
 def fox():

@@ -59,8 +59,6 @@ def test_contexts_and_haystacks_that_are_too_short_say_what_would_do():
     least = 600 - needle.haystack_tokens(600) + 1
     with pytest.raises(UsageError, match=f"use a length of at least {least}"):
         needle.prompt(np.zeros(100), least - 1, 0)
-    with pytest.raises(UsageError, match="the haystack has 10 tokens, and a context of 600 takes"):
-        needle.prompt(np.zeros(10), 600, 0)
     assert trial.default_lengths([needle], 11_000) == [1000 * i for i in range(1, 12)]
     assert trial.default_lengths([needle], 1100)[0] == 2 * (least - 1)
 
@@ -82,18 +80,6 @@ def test_contexts_and_haystacks_that_are_too_short_say_what_would_do():
 def test_scores(answer, share, exact):
     wording = WORDINGS["easy"][0]
     assert wording.recall(answer) == pytest.approx(share) and wording.is_exact(answer) is exact
-
-
-def test_the_facts_are_different_questions_that_the_training_text_knows_nothing_of():
-    wordings = WORDINGS["facts"]
-    assert len(wordings) >= 20 and wordings[0] == WORDINGS["easy"][0]
-    assert len({w.question for w in wordings}) == len({w.deed for w in wordings}) == len(wordings)
-    assert len({w.deed.split()[0] for w in wordings}) >= 20  # no one token decides many of them
-    taken = {*documents.NAMES, *documents.PLACES}
-    for wording in wordings:
-        assert not taken & set(re.findall("[A-Z][a-z]+", wording.needle))
-        assert wording.recall(wording.deed) == 1 and wording.is_exact(f"{wording.lead} {wording.deed}.")
-        assert max(other.recall(wording.deed) for other in wordings if other is not wording) < 0.3
 
 
 # --- haystacks

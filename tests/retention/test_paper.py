@@ -145,7 +145,7 @@ def test_the_dense_model_against_itself_is_as_fast(here, monkeypatch):
         ("dropped: last", "budget: 0.3", "retention.budget: the grid or training sets it"),
         ("open_share: 0.3", "open_share: 0.9", "hard_share: with open_share it must not exceed 1"),
         ("{num_hidden_layers", "{model_type: distillbert, num_hidden_layers", "did you mean distilbert?"),
-        ("hidden_size: 16", "hidden_size: 17", "must be a multiple of num_attention_heads"),
+        ("hidden_size: 16", "hidden_size: 17", "must divide hidden_size 17"),
         ("vocab_size: 300", "vocab_size: 260", "mini.vocab_size: must be a whole number of at least 261"),
         ("grid:", "benchmarks: [tay]\ngrid:", "benchmarks: 'tay' is neither a dataset nor a run"),
     ],

@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from acp_repro.common.bounds import Axis, Count, CountFrom0, Must, Positive, Seed, Share, whole
 from acp_repro.model.config import LogEpsilon
 from acp_repro.pipeline.data.config import SMALLEST_BPE, DataConfig
-from acp_repro.pipeline.errors import UnknownName
-from acp_repro.pipeline.evaluation.catalogue import PAPER_TASKS, check_names
+from acp_repro.pipeline.evaluation.catalogue import PAPER_TASKS, TASKS
 from acp_repro.pipeline.run import Strict, TrainerConfig, check_divides
 from acp_repro.pipeline.suite_file import SuiteFile
 
@@ -37,10 +36,7 @@ class SizeConfig(Strict):
     vocab_size: Annotated[int, whole(SMALLEST_BPE)] | None = None
 
     def __post_init__(self):
-        if self.hidden_size % self.head_dim:
-            raise ValueError(
-                f"hidden_size: {self.hidden_size} must be a multiple of head_dim {self.head_dim}"
-            )
+        check_divides(self, "head_dim", "hidden_size")
 
     @property
     def num_heads(self) -> int:
@@ -92,19 +88,13 @@ class MeasureConfig(Strict):
     # run_for_heads.
     run_for_heads: str | None = field(default=None, compare=False)
     run_for_sweep: str | None = field(default=None, compare=False)
-    lm_eval_tasks: Annotated[list[str], Must("a list of tasks, at least one", len)] = field(
+    lm_eval_tasks: Annotated[list[Literal[TASKS]], Must("a list of tasks, at least one", len)] = field(
         default_factory=lambda: list(PAPER_TASKS)  # Tables 1 and 3
     )
     lm_eval_items: Count | None = None  # only the first so many items of each task
     lm_eval_data: str | None = None  # a folder of the tasks' files; default: from the Hub
     # The synthetic gates of the benchmarks of kernels and training steps.
     gate_distribution: Literal["mixed", "paper_ratio"] = "mixed"
-
-    def __post_init__(self):
-        try:
-            check_names(self.lm_eval_tasks)
-        except UnknownName as error:
-            raise ValueError(f"lm_eval_tasks: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

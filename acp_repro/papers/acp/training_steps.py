@@ -178,10 +178,7 @@ def _ours(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
 
 
 def _official(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
-    if world_size() > 1:
-        raise SuiteError(
-            "the authors' model is compared on one rank; leave --with-official out, or use --nproc 1"
-        )
+    assert world_size() == 1, "the authors' model is compared on one rank"
     try:
         model = official_model(config)
     except ImportError as error:

@@ -19,12 +19,13 @@ from acp_repro.common.bounds import (
     whole,
     within,
 )
-from acp_repro.lap.config import GATES, TRAINING_MASKS, PruningConfig, Temperature
+from acp_repro.lap.config import GATES, TRAINING_MASKS, PruningConfig
 from acp_repro.pipeline.data.config import CorpusConfig
 from acp_repro.pipeline.run import Strict, TrainerConfig
 from acp_repro.pipeline.suite_file import SuiteFile
 
 SHORTEST_CUT = 16
+HARD_CONCRETE_TAU = 2 / 3
 SHOWN_TEXTS = 5  # of the metric `attribution`, so short that they are drawn word by word
 
 
@@ -87,7 +88,6 @@ class PruningSettings(Strict):
     beta: float = 5.0
     tau: float = 0.1
     hard_concrete_beta: float = 2.0
-    hard_concrete_tau: Temperature = 2 / 3
     hard_concrete_signal_limit: PositiveOrInf | None = None
     max_length: int = 512
 
@@ -98,9 +98,9 @@ class PruningSettings(Strict):
     def config(self, gate: str, training_mask: str) -> PruningConfig:
         """The model's settings at a point of the grid."""
         settings = dataclasses.asdict(self)
-        own = {n: settings.pop(f"hard_concrete_{n}") for n in ("beta", "tau", "signal_limit")}
+        own = {n: settings.pop(f"hard_concrete_{n}") for n in ("beta", "signal_limit")}
         if training_mask == "hard_concrete":
-            settings |= {**own, "noise": "logistic"}
+            settings |= {**own, "tau": HARD_CONCRETE_TAU, "noise": "logistic"}
         if gate == "article":
             settings["noise"] = "none"
         return PruningConfig(gate=gate, training_mask=training_mask, **settings)

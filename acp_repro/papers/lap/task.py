@@ -192,21 +192,19 @@ class PruningTask(Task):
         rows, size = self.rows("heldout", WATCHED_TEXTS), self.run.training.batch_texts
         sums: dict[str, Any] = {}
         model.eval()
-        try:
-            for start in range(0, len(rows), size):
-                part = rows[start : start + size]
-                ids = pad(part, self.tokenizer.pad_id).to(input_ids.device)
-                removed, soft = model.model(ids, mask="removed"), model.model(ids, mask="soft")
-                means = {
-                    "accuracy": removed.correct.mean(),
-                    "keep_ratio": (removed.kept[1:] / removed.kept[0]).mean(1),
-                    "soft_accuracy": soft.correct.mean(),
-                    "soft_ratio": (soft.lengths[1:] / soft.lengths[0]).mean(1),
-                }
-                for name, value in means.items():
-                    sums[name] = sums.get(name, 0) + value * len(part)
-        finally:
-            model.train()
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            ids = pad(part, self.tokenizer.pad_id).to(input_ids.device)
+            removed, soft = model.model(ids, mask="removed"), model.model(ids, mask="soft")
+            means = {
+                "accuracy": removed.correct.mean(),
+                "keep_ratio": (removed.kept[1:] / removed.kept[0]).mean(1),
+                "soft_accuracy": soft.correct.mean(),
+                "soft_ratio": (soft.lengths[1:] / soft.lengths[0]).mean(1),
+            }
+            for name, value in means.items():
+                sums[name] = sums.get(name, 0) + value * len(part)
+        model.train()
         return {name: (value / len(rows)).tolist() for name, value in sums.items()}
 
     def shown(self, watched: dict[str, Any]) -> str:

@@ -17,6 +17,24 @@ from acp_repro.retention.encoders import LIKE_ROBERTA
 from .runs import RetentionRun
 from .schema import SPECIAL, BackboneConfig
 
+# The settings of an encoder of transformers, by the keys of a backbone.
+_DISTILBERT = {
+    "n_layers": "num_hidden_layers",
+    "dim": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+    "dropout": "dropout",
+    "attention_dropout": "dropout",
+}
+_LIKE_BERT = {
+    "num_hidden_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "dropout",
+}
+
 
 def vocabulary(tokenizer) -> dict[str, int]:
     """The facts about a tokeniser of transformers that :func:`fresh` needs."""
@@ -31,14 +49,8 @@ def fresh(
     auto: type, backbone: BackboneConfig, words: Mapping[str, int], max_tokens: int, **labels: Any
 ) -> nn.Module:
     """Random weights of the backbone's shape, with a head of ``auto``; ``words`` of :func:`vocabulary`."""
-    if backbone.model_type == "distilbert":
-        names = ("n_layers", "dim", "n_heads", "hidden_dim", "dropout", "attention_dropout")
-    else:
-        names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
-        names += ("hidden_dropout_prob", "attention_probs_dropout_prob")
-    shape = (backbone.num_hidden_layers, backbone.hidden_size, backbone.num_attention_heads)
-    shape += (backbone.intermediate_size, backbone.dropout, backbone.dropout)
-    sizes = dict(zip(names, shape, strict=True))
+    names = _DISTILBERT if backbone.model_type == "distilbert" else _LIKE_BERT
+    sizes = {name: getattr(backbone, key) for name, key in names.items()}
     if backbone.model_type == "longformer":
         sizes["sep_token_id"] = words["sep_token_id"]  # its head for questions needs it
     config = transformers.AutoConfig.for_model(

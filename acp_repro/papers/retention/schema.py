@@ -75,11 +75,7 @@ class BackboneConfig(Strict):
     def __post_init__(self):
         if self.pretrained and self.pretrained_on:
             raise ValueError("pretrained_on: weights come from there or from `pretrained`, not from both")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size: {self.hidden_size} must be a multiple of num_attention_heads "
-                f"{self.num_attention_heads}"
-            )
+        check_divides(self, "num_attention_heads", "hidden_size")
 
 
 @dataclass(frozen=True)

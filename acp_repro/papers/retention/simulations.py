@@ -146,11 +146,9 @@ def main(arguments: list[str] | None = None) -> None:
         "--suite", default="retention", help="a name in experiments/ or a YAML file (default: retention)"
     )
     suite = load_suite(parser.parse_args(arguments).suite)
-    for simulate in (simulate_estimator, simulate_variance, simulate_complexity):
-        name = simulate.__name__.removeprefix("simulate_")
-        metric, about = suite.paper.metric(name), {"device": processor_name(), "dtype": "float64"}
-        path = write_suite_records(suite.name, suite.paper, metric, simulate(), **about)
-        print(path)
+    about = {"device": processor_name(), "dtype": "float64"}
+    for name, simulate in SIMULATIONS.items():
+        print(write_suite_records(suite.name, suite.paper, suite.paper.metric(name), simulate(), **about))
 
 
 if __name__ == "__main__":

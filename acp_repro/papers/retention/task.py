@@ -139,11 +139,9 @@ class RetentionTask(EncoderTask):
             return {}
         training = model.training
         model.eval()  # and draws no random numbers, so that the look changes no bit
-        try:
-            with model.retention.recorded() as records:
-                model(**name_inputs(batch[:2], batch[0].device))
-        finally:
-            model.train(training)
+        with model.retention.recorded() as records:
+            model(**name_inputs(batch[:2], batch[0].device))
+        model.train(training)
         tokens = batch[1].sum()
         return {
             "multiplier": model.retention.multiplier.tolist(),

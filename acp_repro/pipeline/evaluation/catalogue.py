@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from acp_repro.common.errors import UserError
-from acp_repro.pipeline.errors import UnknownName
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,4 @@ def check_tokenizer(tokenizer_ids: int, model_ids: int, whose: str) -> None:
         raise UserError(
             f"{whose}: the model has {model_ids} token ids and the tokenizer {tokenizer_ids}, so it "
             "is not the model's; give the tokenizer.json that the model was trained with"
-        )
-
-
-def check_names(names: Iterable[str], known: Iterable[str] = TASKS) -> None:
-    """Refuses names of tasks that are not known, with similar names."""
-    known = tuple(known)
-    unknown = [name for name in dict.fromkeys(names) if name not in known]
-    if unknown:
-        raise UnknownName(
-            " ".join(str(UnknownName.among(f"there is no task {name!r}", name, known)) for name in unknown)
         )

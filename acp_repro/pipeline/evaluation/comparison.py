@@ -8,7 +8,6 @@ import math
 import re
 import zlib
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -33,21 +32,8 @@ _VERDICTS = {
 _DATE = re.compile(r"_\d{4}-\d\d-\d\dT[\d.+-]+$")
 
 
-@dataclass
-class Items:
-    """The items of one metric of one task: by number (value, weight), as in ``evaluation.Metric``, and a hash
-    of the item's document, if the evaluation has one."""
-
-    values: dict[int, tuple[float, float]] = field(default_factory=dict)
-    documents: dict[int, str] = field(default_factory=dict)
-
-    def common(self, other: Items) -> list[int]:
-        """The numbers of items that both have, without those known to be of different documents."""
-        hashes = {number: {side.documents.get(number) for side in (self, other)} for number in self.values}
-        return [n for n in self.values if n in other.values and len(hashes[n] - {None}) < 2]
-
-
-Evaluation = dict[tuple[str, str], Items]  # by (task, metric)
+Key = tuple[str, str]  # a task and a metric
+_ITEM = ["task", "metric", "item", "value", "weight", "document"]
 
 
 def shown(mean: float, metric: str) -> float:
@@ -70,28 +56,28 @@ def _sign(metric: str) -> float:
     return -1.0 if is_perplexity(metric) else 1.0
 
 
-def read(path: Path) -> Evaluation:
+def read(path: Path) -> pd.DataFrame:
     """The items of an evaluation: ``samples_TASK_DATE.jsonl`` of the harness, a file that ``python -m
-    acp_repro.evaluate`` keeps, a record ``lm_eval_items.csv.gz``, or a folder that holds such files."""
+    acp_repro.evaluate`` keeps, results ``lm_eval_items.csv.gz``, or a folder that holds such files.
+
+    A row is an item of a metric: its number, ``value`` and ``weight`` as in ``evaluation.Metric``, the hash
+    of its ``document``, empty if the evaluation has none, and its ``file``.
+    """
     if not path.exists():
         raise UsageError(
             f"{path}: no such file or folder; give samples_*.jsonl, runs/evaluations/NAME or "
             "results/SUITE/RUN"
         )
-    if path.is_file():
-        return _read_file(path)
-    found: Evaluation = {}
-    found_in: dict[str, Path] = {}
-    for file in sorted(p for p in path.rglob("*") if _choose_reader(p)):
-        for key, items in _read_file(file).items():
-            if (other := found_in.setdefault(key[0], file)) != file:
-                raise UsageError(f"{other} and {file} hold {key[0]} both; give one of them")
-            found[key] = items
-    if not found:
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _choose_reader(p))
+    if not files:
         raise UsageError(
             f"{path} holds no evaluation: no samples_*.jsonl of lm-eval --log_samples, nothing that "
             f"`python -m acp_repro.evaluate` keeps, no {RECORDS}"
         )
+    found = pd.concat([_read_file(file) for file in files], ignore_index=True)
+    for task, holders in found.groupby("task")["file"].unique().items():
+        if len(holders) > 1:
+            raise UsageError(f"{holders[0]} and {holders[1]} hold {task} both; give one of them")
     return found
 
 
@@ -104,31 +90,24 @@ def _choose_reader(path: Path):
     return _read_records if name == RECORDS else None
 
 
-def _read_file(path: Path) -> Evaluation:
+def _read_file(path: Path) -> pd.DataFrame:
     if (reader := _choose_reader(path)) is None:
         raise UsageError(
             f"{path} is none of these: samples_*.jsonl of lm-eval, what `python -m acp_repro.evaluate` "
             f"keeps, {RECORDS}; give one of them"
         )
-    found: Evaluation = {}
-    for task, metric, number, value, document in reader(path):
-        items = found.setdefault((task, metric), Items())
-        if number in items.values:
-            raise UsageError(f"{path}: item {number} of {task} {metric} appears twice; evaluate it again")
-        items.values[number] = value
-        if document:
-            items.documents[number] = document
+    found = pd.DataFrame(reader(path), columns=_ITEM).assign(file=str(path))
+    twice = found[found.duplicated(["task", "metric", "item"])]
+    for _, row in twice.iterrows():
+        raise UsageError(
+            f"{path}: item {row['item']} of {row['task']} {row['metric']} appears twice; evaluate it again"
+        )
     return found
 
 
-def task_of(path: Path) -> str:
-    """``samples_piqa_2026-01-31T12-00-00.123456.jsonl`` is of piqa."""
-    stem = path.name.removesuffix(".gz").removesuffix(".jsonl").removeprefix("samples_")
-    return _DATE.sub("", stem)
-
-
 def _read_samples(path: Path) -> Iterator[tuple]:
-    task = task_of(path)
+    # samples_piqa_2026-01-31T12-00-00.123456.jsonl is of piqa.
+    task = _DATE.sub("", path.name.removesuffix(".gz").removesuffix(".jsonl").removeprefix("samples_"))
     try:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         lines = text.decode().split("\n")  # splitlines() also cuts inside texts, at U+2028
@@ -147,7 +126,7 @@ def _read_samples(path: Path) -> Iterator[tuple]:
         for name, value in values.items():
             if value is not None:
                 metric = name if kind == "none" else f"{name}@{kind}"
-                yield task, metric, number, value, str(sample.get("doc_hash") or "")
+                yield task, metric, number, *value, str(sample.get("doc_hash") or "")
 
 
 def _value(name: str, value) -> tuple[float, float] | None:
@@ -165,7 +144,7 @@ def _read_kept(path: Path) -> Iterator[tuple]:
         result = json.loads(path.read_text(encoding="utf-8"))["result"]
         for name, metric in result["metrics"].items():
             for number, (value, weight) in enumerate(metric["items"]):
-                yield result["task"], name, number, (float(value), float(weight)), ""
+                yield result["task"], name, number, float(value), float(weight), ""
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: nothing that `python -m acp_repro.evaluate` keeps ({error})") from error
 
@@ -176,16 +155,17 @@ def _read_records(path: Path) -> Iterator[tuple]:
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"{path} cannot be read ({' '.join(str(error).split())})") from error
     for row in table.itertuples():
-        yield row.task, row.metric, row.item, (row.value, row.weight), ""
+        yield row.task, row.metric, row.item, row.value, row.weight, ""
 
 
 def choose(
-    a: Evaluation, b: Evaluation, names: tuple[str, str], tasks: Collection[str], metrics: Collection[str]
-) -> list[tuple[str, str]]:
+    a: pd.DataFrame, b: pd.DataFrame, names: tuple[str, str], tasks: Collection[str], metrics: Collection[str]
+) -> list[Key]:
     """The requested (task, metric) that both have; all if none is requested."""
-    both = sorted(set(a) & set(b))
+    first, second = ({*zip(side["task"], side["metric"], strict=True)} for side in (a, b))
+    both = sorted(first & second)
     if not both:
-        listed = "; ".join(", ".join(sorted({task for task, _ in side})) for side in (a, b))
+        listed = "; ".join(", ".join(sorted({task for task, _ in keys})) for keys in (first, second))
         raise UsageError(f"{names[0]} and {names[1]} have no task in common: {listed}")
     for place, (asked, what) in enumerate(((tasks, "task"), (metrics, "mean over items"))):
         known = dict.fromkeys(key[place] for key in both)
@@ -197,36 +177,36 @@ def choose(
 
 
 def compare(
-    a: Evaluation, b: Evaluation, names: tuple[str, str], keys: list[tuple[str, str]], margin: float
+    a: pd.DataFrame, b: pd.DataFrame, names: tuple[str, str], keys: list[Key], margin: float
 ) -> tuple[list[dict], list[str]]:
     """A minus B for each metric, a row of :data:`COLUMNS` each, and notes of what was left out.
     ``difference`` and ``margin`` are in the metric's units, or of the logarithms of perplexities."""
     rows, notes = [], []
-    for key in keys:
-        task, metric = key
-        one, other = a[key], b[key]
-        common = one.common(other)
-        if not common:
+    for task, metric in keys:
+        one, other = (side[(side["task"] == task) & (side["metric"] == metric)] for side in (a, b))
+        both = one.merge(other, on="item", suffixes=("_a", "_b"))
+        differ = both["document_a"] != both["document_b"]
+        both = both[~(differ & (both["document_a"] != "") & (both["document_b"] != ""))]
+        if both.empty:
             raise UsageError(f"{task} {metric}: {names[0]} and {names[1]} have no item in common")
-        if len(common) < max(len(one.values), len(other.values)):
-            counts = f"{len(one.values):,} and {len(other.values):,}"
-            notes.append(f"{task} {metric}: {len(common):,} items are in both, of {counts}")
-        first, second = (np.array([side.values[number] for number in common]) for side in (one, other))
-        for name, side in zip(names, (first, second), strict=True):
-            finite(side[:, 0], f"{name}: {task} {metric}", common)
-        weights = first[:, 1]
-        if not np.array_equal(weights, second[:, 1]):
+        if len(both) < max(len(one), len(other)):
+            counts = f"{len(one):,} and {len(other):,}"
+            notes.append(f"{task} {metric}: {len(both):,} items are in both, of {counts}")
+        first, second, weights = (both[name].to_numpy() for name in ("value_a", "value_b", "weight_a"))
+        for name, values in zip(names, (first, second), strict=True):
+            finite(values, f"{name}: {task} {metric}", both["item"].tolist())
+        if not np.array_equal(weights, both["weight_b"]):
             raise UsageError(
                 f"{task} {metric}: {names[0]} and {names[1]} count other words or bytes in an item"
             )
-        apart = (first[:, 0] - second[:, 0]) * _sign(metric)
+        apart = (first - second) * _sign(metric)
         found = paired_difference(apart, weights)
-        means = [side[:, 0].sum() / weights.sum() for side in (first, second)]
+        means = [values.sum() / weights.sum() for values in (first, second)]
         rows.append(
             {
                 "task": task,
                 "metric": metric,
-                "items": len(common),
+                "items": len(both),
                 "a": shown(means[0], metric),
                 "b": shown(means[1], metric),
                 **dict(zip(("difference", "low", "high", "p_value"), found, strict=True)),

@@ -26,14 +26,12 @@ class TaskData(UserError, ValueError):
 @dataclass(frozen=True)
 class LocalFile:
     """Where a task's items are in the data folder, and how ``read`` turns the text into documents with the
-    Hub's columns. ``split`` is what the harness evaluates; the whole set has ``items``; ``note`` says how
-    its prompts differ from those of the Hub's files."""
+    Hub's columns. ``split`` is what the harness evaluates; the whole set has ``items``."""
 
     path: str
     split: str
     items: int
     read: Callable[[str], Iterator[Document]]
-    note: str = ""
 
 
 def check_files(tasks: Iterable[str], folder: str | Path) -> None:
@@ -193,11 +191,6 @@ FILES = {
     "copa": LocalFile("lm_eval/copa.jsonl", "validation", 100, _json_lines(_copa)),
     "openbookqa": LocalFile("lm_eval/openbook_qa.jsonl", "test", 500, _json_lines(_openbookqa)),
     "sciq": LocalFile("sciq/sciq_test.jsonl", "test", 1000, _json_lines(_sciq)),
-    "boolq": LocalFile(
-        "lm_eval/boolq.jsonl",
-        "validation",
-        3270,
-        _json_lines(_boolq),
-        "passages without the titles in front of them",
-    ),
+    # Its passages lack the titles in front of them.
+    "boolq": LocalFile("lm_eval/boolq.jsonl", "validation", 3270, _json_lines(_boolq)),
 }

@@ -17,9 +17,10 @@ from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
 from acp_repro.common.errors import UserError
+from acp_repro.pipeline.errors import UnknownName
 
 from . import book
-from .catalogue import BOOK_TASKS, PAPER_TASKS, TASKS, check_names
+from .catalogue import BOOK_TASKS, PAPER_TASKS, TASKS
 from .local_files import FILES, TaskData, check_files, read_documents
 
 _HARNESS = Path(lm_eval.tasks.__file__).parent
@@ -68,7 +69,10 @@ def load_tasks(
     """The tasks with their items, and a note for each that is left out or lacks items. ``data_dir`` is a
     folder with the layout of ``local_files.FILES``; None uses the Hub, which has all tasks of the harness."""
     more = data_dir is None and not set(names) <= set(TASKS)
-    check_names(names, (*TASKS, *TaskManager().all_tasks) if more else TASKS)
+    known = (*TASKS, *TaskManager().all_tasks) if more else TASKS
+    for name in names:
+        if name not in known:
+            raise UnknownName.among(f"there is no task {name!r}", name, known)
     if data_dir is not None:
         check_files([name for name in names if name not in BOOK_TASKS], data_dir)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -150,9 +154,9 @@ def _load_from_hub(name: str) -> list[LoadedTask]:
             "tasks' files into a folder and name it: --data-dir FOLDER, or lm_eval_data under measure in a "
             "suite file"
         ) from error
-    return [LoadedTask(n, task, "hub", _hub_fingerprint(task)) for n, task in tasks.items()]
-
-
-def _hub_fingerprint(task: Task) -> str:
-    """The items' own fingerprint by the library `datasets`."""
-    return str(getattr(task.eval_docs, "_fingerprint", task.config.dataset_path))
+    loaded = []
+    for task_name, task in tasks.items():
+        # The fingerprint of the items by the library `datasets`.
+        fingerprint = str(getattr(task.eval_docs, "_fingerprint", task.config.dataset_path))
+        loaded.append(LoadedTask(task_name, task, "hub", fingerprint))
+    return loaded

@@ -29,18 +29,10 @@ def heldout_haystacks(
         )
     # Slices of one document come together, so pieces are a column apart.
     stride = max(each, min(there // samples, -(-HELDOUT_COLUMN // context_length)))
-    rows = (
-        labels[0].numpy()
-        for _, labels in sequences.iter_batches(1, ((samples - 1) * stride + each) * context_length)
-    )
-    pieces = []
-    for index, row in enumerate(rows):
-        sample, within = divmod(index, stride)
-        if within == 0:
-            pieces.append([])
-        if within < each:
-            pieces[sample].append(row)
-    return [np.concatenate(piece) for piece in pieces]
+    wanted = ((samples - 1) * stride + each) * context_length
+    rows = [labels[0].numpy() for _, labels in sequences.iter_batches(1, wanted)]
+    starts = range(0, samples * stride, stride)
+    return [np.concatenate(rows[start : start + each]) for start in starts]
 
 
 def text_haystacks(

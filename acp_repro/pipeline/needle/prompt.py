@@ -100,11 +100,7 @@ class Needle:
         answer's room included.
         """
         size = self.haystack_tokens(length)
-        if len(haystack) < size:
-            raise UsageError(
-                f"needle: the haystack has {len(haystack)} tokens, and a context of {length} takes {size}; "
-                "give a longer text, or shorter lengths"
-            )
+        assert len(haystack) >= size, f"a haystack of {len(haystack)} tokens for a context of {length}"
         hay = np.asarray(haystack[:size], np.int64)
         parts = [[self.bos_id], hay, self.question]
         if depth is not None:
@@ -131,9 +127,6 @@ class Trial(NamedTuple):
 
 def tokenise_needles(encode: Encode, bos_id: int, mode: str = "easy") -> list[Needle]:
     """The wordings of a mode in a model's own tokens: one, or one a fact."""
-    if mode not in WORDINGS:
-        *others, last = WORDINGS
-        raise UsageError(f"needle: mode {mode!r} is not known; use {', '.join(others)} or {last}")
     full_stop = np.asarray(encode("."), np.int64)[-1:]
 
     def tokens(text: str) -> np.ndarray:

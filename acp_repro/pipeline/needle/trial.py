@@ -50,9 +50,8 @@ def try_needle(
     """One record for each length, trial and depth, in this order. Prompts of one length go together up to
     ``batch_tokens``; ``decode`` turns token ids to text, for the answers."""
     lengths = sorted(lengths)
-    for length in lengths:  # what is too short is an error before minutes of work
-        for trial in trials:
-            trial.needle.prompt(trial.haystack, length, None)
+    for trial in trials:  # what is too short is an error before minutes of work
+        trial.needle.haystack_tokens(lengths[0])
     cells = [(length, index) for length in lengths for index in range(len(trials))]
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     with progress_bar(total=len(cells) * len(depths), desc=description, unit="prompt") as bar:

@@ -7,7 +7,6 @@ same batches. So they are one training until a step's gradients differ in a bit.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import Any
 
@@ -70,7 +69,9 @@ def measure_first_divergence(trained: Trained) -> list[dict[str, Any]]:
     names = [name for name, _ in trainings[0].model.named_parameters()]
     steps, rows = min(MOST_STEPS, task.steps), []
     with (
-        _no_autotuning(),
+        # Inductor would choose a reduction's tile by timing, for each graph separately: exact and ACP might
+        # then sum in two orders.
+        inductor.patch(deterministic=True),
         compiled_blocks(blocks, compiles(run, device)),
         progress_bar(total=steps, desc=f"{run.name}: first_divergence", unit="step") as progress,
     ):
@@ -112,12 +113,6 @@ def measure_first_divergence(trained: Trained) -> list[dict[str, Any]]:
             )
             progress.update()
     return rows
-
-
-def _no_autotuning() -> contextlib.AbstractContextManager:
-    """Turns off Inductor's choice of a reduction's tile by timing, made for each graph separately: exact and
-    ACP may then sum in two orders."""
-    return inductor.patch(deterministic=True)
 
 
 def _start(task: FoXTask, device: torch.device, name: str, tolerance: float | None) -> Training:

@@ -42,9 +42,10 @@ def measure_probe(trained: TrainedPruning) -> list[dict[str, Any]]:
     rows = []
     for kind in ("kept", "all_tokens"):
         features = [_features(trained, [row for _, row, _ in part], kind) for part in (train, test)]
-        rows.append((f"{kind}_votes", _votes(trained, features, labels), _vectors(features[1])))
+        vectors = sum(map(len, features[1])) / len(features[1])
+        rows.append((f"{kind}_votes", _votes(trained, features, labels), vectors))
         if kind == "all_tokens":
-            pooled = [[vectors.mean(0, keepdim=True) for vectors in part] for part in features]
+            pooled = [[each.mean(0, keepdim=True) for each in part] for part in features]
             rows.append(("all_tokens_mean", _votes(trained, pooled, labels), 1.0))
     rows.append(("bag_of_words", _bag_of_words(train, test, labels), None))
     share = labels["test"].float().mean().item()
@@ -90,10 +91,6 @@ def _features(trained: TrainedPruning, rows: list[list[int]], kind: str) -> list
             there = input_ids != trained.task.tokenizer.pad_id
         features += [(i, v[m].cpu()) for i, v, m in zip(part, vectors, there, strict=True)]
     return [vectors for _, vectors in sorted(features, key=lambda pair: pair[0])]
-
-
-def _vectors(features: list[Tensor]) -> float:
-    return sum(map(len, features)) / len(features)
 
 
 def _votes(trained: TrainedPruning, features: list[list[Tensor]], labels: dict[str, Tensor]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,10 @@ def measure_pruned_dense(trained: TrainedRetention) -> list[dict[str, Any]]:
     """One record a pruning, its place, budget and score, on the test split; ``none`` is the dense model."""
     plain = trained.evaluate(trained.model, "test")
     records = _list_scores(plain, pruning="none", pruning_gates="none", pruning_budget=1.0)
-    for gates in GATES:
-        for pruning in PRUNINGS:
-            for budget in BUDGETS:
-                model = trained.pruned(method=pruning, gates=gates, budget=budget)
-                columns = {"pruning": pruning, "pruning_gates": gates, "pruning_budget": budget}
-                records += _list_scores(trained.evaluate(model, "test"), **columns)
+    for gates, pruning, budget in itertools.product(GATES, PRUNINGS, BUDGETS):
+        model = trained.pruned(method=pruning, gates=gates, budget=budget)
+        columns = {"pruning": pruning, "pruning_gates": gates, "pruning_budget": budget}
+        records += _list_scores(trained.evaluate(model, "test"), **columns)
     return records
 
 

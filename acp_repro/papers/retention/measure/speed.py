@@ -155,16 +155,11 @@ def _scoring_ms(device: torch.device, gates: nn.Module | None, run: Step) -> flo
         else:
             marks.append(time.perf_counter())
 
-    handles = [
-        handle
-        for gate in (gates.gates if gates is not None else ())
-        for handle in (gate.register_forward_pre_hook(mark), gate.register_forward_hook(mark))
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for gate in gates.gates if gates is not None else ():
+            hooks.enter_context(gate.register_forward_pre_hook(mark))
+            hooks.enter_context(gate.register_forward_hook(mark))
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     pairs = zip(marks[::2], marks[1::2], strict=True)
     if on_gpu:
         torch.cuda.synchronize()
@@ -180,13 +175,11 @@ def _flop(trained: Trained, config: RetentionConfig, length: int) -> float:
     shape = trained.model.config
     layers = shape.num_hidden_layers
     places = config.places(layers)
-    budgets = token_budgets(config, length, len(places))
+    budgets = dict(zip(places, token_budgets(config, length, len(places)), strict=False))
     tokens, left = [], length
-    for block in range(layers + 1):
-        if block in places:
-            left = min(left, budgets[places.index(block)])
-        if block < layers:
-            tokens.append(left)
+    for block in range(layers):
+        left = min(left, budgets.get(block, length))
+        tokens.append(left)
     scored = [length][: len(places)] if config.method == "adaptive" else []
     inner = getattr(shape, "intermediate_size", None) or shape.hidden_dim
     windows = getattr(shape, "attention_window", None)
