@@ -91,7 +91,7 @@ def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
 @pytest.mark.slow
 def test_a_pass_with_kernels_is_one_without(kind, monkeypatch):
     device = on_a_device()
-    model, inputs = build(kind).to(device), batch(rows=5)
+    model, inputs = build(kind, "TokenClassification").to(device), batch(rows=5)
     for settings in (
         {"gates": "input"},
         {"gates": (2,), "method": "h2o"},
