@@ -52,7 +52,7 @@ PAPERS = {
     ),
     "retention": Chain(RETENTION, "figureC", "", ("method: [ar]", "method: [arr]", "grid[0].method[0]")),
     "lap": Chain(
-        LAP, "figure_words", "Which tokens are kept", ("tau: 1", "tau: 0", "pruning.tau: must be a")
+        LAP, "table_words", "Which tokens are kept", ("tau: 1", "tau: 0", "pruning.tau: must be a")
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Figure A8: FoX (Pro) against its RoPE twin, the Transformer (Pro), which the paper builds on."""
+"""Figure A8: FoX (Pro) against its RoPE baseline, the Transformer (Pro), which the paper builds on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY = ["size", "context_length_tokens", "seed"]
 
 
 def twins(records: pd.DataFrame, *more: str) -> pd.DataFrame:
-    """``difference``, FoX less RoPE in nats, of each pair of one seed; ``more`` may be the position."""
+    """The loss difference FoX − RoPE in nats (column ``difference``) of each pair of one seed."""
     table = side_by_side(records, [*KEY, *more], "architecture", "loss_nats", ("pro", "rope"), "twins")
     return table.assign(difference=table["pro"] - table["rope"])
 
@@ -50,6 +50,6 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     ax.set(xlabel="token position", ylabel="loss, FoX − RoPE (nats)")
     verdict = fox_is_on_par(context.records["loss"], context.records["loss_curve"])
     drawing.legend(figure)
-    caption = f"""**Figure A8.** FoX (Pro) against its RoPE twin: the same parts with RoPE in place of the
-gate, both exact. The pairs of one seed read the same batches: {verdict.ours}."""
+    caption = f"""**Figure A8.** FoX (Pro) against its RoPE baseline: the same parts with RoPE in place of
+the gate, both exact. The pairs of one seed read the same batches: {verdict.ours}."""
     return figure, caption
