@@ -25,7 +25,7 @@ PANELS = {
 
 
 def relative(records: pd.DataFrame, column: str) -> pd.DataFrame:
-    """``relative``: with removal over with masks, by length and kept share."""
+    """``relative``: with removal over with masks, by length and keep ratio."""
     key, sides = ["run", "length_tokens", "keep_ratio"], ("masked", "removed")
     table = side_by_side(records, key, "method", column, sides, "figure_savings")
     return table.assign(relative=table["removed"] / table["masked"])
@@ -145,7 +145,7 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
     worst = pd.concat({column: _worst(removal_time, column) for column in columns})
     few = worst.index.get_level_values("percent") <= 100 * FASTER_BELOW
     if not few.any():
-        return Verdict(Word.INCONCLUSIVE, "no kept share was that small")
+        return Verdict(Word.INCONCLUSIVE, "no keep ratio was that small")
     if not told(removal_time, columns):
         return Verdict(Word.INCONCLUSIVE, "time hardly grows with the tokens")
     less = (worst["relative"] < 1) & (worst["of_all"] <= LESS)
