@@ -1,4 +1,4 @@
-"""The table of backends: a new one is an entry, and a name that is not there is an error that lists them."""
+"""The table of backends: a new backend is one entry, and an unknown name raises an error that lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section 3: the boundary is monotone, the parallel search is Algorithm 1, and counts are right."""
+"""Section 3: the boundary is monotone, the parallel search equals Algorithm 1, and block counts are exact."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Context parallelism on 2, 3 and 4 ranks (gloo, CPU) against the call of one process."""
+"""Context parallelism on 2, 3 and 4 ranks (gloo, CPU) against a call in one process."""
 
 import contextlib
 import random
@@ -159,7 +159,7 @@ def check_errors():
         # Every rank refuses what one rank alone is given.
         wrong = gates.clone()
         wrong[:, 5] = 1.0 if group.rank() else -1.0
-        refuse("log_fgate must lie in", x, x, x, wrong)
+        refuse("log_fgate must be in", x, x, x, wrong)
         nan = x.clone()
         nan[:, 5] = torch.nan if group.rank() else 0.0
         refuse("NaN under 'auto'", x, nan, x, gates, adaptive_threshold="auto")
