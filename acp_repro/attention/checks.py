@@ -214,6 +214,6 @@ def check_gates(log_fgate: Tensor) -> None:
 
 def check_threshold(threshold: Any) -> None:
     """Checks the values of delta with :func:`check_values`."""
-    hint = " (delta = -2U - log L + log epsilon; with 'auto', NaN means that q or k contains NaN)"
+    hint = " (delta = -2U - log L + log epsilon; NaN under 'auto': q or k contains NaN)"
     if not isinstance(threshold, float):  # floats are validated by per_head_tensor
         check_values("adaptive_threshold", threshold, -math.inf, 0, hint)
