@@ -150,6 +150,6 @@ def _facts(model: ModelHeads) -> list[str]:
         f"{layers} layers of {heads} heads",
         f"{model.length:,} tokens",
         f"blocks of {block_q} × {block_k}",
-        *([f"numbers over {measured:,} tokens"] if measured > model.length else []),
+        *([f"statistics over {measured:,} tokens"] if measured > model.length else []),
         *model.facts,
     ]

@@ -47,7 +47,7 @@ _SCRIPTS = (
 
 
 class Listing(NamedTuple):
-    """The selection of listed keys: of every ``stride``-th query, those with a weight of ``least_weight``."""
+    """The selection of listed keys: of every ``stride``-th query, from weight ``least_weight`` on."""
 
     stride: int
     least_weight: float

@@ -301,7 +301,7 @@ def test_the_official_example_runs_with_only_the_import_changed():
 
 
 def test_alibi_is_a_constant_gate():
-    """BLOOM's slopes under "auto": within what Appendix A allows of ALiBi in float64, and pruned."""
+    """BLOOM's slopes with "auto": within the bound of Appendix A of ALiBi in float64, and pruned."""
     heads, length = 16, 500
     slopes = 2.0 ** (-8 * torch.arange(1, heads + 1) / heads)
     q, k, v = (torch.randn(1, heads, length, 16, generator=torch.manual_seed(n)) for n in range(3))

@@ -15,7 +15,7 @@ from acp_repro.attention.backends import BACKENDS, Blockwise
 
 
 class Mine(Blockwise):
-    """Another grid, and only on the meta device, where nothing else is taken."""
+    """A backend with a different grid that supports only the meta device."""
 
     def supports(self, device):
         return device.type == "meta"

@@ -156,7 +156,7 @@ def check_errors():
         refuse("end with the length 256", x, x, x, gates, cu_seqlens=torch.tensor([0, 128]))
         with pytest.raises(ValueError, match="length of dimension 1, 130, .* twice the 2 ranks"):
             shard_sequence(torch.zeros(1, 130), group)
-        # Every rank refuses what one rank alone is given.
+        # Every rank raises the error, even if only one rank has the invalid input.
         wrong = gates.clone()
         wrong[:, 5] = 1.0 if group.rank() else -1.0
         refuse("log_fgate must be in", x, x, x, wrong)

@@ -20,9 +20,9 @@ IMPLEMENTATIONS = [
 
 
 def make_cache(lengths, tokens=1, group=1, head_dim=16, block=16):
-    """q, a cache of two key heads whose blocks lie in no order, NaN where nothing is written, and its start.
+    """q, a cache of two key heads with shuffled blocks and NaN in unwritten entries, and its start.
 
-    Query heads are local and global in turn. In a group, the second key head begins with a global one.
+    Query heads alternate between local and global; the group of the second key head begins with a global one.
     """
     generator = torch.Generator().manual_seed(0)
     batch, heads, columns = len(lengths), 2 * group, -(-max(lengths) // block) + 1
@@ -157,7 +157,7 @@ def test_writing_is_the_same_on_both_sides():
         cache.write(k, v, gates)
         if tokens <= 8:
             kernels.write_kvcache(twin, k, v, gates)
-        else:  # a prefill, which knows its sums
+        else:  # a prefill, which computes its sums
             before = cache.c_at(cache.seqlens.long()[:, None] - tokens - 1)
             kernels.write_kvcache(twin, k, v, gates, before + gates.double().clamp(min=-1e4).cumsum(-1))
         for a, b in zip(cache, twin, strict=True):

@@ -101,7 +101,7 @@ def test_qk_norm_bound_covers_the_rounded_products(seed, dtype, shared, gain):
     bound = logit_bound_from_qk_norm(*weights, heads, head_dim, dtype=dtype)
     assert bound.shape == (heads,) and bound.dtype == torch.float32
     assert (bound.double() >= largest).all()
-    # It is no more than the product of the largest norms, plus rounding: U is not paid twice.
+    # The bound is at most the product of the largest norms plus rounding, so U does not count twice.
     norms = [x.norm(dim=-1).amax(0) for x in scores]
     assert (bound.double() <= norms[0] * norms[1] / math.sqrt(head_dim) * 1.05).all()
 

@@ -98,7 +98,7 @@ def test_vmap_is_one_call_for_each(inputs, implementation):
 
 
 def test_vmap_over_thresholds_and_starts(inputs):
-    one = [x[0].cpu() for x in inputs]  # where bits do not depend on the batch, and values are checked
+    one = [x[0].cpu() for x in inputs]  # a CPU checks values; its results are independent of the batch
     thresholds = torch.tensor([-3.0, -6.0, -9.0])
     starts = torch.tensor([[0, 1], [70, 5], [129, 0]])
 

@@ -37,7 +37,7 @@ function drawRules(section) {
   const title = byHead ? `Heads under ${state.rule}` : state.ruleHead === null ? "Rules over all heads" : `Rules in ${headName(heads[state.ruleHead])}`;
   const columns = { ...(byHead ? { head: { name: "head", unit: "layer.head", says: "layer and head" }, ...(GATED && { kind: COLUMNS.kind }) } : RULE_NAME), ...RULE_COLUMNS, ...(!byHead && RULE_SIZE) };
   section.replaceChildren(
-    node("p", { class: "lead" }, `The tiles that ${RULES.rules.length} rules of sparse attention would skip on the first ${whole(RULES.tokens)} tokens. All weights are exact, because no rule is applied while the model runs. Among the rules with a bound on every row, “${best.name}” skips the most tiles: ${shareText(best.skipped)}, with a worst-row loss of ${lossText(best.worst_row_loss)}. The largest loss of a row is ${lossText(most.worst_row_loss)}, under “${most.name}”.`),
+    node("p", { class: "lead" }, `This view shows the tiles that ${RULES.rules.length} rules of sparse attention would skip on the first ${whole(RULES.tokens)} tokens. All weights are exact, because no rule is applied while the model runs. Among the rules with a bound on every row, “${best.name}” skips the most tiles: ${shareText(best.skipped)}, with a worst-row loss of ${lossText(best.worst_row_loss)}. The largest loss of a row is ${lossText(most.worst_row_loss)}, under “${most.name}”.`),
     node("div", { class: "controls" },
       choice("heads", "rule-head", [["", "all heads"], ...heads.map(r => [r.index, headName(r)])], state.ruleHead, index => change({ ruleHead: index === null ? null : Number(index) })),
       choice("rule", "rule-name", [["", "all rules"], ...RULES.rules.map(r => [r.name, r.name])], state.rule, rule => change({ rule })),
