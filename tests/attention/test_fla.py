@@ -1,4 +1,4 @@
-"""The call of flash-linear-attention (fla) on this package's attention, and fla's own layers that use it."""
+"""The replacement for fla's (flash-linear-attention's) forgetting attention, also inside fla's layers."""
 
 import sys
 import types
@@ -20,7 +20,7 @@ def inputs(heads=4, kv_heads=2, length=150):
 
 @pytest.mark.parametrize(("window", "bounds"), [(None, None), (8, None), (8, torch.tensor([0, 150]))])
 def test_it_is_the_equations_with_shared_heads_and_a_window(window, bounds):
-    """Row i sees keys i - window_size + 1 to i, as the mask in fla's naive_forgetting_attn has it."""
+    """Row i sees keys i - window_size + 1 to i, as in the mask of fla's naive_forgetting_attn."""
     given = [x[: 2 if bounds is None else 1] for x in inputs()]
     rows = torch.arange(150)
     seen = torch.ones(150, 150, dtype=torch.bool).tril() & (rows > rows[:, None] - (window or 150))
@@ -30,7 +30,7 @@ def test_it_is_the_equations_with_shared_heads_and_a_window(window, bounds):
 
 
 def test_layers_call_it_from_use_to_restore(monkeypatch):
-    """With a stand-in for fla, which need not be installed."""
+    """With a mock of fla, which does not have to be installed."""
     own = object()
     names = ("fla", "fla.layers", "fla.layers.forgetting_attn", "fla.ops", "fla.ops.forgetting_attn")
     for name in names:
@@ -51,7 +51,7 @@ def test_layers_call_it_from_use_to_restore(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("packed", [False, True])
 def test_on_a_gpu_both_kernels_are_the_equations(packed):
-    """Outputs and every gradient in bfloat16, against the equations in float64; ours no worse than theirs."""
+    """Outputs and all gradients in bfloat16 against float64; our errors are at most those of fla."""
     fla = pytest.importorskip("fla.ops.forgetting_attn", reason="pip install flash-linear-attention")
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 700, heads, 64, device="cuda").bfloat16() for heads in (6, 2, 2))

@@ -1,7 +1,7 @@
-"""The kernels for Hopper GPUs: what they refuse, that they compile well, and their sums.
+"""The Hopper kernels: unsupported inputs, compiler warnings and results.
 
-Triton's interpreter does not know them, so :mod:`.gluon_on_cpu` runs them where no GPU is. A compiler for
-their GPU comes with Triton, and tells what would make them slow.
+Triton's interpreter does not support these kernels, so :mod:`.gluon_on_cpu` emulates them without a GPU.
+Triton includes a compiler for Hopper, which reports serialised products.
 """
 
 import math
@@ -51,10 +51,10 @@ def test_the_portable_implementation_refuses_other_kernels_in_both_passes(monkey
     ("what", "kernels"), [("--narrow", 6), ("--wide", 9), ("--decode", 5 * (2 + 2 + 4)), ("--training", 6)]
 )
 def test_they_compile_without_spills_and_without_waiting(what, kernels):
-    """ptxas warns where it makes products wait for each other, which undoes what the Hopper kernels are for.
+    """ptxas warns if it serialises products, which removes the advantage of the Hopper kernels.
 
-    And of a multiprocessor's 228 KB, of which it keeps 1 a program, two programs of the backward must have
-    room, and one of the forward, which is for wide heads only.
+    A multiprocessor has 228 KB of shared memory and reserves 1 KB per program. Two programs of the backward
+    must fit, and one of the forward, which serves wide heads only.
     """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, str(Path(__file__).with_name("compile_for_hopper.py")), what]
@@ -105,7 +105,7 @@ def test_a_triton_that_refuses_them_falls_back_with_a_reason(monkeypatch):
     ],
 )
 def test_every_output_and_gradient_without_a_gpu(monkeypatch, seqlen, kind, dtype, head_dim):
-    """389 and 600 positions are more tiles than there are stages. NaN stands before a padded start."""
+    """389 and 600 positions have more tiles than there are stages. Padding contains NaN."""
     from . import gluon_on_cpu
 
     monkeypatch.setattr(hopper, "launch", gluon_on_cpu.launch)
