@@ -1,1 +1,1 @@
-"""Shared by every part: errors for users, files that are whole or not there. Standard library only."""
+"""Code that all packages share: errors for users, atomic files, artifacts. Needs only the standard library."""

@@ -395,6 +395,12 @@ def test_a_nan_stops_the_run(run, monkeypatch, spoil, device, said):
     assert not is_done(run) and not run.weights_file.exists()
 
 
+def test_metrics_are_json_if_a_value_is_not_finite(run):
+    with RunFolder(run).open_log(0) as write:
+        write({"step": 0, "pruned_ratio": [math.nan, 0.5, math.inf]})
+    assert log_of(run) == [{"step": 0, "pruned_ratio": [None, 0.5, None]}]
+
+
 def test_a_gradient_that_is_not_finite_stops_the_run(run, monkeypatch):
     """Where the loss still is."""
     step = trainer_module.train_step

@@ -28,7 +28,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -54,9 +54,6 @@ from ..freshness import differences, has_weights
 from ..provenance import commit, device_name, version
 from ..run import Run
 from .distributed import on_rank_zero, rank, world_size
-
-if TYPE_CHECKING:
-    from .task import Task
 
 KEEP = 2  # checkpoints
 _NAME = re.compile(r"step-(\d{8})")
@@ -207,23 +204,32 @@ class RunFolder:
                     kept.append(line + "\n")
         files.write_text(path, "".join(kept))
         with path.open("a") as log:
-            yield lambda step: print(json.dumps(step), file=log, flush=True)
+            # JSON has no NaN and no infinity: they are written as null.
+            finite = json.JSONDecoder(parse_constant=lambda name: None).decode
+            yield lambda step: print(json.dumps(finite(json.dumps(step))), file=log, flush=True)
 
-    def finish(self, task: Task, model: nn.Module) -> None:
-        """Writes the trained weights and ``done.json``, and deletes the checkpoints."""
+    def finish(self, model: nn.Module, save: Callable[..., None], step_tokens: int) -> None:
+        """Writes the trained weights and ``done.json``, and deletes the checkpoints.
+
+        Args:
+            save: `Task.save`, which writes the weights.
+            step_tokens: tokens of a step.
+        """
         weights = None
         if isinstance(next(model.parameters()), DTensor):  # whole weights on the CPU of rank 0
             whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
             weights = get_model_state_dict(model, options=whole)
-        on_rank_zero(lambda: self._publish(task, model, weights))
+        on_rank_zero(lambda: self._publish(model, weights, save, step_tokens))
         self._delete_checkpoints()
 
-    def _publish(self, task: Task, model: nn.Module, weights: dict[str, Tensor] | None) -> None:
+    def _publish(
+        self, model: nn.Module, weights: dict[str, Tensor] | None, save: Callable[..., None], step_tokens: int
+    ) -> None:
         # Weights get their name last, because Make takes them as the sign that the run is complete.
         unnamed = self.path / ".model"
         unnamed.mkdir(exist_ok=True)
-        task.save(model, unnamed, weights)
-        write_done(self.run, task.step_tokens, unnamed / "model.safetensors")
+        save(model, unnamed, weights)
+        write_done(self.run, step_tokens, unnamed / "model.safetensors")
         shutil.rmtree(self.path / "model", ignore_errors=True)
         unnamed.replace(self.path / "model")
 

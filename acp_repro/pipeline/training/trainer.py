@@ -135,7 +135,7 @@ def train(
                         raise Stopped(f"saved step {step + 1} of {task.steps} in {path}; {GOES_ON}")
             log.read_all()
         if last == task.steps:
-            folder.finish(task, model)
+            folder.finish(model, task.save, task.step_tokens)
         if any(any_rank(signals.asked is not None)):  # in the last step, or since
             raise Stopped(f"{run.name} is done; {GOES_ON}")
     return folder.path
