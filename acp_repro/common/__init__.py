@@ -1,1 +1,1 @@
-"""Code that all packages share: errors for users, atomic files, artifacts. Needs only the standard library."""
+"""Code shared by all packages: errors, atomic files, artifacts. It needs only the standard library."""

@@ -1,4 +1,4 @@
-"""The artifact store: it accepts intact, up-to-date files and folders, and rejects others with a one-line error.
+"""The artifact store: it accepts intact, up-to-date files and folders, and rejects others in one line.
 
 A manifest is a JSON object, written last and atomically::
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class ArtifactError(UserError, ValueError):
-    """An artifact is missing, damaged or made from other inputs; the message names the path and the remedy."""
+    """An artifact is missing, damaged or made from other inputs; the message names its path and a remedy."""
 
 
 def identify_run(description: Mapping[str, Any]) -> dict[str, str]:

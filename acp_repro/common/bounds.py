@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Must:
-    """A bound: ``words`` describe valid values, ``holds`` tests a value, and ``known`` names are suggested."""
+    """A bound: ``words`` describe valid values, ``holds`` tests a value, ``known`` names are suggested."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -86,7 +86,7 @@ _FLAG = Must("true or false", lambda x: isinstance(x, bool))
 
 
 def check(settings: Any) -> None:
-    """Checks the bounds of all fields of a dataclass; raises ValueError, which begins with the field's name."""
+    """Checks the bounds of a dataclass's fields; raises ValueError, which begins with the field's name."""
     for name, optional, bounds in _bounds(type(settings)):
         value = getattr(settings, name)
         for must in () if optional and value is None else bounds:

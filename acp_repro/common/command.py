@@ -1,4 +1,4 @@
-"""The frame of all commands: options, signals and exit codes; a user's mistake ends in one line, no traceback."""
+"""The shell of all commands: options, signals and exit codes. A user's mistake ends in one line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RENAMED = {  # former names of options
     "--official": "--with-official",
     "--rivals": "--baselines",
 }
-# Import names of the libraries of each extra in pyproject.toml; the entry "" is the package itself.
+# Import names of the libraries of each extra in pyproject.toml; "" lists those of the package itself.
 _PIPELINE = ("safetensors", "pandas", "pydantic", "scipy", "yaml", "tqdm", "fsspec")
 _EXTRAS = {
     "": ("torch", "numpy"),
@@ -123,8 +123,8 @@ def _about_missing(error: ImportError, extra: str) -> str:
 def run_command(main: Main) -> None:
     """Runs a ``main`` as the process and exits with its code.
 
-    A pipe that closes early (``| head``) ends the process silently. Characters that the terminal cannot encode
-    are written as escape sequences. Under Make the process ends when Make is killed.
+    A pipe that closes early (``| head``) ends the process silently. Characters that the terminal cannot
+    encode are written as escape sequences. Under Make the process ends when Make is killed.
     """
     sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     if "MAKELEVEL" in os.environ:
@@ -337,7 +337,7 @@ def progress_bar(*arguments: Any, **options: Any) -> Any:
 
 
 class _PlainLines:
-    """An output stream for a progress bar, which writes each state as a line of stderr, without cursor codes."""
+    """An output stream for a progress bar: each update becomes a line of stderr without cursor codes."""
 
     def write(self, text: str) -> None:
         if line := re.sub(r"\x1b\[A|[\r\n]", "", text).rstrip():

@@ -10,7 +10,8 @@ def largest_pruned_ratio(seqlen: int, block_q: int, block_k: int) -> float:
     """The largest possible pruned ratio: that of a head that keeps two keys per query.
 
     These are the query's own key (D_ii = 0) and the previous key, whose decay is a single gate. No gate of a
-    trained model is near delta. Each row therefore keeps the diagonal blocks and the key before its queries.
+    trained model is near delta. Each row of blocks therefore keeps the diagonal blocks and the block of the
+    key before its first query.
 
     Args:
         seqlen, block_q, block_k: sizes in tokens.

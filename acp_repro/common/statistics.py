@@ -73,15 +73,15 @@ class Equivalence(NamedTuple):
 
 class Homogeneity(NamedTuple):
     p_value: float  # of a permutation test of chi-squared, which shuffles items among the groups
-    # The upper bound of Cohen's w from the noncentral chi-squared distribution. w is the root of the
-    # population's chi-squared over the number of items; 0.3 is a medium effect.
+    # The upper bound of Cohen's w from the noncentral chi-squared distribution. w is the square root of the
+    # noncentrality per item; 0.3 is a medium effect.
     effect_high: float
 
 
 def finite(
     values: Sequence[float], what: str = "the statistics", items: Sequence[object] | None = None
 ) -> np.ndarray:
-    """``values`` as a float64 array; refuses NaN, with which every comparison is silently false, and infinity."""
+    """``values`` as a float64 array without NaN, for which comparisons are silently false, and infinity."""
     values = np.asarray(values, dtype=float)
     for place in np.flatnonzero(~np.isfinite(values)):
         item = place if items is None else items[place]
