@@ -1,4 +1,4 @@
-"""Settings: what a suite's file may say of its text."""
+"""Data settings: the valid keys and values of a suite file, and their errors."""
 
 import dataclasses
 import json

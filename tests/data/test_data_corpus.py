@@ -1,4 +1,4 @@
-"""`prepare` from end to end, and the command."""
+"""`prepare` from end to end, and the data command."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Hugging Face datasets without a network: a local folder through the library, and a stand-in for it."""
+"""Hugging Face datasets without a network: a local folder read by the library, and a fake of the library."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Labelled sets: each reader on small files of its set's layout."""
+"""Labelled sets: each reader on small files with the layout of its dataset."""
 
 import csv
 import gzip

@@ -1,4 +1,4 @@
-"""LongCrawl64 on small arrays of the same layout: the paper's order, its shift, and every damage."""
+"""LongCrawl64 on small arrays of the same layout: the paper's order, shifted inputs, and damaged files."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Sequences: slices of one document, column by column, a pure function of seed and step."""
+"""Sequences: slices of one document, in column order, which depend only on seed and step."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Documents: which ones, in which order, with what identity, and every error on the way."""
+"""Sources of documents: selection, order, identity and all errors."""
 
 import bz2
 import gzip

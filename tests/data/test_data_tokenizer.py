@@ -1,4 +1,4 @@
-"""Tokenisers: exact round trips, BOS out of reach, the same BPE from the same text."""
+"""Tokenisers: exact round trips, no BOS from text, and a deterministic BPE."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Ranks change how a run is trained and not what comes of it: gloo on a CPU."""
+"""Distributed training with gloo on a CPU: the result does not depend on the number of ranks."""
 
 import functools
 import itertools

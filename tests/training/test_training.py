@@ -1,4 +1,4 @@
-"""A run continues bit for bit after any stop, and refuses what it should refuse."""
+"""Training: a resumed run is bitwise identical after any interruption, and invalid runs are refused."""
 
 import json
 import math

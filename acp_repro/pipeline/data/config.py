@@ -34,8 +34,7 @@ Tokenizer = Annotated[
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """The choice of a corpus, common to the data settings of all papers. Each paper adds ``options``, a
-    mapping.
+    """The choice of a corpus, shared by the data settings of all papers; each adds a mapping ``options``.
 
     Attributes:
         corpus: the name of a function of `corpora`.

@@ -221,8 +221,7 @@ _PROSE = re.compile(r"[A-Za-z][\w'\-]*")
 
 
 def docstring_sentences(min_chars: int, max_chars: int) -> dict[str, bool]:
-    """Maps sentences of docstrings to whether they document a function or method, rather than a class or
-    module.
+    """Maps each sentence of docstrings to whether it documents a function or method; else a class or module.
 
     If a sentence occurs several times, the first occurrence counts.
     """
@@ -396,8 +395,7 @@ def facts(
     short: int = 0,
     short_characters: int = 700,
 ) -> Iterator[Row]:
-    """Short facts inserted into long text (`path`, else the standard library), with a question about one of
-    them.
+    """Short facts in long text, with a question about one of them; `path`, else the standard library.
 
     For example, "The code of Nora is amber." is inserted together with other such facts. The question is
     about Nora, and the class is amber.

@@ -90,7 +90,7 @@ class Corpus:
         }
 
     def save_tokenizer(self, folder: str | Path) -> Path | None:
-        """Writes ``tokenizer.json`` into ``folder`` and returns its path, or None for bytes, which need no file."""
+        """Writes ``tokenizer.json`` into ``folder`` and returns its path; None for bytes, without a file."""
         if isinstance(self.tokenizer, ByteTokenizer):
             return None
         return save_json(self.tokenizer.json_text, folder)
@@ -121,7 +121,7 @@ def prepare(config: DataConfig | Mapping[str, Any]) -> Corpus | LongCrawl64:
 
 
 def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
-    """(a name for the cache folder, everything besides the text that determines the ids, for the cache key)."""
+    """A name for the cache folder, and the part of the cache key that determines the ids besides the text."""
     if config.bpe_size:
         return f"bpe{config.bpe_size}", config.bpe_size
     if config.tokenizer_file:

@@ -1,4 +1,4 @@
-"""Reads text and records from files, also compressed ones. The error of a damaged file names it in one line."""
+"""Reads text and records from files, also compressed ones; an error names the damaged file in one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMPRESSED = {".xz", ".zst", ".gz", ".bz2"}
 
 
 def default_cache() -> Path:
-    """``$ACP_REPRO_CACHE``, else ``cache/`` beside the nearest pyproject.toml, else in the working directory."""
+    """``$ACP_REPRO_CACHE``, or ``cache/`` beside the nearest pyproject.toml, else in the current folder."""
     if given := os.environ.get("ACP_REPRO_CACHE"):
         return Path(given).expanduser()
     here = Path.cwd()

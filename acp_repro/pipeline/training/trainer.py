@@ -236,8 +236,7 @@ def set_learning_rate(optimizer: torch.optim.AdamW, learning_rate: float) -> Non
 
 
 def warmup_and_cosine(before: int, step: int, warmup: int, total: int) -> float:
-    """The fraction of the peak learning rate for a step (Appendix B), with arguments in one unit, e.g.
-    tokens.
+    """The fraction of the peak learning rate (Appendix B). All arguments have one unit, such as tokens.
 
     The schedule is linear from 0 over ``warmup``, then a cosine to 0 at ``total``. The warm-up includes the
     step's own tokens, so that the first step changes the weights.
