@@ -14,8 +14,9 @@ from .common import lazy
 
 if sys.version_info < (3, 11):  # noqa: UP036  # a clone may be used without installation
     sys.exit(
-        f"error: acp_repro needs Python 3.11 or newer, and {sys.executable} is Python "
-        f"{sys.version.split()[0]}; run .venv/bin/python, which `make setup PYTHON=/path/to/python3.11` makes"
+        f"error: acp_repro needs Python 3.11 or newer, and {sys.executable} is "
+        f"Python {sys.version.split()[0]}; run .venv/bin/python, which "
+        "`make setup PYTHON=/path/to/python3.11` creates"
     )
 
 if TYPE_CHECKING:

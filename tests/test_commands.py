@@ -62,7 +62,7 @@ assert "torch" not in sys.modules
 """
     commands = {
         "train --suite empty": "experiments/empty.yaml: data.path: ",
-        "train --suite short": "experiments/short.yaml: data: no heldout document holds context_length = 128",
+        "train --suite short": "experiments/short.yaml: data: no heldout document has context_length = 128",
         f"inspect runs/mini/{RUN} --text {tmp_path / 'empty.txt'}": "--text: ",
         f"inspect runs/mini/{RUN} --text {tmp_path / 'short.txt'}": "--text: ",
         f"sweep_epsilon runs/mini/{RUN} --text {tmp_path / 'short.txt'}": "--text: ",

@@ -27,7 +27,7 @@ from .errors import UserError
 from .files import lock, read_json, sha256_of, sync, write_json
 
 MANIFEST = "manifest.json"
-REMEDY = "copy it back, or delete it to make it again"
+REMEDY = "restore it from a copy, or delete it to build it again"
 _log = logging.getLogger(__name__)
 
 
@@ -67,12 +67,12 @@ def open_or_explain(
     recorded = content.get("inputs")
     expected = recorded if inputs is None or published else json.loads(json.dumps(inputs))
     if not published and content.pop("digest", None) != hash_json(content):
-        wrong = f"has a {file.name} that was edited"
+        wrong = f"has an edited {file.name}"
     elif recorded != expected:
         names = [key for key in {**recorded, **expected} if recorded.get(key) != expected.get(key)]
         wrong = f"was made from other inputs ({', '.join(names)})"
     else:
-        wrong = f"is missing, cut or changed: it does not match the SHA-256 in {file}"
+        wrong = f"is missing, truncated or changed: it does not match the SHA-256 in {file}"
         with contextlib.suppress(OSError):
             if content.get("sha256") == _hash(path, file):
                 return content

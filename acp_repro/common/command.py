@@ -76,7 +76,7 @@ def command(
             except UserError as error:
                 return fail(str(error), error.exit_code)
             except ImportError as error:
-                return fail(_about_missing(error, extra), 2)
+                return fail(_explain_missing(error, extra), 2)
             except KeyboardInterrupt as interrupt:
                 print("; ".join(filter(None, ["\nstopped", str(interrupt) or resume])), file=sys.stderr)
                 return 130
@@ -90,7 +90,7 @@ def command(
             except OSError as error:
                 if error.errno not in _NOT_WRITABLE:
                     raise
-                return fail(f"{error.filename or 'writing'}: {error.strerror}; nothing is left half written")
+                return fail(f"{error.filename or 'writing'}: {error.strerror}; no partial file remains")
 
         return one_line
 
@@ -104,10 +104,10 @@ def imports_of(extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        sys.exit(fail(_about_missing(error, extra), 2))
+        sys.exit(fail(_explain_missing(error, extra), 2))
 
 
-def _about_missing(error: ImportError, extra: str) -> str:
+def _explain_missing(error: ImportError, extra: str) -> str:
     """One line about a missing library of an extra. Re-raises any other ImportError, which is a bug."""
     # A library may wrap the error about a missing library in one of its own.
     name = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
@@ -318,7 +318,7 @@ def output_file(text: str) -> Path:
     path = Path(text)
     above = next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
     if path.is_dir() or not (path.exists() or (above.is_dir() and os.access(above, os.W_OK))):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written: a folder, or in none that you may write")
+        raise argparse.ArgumentTypeError(f"{text} is not writable: it is a folder, or in a read-only one")
     return path
 
 
@@ -364,5 +364,5 @@ def choose_device(name: str | None):
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device(name or ("cuda" if gpus else "cpu"))
     if device.type == "cuda" and (device.index or 0) >= gpus:
-        raise UsageError(f"--device {name}: PyTorch finds {gpus or 'no'} GPU here; leave --device out")
+        raise UsageError(f"--device {name}: PyTorch finds {gpus} GPUs on this machine; omit --device")
     return device

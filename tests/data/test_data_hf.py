@@ -96,7 +96,7 @@ def test_a_local_folder_that_changes_is_read_again(tmp_path, monkeypatch):
     [
         (None, r"cannot be read .*pip install '\.\[hf\]'"),
         (ConnectionError("no\n route"), r"cannot be read \(no route\); .*network"),
-        ([{"text": " "}], "path: owner/name, split train, holds no text"),
+        ([{"text": " "}], "path: owner/name, split train, contains no text"),
     ],
 )
 def test_a_failure_is_one_line_and_leaves_no_entry(cache, monkeypatch, found, message):

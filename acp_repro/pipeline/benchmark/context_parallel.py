@@ -141,7 +141,7 @@ class _AllShards(torch.autograd.Function):
             return join_shards(all_gather(x, group)).movedim(0, dim)
         shards = [x] * group.size()
         for hop in range(1, group.size()):
-            shards[group.rank() - hop] = _pass_on(shards[group.rank() - hop + 1], group)
+            shards[group.rank() - hop] = _send_on(shards[group.rank() - hop + 1], group)
         return join_shards(torch.stack(shards)).movedim(0, dim)
 
     @staticmethod
@@ -157,12 +157,12 @@ class _AllShards(torch.autograd.Function):
         else:
             total = shards[rank - 1]
             for hop in range(2, ranks + 1):
-                x = _pass_on(x, group)
-                total = _pass_on(total, group) + shards[(rank - hop) % ranks]
+                x = _send_on(x, group)
+                total = _send_on(total, group) + shards[(rank - hop) % ranks]
         return total.to(grad.dtype).movedim(0, dim), None, None, None
 
 
-def _pass_on(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _send_on(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sends ``x`` to the next rank and returns the tensor ``x`` of the previous rank."""
     rank, ranks = group.rank(), group.size()
     sizes, counts = ([len(x) * (r == one % ranks) for r in range(ranks)] for one in (rank + 1, rank - 1))

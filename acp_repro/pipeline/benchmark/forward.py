@@ -123,6 +123,6 @@ def summary(records: list[dict[str, Any]]) -> str:
         ratio = times.pop("official") / times.squeeze(axis=1)
         words += (
             f"; the authors' kernel takes {geometric_mean(ratio):.3f} times as long (geometric mean), "
-            f"at {int((ratio < 1).sum())} shapes less"
+            f"and is faster at {int((ratio < 1).sum())} shapes"
         )
     return words

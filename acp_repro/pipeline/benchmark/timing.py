@@ -122,11 +122,11 @@ def peak_memory(work: Call, device: torch.device) -> int:
 def largest_sum(events: list[dict[str, Any]]) -> int:
     """The peak number of allocated bytes, from the events of a CPU trace."""
     memory = [e for e in events if e.get("name") == "[memory]" and e["args"]["Device Type"] == _CPU_IN_TRACE]
-    held = most = 0
+    live = peak = 0
     for event in sorted(memory, key=lambda e: e["ts"]):
-        held += event["args"]["Bytes"]  # negative when memory is freed
-        most = max(most, held)
-    return most
+        live += event["args"]["Bytes"]  # negative when memory is freed
+        peak = max(peak, live)
+    return peak
 
 
 def _wait(device: torch.device) -> None:

@@ -128,15 +128,15 @@ class DataConfig(CorpusConfig):
         if is_split and self.heldout is not None:
             raise DataError("heldout: `corpus: longcrawl64` holds out heldout.zarr; remove the key")
         if is_split and (self.bpe_size or self.tokenizer == "bytes"):
-            raise DataError("tokenizer: `corpus: longcrawl64` is GPT-2 ids; remove the key")
+            raise DataError("tokenizer: `corpus: longcrawl64` consists of GPT-2 ids; remove the key")
         if self.heldout_paths and self.corpus != "text":
-            raise DataError(f"heldout: `corpus: {self.corpus}` takes a share such as 0.05, not paths")
+            raise DataError(f"heldout: `corpus: {self.corpus}` takes a fraction such as 0.05, not paths")
         if not is_split:
             self._set("heldout", DEFAULT_HELDOUT)
         if self.corpus == "hf":
             self._set("split", "train")
             if self.max_documents is None:
-                raise DataError("max_documents: missing, and `corpus: hf` needs it, such as 10_000")
+                raise DataError("max_documents: missing; `corpus: hf` requires a number such as 10_000")
 
     def _set(self, name: str, default: Any) -> None:
         if getattr(self, name) is None:

@@ -100,7 +100,7 @@ class CorpusFunction:
                 raise DataError(f"options.{name}: unknown; the options of `corpus: {self.name}` are {takes}")
             value, default = options[name], self.options[name]
             if isinstance(default, int) and not isinstance(value, int):
-                raise DataError(f"options.{name}: {value!r} is no number; the default is {default}")
+                raise DataError(f"options.{name}: {value!r} is not a number; the default is {default}")
 
     def open(self, path: Any = None, options: Mapping[str, Any] | None = None) -> Source:
         """The source of the corpus, not read yet."""
@@ -184,7 +184,7 @@ def hf(
 @corpus(path="the path of the folder with train.zarr and heldout.zarr")
 def longcrawl64(path: str) -> Source:
     """The ACP paper's corpus: a folder `path` with train.zarr and heldout.zarr."""
-    raise DataError("corpus: longcrawl64 holds GPT-2 ids, not text; use it for ACP, and another corpus here")
+    raise DataError("corpus: longcrawl64 consists of GPT-2 ids, not text; use another corpus")
 
 
 @corpus(
@@ -413,7 +413,7 @@ def facts(
     source = StdlibSource() if path is None else TextSource([path])
     pool = "\n".join(document.data.decode() for document in source.documents())
     if len(pool) < 10 * characters:
-        raise DataError(f"path: {path}: {len(pool):,} characters are too few to plant facts in")
+        raise DataError(f"path: {path} has {len(pool):,} characters; facts need at least {10 * characters:,}")
     for number in range(examples + short):
         draw = _Draw(f"facts {number}")
         length = characters if number < examples else short_characters

@@ -183,7 +183,7 @@ def _build(config: DataConfig, reader: Reader, folder: Path) -> dict[str, Any]:
             f"{config.function.place(config.path)}: heldout: {config.heldout} leaves {train} documents for "
             f"training and holds out {heldout}; use another share, or more text"
             if train or heldout
-            else f"{config.function.place(config.path)} holds no text; it is empty or blank"
+            else f"{config.function.place(config.path)} contains no text; it is empty or blank"
         )
     return {"identity": reader.identity, "splits": {split: {"bytes": sizes[split]} for split in SPLITS}}
 

@@ -56,7 +56,7 @@ def open_plain(path: Path) -> Iterator[BinaryIO]:
             yield stream
     except damage as error:
         raise DataError(
-            f"{path}: cannot be read ({error}); the file is damaged, cut short or protected: copy it again"
+            f"{path}: cannot be read ({error}); the file is damaged, truncated or protected; copy it again"
         ) from error
 
 
@@ -71,8 +71,8 @@ def check_text(data: bytes, where: str) -> bytes:
     if bad >= 0:
         line = data.count(b"\n", 0, bad) + 1
         raise DataError(
-            f"{where}:{line}: the byte 0x{data[bad]:02x} is not text in UTF-8; convert the file, or keep it "
-            "out of the folder"
+            f"{where}:{line}: the byte 0x{data[bad]:02x} is not UTF-8 text; convert the file, or remove it "
+            "from the folder"
         )
     return data
 
@@ -95,13 +95,13 @@ def json_records(
                 value = json.loads(content.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise DataError(
-                    f"{where}:{number}: not JSON in UTF-8 ({error}); write one object a line, or one array"
+                    f"{where}:{number}: not JSON in UTF-8 ({error}); write one object per line, or one array"
                 ) from error
             for at, record in enumerate(value, 1) if is_array else [(number, value)]:
                 place = f"{where}:{'entry ' if is_array else ''}{at}"
                 record = {text_field: record} if isinstance(record, str) else record
                 if not isinstance(record, dict):
-                    raise DataError(f"{place}: not an object with a field of text")
+                    raise DataError(f"{place}: not an object with a text field")
                 yield place, record
 
 
@@ -116,7 +116,7 @@ def text_of(record: dict[str, Any], field: str, where: str) -> str:
     """The text in a field of a record; ``where`` is named in errors."""
     text = field_of(record, field, where)
     if not isinstance(text, str):
-        raise DataError(f"{where}: the field {field!r} holds {type(text).__name__}, not text")
+        raise DataError(f"{where}: the field {field!r} contains {type(text).__name__}, not text")
     return text
 
 
@@ -127,7 +127,7 @@ def read_records(path: str | Path, text_field: str = "text") -> Iterator[tuple[s
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise DataError(f"path: {path} is no file; relative paths start at {Path.cwd()}")
+        raise DataError(f"path: {path} is not a file; relative paths start at {Path.cwd()}")
     with open_plain(path) as stream:
         yield from _csv(path, stream) if ending(path) == ".csv" else json_records(stream, path, text_field)
 
@@ -154,10 +154,10 @@ def read_members(path: str | Path, *endings: str) -> list[bytes]:
         with open_plain(place) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
             content = {m.name: archive.extractfile(m).read() for m in archive if m.isfile()}
     else:
-        raise DataError(f"path: {path} is no folder and no .tar; relative paths start at {Path.cwd()}")
+        raise DataError(f"path: {path} is neither a folder nor a .tar; relative paths start at {Path.cwd()}")
     content = {name: text for name, text in content.items() if Path(name).name[0] != "."}
     found = [[(name, text) for name, text in content.items() if name.endswith(end)] for end in endings]
     for ending, texts in zip(endings, found, strict=True):
         if len(texts) != 1:
-            raise DataError(f"path: {path} has {len(texts)} files called *{ending}; one is needed")
+            raise DataError(f"path: {path} has {len(texts)} files named *{ending}; exactly one is needed")
     return [check_text(text, f"{path}:{name}") for ((name, text),) in found]

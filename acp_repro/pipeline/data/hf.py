@@ -67,7 +67,7 @@ def _fetch(path: str, config: str | None, split: str, fields: Mapping[str, str],
                 file.write(json.dumps(record).encode() + b"\n")
                 documents += 1
         if not documents:
-            raise DataError(f"path: {path}, split {split}, holds no text")
+            raise DataError(f"path: {path}, split {split}, contains no text")
         return {"documents": documents}
 
     fetched = default_cache() / f"hf-fetched-{hash_json(what)[:16]}"
@@ -95,8 +95,8 @@ def _records(
     except Exception as error:  # from the import, the network, the Hub client or a file's format
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            f"path: the dataset {path} cannot be read ({reason[:300]}); check path, config and split, the "
-            "network, which is needed once, and pip install '.[hf]'"
+            f"path: the dataset {path} cannot be read ({reason[:300]}); check path, config, split and "
+            "the network, and run pip install '.[hf]'"
         ) from error
 
 

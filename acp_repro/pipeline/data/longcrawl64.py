@@ -30,7 +30,7 @@ from acp_repro.pipeline.data.sequences import Sequences, describe_split
 from acp_repro.pipeline.data.tokenizer import gpt2_json, read_tokenizer, save_json
 
 _log = logging.getLogger(__name__)
-_REMEMBERED_BYTES = 256 << 20  # cache of decoded chunks, per array
+_CACHE_BYTES = 256 << 20  # cache of decoded chunks, per array
 
 
 class LongCrawl64:
@@ -48,7 +48,7 @@ class LongCrawl64:
         file = self.config.tokenizer_file
         tokenizer = BPETokenizer(read_tokenizer(file) if file else gpt2_json())
         if tokenizer.name != "gpt2":
-            raise DataError(f"tokenizer: file: {file} is not GPT-2's, and LongCrawl64 is GPT-2 ids")
+            raise DataError(f"tokenizer: file: {file} is not GPT-2's tokenizer, whose ids LongCrawl64 has")
         return tokenizer
 
     def save_tokenizer(self, folder: str | Path) -> Path | None:
@@ -125,17 +125,19 @@ class ChunkedTokens:
             self._array = zarr.open_array(str(path), mode="r")
         except Exception as error:  # from the import, zarr, its codecs or JSON
             raise DataError(
-                f"path: {path} cannot be read ({error}); the folder must hold train.zarr and heldout.zarr, "
-                "gsutil -m cp -r 'gs://longcrawl64/*.zarr' FOLDER, and pip install '.[longcrawl64]'"
+                f"path: {path} cannot be read ({error}); the folder must contain train.zarr and "
+                "heldout.zarr; run gsutil -m cp -r 'gs://longcrawl64/*.zarr' FOLDER and "
+                "pip install '.[longcrawl64]'"
             ) from error
         if self._array.ndim != 2 or self._array.dtype.kind not in "iu":
             raise DataError(
-                f"path: {path} holds {self._array.dtype} {self._array.shape}, no documents of ids"
+                f"path: {path} is an array {self._array.shape} of {self._array.dtype}, not token ids "
+                "(documents, length)"
             )
         self.shape: tuple[int, int] = self._array.shape
         chunk_bytes = math.prod(self._array.chunks) * self._array.dtype.itemsize
-        remembered = max(1, _REMEMBERED_BYTES // chunk_bytes)
-        self._chunk = functools.lru_cache(remembered)(self._decode)
+        cached_chunks = max(1, _CACHE_BYTES // chunk_bytes)
+        self._chunk = functools.lru_cache(cached_chunks)(self._decode)
 
     def read(self, order: np.ndarray, length: int) -> np.ndarray:
         """The tokens (sequences, length) int64 of each row (document, slice) of ``order``."""
@@ -150,7 +152,8 @@ class ChunkedTokens:
                 done += len(piece)
         if labels.size and not 0 <= labels.min() <= labels.max() < GPT2_VOCAB_SIZE:
             raise DataError(
-                f"{self.path}: a token id outside of GPT-2's near document {order[0, 0]}; copy it again"
+                f"{self.path} contains a token id outside of GPT-2's vocabulary near document {order[0, 0]}; "
+                "copy it again"
             )
         return labels
 

@@ -98,7 +98,7 @@ class Sequences(ABC):
         self._count = int(self._slices.sum())
         if not self._count:
             raise DataError(
-                f"no {split} document holds context_length = {context_length} tokens: the longest of "
+                f"no {split} document has context_length = {context_length} tokens: the longest of "
                 f"{len(lengths)} has {lengths.max(initial=0)}; use a shorter context_length "
                 "(--context-length), or longer documents"
                 f"{' (or hold out other text, or none)' if split == 'heldout' else ''}"
@@ -136,14 +136,14 @@ class Sequences(ABC):
         order = self.heldout_order(max_tokens, same_text_as)
         if not len(order):
             raise DataError(
-                f"{max_tokens} {self.split} tokens hold not one sequence of {self.context_length}"
+                f"{max_tokens} {self.split} tokens are less than one sequence of {self.context_length}"
             )
         return Batches(self, order, batch_size)
 
     def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
         """The order of `iter_batches`: (sequences, 2) int64 of (document, slice)."""
         length, grid = self.context_length, same_text_as or self.context_length
-        assert grid % length == 0, "same_text_as is a multiple of every context length"
+        assert grid % length == 0, "same_text_as must be a multiple of every context length"
         slices = self._lengths // grid * (grid // length)
         order = _slices_of(np.arange(len(slices)), slices)
         column = -(-HELDOUT_COLUMN // grid) * (grid // length)  # slices in a column

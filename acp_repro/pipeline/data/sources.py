@@ -163,7 +163,7 @@ class StdlibSource(Source):
         texts = {name: _read_module(path) for name, path in _stdlib_modules(root)}
         texts |= {f"help/{name}": text for name, text in topics.items()}
         texts = {name: text for name, text in texts.items() if text.strip()}
-        assert texts, f"{root}: this Python comes without the sources of its standard library"
+        assert texts, f"{root}: this Python does not include the source code of its standard library"
         by_hash = sorted(texts, key=lambda name: (hashlib.sha256(name.encode()).digest(), name))
         self._documents = [Document(name, texts[name].encode(), name.encode()) for name in by_hash]
         digest = hashlib.sha256(b"stdlib")
@@ -248,7 +248,7 @@ class TextSource(Source):
             raise DataError(
                 f"{key}: every file under {', '.join(map(str, paths))} is held out"
                 if left_out
-                else f"{key}: {', '.join(map(str, paths))} holds no file that is not hidden"
+                else f"{key}: {', '.join(map(str, paths))} contains no file, or only hidden ones"
             )
 
     @functools.cached_property
@@ -296,7 +296,7 @@ def _files_of(path: Path, key: str, read: set[Path]) -> Iterator[Path]:
         yield path
     elif not path.is_dir():
         raise DataError(
-            f"{key}: {path} does not exist or is a link to nothing; relative paths start at {Path.cwd()}"
+            f"{key}: {path} does not exist or is a broken link; relative paths start at {Path.cwd()}"
         )
     elif (folder := path.resolve()) not in read:
         read.add(folder)
@@ -311,6 +311,6 @@ def check_length(path: str | None, least: int, key: str = "--text") -> None:
     documents = TextSource([path], key=key).documents() if path else ()
     if path and not any(size >= least for size in accumulate(len(one.data) for one in documents)):
         raise DataError(
-            f"{key}: {path} is empty or too short: a sequence of {least:,} tokens takes {least:,} bytes of "
-            "text or more; name a longer text, or a shorter length"
+            f"{key}: {path} is empty or too short: a sequence of {least:,} tokens needs {least:,} bytes of "
+            "text or more; use a longer text, or a shorter length"
         )

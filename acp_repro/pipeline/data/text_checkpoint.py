@@ -46,8 +46,8 @@ class TextCheckpoint(Checkpoint):
         # Byte tokens always match, but BPE merges trained on other text produce other tokens.
         if self.run["data"]["hash"] != corpus.describe()["hash"] and corpus.config.bpe_size:
             raise UsageError(
-                f"{self.folder.parent} was trained on other text than {corpus.config.corpus} holds "
-                "here, with another tokenizer; bring its cache entry, or give --text or --token-ids"
+                f"{self.folder.parent} was trained on other text than corpus {corpus.config.corpus} contains "
+                "here, with another tokenizer; copy its cache entry, or use --text or --token-ids"
             )
         return corpus
 
@@ -97,11 +97,13 @@ def read_ids(path: str, context_length: int, tokens: int) -> Tensor:
         ids = np.empty(0)
     if ids.dtype.kind not in "iu":
         raise UsageError(
-            f"{path}: no array of integers, (tokens,) or (documents, tokens); write one with numpy.save"
+            f"{path}: not an array of integers, (tokens,) or (documents, tokens); write one with numpy.save"
         )
     per_document = ids.shape[1] // context_length
     if not per_document:
-        raise UsageError(f"{path}: a document has {ids.shape[1]} tokens; give that --context-length, or less")
+        raise UsageError(
+            f"{path}: a document has {ids.shape[1]} tokens; reduce --context-length to at most this"
+        )
     rows = ids[:, : per_document * context_length].reshape(-1, context_length)
     return torch.from_numpy(rows[: tokens // context_length].astype(np.int64))
 

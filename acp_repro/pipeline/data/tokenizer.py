@@ -28,10 +28,10 @@ def gpt2_json() -> str:
     except Exception as error:  # from the network, the Hub client or the library
         reason = str(error).strip().split("\n")[0]
         raise DataError(
-            f"tokenizer: gpt2 is not in the Hub's cache and cannot be fetched ({reason}); on a machine "
-            f"without network set tokenizer: {{file: PATH}} to a copy of {_GPT2_NAME}'s tokenizer.json"
+            f"tokenizer: gpt2 is not in the Hub's cache and cannot be downloaded ({reason}); on a machine "
+            f"without a network set tokenizer: {{file: PATH}} to a copy of {_GPT2_NAME}'s tokenizer.json"
         ) from error
-    assert BPETokenizer(json_text).name == "gpt2", f"what the Hub gave for {_GPT2_NAME} is not GPT-2's"
+    assert BPETokenizer(json_text).name == "gpt2", f"the tokenizer of {_GPT2_NAME} on the Hub is not GPT-2's"
     return json_text
 
 
@@ -69,8 +69,8 @@ def train_bpe(documents: Iterable[Document], vocab_size: int) -> str:
     reached = bpe.get_vocab_size() + 1
     if reached != vocab_size:
         raise DataError(
-            f"tokenizer: {size:,} bytes of training text give {reached} ids of the "
-            f"{vocab_size} asked for; write {{bpe: {reached}}} or less, or add text"
+            f"tokenizer: {size:,} bytes of training text yield only {reached} of "
+            f"{vocab_size} ids; set {{bpe: {reached}}} or less, or add text"
         )
     return bpe.to_str()
 

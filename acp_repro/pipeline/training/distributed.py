@@ -49,7 +49,7 @@ def process_group(device: str | None = None) -> Iterator[torch.device]:
         local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if chosen.index is not None or local >= gpus:
             raise DistributedError(
-                f"{os.environ['LOCAL_WORLD_SIZE']} ranks on {device}: each takes one of {gpus} GPUs; "
+                f"{os.environ['LOCAL_WORLD_SIZE']} ranks on {device} need one GPU each, of {gpus} GPUs; "
                 f"use --device cuda with --nproc-per-node {gpus} (make: NPROC={gpus}), or --device cpu"
             )
         chosen = torch.device("cuda", local)
@@ -68,11 +68,10 @@ def check_ranks(run: Run, micro_batches: int, sharing: int = 1) -> None:
     ranks = world_size()
     if ranks % sharing or micro_batches % (ranks // sharing):
         possible = [str(n * sharing) for n in range(1, micro_batches + 1) if micro_batches % n == 0]
-        together = f", {sharing} ranks to each (context_parallel)" if sharing > 1 else ""
+        together = f", {sharing} ranks per micro-batch (context_parallel)" if sharing > 1 else ""
         raise DistributedError(
-            f"{run.name}: {ranks} ranks cannot share the {micro_batches} micro-batches of a step equally"
-            f"{together}; "
-            f"use NPROC={' or '.join(possible[-4:])}"
+            f"{run.name}: {ranks} ranks cannot divide the {micro_batches} micro-batches of a step evenly"
+            f"{together}; use NPROC={' or '.join(possible[-4:])}"
         )
 
 

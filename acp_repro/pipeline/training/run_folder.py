@@ -135,8 +135,8 @@ class RunFolder:
         reader = dcp.HuggingFaceStorageReader(str(path))
         stored = {name: tuple(x.size) for name, x in reader.read_metadata().state_dict_metadata.items()}
         wanted = {name: tuple(x.shape) for name, x in state.items()}
-        assert stored == wanted, f"{path} is of another model; delete {path.parent} to start again"
-        with _alone_is_fine():
+        assert stored == wanted, f"{path} belongs to another model; delete {path.parent} to train again"
+        with _hide_group_warning():
             dcp.load(state, storage_reader=reader)  # in place
         for of_parameter in optimizer.state.values():
             of_parameter["step"].copy_(state[_STEP][0])
@@ -157,8 +157,8 @@ class RunFolder:
                 return path
         if paths:
             raise TrainingError(
-                f"{self.checkpoints}: no checkpoint is intact and of these settings; delete the folder to "
-                "start again"
+                f"{self.checkpoints}: no checkpoint is intact and has these settings; delete the folder to "
+                "train again"
             )
         return None
 
@@ -169,7 +169,7 @@ class RunFolder:
             on_rank_zero(lambda: _delete(self.checkpoints.glob(".step-*")))  # left by a killed process
             temporary = on_rank_zero(lambda: begin(path))
             writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
-            with _alone_is_fine():
+            with _hide_group_warning():
                 dcp.save(training_state(model, optimizer), storage_writer=writer)
             on_rank_zero(lambda: publish(path, identify_run(self.description), self.description))
             on_rank_zero(lambda: _delete(_list_checkpoints(self.checkpoints)[:-KEEP]))
@@ -180,8 +180,8 @@ class RunFolder:
             if not isinstance(error, Exception):  # not a disk error, but Ctrl-C, for example
                 raise error
             raise TrainingError(
-                f"could not write {path}: {getattr(error, 'strerror', None) or error}; the last good one is "
-                f"{latest_checkpoint(self.run)}. Free some space, and the same command continues from there"
+                f"cannot write {path}: {getattr(error, 'strerror', None) or error}; the last good one is "
+                f"{latest_checkpoint(self.run)}. Free disk space, and the same command resumes from there"
             ) from error
         return path
 
@@ -214,7 +214,7 @@ class RunFolder:
             step_tokens: tokens of a step.
         """
         weights = None
-        if isinstance(next(model.parameters()), DTensor):  # whole weights on the CPU of rank 0
+        if isinstance(next(model.parameters()), DTensor):  # gathers the weights on the CPU of rank 0
             whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
             weights = get_model_state_dict(model, options=whole)
         on_rank_zero(lambda: self._publish(model, weights, save, step_tokens))
@@ -274,7 +274,7 @@ def _delete(folders: Iterable[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _alone_is_fine() -> Iterator[None]:
+def _hide_group_warning() -> Iterator[None]:
     """A context that hides torch's warning about a missing process group: a single rank needs none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
@@ -293,7 +293,7 @@ def check_done(run: Run) -> None:
     """Checks that the folder contains finished weights of these settings."""
     if not is_done(run):
         raise TrainingError(
-            f"{run.folder} holds no finished weights of these settings; train them with `{run.command}`"
+            f"{run.folder} contains no finished weights of these settings; train them with `{run.command}`"
         )
 
 
@@ -308,8 +308,8 @@ def _check_unchanged(run: Run) -> None:
         )
     if other := before is not None and differences(before, run):
         raise TrainingError(
-            f"{run.folder} was begun with other settings: {'; '.join(other)}. Put them back, or "
-            f"delete it to train again: rm -r {run.folder}"
+            f"{run.folder} was started with other settings: {'; '.join(other)}. Restore them, or "
+            f"delete the run to train again: rm -r {run.folder}"
         )
     if finished:
         remedy = f"copy the run's own file back, or delete the run to train again: rm -r {run.folder}"
@@ -337,8 +337,8 @@ def _check_same_text(run: Run, data: dict[str, Any]) -> None:
     """Refuses to resume with other text, or with a tokeniser that was trained on other text."""
     if text_hash(run) not in (None, data.get("hash")):
         raise TrainingError(
-            f"{run.folder} was begun with other text than corpus {data.get('corpus', 'of it')} holds "
-            "now (on another machine, or files came or went). Put it back, or delete the run to train "
+            f"{run.folder} was started with other text than corpus {data.get('corpus', 'of it')} "
+            "contains now (another machine, or changed files). Restore the text, or delete the run to train "
             f"again: rm -r {run.folder}"
         )
 
