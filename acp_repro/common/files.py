@@ -42,8 +42,8 @@ def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
         if number and type(error).__name__ == "SafetensorError":  # it wraps a system error
             code = int(number[1])
             raise OSError(code, os.strerror(code), os.fspath(given)) from error
-        if isinstance(error, OSError) and error.filename in (None, os.fspath(path)):
-            error.filename, error.filename2 = os.fspath(given), None
+        if isinstance(error, OSError) and error.errno and error.filename in (None, os.fspath(path)):
+            raise OSError(error.errno, error.strerror, os.fspath(given)) from error
         raise
     sync(target.parent)
 
