@@ -1,4 +1,4 @@
-"""Hugging Face datasets without a network: a local folder through the library, and a stand-in for it."""
+"""Hugging Face datasets without a network: a local folder read by the library, and a fake of the library."""
 
 import json
 import sys
@@ -96,7 +96,7 @@ def test_a_local_folder_that_changes_is_read_again(tmp_path, monkeypatch):
     [
         (None, r"cannot be read .*pip install '\.\[hf\]'"),
         (ConnectionError("no\n route"), r"cannot be read \(no route\); .*network"),
-        ([{"text": " "}], "path: owner/name, split train, holds no text"),
+        ([{"text": " "}], "path: owner/name, split train, contains no text"),
     ],
 )
 def test_a_failure_is_one_line_and_leaves_no_entry(cache, monkeypatch, found, message):
