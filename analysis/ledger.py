@@ -39,6 +39,7 @@ PATH = Path("claims.json")
 REFERENCE = Path("reference/results")  # of the small suites; the planner does not read it
 SHORT = 60  # characters of an answer
 TEST_COST = "under a minute on two CPU cores"
+OWN = "not in the paper"  # begins the `paper` of a claim of this project, which reproduces nothing
 PRETRAINED = Path("pretrained/results.csv")
 HISTORY = Path(__file__).parent / "reproduction"  # what git knows of criteria, as data
 
@@ -296,10 +297,13 @@ def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
 
 
 def _word(claim: Claim, verdict: Verdict, found: Sequence[Finding]) -> Word:
-    """The word of a criterion that holds: what a theorem or a test decides is not called reproduced, and what
-    was trained on less than a tenth of the paper's scale is reproduced at small scale."""
+    """The word of a criterion that holds: what a theorem or a test decides, or the paper does not claim, is
+    not called reproduced, and what was trained on less than a tenth of the paper's scale is reproduced at
+    small scale."""
     if verdict.word is not Word.REPRODUCED:
         return verdict.word
+    if claim.paper.startswith(OWN):
+        return Word.INCONCLUSIVE
     if claim.proof or claim.test:
         return Word.PROVED if claim.proof else Word.TESTED
     trained = any((table["trained_tokens"] > 0).any() for one in found for table in one.tables.values())

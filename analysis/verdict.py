@@ -33,8 +33,8 @@ MEANINGS = (
     "tenth of the paper's training tokens, or in a timing or simulation without a trained model; "
     "**reproduced at small scale**: the criterion is met at a smaller scale.",
     "**different magnitude**: the effect has the paper's direction and is outside the paper's range.",
-    "**inconclusive**: the results do not decide the claim, or no results exist; **contradicted**: the "
-    "criterion fails.",
+    "**inconclusive**: the results do not decide the claim, no results exist, or the measurement is of this "
+    "project and the paper makes no such claim; **contradicted**: the criterion fails.",
     "**erratum**: the paper is wrong as printed; the row states the correction.",
 )
 

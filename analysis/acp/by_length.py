@@ -7,7 +7,7 @@ import pandas as pd
 from acp_repro.papers.acp.cost import attention_share_of_flops
 
 from .. import style
-from ..tables import UnfitRecords, one_each
+from ..tables import one_each
 from ..verdict import Verdict
 from . import naming
 
@@ -55,7 +55,7 @@ def by_model(table: pd.DataFrame, column: str = "percent") -> dict[str, float]:
 
 
 def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
-    """Met if every size has more at every longer context. Sizes decide as
+    """Met if every size has more at every longer context, undecided with one context length. Sizes decide as
     in :func:`naming.settled`."""
     table = in_order(table.assign(size=table["size"].str.replace(TOKENS, "", regex=True)))
     deciding = naming.settled(table)
@@ -63,10 +63,11 @@ def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
     several = [rows for _, rows in deciding.groupby("size", sort=False) if len(rows) > 1]
     where = " past the undertrained stage" if len(deciding) < len(table) else ""
     if not several:
-        raise UnfitRecords(f"one context length only{where}")
+        alone = f"one context length only{where}"
+        return Verdict.of(None, f"{words} ({alone})", alone)
     met = all((rows["percent"].diff().iloc[1:] > 0).all() for rows in several)
     if "of_grid_percent" in table:
-        words += f"; of the achievable maximum: {listed(table, 'of_grid_percent')}"
+        words += f"; of the off-diagonal blocks: {listed(table, 'of_grid_percent')}"
         met = met and all((rows["of_grid_percent"].diff().iloc[1:] >= 0).all() for rows in several)
     lengths = deciding["context_length_tokens"]
     ends = [deciding.loc[lengths == end, "percent"] for end in (lengths.min(), lengths.max())]

@@ -95,10 +95,11 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str, str]:
     caption = f"""**{context.item.label}.** ACP prunes {naming.span(pruned)} of the attention of
 {naming.ARCHITECTURES[architecture]} here, and training throughput gains {gained}.
 {pale if naming.starting(pruned).any() else ""}(a) Pruned blocks in percent of the causal blocks,
-on held-out text. The diagonal and the blocks that touch it always stay, so no head can prune more than
-{most_allowed} (black lines). (b) Attention time saved, forward and backward, with the boundary
-search; in the bars the times without and with ACP for {", ".join(f"{t:,}" for t in tokens)} tokens.
-(c) Gain of training throughput; in the bars the throughput without and with ACP.
+on held-out text. Black lines, the achievable maximum of a head that keeps each query's own key and the one
+before: {most_allowed}. Only a closed gate prunes more. (b) Attention time saved, forward and backward,
+with the boundary search; in the bars the times without and with ACP for
+{", ".join(f"{t:,}" for t in tokens)} tokens. (c) Gain of training throughput; in the bars the
+throughput without and with ACP.
 {timed_on(records["attention_time"])}
 {THRESHOLD[architecture]} Grey: what the paper prints for 125M to 760M parameters and 4k to 16k tokens.
 Its hardware is another, so compare percentages only."""

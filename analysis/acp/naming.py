@@ -21,6 +21,7 @@ ARCHITECTURES = {"pro": "FoX (Pro)", "llama": "FoX (LLaMA)", "rope": "RoPE (Pro)
 # The pruned ratio is highest at first: 125M at 16k prunes 93 % after 20M tokens and 88 % after 100M. The
 # paper leaves undertrained models out (Section 4.1). A small model is past it after a token a weight.
 PAPER_SIZES = ("125M", "360M", "760M")
+PAPER_CONTEXT = 4096  # the shortest
 START_TOKENS = 100_000_000
 PAPER_RECIPE = 2**19, 256 * 2**20, 50_257  # tokens of a batch and of the warm-up, size of the vocabulary
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}
@@ -180,17 +181,21 @@ def shapes(runs: Sequence[FoXRun]) -> str:
 
 
 def at_paper_scale(item: FigureSpec, runs: Sequence[FoXRun]) -> bool:
-    """Whether one of the runs has the paper's size and context of an item and a tenth of its tokens."""
+    """Whether all runs have a size and context of the paper and a tenth of that size's tokens, and one of
+    them the size and context that the paper has for the item."""
     if item.paper_model is None:
         return False
     name, length = item.paper_model
-    paper = paper_size(name)
-    return any(
-        run.size.non_embedding >= 0.9 * paper.non_embedding
-        and run.size.tokens >= 0.1 * paper.tokens
-        and run.context_length >= length
-        for run in runs
+    return any(_reaches(run, name, length) for run in runs) and all(
+        _reaches(run, _nearest_size(run), PAPER_CONTEXT) for run in runs
     )
+
+
+def _reaches(run: FoXRun, name: str, length: int) -> bool:
+    """Whether a run has a size of the paper, a context and a tenth of that size's tokens."""
+    paper = paper_size(name)
+    enough = run.size.tokens >= 0.1 * paper.tokens
+    return enough and run.size.non_embedding >= 0.9 * paper.non_embedding and run.context_length >= length
 
 
 def paper_size(name: str) -> SizeConfig:

@@ -33,8 +33,8 @@ def pruned_of_grid(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def prunable_percent(length: int, block_q: int, block_k: int) -> float:
-    """The percentage of causal blocks that are left of the diagonal's blocks: closed gates can prune them
-    all."""
+    """The percentage of causal blocks that are off-diagonal, left of the diagonal's: closed gates can prune
+    them all, which :func:`grid.largest_pruned_ratio` leaves out."""
     starts = np.arange(0, length, block_q)
     causal = (np.minimum(starts + block_q, length) - 1) // block_k + 1
     return float(100 * (starts // block_k).sum() / causal.sum())

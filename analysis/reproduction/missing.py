@@ -5,41 +5,33 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from acp_repro.pipeline import planner
 from acp_repro.pipeline.paper import Suite
 
 from ..ledger import Row
 
-
-class Gap(NamedTuple):
-    """Something that nobody has measured, and what would close it."""
-
-    what: str
-    how: str
-
-
 WRITTEN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
-def gaps(name: str, rows: Sequence[Row], suites: Sequence[Suite]) -> tuple[Gap, ...]:
-    """All that is missing of one paper: whole suites, runs of a suite, claims, and what is written down."""
+def gaps(name: str, rows: Sequence[Row], suites: Sequence[Suite]) -> tuple[tuple[str, str], ...]:
+    """What nobody has measured of one paper, and what would close it: whole suites, runs of a suite, claims,
+    and what is written down."""
     unmeasured = {row.where: row for row in rows if row.missing and row.where}
     return (
         *(_of_suite(suite) for suite in suites if suite.file.published is False),
         *(_of_runs(suite) for suite in suites if suite.skip_runs),
-        *(Gap(f"{where}: {row.claim}", row.numbers) for where, row in unmeasured.items()),
-        *(Gap(*gap) for gap in WRITTEN.get(name, ())),
+        *((f"{where}: {row.claim}", row.numbers) for where, row in unmeasured.items()),
+        *WRITTEN.get(name, ()),
     )
 
 
-def _of_suite(suite: Suite) -> Gap:
+def _of_suite(suite: Suite) -> tuple[str, str]:
     drawn = any(planner.is_usual(suite, i) and i.runs(suite) for i in suite.paper.items)
     how = f"`make all SUITE={suite.name}`" if drawn else f"the commands in [its file]({suite.path})"
-    return Gap(f"suite `{suite.name}`, {len(suite.runs)} runs", how)
+    return f"suite `{suite.name}`, {len(suite.runs)} runs", how
 
 
-def _of_runs(suite: Suite) -> Gap:
+def _of_runs(suite: Suite) -> tuple[str, str]:
     runs = f"{len(suite.skip_runs)} run{'s' * (len(suite.skip_runs) > 1)} of suite `{suite.name}`"
-    return Gap(runs, f"[its file]({suite.path}) without `skip_runs`")
+    return runs, f"[its file]({suite.path}) without `skip_runs`"

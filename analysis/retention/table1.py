@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from .. import drawing, style
+from .. import drawing
 from ..tables import one_each
 from ..verdict import Verdict
 from . import errors, naming
@@ -133,20 +133,13 @@ def _kept(score: pd.DataFrame, bag: pd.DataFrame, percent: int) -> str:
 
 
 def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
-    found, left = _against(score[score["split"] == "test"], bag, "dense", KEPT_OF_DENSE)
+    found, left = _against(score, bag, "dense", KEPT_OF_DENSE)
 
     def words(one: errors.Comparison) -> str:
         half = one.estimate.interval().high - one.estimate.mean
         return f"{one.place}: {one.scores[0]:.1f} ± {half:.1f} of {one.scores[1]:.1f} ({one.percent:.1f} %)"
 
-    verdict = _judge(errors.above, found, left, words)
-    if not (found and left):
-        return verdict
-    every = errors.above(_against(score, bag, "dense", KEPT_OF_DENSE)[0], words)
-    ours = f"{verdict.ours}; on items of dev and test: {every.word}, {every.short}"
-    kept = pd.Series([one.percent for one in left], [one.row.dataset for one in left])
-    shares = ", ".join(f"{task} ({style.span(each)} %)" for task, each in kept.groupby(level=0, sort=False))
-    return replace(verdict, ours=ours, short=f"{verdict.short}; not {shares}")
+    return _judge(errors.above, found, left, words)
 
 
 def level_with_infor_coef(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:

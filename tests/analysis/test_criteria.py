@@ -143,6 +143,7 @@ CASES = [
     (figure2.pruned_at_longest, blocks(70, 90, **YOUNG), OTHER),
     (figure2.savings_grow, blocks(50, 60), MEASURED),
     (figure2.savings_grow, blocks(60, 60), NO),
+    (figure2.savings_grow, blocks(60), UNTOLD),  # one context alone says nothing of growth
     (figure2.savings_grow, both(blocks(50, 60), blocks(60, 50, size="b")), NO),
     (figure2.savings_grow, blocks(60, 50, lengths=(1024, 512)), MEASURED),
     # 496 of 528 blocks are off the diagonal at 512 tokens and 2,016 of 2,080 at 1k, so 1 point more is less.

@@ -21,7 +21,7 @@ from analysis import ledger
 from analysis.acp import naming
 from analysis.reproduction import claim
 from analysis.reproduction.__main__ import write_pages
-from analysis.verdict import Word
+from analysis.verdict import Verdict, Word
 from tests.analysis import synthetic
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +154,7 @@ def test_the_suite_nearest_to_the_paper_decides_and_others_are_quoted(mini):
     assert (share.suite, share.verdict) == (growth.suite, growth.verdict) == ("mini", Word.SMALL_SCALE)
     ((name, verdict, numbers),) = share.others
     assert (name, verdict) == ("other", Word.MAGNITUDE) and "10 % at 256" in numbers
-    assert not growth.others  # one context alone says nothing of growth
+    assert [one[1] for one in growth.others] == [Word.INCONCLUSIVE]  # of one context
     another("same", (b",5,10,0.5,", b",7,10,0.7,"))  # finds what mini finds, and need not be quoted
     assert judge("acp.figure2.1").others == share.others
     shutil.rmtree("results/mini/pro-tiny-512-acp")
@@ -183,6 +183,26 @@ def test_what_a_theorem_decides_is_proved_and_small_training_runs_say_so(mini, m
     table = pd.DataFrame({"swept_log_pruning_tolerance": [-10.0], "largest_pruned_mass": [1e-9]})
     claim = next(claim for id, claim, _ in ledger.numbered(find_paper("acp")) if id == "acp.figure7.4")
     assert ledger._word(claim, claim.check(table), ()) is Word.PROVED
+
+
+def test_the_paper_has_the_scale_of_every_run_that_decides():
+    item = find_paper("acp").item("figure2")
+    large, small = (
+        SimpleNamespace(size=naming.paper_size(name), context_length=length)
+        for name, length in (("760M", 16384), ("125M", 4096))
+    )
+    size = SimpleNamespace(non_embedding=small.size.non_embedding, tokens=10**8)
+    young = SimpleNamespace(size=size, context_length=4096)
+    short = SimpleNamespace(size=small.size, context_length=512)
+    assert naming.at_paper_scale(item, [large, small])
+    for runs in ([small], [large, young], [large, short]):
+        assert not naming.at_paper_scale(item, runs)
+
+
+def test_a_measurement_that_the_paper_does_not_claim_reproduces_nothing():
+    claims = {id: claim for id, claim, _ in ledger.numbered(find_paper("retention"))}
+    found = Verdict.of(True, "")
+    assert ledger._word(claims["retention.tableI.1"], found, ()) is Word.INCONCLUSIVE
 
 
 def test_a_criterion_is_first_only_if_it_is_older_than_every_measurement(monkeypatch):

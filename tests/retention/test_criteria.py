@@ -116,6 +116,13 @@ def test_the_spread_of_seeds_is_of_the_items_that_are_compared():
     assert errors.settings(lost)["spread"].tolist() == [0.0] * 3
 
 
+def test_items_of_dev_count_for_the_dense_score():
+    test = items(total=1000, ar=[850] * 2, dense=[850] * 2)
+    dev = items("dev", 1000, ar=[600] * 2, dense=[850] * 2)
+    assert status(table1.keeps_dense_score, test, NO_BAG) == MET
+    assert status(table1.keeps_dense_score, pd.concat([test, dev]), NO_BAG) == MISSED
+
+
 def test_an_error_is_of_examples_and_of_seeds():
     """Seeds of a task differ by the standard deviation of all methods that have several: 5.66 and 0 here."""
     table = errors.settings(scores(ar=[80.0, 80.0], h2o=[76.0, 84.0], random=[80.0]))
