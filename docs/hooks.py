@@ -1,7 +1,7 @@
-"""Hooks of mkdocs.yml. Every file keeps its path, so a link that works in the repository works on the site.
+"""Hooks of mkdocs.yml. Every file keeps its path, so links of the repository also work on the site.
 
-The site has the pages that mkdocs.yml lists and all files that they link to. A folder becomes a list of its
-files. A notebook NAME.ipynb becomes the page NAME.md.
+The site contains the pages that mkdocs.yml lists and all files that they link to. A folder becomes a list of
+its files. A notebook NAME.ipynb becomes the page NAME.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)[^)\s#]+")
-# mkdocstrings takes the second name for the type of the first, and may wrap either in tags.
+# mkdocstrings parses the second name as the type of the first, and may wrap either in tags.
 SHARED_LINE = re.compile(
     r"<b><code>(?:<[^<>]*>)*(\w+),(?:</\w+>)*</code></b>\s*\(<code>((?:(?!</code>).)*)</code>\)"
 )
@@ -33,7 +33,7 @@ FIRST_IN_REFERENCE = {"acp_repro.attention": "forgetting_attention"}
 
 
 def on_files(files, config):
-    chosen = Files(file for file in files if file.src_dir != config.docs_dir)  # those of the theme
+    chosen = Files(file for file in files if file.src_dir != config.docs_dir)  # files of the theme
     assets = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/site").rglob("*") if path.is_file()]
     wanted = [*re.findall(r"[\w./-]+\.md", str(config.nav)), *assets]
     while wanted:
@@ -45,7 +45,7 @@ def on_files(files, config):
         elif made := _made(path):
             file = File.generated(config, path, content=made)
         else:
-            continue  # mkdocs names the page that links to it
+            continue  # mkdocs reports the page with the broken link
         chosen.append(file)
         if path.endswith(".md"):
             links = LINK.findall(_to_pages(file.content_string, path))
@@ -54,13 +54,13 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Sets the page's search and edit link, and indents the content of numbered points.
+    """Sets the page's search settings and edit link, and indents the content of numbered items.
 
-    GitHub indents such content by three spaces, Python's Markdown by four.
+    GitHub indents this content by three spaces, Python's Markdown by four.
     """
     path = page.file.src_uri
     page.meta["search"] = next((settings for start, settings in SEARCH.items() if path.startswith(start)), {})
-    page.meta.pop("tags", None)  # model cards have tags for a hub; the search would rank them first
+    page.meta.pop("tags", None)  # the search would rank model cards first by their hub tags
     source = path if (ROOT / path).is_file() else _notebook(path)
     if source and (repository := _repository()):
         page.edit_url = f"{repository}/edit/main/{source}"
@@ -85,7 +85,7 @@ def _repository() -> str:
 
 
 def _to_pages(markdown: str, path: str) -> str:
-    """``markdown`` whose links to folders and notebooks lead to the pages made of them."""
+    """``markdown`` with links to folders and notebooks replaced by links to their generated pages."""
 
     def page_of(link: re.Match) -> str:
         target = (ROOT / path).parent / link[0]
@@ -99,13 +99,13 @@ def _to_pages(markdown: str, path: str) -> str:
 
 
 def _notebook(path: str) -> str | None:
-    """The notebook that the page ``path`` is made of."""
+    """The notebook from which the page ``path`` is generated, or None."""
     notebook = path.removesuffix(".md") + ".ipynb"
     return notebook if (ROOT / notebook).is_file() else None
 
 
 def _made(path: str) -> str | None:
-    """The text of a page without a file: the names of a module, a notebook, or the files of a folder."""
+    """The text of a generated page: a module's reference, a notebook, or the list of a folder's files."""
     folder, name = posixpath.split(path)
     if folder == "api":
         return _reference(name.removesuffix(".md"))
@@ -119,7 +119,7 @@ def _made(path: str) -> str | None:
 
 
 def _reference(module: str) -> str:
-    """The reference of a module from its docstrings, with its main function before the others."""
+    """The reference of a module from its docstrings, with its main function first."""
     first = FIRST_IN_REFERENCE.get(module)
     if not first:
         return f"# `{module}`\n\n::: {module}\n"

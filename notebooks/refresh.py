@@ -1,7 +1,7 @@
-"""Runs the notebooks and stores them with what they show: ``python notebooks/refresh.py [NOTEBOOK ...]``.
+"""Runs the notebooks and stores their outputs: ``python notebooks/refresh.py [NOTEBOOK ...]``.
 
-With ``--check`` nothing is run: it names the notebooks whose stored outputs are not those of their code.
-What is stored is the same, byte for byte, whenever the same code runs on the same machine.
+With ``--check`` the script runs no notebook and lists those whose stored outputs do not match their code.
+The stored files are bitwise identical whenever the same code runs on the same machine.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import nbformat
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TAG = "output-not-stored"  # on cells whose output differs from run to run, such as times
-WIDGET = "application/vnd.jupyter.widget-view+json"  # dead without its kernel
-MOST_BYTES = 2_000_000  # of all notebooks together
-SECONDS = 300  # the most that a cell may take
-# Pictures that pages show: the notebook, and how many of its pictures come before.
+WIDGET = "application/vnd.jupyter.widget-view+json"  # needs a running kernel
+MOST_BYTES = 2_000_000  # limit on the total size of all notebooks
+SECONDS = 300  # time limit of a cell
+# Pictures that pages show: the notebook, and the 0-based index of the picture in that notebook.
 PICTURES = {
     "four-heads": ("01_forget_gates", 0),
     "retention-gates": ("05_adaptive_retention", 0),
@@ -35,11 +35,11 @@ PICTURES = {
 
 
 class NotStorable(Exception):
-    """A notebook shows something that must not be stored; the message says what."""
+    """A notebook has an output that must not be stored; the message names the output."""
 
 
 def execute(path: Path, start: Path = ROOT / "notebooks") -> nbformat.NotebookNode:
-    """The notebook with the outputs of a fresh kernel that starts in the folder ``start``."""
+    """The notebook with the outputs of a new kernel that starts in the folder ``start``."""
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
@@ -52,10 +52,10 @@ def execute(path: Path, start: Path = ROOT / "notebooks") -> nbformat.NotebookNo
 
 
 def tidy(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook, in place, with what depends on its code alone, and the digest of that.
+    """Reduces the notebook, in place, to outputs that depend only on its code, and adds their digest.
 
     Raises:
-        NotStorable: an error, a warning or a path of this machine is among the outputs.
+        NotStorable: the outputs contain an error, a warning or a path of this machine.
     """
     names = itertools.count()
     styles: dict[str, str] = {}
@@ -70,7 +70,7 @@ def tidy(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             data = output.get("data", {})
             if "text/plain" in data:
                 data["text/plain"] = re.sub(r" at 0x[0-9a-f]+", "", data["text/plain"])
-            if "text/html" in data:  # pandas draws a name for every styled table
+            if "text/html" in data:  # pandas assigns a random name to every styled table
                 data["text/html"] = re.sub(
                     r"\bT_[0-9a-f]{5}\b|\bT_[0-9a-f]{5}(?=_)",
                     lambda match: styles.setdefault(match[0], f"T_{next(names):05d}"),
@@ -79,7 +79,9 @@ def tidy(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             text = json.dumps({**output, "data": {k: v for k, v in data.items() if "image" not in k}})
             for folder in (ROOT, Path.home(), tempfile.gettempdir()):
                 if f"{folder}/" in text:
-                    raise NotStorable(f"cell {cell.id}: shows a path of this machine, {folder}/...")
+                    raise NotStorable(
+                        f"cell {cell.id}: the output contains a path of this machine, {folder}/..."
+                    )
     notebook.metadata = nbformat.from_dict(
         {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -91,7 +93,7 @@ def tidy(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def digest(notebook: nbformat.NotebookNode) -> str:
-    """SHA-256 of the code with its outputs: whoever changes one without the other changes it."""
+    """SHA-256 of the code and its outputs, which detects a change to either."""
     cells = [
         {key: cell[key] for key in ("source", "outputs", "execution_count", "metadata")}
         for cell in notebook.cells
@@ -101,13 +103,13 @@ def digest(notebook: nbformat.NotebookNode) -> str:
 
 
 def is_stored(path: Path) -> bool:
-    """Whether the outputs in the file are those that :func:`refresh` stored for the code in it."""
+    """Whether the outputs in the file are those that :func:`refresh` stored for its code."""
     notebook = nbformat.read(path, as_version=4)
     return notebook.metadata.get("acp_repro", {}).get("stored") == digest(notebook)
 
 
 def refresh(path: Path) -> None:
-    """Runs the notebook and writes it, whole or not at all."""
+    """Runs the notebook and writes it atomically."""
     sys.path.insert(0, str(ROOT))
     from acp_repro.common.files import write_text
 
@@ -126,7 +128,7 @@ def export_pictures(name: str, notebook: nbformat.NotebookNode) -> None:
 
 
 def _merge_streams(outputs: list) -> list:
-    """Prints that follow each other as one: how they are cut depends on when they came."""
+    """The outputs with consecutive prints merged, because their segmentation depends on timing."""
     merged: list = []
     for output in outputs:
         last = merged[-1] if merged else {}
@@ -140,16 +142,18 @@ def _merge_streams(outputs: list) -> list:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0] + ".")
     parser.add_argument("notebooks", nargs="*", type=Path, metavar="NOTEBOOK", help="default: all")
-    parser.add_argument("--check", action="store_true", help="only say which are not as they were stored")
+    parser.add_argument(
+        "--check", action="store_true", help="only list notebooks whose outputs do not match their code"
+    )
     options = parser.parse_args()
     paths = options.notebooks or NOTEBOOKS
     for path in paths:
         if path.suffix != ".ipynb" or not path.is_file():
-            parser.error(f"{path} is no notebook; there are {', '.join(one.name for one in NOTEBOOKS)}")
+            parser.error(f"{path}: not a notebook; choose from {', '.join(one.name for one in NOTEBOOKS)}")
     if options.check:
         stale = [path for path in paths if not is_stored(path)]
         for path in stale:
-            print(f"{path}: its outputs are not of its code; python notebooks/refresh.py {path}")
+            print(f"{path}: the outputs do not match the code; run python notebooks/refresh.py {path}")
         return int(bool(stale))
     for path in paths:
         try:

@@ -1,9 +1,9 @@
-"""Builds the corpus of the GPU suites, 819 books in the public domain, and checks every hash.
+"""Builds the corpus of the GPU suites, 819 public-domain books, and validates every hash.
 
     python scripts/build_books.py    # clones four repositories into data/clones and writes data/books
 
 Needs git and network access. ``books.tsv.xz`` lists each book's file and the SHA-256 of its text. Do not
-improve the rules that extract a text: they made the corpus of the results.
+change the extraction rules: they produced the corpus of the committed results.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SHARDS = {  # SHA-256 of the decompressed JSON lines
     "06": "68ea18849b020045e78aea740f289480af41a1eba461ae765ed45c3ecc957779",
     "07": "c3f05433b0f0b584638f00bdf684d99ed261dc34cd8f450d84d09512e048c919",
 }
-WRAPPED = 55  # characters: a paragraph whose lines are mostly this long was broken to fit a page
+WRAPPED = 55  # characters: a paragraph with mostly lines of this length was wrapped to fit a page
 START = re.compile(
     r"^.*\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG.*\n|^\*END.?THE SMALL PRINT!.*\*END\*\n",
     re.MULTILINE,
@@ -49,7 +49,7 @@ START = re.compile(
 END = re.compile(
     r"^.*\*\*\* END OF (?:THE|THIS) PROJECT.*|^.*End of (?:the )?Project Gutenberg.*", re.MULTILINE
 )
-LATE_END = re.compile(r"^\*\*\*END OF (?:THE|THIS) PROJECT.*", re.MULTILINE)  # found when lines are joined
+LATE_END = re.compile(r"^\*\*\*END OF (?:THE|THIS) PROJECT.*", re.MULTILINE)  # matched when lines are joined
 CREDIT = re.compile(r"\s*(?:Produced by|E-text prepared|Etext prepared|Transcribed from)")
 
 
@@ -59,7 +59,7 @@ def unix_lines(text: str) -> str:
 
 
 def unwrap(text: str) -> str:
-    """Joins each paragraph that was broken into lines of a page into one line; verse and tables stay."""
+    """Joins the lines of each wrapped paragraph into one line; verse and tables are unchanged."""
     paragraphs = re.sub(r"\n{4,}", "\n\n\n", text).split("\n\n")
     for number, paragraph in enumerate(paragraphs):
         lines = paragraph.split("\n")
@@ -78,7 +78,7 @@ def from_plain(text: str) -> str:
 
 
 def from_gutenberg(text: str) -> str:
-    """An e-text of Project Gutenberg without its licence, its header and its credits."""
+    """The text of a Project Gutenberg e-text without licence, header and credits."""
     text = unix_lines(text)
     if start := START.search(text):
         text = text[start.end() :]
@@ -92,7 +92,7 @@ def from_gutenberg(text: str) -> str:
 
 
 def from_tei(text: str) -> str:
-    """The text of TEI XML. A tag that ends a paragraph, a line of verse or a division ends a line here."""
+    """The text of TEI XML, with a line break after each paragraph, line of verse and division."""
     text = re.search(r"<text\b.*(?=</text>)", text, re.DOTALL).group()
     text = re.sub(r"<note\b.*?</note>", "", text, flags=re.DOTALL)
     text = re.sub(r"<(?:pb|lb|cb|milestone|gap)\b[^>]*>", "", text)
@@ -106,7 +106,7 @@ RULES = dict(zip(REPOSITORIES, (from_markdown, from_tei, from_plain, from_gutenb
 
 
 def read_text(data: bytes, source: str) -> str:
-    """The text of a book from the bytes of its file."""
+    """Extracts the text of a book from the bytes of its file."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -1,12 +1,12 @@
-"""Derives from git when each claim's criterion was first committed, and when the records were measured.
+"""Derives from git when each claim's criterion was first committed, and when the results were measured.
 
 Writes ``criteria.csv`` (claim, commit) and ``commits.csv`` (commit, time) in ``analysis/reproduction/``,
-from which the ledger tells whether a criterion is older than its scores. Run it in a full clone, before
-`make reproduction`, when claims or records have changed: ``python scripts/criteria.py``. A criterion
-counts from the commit that first contains its present text, except where placeholders and line breaks
-differ. A row of ``criteria.csv`` is kept as long as the claim exists, so remove the row of a criterion
-whose meaning changes. The rows of criteria that are older than ``claims.toml`` were derived in the same
-way from the strings of the Python files that declared them.
+from which the ledger determines whether a criterion is older than its scores. Run the script in a full clone,
+before `make reproduction`, when claims or results have changed: ``python scripts/criteria.py``. A criterion
+dates from the commit that first contains its current text, ignoring placeholders and line breaks. A row of
+``criteria.csv`` is kept as long as the claim exists, so remove the row of a criterion whose meaning changes.
+Rows of criteria that predate ``claims.toml`` were derived in the same way from the strings of the Python
+files that declared them.
 """
 
 import csv
@@ -29,7 +29,7 @@ def git(*arguments: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The text of a criterion in one line, without the names of constants."""
+    """The text of a criterion on one line, without the names of constants."""
     return " ".join(re.sub(r"\{[^{}]*\}", "{}", text).replace("\\\n", "").split())
 
 
@@ -41,7 +41,7 @@ def texts(content: str) -> set[str]:
 
 
 def first_commits() -> dict[str, str]:
-    """The oldest commit of every text that ``claims.toml`` has ever held."""
+    """The oldest commit of every criterion that ``claims.toml`` has ever contained."""
     found: dict[str, str] = {}
     for commit in git(
         "log", "--reverse", "--date-order", "--format=%h", "--", "analysis/*/claims.toml"
@@ -54,7 +54,7 @@ def first_commits() -> dict[str, str]:
 
 
 def main() -> None:
-    """Adds what the tables lack."""
+    """Adds the missing rows of both tables."""
     path = FOLDER / "criteria.csv"
     known = {row["claim"]: row["commit"] for row in csv.DictReader(path.open(encoding="utf-8"))}
     commits, rows = first_commits(), {}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def model_index(name: str, results: list[dict[str, str]]) -> str:
-    """The front matter of one card: a result per data set, as the Hugging Face Hub reads it."""
+    """The front matter of one card, in the Hugging Face Hub's format: one result per data set."""
     lines = ["model-index:", f"- name: {name}", "  results:"]
     for (task, dataset), rows in groupby(results, lambda row: (row["task"], row["dataset"])):
         lines += ["  - task:", f"      type: {task}", "    dataset:", "      type: text"]

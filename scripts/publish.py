@@ -1,14 +1,14 @@
-"""Copies a trained run of any paper to pretrained/, with a model card that describes its training.
+"""Publishes a trained run of any paper in pretrained/, with a model card that describes its training.
 
     python scripts/publish.py --suite small --run pro-13m-4k-acp
     python scripts/publish.py --suite lap-english --run exact-1 --name lap-0.6m
     python scripts/publish.py --suite retention --run stdlib-tiny-ar-30-input --name ar-tiny-stdlib
 
-Writes pretrained/NAME: config.json, model.safetensors, tokenizer.json and README.md, the model card; of ACP
-also done.json, so that suite `pretrained` finds it, and of Adaptive Retention classes.json. Weights are in
-bfloat16, half the size, but those of LAP as trained. The run must be trained and what the card tells must be
-measured: `loss` and `pruned_ratio`, `reconstruction`, or `score` of the run and of a dense one of its task
-and seed.
+Writes pretrained/NAME: config.json, model.safetensors, tokenizer.json and README.md, the model card; for ACP
+also done.json, so that suite `pretrained` finds the model, and for Adaptive Retention classes.json. Weights
+are stored in bfloat16, at half the size, except those of LAP, which keep their dtype. The run must be trained
+and the card's results measured: `loss` and `pruned_ratio`, `reconstruction`, or `score` of the run and of a
+dense run of the same task and seed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from acp_repro.pipeline.run import Run
 from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.run_folder import TrainingError, check_done
 
-LARGEST_BYTES = 30_000_000  # what a clone should have to download
+LARGEST_BYTES = 30_000_000  # limit on the download size of a clone
 
-# Front matter as the Hugging Face Hub reads it: of each paper the language, the tags, and the data in words.
+# Front matter for the Hugging Face Hub: the language, tags and data description of each paper.
 FRONT = {
     "acp": ("en", "forgetting-transformer, pruning, text-generation", "English books in the public domain"),
     "retention": ("code", "adaptive-retention, text-classification", "the Python standard library"),
@@ -80,10 +80,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def publish(suite: Suite, run: Run, folder: Path, data: str = "") -> Path:
-    """Copies ``run`` into ``folder``, whole or not at all, and returns it.
+    """Copies ``run`` into ``folder`` atomically, and returns the folder.
 
     Raises:
-        RecordError: what the card tells is not measured.
+        RecordError: a result on the card is not measured.
         TrainingError: the weights are larger than :data:`LARGEST_BYTES`, or a dense run is missing.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def publish(suite: Suite, run: Run, folder: Path, data: str = "") -> Path:
 
 
 def fox(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]:
-    """Writes a model of ACP; returns the card's introduction, table rows and last paragraphs."""
+    """Writes an ACP model; returns the card's introduction, table rows and closing paragraphs."""
     from acp_repro.pipeline.data import prepare
 
     loss = read_records(suite, "loss", [run]).iloc[0]
@@ -158,7 +158,7 @@ The training text is in the public domain. The parameters are under the licence 
 
 
 def encoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]:
-    """Writes an encoder with gates; returns what :func:`fox` returns."""
+    """Writes an encoder with gates; returns the same parts of the card as :func:`fox`."""
     from acp_repro.papers.retention.task import load_model
 
     dense = [r for r in suite.dense if (r.dataset_name, r.seed) == (run.dataset_name, run.seed)]
@@ -200,7 +200,7 @@ project."""
 
 
 def autoencoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]:
-    """Writes a pruning autoencoder; returns what :func:`fox` returns."""
+    """Writes a pruning autoencoder; returns the same parts of the card as :func:`fox`."""
     scores = read_records(suite, "reconstruction", [run]).set_index("decoding")
     removed, free = scores.loc["removed"], scores.loc["free"]
     for name in ("config.json", "model.safetensors", "tokenizer.json"):

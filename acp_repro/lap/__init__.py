@@ -1,11 +1,11 @@
-"""Learnable attention pruning: a T5 autoencoder that drops the tokens it can do without.
+"""Learnable attention pruning: a T5 autoencoder that learns to drop tokens it does not need.
 
     from acp_repro.lap import PruningAutoencoder
     model = PruningAutoencoder.from_pretrained("runs/lap/NAME/model")
     memory = model.encode(["Return the number of items in the list."])  # kept vectors, positions and tokens
     model.decode(memory)  # free running, batched, cached
 
-Needs torch, and transformers to make or read a T5 (``pip install -e '.[lap]'``). Names load on first use:
+Needs torch, and transformers to create or load a T5 (``pip install -e '.[lap]'``). Names load on first use:
 ``acp_repro.lap.config`` needs only the standard library.
 """
 

@@ -25,7 +25,7 @@ class Attribution:
 
     Attributes:
         values: (kept vectors, written tokens) float64, in nats.
-        positions: the place in the text of each vector's token.
+        positions: the position in the text of each vector's token.
         written: ids of the tokens that the model generates from the memory, EOS last.
     """
 
@@ -37,23 +37,23 @@ class Attribution:
 def shap_values(
     model: PruningAutoencoder, row: Sequence[int], evaluations: int = 400, seed: int = 0
 ) -> Attribution:
-    """What each kept vector of a text adds to the log probability of each token that the model writes.
+    """The contribution of each kept vector of a text to the log probability of each generated token.
 
     A player is a kept vector. A coalition is the memory with the other vectors masked. The value of the game
     is the log probability of each token of the model's own text, given the tokens before it.
 
     Args:
         row: token ids of the text with EOS.
-        evaluations: evaluations of the model, which limit the permutations of the estimate.
+        evaluations: maximum number of model evaluations, which limits the permutations of the estimate.
         seed: seed of the permutations.
     """
-    with warnings.catch_warnings():  # of its own dependencies; here, because it loads for seconds
+    with warnings.catch_warnings():  # from shap's dependencies; imported here, because it takes seconds
         warnings.simplefilter("ignore")
         import shap
     value, memory, written = game(model, row)
     players = int(memory.kept[0])
     explainer = shap.PermutationExplainer(value, np.zeros((1, players)), seed=seed)
-    least = 2 * players + 1  # one permutation, forwards and backwards
+    least = 2 * players + 1  # one permutation, forward and backward
     found: Any = explainer(np.ones((1, players)), max_evals=max(least, evaluations), silent=True)
     values = found.values.reshape(players, len(written))  # shap drops the axis of a single token
     return Attribution(values, memory.positions[0].tolist(), written)
@@ -85,8 +85,8 @@ def game(
 
 
 def _log_probabilities(model: PruningAutoencoder, vectors: Tensor, mask: Tensor, target: Tensor) -> Tensor:
-    """(coalitions, tokens) float. If no vector is left, all masks are equal, and softmax would ignore them.
-    The memory is then one vector of zeros."""
+    """(coalitions, tokens) float. The memory of an empty coalition is one vector of zeros, because softmax
+    would ignore equal masks."""
     count, empty = len(mask), (mask <= OUT).all(1)
     memory = torch.where(empty[:, None, None], torch.zeros_like(vectors), vectors.expand(count, -1, -1))
     inputs = model.shift_right(target).expand(count, -1)

@@ -1,4 +1,4 @@
-"""A T5 that compresses a text into the vectors of a few of its tokens, and writes it again from them."""
+"""A T5 that compresses a text into the vectors of a few tokens, and reconstructs the text from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .gates import compression_loss, expected_lengths, soft_lengths
 from .text import TOKENIZER_FILE, TextTokenizer
 
 IGNORED = -100
-CONFIG_KEY = "learnable_attention_pruning"  # of the settings of pruning, in the config.json of T5
+CONFIG_KEY = "learnable_attention_pruning"  # key of the pruning settings in the T5's config.json
 FLAN_T5_SMALL = {
     "d_model": 512,
     "d_kv": 64,
@@ -42,15 +42,15 @@ FLAN_T5_SMALL = {
 
 @dataclass(frozen=True)
 class Losses:
-    """The results of one batch in training.
+    """The losses and statistics of one training batch.
 
     Attributes:
-        cross_entropy: in nats a token, a float32 scalar.
+        cross_entropy: nats per token, a float32 scalar.
         compression: the compression loss, a scalar in 0 to 1.
         lengths: (S + 1, B) float32; see ``gates.soft_lengths`` and, for hard concrete gates,
             ``expected_lengths``.
-        kept: (S + 1, B) tokens that are left after each gate, by the rule of evaluation on these gates.
-        correct: (B,) float, share of tokens with the largest logit.
+        kept: (S + 1, B) number of tokens left after each gate, by the evaluation rule on these gates.
+        correct: (B,) float, share of tokens whose logit is the largest.
     """
 
     cross_entropy: Tensor
@@ -61,16 +61,15 @@ class Losses:
 
 
 class PruningAutoencoder(nn.Module):
-    """A ``T5ForConditionalGeneration`` with gates in its encoder and a decoder that sees only the last
-    tokens.
+    """A ``T5ForConditionalGeneration`` with gates in its encoder and a decoder with a short window.
 
     Args:
-        t5: of transformers. ``blocks.fuse_norms`` replaces its norms and GELUs, in place.
-        pruning: the settings of pruning.
+        t5: a T5 of transformers. ``blocks.fuse_norms`` replaces its norms and GELUs, in place.
+        pruning: the pruning settings.
         tokenizer: None for a model that reads token ids only.
 
     Raises:
-        PruningError: the tokeniser has more ids than the model, or other ids for ``<pad>`` and ``</s>``. Or
+        PruningError: the tokeniser has more ids than the model, or other ids for ``<pad>`` and ``</s>``; or
             the T5's config lacks one of the ids that T5 needs.
     """
 
@@ -88,7 +87,7 @@ class PruningAutoencoder(nn.Module):
         config = t5.config
         wanted = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
         if lacking := [name for name in wanted if getattr(config, name, None) is None]:
-            raise PruningError(f"the T5's config.json must name {', '.join(lacking)}")
+            raise PruningError(f"the T5's config.json has no {', '.join(lacking)}; add the missing ids")
         if tokenizer is not None and (
             tokenizer.vocab_size > config.vocab_size
             or (tokenizer.pad_id, tokenizer.eos_id) != (config.pad_token_id, config.eos_token_id)
@@ -96,28 +95,28 @@ class PruningAutoencoder(nn.Module):
             raise PruningError(
                 f"the tokenizer has {tokenizer.vocab_size} ids, <pad> {tokenizer.pad_id} and </s> "
                 f"{tokenizer.eos_id}; the model {config.vocab_size}, {config.pad_token_id} and "
-                f"{config.eos_token_id}; take the tokenizer of its training"
+                f"{config.eos_token_id}; use the tokenizer of its training"
             )
 
-    # --- making, saving, loading ---
+    # --- creating, saving, loading ---
 
     @classmethod
     def from_scratch(
         cls, pruning: PruningConfig, tokenizer: TextTokenizer, **shape: Any
     ) -> PruningAutoencoder:
-        """Fresh weights, from torch's generator. The shape is Flan-T5-small's, except for the given keys.
+        """A model with random weights from torch's generator, of Flan-T5-small's shape by default.
 
         Embeddings and head share their weights, as in T5 1.0, and dropout is 0.
 
         Args:
-            shape: keys of ``transformers.T5Config``, such as ``d_model``.
+            shape: keys of ``transformers.T5Config`` that replace the defaults, such as ``d_model``.
 
         Raises:
             PruningError: T5 has no such key.
         """
         known = transformers.T5Config()
         if unknown := [name for name in shape if not hasattr(known, name)]:
-            raise PruningError(f"T5Config has no {', '.join(unknown)}")
+            raise PruningError(f"T5Config has no key {', '.join(unknown)}")
         config = transformers.T5Config(
             vocab_size=tokenizer.vocab_size,
             pad_token_id=tokenizer.pad_id,
@@ -131,13 +130,13 @@ class PruningAutoencoder(nn.Module):
     def from_t5(
         cls, name_or_folder: str | Path, pruning: PruningConfig, **options: Any
     ) -> PruningAutoencoder:
-        """The weights of a T5, such as ``google/flan-t5-small``, from a folder or the Hub.
+        """A model with the weights of a T5, such as ``google/flan-t5-small``, from a folder or the Hub.
 
         Args:
-            options: of ``T5ForConditionalGeneration.from_pretrained``.
+            options: options of ``T5ForConditionalGeneration.from_pretrained``.
 
         Raises:
-            UsageError: there is no such T5, it is another model, or it has no ``tokenizer.json``.
+            UsageError: the T5 does not exist, is another kind of model, or has no ``tokenizer.json``.
         """
         t5 = load_model(transformers.T5ForConditionalGeneration, name_or_folder, **options)
         try:
@@ -150,12 +149,12 @@ class PruningAutoencoder(nn.Module):
     def save_pretrained(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Writes config.json, model.safetensors and tokenizer.json.
 
-        The settings of pruning have their own key in config.json, so that plain transformers reads the same
+        The pruning settings have their own key in config.json, so that plain transformers loads the same
         folder as a T5.
 
         Args:
-            weights: whole weights on the CPU, named as in :meth:`state_dict`, if the model's own are sharded.
-                Shapes and dtypes are kept.
+            weights: unsharded weights on the CPU, named as in :meth:`state_dict`, if the model's own weights
+                are sharded. Shapes and dtypes are kept.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +164,7 @@ class PruningAutoencoder(nn.Module):
                 folder, state_dict={name.removeprefix("t5."): tensor for name, tensor in state.items()}
             )
         config = json.loads((folder / "config.json").read_text())
-        # transformers reads from this key alone whether the head scales.
+        # This key alone tells transformers whether the head scales its input.
         config["tie_word_embeddings"] = bool(self.t5.config.scale_decoder_outputs)
         config[CONFIG_KEY] = dataclasses.asdict(self.pruning)
         files.write_json(folder / "config.json", config)
@@ -174,10 +173,10 @@ class PruningAutoencoder(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu") -> PruningAutoencoder:
-        """Loads what :meth:`save_pretrained` wrote, in evaluation mode.
+        """Loads a model that :meth:`save_pretrained` wrote, in evaluation mode.
 
         Raises:
-            UsageError: there is no such folder, or it holds a checkpoint of another model.
+            UsageError: the folder does not exist, or contains a checkpoint of another model.
         """
         folder = Path(folder)
         config = files.read_json(folder / "config.json")
@@ -199,7 +198,7 @@ class PruningAutoencoder(nn.Module):
 
     @property
     def num_gates(self) -> int:
-        """S, the gates of the encoder."""
+        """S, the number of gates in the encoder."""
         return len(self.pruning.gated_blocks(len(self.t5.encoder.block)))
 
     def forward(
@@ -208,15 +207,15 @@ class PruningAutoencoder(nn.Module):
         """The two losses of a batch, teacher-forced.
 
         Args:
-            input_ids: (B, T) integer, each text with its EOS, then padding.
+            input_ids: (B, T) integer, each text with its EOS, followed by padding.
             noise: (S, B, T) float32 from ``gates.draw_noise``, for training.
-            mask: see ``encoder.encode_masked``. Default: that of the settings in training, else ``removed``.
-            blind: gates drop tokens at random, as often as their bias and the noise imply.
+            mask: see ``encoder.encode_masked``. Default: ``training_mask`` in training, else ``removed``.
+            blind: gates drop tokens at random, with the probability that their bias and the noise imply.
         """
         if mask is None:
             mask = self.pruning.training_mask if self.training else "removed"
         if mask == "hard_concrete":
-            mask = "soft"  # its gates are added as they are: those that are 0 remove tokens
+            mask = "soft"  # its log gates are added unchanged: a gate of 0 removes its token
         real = input_ids != self.t5.config.pad_token_id
         encoded = self.encode_tokens(input_ids, mask, noise, blind)
         decoder_inputs = self.shift_right(input_ids)
@@ -249,7 +248,7 @@ class PruningAutoencoder(nn.Module):
             self.pruning,
             mask=mask,
             noise=noise,
-            # The loss is a mean over tokens, so one nat of one token adds this much to it.
+            # The loss is a mean over tokens, so one nat of one token contributes this much.
             credit_limit=self.pruning.credit_nats / real.sum(),
             blind=blind,
         )
@@ -268,18 +267,18 @@ class PruningAutoencoder(nn.Module):
             places: the origin of each text, such as a file and its line, for errors.
 
         Raises:
-            PruningError: a text is empty, too long or not text, or the model has no tokeniser.
+            PruningError: a text is empty, too long or not a string, or the model has no tokeniser.
         """
         if self.tokenizer is None:
-            raise PruningError("this model has no tokenizer.json; give token ids to encode_ids")
-        if isinstance(texts, str) or not texts:
-            raise PruningError("give a list of at least one text")
+            raise PruningError("this model has no tokenizer.json; pass token ids to encode_ids")
+        if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
+            raise PruningError("texts: give a list of at least one text, each a str")
         rows = self.tokenizer.encode_all(texts)
         most = self.pruning.max_length
         for index, row in enumerate(rows):
             place = places[index] if places else f"text {index + 1} of {len(rows)}"
             if not row:
-                raise PruningError(f"{place} is empty; leave it out")
+                raise PruningError(f"{place} is empty; remove it")
             if len(row) + 1 > most:
                 raise PruningError(
                     f"{place} has {len(row) + 1} tokens with its EOS, and the model's maximum is {most}; "
@@ -289,20 +288,20 @@ class PruningAutoencoder(nn.Module):
         return pad([[*row, eos] for row in rows], self.t5.config.pad_token_id).to(self.device)
 
     def encode(self, texts: Sequence[str]) -> Memory:
-        """The texts' kept vectors, with their positions and tokens."""
+        """The kept vectors of the texts, with their positions and tokens."""
         return self.encode_ids(self.token_ids(texts))
 
     @torch.no_grad()
     def encode_ids(self, input_ids: Tensor) -> Memory:
-        """:meth:`encode` of (B, T) integer token ids with EOS and padding; dropped tokens are really removed.
+        """:meth:`encode` for (B, T) integer token ids with EOS and padding; dropped tokens are removed.
 
         Raises:
-            PruningError: a text has no EOS. Otherwise all tokens of a text may be dropped.
+            PruningError: a text has no EOS, the only token that is never dropped.
         """
         config = self.t5.config
         real, eos = input_ids != config.pad_token_id, input_ids == config.eos_token_id
         if not eos.any(1).all():
-            raise PruningError(f"a text has no EOS, id {config.eos_token_id}; end each text with it")
+            raise PruningError(f"a text has no EOS (id {config.eos_token_id}); append EOS to each text")
         with evaluating(self):
             vectors, mask, positions, dropped_by = encode_removed(
                 self.t5.encoder, input_ids, real, eos, self.pruning
@@ -315,10 +314,10 @@ class PruningAutoencoder(nn.Module):
         return Memory(vectors, mask, positions, input_ids, lengths, dropped_by, tokens, self.num_gates)
 
     def decode(self, memory: Memory, max_length: int | None = None) -> list[str]:
-        """The texts that the model writes from a memory, greedily from the start token.
+        """The texts that the model generates from a memory, by greedy decoding.
 
         Args:
-            max_length: the most tokens of a text; default: the model's maximum.
+            max_length: the maximum number of tokens in a text; default: the model's maximum.
         """
         if self.tokenizer is None:
             raise PruningError("this model has no tokenizer.json; use decode_ids")
@@ -327,7 +326,7 @@ class PruningAutoencoder(nn.Module):
 
     @torch.no_grad()
     def decode_ids(self, vectors: Tensor, mask: Tensor, max_length: int | None = None) -> list[list[int]]:
-        """Token ids of each text, without EOS. Finished texts cost no more work.
+        """Token ids of each text, without EOS. Finished texts leave the batch.
 
         Args:
             vectors, mask: of a :class:`Memory`: (B, M, D), and (B, M) float added to the scores.
@@ -345,7 +344,7 @@ class PruningAutoencoder(nn.Module):
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, ``model`` is in evaluation mode. After it, each of its modules is in its own mode again."""
+    """A context with ``model`` in evaluation mode, which restores the mode of each module on exit."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

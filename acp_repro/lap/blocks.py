@@ -1,7 +1,8 @@
-"""The blocks of transformers' T5, run on PyTorch's fused attention, norm and activation.
+"""The blocks of transformers' T5 with PyTorch's fused attention, norm and activation.
 
-With transformers' own blocks, a training step of Flan-T5-small's shape is 5,000 operators of a few
-microseconds. The host cannot start them as fast as a GPU ends them. Weights and names stay transformers'.
+With transformers' own blocks, a training step at Flan-T5-small's shape runs 5,000 operators of a few
+microseconds each, and the host cannot launch them as fast as a GPU finishes them. Weights and their names are
+those of transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-T5: TypeAlias = Any  # a module of transformers' T5: those have no static types
+T5: TypeAlias = Any  # a module of transformers' T5, which has no static types
 Remember: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -28,7 +29,7 @@ def keys_and_values(attention: T5, hidden: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attend(attention: T5, hidden: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """T5's attention, which does not scale its scores.
+    """T5's attention with unscaled scores.
 
     Args:
         attention: a ``T5Attention``.
@@ -51,7 +52,7 @@ def self_attention(layer: T5, hidden: Tensor, bias: Tensor, remember: Remember |
     """A ``T5LayerSelfAttention`` with its norm and residual: (B, T, D), any floating dtype -> the same.
 
     Args:
-        remember: adds the keys and values of earlier tokens, in front, to those of ``hidden``.
+        remember: prepends the cached keys and values of earlier tokens to those of ``hidden``.
     """
     attention, normed = layer.SelfAttention, layer.layer_norm(hidden)
     keys, values = keys_and_values(attention, normed)
@@ -77,7 +78,7 @@ def decoder_block(
 
     Args:
         memory: keys and values of the memory, (B, H, M, d) each.
-        bias, memory_bias: of both attentions; see :func:`attend`.
+        bias, memory_bias: bias of self-attention and of cross-attention; see :func:`attend`.
         remember: see :func:`self_attention`.
     """
     hidden = self_attention(block.layer[0], hidden, bias, remember)
@@ -89,10 +90,10 @@ def decoder_block(
 class FusedNorm(nn.Module):
     """``T5LayerNorm``: x / sqrt(mean(x^2) + eps) * weight.
 
-    Computed in float32, returned in the dtype of the weight or of autocast.
+    The norm is computed in float32 and returned in the dtype of the weight or of autocast.
 
     Args:
-        norm: the norm whose weight the module uses, under the same name.
+        norm: the norm whose weight this module reuses, under the same name.
     """
 
     def __init__(self, norm: T5):
@@ -102,14 +103,14 @@ class FusedNorm(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., D), any floating dtype -> the same shape."""
         weight, dtype = self.weight.float(), self.weight.dtype
-        if torch.is_autocast_enabled(hidden.device.type):  # cast once, not in each product that reads it
+        if torch.is_autocast_enabled(hidden.device.type):  # one cast here instead of one in each product
             dtype = torch.get_autocast_dtype(hidden.device.type)
         with torch.autocast(hidden.device.type, enabled=False):
             return F.rms_norm(hidden.float(), weight.shape, weight, self.eps).to(dtype)
 
 
 def fuse_norms(t5: T5) -> None:
-    """Replaces the norms of ``t5``, in place, and its GELU if it is the tanh form. Names and weights stay."""
+    """Replaces the norms and tanh-form GELUs of ``t5``, in place, and keeps the names and weights."""
     for module in list(t5.modules()):
         for name, child in list(module.named_children()):
             if type(child).__name__ == "T5LayerNorm":

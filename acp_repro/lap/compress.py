@@ -1,8 +1,8 @@
 """Shows which tokens a pruning autoencoder keeps: ``python -m acp_repro.lap.compress MODEL --text "..."``.
 
-MODEL is the folder of a trained model, or a run folder such as runs/lap/NAME. Prints each text with its
-dropped tokens marked; the first line explains the marks. A character of several tokens is marked if any of
-them is dropped. Then it prints what each gate drops, and the text that the model writes from the kept tokens.
+MODEL is the folder of a trained model, or a run folder such as runs/lap/NAME. The command prints each text
+with its dropped tokens marked; the first line explains the marks. A character that spans several tokens is
+marked if any of them is dropped. The tokens that each gate drops follow, then the reconstructed text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = options.model / "model" if (options.model / "model").is_dir() else options.model
     model = lap.PruningAutoencoder.from_pretrained(folder, device)
     if model.tokenizer is None:
-        raise UsageError(f"{folder}: holds no tokenizer.json; copy it there from where the model was trained")
+        raise UsageError(f"{folder}: no tokenizer.json; copy it from the folder of the model's training run")
     texts = options.text or list(lines.values())
     memory = model.encode_ids(model.token_ids(texts, list(lines)))
     written = model.decode(memory, options.max_length)
@@ -50,23 +50,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _read_lines(path: Path) -> dict[str, str]:
-    """The lines of a file that are not blank, by file and line number."""
+    """The non-blank lines of a file, by file and line number."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # a text may hold other line breaks of Unicode
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text may contain other Unicode line breaks
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{path}: cannot be read ({error}); give a file with one UTF-8 text a line"
+            f"{path}: cannot be read ({error}); give a UTF-8 file with one text per line"
         ) from None
     found = {f"{path}:{number}": line for number, line in enumerate(lines, 1) if line.strip()}
     if not found:
-        raise UsageError(f"{path}: holds no text; give one text a line")
+        raise UsageError(f"{path}: contains no text; write one text per line")
     return found
 
 
 def mark_tokens(model: lap.PruningAutoencoder, memory: lap.Memory, row: int) -> str:
-    """The tokens of one text: kept ones plain, a dropped one as ``[token]1`` with its gate counted from 1.
+    """The tokens of one text: kept tokens plain, dropped tokens as ``[token]1`` with the 1-based gate.
 
-    Tokens that share a character are marked as one, by the first gate that dropped any of them.
+    Tokens that share a character are marked together, with the first gate that dropped any of them.
     """
     length = int(memory.lengths[row]) - 1  # EOS is always kept
     ids = memory.input_ids[row, :length].tolist()
@@ -81,7 +81,7 @@ def mark_tokens(model: lap.PruningAutoencoder, memory: lap.Memory, row: int) -> 
 
 
 def group_by_gate(model: lap.PruningAutoencoder, memory: lap.Memory, row: int) -> list[tuple[str, list[str]]]:
-    """(where, tokens): what each gate drops, then what is kept, EOS included; in the order of the text."""
+    """(label, tokens): the tokens that each gate drops, then the kept ones with EOS, in text order."""
     length = int(memory.lengths[row])
     assert model.tokenizer is not None
     tokens = model.tokenizer.tokens(memory.input_ids[row, :length].tolist())

@@ -1,4 +1,4 @@
-"""How a T5 prunes: the settings of gates, masks and decoder. Standard library only."""
+"""The pruning settings of a T5: gates, masks and decoder. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEMPERATURE = (
     "a finite number above 0, because it divides (for hard gates take training_mask: straight_through)"
 )
 Temperature = Annotated[float, number(_TEMPERATURE, lambda x: 0 < x < math.inf)]
-LOG_REMOVED = -60.0  # for log 0 in a straight-through mask, whose gradient a mask of -inf would not have
+LOG_REMOVED = -60.0  # replaces log 0 in a straight-through mask, because -inf has no gradient
 
 
 class PruningError(UsageError):
@@ -25,29 +25,29 @@ class PruningError(UsageError):
 
 @dataclass(frozen=True)
 class PruningConfig:
-    """The settings of learnable attention pruning. Defaults are those of the published code.
+    """The settings of learnable attention pruning, with the defaults of the published code.
 
     Attributes:
-        gate: ``published``: the log gate is logsigmoid((E[0] + noise + beta) / tau); ``article``: it is
-            logsigmoid(E[0] / tau + beta), without noise.
-        noise: added to E[0] in training and never at evaluation: ``gumbel`` (the published code's, of mean
-            0.58), ``logistic`` (symmetric: as often up as down), or ``none``.
-        beta, tau: bias and temperature of the gate. 5 and 0.1 start saturated: logsigmoid(50) has no
-            gradient.
-        signal_limit: with hard concrete gates, E[0] is bounded to this by E[0] / (1 + |E[0]| / limit), whose
-            slope falls slowly. Without a limit, a wide open gate has no gradient left to close it again.
-        gate_every: n, so that the encoder blocks 0, n, 2n ... end in a gate.
-        threshold: at evaluation a token is removed if its log gate is not above this.
-        training_mask: what training adds to attention scores. ``soft``: the log gates, as in the article.
-            ``straight_through``: tokens are removed as at evaluation, and the gradient is that of the
-            soft mask, so what is trained is what is evaluated. ``hard_concrete``: log gates are added. Gates
-            are stretched from (0, 1) to (-0.1, 1.1) and clipped, so a gate is often exactly 0 and removes its
+        gate: ``published``: the log gate is logsigmoid((E[0] + noise + beta) / tau); ``article``: the log
+            gate is logsigmoid(E[0] / tau + beta), without noise.
+        noise: added to E[0] in training only: ``gumbel`` (the published code, mean 0.58), ``logistic``
+            (symmetric around 0), or ``none``.
+        beta, tau: bias and temperature of the gate. With 5 and 0.1 the gate starts saturated: logsigmoid(50)
+            has no gradient.
+        signal_limit: with hard concrete gates, the bound on E[0], applied as E[0] / (1 + |E[0]| / limit),
+            whose slope falls slowly. Without a limit, a wide open gate has no gradient that could close it.
+        gate_every: n; the encoder blocks 0, n, 2n ... end in a gate.
+        threshold: at evaluation, a token is kept if its log gate exceeds this value.
+        training_mask: the mask that training adds to attention scores. ``soft``: the log gates, as in the
+            article. ``straight_through``: tokens are removed as at evaluation, with the gradient of the soft
+            mask, so that training matches evaluation. ``hard_concrete``: log gates are added. Gates are
+            stretched from (0, 1) to (-0.1, 1.1) and clipped, so a gate is often exactly 0 and removes its
             token (Louizos, Welling and Kingma, 2018). A token costs the probability that its gate is not 0.
-            It needs logistic noise; tau is that paper's beta.
-        credit_nats: with ``straight_through``, a bound on the gradient of one token's gate. The maximum worth
+            This mask needs logistic noise; tau is that paper's beta.
+        credit_nats: with ``straight_through``, a bound on the gradient of one token's gate: the maximum value
             of a token, in nats of the text's cross-entropy.
-        decoder_window: earlier tokens that a decoder layer sees; None for all.
-        max_length: the most tokens of a text, EOS included.
+        decoder_window: number of earlier tokens that a decoder layer attends to; None for all.
+        max_length: the maximum number of tokens in a text, EOS included.
     """
 
     gate: Gate = "published"
@@ -68,17 +68,17 @@ class PruningConfig:
         except ValueError as error:
             raise PruningError(str(error)) from None
         if self.gate == "article" and self.noise != "none":
-            raise PruningError("noise: the article's gate has none; set noise: none")
+            raise PruningError("noise: gate: article supports no noise; set noise: none")
         if self.training_mask == "hard_concrete" and (self.gate, self.noise) != ("published", "logistic"):
             raise PruningError("training_mask: hard_concrete needs gate: published and noise: logistic")
         if self.signal_limit is not None and self.training_mask != "hard_concrete":
-            raise PruningError("signal_limit: only for training_mask: hard_concrete")
+            raise PruningError("signal_limit: needs training_mask: hard_concrete; remove it")
 
     @property
     def log_threshold(self) -> float:
-        """A token is kept if its log gate is above this; a hard concrete gate removes it if the gate is 0."""
+        """The log gate above which a token is kept; a hard concrete gate keeps a token unless it is 0."""
         return -math.inf if self.training_mask == "hard_concrete" else self.threshold
 
     def gated_blocks(self, num_blocks: int) -> tuple[int, ...]:
-        """The encoder blocks that end in a gate, counted from 0."""
+        """The 0-based indices of the encoder blocks that end in a gate."""
         return tuple(range(0, num_blocks, self.gate_every))

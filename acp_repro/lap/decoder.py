@@ -1,7 +1,7 @@
-"""T5's decoder over a memory, where each layer sees the last N tokens ("Architecture").
+"""T5's decoder over a memory, where each layer attends to the last N tokens ("Architecture").
 
-:func:`decode_teacher` decodes all positions of a text at once. Tokens run one by one in :class:`Decoding`,
-with a cache of N + 1 keys a layer and the same logits. Texts are written with it in :func:`write_greedily`.
+:func:`decode_teacher` decodes all positions of a text at once. :class:`Decoding` decodes token by token, with
+a cache of N + 1 keys per layer and the same logits; :func:`write_greedily` generates texts with it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from .encoder import relative_bias
 
 
 def logits_of(t5: T5, hidden: Tensor) -> Tensor:
-    """The head of a ``T5ForConditionalGeneration``, (..., D) -> (..., V) float. It scales its input in T5
-    1.0."""
+    """The head of a ``T5ForConditionalGeneration``, (..., D) -> (..., V) float; T5 1.0 scales the input."""
     if t5.config.scale_decoder_outputs:
         hidden = hidden * t5.config.d_model**-0.5
     return t5.lm_head(hidden)
@@ -31,14 +30,14 @@ def decode_teacher(t5: T5, memory: Tensor, memory_mask: Tensor, inputs: Tensor, 
         memory: (B, M, D), any floating dtype.
         memory_mask: (B, M) float, added to the scores of cross-attention.
         inputs: (B, T) integer, shifted right.
-        window: N; None shows all earlier tokens.
+        window: N; None for all earlier tokens.
     """
     stack = t5.decoder
     hidden = stack.dropout(stack.embed_tokens(inputs))
     length = inputs.shape[1]
     position = torch.arange(length, device=inputs.device)
     bias = relative_bias(stack.block[0].layer[0].SelfAttention, position, position)[None]
-    distance = position[:, None] - position  # a token sees itself and ``window`` tokens before it
+    distance = position[:, None] - position  # a token attends to itself and to ``window`` earlier tokens
     seen = (distance >= 0) & (distance <= (length if window is None else window))
     scores = bias.masked_fill(~seen, -math.inf)
     cross = memory_mask[:, None, None, :].to(hidden.dtype)
@@ -53,12 +52,12 @@ class Decoding:
 
     Args:
         memory, memory_mask: see :func:`decode_teacher`.
-        window: N; None keeps all tokens.
+        window: N; None caches all tokens.
     """
 
     def __init__(self, t5: T5, memory: Tensor, memory_mask: Tensor, window: int | None):
         self._t5, self._window = t5, window
-        self._seen = 0  # tokens that the last one sees, itself included
+        self._seen = 0  # number of tokens that the last one attends to, including itself
         self._mask = memory_mask[:, None, None, :]
         self._memory = [keys_and_values(b.layer[1].EncDecAttention, memory) for b in t5.decoder.block]
         self._past: list[tuple[Tensor, Tensor] | None] = [None] * len(self._memory)
@@ -76,7 +75,7 @@ class Decoding:
         return logits_of(self._t5, stack.final_layer_norm(hidden))[:, 0]
 
     def keep(self, rows: Tensor) -> None:
-        """Continues with these texts alone: (B,) bool or integer."""
+        """Continues with the selected texts only: (B,) bool or integer."""
         self._mask = self._mask[rows]
         self._memory = [(k[rows], v[rows]) for k, v in self._memory]
         self._past = [None if past is None else (past[0][rows], past[1][rows]) for past in self._past]
@@ -92,11 +91,11 @@ class Decoding:
 def write_greedily(
     t5: T5, memory: Tensor, memory_mask: Tensor, window: int | None, most: int
 ) -> list[list[int]]:
-    """Token ids of each text, without EOS; each is the most probable one after those before it.
+    """Token ids of each text by greedy decoding, without EOS.
 
     Args:
         memory, memory_mask, window: see :class:`Decoding`; (B, M, D) and (B, M) float.
-        most: the most tokens of a text. A text that reaches EOS before costs no more work.
+        most: the maximum number of tokens in a text. A text that reaches EOS leaves the batch.
     """
     state = Decoding(t5, memory, memory_mask, window)
     rows: list[list[int]] = [[] for _ in range(len(memory))]

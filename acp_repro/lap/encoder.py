@@ -25,8 +25,8 @@ class Encoded:
         hidden: (B, T, D) float, the encoder's output, for dropped tokens too.
         memory_mask: (B, T) float, added to the scores of cross-attention; -inf for padding.
         log_gate: (S, B, T) float32 of each gate, 0 for EOS.
-        kept: (S, B, T) bool: tokens that are left after each gate by the rule of evaluation, without padding.
-        open_probability: (S, B, T) of hard concrete gates, 1 for EOS; None for others.
+        kept: (S, B, T) bool: tokens left after each gate by the evaluation rule, without padding.
+        open_probability: (S, B, T) for hard concrete gates, 1 for EOS; None for other gates.
     """
 
     hidden: Tensor
@@ -38,16 +38,16 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Memory:
-    """The kept vectors of B texts, at most M each: all that the decoder reads.
+    """The kept vectors of B texts, at most M each, which are the decoder's only input.
 
     Attributes:
         vectors: (B, M, D) float, padded.
         mask: (B, M) float, added to the scores of cross-attention; -inf for padding.
-        positions: (B, M) int64, the place in its text of each vector's token; -1 for padding.
+        positions: (B, M) int64, the position in the text of each vector's token; -1 for padding.
         input_ids: (B, T) int64, all tokens of the texts, EOS included, padded.
         lengths: (B,) int64, number of tokens of each text, EOS included.
-        dropped_by: (B, T) int64, the gate that dropped a token, counted from 0; -1 for kept ones.
-        tokens: for each text, the kept tokens as words; an empty list if the model has no tokeniser.
+        dropped_by: (B, T) int64, the 0-based gate that dropped a token; -1 for kept tokens.
+        tokens: for each text, the kept tokens as strings; an empty list if the model has no tokeniser.
         gates: the number of gates.
     """
 
@@ -62,20 +62,20 @@ class Memory:
 
     @property
     def kept(self) -> Tensor:
-        """(B,) int64: vectors of each text, EOS's included."""
+        """(B,) int64: number of vectors of each text, including that of EOS."""
         return (self.positions >= 0).sum(1)
 
     @property
     def keep_ratio(self) -> Tensor:
-        """(B,) float: kept tokens over tokens."""
+        """(B,) float: kept tokens divided by tokens."""
         return self.kept / self.lengths
 
 
 def relative_bias(attention: T5, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """T5's bias for any positions: (..., Q) and (..., K) integer -> (..., H, Q, K) float.
+    """T5's relative bias for given positions: (..., Q) and (..., K) integer -> (..., H, Q, K) float.
 
     Args:
-        attention: the self-attention with the table, which is that of the first block.
+        attention: the self-attention that contains the bias table, in the first block.
     """
     buckets = attention._relative_position_bucket(
         key_positions[..., None, :] - query_positions[..., :, None],
@@ -87,8 +87,7 @@ def relative_bias(attention: T5, query_positions: Tensor, key_positions: Tensor)
 
 
 def clear_signal(hidden: Tensor) -> Tensor:
-    """``hidden`` (..., D), same dtype, with element 0 set to 0. That element carries only the gate's
-    signal."""
+    """``hidden`` (..., D), same dtype, with element 0, which carries only the gate's signal, set to 0."""
     return torch.cat([torch.zeros_like(hidden[..., :1]), hidden[..., 1:]], -1)
 
 
@@ -104,13 +103,13 @@ def encode_masked(
     credit_limit: Tensor | None = None,
     blind: bool = False,
 ) -> Encoded:
-    """The encoder on all tokens, with masks.
+    """Runs the encoder on all tokens, with masks.
 
     Args:
         stack: the ``T5Stack`` of an encoder.
         input_ids: (B, T) integer.
         real: (B, T) bool, False for padding.
-        eos: (B, T) bool: never dropped.
+        eos: (B, T) bool, True for EOS, which is never dropped.
         mask: ``soft``: log gates are added; ``straight_through``: tokens are removed, with gradients;
             ``removed``: tokens are removed as at evaluation; ``none``: plain T5 except for element 0.
         noise: (S, B, T) float32 or None.
@@ -154,7 +153,7 @@ def _added_mask(
     """(B, T): the mask that one gate adds to the scores."""
     if kind == "soft":
         return gate
-    # A removed token has no more gates: its mask must not be added twice.
+    # Later gates ignore a removed token, because its mask must not be added twice.
     if kind == "straight_through":
         limit = gate.new_tensor(math.inf) if credit_limit is None else credit_limit
         return torch.where(alive, straight_through(gate, inside, limit), 0.0)
@@ -162,16 +161,16 @@ def _added_mask(
 
 
 def _kept_mask(gate: Tensor, config: PruningConfig) -> Tensor:
-    """The mask of a kept token at evaluation: the same as in training."""
+    """The mask of a kept token at evaluation, identical to its mask in training."""
     return torch.zeros_like(gate) if config.training_mask == "straight_through" else gate
 
 
 def encode_removed(
     stack: T5, input_ids: Tensor, real: Tensor, eos: Tensor, config: PruningConfig
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The encoder with dropped tokens removed after each gate; the arguments of :func:`encode_masked`.
+    """Runs the encoder and removes dropped tokens after each gate; arguments as in :func:`encode_masked`.
 
-    After each gate a batch is as long as its longest text.
+    After each gate a batch is truncated to its longest remaining text.
 
     Returns:
         ``vectors``, ``mask``, ``positions`` and ``dropped_by`` of :class:`Memory`.
@@ -205,11 +204,10 @@ def encode_removed(
 
 
 def _scores(bias: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-    """(B, H, M, M): the bias of the positions that are left, plus the mask of pairs; -inf for padding.
+    """(B, H, M, M): the bias of the remaining positions, plus the mask of pairs; -inf for padding.
 
     Args:
-        bias: (H, T, T), for all pairs of a text's positions, because a look-up is less work than computing it
-            again.
+        bias: (H, T, T), for all pairs of positions, because a look-up is cheaper than recomputing the bias.
     """
     padding = positions < 0
     place = positions.masked_fill(padding, 0)
@@ -221,10 +219,10 @@ def _scores(bias: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
 def _take_kept(
     kept: Tensor, hidden: Tensor, mask: Tensor, positions: Tensor, eos: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Kept tokens alone, in order, in tensors as long as the longest text."""
+    """The kept tokens only, in order, in tensors as long as the longest text."""
     counts = kept.sum(1)
     longest = int(counts.max())
-    # A stable sort puts kept tokens in front, in the order of the text.
+    # A stable sort moves kept tokens to the front in text order.
     order = torch.argsort((~kept).to(torch.uint8), dim=1, stable=True)[:, :longest]
     there = torch.arange(longest, device=kept.device) < counts[:, None]
     hidden = hidden.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1]))

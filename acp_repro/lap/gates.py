@@ -1,7 +1,7 @@
-"""Gates, their masks, and the compression loss of the article, on tensors alone.
+"""Gates, their masks, and the compression loss of the article, as functions of tensors.
 
-A token's gate is read from element 0 of its vector. Its logarithm is added to the attention scores of the
-token's row and column, except on the diagonal. The logarithms add up over the gates.
+A token's gate is read from element 0 of its vector. The log gate is added to the attention scores in the
+token's row and column, except on the diagonal. Log gates accumulate over the gated blocks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from .config import LOG_REMOVED, PruningConfig
 
-STRETCHED = (-0.1, 1.1)  # of hard concrete gates; the values of Louizos et al.
-SMALLEST = 1e-6  # gate that is not 0
+STRETCHED = (-0.1, 1.1)  # range of hard concrete gates, as in Louizos et al.
+SMALLEST = 1e-6  # smallest nonzero gate
 
 
 def log_gates(signal: Tensor, config: PruningConfig, noise: Tensor | None = None) -> Tensor:
@@ -25,11 +25,11 @@ def log_gates(signal: Tensor, config: PruningConfig, noise: Tensor | None = None
 
     Args:
         signal: (...), element 0 of the vectors, any floating dtype.
-        noise: (...) float32, drawn by :func:`draw_noise`; None for evaluation.
+        noise: (...) float32, sampled by :func:`draw_noise`; None at evaluation.
 
     Returns:
-        (...) float32; -inf where a hard concrete gate is 0. If the mask adds a finite number instead, a model
-        learns to see through the mask, because T5 does not scale its scores and they grow beyond this number
+        (...) float32; -inf where a hard concrete gate is 0. With a finite number instead, a model learns to
+        attend through the mask, because T5's unscaled scores grow beyond this number
         (docs/lab-notebook/learnable-attention-pruning.md).
     """
     signal = signal.float()
@@ -57,7 +57,7 @@ def _limited(signal: Tensor, config: PruningConfig) -> Tensor:
 def draw_noise(
     shape: Sequence[int], config: PruningConfig, generator: torch.Generator | None = None
 ) -> Tensor | None:
-    """The noise of one training batch on the CPU, float32 of ``shape``; None if the settings have none."""
+    """The noise of one training batch on the CPU, float32 of ``shape``; None if ``noise`` is ``none``."""
     if config.noise == "none":
         return None
     uniform = torch.rand(tuple(shape), generator=generator).clamp(1e-6, 1 - 1e-6)
@@ -69,9 +69,9 @@ def draw_noise(
 class _StraightThrough(torch.autograd.Function):
     """Forward: 0 for kept tokens and LOG_REMOVED for others. Backward: the gradient of the mask log(alpha).
 
-    Attention weighs token k by alpha_k e^{s_k}. The derivative with respect to alpha_k is therefore that with
-    respect to the mask divided by alpha_k. Here it is divided by the weight that forward really had: 1 or
-    e^-60.
+    Attention weights token k by alpha_k e^{s_k}. The derivative with respect to alpha_k is therefore the
+    derivative with respect to the mask, divided by alpha_k. This class divides by the weight of the forward
+    pass instead: 1 or e^-60.
     """
 
     @staticmethod
@@ -83,12 +83,12 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):
         log_gate, kept, limit = ctx.saved_tensors
         credit = torch.where(kept, gradient, gradient * math.exp(-LOG_REMOVED))
-        # At alpha = 0 the slope can far exceed the token's true effect, because it does not saturate.
+        # At alpha = 0 the slope does not saturate and can far exceed the token's true effect.
         return credit.clamp(-limit, limit) * log_gate.exp(), None, None
 
 
 def straight_through(log_gate: Tensor, kept: Tensor, limit: Tensor) -> Tensor:
-    """A mask that removes tokens and still has the gradient of the soft mask.
+    """A mask that removes tokens and has the gradient of the soft mask.
 
     Args:
         log_gate: (B, T) float32.
@@ -105,7 +105,7 @@ def pair_mask(mask: Tensor) -> Tensor:
     """The mask of self-attention: (B, T) -> (B, 1, T, T), same dtype. Entry (j, k) is m_j + m_k, the diagonal
     is 0.
 
-    The article sets g where j = i xor k = i; the sum over i of that is the same.
+    The article sets g where j = i xor k = i; summed over i, both masks are equal.
     """
     pairs = mask[:, None, :, None] + mask[:, None, None, :]
     diagonal = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
@@ -113,15 +113,15 @@ def pair_mask(mask: Tensor) -> Tensor:
 
 
 def soft_lengths(log_gate: Tensor, real: Tensor, d_kv: int, kept: Tensor | None = None) -> Tensor:
-    """L(s) of the article: how many tokens remain after each gate.
+    """L(s) of the article: the soft number of tokens after each gate.
 
     Args:
         log_gate: (S, B, T) float32, 0 for tokens that are never dropped.
         real: (B, T) bool, False for padding.
         d_kv: dimensions of a head's key, the d of P = exp(G / sqrt(d)).
-        kept: (S, B, T) bool, for a straight-through mask: count these, with the gradient of the sum of
-            exp(G). The article divides by sqrt(d) because a masked token may still be read. A removed token
-            cannot be read, so its price and its worth fall alike as its gate closes.
+        kept: (S, B, T) bool, for a straight-through mask: these tokens are counted, with the gradient of the
+            sum of exp(G). The article divides by sqrt(d) because a masked token may still be read. A removed
+            token cannot be read, so its cost and its value fall equally as its gate closes.
 
     Returns:
         (S + 1, B) float32; the first row is the length without padding.
@@ -137,16 +137,16 @@ def soft_lengths(log_gate: Tensor, real: Tensor, d_kv: int, kept: Tensor | None 
 
 
 def expected_lengths(probability: Tensor, real: Tensor) -> Tensor:
-    """L(s) of hard concrete gates: how many tokens are expected to be left after each gate.
+    """L(s) of hard concrete gates: the expected number of tokens after each gate.
 
     Args:
-        probability: (S, B, T) float32, of each gate to be open; 1 for tokens that are never dropped.
+        probability: (S, B, T) float32, that each gate is open; 1 for tokens that are never dropped.
         real: (B, T) bool, False for padding.
 
     Returns:
         (S + 1, B) float32; the first row is the length without padding.
     """
-    # Not cumprod: its backward pass makes the host wait.
+    # Avoids cumprod, whose backward pass synchronises the host.
     inside = torch.stack(list(itertools.accumulate(probability.unbind(0), torch.mul)))
     lengths = (inside * real).sum(-1)
     return torch.cat([real.sum(-1, dtype=lengths.dtype)[None], lengths])

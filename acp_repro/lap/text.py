@@ -25,17 +25,17 @@ class TextTokenizer:
         where: its file, for errors.
 
     Raises:
-        PruningError: it is not a tokeniser, or lacks one of the tokens.
+        PruningError: the content is not a tokeniser, or lacks one of the tokens.
     """
 
     def __init__(self, json_text: str, where: str = TOKENIZER_FILE):
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises no narrower class
             raise PruningError(f"{where}: not a file of the library `tokenizers` ({error})") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        # "</s>" in a text is four characters of that text.
+        # "</s>" within a text is encoded as four ordinary characters.
         self._tokenizer.encode_special_tokens = True
         ids = [self._tokenizer.token_to_id(token) for token in (PAD, EOS)]
         if None in ids:
@@ -46,10 +46,10 @@ class TextTokenizer:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The tokeniser in a ``tokenizer.json``.
+        """Reads the tokeniser in a ``tokenizer.json``.
 
         Raises:
-            PruningError: it cannot be read, is not a tokeniser, or lacks one of the tokens.
+            PruningError: the file cannot be read, is not a tokeniser, or lacks one of the tokens.
         """
         try:
             return cls(path.read_text(encoding="utf-8"), str(path))
@@ -71,14 +71,15 @@ class TextTokenizer:
         """Ids of each text without EOS.
 
         Raises:
-            PruningError: one of them is not text.
+            PruningError: a text contains a lone surrogate.
         """
         for number, text in enumerate(texts, 1):
             try:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise PruningError(
-                    f"text {number} of {len(texts)} has a stray byte at place {error.start + 1}"
+                    f"text {number} of {len(texts)} has a lone surrogate at character {error.start + 1}; "
+                    "decode it as UTF-8"
                 ) from None
         return [text.ids for text in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
 
@@ -87,11 +88,11 @@ class TextTokenizer:
         return self._tokenizer.decode([i for i in ids if i not in (self.pad_id, self.eos_id)])
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Each id as a readable word: a space where the token begins with one."""
+        """Each id as a readable string, with a leading space if the token begins with one."""
         return [self._show_tokens(i) for i in ids]
 
     def characters(self, ids: Sequence[int]) -> Iterator[tuple[str, int]]:
-        """(word, number of tokens): as :meth:`tokens`, but those that share a character are one word."""
+        """(string, number of tokens): as :meth:`tokens`, with tokens that share a character merged."""
         return whole_characters(ids, self._show_tokens)
 
     def _show_tokens(self, token_id: int, *more: int) -> str:

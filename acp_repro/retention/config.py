@@ -1,4 +1,4 @@
-"""The settings of token retention. Each open question of the paper is one of them; no torch here."""
+"""The settings of token retention, one for each choice that the paper leaves open. Does not import torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEARNED = ("adaptive", "top", "infor_coef")
 # The encoders of transformers that `encoders` registers, by ``model_type``.
 LIKE_BERT = ("bert", "roberta", "camembert", "xlm-roberta", "electra")
 MODEL_TYPES = ("distilbert", *LIKE_BERT, "longformer")
-# Tables 5 and 6: the share of tokens kept after each layer. The shares exceed the tables' own budgets.
+# Tables 5 and 6: the share of tokens kept after each layer. The shares exceed the budgets of the tables.
 PROFILES = {
     "table5_30": (0.452, 0.439, 0.425, 0.412, 0.399, 0.385),
     "table5_50": (0.523, 0.513, 0.502, 0.492, 0.481, 0.471),
@@ -65,57 +65,58 @@ Gates = Annotated[str | tuple[int, ...], Must("after_blocks, input, output or ri
 
 @dataclass(frozen=True)
 class RetentionConfig:
-    """What is kept of a sequence, where, and how that is learned.
+    """Which tokens of a sequence are kept, where the gates are, and how the gates are trained.
 
     Attributes:
         budget: rho, the share of an example's tokens that is kept, in (0, 1]; at 1 the model is dense.
         method: ``adaptive`` (the paper), or a baseline on the same encoder: ``random``, ``h2o`` (the tokens
-            that receive most attention), ``top`` (Li et al. 2023: gates on ranks by attention received),
+            that receive most attention), ``top`` (Li et al. 2023: gates on ranks by received attention),
             ``infor_coef`` (Tan 2023: an MLP sampler, Gumbel-softmax, a bottleneck), ``dense``.
         gates: ``after_blocks``, ``input`` (before the first block), ``output`` (one gate after the last
-            block: nothing is saved), or the places themselves: 0 is the input, l is after block l.
-        schedule: ``constant``: floor(rho T) of the original T tokens from the first gate on (so later gates
-            have nothing to drop); ``geometric``: each gate keeps floor(rho T_l) of what reaches it;
-            ``profile``: the shares of T in ``profile``, one a gate.
-        profile: for that schedule: shares that do not rise, or a name in :data:`PROFILES`.
+            block, which saves no compute), or a tuple of places: 0 is the input, l is after block l.
+        schedule: ``constant``: floor(rho T) of the original T tokens from the first gate on (later gates
+            have nothing to drop); ``geometric``: each gate keeps floor(rho T_l) of its T_l input tokens;
+            ``profile``: the shares of T in ``profile``, one per gate.
+        profile: for schedule ``profile``: non-increasing shares, or a name in :data:`PROFILES`.
         summary_decay: gamma of m_t in Eq. 3; the paper prints no value.
         scorer_width: rows of W and U in Eq. 3; the paper prints no value.
         temperature, stretch: beta and (gamma, zeta) of Hard-Concrete, Eq. 6.
         relaxation: ``sigmoid`` is the ablation without variational relaxation: z = p.
-        penalty: what the budget counts: ``paper``: sum of p = sigmoid(s); ``expected_l0``: sum of P(z > 0).
-        unit: the constraint in shares of an example's tokens, or as a ``count`` of tokens, as printed. The
-            step of the multiplier means the same at every length only for shares.
-        multiplier: ``ascent``: projected ascent after each step; ``joint``: lambda in the same optimiser step
-            as the weights (the ablation without alternation); ``fixed``: it stays at ``initial_multiplier``.
+        penalty: the quantity that the budget limits: ``paper``: sum of p = sigmoid(s); ``expected_l0``: sum
+            of P(z > 0).
+        unit: unit of the constraint: ``share`` of an example's tokens, or ``count`` of tokens, as printed.
+            Only with shares is the step of the multiplier independent of the length.
+        multiplier: ``ascent``: projected ascent after each step; ``joint``: lambda in the optimiser step of
+            the weights (the ablation without alternation); ``fixed``: always ``initial_multiplier``.
         multiplier_step: eta of the ascent.
-        initial_multiplier: lambda at the start.
+        initial_multiplier: the initial lambda.
         constraint: ``at_most`` as in Eq. 2, lambda >= 0; ``equal``: lambda may be negative, so that gates
-            that close below the budget open again.
+            that closed below the budget reopen.
         augmentation: weight c of c/2 (sum p - M)^2 in the penalty (the method of multipliers). The term damps
-            the multiplier, which otherwise oscillates. The paper has none.
+            the multiplier, which otherwise oscillates. The paper does not use it.
         selection: ``top_m`` (Eq. 7), or ``threshold``: the ablation that keeps p > ``threshold``.
-        gate_keys: in training, add log z to the attention that a token receives. A closed token therefore
-            receives no attention, as at inference. The paper's text only multiplies H.
-        open_steps: gates stay open for this many first steps of training.
-        hard_from_step: from this step of training on, z is the choice of inference (top-M), with the gradient
-            of the soft z (straight-through); None: never.
-        initial_logit: b of Eq. 3 at the start: positive opens the gates.
-        dropped: the state of a dropped token that a head sees: ``zero`` (H * z, Eq. 7), or its ``last``
+        gate_keys: in training, add log z to the attention scores of a token as a key. A closed token
+            therefore receives no attention, as at inference. The paper's text only multiplies H.
+        open_steps: number of initial training steps in which all gates are open.
+        hard_from_step: training step from which z is the hard selection of inference (top-M), with the
+            gradient of the soft z (straight-through); None: never.
+        initial_logit: initial b of Eq. 3; a positive value opens the gates.
+        dropped: the state of a dropped token that the head reads: ``zero`` (H * z, Eq. 7), or its ``last``
             state.
         protect: tokens that are never dropped and count in M: the first one (``cls``), or all up to the first
             separator (``question``). ``auto`` is ``question`` for question answering, else ``cls``.
-        sep_token_id: the separator, if the model's own config does not name it.
-        over_budget: what to do with an example whose protected tokens alone exceed M: ``error``, or ``keep``
-            them, over the budget.
+        sep_token_id: the separator, if the model's config does not name it.
+        over_budget: how to handle an example whose protected tokens alone exceed M: ``error``, or ``keep``
+            all of them and exceed the budget.
         removal: at inference, ``gather`` the kept tokens into shorter tensors, or ``mask`` the others (the
-            slow oracle of ``gather``).
-        bottleneck_weight: of Infor-Coef's KL divergence from Bernoulli(rho).
-        distillation_weight: of ToP's KL divergence from the dense teacher.
-        ranks: ToP's gates: buckets of relative rank.
-        seed: of the ``random`` method at inference. The choice depends on the example and this seed alone.
+            slow reference for ``gather``).
+        bottleneck_weight: weight of Infor-Coef's KL divergence from Bernoulli(rho).
+        distillation_weight: weight of ToP's KL divergence from the dense teacher.
+        ranks: number of ToP's gates, one for each bucket of relative rank.
+        seed: seed of method ``random`` at inference; the selection depends only on the example and the seed.
 
     Raises:
-        ValueError: a value is not allowed; the message begins with its name.
+        ValueError: a value is not allowed; the message begins with the setting's name.
     """
 
     budget: Budget
@@ -163,12 +164,12 @@ class RetentionConfig:
 
     @property
     def profile_shares(self) -> tuple[float, ...]:
-        """The shares of ``profile``, one a gate."""
+        """The shares of ``profile``, one per gate."""
         return PROFILES[self.profile] if isinstance(self.profile, str) else self.profile or ()
 
     @property
     def is_learned(self) -> bool:
-        """Whether gates have weights of their own."""
+        """Whether the gates have trainable weights."""
         return self.method in LEARNED
 
     @property
@@ -180,7 +181,7 @@ class RetentionConfig:
         """The places of gates in an encoder of ``num_layers`` blocks: 0 is the input, l is after block l.
 
         Raises:
-            ValueError: the encoder has no such place, or the profile has another number of gates.
+            ValueError: the encoder has no such place, or the profile does not have one share per gate.
         """
         if self.is_dense:
             return ()
@@ -195,7 +196,7 @@ class RetentionConfig:
         return places
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as stored in ``config.json``."""
+        """The settings as plain values, as stored in ``config.json``."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in dataclasses.asdict(self).items()
@@ -206,7 +207,7 @@ class RetentionConfig:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            ValueError: an unknown setting.
+            ValueError: a setting is unknown.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         for name in set(values) - set(known):

@@ -1,5 +1,4 @@
-"""FLOPs of an encoder whose blocks see fewer and fewer tokens (Appendix I). The module does not import
-torch."""
+"""FLOPs of an encoder whose blocks process ever fewer tokens (Appendix I). Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ class EncoderCost:
     """The cost of one example (Appendix I).
 
     Attributes:
-        linear_flop: of projections and feed-forward layers, 2 for a multiplication and addition.
-        attention_flop: of scores and weighted sums, quadratic in the tokens.
-        scorer_flop: of the gates' scoring networks.
+        linear_flop: FLOPs of projections and feed-forward layers, 2 per multiply-add.
+        attention_flop: FLOPs of scores and weighted sums, quadratic in the number of tokens.
+        scorer_flop: FLOPs of the gates' scoring networks.
     """
 
     linear_flop: float
@@ -35,12 +34,12 @@ def encoder_cost(
     scorer_width: int = 64,
     windows: Sequence[int] | None = None,
 ) -> EncoderCost:
-    """The forward pass of all blocks of an encoder.
+    """The cost of the forward pass through all blocks of an encoder.
 
     Args:
         tokens: the number of tokens in each block.
         scored: the number of tokens that each gate scores.
-        windows: keys that a query of each block sees at most, for windowed attention.
+        windows: the maximum number of keys per query in each block, for windowed attention.
     """
     linear = sum(2 * t * (4 * hidden_size**2 + 2 * hidden_size * intermediate_size) for t in tokens)
     seen = [min(t, w) for t, w in zip(tokens, windows or tokens, strict=True)]

@@ -1,4 +1,4 @@
-"""Which encoders are known: where their blocks are, and how one block is called."""
+"""The registry of encoders: the paths to their blocks, and the call of one block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from acp_repro.common.errors import did_you_mean
 
 from .config import LIKE_BERT
 
-# Encoders that count positions from 2 on.
+# Encoders whose position ids start at 2.
 LIKE_ROBERTA = ("roberta", "longformer", "camembert", "xlm-roberta")
 
 
@@ -27,10 +27,10 @@ class Encoder:
     Attributes:
         stack: path from the base model (without the head) to the module whose forward runs the blocks.
         layers: path from there to the list of blocks.
-        query, key: paths from a block to its projections, for the attention that tokens receive.
-        windowed: whether attention is local. Cost and window then follow the tokens that are left, so kept
-            tokens are moved together even if the others are only masked.
-        call: runs a block: ``call(block, hidden, mask, **kwargs)``, whose result may be a tuple. None means
+        query, key: paths from a block to its query and key projections, to compute received attention.
+        windowed: whether attention is local. Cost and window then depend on the remaining tokens, so kept
+            tokens are made contiguous even if the others are only masked.
+        call: runs a block as ``call(block, hidden, mask, **kwargs)`` and may return a tuple. None means
             ``block(hidden, mask, **kwargs)``.
         output: the class of transformers that the stack's forward returns.
     """
@@ -60,7 +60,7 @@ class Encoder:
 
 
 def position_limit(config: Any) -> int:
-    """The number of tokens that have a position embedding in an encoder of one of ``MODEL_TYPES``."""
+    """The number of position embeddings for tokens in an encoder of one of ``MODEL_TYPES``."""
     return config.max_position_embeddings - 2 * (config.model_type in LIKE_ROBERTA)
 
 
@@ -70,7 +70,7 @@ def get_module(module: nn.Module, path: str) -> Any:
 
 
 def register_encoder(model_type: str, encoder: Encoder) -> None:
-    """Makes an encoder known to :func:`~acp_repro.retention.retain` by its config's ``model_type``.
+    """Registers an encoder for :func:`~acp_repro.retention.retain` under its config's ``model_type``.
 
     register_encoder("electra", Encoder("encoder", "attention.self.query", "attention.self.key"))
     """
@@ -81,7 +81,7 @@ def find_encoder(model: nn.Module) -> Encoder:
     """The description of a model's encoder.
 
     Raises:
-        ValueError: its model type is not known, or its blocks are not where they should be.
+        ValueError: the model type is not registered, or the registered paths do not lead to the blocks.
     """
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     if model_type not in _KNOWN:
@@ -96,13 +96,13 @@ def find_encoder(model: nn.Module) -> Encoder:
     except AttributeError as error:
         raise ValueError(f"{type(model).__name__}: {error}; correct its register_encoder") from None
     if getattr(model.config, "is_decoder", False):
-        raise ValueError("this model is a decoder; retention works with encoders only")
+        raise ValueError("this model is a decoder; retention supports encoders only")
     return encoder
 
 
 # ---- attention received -----------------------------------------------------------------------
 
-_MOST_WEIGHTS = 1 << 25  # attention weights that are held at once
+_MOST_WEIGHTS = 1 << 25  # attention weights that are materialised at once
 
 
 def attention_received(
@@ -113,14 +113,14 @@ def attention_received(
     heads: int,
     global_: Tensor | None = None,
 ) -> Tensor:
-    """How much attention each token receives in a block, summed over heads and queries: (B, T) float32.
+    """The attention that each token receives in a block, summed over heads and queries: (B, T) float32.
 
-    The received attention is computed again from the block's projections, because fused attention returns no
-    weights. A few queries are computed at a time, so that no matrix of T x T weights is stored.
+    The weights are recomputed from the block's projections, because fused attention does not return them.
+    Queries are processed in chunks, so that no matrix of T x T weights is materialised.
 
     Args:
         hidden: (B, T, D), the input of the block.
-        valid: (B, T) bool: padding neither attends nor is attended to.
+        valid: (B, T) bool: False for padding, which neither attends nor is attended to.
         heads: attention heads of the block.
         global_: (B, T) bool, for a windowed encoder: tokens with global attention.
     """
@@ -147,7 +147,7 @@ def _split_heads(query: nn.Module, key: nn.Module, hidden: Tensor, heads: int) -
 
 
 def _add_windowed(received, block, query, key, hidden, valid, heads, global_) -> None:
-    """Longformer: local queries see their window and the global tokens, global queries see all."""
+    """Longformer: local queries attend to their window and the global tokens, global queries to all."""
     attention = block.attention.self
     at = torch.arange(hidden.shape[1], device=hidden.device)
     near = (at[:, None] - at).abs() <= attention.one_sided_attn_window_size
@@ -155,18 +155,18 @@ def _add_windowed(received, block, query, key, hidden, valid, heads, global_) ->
         (query, key, valid & ~global_, (near | global_[:, None]) & valid[:, None]),
         (attention.query_global, attention.key_global, valid & global_, valid[:, None]),
     ):
-        # One head at a time: here a matrix of T x T weights is held.
+        # One head at a time, because this path materialises a matrix of T x T weights.
         for q, k in zip(*(x.unbind(1) for x in _split_heads(queries, keys, hidden, heads)), strict=True):
             logits = (q @ k.mT).float() * q.shape[-1] ** -0.5
             weights = torch.softmax(logits.masked_fill(~seen, torch.finfo(torch.float32).min), -1)
             received += (weights * asks[:, :, None]).sum(1)
 
 
-# ---- the encoders that are known --------------------------------------------------------------
+# ---- registered encoders ----------------------------------------------------------------------
 
 
 def _call_longformer(block: nn.Module, hidden: Tensor, mask: Tensor, **kwargs: Any) -> Any:
-    """Longformer's mask is 0 for local attention, positive for global, negative for none."""
+    """Calls a Longformer block; its mask is 0 for local attention, positive for global, negative for none."""
     is_global = mask > 0
     return block(
         hidden,

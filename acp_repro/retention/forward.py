@@ -1,7 +1,7 @@
-"""Runs an encoder's blocks with gates after them: soft in training, with fewer tokens at inference.
+"""Runs an encoder's blocks and gates: soft gates in training, hard token removal at inference.
 
-On a GPU the host reads values at most once, at the start. It does so if a mask was given (transformers waits
-there too) or more than [CLS] is protected. Every later size follows from those numbers.
+On a GPU the host synchronises at most once, at the start, and only if a mask was given (transformers then
+synchronises too) or more than [CLS] is protected. All later sizes are derived from the values read then.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from .gates import Gate, counted_share
 from .removal import State, spread_states
 from .retention import Call, GateRecord, Retention
 
-# Before the first gate no token is dropped, so a block's inner states would set the peak of memory. At
-# inference examples go through it in groups of this many tokens, which still fill a GPU, and in at most this
-# many groups.
+# Before the first gate no token is dropped, so a block's inner states would determine peak memory. At
+# inference the blocks process examples in groups of this many tokens, which still fill a GPU, and in at most
+# this many groups.
 GROUP_TOKENS, MOST_GROUPS = 8192, 8
 
 
 def run(
     retention: Retention, layers: nn.ModuleList, hidden: Tensor, mask: Any, kwargs: dict[str, Any]
 ) -> Tensor:
-    """All blocks with the gates of ``retention`` between them.
+    """Runs all blocks with the gates of ``retention`` between them.
 
     Args:
         hidden: (B, T, D) embeddings.
-        mask: the mask that the model made for its blocks.
+        mask: the attention mask that the model built for its blocks.
 
     Returns:
-        (B, T, D) in the dtype of ``hidden``, in the original places.
+        (B, T, D) in the dtype of ``hidden``, at the original positions.
     """
     state = begin(retention, hidden, mask)
     gate_at = {place: index for index, place in enumerate(retention.places)}
@@ -55,12 +55,12 @@ def run(
 
 
 def begin(retention: Retention, hidden: Tensor, mask: Any) -> State:
-    """The state before the first block, of embeddings (B, T, D) in any floating dtype."""
+    """The state before the first block, from embeddings (B, T, D) in any floating dtype."""
     call, windowed = retention._call, retention.encoder.windowed
     if call is None:
-        raise RuntimeError("call the model that retain returned, not its encoder by itself")
+        raise RuntimeError("the encoder was called directly; call the model that retain returned")
     batch, length = hidden.shape[:2]
-    extra = length - call.valid.shape[1]  # Longformer pads to its window
+    extra = length - call.valid.shape[1]  # Longformer pads to a multiple of its window
     valid, protected, ids = call.valid, call.protected, call.ids
     if extra:
         valid, protected = (nn.functional.pad(x, (0, extra)) for x in (valid, protected))
@@ -88,25 +88,25 @@ def begin(retention: Retention, hidden: Tensor, mask: Any) -> State:
 
 
 def host_budgets(retention: Retention, call: Call) -> tuple[list[list[int]] | None, bool]:
-    """(M of each example for each gate, whether all tokens are valid), as far as the host may read them."""
+    """(M of each gate for each example, whether all tokens are valid), if the host may read them."""
     (batch, length), cuda = call.valid.shape, call.valid.is_cuda
     if call.protects_first:
         lengths, needs = [length] * batch, [min(1, length)] * batch
     elif not (torch.compiler.is_compiling() or (cuda and torch.cuda.is_current_stream_capturing())) and (
-        retention.phase == "hard" or not cuda  # in training on a GPU only where a baseline's sizes need it
+        retention.phase == "hard" or not cuda  # in training on a GPU, only if a baseline's sizes need it
     ):
         lengths, needs = torch.stack([call.lengths, call.needed]).tolist()
     else:
         return None, call.is_full
     if 0 in lengths:
-        raise ValueError(f"example {lengths.index(0)} is all padding; leave it out")
+        raise ValueError(f"example {lengths.index(0)} contains only padding; remove it")
     by_length = {n: retention.budgets(n) for n in set(lengths)}
     by_gate = [[by_length[n][gate] for n in lengths] for gate in range(len(retention.places))]
     if retention.config.over_budget == "error":
-        for row, (need, most) in enumerate(zip(needs, by_gate[-1], strict=True)):  # it never rises
+        for row, (need, most) in enumerate(zip(needs, by_gate[-1], strict=True)):  # non-increasing
             if need > most:
                 raise ValueError(
-                    f"example {row}: {need} protected tokens are more than its budget of {most}; raise "
+                    f"example {row}: {need} protected tokens exceed its budget of {most}; raise "
                     "budget, protect fewer, or set over_budget='keep'"
                 )
     by_gate = [[max(m, n) for m, n in zip(each, needs, strict=True)] for each in by_gate]
@@ -117,12 +117,12 @@ def host_budgets(retention: Retention, call: Call) -> tuple[list[list[int]] | No
 
 
 def run_block(state: State, block: nn.Module, kwargs: dict, size: int) -> None:
-    """A block, ``size`` examples at a time (0: all at once)."""
+    """Runs a block on ``size`` examples at a time (0: all at once)."""
     retention = state.retention
     if size:
         state.hidden = run_groups(state, block, kwargs, size)
     else:
-        # By their own attention, unless ``mask`` is a bias on the keys.
+        # With the block's own attention, unless ``mask`` is a bias on the keys.
         biased = state.biased and retention.model_config._attn_implementation == "sdpa"
         with key_bias.use_key_bias(retention.model_config) if biased else contextlib.nullcontext():
             state.hidden = retention.encoder.run(block, state.hidden, state.mask, kwargs)
@@ -131,7 +131,7 @@ def run_block(state: State, block: nn.Module, kwargs: dict, size: int) -> None:
 
 
 def group_size(state: State, kwargs: dict) -> int:
-    """Examples of a group up to the first gate; 0 for all at once."""
+    """The number of examples in a group up to the first gate; 0 for all at once."""
     retention, (batch, length) = state.retention, state.shape[:2]
     size = max(GROUP_TOKENS // length, batch // MOST_GROUPS, 1)
     plain = retention.phase == "hard" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -140,7 +140,7 @@ def group_size(state: State, kwargs: dict) -> int:
 
 
 def run_groups(state: State, block: nn.Module, kwargs: dict, size: int) -> Tensor:
-    """The block's output (B, T, D), ``size`` examples at a time: inner states exist for one group only."""
+    """The block's output (B, T, D), computed ``size`` examples at a time to limit the inner states."""
     out, mask = None, state.mask
     sliced = isinstance(mask, Tensor) and mask.shape[0] > 1
     for first in range(0, state.shape[0], size):
@@ -164,11 +164,11 @@ def _scale_states(hidden: Tensor, z: Tensor) -> Tensor:
 
 
 def pass_gate(state: State, index: int, block: nn.Module, before: tuple[Tensor, Tensor] | None) -> None:
-    """Scores the tokens (B, T) and multiplies, masks or removes them.
+    """Scores the tokens (B, T), then multiplies, masks or removes them.
 
     Args:
         block: the block before the gate.
-        before: the input (B, T, D) of that block, and (B, T) bool, its tokens, for a gate that needs them.
+        before: the input (B, T, D) of ``block`` and its valid tokens, (B, T) bool, if the gate needs them.
     """
     retention, config, phase = state.retention, state.retention.config, state.retention.phase
     gate = retention.gates[index]
@@ -181,11 +181,11 @@ def pass_gate(state: State, index: int, block: nn.Module, before: tuple[Tensor, 
             state.received = attention_received(retention.encoder, block, *before, heads, state.global_)
     scores = gate(state)
     by_threshold = config.selection == "threshold" and config.is_learned
-    # Whether the kept tokens are known as indices of a known number, without a mask between.
+    # Whether the kept tokens are selected as indices, in known number, without an intermediate mask.
     by_index = phase == "hard" and _gathers(retention) and not by_threshold
     ranking = scores if by_threshold else gate.rank_values(scores, state)
     if not by_index or not removal.selects_in_kernel(ranking) or ranking is not scores:
-        note_nan(state, index, scores)  # else the kernel finds them itself
+        note_nan(state, index, scores)  # otherwise the selection kernel detects NaN
     free = state.valid & ~state.protected
     counted = None
     if config.is_learned and (retention.training or retention._records is not None):
@@ -230,7 +230,7 @@ def pass_gate(state: State, index: int, block: nn.Module, before: tuple[Tensor, 
 
 
 def note_nan(state: State, index: int, scores: Tensor) -> None:
-    """Notes NaN in ``scores`` (B, T). A CPU raises at once; a GPU after all is launched (``hold_call``)."""
+    """Records NaN in ``scores`` (B, T); raised at once on a CPU, after the last launch on a GPU."""
     retention = state.retention
     if torch.compiler.is_compiling() or (retention.training and scores.is_cuda):
         return
@@ -241,9 +241,9 @@ def note_nan(state: State, index: int, scores: Tensor) -> None:
 
 
 def sample_z(state: State, gate: Gate, scores: Tensor, kept: Tensor) -> Tensor:
-    """(B, T) float32: the factor of each token in training; 1 for protected ones."""
+    """(B, T) float32: the factor of each token in training; 1 for protected tokens."""
     phase = state.retention.phase
-    if phase == "open":  # gives the scorer a gradient of zero at every step, so that it is never unused
+    if phase == "open":  # a zero gradient at every step, so that the scorer never counts as unused
         z = 1 + 0 * scores
     else:
         z = gate.sample(scores)
@@ -256,8 +256,7 @@ def sample_z(state: State, gate: Gate, scores: Tensor, kept: Tensor) -> Tensor:
 def record_gate(
     state: State, index: int, scores: Tensor, kept: Tensor, z: Tensor, counted: Tensor | None
 ) -> None:
-    """Adds the gate's scores (B, T) float32 and choices, at the original places, to the list of
-    ``recorded``."""
+    """Adds the gate's scores (B, T) float32 and selection, at the original positions, to ``recorded``."""
     retention, (batch, length) = state.retention, state.shape[:2]
     call, records = retention._call, retention._records
     assert call is not None and records is not None
@@ -283,7 +282,7 @@ def record_gate(
 
 
 def add_violation(state: State, index: int, counted: Tensor) -> None:
-    """The constraint of a gate, sum p - M, as the mean of an example; ``counted`` is (B, T) float."""
+    """The constraint of a gate, sum p - M, averaged over examples; ``counted`` is (B, T) float."""
     state.expected = counted if state.expected is None else state.expected * counted
     violation = state.expected.sum(1) - state.budget(index)
     if state.retention.config.unit == "share":

@@ -1,6 +1,6 @@
-"""Hard-Concrete (Eq. 6, Louizos et al. 2018), and the gates of each method: how they score and train.
+"""Hard-Concrete (Eq. 6, Louizos et al. 2018), and the gates of each method: scores and training.
 
-``adaptive`` is the paper's; the others are its baselines on the same encoder.
+``adaptive`` is the paper's method; the others are its baselines on the same encoder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .config import RetentionConfig
 from .scorer import RetentionScorer, wide
 
-_EDGE = 1e-6  # u stays this far from 0 and 1, where its log-odds are infinite
+_EDGE = 1e-6  # margin of u from 0 and 1, where its log-odds are infinite
 
 
 def hard_concrete(logits: Tensor, u: Tensor, temperature: float, stretch: tuple[float, float]) -> Tensor:
@@ -44,7 +44,7 @@ def open_logits(logits: Tensor, temperature: float, stretch: tuple[float, float]
 
 
 def counted_share(config: RetentionConfig, logits: Tensor) -> Tensor:
-    """How much a token counts in the budget: p = sigmoid(s) of Eq. 5, or P(z > 0); same shape and dtype."""
+    """Each token's contribution to the budget: p = sigmoid(s) of Eq. 5, or P(z > 0); same shape and dtype."""
     if config.penalty == "expected_l0" and config.relaxation == "hard_concrete":
         logits = open_logits(logits, config.temperature, config.stretch)
     return torch.sigmoid(logits)
@@ -52,11 +52,11 @@ def counted_share(config: RetentionConfig, logits: Tensor) -> Tensor:
 
 @dataclass
 class GateInputs:
-    """What a gate sees of the tokens that are left."""
+    """A gate's inputs for the remaining tokens."""
 
     hidden: Tensor  # (B, T, D)
     valid: Tensor  # (B, T) bool: neither padding nor dropped
-    received: Tensor | None  # (B, T) float, attention in the block before, for methods that rank by it
+    received: Tensor | None  # (B, T) float, from the previous block, for methods that rank by it
     ids: Tensor | None  # (B, T) integer
     positions: Tensor  # (B, T) integer, in the original sequence
     is_full: bool = False  # whether all tokens are known to be valid
@@ -73,7 +73,7 @@ class Gate(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, inputs: GateInputs) -> Tensor:
-        """(B, T) float32: larger is kept first. Log-odds of p for learned gates."""
+        """(B, T) float32 scores: larger scores are kept first. Log-odds of p for learned gates."""
 
     def sample(self, scores: Tensor) -> Tensor:
         """A soft z in [0, 1] for training, (B, T) float32, from scores (B, T)."""
@@ -83,12 +83,11 @@ class Gate(nn.Module, ABC):
         return hard_concrete(scores, torch.rand_like(scores), config.temperature, config.stretch)
 
     def rank_values(self, scores: Tensor, inputs: GateInputs) -> Tensor:
-        """(B, T) float32, the values that top-M ranks by at inference: the scores, unless a method uses
-        others."""
+        """(B, T) float32, the values that top-M ranks by at inference; by default the scores."""
         return scores
 
     def extra_loss(self, scores: Tensor, valid: Tensor) -> Tensor | None:
-        """A float32 scalar that a method adds to the training loss besides the budget's penalty, or None."""
+        """A method's additional training loss besides the budget's penalty, a float32 scalar, or None."""
         return None
 
 
@@ -107,14 +106,14 @@ class AdaptiveGate(Gate):
 
 
 class RandomGate(Gate):
-    """Random tokens: new ones at each training step; at inference a function of example and seed."""
+    """Random selection: resampled at each training step; at inference a function of example and seed."""
 
     def forward(self, inputs: GateInputs) -> Tensor:
         """Random scores (B, T) float32."""
         if self.training:
             return torch.rand(inputs.valid.shape, device=inputs.valid.device)
         ids = torch.zeros_like(inputs.positions) if inputs.ids is None else inputs.ids
-        # The example's own hash, so that its tokens do not depend on the rest of the batch.
+        # A hash of the example, so that the selection does not depend on the rest of the batch.
         words = (ids + 1) * inputs.valid
         fingerprint = (_mix(words * 0x9E3779B1 + inputs.positions) * inputs.valid).sum(1, keepdim=True)
         noise = _mix(_mix(fingerprint + self.config.seed * 0x85EBCA6B) + inputs.positions)
@@ -122,7 +121,7 @@ class RandomGate(Gate):
 
 
 class H2OGate(Gate):
-    """The heavy hitters: most attention received, summed over heads and queries (Zhang et al. 2023)."""
+    """Heavy hitters: most received attention, summed over heads and queries (Zhang et al. 2023)."""
 
     needs_attention = True
 
@@ -133,10 +132,10 @@ class H2OGate(Gate):
 
 
 class RankGate(Gate):
-    """Constraint-aware pruning (Li et al. 2023, "ToP"): learned gates on ranks by attention received.
+    """Constraint-aware pruning (Li et al. 2023, "ToP"): learned gates on ranks by received attention.
 
-    Every bucket of relative rank has a Hard-Concrete gate. The place as a whole has one more: while it is
-    closed, nothing is pruned here. At inference the M tokens of the best ranks are kept.
+    Every bucket of relative rank has a Hard-Concrete gate. One more gate belongs to the whole place: while it
+    is closed, no token is pruned at this place. At inference the M tokens with the best ranks are kept.
     """
 
     needs_attention = True
@@ -155,7 +154,7 @@ class RankGate(Gate):
             (rank * self.config.ranks).div(length, rounding_mode="floor").clamp(max=self.config.ranks - 1)
         )
         p_rank = torch.sigmoid(wide(self.rank_logits))[bucket]
-        # A token is kept if nothing is pruned here, or if its rank is good.
+        # A token is kept if the place does not prune, or if the gate of its rank is open.
         p = 1 - torch.sigmoid(wide(self.layer_logit)) * (1 - p_rank)
         return torch.logit(p.clamp(1e-6, 1 - 1e-6))
 
@@ -192,7 +191,7 @@ class InformationGate(Gate):
         return torch.sigmoid((scores + torch.log(u) - torch.log1p(-u)) / self.config.temperature)
 
     def extra_loss(self, scores: Tensor, valid: Tensor) -> Tensor:
-        """KL(Bernoulli(p) || Bernoulli(rho)), a float32 scalar: the mean of a token of ``scores`` (B, T)."""
+        """KL(Bernoulli(p) || Bernoulli(rho)), averaged over tokens of ``scores`` (B, T): a float32 scalar."""
         rho = torch.full((), min(self.config.budget, 1 - 1e-6), dtype=scores.dtype, device=scores.device)
         log_p, log_not = nn.functional.logsigmoid(scores), nn.functional.logsigmoid(-scores)
         kl = log_p.exp() * (log_p - rho.log()) + log_not.exp() * (log_not - torch.log1p(-rho))
@@ -209,7 +208,7 @@ GATES: dict[str, type[Gate]] = {
 
 
 def _ranks(x: Tensor) -> Tensor:
-    """The rank of each entry in its row, the largest first: (B, T) integer."""
+    """The rank of each entry in its row, in descending order: (B, T) integer."""
     order = x.sort(dim=1, descending=True, stable=True).indices
     return torch.empty_like(order).scatter_(
         1, order, torch.arange(x.shape[1], device=x.device).expand_as(order)
@@ -217,7 +216,7 @@ def _ranks(x: Tensor) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A hash of each integer, within 32 bits (the finaliser of MurmurHash3)."""
+    """A 32-bit hash of each integer (the finaliser of MurmurHash3)."""
     x = x & 0xFFFFFFFF
     for _ in range(2):
         x = ((x ^ (x >> 16)) * 0x45D9F3B) & 0xFFFFFFFF

@@ -1,9 +1,9 @@
-"""The scan of Eq. 3 in two Triton kernels: running summary, tanh and the product with v; two more go back.
+"""The scan of Eq. 3 (running summary, tanh, product with v): two Triton kernels forward and two backward.
 
-PyTorch needs about twenty kernels for it. At 512 tokens their launches alone were a sixth of a pruned batch's
-time. Every chunk of every example has its own program, so that few long texts fill a GPU too. First each
-chunk computes what it adds to the summary. Then the scores are computed, for which a chunk sums what the
-chunks before it left. Sums have a fixed order.
+PyTorch needs about twenty kernels for the scan. At 512 tokens their launches alone took a sixth of a pruned
+batch's time. Every chunk of every example has its own program, so that a few long texts also fill a GPU. The
+first kernel computes each chunk's contribution to the summary. The second sums the contributions of all
+earlier chunks and computes the scores. All sums have a fixed order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ _NEVER = -1e4  # log2 of a decay of 0: 2^(0 * that) is 1, 2^(1 * that) is 0
 
 @triton.jit
 def _tokens(kept, length, WIDTH: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, ALL: tl.constexpr):
-    """A program's tokens i and its w, masks of which exist, and how often a token decays the summary: once if
-    kept."""
+    """A program's tokens i and columns w, their bounds masks, and each token's decay count: 1 if kept."""
     chunk, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
     w, i = tl.arange(0, PADDED), chunk * CHUNK + tl.arange(0, CHUNK)
     inside = i < length
@@ -60,7 +59,7 @@ def _ends_kernel(
 
 @triton.jit
 def _carried(ends, totals, first, last, w, log2_decay, PADDED: tl.constexpr, AT_ONCE: tl.constexpr):
-    """The summary after chunk ``last - 1``: the sum of what each chunk from ``first`` on has left."""
+    """The summary after chunk ``last - 1``: the sum of the decayed contributions of chunks from ``first``."""
     carry = tl.zeros([PADDED], dtype=tl.float32)
     for at in range(first, last, AT_ONCE):
         c = at + tl.arange(0, AT_ONCE)
@@ -75,7 +74,7 @@ def _carried(ends, totals, first, last, w, log2_decay, PADDED: tl.constexpr, AT_
 
 @triton.jit
 def _decayed(counts, log2_decay, CHUNK: tl.constexpr):
-    """(CHUNK, CHUNK): how much of a token's share (column) is left when a later token (row) is scored."""
+    """(CHUNK, CHUNK): the decayed weight of a token (column) in the score of a later token (row)."""
     upto = tl.cumsum(counts, 0)
     steps = (upto - counts)[:, None] - upto[None, :]
     row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
@@ -112,7 +111,7 @@ def _activity(
     global_part = tl.load(at + WIDTH, mask=there, other=0.0).to(tl.float32)
     x = gain * global_part * counts[:, None]
     summary = tl.dot(_decayed(counts, log2_decay, CHUNK), x, input_precision="ieee")
-    before = tl.cumsum(counts, 0) - counts  # how often the summary was decayed before a token
+    before = tl.cumsum(counts, 0) - counts  # number of decays before a token
     summary += tl.exp2(before * log2_decay)[:, None] * carry[None, :]
     return 2 * tl.sigmoid(2 * (local_part + summary)) - 1
 
@@ -167,7 +166,7 @@ def _inner_gradient_kernel(
     AT_ONCE: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    """The gradient before tanh, and the gradient that each chunk sends to all tokens before it."""
+    """The gradient before tanh, and the gradient that each chunk propagates to all earlier tokens."""
     chunk, example, i, w, inside, there, counts = _tokens(kept, length, WIDTH, PADDED, CHUNK, ALL)
     activity = _activity(
         parts, ends, totals, example, chunk, chunks, length, i, there, counts, w, log2_decay, gain,
@@ -200,9 +199,9 @@ def _outer_gradient_kernel(
     CHUNK: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    """The gradient of both parts: every later token adds to that of a token's share."""
+    """The gradient of both parts: all later tokens contribute to the gradient of a token's summary part."""
     chunk, example, i, w, inside, there, counts = _tokens(kept, length, WIDTH, PADDED, CHUNK, ALL)
-    # The gradients from the chunks after this one, from the last one on.
+    # Gradients from all later chunks, starting with the last one.
     asked = tl.zeros([PADDED], dtype=tl.float32)
     for back in range(1, chunks - chunk):
         place = example * chunks + chunks - back
@@ -220,8 +219,8 @@ def scan(parts: Tensor, kept: Tensor | None, decay: float, v: Tensor, bias: Tens
     """(B, T) float32: v' tanh(local + summary of global before t) + bias (Eq. 3).
 
     Args:
-        parts: (B, T, 2 W), W h_t and then U h_t, contiguous, of any floating dtype.
-        kept: (B, T) bool, the tokens of the summary; None means all.
+        parts: (B, T, 2 W), W h_t followed by U h_t, contiguous, any floating dtype.
+        kept: (B, T) bool, the tokens that enter the summary; None means all.
         v: (W,), bias: (1,).
     """
     return _Scan.apply(parts, kept, decay, v, bias)
@@ -234,7 +233,7 @@ class _Scan(torch.autograd.Function):
         width = twice // 2
         chunks, padded = triton.cdiv(length, _CHUNK), max(16, triton.next_power_of_2(width))
         scores = torch.empty(batch, length, device=parts.device, dtype=torch.float32)
-        ends = scores.new_empty(batch * chunks * (padded + 1))  # and in the same memory the tokens counted
+        ends = scores.new_empty(batch * chunks * (padded + 1))  # the same buffer also stores the token counts
         ctx.numbers = (length, chunks, math.log2(decay) if decay > 0 else _NEVER, 1 - decay)
         ctx.sizes = {"WIDTH": width, "PADDED": padded, "CHUNK": _CHUNK, "ALL": kept is None}
         kept = scores if kept is None else kept.contiguous().view(torch.uint8)
@@ -245,7 +244,7 @@ class _Scan(torch.autograd.Function):
             _scores_kernel[(chunks, batch)](
                 parts, kept, ends, totals, v, bias, scores, *ctx.numbers, AT_ONCE=_CHUNKS_AT_ONCE, **ctx.sizes
             )
-        # The scores stand in for a missing mask, and must not be kept for the backward pass.
+        # The scores are a placeholder for a missing mask and must not be saved for the backward pass.
         ctx.save_for_backward(parts, None if ctx.sizes["ALL"] else kept, ends, v, bias)
         return scores
 

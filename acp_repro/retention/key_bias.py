@@ -1,9 +1,9 @@
-"""Fused attention with a bias on its keys that needs a gradient.
+"""Fused attention with a differentiable bias on its keys.
 
-PyTorch's fused attention either accepts no bias or stores the gradient of a whole matrix of attention. On a
-GPU, in half precision and up to some length, `key_bias_kernel` does neither. Elsewhere the bias becomes one
-more entry of every key, because it depends on the key alone. Every query has a 1 there. Then there is no
-matrix either, padding needs no mask, and dropout applies to the weights as usual.
+PyTorch's fused attention either accepts no bias or materialises the gradient of the whole attention matrix.
+On a GPU, in half precision and up to a maximum length, `key_bias_kernel` avoids both limits. Otherwise the
+bias, which depends only on the key, becomes one more entry of every key, and that entry of every query is 1.
+This also avoids the matrix, padding needs no mask, and dropout applies to the weights as usual.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .scorer import has_kernels
 
 NAME = "retention_key_bias"
-CLOSED = -1000.0  # of a key that is padding; exp of it is 0, and float16 holds it
-_FILLING = 8  # entries that are added to a head: kernels need multiples of 8
+CLOSED = -1000.0  # bias of a padding key; exp(-1000) is 0, and float16 can represent it
+_FILLING = 8  # entries that are appended to a head, because kernels need multiples of 8
 
 
 def attention(
@@ -48,7 +48,7 @@ def attention(
 
         if key_bias_kernel.takes(query, key, value):
             return key_bias_kernel.attend(query, key, value, bias[:, 0, 0].float(), dropout, scale), None
-    # In two parts, because bfloat16 alone would be 3 % off at a bias of -13.
+    # The bias is split into two parts, because one bfloat16 causes an error of 3 % at a bias of -13.
     wanted = bias.transpose(-1, -2) / scale
     high = wanted.to(key.dtype)
     low = (wanted - high.to(wanted.dtype)).to(key.dtype)
@@ -64,7 +64,7 @@ def attention(
 
 @contextlib.contextmanager
 def use_key_bias(config: Any) -> Iterator[None]:
-    """Inside, blocks of a model with this config use :func:`attention`."""
+    """A context in which the blocks of a model with this config use :func:`attention`."""
     before = config._attn_implementation
     config._attn_implementation = NAME
     try:

@@ -1,9 +1,9 @@
-"""Attention with a bias on its keys, forward and backward in Triton: nothing of the size of (T, T) is stored.
+"""Attention with a bias on its keys, forward and backward in Triton, without storing any (T, T) tensor.
 
-One program does the whole backward pass of some keys of a head. It adds to the gradient of the queries in
-float32, tile after tile in a fixed order, so results repeat bit for bit. If heads and examples are too few to
-fill a GPU, keys are split, and the partial results summed. Dropout hashes a weight's place, so that both
-passes drop the same weights.
+One program computes the whole backward pass for some keys of a head. It accumulates the gradient of the
+queries in float32, tile by tile in a fixed order, so results are bitwise reproducible. If heads and examples
+are too few to fill a GPU, the keys are split and the partial results summed. Dropout hashes the position of a
+weight, so that both passes drop the same weights.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from torch import Tensor
 _LOG2E = math.log2(math.e)
 _FULL = 264  # programs that fill a GPU twice
 _MOST_SPLITS = 4
-_LONGEST = 2048  # beyond it cuDNN's attention with wider heads is faster, though it takes more memory
+_LONGEST = 2048  # for longer texts cuDNN's attention with wider heads is faster but uses more memory
 _FORWARD = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
 _BACKWARD = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether :func:`attend` supports the tensors (B, H, T, D), and was measured to be no slower than others
-    there.
+    """Whether :func:`attend` supports the tensors (B, H, T, D) and was measured to be no slower than others.
 
-    The kernel supports half precision, heads of 16, 32 or 64 entries, texts that are not long, and GPUs from
+    The kernel supports half precision, head dimensions 16, 32 and 64, texts of limited length, and GPUs from
     Ampere on.
     """
     length, width = query.shape[-2:]
@@ -39,7 +38,7 @@ def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 @triton.jit
 def _mixed(x):
-    """An integer hash of 32 bits. Each bit of the result depends on all of ``x``, the highest bits most."""
+    """A 32-bit integer hash. Each bit of the result depends on all of ``x``, most strongly the high bits."""
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= x >> 15
@@ -49,7 +48,7 @@ def _mixed(x):
 
 @triton.jit
 def _stays(row, column, threshold):
-    """Whether a weight is not dropped; ``row`` and ``column`` are hashes that broadcast to its tile."""
+    """Whether a weight survives dropout; ``row`` and ``column`` are hashes that broadcast to its tile."""
     return _mixed(row ^ column) >= threshold
 
 
@@ -65,14 +64,14 @@ def _column_hash(j):
 
 @triton.jit
 def _head_and_queries(length, BLOCK_M: tl.constexpr):
-    """A program's head and queries. Blocks of a head are neighbours; all heads would exceed the grid's y."""
+    """A program's head and queries. Blocks of a head are adjacent; all heads would exceed the grid's y."""
     blocks = tl.cdiv(length, BLOCK_M)
     return tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
 
 
 @triton.jit
 def _tile(at, i, d, stride, length):
-    # In int64: with tokens first, two tokens of one text are as far apart as the batch is large.
+    # int64, because in a tokens-first layout the stride between tokens of one text spans the batch.
     return tl.load(at + i.to(tl.int64)[:, None] * stride + d[None, :], mask=(i < length)[:, None], other=0.0)
 
 
@@ -115,7 +114,7 @@ def _forward_kernel(
 def _delta_kernel(
     out, grad, delta, ob, oh, ot, gb, gh, gt, heads, length, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """The sum of out times its gradient, for each query."""
+    """The sum of the output times its gradient, for each query."""
     head, i = _head_and_queries(length, BLOCK_M)
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     d = tl.arange(0, WIDTH)
@@ -132,10 +131,11 @@ def _backward_kernel(
     WIDTH: tl.constexpr, DROPS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """``part`` keys, from ``part`` times the program's number on, against all queries.
+    """The backward pass of ``part`` keys, from ``part`` times the program id on, against all queries.
 
-    ``partial`` (SPLITS, B, H, T, D) float32 collects the gradient of the queries. Without splits the step of
-    the last keys writes it out; else the host sums. Strides o are those of the three gradients.
+    ``partial`` (SPLITS, B, H, T, D) float32 accumulates the gradient of the queries. Without splits the step
+    of the last keys writes the result; otherwise the host sums the splits. Strides o belong to the three
+    gradients.
     """
     head, split = tl.program_id(0), tl.program_id(1)
     b, h, wide_head = (head // heads).to(tl.int64), (head % heads).to(tl.int64), head.to(tl.int64)
@@ -164,7 +164,7 @@ def _backward_kernel(
             queries, asked = _tile(q, i, d, qt, length), _tile(grad, i, d, gt, length)
             normal = tl.load(lse + i, mask=inside, other=float("inf"))
             mean = tl.load(delta + i, mask=inside, other=0.0)
-            # Both transposed, (BLOCK_N, BLOCK_M), as the two sums over queries need them.
+            # Both are transposed, (BLOCK_N, BLOCK_M), the layout that the two sums over queries need.
             scores = tl.dot(keys, tl.trans(queries)) * scale + added[:, None]
             weights = tl.exp2(scores - normal[None, :])
             of_weights = tl.dot(values, tl.trans(asked)) * gain
@@ -179,7 +179,7 @@ def _backward_kernel(
             of_scores = of_scores.to(queries.dtype)
             sum_k = tl.dot(of_scores, queries, sum_k)
             sum_q = tl.dot(tl.trans(of_scores), keys)
-            # The tile's place apart from the entry's: one sum of both costs registers that there are not.
+            # The tile's offset is separate from the entry's, because one sum of both spills registers.
             at = partial + tl.cast(start, tl.int64) * WIDTH
             at += tl.arange(0, BLOCK_M)[:, None] * WIDTH + d[None, :]
             if first > begin:
@@ -194,16 +194,16 @@ def _backward_kernel(
         tl.store(grad_k + at, (sum_k * plain_scale).to(grad_k.dtype.element_ty), mask=there)
         tl.store(grad_v + at, sum_v.to(grad_v.dtype.element_ty), mask=there)
         tl.store(grad_bias + wide_head * length + j, sum_bias, mask=j < length)
-        tl.debug_barrier()  # the threads that read ``partial`` next are not those that wrote it
+        tl.debug_barrier()  # other threads read ``partial`` next than wrote it
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float, scale: float) -> Tensor:
-    """softmax(q k' scale + bias) v with dropout on the weights; all four have gradients.
+    """softmax(q k' scale + bias) v with dropout on the weights, differentiable in all four tensors.
 
     Args:
-        query, key, value: (B, H, T, D) of a dtype and width that :func:`takes` names; D is contiguous.
+        query, key, value: (B, H, T, D), a dtype and D that :func:`takes` accepts, contiguous in D.
         bias: (B, T) float32, finite.
-        dropout: share of the weights, below 1. PyTorch's generator of the CPU decides which are dropped.
+        dropout: dropped share of the weights, below 1. PyTorch's CPU generator seeds the choice.
 
     Returns:
         (B, T, H, D), contiguous, in the dtype of ``query``.

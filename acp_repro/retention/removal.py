@@ -1,4 +1,4 @@
-"""The tokens that are left: gathers them into shorter tensors, and puts them back in place."""
+"""Token removal: gathers the kept tokens into shorter tensors and scatters states to their positions."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from .gates import GateInputs
 from .retention import Call, Retention
 from .scorer import has_kernels
 
-LONGEST = 16_384  # the most tokens of a row that one program of ``select_kernel`` holds
+LONGEST = 16_384  # the longest row, in tokens, that one program of ``select_kernel`` can process
 
 
 @dataclass(kw_only=True)
 class State(GateInputs):
-    """One call between two blocks: the T' tokens that are left, and what the gates did with them."""
+    """The state of one call between two blocks: the T' remaining tokens and the results of the gates."""
 
     retention: Retention
-    call: Call  # of the whole sequence, with the encoder's own padding
-    budgets: list[list[int]] | None  # for each gate, M of each example; None if the host may not read them
-    shape: torch.Size  # (B, T, D) of the whole sequence
+    call: Call  # of the full sequence, with the encoder's own padding
+    budgets: list[list[int]] | None  # M per gate and example; None if the host may not read them
+    shape: torch.Size  # (B, T, D) of the full sequence
     protected: Tensor  # (B, T') bool
     global_: Tensor | None  # (B, T') bool, tokens that attend to all others in a windowed encoder
-    mask: Any  # of the blocks' attention
+    mask: Any  # attention mask of the blocks
     biased: bool = False  # whether ``mask`` is a bias on the keys
-    moved: bool = False  # whether tokens have left their places
-    slots: Tensor | None = None  # (B, T), where they went, if they moved once
+    moved: bool = False  # whether tokens are no longer at their original positions
+    slots: Tensor | None = None  # (B, T), new index of each token, if tokens were gathered exactly once
     held: Tensor | None = None  # (B, T, D), states of dropped tokens, for ``dropped="last"``
-    c: Tensor | None = None  # (B, T), product of the z so far, if tokens stay in place
-    expected: Tensor | None = None  # the same of p
-    violations: list[Tensor] = field(default_factory=list)  # of the penalty, for each gate so far
+    c: Tensor | None = None  # (B, T), product of all z so far, if tokens stay in place
+    expected: Tensor | None = None  # (B, T), product of all p so far
+    violations: list[Tensor] = field(default_factory=list)  # of the constraint, one per gate so far
     terms: list[Tensor] = field(default_factory=list)
 
     def budget(self, gate: int) -> Tensor:
-        """(B,) integer M of a gate, raised to the number of protected tokens."""
+        """(B,) integer: M of a gate, at least the number of protected tokens."""
         return torch.maximum(self.retention.budgets(self.call.lengths)[gate], self.call.needed)
 
 
 def selects_in_kernel(ranking: Tensor) -> bool:
-    """Whether a Triton kernel chooses the tokens by ``ranking`` (B, T) float32; one program reads a row."""
+    """Whether a Triton kernel selects tokens by ``ranking`` (B, T) float32; one program reads each row."""
     return has_kernels(ranking.detach()) and ranking.shape[1] <= LONGEST
 
 
 def find_places(state: State, gate: int, ranking: Tensor) -> Places:
-    """The tokens with the best ``ranking`` (B, T) float32, as many as the largest budget of the batch."""
+    """The tokens with the highest ``ranking`` (B, T) float32, up to the largest budget of the batch."""
     retention, length = state.retention, state.valid.shape[1]
-    if state.budgets is None:  # no length is read; every example counts as long as the batch
+    if state.budgets is None:  # no length is read: every example gets the budget of the batch's length
         width, same = retention.budgets(state.shape[1])[gate], False
         width = length if state.call.protects_more else min(width, length)
     else:
@@ -69,7 +69,7 @@ def find_places(state: State, gate: int, ranking: Tensor) -> Places:
 
 
 def gather_kept(state: State, kept: Tensor) -> None:
-    """Keeps the tokens of ``kept``, (B, T') bool, in tensors as long as the longest example needs."""
+    """Gathers the tokens of ``kept``, (B, T') bool, into tensors as long as the longest example."""
     retention = state.retention
     width = int(kept.sum(1).max())
     if width == state.valid.shape[1] and bool((kept == state.valid).all()):
@@ -82,7 +82,7 @@ def gather_kept(state: State, kept: Tensor) -> None:
 
 
 def gather(state: State, places: Places) -> None:
-    """Keeps the tokens at ``places``, unless these are all."""
+    """Gathers the tokens at ``places``, unless all tokens are kept."""
     indices, valid, rows, slots = places
     if valid is None and indices.shape[1] == state.valid.shape[1]:
         return
@@ -101,7 +101,7 @@ def gather(state: State, places: Places) -> None:
 
 
 def block_mask(state: State) -> Any:
-    """The attention mask of the remaining tokens, in the form that the blocks accept."""
+    """The attention mask of the remaining tokens, in the blocks' format."""
     hidden, valid = state.hidden, state.valid
     if state.global_ is not None:  # a windowed encoder
         limits = torch.finfo(hidden.dtype)
@@ -115,7 +115,7 @@ def block_mask(state: State) -> Any:
 
 
 def biased_mask(state: State, bias: Tensor) -> Tensor:
-    """The same mask with ``bias``, (B, T) float, added to the attention that a token receives."""
+    """The attention mask plus ``bias``, (B, T) float, on the scores of each token as a key."""
     implementation = state.retention.model_config._attn_implementation
     if implementation not in ("sdpa", "eager"):
         raise ValueError(f"gate_keys: needs attn_implementation sdpa or eager, not {implementation}")
@@ -128,7 +128,7 @@ def biased_mask(state: State, bias: Tensor) -> Tensor:
 
 
 def spread_states(state: State) -> Tensor:
-    """(B, T, D): the states of all tokens in their places; dropped ones have their held state, or 0."""
+    """(B, T, D): the states of all tokens at their positions; the stored state, or 0, for dropped tokens."""
     if not state.moved:
         if state.c is None or state.held is None:
             return state.hidden
@@ -139,7 +139,7 @@ def spread_states(state: State) -> Tensor:
 
         return place(state.hidden, state.slots)
     rows = flat_rows(state.positions, length)
-    if not state.is_full:  # filling goes to a row after the end, which is cut off
+    if not state.is_full:  # padding is scattered to an extra row at the end, which is removed
         rows = torch.where(state.valid.view(-1), rows, batch * length)
     out = state.hidden.new_zeros(batch * length + 1, width)
     if state.held is not None:

@@ -1,5 +1,4 @@
-"""The gates of an encoder with their budget: their weights, and the updates of the multiplier (Eq. 4 and
-5)."""
+"""The gates of an encoder with their budget, their weights and the multiplier updates (Eq. 4 and 5)."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class Call:
         valid, protected: (B, T) bool.
         ids: (B, T) integer, or None.
         is_full: whether no mask was given, so that all tokens are valid.
-        protects_more: whether more than the first token may be protected.
+        protects_more: whether tokens after the first may be protected.
     """
 
     valid: Tensor
@@ -38,31 +37,31 @@ class Call:
 
     @property
     def lengths(self) -> Tensor:
-        """(B,) integer: tokens of each example."""
+        """(B,) integer: number of tokens in each example."""
         return self.valid.sum(1)
 
     @property
     def needed(self) -> Tensor:
-        """(B,) integer: protected tokens of each example."""
+        """(B,) integer: number of protected tokens in each example."""
         return self.protected.sum(1) if self.protects_more else self.lengths.clamp(max=1)
 
     @property
     def protects_first(self) -> bool:
-        """Whether the first token, and no other, is known to be protected."""
+        """Whether the first token is known to be the only protected token."""
         return self.is_full and not self.protects_more
 
 
 @dataclass
 class GateRecord:
-    """What one gate did in one call, at the places of the original sequence.
+    """The result of one gate in one call, at the original positions of the sequence.
 
     Attributes:
         place: 0 is the input, l is after block l.
-        scores: (B, T) float32, NaN for padding and for tokens dropped before.
-        kept: (B, T) bool: the tokens that are kept.
+        scores: (B, T) float32, NaN for padding and for tokens that an earlier gate dropped.
+        kept: (B, T) bool: the kept tokens.
         z: (B, T) float: the factor of each token.
         budget: (B,) integer M.
-        counted: (B, T) float: p, or P(z > 0), as the penalty counts it; None if nothing is learned.
+        counted: (B, T) float: p or P(z > 0), whichever the penalty uses; None for methods without learning.
     """
 
     place: int
@@ -74,14 +73,14 @@ class GateRecord:
 
 
 class Retention(nn.Module):
-    """The gates of one encoder with their budget; ``retention`` of the encoder.
+    """The gates of one encoder with their budget; the attribute ``retention`` of the encoder.
 
     Attributes:
         config: the settings; change them with :meth:`configure`.
-        places: of the gates that can drop something.
-        multiplier: (gates,) float32: lambda of Eq. 4, one a gate.
-        step: step of the training, for ``open_steps`` and ``hard_from_step``; the training loop sets it.
-        penalty: the budget's share of the last training loss, a float32 scalar; None before.
+        places: the places of the gates that can drop tokens.
+        multiplier: (gates,) float32: lambda of Eq. 4, one per gate.
+        step: the training step, set by the training loop, for ``open_steps`` and ``hard_from_step``.
+        penalty: the budget term of the last training loss, a float32 scalar; None before the first one.
     """
 
     multiplier: Tensor
@@ -106,13 +105,13 @@ class Retention(nn.Module):
         self._violations: list[Tensor] = []
         self._call: Call | None = None
         self._records: list[GateRecord] | None = None
-        self._nan_checks: list[tuple[int, Tensor]] = []  # places, and whether their scores hold a NaN
+        self._nan_checks: list[tuple[int, Tensor]] = []  # places, and whether their scores contain NaN
 
     def configure(self, **changes: Any) -> None:
-        """Changes settings that need no other weights, such as ``budget``, ``selection`` or ``removal``.
+        """Changes settings that are independent of weights, such as ``budget``, ``selection`` or ``removal``.
 
         Raises:
-            ValueError: a value is not allowed, or gates would be elsewhere or of another kind.
+            ValueError: a value is not allowed, or the change needs gates at other places or of another kind.
         """
         config = dataclasses.replace(self.config, **changes)
         places = active_gates(config, config.places(self.num_layers))
@@ -136,7 +135,7 @@ class Retention(nn.Module):
         return "straight" if late else "soft"
 
     def take_violation(self) -> Tensor:
-        """(gates,) float32: sum p - M in the config's unit, the mean of the passes since the last call."""
+        """(gates,) float32: sum p - M in the config's unit, averaged over the passes since the last call."""
         violation = torch.zeros_like(self.multiplier)
         if self._violations:
             violation = torch.stack(self._violations).mean(0).to(self.multiplier)
@@ -155,7 +154,7 @@ class Retention(nn.Module):
         """
         config, violation = self.config, self.take_violation() if violation is None else violation
         if config.is_learned and self.phase != "open":
-            self.multiplier.data = wide(self.multiplier.data)  # small steps would round to 0 in bfloat16
+            self.multiplier.data = wide(self.multiplier.data)  # in bfloat16, small steps would round to 0
             if config.multiplier == "ascent":
                 self.multiplier += config.multiplier_step * violation
             if config.multiplier != "fixed" and config.constraint == "at_most":
@@ -163,13 +162,13 @@ class Retention(nn.Module):
         return violation
 
     def budgets(self, lengths: Length) -> list[Length]:
-        """M of each gate that can drop something, for examples of so many tokens, an int or (B,) integer."""
+        """M of each gate that can drop tokens, for examples of the given lengths, an int or (B,) integer."""
         budgets = token_budgets(self.config, lengths, len(self.all_places))
         return [budgets[self.all_places.index(place)] for place in self.places]
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
-        """Inside, the model is dense."""
+        """A context in which the model is dense."""
         places, self.places = self.places, ()
         try:
             yield
@@ -178,10 +177,10 @@ class Retention(nn.Module):
 
     @contextlib.contextmanager
     def hold_call(self, call: Call) -> Iterator[None]:
-        """Inside, the gates have access to the tokens of one call of the model.
+        """A context in which the gates can read the tokens of one call of the model.
 
         Raises:
-            ValueError: scores of a gate were NaN. A GPU is waited for after the call alone.
+            ValueError: the scores of a gate were NaN. A GPU is synchronised only after the call.
         """
         self._call, self.penalty = call, None
         self._nan_checks.clear()
@@ -204,7 +203,7 @@ class Retention(nn.Module):
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[list[GateRecord]]:
-        """Collects what every gate does in the calls inside."""
+        """A context that records the result of every gate in each call."""
         before, self._records = self._records, []
         try:
             yield self._records

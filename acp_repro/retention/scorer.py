@@ -16,8 +16,8 @@ _CHUNK = 128
 def running_summary(x: Tensor, decay: float) -> Tensor:
     """m_t = decay m_{t-1} + (1 - decay) x_t with m_0 = 0, for all positions at once (Eq. 3).
 
-    Two small matrix products: within chunks, and from chunk to chunk. Nothing is divided by a power of the
-    decay, so nothing overflows at any length.
+    Uses two small matrix products: within chunks, and from chunk to chunk. No value is divided by a power of
+    the decay, so the computation does not overflow at any length.
 
     Args:
         x: (B, T, D) float.
@@ -31,7 +31,7 @@ def running_summary(x: Tensor, decay: float) -> Tensor:
     x = nn.functional.pad(x, (0, 0, 0, chunks * size - length)).view(batch, chunks, size, width)
     inside = torch.matmul(_decay_matrix(size, decay, x), x)
     if chunks > 1:
-        # The summary before each chunk: the ends of all earlier chunks, each decayed by whole chunks.
+        # The summary before each chunk: the final sums of all earlier chunks, decayed by whole chunks.
         ends = inside[:, :, -1]
         carried = torch.matmul(_decay_matrix(chunks, decay**size, x), ends)
         before = nn.functional.pad(carried[:, :-1], (0, 0, 1, 0))
@@ -41,7 +41,7 @@ def running_summary(x: Tensor, decay: float) -> Tensor:
 
 
 def running_summary_loop(x: Tensor, decay: float) -> Tensor:
-    """The recurrence of Eq. 3 as printed, x (B, T, D) float: the oracle of :func:`running_summary`."""
+    """The recurrence of Eq. 3 as printed, x (B, T, D) float: the reference for :func:`running_summary`."""
     m, all_m = torch.zeros_like(x[:, 0]), []
     for t in range(x.shape[1]):
         m = decay * m + (1 - decay) * x[:, t]
@@ -60,14 +60,14 @@ def _decay_matrix(size: int, decay: float, like: Tensor) -> Tensor:
 class RetentionScorer(nn.Module):
     """s_t = v' tanh(W h_t + U m_{t-1}) + b of Eq. 3.
 
-    U is applied before the summary, not after it. The result is the same (both are linear), and the summary
-    has ``width`` numbers instead of the model's width.
+    U is applied before the summary. Because both are linear, the result is the same, and the summary has
+    dimension ``width`` instead of the hidden size.
 
     Args:
         hidden_size: size of h_t.
         width: rows of W and U.
         decay: gamma of the summary.
-        initial_logit: b at the start.
+        initial_logit: the initial b.
     """
 
     def __init__(self, hidden_size: int, width: int, decay: float, initial_logit: float = 0.0):
@@ -85,11 +85,11 @@ class RetentionScorer(nn.Module):
 
         Args:
             hidden: (B, T, D), any floating dtype.
-            kept: (B, T) bool: the tokens of the summary, in order; None means all. The scores of other tokens
-                have no meaning.
+            kept: (B, T) bool: the tokens that enter the summary, in order; None means all. Scores of other
+                tokens are undefined.
         """
         plain = is_plain(self.w, self.u, self.v)
-        if plain:  # both in one product
+        if plain:  # W and U in one product
             parts = nn.functional.linear(hidden, torch.cat([self.w.weight, self.u.weight]))
         else:
             parts = torch.cat([self.w(hidden), self.u(hidden)], -1)
@@ -99,7 +99,7 @@ class RetentionScorer(nn.Module):
             return scan(parts, kept, self.decay, self.v.weight.view(-1), self.v.bias)
         local_part, global_part = wide(parts).chunk(2, -1)
         indices = None if kept is None else compact(kept, kept.shape[1]).indices
-        if indices is not None:  # to the front, and back
+        if indices is not None:  # gather to the front, then scatter back
             global_part = take(global_part, indices)
         with torch.autocast(hidden.device.type, enabled=False):  # powers of the decay need float32
             summary = running_summary(global_part, self.decay)
@@ -113,9 +113,9 @@ class RetentionScorer(nn.Module):
 
 
 def has_kernels(x: Tensor, gradient: bool = False) -> bool:
-    """Whether Triton's kernels support ``x``, any shape and dtype: on a GPU, in eager mode.
+    """Whether Triton kernels support ``x`` of any shape and dtype, which needs a GPU and eager mode.
 
-    If a gradient of ``x`` is recorded, the kernel must have one (``gradient``).
+    If autograd records ``x``, the kernel must have a backward pass (``gradient``).
     """
     if not x.is_cuda or x.dtype == torch.float64 or torch.compiler.is_compiling():
         return False
@@ -123,5 +123,5 @@ def has_kernels(x: Tensor, gradient: bool = False) -> bool:
 
 
 def wide(x: Tensor) -> Tensor:
-    """At least float32, same shape: bfloat16 scores would tie for tokens that differ."""
+    """``x`` in at least float32, same shape, because bfloat16 scores of different tokens would tie."""
     return x if x.dtype == torch.float64 else x.float()

@@ -1,7 +1,8 @@
-"""Top-M selection (Eq. 7) in one Triton kernel, and the return of states to their places in another.
+"""Top-M selection (Eq. 7) in one Triton kernel, and scattering of states to their positions in another.
 
-PyTorch sorts twice and then gathers with a dozen small kernels. Here no row is sorted. The M-th largest score
-is found bit by bit. A token's new place is the number of kept ones before it. For inference on a GPU.
+For inference on a GPU. PyTorch sorts twice and then gathers with a dozen small kernels. These kernels do not
+sort: they find the M-th largest score bit by bit, and a token's new index is the number of kept tokens before
+it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _select_kernel(
     wrong = (score != score) & inside
     bits = score.to(tl.int32, bitcast=True)
     bits = tl.where(score == 0.0, 0, bits)  # -0 is 0
-    # As unsigned numbers in the order of the floats; both ends are for tokens without a score to compare.
+    # Unsigned integers in the order of the floats; the extremes mark protected tokens and non-candidates.
     key = tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True).to(tl.int64)
     key = tl.minimum(tl.maximum(key, 1), 4294967294)
     saved = (i == 0) if FIRST else (tl.load(protected + start + i, mask=inside, other=0) != 0)
@@ -52,7 +53,7 @@ def _select_kernel(
         wrong = wrong & able
     budget = width if SAME else tl.load(budgets + example).to(tl.int32)
     key = tl.where(inside, key, -1)
-    # The largest number that enough keys reach: the key of the last kept token.
+    # The largest value that at least M keys reach, which is the key of the last kept token.
     limit = tl.zeros([], dtype=tl.int64)
     for step in range(0, 32):
         higher = limit + (tl.full([], 1, tl.int64) << (31 - step))
@@ -77,14 +78,14 @@ def _select_kernel(
 def select(
     scores: Tensor, candidates: Tensor | None, protected: Tensor | None, budget: Tensor | None, width: int
 ) -> tuple[Places, Tensor]:
-    """``budget.top_indices``, with what is needed to move states.
+    """``budget.top_indices``, plus the indices that moving states needs.
 
-    Filling repeats the last place of the row.
+    Padding repeats the last position of the row.
 
     Args:
         scores: (B, T) float.
-        candidates, protected: (B, T) bool; None: all are candidates, the first alone is protected.
-        budget: (B,) integer, at most the candidates of each example; None means ``width`` for every one.
+        candidates, protected: (B, T) bool; None: all are candidates, only the first is protected.
+        budget: (B,) integer, at most the number of candidates of each example; None means ``width`` for all.
         width: the largest budget.
 
     Returns:
@@ -134,8 +135,7 @@ def _place_kernel(
 
 
 def place(states: Tensor, slots: Tensor) -> Tensor:
-    """(B, T, D): ``states`` (B, M, D), same dtype, at the places that have a slot, 0 elsewhere, in one
-    pass."""
+    """(B, T, D): ``states`` (B, M, D), same dtype, scattered in one pass; 0 at positions without a slot."""
     batch, length = slots.shape
     kept, width = states.shape[1:]
     out = states.new_empty(batch, length, width)

@@ -1,7 +1,7 @@
 """Shows which tokens a model with gates keeps: ``python -m acp_repro.retention.show MODEL --text "..."``.
 
-MODEL is a folder of ``save_pretrained`` with its tokeniser, or a run's folder such as runs/retention/NAME.
-Prints the text once for each gate. Every character of a token that the gate drops is a dot.
+MODEL is a ``save_pretrained`` folder with its tokeniser, or a run folder such as runs/retention/NAME. The
+command prints the text once per gate, with a dot for each character of a dropped token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DOT = "·"
 
 
 def visible(text: str, offsets: Sequence[tuple[int, int]], kept: Sequence[bool]) -> str:
-    """``text`` with a dot for each character of a dropped token, or of none; line ends stay.
+    """``text`` with a dot for each character outside the kept tokens; line breaks are kept.
 
     Args:
         offsets: (start, end) characters of each token.
@@ -26,7 +26,7 @@ def visible(text: str, offsets: Sequence[tuple[int, int]], kept: Sequence[bool])
     """
     dots = [c if c == "\n" else DOT for c in text]
     shown = dots.copy()
-    # Dropped ones last: a character may have several tokens.
+    # Dropped tokens last, because several tokens may share a character.
     for keep, (start, end) in sorted(zip(kept, offsets, strict=True), reverse=True):
         shown[start:end] = (text if keep else dots)[start:end]
     return "".join(shown)
@@ -36,9 +36,9 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
     """The lines that the command prints.
 
     Args:
-        folder: of ``save_pretrained``, or a run's folder.
-        question: read before the text, by models that were trained so.
-        budget: another share than the model's own.
+        folder: a ``save_pretrained`` folder, or a run folder.
+        question: the question before the text, for question-answering models.
+        budget: a share that replaces the model's budget.
 
     Raises:
         UsageError: the folder has no model with gates, or no ``tokenizer.json``.
@@ -56,7 +56,7 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
         if not (folder / name).is_file():
             raise UsageError(f"{folder}: has no {name}; give a folder of save_pretrained, or of a run")
     with usage_errors():
-        model = from_pretrained(folder, dtype=torch.float32).eval()  # a CPU is slow in bfloat16
+        model = from_pretrained(folder, dtype=torch.float32).eval()  # CPUs are slow in bfloat16
         if budget is not None:
             model.retention.configure(budget=budget)
     try:
@@ -109,9 +109,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         text = options.text if options.file is None else options.file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--file {options.file}: cannot be read ({error}); give a file in UTF-8") from None
+        raise UsageError(f"--file {options.file}: cannot be read ({error}); give a UTF-8 file") from None
     if not text.strip():
-        raise UsageError("the text is empty; give some with --text or --file")
+        raise UsageError("the text is empty; give a text with --text or --file")
     print("\n".join(show_kept(options.model, text, options.question, options.budget)), flush=True)
     return 0
 

@@ -1,4 +1,4 @@
-"""For transformers' ``Trainer``: ``Trainer(model, ..., callbacks=[RetentionCallback()])``."""
+"""A callback for transformers' ``Trainer``: ``Trainer(model, ..., callbacks=[RetentionCallback()])``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from transformers import TrainerCallback
 
 
 class RetentionCallback(TrainerCallback):
-    """Tells the gates the training step, and does the ascent on lambda after each optimiser step.
+    """Sets the training step of the gates, and performs the ascent on lambda after each optimiser step.
 
-    Logs ``retention_multiplier`` and ``retention_violation`` of each gate.
+    The callback logs ``retention_multiplier`` and ``retention_violation`` of each gate.
     """
 
     def __init__(self):
@@ -31,9 +31,9 @@ class RetentionCallback(TrainerCallback):
                 "retention_violation": self._violation,
             }
             logs |= ours
-            state.log_history[-1] |= ours  # a copy that was made before
+            state.log_history[-1] |= ours  # Trainer copied ``logs`` before this call
 
 
 def _retention(model: Any) -> Any:
-    """The ``retention`` of the model, or of the model inside a wrapper."""
+    """The ``retention`` of a model, unwrapped if necessary."""
     return getattr(model, "module", model).retention

@@ -25,15 +25,15 @@ _PREFIX = "Retained"
 def retain(
     model: transformers.PreTrainedModel, config: RetentionConfig, teacher: nn.Module | None = None
 ) -> RetainedModel:
-    """Puts gates into an encoder of transformers, in place, and returns it.
+    """Adds gates to an encoder of transformers, in place, and returns the model.
 
     The gates adopt the encoder's mode (training or evaluation), dtype and device; lambda stays float32. The
-    call stays the same: the same arguments, and the same outputs in the original places. One argument is new:
-    ``protected_mask``, (B, T) bool, more tokens that are never dropped. If ``labels`` are passed, the
-    training loss includes the budget's penalty (Eq. 5).
+    model's arguments and outputs are unchanged; outputs keep the original positions. One argument is new:
+    ``protected_mask``, (B, T) bool, marks additional tokens that are never dropped. If ``labels`` are
+    passed, the training loss includes the budget's penalty (Eq. 5).
 
     Args:
-        model: a model of transformers, with a head or without; its weights do not change.
+        model: a model of transformers, with or without a head; its weights do not change.
         config: the settings of the gates.
         teacher: the dense model from which method ``top`` is distilled, frozen. It is not saved with the
             weights, and is moved to the model's device in training.
@@ -46,9 +46,9 @@ def retain(
             from the config, or it already has gates.
     """
     if isinstance(model, RetainedModel):
-        raise ValueError("the model has gates already; load the dense one, or use model.retention.configure")
+        raise ValueError("the model already has gates; load the dense one, or use model.retention.configure")
     if config.gate_keys and find_encoder(model).windowed:
-        raise ValueError("gate_keys: windowed attention takes no bias; leave it off")
+        raise ValueError("gate_keys: windowed attention supports no bias; set gate_keys=False")
     _attach(model, config)
     model.config.retention = config.as_dict()
     model.__class__ = retained_class(type(model))
@@ -59,26 +59,26 @@ def retain(
 
 
 def from_pretrained(folder: str | Path, **options: Any) -> RetainedModel:
-    """Loads what ``save_pretrained`` of a retained model wrote, with its gates and their settings.
+    """Loads a retained model that ``save_pretrained`` wrote, with its gates and their settings.
 
     Args:
         folder: a folder, or a name on the Hub.
-        options: of transformers' ``from_pretrained``, such as ``dtype``.
+        options: options of transformers' ``from_pretrained``, such as ``dtype``.
 
     Raises:
-        ValueError: there is no such folder, no retained model in it, or its weights are damaged or do not fit
-            its config (see :func:`acp_repro.model.third_party.load_model`).
+        ValueError: the folder does not exist or contains no retained model, or its weights are damaged or do
+            not match its config (see :func:`acp_repro.model.third_party.load_model`).
     """
     config = load_config(folder)
     name = (config.architectures or [""])[0]
     if getattr(config, "retention", None) is None or not name.startswith(_PREFIX):
-        raise ValueError(f"{folder}: no model with gates; load it with transformers and call retain")
+        raise ValueError(f"{folder}: the model has no gates; load it with transformers and call retain")
     base = getattr(transformers, name.removeprefix(_PREFIX))
     return load_model(retained_class(base), folder, **options)
 
 
 class _MadeClass:
-    """Pickles instances of a class that ``_origin = (make, base)`` makes at run time, as ``make(base)``."""
+    """Mixin that pickles instances of a run-time class as ``make(base)``, from ``_origin = (make, base)``."""
 
     _origin: tuple[Callable[[type], type], type]
 
@@ -93,7 +93,7 @@ def _new_instance(make: Callable[[type], type], base: type) -> Any:
 
 
 class RetainedModel(_MadeClass, transformers.PreTrainedModel if TYPE_CHECKING else object):
-    """The attributes that a retained model has in addition to its own class."""
+    """The attributes that a retained model adds to those of its base class."""
 
     @property
     def retention(self) -> Retention:
@@ -103,7 +103,7 @@ class RetainedModel(_MadeClass, transformers.PreTrainedModel if TYPE_CHECKING el
 
 @functools.cache
 def retained_class(base: type) -> type:
-    """``base`` with gates; ``from_pretrained`` of it reads their settings from ``config.retention``."""
+    """``base`` with gates; its ``from_pretrained`` reads their settings from ``config.retention``."""
     signature = inspect.signature(base.forward)
     names = list(signature.parameters)[1:]
 
@@ -124,12 +124,12 @@ def retained_class(base: type) -> type:
             output = _add_penalty(self, output, given)
         return output
 
-    # Trainer passes only the columns that the signature names.
+    # Trainer passes only columns that are named in the signature.
     new = inspect.Parameter("protected_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
     parameters = sorted([*signature.parameters.values(), new], key=lambda parameter: parameter.kind)
     cast(Any, forward).__signature__ = signature.replace(parameters=parameters)
     members = {"__init__": __init__, "forward": forward, "_origin": (retained_class, base)}
-    # transformers looks up by the qualified name which outputs of the blocks a class can record.
+    # transformers looks up the recordable outputs of a class's blocks by its qualified name.
     members |= {"__module__": base.__module__, "__qualname__": base.__qualname__}
     made: Any = type(f"{_PREFIX}{base.__name__}", (RetainedModel, base), members)
     return made
@@ -183,14 +183,14 @@ def _refuse_states_of_blocks(model: RetainedModel, given: dict[str, Any]) -> Non
 
 
 def _find_tokens(model: RetainedModel, given: dict[str, Any], protected_mask: Tensor | None) -> Call:
-    """Which tokens there are, and which are never dropped."""
+    """The valid and the protected tokens of a call."""
     ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
     if (ids is None) == (embeds is None):
         raise ValueError("give either input_ids or inputs_embeds")
     tokens: Any = embeds if ids is None else ids
     shape, device = tokens.shape[:2], tokens.device
     if 0 in shape:
-        raise ValueError(f"a batch of {shape[0]} texts of {shape[1]} tokens is empty; leave it out")
+        raise ValueError(f"a batch of {shape[0]} texts of {shape[1]} tokens is empty; remove it")
     if model.config.model_type in MODEL_TYPES and shape[1] > (limit := position_limit(model.config)):
         raise ValueError(f"{shape[1]} tokens are more than the model's {limit} positions; shorten the texts")
     mask = given.get("attention_mask")
@@ -198,7 +198,7 @@ def _find_tokens(model: RetainedModel, given: dict[str, Any], protected_mask: Te
         if one is not None and one.shape != shape:
             raise ValueError(f"{name}: must be {tuple(shape)}, one entry a token, got {tuple(one.shape)}")
     valid = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else mask.to(device) > 0
-    # The first token that is not padding is [CLS], on whichever side the padding is.
+    # The first token that is not padding is [CLS], with left or right padding.
     protected = valid & (valid.cumsum(1) == 1)
     config = model.retention.config
     answers = type(model).__name__.endswith("ForQuestionAnswering")
@@ -211,14 +211,14 @@ def _find_tokens(model: RetainedModel, given: dict[str, Any], protected_mask: Te
 
 
 def _find_question(model: nn.Module, config: RetentionConfig, ids: Tensor | None, valid: Tensor) -> Tensor:
-    """(B, T) bool: all up to the first separator."""
+    """(B, T) bool: all tokens up to the first separator."""
     separator = config.sep_token_id
     if separator is None:
         separator = getattr(model.config, "sep_token_id", None)
     if separator is None:
-        raise ValueError("sep_token_id: set it in RetentionConfig, so that the question's end is known")
+        raise ValueError("sep_token_id: set it in RetentionConfig to mark the end of the question")
     if ids is None:
-        raise ValueError("protect: a question needs input_ids; with inputs_embeds give protected_mask")
+        raise ValueError("protect: a question needs input_ids; with inputs_embeds pass protected_mask")
     is_end = (ids == separator) & valid
     return valid & (is_end.cumsum(1) - is_end.long() == 0) & is_end.any(1, keepdim=True)
 
@@ -241,7 +241,7 @@ def _add_penalty(model: RetainedModel, output: Any, given: dict[str, Any]) -> An
 
 
 def _distil(output: Any, teacher: nn.Module, given: dict[str, Any]) -> Tensor | float:
-    """KL(teacher || model), a scalar: the mean of an example, over all logits that the head returns."""
+    """KL(teacher || model), a scalar: averaged over examples, summed over all logits of the head."""
     labels = ("labels", "start_positions", "end_positions")
     with torch.no_grad():
         taught = teacher(**{name: value for name, value in given.items() if name not in labels})

@@ -17,7 +17,8 @@ from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer
         (["a cat", ""], "text 2 of 2 is empty"),
         ([TEXTS[2]], r"text 1 of 1 has \d+ tokens with its EOS, and the model's maximum is 8"),
         ("a cat", "give a list of at least one text"),
-        (["a cat", "a \udcff"], "text 2 of 2 has a stray byte at place 3"),
+        (["a cat", "a \udcff"], "text 2 of 2 has a lone surrogate at character 3"),
+        (["a cat", None], "at least one text, each a str"),
     ],
 )
 def test_what_is_no_text_is_refused(texts, words):
@@ -30,7 +31,7 @@ def test_a_text_without_eos_is_refused():
     built = model(beta=-1e4)
     ids = built.token_ids(TEXTS)
     ids[1, ids[1] == built.t5.config.eos_token_id] = 5
-    with pytest.raises(PruningError, match=f"has no EOS, id {built.t5.config.eos_token_id}"):
+    with pytest.raises(PruningError, match=f"has no EOS .id {built.t5.config.eos_token_id}"):
         built.encode_ids(ids)
 
 
@@ -49,9 +50,9 @@ def t5(tmp_path_factory):
     ("changes", "words"),
     [
         ({"vocab_size": 100}, "the tokenizer has .* ids"),
-        ({"pad_token_id": 0}, "take the tokenizer of its training"),
-        ({"eos_token_id": 1}, "take the tokenizer of its training"),
-        ({"decoder_start_token_id": None}, "must name decoder_start_token_id"),
+        ({"pad_token_id": 0}, "use the tokenizer of its training"),
+        ({"eos_token_id": 1}, "use the tokenizer of its training"),
+        ({"decoder_start_token_id": None}, "config.json has no decoder_start_token_id"),
     ],
 )
 def test_a_t5_of_another_tokenizer_is_refused(t5, changes, words):
@@ -66,7 +67,7 @@ def test_weights_that_are_no_t5_are_not_made_up(t5, tmp_path):
     """transformers fills what lacks with random numbers, and T5's config takes any key."""
     with pytest.raises(PruningError, match="holds no config.json of a pruning autoencoder"):
         PruningAutoencoder.from_pretrained(t5)
-    with pytest.raises(PruningError, match="T5Config has no d_modell"):
+    with pytest.raises(PruningError, match="T5Config has no key d_modell"):
         PruningAutoencoder.from_scratch(PruningConfig(), tokenizer(), d_modell=16)
     weights = load_file(t5 / "model.safetensors")
     for name in ("config.json", "tokenizer.json"):

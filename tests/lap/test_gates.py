@@ -125,11 +125,11 @@ def test_the_credit_of_a_token_is_bounded():
         ({"tau": 0.0}, r"tau: must be a finite number above 0, because it divides \(.*straight_through\)"),
         ({"tau": math.nan}, "tau:"),
         ({"gate": "hard"}, "gate: must be published or article, got 'hard'"),
-        ({"gate": "article"}, "noise: the article's gate has none"),
+        ({"gate": "article"}, "noise: gate: article supports no noise"),
         ({"threshold": 0.0}, "threshold: must be a number below 0, as log gates are"),
         ({"gate_every": 0}, "gate_every: must be a whole number of at least 1, got 0"),
         ({"training_mask": "hard_concrete"}, "training_mask: hard_concrete needs gate: published"),
-        ({"signal_limit": 6.0}, "signal_limit: only for"),
+        ({"signal_limit": 6.0}, "signal_limit: needs"),
         ({"beta": True}, "beta: must be a finite number, got True"),
     ],
 )

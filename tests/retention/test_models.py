@@ -149,7 +149,7 @@ def test_saved_and_loaded(kind, tmp_path):
     assert torch.equal(again.eval()(**inputs).logits, gated(**inputs).logits)
     assert again.retention.multiplier.tolist() == [0.5, 0.5]
     build(kind).save_pretrained(tmp_path / "dense")
-    with pytest.raises(ValueError, match="no model with gates"):
+    with pytest.raises(ValueError, match="the model has no gates"):
         from_pretrained(tmp_path / "dense")
 
 
@@ -173,7 +173,7 @@ def test_questions_and_other_tokens_are_protected():
     one = {name: x[:1] for name, x in inputs.items()}
     for schedule, most, settings in (("geometric", 3, {"budget": 0.5}), ("constant", 4, {"budget": 0.2})):
         gated = retained(model, schedule=schedule, over_budget="error", **settings)
-        with pytest.raises(ValueError, match=f"5 protected tokens are more than its budget of {most}"):
+        with pytest.raises(ValueError, match=f"5 protected tokens exceed its budget of {most}"):
             gated(**one)  # the budget of the last gate is the least
         gated.retention.configure(over_budget="keep")
         with gated.retention.recorded() as records, torch.no_grad():
@@ -201,7 +201,7 @@ def test_questions_and_other_tokens_are_protected():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"attention_mask": torch.zeros(4, 24)}, "example 0 is all padding"),
+        ({"attention_mask": torch.zeros(4, 24)}, "example 0 contains only padding"),
         ({"input_ids": torch.zeros(2, 0, dtype=torch.long), "attention_mask": None}, "2 texts of 0 tokens"),
         ({"attention_mask": torch.ones(4, 1, 24, 24)}, r"attention_mask: must be \(4, 24\)"),
         ({"protected_mask": torch.ones(4, 3)}, r"protected_mask: must be \(4, 24\)"),
@@ -233,7 +233,7 @@ def test_gates_cannot_become_others(change):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: retained(build()), "has gates already"),
+        (lambda: retained(build()), "already has gates"),
         (
             lambda: transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, **SMALL, is_decoder=True)),
             "is a decoder",
