@@ -63,7 +63,7 @@ class FoXRun(Run):
 
     @property
     def setting(self) -> tuple:
-        """The value that two seeds of one setting share."""
+        """The value that is equal for all seeds of one setting."""
         return (
             self.architecture,
             self.size_name,
