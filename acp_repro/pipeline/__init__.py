@@ -1,1 +1,1 @@
-"""Suite file -> runs -> records -> figures: what re-runs the papers. The library never imports it."""
+"""The pipeline that reproduces the papers, from suite files to figures. The library never imports it."""

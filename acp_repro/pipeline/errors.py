@@ -18,11 +18,11 @@ _NAMES_SHOWN = 40  # the LM Evaluation Harness has 15,000 tasks
 
 
 class UnknownName(SuiteError):
-    """There is nothing of that name; the message lists similar names, or all."""
+    """An unknown name; the message lists similar names, or all names."""
 
     @classmethod
     def among(cls, what: str, name: str, known: Iterable[str]) -> Self:
-        """``what`` says what does not exist; ``known`` are the names that do."""
+        """``what`` describes the unknown name; ``known`` are the existing names."""
         known = list(known)
         more = len(known) - _NAMES_SHOWN
         there = ", ".join(known) if more <= 0 else f"{', '.join(known[:_NAMES_SHOWN])} and {more:,} more"
@@ -37,4 +37,4 @@ def find_named(known: Mapping[str, T], name: str, what: str) -> T:
 
 
 class RecordError(UserError, RuntimeError):
-    """Records are missing or have another schema; the message names the command that makes them."""
+    """Records are missing or have another schema; the message names the command that measures them."""

@@ -1,9 +1,9 @@
-"""Decides what is up to date, by content, from small JSON files. No other module does.
+"""The only module that decides which files are up to date, by content, from small JSON files.
 
 Weights are up to date if ``run.json`` beside them has the run's settings. A record is up to date if
 ``settings.json`` beside it has its hash, the suite's present settings, and the hash of the weights, if there
-are any. Dates do not matter, because a checkout may give them in any order. A comment, or another run in the
-grid, does not cause a new training or measurement.
+are any. File dates are ignored, because a checkout sets them in any order. A new comment, or another run in
+the grid, invalidates no weights or records.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PROOFS = "settings.json"  # beside the records
 
 
 def has_weights(run: Run) -> bool:
-    """Whether the weights exist, finished and with these settings, as far as small files show.
+    """Whether finished weights with these settings exist, according to the JSON files.
 
-    Ready weights come without settings; they only need to exist.
+    Ready weights have no recorded settings; they only need to exist.
     """
     if run.weights is not None:
         return run.weights_file.is_file()
@@ -39,7 +39,7 @@ def has_weights(run: Run) -> bool:
 
 
 def proof(path: Path) -> dict[str, Any]:
-    """What ``settings.json`` says of the record at ``path``; empty if nothing, as after an interruption."""
+    """The entry of ``settings.json`` for the record at ``path``; empty if absent."""
     content = _read_settings(path.with_name(PROOFS))
     record = content.get("records", {}).get(path.name, {})
     if record and (content.get("folder"), record.get("sha256")) != (_folder(path), files.sha256_of(path)):
@@ -51,8 +51,8 @@ def proof(path: Path) -> dict[str, Any]:
 
 
 def is_current(suite: Suite, run: Run | None, metric: Metric) -> bool:
-    """Whether a record need not be measured again. Missing weights do not count against it. ``run`` is None
-    for a metric of the whole suite, which has no settings."""
+    """Whether a record is up to date; missing weights do not invalidate it. ``run`` is None for a metric of
+    the whole suite, which has no settings."""
     path = metric.path(suite.name, NO_RUN if run is None else run.name)
     if not path.is_file() or not (found := proof(path)):
         return False
@@ -64,7 +64,7 @@ def is_current(suite: Suite, run: Run | None, metric: Metric) -> bool:
 
 
 def is_lost(run: Run, metric: Metric) -> bool:
-    """Whether a measured run lacks a record and the weights to make it from."""
+    """Whether a measured run lacks both a record and the weights to measure it."""
     there = metric.path(run.suite, run.name).is_file() or run.weights_file.is_file()
     return not there and settings_path(run).is_file()
 
@@ -134,7 +134,7 @@ def write_record(
     measured: tuple[Suite, Run, Metric] | None = None,
     seconds: float | None = None,
 ) -> Path:
-    """Writes a record and its proof. An interruption leaves it without one, so it is measured again.
+    """Writes a record and its proof. A record interrupted before its proof is written is measured again.
     ``measured`` is None for a metric of the whole suite, which has no settings."""
     proofs = path.with_name(PROOFS)
     state = _read_settings(proofs) | {"folder": _folder(path)}
@@ -156,7 +156,7 @@ def write_record(
 
 
 def _folder(path: Path) -> str:
-    """SUITE/RUN, where a record belongs."""
+    """The folder SUITE/RUN of a record."""
     return "/".join(path.parts[-3:-1])
 
 
@@ -166,7 +166,7 @@ def done(run: Run) -> dict[str, Any]:
 
 
 def _settings(of: Any) -> dict[str, Any]:
-    """Returns the settings of a run or of the measures as a JSON file gives them back.
+    """Returns the settings of a run or of the measures after a round trip through JSON.
 
     Fields declared with ``compare=False`` only select a run and are left out.
     """
@@ -177,7 +177,7 @@ def _settings(of: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def exclusive(name: str, words: str) -> Iterator[None]:
-    """One process at a time is inside, in this folder; another one prints that it waits, and for what."""
+    """Locks this folder for one process; other processes wait and print a message with the reason."""
     path = MAKE / f"{name}.lock"
     with contextlib.ExitStack() as stack:
         try:
@@ -189,8 +189,8 @@ def exclusive(name: str, words: str) -> Iterator[None]:
 
 
 def _training_facts(run: Run) -> dict[str, Any] | None:
-    """What a finished run took: the seconds of all its GPUs, and the most memory that one of them used. From
-    its folder, or else as ``settings.json`` has it; None if unknown."""
+    """The cost of a finished run: total GPU seconds, and peak memory of one GPU. Read from the run's folder,
+    or else from ``settings.json``; None if unknown."""
     description, finished = read_json(run.folder / "run.json"), done(run)
     if description and finished:
         taken = {name: finished.get(name) for name in ("gpu_seconds", "ranks", "peak_memory_bytes")}

@@ -1,7 +1,7 @@
-"""What the pipeline knows of a paper: its runs, what is measured on them, and what is drawn from that.
+"""The description of a paper for the pipeline: its runs, metrics, figures, tables and claims.
 
-Make's rules, the default choice of the measure command, the report, `make help` and the errors are made from
-one :class:`Paper` object. None of this imports torch or a drawing library.
+Make's rules, the report, `make help`, the error messages and the default metrics of the measure command are
+derived from one :class:`Paper` object. This module imports neither torch nor a drawing library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .run import Run, WeightsConfig, file_of, option_of
 
 RESULTS = Path("results")
 FIGURES = Path("figures")
-NO_RUN = "benchmark"  # the folder of what is measured of a whole suite
+NO_RUN = "benchmark"  # the folder for metrics of a whole suite
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Suite:
 
     @property
     def path(self) -> Path:
-        """The file that it was read from."""
+        """The file of the suite."""
         return file_of(self.name)
 
     @property
@@ -56,7 +56,7 @@ class Suite:
 
     @property
     def weights(self) -> WeightsConfig | None:
-        """Where ready weights are, for a suite that trains none."""
+        """The location of ready weights, for a suite without training."""
         return self.file.weights
 
     def run(self, name: str, key: str = "") -> Run:
@@ -110,25 +110,26 @@ def samples(median: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Metric:
-    """Something that is measured: ``results/SUITE/RUN/NAME.csv``.
+    """A measured quantity: ``results/SUITE/RUN/NAME.csv``.
 
     Attributes:
         name: of the metric and the file of its records.
         columns: the measured columns. A name ends with its unit; counts, ratios and indices need none. See
             also :func:`samples`.
-        measure: gives the function that measures: ``metric.measure()(trained)`` returns the rows.
-            Only this call imports it, and torch. None if ``command`` makes them.
-        runs: the runs of a suite that it is about.
-        untrained: whether it depends on a run's shape alone, so that no training is needed. ``measure`` then
-            gets a ``Trained`` without task and model, and makes a model with fresh weights.
+        measure: returns the measuring function: ``metric.measure()(trained)`` returns the rows. Only this
+            call imports the function and torch. None if ``command`` writes the records.
+        runs: the runs of a suite on which the metric is measured.
+        untrained: whether the metric depends only on a run's shape, so that no training is needed.
+            ``measure`` then receives a ``Trained`` without task and model, and builds a randomly
+            initialised model.
         large: whether it has thousands of rows with one provenance, so that the file is gzipped.
-        command: the command that makes it, for a metric of a whole suite, without a run.
+        command: the command that measures a metric of a whole suite, without a run.
         library: (name, extra) of a library that `make setup` leaves out, and the extra that installs it. Make
             installs it before the first such record.
         optional: whether a run may lack it, because it was measured before the metric existed and its
             weights are gone. Figures are then drawn, and claims judged, without it.
-        key: with a ``command``, the columns that tell one measurement from another. Measured again, a row
-            takes the place of the one with its key, and others stay. Without: the whole file is new.
+        key: with a ``command``, the columns that identify a measurement. A new row replaces the row with the
+            same key, and other rows are kept. Without a ``command``, the whole file is replaced.
     """
 
     name: str
@@ -144,7 +145,7 @@ class Metric:
 
     @property
     def has_library(self) -> bool:
-        """Whether the library that it needs is installed."""
+        """Whether the required library is installed."""
         return self.library is None or importlib.util.find_spec(self.library[0]) is not None
 
     def path(self, suite: str, run: str = NO_RUN) -> Path:
@@ -152,7 +153,7 @@ class Metric:
         return RESULTS / suite / run / f"{self.name}.csv{'.gz' if self.large else ''}"
 
     def command_for(self, suite: str, runs: Iterable[Run] = ()) -> str:
-        """The command that makes the records, of all runs or of ``runs``."""
+        """The command that measures the records of all runs, or of ``runs``."""
         if self.command:
             return self.command.format(suite=option_of(suite))
         names = "".join(f" --run {run.name}" for run in runs)
@@ -161,26 +162,26 @@ class Metric:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, and the criterion by which it holds here.
+    """A statement of the paper, and its acceptance criterion.
 
-    It is judged by ``check`` on records, or shown by ``test``, or ``untested``.
+    A claim is judged by ``check`` on records, shown by ``test``, or ``untested``.
 
     Attributes:
         claim: the statement, in a sentence.
         paper: the paper's words and their place. Or ``=QUANTITY``, the item's row of that name in the table
             of the paper's values, or ``=ITEM.QUANTITY``.
-        holds_if: the criterion in words; nothing else is checked.
-        metrics: the records that it is judged by, in the order in which ``check`` takes them.
-        check: the criterion: takes a table of records for each metric, None for an optional one without
-            records, and gives an ``analysis.verdict.Verdict``.
+        holds_if: the complete criterion in words.
+        metrics: the metrics whose records are judged, in the order of the arguments of ``check``.
+        check: the criterion as a function: receives a table of records for each metric, None for an optional
+            metric without records, and returns an ``analysis.verdict.Verdict``.
         items: for a claim in ``Paper.claims``, the names of the items on whose runs it is judged.
         pooled: whether it is judged once on the runs of all its items and suites, and not suite by suite.
-        test: ``FILE::FUNCTION``, which shows what needs no record. With ``metrics``, a criterion that
-            holds is "tested": only a bug could break it.
-        proof: where the proof is, or the proof itself. A criterion that holds is then "proved".
-        refuted: what the test shows instead, if the paper is wrong as printed.
-        short: the answer of a test in a few words.
-        untested: why it cannot be judged here.
+        test: ``FILE::FUNCTION``, a test that shows the claim without records. With ``metrics``, the verdict
+            of a fulfilled criterion is "tested": only a bug could violate it.
+        proof: the proof or its location. The verdict of a fulfilled criterion is then "proved".
+        refuted: the result of the test, if the paper is wrong as printed.
+        short: a short form of the test's result.
+        untested: the reason why the claim cannot be judged.
     """
 
     claim: str
@@ -205,12 +206,12 @@ class FigureSpec:
 
     Attributes:
         name: ``figure2``, ``table4``; the target of Make and the stem of the files.
-        make: ``make(found)`` draws it: gives a figure or an ``analysis.drawing.Table``, and the caption.
+        make: ``make(found)`` returns a figure or an ``analysis.drawing.Table``, and the caption.
         title: for the report and ``make help``.
-        metrics: the records that it is drawn from.
-        runs: the runs of the suite that it is drawn from. Each needs all records that are about it.
-        runs_needed: which runs a suite must have, in words.
-        claims: the paper's statements about it.
+        metrics: the metrics that are drawn.
+        runs: the runs that are drawn. Each run needs the records of all metrics that apply to it.
+        runs_needed: a description of the runs that a suite must have.
+        claims: the paper's statements about the item.
         paper_model: (size, longest context in tokens) in the paper, if scale matters.
         ours: whether the paper does not have this measurement.
         extra: whether `make figures` leaves it out, so that only its own name draws it.
@@ -228,9 +229,9 @@ class FigureSpec:
     extra: bool = False
 
     def runs_with(self, suite: Suite, metric: Metric) -> list[Run]:
-        """Those of its runs that a metric is about, because not every model of a table need be timed.
+        """The item's runs to which a metric applies, because a table may list models that are not timed.
 
-        All of its runs if the metric is about none of them.
+        All runs of the item if the metric applies to none of them.
         """
         runs, about = self.runs(suite), set(metric.runs(suite))
         return [run for run in runs if run in about] or runs
@@ -250,7 +251,7 @@ class FigureSpec:
         return f"{kind} {number} ({part})" if part else f"{kind} {number}"
 
     def path(self, suite: str) -> Path:
-        """The file that Make takes as the sign that the item has been drawn."""
+        """The file that Make uses as the target of the item."""
         return FIGURES / suite / f"{self.name}{'.md' if self.is_table else '.png'}"
 
 
@@ -264,11 +265,11 @@ class Paper:
         file: the dataclass of a suite file (see ``pipeline.suite.SuiteFile``), whose fields are its keys.
             Those of an entry of its ``grid`` are lists, multiplied out in this order.
         suite: the class of a loaded suite, with the paper's own checks.
-        make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
+        make_run: ``make_run(file, suite_name, **point)`` returns the run of a point of the grid.
         run_columns: columns of every record that identify its run; keys of ``Run.columns()``.
-        metrics: what is measured, in this order.
+        metrics: the metrics, in the order of measurement.
         task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that gives a run's task.
-            Imported when something is trained.
+            Imported when training starts.
         analysis: the package of its figures and tables. Its module ``items`` has ``ITEMS`` in their order,
             and may have ``CLAIMS``, the paper's other statements. Its module ``models``, if there is one,
             describes its models in the report (see ``analysis.report.gather``).
@@ -289,7 +290,7 @@ class Paper:
 
     @functools.cached_property
     def items(self) -> tuple[FigureSpec, ...]:
-        """Its figures and tables."""
+        """The paper's figures and tables."""
         if (declared := self.part("items")) is None:
             raise SuiteError(
                 f"paper {self.name}: the package of its figures, {self.analysis}, is not here; run from the "
@@ -299,7 +300,7 @@ class Paper:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """Its statements besides figures and tables, in its own order."""
+        """The paper's other claims, in the order of the paper."""
         return getattr(self.part("items"), "CLAIMS", ())
 
     def part(self, name: str) -> ModuleType | None:
@@ -322,7 +323,7 @@ class Paper:
         return find_named(items, name, f"paper {self.name} has no item {name!r}")
 
     def required(self, names: Iterable[str]) -> list[str]:
-        """Those metrics of ``names`` without which nothing is drawn or judged."""
+        """The metrics of ``names`` that are required for drawing and judging."""
         return [name for name in names if not self.metric(name).optional]
 
     def columns(self, metric: Metric) -> tuple[str, ...]:
@@ -330,6 +331,6 @@ class Paper:
         return ("suite", "run", *self.run_columns, "trained_tokens", *metric.columns, *ORIGIN_COLUMNS)
 
     def load_task(self) -> Callable[[Run], Any]:
-        """The function that makes the task of a run; imports torch."""
+        """The function that creates the task of a run; imports torch."""
         module, _, name = self.task.partition(":")
         return getattr(importlib.import_module(module), name)

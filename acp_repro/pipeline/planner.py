@@ -2,9 +2,8 @@
 
 A *target* is the weights of a run, a record, an item (figure or table), the page of a model's heads, the
 report, or REPRODUCTION.md. ``needs`` returns the dependencies of a target, and ``missing`` the targets that
-must be made.
-``state`` decides whether weights and records are up to date. Everything that is drawn is always drawn again,
-because drawing takes seconds.
+must be built. ``state`` decides whether weights and records are up to date. Figures, tables and reports are
+always drawn again, because drawing takes seconds.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ def usual_items(suite: Suite) -> list[FigureSpec]:
 
 
 def is_usual(suite: Suite, item: FigureSpec) -> bool:
-    """Whether `make all` draws an item, if it can; other items are drawn by their own names."""
+    """Whether `make all` draws an item if possible; other items are drawn only by name."""
     return not item.extra and item.name not in suite.file.skip_items
 
 
 def why_not(suite: Suite, item: FigureSpec) -> str:
-    """Why an item cannot be drawn from a suite, as the words of an error."""
+    """The error message that explains why an item cannot be drawn from a suite."""
     file = suite.path
     if suite.skip_runs and item.runs(dataclasses.replace(suite, runs=suite.runs + suite.skip_runs)):
         return f"{item.name}: skip_runs in {file} names what it needs: {item.runs_needed}"
@@ -67,7 +66,7 @@ def why_not(suite: Suite, item: FigureSpec) -> str:
 
 
 def records_of(suite: Suite, items: Iterable[FigureSpec]) -> list[Record]:
-    """All records that some items are drawn from."""
+    """All records from which ``items`` are drawn."""
     pairs: dict[Record, None] = {}
     for item in items:
         for metric in map(suite.paper.metric, item.metrics):
@@ -79,7 +78,7 @@ def records_of(suite: Suite, items: Iterable[FigureSpec]) -> list[Record]:
 
 
 def needs(suite: Suite, target: Target) -> Sequence[Target]:
-    """What must be made before a target."""
+    """The dependencies of a target."""
     match target:
         case Run():
             return suite.prerequisites(target)
@@ -94,9 +93,9 @@ def needs(suite: Suite, target: Target) -> Sequence[Target]:
 
 
 def missing(suite: Suite, wanted: Collection[Target]) -> list[Target]:
-    """The targets behind ``wanted`` that are not current, each after those that it needs.
+    """The outdated targets among ``wanted`` and their dependencies, in topological order.
 
-    Weights are missing only where something that is not current needs them: records outlive their weights.
+    Weights are missing only if an outdated target needs them: records remain valid without their weights.
     """
     graph: dict[Target, Sequence[Target]] = {}
     waiting = [*wanted]
@@ -119,7 +118,7 @@ def missing(suite: Suite, wanted: Collection[Target]) -> list[Target]:
 
 
 def is_current(suite: Suite, target: Target) -> bool:
-    """Whether a target is up to date; what is drawn never is."""
+    """Whether a target is up to date; drawn targets never are."""
     match target:
         case Run():
             return freshness.has_weights(target)
@@ -129,7 +128,7 @@ def is_current(suite: Suite, target: Target) -> bool:
 
 
 def training_groups(suite: Suite, runs: Sequence[Run]) -> Iterator[list[Run]]:
-    """``runs`` in groups: each group needs only the weights of groups before it."""
+    """``runs`` in groups; each group depends only on the weights of earlier groups."""
     sorter = TopologicalSorter({run: [n for n in suite.prerequisites(run) if n in runs] for run in runs})
     sorter.prepare()
     while sorter.is_active():
@@ -142,7 +141,7 @@ Step = tuple[str, FigureSpec | None]  # a command, and the item that the command
 
 
 def stages(suite: Suite, stale: Sequence[Target], train_options: str = "") -> list[list[Step]]:
-    """The commands that make what is missing, with what each draws; a stage needs those before it."""
+    """The commands for missing targets, with the item that each draws; a stage needs all earlier stages."""
     runs = [run for run in suite.runs if run in stale]
     records = [target for target in stale if isinstance(target, tuple)]
     extras = {q.library[1] for _, q in records if not q.has_library}
@@ -182,7 +181,7 @@ def _options(suite: Suite, runs: Iterable[Run]) -> str:
 
 
 def measure_commands(suite: Suite, records: Iterable[Record]) -> list[str]:
-    """The commands that measure some records: one for all runs of which the same is measured."""
+    """The commands that measure some records: one command for all runs with the same metrics."""
     by_run: dict[Run | None, list[Metric]] = {}
     for run, metric in records:
         by_run.setdefault(run, []).append(metric)

@@ -1,4 +1,4 @@
-"""Where a record comes from: commit, versions, the processor's name."""
+"""Provenance of a record: commit, versions and the processor's name."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ORIGIN_COLUMNS = (
 
 
 def origin(device: str, dtype: str, uses_gpu: bool) -> dict[str, Any]:
-    """The values of :data:`ORIGIN_COLUMNS` for what is measured now; on a GPU also which triton and ptxas
-    made the kernels."""
+    """The values of :data:`ORIGIN_COLUMNS` for the current process; on a GPU including the versions of triton
+    and ptxas that compiled the kernels."""
     return {
         "origin": "measured",
         "device": device,
@@ -42,7 +42,7 @@ def origin(device: str, dtype: str, uses_gpu: bool) -> dict[str, Any]:
 def commit() -> str | None:
     """``$ACP_REPRO_COMMIT``, or the checkout's commit, with ``-dirty`` if tracked files differ, or None.
 
-    The variable comes first, because a machine that got the files without their history may have another
+    The variable has priority, because files copied without their history may be in a checkout of another
     commit.
     """
     if named := os.environ.get("ACP_REPRO_COMMIT"):

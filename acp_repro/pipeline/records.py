@@ -1,6 +1,6 @@
-"""Records: measured values as tidy CSV with their whole provenance. The only reader and writer.
+"""The only reader and writer of records: measured values as tidy CSV with their whole provenance.
 
-A missing value stays missing. This module needs no torch, so that `analysis` can read records without it.
+Missing values are preserved. This module needs no torch, so that `analysis` can read records without it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def write_suite_records(
 ) -> Path:
     """Writes ``results/SUITE/benchmark/QUANTITY.csv``, for a whole suite, or ``path``.
 
-    Rows of that file with another ``Metric.key`` than each of ``rows`` stay, in front.
+    Existing rows whose ``Metric.key`` differs from that of every new row are kept, before the new rows.
     """
     shared = {"suite": suite, **origin(device, dtype, uses_gpu)}
     key, kept = metric.key, []
@@ -93,14 +93,14 @@ def benchmark_rows(suite: str, paper: Paper, metric: Metric) -> list[dict[str, s
 
 
 def _content(path: Path, paper: Paper, metric: Metric, shared, rows, kept=()) -> tuple[bytes, int]:
-    """What the file at ``path`` is to hold, and how many rows."""
+    """The content of the file at ``path``, and its number of rows."""
     # A record without a run may fill the columns of a run.
     free = set(paper.run_columns) - set(shared)
     complete = [{**shared, **row} for row in rows]
     assert complete, f"{metric.name}: nothing was measured"
     for row in complete:
         assert row.keys() - shared.keys() - free == set(metric.columns), f"{metric.name}: {row}"
-        # NaN in a file would be read as a missing value, and leave a mean in silence.
+        # NaN in a file would be read as a missing value and silently excluded from means.
         finite = all(math.isfinite(x) for x in row.values() if isinstance(x, Real))
         assert finite, f"{metric.name}: not finite, so nothing is written: {row}"
     text = io.StringIO()
@@ -108,7 +108,7 @@ def _content(path: Path, paper: Paper, metric: Metric, shared, rows, kept=()) ->
     writer.writeheader()
     writer.writerows([*kept, *complete])
     content = text.getvalue().encode()
-    # No time stamp inside, so that the same records give the same bytes.
+    # Without a time stamp, equal records produce bitwise identical files.
     content = gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
     return content, len(kept) + len(complete)
 
@@ -116,8 +116,8 @@ def _content(path: Path, paper: Paper, metric: Metric, shared, rows, kept=()) ->
 def read_records(
     suite: Suite, metric: str, runs: Iterable[Run] | None = None, *, partial: bool = False
 ) -> pandas.DataFrame:
-    """The records of a metric in the order of the suite's runs: of ``runs``, or of all that it is about.
-    ``partial`` leaves out runs without a record; at least one must have one."""
+    """The records of a metric in the order of the suite's runs, for ``runs`` or for all runs of the metric.
+    ``partial`` leaves out runs without a record; at least one run must have one."""
     import pandas
 
     kind = suite.paper.metric(metric)

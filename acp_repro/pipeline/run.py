@@ -16,7 +16,7 @@ EXPERIMENTS = Path("experiments")
 
 
 class SuiteName(str):
-    """The name of a suite and of its folders, with the ``file`` that it was read from."""
+    """The name of a suite and of its folders, with its source ``file``."""
 
     file: Path
 
@@ -58,8 +58,8 @@ PARALLEL = ("auto", "ddp", "fsdp")  # how several processes share a run
 class TrainerConfig(Strict):
     """The settings of the shared trainer in a run's ``training``; the defaults are those of ACP's Appendix B.
 
-    ``compile``, ``parallel`` and ``checkpoint_every_seconds`` set how to run, not what. So they may change
-    between a run's start and its resume.
+    ``compile``, ``parallel`` and ``checkpoint_every_seconds`` affect only the execution, so they may change
+    when a run is resumed.
     """
 
     HOW: ClassVar = ("compile", "parallel", "checkpoint_every_seconds")
@@ -79,7 +79,7 @@ class TrainerConfig(Strict):
 class WeightsConfig(Strict):
     """Ready weights instead of training: the runs of the suite are in ``folder/RUN``.
 
-    Such a folder holds config.json, model.safetensors, tokenizer.json and done.json, without ``model/``.
+    Each run folder contains config.json, model.safetensors, tokenizer.json and done.json, without ``model/``.
     """
 
     folder: str
@@ -103,7 +103,7 @@ class Run(ABC):
     @property
     @abstractmethod
     def setting(self) -> tuple:
-        """The value that two seeds of one setting share."""
+        """The value that is equal for all seeds of one setting."""
 
     @abstractmethod
     def columns(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Run(ABC):
         return f"python -m acp_repro.train --suite {suite} --run {self.name}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns every setting that decides the weights, as plain values for ``run.json``.
+        """Returns every setting that affects the weights, as plain values for ``run.json``.
 
         The settings of a run from whose weights this run starts are included.
         """

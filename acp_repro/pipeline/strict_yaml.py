@@ -1,6 +1,6 @@
-"""Strict YAML: reads a file as frozen dataclasses, or says in one line what is wrong and where.
+"""Strict YAML: reads a file as frozen dataclasses, or raises a one-line error.
 
-pydantic checks keys and types; the line has the file, the key and pydantic's message.
+pydantic validates keys and types; the line contains the file, the key and pydantic's message.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _MISSING = ("missing", "missing_argument")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The content of a YAML file that holds a mapping, in JSON's types."""
+    """The mapping in a YAML file, in JSON's types."""
     if (size := path.stat().st_size) > MOST_BYTES:
         raise SuiteError(f"{path}: has {size:,} bytes; a suite has at most {MOST_BYTES:,}")
     return parse_yaml(path.read_bytes(), path)
 
 
 def parse_yaml(text: str | bytes, path: Path) -> dict[str, Any]:
-    """The mapping that ``text`` is in YAML, in JSON's types; ``path`` is for errors."""
+    """The mapping parsed from the YAML ``text``, in JSON's types; ``path`` is for errors."""
     import yaml
 
     try:
@@ -55,8 +55,8 @@ def _loader() -> type:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Safe YAML that reads 2e-3 as a number (as YAML 1.2 does), and 2e5 as a whole number. A key given
-        twice is an error, and so is an alias: a few lines of them stand for gigabytes."""
+        """Safe YAML that reads 2e-3 as a number (as YAML 1.2 does), and 2e5 as an integer. Duplicate keys are
+        errors, and so are aliases, because a few lines of aliases can expand to gigabytes."""
 
         def compose_node(self, parent, index):
             if self.check_event(yaml.AliasEvent):

@@ -1,7 +1,7 @@
 """A suite: one YAML file that sets at what scale a paper is run (``experiments/NAME.yaml``).
 
-The file holds only what differs from the paper's settings, which are the defaults. Loading is strict: an
-unknown key, a wrong type or an impossible value gives one line with file, key and the fix. The grid is
+The file contains only deviations from the paper's settings, which are the defaults. Loading is strict: an
+unknown key, a wrong type or an invalid value raises a one-line error with file, key and the fix. The grid is
 multiplied out here, so paired runs differ in one key. This module needs no torch.
 """
 
@@ -33,11 +33,11 @@ class SuiteFile(Strict):
     """The keys at the top of every suite file; a paper's own class adds ``grid`` and its other keys.
 
     Attributes:
-        skip_items: items that `make all` does not make from this suite, because they cost too much there.
-        published: true where its records are part of the project, and count in REPRODUCTION.md; false where
-            nobody has run it yet, and that page lists it as missing; None where each user runs it alone.
-        skip_runs: names of runs of the grid, or patterns such as ``"*-seed1"``, that are gaps: they are not
-            trained, and no item needs them.
+        skip_items: items that `make all` omits for this suite because of their cost.
+        published: true if the suite's records are part of the project and count in REPRODUCTION.md; false if
+            the suite has not been run and REPRODUCTION.md lists it as missing; None if each user runs it.
+        skip_runs: names of runs of the grid, or patterns such as ``"*-seed1"``, that are excluded: these runs
+            are not trained, and no item needs them.
     """
 
     description: str

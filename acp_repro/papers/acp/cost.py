@@ -17,8 +17,8 @@ MFU = 0.3  # an assumption, of executed FLOPs: small models reach less, large on
 
 
 def attention_share_of_flops(size: SizeConfig, context_length: int) -> float:
-    """Attention's part, 0 to 1, of the FLOPs of a token of FoX (Pro), nothing pruned, with the authors'
-    vocabulary (Section 4.2)."""
+    """Fraction (0 to 1) of the FLOPs per token that attention uses in FoX (Pro) without pruning, with the
+    authors' vocabulary (Section 4.2)."""
     config = FoXConfig.pro(
         hidden_size=size.hidden_size, num_hidden_layers=size.num_hidden_layers, num_heads=size.num_heads
     )
@@ -44,7 +44,7 @@ class Cost:
 
 
 def run_cost(run: FoXRun, gpu: str, ranks: int) -> Cost:
-    """The cost of ``run`` on so many GPUs; they are taken to scale without loss."""
+    """The cost of ``run`` on ``ranks`` GPUs, assuming perfect scaling."""
     config = run.model_config(run.data.vocab_size or _count_words(Path(run.data.tokenizer_file)))
     tokens = run.steps * run.training.batch_tokens
     executed = tokens * config.flops_per_token(run.context_length, _kept(run))
@@ -74,12 +74,12 @@ def states_bytes(run: FoXRun, config: FoXConfig, ranks: int) -> float:
 
 
 def _kept(run: FoXRun) -> float:
-    """The share of the attention that is computed, which is taken for the share of keys that ranks send."""
+    """Fraction of the attention that is computed; ranks are assumed to send the same fraction of keys."""
     return 1.0 if run.log_pruning_tolerance is None else 1.0 - PRUNED_RATIO
 
 
 def _exchanged_bytes(run: FoXRun, config: FoXConfig) -> float:
-    """What ranks that share sequences send in a step: gates, and in both passes causal keys and values."""
+    """Bytes sent per step in context parallelism: gates, and causal keys and values in both passes."""
     training = run.training
     tokens = training.batch_tokens * (training.context_parallel - 1)
     half = 2 if training.dtype == "bfloat16" else FLOAT32
@@ -90,8 +90,8 @@ def _exchanged_bytes(run: FoXRun, config: FoXConfig) -> float:
 
 
 def _activation_bytes(run: FoXRun, config: FoXConfig) -> float:
-    """What a micro-batch keeps at the start of the backward pass, in compiled blocks, and its logits. Results
-    that are cheap to compute again (norms, gates' sigmoids) are not kept."""
+    """Activation memory of a micro-batch at the start of the backward pass, with compiled blocks, including
+    logits. Results that are cheap to recompute (norms, sigmoids of gates) are not stored."""
     sharing, layers = run.training.context_parallel, config.num_hidden_layers
     tokens, width = run.training.micro_batch_tokens // sharing, config.hidden_size
     half = 2 if run.training.dtype == "bfloat16" else FLOAT32

@@ -16,7 +16,7 @@ from acp_repro.pipeline.run import Run, file_of
 
 from .schema import SIZE_OVERRIDES, File, SizeConfig, TrainingConfig
 
-# Below this many weights in the blocks each rank keeps them all (DDP); above it, each keeps a share (FSDP2).
+# Below this number of weights in the blocks, ranks replicate them (DDP); above it, ranks shard them (FSDP2).
 FSDP_FROM = 300_000_000
 BLOCK_TOKENS = {"bfloat16": 128, "float32": 64}  # of the pruning grid, queries or keys
 PAPER_TOLERANCE = -10.0  # log epsilon, Section 3
@@ -63,7 +63,7 @@ class FoXRun(Run):
 
     @property
     def setting(self) -> tuple:
-        """The value that two seeds of one setting share."""
+        """The value that is equal for all seeds of one setting."""
         return (
             self.architecture,
             self.size_name,
@@ -251,16 +251,16 @@ class FoXSuite(Suite):
 
     @property
     def ablations(self) -> list[FoXRun]:
-        """Trainings with ACP that differ in one thing that could change the pruned share, or in the seed;
-        none if all are alike in learning rate, words, text and QK-norm."""
+        """Runs with ACP that differ in the seed or in one setting that could change the pruned ratio; empty
+        if all share learning rate, vocabulary, corpus and QK-norm."""
         runs = [run for run in self.runs if run.log_pruning_tolerance == PAPER_TOLERANCE]
         runs = [run for run in runs if _SHAPE(run) == _SHAPE(runs[0])]
         return runs if len(set(map(_SUSPECTS, runs))) > 2 else []
 
     @property
     def longest_trained(self) -> list[FoXRun]:
-        """The run of FoX (Pro) with ACP that saw the most tokens, and its exact pair. Of several the largest
-        model counts, then the longest context. If some have a pair, only those count."""
+        """The run of FoX (Pro) with ACP trained on the most tokens, and its exact pair. Ties are resolved by
+        the largest model, then the longest context. If any run has a pair, runs without one are ignored."""
         runs = self.with_acp("pro")
         runs = [run for run in runs if self.has_exact_pair(run)] or runs
         if not runs or self.weights is not None:  # ready weights have no log
@@ -272,14 +272,14 @@ class FoXSuite(Suite):
 
 
 def _paired(runs: Iterable[FoXRun]) -> list[FoXRun]:
-    """Those of ``runs`` that exist among them both with ACP (log epsilon = -10) and exact, otherwise
-    equal."""
+    """The runs in ``runs`` that have both an ACP variant (log epsilon = -10) and an exact variant with
+    otherwise equal settings."""
     runs = [run for run in runs if run.log_pruning_tolerance in (PAPER_TOLERANCE, None)]
     keys = [(*run.setting[:3], *run.setting[4:], run.seed) for run in runs]  # all but the tolerance
     return [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]
 
 
 def _largest(runs: list[FoXRun]) -> list[FoXRun]:
-    """Those of the largest size."""
+    """The runs of the largest size."""
     top = max((run.size.non_embedding for run in runs), default=0)
     return [run for run in runs if run.size.non_embedding == top]

@@ -120,7 +120,7 @@ class FoXTask(Task):
 
     def trained(self, suite: Suite, device: torch.device) -> TrainedFoX:
         run = self.run
-        # The ids of a tokeniser that was trained on other text than the model's mean other words.
+        # A tokeniser trained on another corpus assigns the ids to other tokens.
         learnt = run.weights is None and run.data.bpe_size
         if learnt and text_hash(run) not in (None, self.corpus.describe()["hash"]):
             raise TrainingError(
@@ -133,8 +133,8 @@ class FoXTask(Task):
 
 
 def perturb(model: FoXForCausalLM, which: int = 1) -> None:
-    """Changes one weight, the ``which``-th of the first query projection, to the next number of bfloat16: the
-    smallest change that the products see."""
+    """Changes weight ``which`` of the first query projection to the next bfloat16 number: the smallest change
+    that affects the matrix products."""
     weight = model.model.layers[0].attn.q_proj.weight
     with torch.no_grad():
         one = weight.view(-1)[which - 1 : which]

@@ -23,7 +23,7 @@ LabelledBatches = Iterable[tuple[Tensor, Tensor]]  # input_ids and labels, (B, T
 
 
 class PassSettings(NamedTuple):
-    """How a model reads text: the dtype that it computes in, and the name that the progress bar shows."""
+    """How a model reads text: the compute dtype, and the name shown in the progress bar."""
 
     dtype: str
     name: str
@@ -70,7 +70,7 @@ class TrainedFoX(Trained):
         self, measure: Callable[..., list[dict[str, Any]]], tokens: str, rows: int | None = None
     ) -> list[dict[str, Any]]:
         """The records of ``measure(model, batches, settings)`` on held-out text of the run; ``tokens`` is the
-        key of ``measure`` in the suite file that says how much."""
+        key under ``measure`` in the suite file that sets the number of tokens."""
         tokens = getattr(self.measure_settings, tokens)
         return measure(self.model, self.heldout_batches(tokens, rows), self.settings)
 

@@ -56,12 +56,11 @@ def time_steps(
     parallel: str = "auto",
     gates: str = "mixed",
 ) -> Iterator[dict[str, Any]]:
-    """One record for each implementation, with ACP and exact, as they are measured; every rank yields them
-    all.
+    """Yields one record per implementation, with ACP and exact, once measured; every rank yields all records.
 
-    Each rank takes ``micro_batch_tokens`` a step. ``repeats`` medians of ``steps`` steps, the methods in
-    turn. Memory is the peak of a rank, weights and optimiser included. ``official`` also times the authors'
-    model, on one rank, without torch.compile, as their trainer runs it.
+    Each rank processes ``micro_batch_tokens`` per step. The times are ``repeats`` medians of ``steps`` steps,
+    with interleaved methods. Memory is the peak of a rank, including weights and optimiser. ``official`` also
+    times the authors' model, on one rank, without torch.compile, as in their trainer.
     """
     if parallel != "auto":
         run = dataclasses.replace(run, training=dataclasses.replace(run.training, parallel=parallel))

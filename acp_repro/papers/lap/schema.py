@@ -80,7 +80,7 @@ class ModelConfig(Strict):
 
 @dataclass(frozen=True)
 class PruningSettings(Strict):
-    """The settings of ``lap.PruningConfig`` that are not in the grid; see there.
+    """The settings of ``lap.PruningConfig`` that are not in the grid.
 
     Hard concrete gates have their own bias and temperature, and logistic noise.
     """
@@ -116,7 +116,7 @@ class TrainingConfig(TrainerConfig):
     warmup_steps: CountFrom0 = 0
     decay_share: Share = 0.0  # over this last share of the steps the rate falls to a tenth
     lambda_from_step: CountFrom0 = 500
-    # Instead: lambda is 0, and gates do not act, until the running mean of the cross-entropy is below this.
+    # Alternative: lambda is 0 and gates are inactive until the running mean cross-entropy is below this.
     lambda_below_nats: float | None = None
     # Then gates drop at random for so many steps, as often as beta implies, and cost nothing: the decoder
     # learns to do without any one token. Before that each seems worth too much, and all gates open wide.
@@ -127,7 +127,7 @@ class TrainingConfig(TrainerConfig):
     lambda_off_loss: Positive | None = None
     weight_decay: NotNegative = 0.0
     beta2: ShareBelow1 = 0.999
-    length_warmup_steps: CountFrom0 = 0  # texts are cut, less and less
+    length_warmup_steps: CountFrom0 = 0  # texts are truncated to a growing length
     scale_parameter: bool = False  # each weight's rate is a multiple of its root mean square
     compile: ClassVar[bool] = False  # texts differ in length
 
@@ -139,7 +139,7 @@ class TrainingConfig(TrainerConfig):
 
 @dataclass(frozen=True)
 class StartConfig(Strict):
-    """Training of the run without gates, from whose weights the others start; else as in ``training``."""
+    """Training of the run without gates that initialises the others; unset keys are as in ``training``."""
 
     steps: Count
     learning_rate: Positive | None = None
@@ -147,7 +147,7 @@ class StartConfig(Strict):
     length_warmup_steps: CountFrom0 | None = None
 
     def training(self, other: TrainingConfig) -> TrainingConfig:
-        """``other``, with the keys that are given here."""
+        """``other``, overridden by the keys that are set here."""
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         return dataclasses.replace(other, **given)
 

@@ -45,7 +45,7 @@ class Trainee(nn.Module):
         self.register_buffer("steps_with_lambda", torch.tensor(0.0, dtype=torch.float64))
 
     def state_dict(self, *arguments, **options) -> dict[str, Tensor]:
-        """Each weight once, as a checkpoint wants it: embeddings and head may be one tensor."""
+        """The state dict with each weight once, because embeddings and head may share one tensor."""
         whole = super().state_dict(*arguments, **options)
         prefix = options.get("prefix", "")
         once = {prefix + name for name, _ in itertools.chain(self.named_parameters(), self.named_buffers())}
@@ -60,7 +60,7 @@ class Trainee(nn.Module):
         return loss
 
     def _options(self) -> dict[str, Any]:
-        """Whether gates act in this step, and whether on their tokens."""
+        """Options of the forward pass in this step: whether gates are active, and whether they see tokens."""
         config = self._config
         if self.compression is None:
             return {"mask": "none"}
@@ -92,7 +92,7 @@ class Trainee(nn.Module):
 
 
 class PruningTask(Task):
-    """Reconstruction of the run's texts, with fewer and fewer tokens."""
+    """Reconstruction of the run's texts from a decreasing number of tokens."""
 
     run: PruningRun
 
@@ -110,7 +110,7 @@ class PruningTask(Task):
             self.tokenizer = self._start.tokenizer
         self.steps = run.training.steps
 
-    # Parts that only training needs are made on first use.
+    # Properties that only training needs are computed on first use.
     @functools.cached_property
     def _rows(self) -> list[list[int]]:
         return self.rows("train")
@@ -123,7 +123,7 @@ class PruningTask(Task):
 
     @functools.cached_property
     def step_tokens(self) -> int:
-        """Tokens of a step on average."""
+        """Mean number of tokens per step."""
         return round(self.run.training.batch_texts * sum(map(len, self._rows)) / len(self._rows))
 
     def rows(self, split: str, most: int | None = None) -> list[list[int]]:

@@ -26,7 +26,7 @@ GROUP = 20  # batches that are cut from one sorted group
 
 
 class Labelled(NamedTuple):
-    """A text, and its side: 1, 0, or None if it is on neither."""
+    """A text and its label: 1, 0, or None if the text is left out of probing."""
 
     text: str
     label: int | None
@@ -38,7 +38,7 @@ class Texts:
 
     Attributes:
         more: texts of ``extra_path``, for training only; none of them is in a split.
-        hash: stands for all texts, their split and labels.
+        hash: digest of all texts, their split and labels.
     """
 
     train: tuple[Labelled, ...]
@@ -131,7 +131,7 @@ class Batches:
         """(size, T) int64, padded at the end.
 
         Args:
-            most: longer rows are cut at a random place to this many tokens, with their last one, EOS.
+            most: longer rows are reduced to a random excerpt of this many tokens, including the final EOS.
         """
         rows = [self._rows[i] for i in self._epochs.take(index, 1)[0]]
         if most is not None:

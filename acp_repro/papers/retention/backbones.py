@@ -113,5 +113,5 @@ def _extended(weight: Tensor, rows: int, first: int, trained: int) -> Tensor:
 
 
 def _first_position(model_type: str, spare: int = 0) -> int:
-    """RoBERTa and its relatives count positions from 2 on; ``spare`` is for the others."""
+    """The index of the first position: RoBERTa and its variants start at 2; ``spare`` is for the others."""
     return 2 if model_type in LIKE_ROBERTA else spare

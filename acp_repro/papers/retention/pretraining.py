@@ -33,7 +33,7 @@ _IGNORED = -100  # a label that transformers' loss leaves out
 
 
 class EncoderTask(Task):
-    """What fine-tuning and pre-training share; ``tokenizer`` is saved with the model."""
+    """The base class of fine-tuning and pre-training; ``tokenizer`` is saved with the model."""
 
     run: PretrainingRun | RetentionRun
     tokenizer: Any
@@ -152,8 +152,8 @@ class PretrainingTask(EncoderTask):
 def look_at_neighbours(model: nn.Module) -> None:
     """Changes fresh weights: heads 0, 1, 2 ... of the first block attend -1, 1, -2 ... places away.
 
-    With random weights an encoder learns how frequent words are, and then nothing for thousands of steps,
-    until attention happens to find the tokens beside a mask (docs/lab-notebook/adaptive-retention.md).
+    From random weights, an encoder first learns token frequencies. The loss then stays constant for thousands
+    of steps, until attention finds the neighbours of a mask (docs/lab-notebook/adaptive-retention.md).
 
     Let d be the size of a head. The first d dimensions of the embeddings hold only the position t, as sin(w
     t) and cos(w t) for d / 2 frequencies w. Queries read them unchanged, and keys rotated back by the

@@ -33,7 +33,7 @@ _GRID_KEYS = ("budget", "method", "gates", "temperature", "stretch", "open_steps
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncoderRun(Run):
-    """What both kinds of runs have."""
+    """The base class of pre-training and fine-tuning runs."""
 
     dataset_name: str
     backbone_name: str
@@ -73,7 +73,7 @@ class RetentionRun(EncoderRun):
     """One encoder fine-tuned on one task with one method at one budget."""
 
     dataset: DatasetConfig
-    start: PretrainingRun | None  # gives its weights and tokeniser
+    start: PretrainingRun | None  # the source of its weights and tokeniser
     method: str
     budget: float
     gates: str
@@ -98,7 +98,7 @@ class RetentionRun(EncoderRun):
 
     @property
     def is_timed_untrained(self) -> bool:
-        """Whether fresh weights are as fast; a threshold keeps what it was trained to keep."""
+        """Whether fresh weights are equally fast; the keep ratio of a threshold depends on training."""
         return self.retention_config().selection != "threshold"
 
     @property

@@ -40,7 +40,7 @@ class DatasetConfig(CorpusConfig):
     """A labelled set, and how long the training on it is; corpus, path, options: of ``read_labelled``."""
 
     options: dict[str, Any] = field(default_factory=dict, hash=False)
-    max_tokens: Annotated[int, whole(3)] = 512  # longer examples are cut; [CLS] and [SEP] are two of them
+    max_tokens: Annotated[int, whole(3)] = 512  # longer examples are truncated; [CLS] and [SEP] count
     epochs: Count = 3
     batch_examples: Count = 32  # of an optimiser step
     micro_batch_examples: Count | None = None  # of one pass; null: the whole batch
@@ -54,7 +54,7 @@ class DatasetConfig(CorpusConfig):
 
     @property
     def is_extractive(self) -> bool:
-        """Whether its scores are of answers that stand in the text, and not of classes."""
+        """Whether the task is extractive question answering instead of classification."""
         return bool({"exact_match", "f1"} & set(self.scores))
 
 
@@ -63,7 +63,7 @@ class BackboneConfig(Strict):
     """An encoder: weights of transformers by name or folder, or fresh ones of a shape."""
 
     pretrained: str | None = None  # for ``from_pretrained``; its tokeniser is used too
-    pretrained_on: str | None = None  # a name under ``pretraining``: the run that gives weights and tokeniser
+    pretrained_on: str | None = None  # a name under ``pretraining``: the source of weights and tokeniser
     model_type: Literal[MODEL_TYPES] = "distilbert"
     num_hidden_layers: Count = 6
     hidden_size: Count = 768
@@ -110,7 +110,7 @@ class TrainingConfig(TrainerConfig):
     warmup_share: Share = 0.0  # of the steps; then the rate falls linearly to 0; not printed
     # First share of the steps, in which gates are open: it replaces the paper's published weights.
     open_share: Share = 0.0
-    hard_share: Share = 0.0  # last share of the steps, in which gates choose as at inference
+    hard_share: Share = 0.0  # last share of the steps, in which gates are hard as at inference
     group_by_length: bool = False  # examples of similar length share a batch: less padding
 
     def __post_init__(self):

@@ -134,11 +134,11 @@ class RetentionTask(EncoderTask):
             model.retention.ascend(mean_over_ranks(model.retention.take_violation()))
 
     def watch(self, model: nn.Module, *batch: Tensor) -> dict[str, Any]:
-        """For each gate its multiplier, and the shares of tokens that p and the open gates stand for."""
+        """For each gate: the multiplier, and the fractions of tokens kept by p and by the open gates."""
         if self.run.is_dense or not model.retention.config.is_learned:
             return {}
         training = model.training
-        model.eval()  # and draws no random numbers, so that the look changes no bit
+        model.eval()  # draws no random numbers, so training stays bitwise identical
         with model.retention.recorded() as records:
             model(**name_inputs(batch[:2], batch[0].device))
         model.train(training)

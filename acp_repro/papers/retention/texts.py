@@ -56,7 +56,7 @@ class Texts:
             self._separators = 2  # its head for questions needs three in all
             self.tokenizer.backend_tokenizer.post_processor = _template(self.tokenizer.backend_tokenizer, 2)
         self._encoded: dict[str, list[Encoded]] = {}
-        # Before its first use, because afterwards the last way to cut texts is part of its description.
+        # Before the first use, because the tokeniser's description then includes the last truncation used.
         tokenizer = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
         self._identity = hashlib.sha256((self.labelled.identity + tokenizer).encode()).hexdigest()
 
@@ -81,7 +81,7 @@ class Texts:
         texts = [example.text for example in examples]
         given = ([example.question for example in examples], texts) if asks else (texts,)
         limit = {"truncation": truncation, "max_length": self.dataset.max_tokens}
-        # Papers on language models write "[SEP]": in a text it is five characters, and ends nothing.
+        # Papers on language models contain "[SEP]": in a text these are five characters, not a special token.
         out = self.tokenizer(*given, return_offsets_mapping=extractive, split_special_tokens=True, **limit)
         for row, example in enumerate(examples):
             offsets, span = [], None
@@ -95,7 +95,7 @@ class Texts:
             yield Encoded(out["input_ids"][row], example, offsets, span)
 
     def _truncations(self, examples: Sequence[Row]) -> list[str | bool]:
-        """Cuts the text alone, unless the question takes more than half of the length."""
+        """Truncates only the text, unless the question exceeds half of the length."""
         asking = [example.question for example in examples if example.question]
         if not asking:
             return [True] * len(examples)
@@ -118,7 +118,7 @@ class Texts:
         return ids, mask, torch.tensor([row.example.number for row in rows])
 
     def batches(self, split: str, rows: int, limit: int | None = None) -> Iterator[list[Encoded]]:
-        """Batches of a split, the longest first, so that they hold little padding."""
+        """Batches of a split, sorted by decreasing length to reduce padding."""
         chosen = self.encoded(split)[:limit]
         ordered = sorted(chosen, key=lambda row: -len(row.ids))
         for at in range(0, len(ordered), rows):
@@ -183,7 +183,7 @@ def train_tokenizer(labelled: LabelledSet, vocab_size: int):
 
 
 def make_bert_tokenizer(bpe: t.Tokenizer) -> PreTrainedTokenizerFast:
-    """A byte-pair tokeniser as one of transformers: its ids stay, BERT's special tokens come after them."""
+    """Converts a byte-pair tokeniser to transformers: ids are unchanged, and BERT's special tokens follow."""
     bpe.add_special_tokens([token for token in SPECIAL if bpe.token_to_id(token) is None])
     bpe.post_processor = _template(bpe)
     return PreTrainedTokenizerFast(

@@ -30,7 +30,7 @@ class Evaluation:
     """The results of a model on a split."""
 
     scores: dict[str, float]  # percent
-    loss_nats: float  # mean of an example, without the penalty
+    loss_nats: float  # mean per example, without the penalty
     examples: int
     keep_ratio: float  # tokens left after the last gate, over all tokens
     right: dict[str, list[bool]]  # of scores that are the share of right answers, whether each is right
@@ -87,7 +87,7 @@ class TrainedRetention(Trained):
 
 
 def _best_span(start: Tensor, end: Tensor, row: Encoded, longest: int = 64) -> str:
-    """The words of the best span of at most ``longest`` tokens inside the text."""
+    """The text of the best span of at most ``longest`` tokens inside the passage."""
     inside = torch.tensor([offset != (0, 0) for offset in row.offsets])
     start, end = (x[: len(inside)].masked_fill(~inside, -torch.inf) for x in (start, end))
     total = (start[:, None] + end).masked_fill(

@@ -49,7 +49,7 @@ PADDED_IDS = 256  # a model may have this many more ids than its tokenizer, to r
 
 
 def check_tokenizer(tokenizer_ids: int, model_ids: int, whose: str) -> None:
-    """Refuses a tokenizer with more ids than the model, or fewer than rounding up explains."""
+    """Rejects a tokenizer with more ids than the model, or with fewer ids than padding explains."""
     if not 0 <= model_ids - tokenizer_ids < PADDED_IDS:
         raise UserError(
             f"{whose}: the model has {model_ids} token ids and the tokenizer {tokenizer_ids}, so it "

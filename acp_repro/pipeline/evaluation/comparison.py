@@ -37,8 +37,8 @@ _ITEM = ["task", "metric", "item", "value", "weight", "document"]
 
 
 def shown(mean: float, metric: str) -> float:
-    """A metric from the mean of its items: of a perplexity exp of minus the log-likelihood of a word, or that
-    in bits. A perplexity above the largest float64 is infinite."""
+    """A metric from the mean of its items. A perplexity is exp of minus the log-likelihood per word, or
+    its value in bits, and is infinite above the largest float64."""
     if is_perplexity(metric):
         return math.exp(-mean) if -mean < math.log(np.finfo(np.float64).max) else math.inf
     return mean * _sign(metric)
@@ -161,7 +161,7 @@ def _read_records(path: Path) -> Iterator[tuple]:
 def choose(
     a: pd.DataFrame, b: pd.DataFrame, names: tuple[str, str], tasks: Collection[str], metrics: Collection[str]
 ) -> list[Key]:
-    """The requested (task, metric) that both have; all if none is requested."""
+    """The requested (task, metric) pairs that both evaluations contain; all pairs if none is requested."""
     first, second = ({*zip(side["task"], side["metric"], strict=True)} for side in (a, b))
     both = sorted(first & second)
     if not both:
@@ -179,7 +179,7 @@ def choose(
 def compare(
     a: pd.DataFrame, b: pd.DataFrame, names: tuple[str, str], keys: list[Key], margin: float
 ) -> tuple[list[dict], list[str]]:
-    """A minus B for each metric, a row of :data:`COLUMNS` each, and notes of what was left out.
+    """The difference A - B of each metric, as rows of :data:`COLUMNS`, and notes about omitted items.
     ``difference`` and ``margin`` are in the metric's units, or of the logarithms of perplexities."""
     rows, notes = [], []
     for task, metric in keys:

@@ -36,8 +36,8 @@ CPU_BATCH = 4  # requests; on a GPU the harness looks for the most that fit
 
 
 def harness_model(model: FoXForCausalLM, tokenizer: Tokenizer, *, max_length: int, dtype: str) -> HFLM:
-    """The harness's view of a model, which runs where its weights are. A prompt longer than ``max_length``
-    tokens loses its beginning, with BOS."""
+    """The harness's adapter of a model, on the device of its weights. A prompt longer than ``max_length``
+    tokens is truncated on the left, including BOS."""
     with torch.device("meta"):
         config = ForgettingTransformerConfig(**config_to_official(model.config), use_cache=False)
         fox = ForgettingTransformerForCausalLM(config)
@@ -57,14 +57,13 @@ def harness_model(model: FoXForCausalLM, tokenizer: Tokenizer, *, max_length: in
 
 
 def identity(model: FoXForCausalLM, weights_sha256: str) -> dict[str, Any]:
-    """The key of a model, for results that are kept: the same weights with another config are another."""
+    """The key of a model for saved results; equal weights with different configs have different keys."""
     return {"weights": weights_sha256, "config": dataclasses.asdict(model.config)}
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of a task, as the harness gives it, with the standard error of sampling the items; None if
-    unknown.
+    """One metric of a task, as the harness returns it, with the sampling standard error (None if unknown).
 
     ``items`` are (number, weight): correct or not with weight 1, or the log-likelihood in nats with its
     number of words or bytes.
@@ -131,7 +130,7 @@ def evaluate(
 
 
 def _key(lm: HFLM, task: LoadedTask, items: int | None, identity: dict[str, Any]) -> dict[str, Any]:
-    """All that the numbers depend on."""
+    """All settings that affect the results."""
     settings = {
         "harness": HARNESS_VERSION,
         "task_version": str(task.task.VERSION),
@@ -213,7 +212,7 @@ _SLOPES: dict[Callable, Callable[[float], float]] = {
 
 
 def print_results(results: Sequence[TaskResult]) -> None:
-    """Every metric with its standard error, a line each."""
+    """Every metric with its standard error, one per line."""
     rows = [("task", "metric", "value", "± s.e.", "items", "from")]
     for result in results:
         for name, metric in result.metrics.items():

@@ -35,7 +35,7 @@ class LocalFile:
 
 
 def check_files(tasks: Iterable[str], folder: str | Path) -> None:
-    """Refuses a folder that lacks the file of a task."""
+    """Raises an error if the folder lacks the file of a task."""
     missing = [name for name in tasks if not (Path(folder) / FILES[name].path).is_file()]
     if missing:
         raise TaskData(

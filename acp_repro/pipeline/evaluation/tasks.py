@@ -110,7 +110,7 @@ def _incomplete(tasks: list[LoadedTask]) -> list[str]:
 
 
 def _load_local(name: str, documents: list[dict[str, Any]], split: str, source: str) -> LoadedTask:
-    """The harness's definition over documents of ours, as its guide describes for local data sets."""
+    """The harness's task definition with local documents, following its guide for local data sets."""
     lines = "".join(json.dumps(document) + "\n" for document in documents)
     with tempfile.TemporaryDirectory() as folder:
         items = Path(folder) / "items.jsonl"

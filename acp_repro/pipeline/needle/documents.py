@@ -1,4 +1,4 @@
-"""Training text that holds needles: facts in the corpus's own text, each with a question further on.
+"""Training text with needles: facts inserted into the corpus, each followed later by a question.
 
 A model of a few hundred million tokens of books may never learn to look up a sentence. If a run sets
 ``needle_fraction``, this module makes that fraction of its training sequences. Wording, names, places and
@@ -82,8 +82,8 @@ COINED_ANSWERS, COINED_SHARE = 0.25, 0.2
 # The other half are as often far as near. With the first kind alone, facts in the middle of long texts were
 # found least.
 NEAREST, EVEN_SHARE = 1 / 64, 0.5
-# Documents whose first fact is before all other text. Without them, models did not find a fact at the
-# beginning of a text.
+# The share of documents that begin with a fact. Without these, models did not find a fact at the beginning of
+# a text.
 OPENING_SHARE = 0.25
 
 
@@ -104,14 +104,14 @@ def _deed(generator: np.random.Generator) -> str:
 
 
 def _quotation(generator: np.random.Generator, words: list[str]) -> str:
-    """Some of ``words`` in a row."""
+    """Some consecutive ``words``."""
     count = int(generator.integers(*QUOTED_WORDS))
     start = int(generator.integers(max(1, len(words) - count)))
     return " ".join(words[start : start + count]).strip(" .,;:!?\"'") or words[0]
 
 
 def _coin(generator: np.random.Generator, words: list[str]) -> str:
-    """A name that no text has: the beginning of one word and the end of another."""
+    """A coined name: the beginning of one word and the end of another."""
     first, second = (_pick(generator, words).strip(" .,;:!?\"'") or _pick(generator, NAMES) for _ in range(2))
     return (first[: 1 + len(first) // 2] + second[len(second) // 2 :]).capitalize()
 
@@ -152,7 +152,7 @@ def _encoded(pairs: Iterator[tuple[str, str]], tokenizer: Tokenizer) -> Iterator
 
 
 def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.random.Generator) -> np.ndarray:
-    """A document as long as ``filler`` (T,) token ids in which facts are stated, and asked for later.
+    """A document of the length of ``filler`` (T,) token ids that states facts and later asks for them.
 
     All distances from a fact to its question occur. Some documents begin with a fact. The rest is the
     beginning of ``filler``; answers quote its other part. A filler that is too short for one fact stays as it

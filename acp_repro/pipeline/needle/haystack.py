@@ -27,7 +27,7 @@ def heldout_haystacks(
             f"needle: {samples} haystacks of {length} tokens take {needed} held-out sequences of "
             f"{context_length}, and there are {there}; use fewer samples or shorter lengths"
         )
-    # Slices of one document come together, so pieces are a column apart.
+    # Slices of one document are adjacent, so pieces are one column apart.
     stride = max(each, min(there // samples, -(-HELDOUT_COLUMN // context_length)))
     wanted = ((samples - 1) * stride + each) * context_length
     rows = [labels[0].numpy() for _, labels in sequences.iter_batches(1, wanted)]
@@ -41,7 +41,7 @@ def text_haystacks(
     """``samples`` pieces (length,) int64 of joined texts, which begin at even distances. The last piece may
     continue at the beginning; pieces overlap if the text is shorter than all of them."""
     wanted = samples * length
-    # Of a long corpus only the used part is read; of essays, all.
+    # For a long corpus only the required part is read; essays are read completely.
     ids, there = [], 0
     for document in documents:
         ids.append(np.asarray(encode(document.data.decode()), np.int64))

@@ -46,15 +46,15 @@ class Wording:
 
 
 def easy(question: str, lead: str, deed: str) -> Wording:
-    """The needle also holds the question, and the prompt begins the answer: for models that only continue
-    text."""
+    """The needle contains the question, and the prompt contains the beginning of the answer: for models
+    that only continue text."""
     return Wording(
         f"\n{question} Answer: {lead} {deed}.\n", f"\n{question} Answer: {lead}", f" {deed}.", lead, deed
     )
 
 
 def standard(question: str, lead: str, deed: str) -> Wording:
-    """The needle is a statement, and the model gives the whole answer."""
+    """The needle is a statement, and the model generates the whole answer."""
     return Wording(f"\n{lead} {deed}.\n", f"\n{question} Answer:", f" {lead} {deed}.", lead, deed)
 
 
@@ -78,7 +78,7 @@ class Needle:
 
     @property
     def room(self) -> int:
-        """Tokens kept for the model's answer at the end of a context: the right answer, and half as much."""
+        """Tokens reserved for the answer at the end of a context: 1.5 times the right answer."""
         return len(self.answer) + len(self.answer) // 2
 
     def haystack_tokens(self, length: int) -> int:
@@ -151,5 +151,5 @@ def _words(text: str) -> list[str]:
 
 
 def first_line(text: str) -> str:
-    """The part of a continuation that counts: its first line that is not blank."""
+    """The scored part of a continuation: its first non-blank line."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")

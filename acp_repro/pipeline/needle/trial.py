@@ -50,12 +50,12 @@ def try_needle(
     """One record for each length, trial and depth, in this order. Prompts of one length go together up to
     ``batch_tokens``; ``decode`` turns token ids to text, for the answers."""
     lengths = sorted(lengths)
-    for trial in trials:  # what is too short is an error before minutes of work
+    for trial in trials:  # validate first: a haystack that is too short fails before minutes of work
         trial.needle.haystack_tokens(lengths[0])
     cells = [(length, index) for length in lengths for index in range(len(trials))]
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     with progress_bar(total=len(cells) * len(depths), desc=description, unit="prompt") as bar:
-        # The longest first, so that one that does not fit fails at once.
+        # Longest prompts first, so that running out of memory fails at once.
         for length, index in sorted(cells, reverse=True):
             with torch.no_grad():
                 found[length, index] = _cell(
@@ -105,7 +105,7 @@ def _cell(
 
 
 def needle_table(rows: pd.DataFrame) -> str:
-    """Recall in percent, depths by lengths, the totals, and an answer to read, for the terminal."""
+    """Recall in percent by depth and length, totals, and a sample answer, as text for the terminal."""
     recall = rows.pivot_table(index="depth", columns="evaluated_length_tokens", values="answer_recall")
     lines = ["recall of the needle's words (%), by depth and context length:"]
     lines.append("   depth" + "".join(f"{length:>9}" for length in recall.columns))
