@@ -68,7 +68,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_one_line_and_repaired(folder, kind, caplog):
+def test_damage_is_reported_in_one_line_and_repaired(folder, kind, caplog):
     assert is_current(folder, None) and is_current(folder, INPUTS)
     damage, wrong = DAMAGE[kind]
     damage(folder)
@@ -83,13 +83,13 @@ def test_damage_is_one_line_and_repaired(folder, kind, caplog):
     assert sorted(path.name for path in folder.parent.iterdir()) == ["entry", "entry.lock"]
 
 
-def test_other_inputs_are_named(folder):
+def test_changed_inputs_are_reported(folder):
     assert not is_current(folder, {})
     with pytest.raises(ArtifactError, match=rf"^{folder} was made from other inputs \(text, new\); "):
         open_or_explain(folder, INPUTS | {"text": "cat", "new": 1})
 
 
-def test_a_file_has_its_manifest_beside_it_or_inside(tmp_path):
+def test_manifest_is_next_to_the_file_or_inside_it(tmp_path):
     weights, done = tmp_path / "weights", tmp_path / "done.json"
     weights.write_bytes(b"w")
     artifacts.write_manifest(done, weights, INPUTS, {"tokens": 3})
@@ -106,7 +106,7 @@ def test_a_file_has_its_manifest_beside_it_or_inside(tmp_path):
     assert not is_current(done, None, done)
 
 
-def test_every_file_is_on_the_disk_before_the_artifact_gets_its_name(tmp_path, monkeypatch):
+def test_files_are_synced_before_the_artifact_is_renamed(tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
 
     def record(descriptor):
@@ -122,7 +122,7 @@ def test_every_file_is_on_the_disk_before_the_artifact_gets_its_name(tmp_path, m
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_killed_build_leaves_nothing(tmp_path, error):
+def test_killed_build_leaves_no_files(tmp_path, error):
     def dies(folder):
         assert not any(folder.iterdir())
         build(folder)
@@ -134,7 +134,7 @@ def test_a_killed_build_leaves_nothing(tmp_path, error):
     assert [path.name for path in tmp_path.iterdir()] == ["entry.lock"]
 
 
-def test_one_of_many_builds(tmp_path):
+def test_concurrent_builds_produce_one_artifact(tmp_path):
     built = []
 
     def slow(folder):

@@ -65,7 +65,7 @@ def rows(*arguments: str) -> dict[tuple[str, str], dict[str, str]]:
         return {(row["task"], row["metric"]): row for row in csv.DictReader(file)}
 
 
-def test_two_folders_of_the_harness_are_compared_item_by_item(two):
+def test_harness_folders_are_compared_item_by_item(two):
     found = rows("a", "b")
     assert list(found) == [
         ("arc_easy", "acc"),
@@ -94,7 +94,7 @@ def test_two_folders_of_the_harness_are_compared_item_by_item(two):
     assert float(bits["difference"]) == pytest.approx(-12 * 40 / words / 6 / math.log(2))
 
 
-def test_a_perplexity_beyond_float64_is_infinite_and_its_logarithm_is_compared(two, capsys):
+def test_overflowing_perplexity_is_compared_by_its_logarithm(two, capsys):
     samples(Path("good"), "toy", {"perplexity": [-5.0 - i % 3 for i in range(30)]})
     samples(Path("broken"), "toy", {"perplexity": [-800.0 - i % 3 for i in range(30)]})
     found = rows("broken", "good")["toy", "perplexity"]
@@ -103,7 +103,7 @@ def test_a_perplexity_beyond_float64_is_infinite_and_its_logarithm_is_compared(t
     assert "inf" in capsys.readouterr().out
 
 
-def test_few_items_that_agree_are_not_equivalent(two):
+def test_agreement_on_few_items_is_not_equivalence(two):
     for name in "ab":
         samples(Path(name), "copa", {"acc": right(60, 100)})
     assert rows("a", "b", "--tasks", "copa")["copa", "acc"]["verdict"] == "open"
@@ -112,7 +112,7 @@ def test_few_items_that_agree_are_not_equivalent(two):
     assert margin["piqa", "acc"]["verdict"] == "differ, by less than the margin"
 
 
-def test_filters_and_metrics_are_told_apart(two):
+def test_filters_and_metrics_are_distinguished(two):
     for name in "ab":
         for kind, count in (("strict-match", 4), ("flexible-extract", 6)):
             samples(Path(name), "gsm8k", {"exact_match": right(count, 12)}, kind)
@@ -121,14 +121,14 @@ def test_filters_and_metrics_are_told_apart(two):
     assert list(rows("a", "b", "--metrics", "acc")) == [("arc_easy", "acc"), ("piqa", "acc")]
 
 
-def test_items_that_one_side_lacks_are_left_out_and_said(two, capsys):
+def test_missing_items_are_excluded_and_reported(two, capsys):
     path = samples(Path("c"), "piqa", {"acc": right(50, 100)})
     path.write_text(path.read_text().replace("hash of piqa 7", "another") + "\n")
     assert rows("a", str(path))["piqa", "acc"]["items"] == "89"  # 7 and 70 to 79 are other documents
     assert "89 items" in capsys.readouterr().out
 
 
-def test_what_our_own_command_and_records_keep_can_be_compared(two):
+def test_results_of_our_commands_can_be_compared(two):
     """Their items have a number and no hash."""
     kept = Path("kept/piqa-0123456789abcdef.json")
     kept.parent.mkdir()
@@ -160,7 +160,7 @@ MISTAKES = {
 }
 
 
-def test_what_cannot_be_compared_is_one_line(two, capsys):
+def test_incomparable_input_is_reported_in_one_line(two, capsys):
     Path("empty").mkdir()
     samples(Path("other"), "copa", {"acc": [1.0]})
     path = samples(Path("strangers"), "piqa", {"acc": [1.0]})

@@ -86,7 +86,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_a_paper_goes_from_a_suite_to_a_figure(name, folder, monkeypatch, capsys):
+def test_paper_module_runs_from_suite_to_figure(name, folder, monkeypatch, capsys):
     paper = PAPERS[name]
     write_suite(folder, paper.yaml)
     (folder / "elsewhere").mkdir()

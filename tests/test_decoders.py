@@ -101,7 +101,7 @@ def ids():
     return torch.randint(0, 97, (1, T), generator=torch.Generator().manual_seed(1))
 
 
-def test_every_listed_model_type_is_read_as_eager_attention_computes_it(ids):
+def test_listed_model_types_match_eager_attention(ids):
     known = [name for name in LISTED if name in transformers.CONFIG_MAPPING]
     assert len(LISTED) == len({*LISTED}) and len(known) > 50
     far = {}
@@ -118,7 +118,7 @@ def test_every_listed_model_type_is_read_as_eager_attention_computes_it(ids):
 
 
 @pytest.mark.parametrize("name", ["mistral", "gpt_oss", "mimo_v2_flash"])  # a window, and learned sinks
-def test_the_table_is_that_of_the_weights_of_eager_attention(name, ids, monkeypatch):
+def test_table_matches_the_weights_of_eager_attention(name, ids, monkeypatch):
     """A sink is one more logit of each row: it has no key, and takes weight from those that are."""
     monkeypatch.setattr("acp_repro.explorer.weights.CHUNK_SCORES_CPU", BLOCK * T)  # three chunks
     model = tiny_model(name, sliding_window=70)
@@ -141,7 +141,7 @@ def test_the_table_is_that_of_the_weights_of_eager_attention(name, ids, monkeypa
     assert (table["seen_1e-2"] <= table["after_1e-2"]).all() and "<table" in found._repr_html_()
 
 
-def test_reading_depends_on_no_mode_and_keeps_the_mode_of_each_module(ids):
+def test_reading_is_independent_of_and_preserves_training_mode(ids):
     model = tiny_model("gpt2", attn_pdrop=0.5, resid_pdrop=0.5)
     expected = read_heads(model, ids).table
     model.train().transformer.h[0].eval()
@@ -154,7 +154,7 @@ def test_reading_depends_on_no_mode_and_keeps_the_mode_of_each_module(ids):
 
 
 @pytest.mark.parametrize(("surplus", "kept"), [(1.0001, True), (0.9999, False)])
-def test_the_bound_of_the_running_sum_is_reached(surplus, kept):
+def test_running_sum_bound_is_tight(surplus, kept):
     """A row whose last block holds equal weights, and whose other keys weigh as much as may be left out."""
     epsilon, length = 1e-2, 64 * BLOCK
     scores = torch.full((1, length), math.log(surplus * epsilon * BLOCK / length), dtype=torch.float64)
@@ -170,7 +170,7 @@ def test_the_bound_of_the_running_sum_is_reached(surplus, kept):
 @given(
     seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([0.1, 3.0, 30.0, 300.0]), log2=st.integers(-30, -1)
 )
-def test_blocks_are_those_of_a_kernel_that_visits_them_in_turn(seed, spread, log2):
+def test_blocks_match_a_sequential_kernel(seed, spread, log2):
     """Scores that rise, fall or jump to the left, rows that see few keys, and any epsilon."""
     generator, epsilon = torch.Generator().manual_seed(seed), 2.0**log2
     rows, blocks, width = 4, 9, 8
@@ -194,7 +194,7 @@ def test_blocks_are_those_of_a_kernel_that_visits_them_in_turn(seed, spread, log
     assert weights[:, oracle].sum((1, 2)).max() < epsilon * (1 + 1e-12)
 
 
-def test_alibi_has_a_certificate(ids):
+def test_alibi_is_certified(ids):
     model, seen = tiny_model("bloom"), {}
     for weight in model.parameters():
         weight.data.mul_(0.2)
@@ -209,7 +209,7 @@ def test_alibi_has_a_certificate(ids):
         read_heads(model, ids, log_pruning_tolerance=0)
 
 
-def test_fox_has_the_certificate_of_acp():
+def test_fox_is_certified_by_acp():
     hf = pytest.importorskip("acp_repro.hf", reason="pip install -e '.[transformers]'")
     model = small_model()
     ids = torch.randint(0, 256, (2, 512), generator=torch.Generator().manual_seed(0))
@@ -253,7 +253,7 @@ class Press:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])  # Gemma 2 has a soft cap and a window
-def test_scorers_are_called_as_kvpress_calls_its_presses(name, ids):
+def test_scorers_follow_the_kvpress_calling_convention(name, ids):
     model, press = tiny_model(name), Press()
     modules = {name for name, _ in model.named_modules()}
     with torch.no_grad():
@@ -272,7 +272,7 @@ def test_scorers_are_called_as_kvpress_calls_its_presses(name, ids):
     assert everything["lost_norms"].abs().max() < 1e-6
 
 
-def test_the_command_and_its_page(tmp_path, capsys):
+def test_decoder_command_writes_its_page(tmp_path, capsys):
     tiny_model("llama").save_pretrained(tmp_path / "llama")
     np.save(tmp_path / "ids.npy", np.arange(2 * T) % 97)
     given = [str(tmp_path / "llama"), "--token-ids", str(tmp_path / "ids.npy"), "--context-length", str(T)]
@@ -284,7 +284,7 @@ def test_the_command_and_its_page(tmp_path, capsys):
     assert "has no tokenizer; give token ids" in capsys.readouterr().err
 
 
-def test_our_rope_baseline_is_read_like_any_decoder(ids, tmp_path):
+def test_rope_baseline_is_read_like_any_decoder(ids, tmp_path):
     shape = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2}
     for name in ("rope", "pro"):
         torch.manual_seed(1)
@@ -329,7 +329,7 @@ def test_weights_that_do_not_follow_from_q_k_and_a_mask_are_rejected(make, messa
     assert model.config._attn_implementation == "eager"
 
 
-def test_harmless_arguments_are_read_and_scorers_need_the_interface_of_transformers(ids):
+def test_harmless_arguments_are_accepted_and_scorers_require_transformers_attention(ids):
     expected = read_heads(tiny_model("llama"), ids).table
     for value in (None, False):
         assert read_heads(with_argument("indices", value), ids).table.equals(expected)

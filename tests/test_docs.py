@@ -50,7 +50,7 @@ for page, code in json.load(sys.stdin).items():
 
 
 @pytest.mark.slow
-def test_python_runs():
+def test_documented_python_blocks_run():
     scripts = {
         str(page.relative_to(ROOT)): code
         for page in PAGES

@@ -7,7 +7,7 @@ from acp_repro import evaluate
 pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
 
 
-def test_results_are_printed_and_kept(small_fox, tmp_path, monkeypatch, capsys):
+def test_results_are_printed_and_saved(small_fox, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     asked = [str(small_fox), "--tasks", "book_last_word", "--items", "4", "--device", "cpu"]
     assert evaluate.main([*asked, "--context-length", "32"]) == 0

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
-def test_a_step_on_the_gpu_is_the_step_on_the_cpu(architecture):
+def test_gpu_step_matches_cpu_step(architecture):
     """float32 on both, so only the order of sums differs; then a compiled bfloat16 step runs."""
 
     def mean_loss(model, input_ids, labels):
@@ -41,7 +41,7 @@ def test_a_step_on_the_gpu_is_the_step_on_the_cpu(architecture):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_gradients_under_checkpointing_are_the_same_bits(compiled):
+def test_gradients_under_checkpointing_are_bitwise_identical(compiled):
     """Blocks computed again in the backward pass give what they gave the first time."""
     config = FoXConfig.pro(
         vocab_size=64, hidden_size=128, num_hidden_layers=2, num_heads=2, log_pruning_tolerance=-10.0

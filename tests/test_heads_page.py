@@ -58,7 +58,7 @@ def page(seen, tmp_path_factory):
 # ---- what it holds ---------------------------------------------------------------------------
 
 
-def test_names_and_text_cannot_become_a_part_of_the_page(seen):
+def test_names_and_text_are_escaped_in_the_page(seen):
     strange = replace(seen[0], name="</script><b>x</b>", facts=["<i>"])
     text = Explorer(strange, tokenizer=ByteTokenizer()).html
     assert "<b>x</b>" not in text and "<i>" not in text and "default-src 'none'" in text
@@ -73,14 +73,14 @@ def test_names_and_text_cannot_become_a_part_of_the_page(seen):
         ([255, 65, 195], ["\ufffd", "A", "\ufffd"]),  # bytes that no text has, and the start of a character
     ],
 )
-def test_tokens_that_share_a_character_read_as_it(text, pieces):
+def test_tokens_sharing_a_character_show_that_character(text, pieces):
     tokenizer = ByteTokenizer()
     ids = tokenizer.prompt(text) if isinstance(text, str) else text
     assert token_pieces(torch.tensor(ids), tokenizer) == pieces
 
 
 @pytest.mark.parametrize("strips", [True, False])
-def test_pieces_of_tokenizers_that_drop_a_space_in_front_are_the_text(strips):
+def test_pieces_of_space_stripping_tokenizers_form_the_text(strips):
     """Those of Llama 2, Mistral, Phi-3 and T5: a token that is decoded by itself loses its space."""
     tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     decoders = tokenizers.decoders
@@ -97,7 +97,7 @@ def test_pieces_of_tokenizers_that_drop_a_space_in_front_are_the_text(strips):
     assert pieces == ["the", " cat", "  ", "sat", "\n", " ", "日", "", "", " mats"]
 
 
-def test_two_models_must_fit_each_other(seen):
+def test_compared_models_must_match(seen):
     with pytest.raises(UsageError, match="one and three differ in layers, heads or tokens"):
         Explorer(seen[0], replace(seen[0], name="three", input_ids=seen[0].input_ids.flip(0)))
     assert [model.name for model in Explorer(seen[0], seen[0]).models] == ["one (first)", "one (second)"]
@@ -139,11 +139,11 @@ def visit(browser, page):
 @pytest.mark.parametrize(
     "view", ["head&layer=1&head=1", "text&layer=0&head=2&token=699", "compare&layer=0&head=0", "rules"]
 )
-def test_every_view_is_drawn_without_an_error(visit, width, view):
+def test_every_view_renders_without_errors(visit, width, view):
     visit("two.html", f"#view={view}", width)
 
 
-def test_a_link_keeps_zoom_token_and_epsilon_and_arrows_read_the_text_at_once(visit):
+def test_link_preserves_zoom_token_and_epsilon_and_arrow_keys_update_the_text(visit):
     tab = visit(at="#view=head&layer=0&head=1&token=300&part=250,250,100&log-epsilon=-3")
     assert "log ε = −3.0" in tab.locator("#pruning").inner_text()
     tab.locator("#own-epsilon").click()
@@ -153,7 +153,7 @@ def test_a_link_keeps_zoom_token_and_epsilon_and_arrows_read_the_text_at_once(vi
     text.wait_for_url(lambda url: "token=301" in url)
 
 
-def test_the_rules_view_shows_the_numbers_of_head_map(visit, seen):
+def test_rules_view_shows_the_head_map_values(visit, seen):
     tab, heads = visit(at="#view=rules&rule=FSA+forward,+threshold+1"), seen[0].rules["heads"]
     cells = tab.locator("#rules tbody tr").nth(2).locator("td, th").all_inner_texts()
     expected = heads[2]["rules"]["FSA forward, threshold 1"]
@@ -165,7 +165,7 @@ def test_the_rules_view_shows_the_numbers_of_head_map(visit, seen):
     assert "rule-head=2" in tab.url
 
 
-def test_what_the_page_reads_is_what_was_packed(visit, seen):
+def test_page_decodes_the_packed_data(visit, seen):
     """Every number of every head, within what rounding to bytes allows."""
     tab, heads, inputs = visit(), seen[0], attention_inputs(small_model(heads=3), tokens())
     for index, head in enumerate(heads.heads):

@@ -125,7 +125,7 @@ def folders(tmp_path_factory, small_fox):
 
 
 @pytest.mark.parametrize(("module", "arguments", "named"), CASES)
-def test_a_mistake_is_named_without_a_traceback(folders, capsys, module, arguments, named):
+def test_user_errors_are_reported_without_a_traceback(folders, capsys, module, arguments, named):
     if module in ("convert", "lap.compress", "retention.show"):
         pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
     try:

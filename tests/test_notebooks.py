@@ -31,7 +31,7 @@ def project(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs_from_top_to_bottom(project, name):
+def test_notebook_runs_from_top_to_bottom(project, name):
     start = "." if name.startswith("02") else "notebooks"
     before = set(project.iterdir())
     refresh.execute(project / "notebooks" / f"{name}.ipynb", project / start)

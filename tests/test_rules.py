@@ -56,7 +56,7 @@ def whole_tiles(head: HeadInputs, scores: torch.Tensor) -> Tiles:
 
 
 @pytest.mark.parametrize(("gate", "window"), [(3.0, None), (None, None), (None, 150)])
-def test_losses_are_those_of_dense_attention(gate, window):
+def test_losses_match_dense_attention(gate, window):
     head = random_head(gate, window)
     scores = dense_scores(head)
     weights, tiles = scores.softmax(1), whole_tiles(head, scores)
@@ -87,7 +87,7 @@ def test_losses_are_those_of_dense_attention(gate, window):
 @pytest.mark.parametrize("gate", [None, 3.0])
 @pytest.mark.parametrize("threshold", [1e-3, 0.3, 4.0])
 @pytest.mark.parametrize("leftwards", [False, True])
-def test_skip_softmax_is_a_loop_over_the_tiles(gate, threshold, leftwards):
+def test_skip_softmax_matches_a_loop_over_tiles(gate, threshold, leftwards):
     """Also with a threshold above 1, under which a tile above the running maximum is skipped."""
     head = random_head(gate, spread=6.0)
     tiles = whole_tiles(head, dense_scores(head))
@@ -108,7 +108,7 @@ def test_the_backward_of_flash_sparse_attention_skips_what_its_forward_does(thre
     assert bool(forward.any()) and bool((forward <= backward).all())
 
 
-def test_model_optimizers_backward_gives_rows_of_many_keys_no_gradient():
+def test_model_optimizer_backward_gives_long_rows_no_gradient():
     """Flat scores of 256 keys, threshold 0.05: a row of more than 20 keys has no weight above it."""
     weights = (torch.ones(256, 256).tril() / torch.arange(1, 257)[:, None]).unflatten(1, (-1, BLOCK))
     maxima = torch.zeros(256, 4)
@@ -138,7 +138,7 @@ def test_certified_rules_lose_less_than_epsilon_in_every_head_of_a_model():
             measure_rules(model, tokens)
 
 
-def test_the_command_writes_a_map_of_heads_and_shows_it_on_the_page(tmp_path, capsys):
+def test_rules_command_writes_a_head_map_and_its_page(tmp_path, capsys):
     save_pretrained(small_model(), tmp_path / "small")
     (tmp_path / "text.txt").write_text("a text of some tokens. " * 50)
     file, page = tmp_path / "map.json", tmp_path / "page.html"

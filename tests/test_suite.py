@@ -34,7 +34,7 @@ def load(tmp_path, monkeypatch):
     return load_text
 
 
-def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
+def test_grid_defines_the_runs_and_pairs_differ_in_one_key(load):
     suite = load(YAML.replace("tokens: 1536", "tokens: 1.536e3"))
     acp, exact = suite.runs
     assert (acp.size.tokens, type(acp.size.tokens)) == (1536, int)  # a whole number may have an exponent
@@ -47,7 +47,7 @@ def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
     assert suite.pairs("pro", largest=False) == [] and suite.run_for_heads == suite.run_for_sweep == acp
 
 
-def test_a_run_may_begin_with_one_weight_moved(load):
+def test_run_can_start_from_one_perturbed_weight(load):
     suite = load(YAML.replace("[-10, null]", "[null, -10], perturb_init: [false, true, 2]"))
     plain, perturbed, other, *pruned = suite.runs
     assert (perturbed.name, other.name) == ("pro-tiny-128-exact-nudged", "pro-tiny-128-exact-nudged2")
@@ -79,7 +79,7 @@ def record(suite, run, *metrics):
         write_records(suite, run, metric, [row], device="a", dtype="float32", trained_tokens=1)
 
 
-def test_a_record_is_of_its_own_settings_whatever_its_date(load):
+def test_results_are_matched_by_settings_and_not_by_date(load):
     suite = load(YAML)
     assert current(suite) == set()
     for run in suite.runs:
@@ -102,7 +102,7 @@ def test_a_record_is_of_its_own_settings_whatever_its_date(load):
 
 
 @pytest.mark.parametrize("text", ['{"records": []}', '{"records": {"loss.csv": [1]}}', '{"trained": [1]}'])
-def test_settings_of_another_shape_are_one_line(load, text):
+def test_settings_of_another_shape_are_reported_in_one_line(load, text):
     suite = load(YAML)
     record(suite, suite.runs[0], "loss")
     path = freshness.settings_path(suite.runs[0])
@@ -111,7 +111,7 @@ def test_settings_of_another_shape_are_one_line(load, text):
         current(suite)
 
 
-def test_a_record_is_of_the_weights_that_are_there(load):
+def test_results_belong_to_the_present_weights(load):
     suite = load(YAML)
     run = suite.runs[0]
     done = run.folder / "done.json"
@@ -131,9 +131,7 @@ def test_a_record_is_of_the_weights_that_are_there(load):
 
 
 @pytest.mark.parametrize(("items", "current"), [(None, True), (5, False)])
-def test_a_key_that_is_new_makes_older_records_stale_unless_it_has_its_default(
-    tmp_path, monkeypatch, items, current
-):
+def test_new_key_invalidates_older_results_unless_it_has_its_default(tmp_path, monkeypatch, items, current):
     """A record that was made before a measure had its setting is of the default, and of no other value."""
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
@@ -155,7 +153,7 @@ def test_a_key_that_is_new_makes_older_records_stale_unless_it_has_its_default(
     assert not freshness.is_current(other, run, metric)
 
 
-def test_records_that_were_not_measured_again_stay_older(load):
+def test_unmeasured_results_keep_their_old_date(load):
     def measured(text, *metrics):
         suite = load(text)
         record(suite, suite.runs[0], *metrics)
@@ -168,7 +166,7 @@ def test_records_that_were_not_measured_again_stay_older(load):
     assert measured(other.replace("loss_tokens: 256", "loss_tokens: 128"), "loss") == {"loss"}
 
 
-def test_a_size_can_set_what_fits_its_gpu(load):
+def test_size_can_override_gpu_settings(load):
     suite = load(
         YAML.replace(
             "learning_rate: 1e-2",
@@ -181,7 +179,7 @@ def test_a_size_can_set_what_fits_its_gpu(load):
     assert run.as_dict() == load(moved).runs[0].as_dict()  # the same training, wherever the keys are
 
 
-def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
+def test_paper_suite_has_36_runs(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     suite = load_suite("paper")
     names = {
@@ -200,7 +198,7 @@ def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
     assert capsys.readouterr().out.split() == [run.name for run in suite.runs]
 
 
-def test_the_pretrained_suite_is_what_its_trainer_trains(monkeypatch):
+def test_pretrained_suite_matches_its_trainer(monkeypatch):
     monkeypatch.chdir(ROOT)
     runs = load_suite("pretrained").runs
     assert runs
@@ -214,7 +212,7 @@ def test_the_pretrained_suite_is_what_its_trainer_trains(monkeypatch):
         assert "weights" not in run.as_dict()
 
 
-def test_names_tell_length_tolerance_and_seed(load):
+def test_run_names_state_length_tolerance_and_seed(load):
     text = YAML.replace("context_length: [128]", "context_length: [1024], seed: [0, 3]")
     text = text.replace("[-10, null]", "[-10, -2.5, null]").replace(
         "micro_batch_tokens: 128", "micro_batch_tokens: 1024"
@@ -269,14 +267,14 @@ def test_names_tell_length_tolerance_and_seed(load):
         ("loss_tokens: 256", "needle_depths: [2]", r"needle_depths\[0\]: must be a number in \[0, 1\]"),
     ],
 )
-def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):
+def test_suite_errors_name_file_and_key_in_one_line(load, old, new, message):
     assert old in YAML
     with pytest.raises(SuiteError, match=message) as caught:
         load(YAML.replace(old, new, 1))
     assert str(caught.value).startswith("experiments/mini.yaml: ") and "\n" not in str(caught.value)
 
 
-def test_a_file_elsewhere_goes_by_its_name_and_is_asked_for_by_its_path(load, tmp_path):
+def test_external_suite_file_is_requested_by_path_and_named_by_stem(load, tmp_path):
     load(YAML)
     elsewhere = tmp_path / "my suites"
     elsewhere.mkdir()

@@ -48,7 +48,7 @@ def run(python: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=python.parent, capture_output=True, text=True, check=True).stdout
 
 
-def test_readme_and_commands_work_from_another_folder(python):
+def test_readme_and_commands_work_outside_the_repository(python):
     code = """
 from acp_repro.pipeline.data import sample_text
 from acp_repro.explorer.pack import render
@@ -64,7 +64,7 @@ print(len(sample_text()), len(render("heads", {}, {})))
     assert run(python, "-m", "acp_repro.generate", model, "--prompt", "It was", "--max-new-tokens", "5")
 
 
-def test_the_methods_need_torch_and_numpy_alone(python):
+def test_methods_require_only_torch_and_numpy(python):
     code = f"""
 import sys
 for name in {EXTRAS.split()}: sys.modules[name] = None

@@ -245,7 +245,7 @@ def test_verdicts(check, records, word):
     assert check(records).word is word
 
 
-def test_large_weights_are_counted_and_few():
+def test_large_weights_are_few():
     decay = table(
         *({**HEAD, "position": i, "first_kept_key_position": min(i, 1)} for i in range(19))
     )  # 190 entries
@@ -256,7 +256,7 @@ def test_large_weights_are_counted_and_few():
     assert figure6.large_weights_kept(decay, weights.assign(key_position=0)).word is NO
 
 
-def test_values_are_those_that_were_measured():
+def test_values_match_the_measurements():
     assert figure2.throughput_gained(rates(120.0)).values == pytest.approx({"a at 512": 20.0})
     mixed = both(rates(120.0), rates(150.0).assign(context_length_tokens=1024, device="NVIDIA H200"))
     assert "+20 % at 512 (a), +50 % at 1k (H200)" in figure2.throughput_gained(mixed).ours
@@ -264,7 +264,7 @@ def test_values_are_those_that_were_measured():
         in_range(pd.Series([3.0, math.nan], index=[1, 7]), 2, 6, "a")
 
 
-def test_two_tolerances_are_never_averaged():
+def test_tolerances_are_never_averaged():
     """200 and 20 tokens a second are no run of 110."""
     grid = both(*(rates(fast).assign(log_pruning_tolerance=e) for e, fast in ((-10.0, 200.0), (-1.0, 20.0))))
     assert statistics.throughput_gain(grid)["acp"].tolist() == [200.0, 20.0]
@@ -275,12 +275,12 @@ def test_two_tolerances_are_never_averaged():
         figure2.pruned_at_longest(both(blocks(70), blocks(60).assign(log_pruning_tolerance=-1.0)))
 
 
-def test_kinds_of_heads_are_relative_to_what_the_grid_allows():
+def test_head_kinds_are_relative_to_the_maximum_of_the_grid():
     kinds = figure4.head_kinds(heads(1.0, 0.951, 0.949, 0.051, 0.049))
     assert kinds.tolist() == ["local", "local", "between", "between", "global"]
 
 
-def test_the_same_weights_are_compared_prompt_by_prompt():
+def test_same_weights_are_compared_prompt_by_prompt():
     prompt = {"suite": "s", "needle_fraction": 0.75, "evaluated_length_tokens": 512, "depth": 0.5}
     prompt |= {"haystack_sample": 0, "answer_log_likelihood_nats": -2.0, "answer": "a"}
     rows = [prompt | {"fact": fact, "method": method} for fact in (0, 1) for method in ("acp", "exact")]
@@ -291,7 +291,7 @@ def test_the_same_weights_are_compared_prompt_by_prompt():
     assert needle_facts.same_weights(table(*rows[:1])).word is UNTOLD
 
 
-def test_speed_is_judged_at_the_papers_pruned_share_alone():
+def test_speed_is_judged_only_at_the_papers_pruned_ratio():
     """Of the authors' kernels: ours are given next to them, and other baselines nowhere."""
     shape = {"length_tokens": 4096, "heads": 12, "head_dim": 64, "device": "a GPU"}
     baselines = {"triton": (9.0, 10.0), "official": (4.0, 10.0), "flex": (1.0, 10.0)}

@@ -105,7 +105,7 @@ def of_heads(pruned: list[int], causal: int, length: int = 256) -> pd.DataFrame:
     return blocks.assign(block_q_tokens=64, block_k_tokens=64)
 
 
-def test_savings_fall_into_the_papers_bins():
+def test_savings_use_the_bins_of_the_paper():
     # 5 % opens the second bin and 90 % the 19th. 100 % is in the last.
     found = figure4.savings_bins(of_heads([0, 1, 18, 20, 10], 20, 65_536))
     assert found.tolist() == [0, 1, 18, 19, 10] and figure4.BINS == 20
@@ -167,7 +167,7 @@ def test_curves_are_paired_position_by_position():
 
 
 @pytest.mark.parametrize("block_q", [64, 128])
-def test_the_grid_of_figure_1_is_the_codes(block_q):
+def test_grid_of_figure_1_matches_the_code(block_q):
     head = pd.DataFrame(decay_rows(0.1, 0, 0, block_q))
     grid = statistics.block_grid(head, 16)
     c = head["cumulative_log_fgate_nats"].to_numpy()
@@ -183,7 +183,7 @@ def test_the_grid_of_figure_1_is_the_codes(block_q):
         assert (blocks[row, :first] < -10).all() and blocks[row, first] >= -10
 
 
-def test_the_boundary_is_a_staircase_in_token_coordinates():
+def test_boundary_is_a_staircase_in_token_coordinates():
     x, y = statistics.staircase(np.array([0, 0, 0, 2, 2, 4]))
     assert list(zip(x, y, strict=True)) == [(0, 0), (0, 3), (2, 3), (2, 5), (4, 5), (4, 6)]
 
@@ -191,14 +191,14 @@ def test_the_boundary_is_a_staircase_in_token_coordinates():
 # --- figures
 
 
-def test_figures_of_heads_are_drawn_from_records(folder):
+def test_head_figures_are_plotted_from_results(folder):
     write_heads()
     for name in ("figure1", "figure4", "figure5", "figure6"):
         synthetic.draw(name)
         assert Path("figures/mini", f"{name}.png").is_file()
 
 
-def test_figure_4_counts_heads_by_kind_and_pruned_share():
+def test_figure_4_counts_heads_by_kind_and_pruned_ratio():
     # On a grid of 4 by 4 blocks the most is 3 of 10: rows 2 and 3 prune 1 and 2.
     blocks = of_heads([6, 6, 6, 0, 6, 3, 0, 1], 20).assign(layer=[0] * 4 + [1] * 4, head=[*range(4)] * 2)
     ax = figure4.draw(blocks.assign(run="one")).axes[0]
@@ -223,7 +223,7 @@ def test_figure_5_has_a_histogram_for_each_layer():
     assert counts == [[1, 1, 1], [0, 1, 2], [1, 1, 1]]  # global, intermediate and local heads of each layer
 
 
-def test_how_far_seeds_lie_apart():
+def test_spread_between_seeds():
     same = [3.0, 2.0, 1.0]
     pairs = ((-10.0, same, 0), (None, same, 0), (-10.0, same, 1), (None, [3.0, 2.1, 1.0], 1))
     records = pd.concat([curve(tolerance, losses, seed=seed) for tolerance, losses, seed in pairs])

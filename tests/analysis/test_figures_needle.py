@@ -82,14 +82,14 @@ def test_heat_maps_of_a_pair(name, length, suffix):
         assert number in caption
 
 
-def test_heat_maps_hold_the_means_of_the_haystacks():
+def test_heat_maps_show_the_means_over_haystacks():
     records = pair(512, lambda s, d: d, lambda s, d: s / 2)
     maps = [ax.images[0].get_array() for ax in figure3_right.draw(records).axes[:2]]
     np.testing.assert_allclose(maps[0], np.repeat([[0], [50], [100]], 3, 1))
     np.testing.assert_allclose(maps[1], 50)
 
 
-def test_table_a1_has_the_pairs_of_before_and_todays():
+def test_table_a1_has_all_pairs():
     for method, recall in (("acp", 0.5), ("exact", 0.9)):
         write_needle(f"pro-tiny-512-{method}-needles10", lambda s, d, recall=recall: recall, share=0.1)
     records = needle_records(*(run.name for run in load_suite("mini").trained_with_needles))
@@ -118,7 +118,7 @@ def test_verdict_on_retrieval(acp, exact, status):
     assert verdict.word == status
 
 
-def test_one_haystack_cannot_tell():
+def test_one_haystack_is_inconclusive():
     records = pair(512, lambda s, d: 0.0, lambda s, d: 0.85)
     alone = records[records["haystack_sample"] == 0].assign(run="one model")
     assert figure3_right.retrieval_kept(alone).word == Word.INCONCLUSIVE
@@ -156,7 +156,7 @@ def test_figure_a5():
     assert figureA5.epoch_ends(records, 30_000_000) == [30_000_000, 60_000_000, 90_000_000]
 
 
-def test_losses_of_logs_thinned_apart_are_compared_over_the_same_steps():
+def test_differently_thinned_logs_are_compared_over_common_steps():
     every_step = 9 * np.exp(-np.arange(96) / 20)
     rows = [
         {"run": run, "step": end - 1, "tokens": 1000 * end, "layer": layer, "averaged_steps": end - start}

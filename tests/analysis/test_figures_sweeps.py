@@ -75,7 +75,7 @@ def records_of(metric: str, rows: list[dict]) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_each_is_drawn_from_records_alone(name):
+def test_figures_are_plotted_from_results_only(name):
     module, metric, rows = FIGURES[name]
     records = records_of(metric, rows)
     with pytest.raises(UnfitRecords, match=f"{metric}: more than one record"):
@@ -101,7 +101,7 @@ def test_figureA1_sorts_heads_by_their_largest_mass():
     assert curve.get_ydata().tolist() == pytest.approx([(10 + math.log(300)) / math.log(10), 30])
 
 
-def test_figureA2_shows_the_most_that_each_grid_allows():
+def test_figureA2_shows_the_maximum_of_each_grid():
     most, measured = figureA2.draw(records_of("block_size", BLOCKS)).axes[0].lines
     assert measured.get_xdata().tolist() == [1, 16, 64]
     assert measured.get_ydata().tolist() == pytest.approx([90, 70, 25])
@@ -109,13 +109,13 @@ def test_figureA2_shows_the_most_that_each_grid_allows():
     assert most.get_ydata()[1] == pytest.approx(100 * 21 / 36) and most.get_ydata()[2] == 0
 
 
-def test_an_interval_is_drawn_from_end_to_end():
+def test_interval_is_plotted_from_end_to_end():
     ax = drawing.forest({"a": (1.0, -2.0, 3.0), "b": 2.0}, "nats").axes[0]
     drawn = [(line.get_xdata()[:], line.get_ydata()[:]) for line in ax.lines[:4]]
     assert [(list(x), list(y)) for x, y in drawn] == [([-2, 3], [0, 0]), ([1], [0]), ([2], [1]), ([2], [1])]
 
 
-def test_numbers_by_hand():
+def test_caption_numbers_match_a_hand_computation():
     sweep = pd.DataFrame(
         {"swept_log_pruning_tolerance": [-1.0, -2.0], "largest_pruned_mass": [np.exp(-3), np.nan]}
     )

@@ -35,7 +35,7 @@ def rows():
         yield ledger.read()
 
 
-def test_the_committed_pages_are_those_of_the_rows(rows, monkeypatch, tmp_path):
+def test_committed_pages_match_the_rows(rows, monkeypatch, tmp_path):
     for name in ("experiments", "results"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "README.md", tmp_path)
@@ -52,7 +52,7 @@ def test_the_committed_pages_are_those_of_the_rows(rows, monkeypatch, tmp_path):
     assert plots and all((ROOT / "docs/claims/plots" / name).is_file() for name in plots)
 
 
-def test_each_claim_has_a_row_with_evidence_and_a_short_answer(rows, monkeypatch):
+def test_every_claim_has_a_row_with_evidence_and_a_short_answer(rows, monkeypatch):
     monkeypatch.chdir(ROOT)
     papers = ("acp", "lap", "retention")
     assert list(rows) == [id for name in papers for id, *_ in ledger.numbered(find_paper(name))]
@@ -71,7 +71,7 @@ def test_each_claim_has_a_row_with_evidence_and_a_short_answer(rows, monkeypatch
         assert re.search(rf"^def {function}\(", Path(file).read_text("utf-8"), re.M), test
 
 
-def test_the_rows_are_of_the_records_that_are_here(monkeypatch):
+def test_rows_match_the_committed_results(monkeypatch):
     monkeypatch.chdir(ROOT)
     published = [name for name in suite_names() if load_suite(name).file.published]
     assert [name for name in published if not ledger.is_judged(name)] == [], "run `make reproduction`"
@@ -80,7 +80,7 @@ def test_the_rows_are_of_the_records_that_are_here(monkeypatch):
         assert sorted(re.findall(rf"^!/{folder}/(.*)/$", ignore, re.M)) == published != []
 
 
-def test_published_records_are_of_the_present_settings(monkeypatch):
+def test_published_results_match_the_present_settings(monkeypatch):
     """So a fresh clone only draws them: an edit of a suite waits until the runs are measured again."""
     monkeypatch.chdir(ROOT)
     found = [
@@ -143,12 +143,12 @@ def took(gpu_seconds: float | None, seconds: float = 1, suite: str = "mini") -> 
         ("acp.text.9", Word.TESTED, "", None),
     ],
 )
-def test_rows(mini, id, word, ours, n):
+def test_ledger_rows(mini, id, word, ours, n):
     row = judge(id)
     assert (row.verdict, row.n) == (word, n) and ours in row.ours
 
 
-def test_the_suite_nearest_to_the_paper_decides_and_others_are_quoted(mini):
+def test_suite_nearest_to_the_paper_decides_and_others_are_quoted(mini):
     another("other", (b",5,10,0.5,", b",1,10,0.1,"))
     share, growth = judge("acp.figure2.1"), judge("acp.figure2.2")
     assert (share.suite, share.verdict) == (growth.suite, growth.verdict) == ("mini", Word.SMALL_SCALE)
@@ -168,7 +168,7 @@ def test_the_suite_nearest_to_the_paper_decides_and_others_are_quoted(mini):
     assert judge("acp.figure2.1").suite == "near"
 
 
-def test_a_cost_is_time_on_a_gpu(mini):
+def test_cost_is_time_on_a_gpu(mini):
     took(898)
     row = judge("acp.figure2.1")  # two training runs, two records
     assert row.devices == ["H"]
@@ -176,7 +176,7 @@ def test_a_cost_is_time_on_a_gpu(mini):
     assert ledger.duration(5580) == "about 1 h 33 min"
 
 
-def test_what_a_theorem_decides_is_proved_and_small_training_runs_say_so(mini, monkeypatch):
+def test_theorems_are_proved_and_small_runs_are_marked_as_such(mini, monkeypatch):
     for id, word in (
         ("acp.figure2.1", Word.SMALL_SCALE),
         ("acp.figure2.4", Word.MAGNITUDE),
@@ -192,7 +192,7 @@ def test_what_a_theorem_decides_is_proved_and_small_training_runs_say_so(mini, m
     assert ledger._word(claim, claim.check(table), ()) is Word.PROVED
 
 
-def test_a_criterion_is_first_only_if_it_is_older_than_every_measurement(monkeypatch):
+def test_criterion_is_first_only_if_older_than_every_measurement(monkeypatch):
     times = [{"commit": name, "time": time} for name, time in (("a", "1"), ("b", "2"), ("c", "3"))]
     criteria = [{"claim": "x.y.1", "commit": "b"}]
     monkeypatch.setattr(ledger, "_history", {"commits": times, "criteria": criteria}.__getitem__)
@@ -205,7 +205,7 @@ def test_a_criterion_is_first_only_if_it_is_older_than_every_measurement(monkeyp
     assert ledger._criterion_first("x.y.1", []) is None
 
 
-def test_git_gives_the_times_of_the_commits_and_knows_each_changed_criterion(rows, monkeypatch):
+def test_git_history_dates_every_changed_criterion(rows, monkeypatch):
     monkeypatch.chdir(ROOT)
     asked = ["git", "show", "-s", "--format=%ct"]
     known = {row["commit"]: row["time"] for row in ledger._history("commits")}
@@ -231,13 +231,13 @@ def test_claims_json_follows_its_schema_and_loads_without_torch(rows):
     assert done.stdout.split() == [str(len(rows)), "False"]
 
 
-def test_a_long_answer_is_cut(mini, monkeypatch):
+def test_long_answer_is_truncated(mini, monkeypatch):
     monkeypatch.setattr(ledger, "SHORT", 10)
     row = judge("acp.figure2.2")
     assert row.ours == "50 % at …" and "70 % at 512" in row.numbers
 
 
-def test_the_ledger_is_of_the_records_as_they_were(mini):
+def test_ledger_uses_the_results_as_measured(mini):
     synthetic.write("pro-tiny-256-acp", "loss", {"loss_nats": 2.5})
     took(300)
     first, second = ledger.models()
@@ -250,7 +250,7 @@ def test_the_ledger_is_of_the_records_as_they_were(mini):
     assert not ledger.is_judged("mini")
 
 
-def test_a_pooled_claim_is_judged_once_on_all_suites(mini):
+def test_pooled_claim_is_judged_once_on_all_suites(mini):
     for length, loss in ((256, 3.001), (512, 3.002)):
         for method, nats in (("acp", loss), ("exact", 3.0)):
             synthetic.write(f"pro-tiny-{length}-{method}", "loss", {"loss_nats": nats})
@@ -278,7 +278,7 @@ def again(mini, monkeypatch):
     return called
 
 
-def test_a_claim_is_trained_measured_and_judged_again(again, monkeypatch, capsys):
+def test_make_claim_retrains_remeasures_and_rejudges(again, monkeypatch, capsys):
     assert claim.main(["acp.figure2.1"]) == 0
     runs = "--run pro-tiny-256-acp --run pro-tiny-512-acp"
     assert again == [
@@ -293,7 +293,7 @@ def test_a_claim_is_trained_measured_and_judged_again(again, monkeypatch, capsys
     assert claim.main([]) == 0 and "acp.figure2.1 " in capsys.readouterr().out
 
 
-def test_a_small_suite_is_compared_with_its_reference_results(again, monkeypatch, capsys):
+def test_small_suite_is_compared_with_its_reference_results(again, monkeypatch, capsys):
     took(90)
     shutil.copytree("results/mini", "reference/results/mini")
     assert claim.main(["acp.figure2.1", "--suite", "mini"]) == 0
@@ -321,13 +321,13 @@ def test_a_small_suite_is_compared_with_its_reference_results(again, monkeypatch
         (["acp.figure10.1", "--suite", "mini"], "suite mini cannot show acp.figure10.1"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(again, capsys, arguments, words):
+def test_unmeasurable_claim_is_reported_in_one_line(again, capsys, arguments, words):
     assert claim.main(arguments) != 0
     error = capsys.readouterr().err
     assert error.startswith("error: ") and words in error and error.count("\n") == 1
 
 
-def test_a_gpu_training_does_not_begin_on_a_cpu(rows, monkeypatch, capsys):
+def test_gpu_training_does_not_start_on_a_cpu(rows, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(claim, "choose_device", lambda _: torch.device("cpu"))
     assert claim.main(["acp.figure2.1"]) == 2

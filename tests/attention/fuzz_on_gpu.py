@@ -185,7 +185,7 @@ def test_random_calls():
 @pytest.mark.parametrize(
     "way", [*LIGHT_WAYS[1:], pytest.param(compiled, marks=pytest.mark.slow)], ids=lambda way: way.__name__
 )
-def test_every_way(way, seed):
+def test_every_calling_method(way, seed):
     check_call(draw_call(seed, around=[]), way)
 
 
@@ -205,7 +205,7 @@ def test_every_way(way, seed):
     ],
     ids=str,
 )
-def test_extremes(fixed):
+def test_extreme_values(fixed):
     for family, length in ((0, 256), (3, 257), (6, 196)):
         check_call(draw_call(SEED + 4, family=family, length=length, packed=False, **fixed), plainly)
 

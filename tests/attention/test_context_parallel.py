@@ -115,7 +115,7 @@ def check_special_calls():
         assert all(map(torch.equal, *results)), "compiled code computes other bits"
 
 
-def test_windows_meshes_and_compiled_code():
+def test_sliding_windows_meshes_and_compiled_code():
     require_success(run_on(2, Path.cwd(), check_special_calls))
 
 
@@ -135,7 +135,7 @@ def check_tokens_before_chunks():
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_each_chunk_gets_the_token_before_it(ranks):
+def test_each_chunk_receives_the_preceding_token(ranks):
     require_success(run_on(ranks, Path.cwd(), check_tokens_before_chunks))
 
 
@@ -165,7 +165,7 @@ def check_errors():
         refuse("NaN under 'auto'", x, nan, x, gates, adaptive_threshold="auto")
 
 
-def test_what_shards_cannot_do_is_an_error_of_one_line_on_every_rank():
+def test_unsupported_options_raise_a_one_line_error_on_every_rank():
     require_success(run_on(2, Path.cwd(), check_errors))
 
 
@@ -178,7 +178,7 @@ def fail_on_one_rank():
         out.sum().backward()
 
 
-def test_a_rank_that_fails_ends_all():
+def test_failed_rank_terminates_all_ranks():
     ends = run_on(3, Path.cwd(), fail_on_one_rank)
     assert ends[1] == (1, "MemoryError: this rank has no memory")
     for code, message in (ends[0], ends[2]):

@@ -40,7 +40,7 @@ def test_flex_computes_forgetting_attention(options, length):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["exact", "window", "ACP", "ACP and window"])
 @pytest.mark.parametrize("grid", [(64, 64), (128, 32), (32, 128)])
-def test_full_blocks_are_those_without_masked_entries(options, grid):
+def test_full_blocks_have_no_masked_entries(options, grid):
     gates = make_inputs(320)[3]
     _, mask = as_flex(gates, head_first=True, block_size=grid, **options)
     kept = create_block_mask(mask.mask_mod, 2, 2, 320, 320, device="cpu", BLOCK_SIZE=grid)

@@ -28,7 +28,7 @@ WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
 needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="run make test-gpu where an H100 is")
 
 
-def test_the_portable_implementation_refuses_other_kernels_in_both_passes(monkeypatch):
+def test_portable_implementation_rejects_other_kernels_in_both_passes(monkeypatch):
     reasons = []
 
     def look(*inputs, **options):
@@ -50,7 +50,7 @@ def test_the_portable_implementation_refuses_other_kernels_in_both_passes(monkey
 @pytest.mark.parametrize(
     ("what", "kernels"), [("--narrow", 6), ("--wide", 9), ("--decode", 5 * (2 + 2 + 4)), ("--training", 6)]
 )
-def test_they_compile_without_spills_and_without_waiting(what, kernels):
+def test_hopper_kernels_compile_without_spills_or_serialised_products(what, kernels):
     """ptxas warns where it makes products wait for each other, which undoes what the Hopper kernels are for.
 
     And of a multiprocessor's 228 KB, of which it keeps 1 a program, two programs of the backward must have
@@ -69,7 +69,7 @@ def test_they_compile_without_spills_and_without_waiting(what, kernels):
         assert int(line.rpartition(" ")[2]) <= (227 if "forward" in line else 113) * 1024, done.stdout
 
 
-def test_a_triton_that_refuses_them_falls_back_with_a_reason(monkeypatch):
+def test_unsupported_triton_falls_back_with_a_reason(monkeypatch):
     inputs = make_inputs(64, 64, 16, torch.float32)
     grid = (None, None, 0.25, 64, 64)
     expected = run(inputs, *grid)
@@ -168,7 +168,7 @@ def test_every_output_and_gradient(monkeypatch, poisoned, seqlen, dtype, kind, h
 @needs_hopper
 @pytest.mark.gpu
 @WIDTHS
-def test_a_weight_of_1_is_1_in_both_passes(head_dim):
+def test_weight_of_1_is_exact_in_both_passes(head_dim):
     inputs = lone_keys(131, head_dim, torch.float16)
     assert dispatch.find_hopper(*inputs[1:4], 128, 64, inputs[0]) is hopper
     boundary = torch.zeros(2, 2, 2, dtype=torch.int32, device=DEVICE)
@@ -181,7 +181,7 @@ def test_a_weight_of_1_is_1_in_both_passes(head_dim):
 @pytest.mark.parametrize("heads", [1, 14])  # 14: a whole group of heads, and the rest of another
 @pytest.mark.parametrize("grid", [(128, 64), (64, 128), (192, 64), (128, 128)])
 @WIDTHS
-def test_every_grid(heads, grid, head_dim):
+def test_every_launch_grid(heads, grid, head_dim):
     inputs = make_inputs(1000, 1000, head_dim, torch.bfloat16, heads=heads, batch=1)
     boundary = boundary_for(inputs[4], 1000, *grid)
     actual = run(inputs, boundary, None, 0.125, *grid)
@@ -191,7 +191,7 @@ def test_every_grid(heads, grid, head_dim):
 @needs_hopper
 @pytest.mark.gpu
 @WIDTHS
-def test_more_rows_of_blocks_than_are_read_at_once(head_dim):
+def test_more_block_rows_than_one_read(head_dim):
     inputs = make_inputs(40_000, 40_000, head_dim, torch.bfloat16, batch=1)
     boundary = boundary_for(inputs[4], 40_000, 128, 64)
     check(inputs, boundary, None, 0.125, 128, 64)

@@ -45,7 +45,7 @@ def run(inputs, **options):
 
 @pytest.mark.parametrize("seqlen", LENGTHS)
 @pytest.mark.parametrize("implementation", ["reference", "blockwise"])
-def test_a_tolerance_is_the_threshold_that_follows_from_it(implementation, seqlen):
+def test_tolerance_and_its_threshold_are_equivalent(implementation, seqlen):
     inputs = make_inputs(seqlen, seqlen)
     for bound in _BOUNDS:
         upper = logit_bound_from_norms(*inputs[:2]) if bound is None else bound
@@ -61,7 +61,7 @@ def test_a_tolerance_is_the_threshold_that_follows_from_it(implementation, seqle
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, torch.tensor([0, 129, 200])])
-def test_the_threshold_of_a_tolerance_is_that_of_the_paper(cu_seqlens):
+def test_threshold_of_a_tolerance_matches_the_paper(cu_seqlens):
     """The decay of one block is just above delta in the first head and just below delta in the second."""
     length = 129 if cu_seqlens is None else 200
     q, k, v, _ = make_inputs(length, length, batch=1)
@@ -84,7 +84,7 @@ def test_the_threshold_of_a_tolerance_is_that_of_the_paper(cu_seqlens):
         ({"log_pruning_tolerance": -9.0, "logit_bound": torch.ones(3)}, ValueError, r"got shape \(3,\)"),
     ],
 )
-def test_wrong_tolerances_are_named(options, error, message):
+def test_invalid_tolerances_are_rejected(options, error, message):
     with pytest.raises(error, match=message) as caught:
         forgetting_attention(*make_inputs(5, 5), head_first=True, **options)
     assert "\n" not in str(caught.value)
@@ -92,7 +92,7 @@ def test_wrong_tolerances_are_named(options, error, message):
 
 @pytest.mark.parametrize("seqlen_k", LENGTHS)
 @pytest.mark.parametrize("implementation", ["auto", "reference"])
-def test_the_pruned_ratio_counts_blocks_with_causal_entries(implementation, seqlen_k):
+def test_pruned_ratio_counts_blocks_with_causal_entries(implementation, seqlen_k):
     """Against a count over single entries: a block is causal or kept if one of its entries is."""
     for seqlen_q in {1, seqlen_k}:
         inputs = make_inputs(seqlen_q, seqlen_k)
@@ -121,7 +121,7 @@ def test_the_pruned_ratio_counts_blocks_with_causal_entries(implementation, seql
     assert seqlen_k < 129 or found[:, 0].min() > 0
 
 
-def test_a_start_index_of_another_call_is_refused():
+def test_start_index_of_another_call_is_rejected():
     q, k, *_ = make_inputs(129, 129)
     with pytest.raises(ValueError, match=r"start_index must have 3 query blocks.*got shape \(2, 2, 1\)"):
         pruned_ratio(torch.zeros(2, 2, 1, dtype=torch.int32), q, k, head_first=True)
@@ -131,7 +131,7 @@ def test_a_start_index_of_another_call_is_refused():
 @pytest.mark.parametrize(
     "implementation", ["reference", "blockwise", pytest.param("triton", marks=needs_triton)]
 )
-def test_one_call_appends_and_attends(implementation, seqlen):
+def test_single_call_appends_and_attends(implementation, seqlen):
     """The first half is a prompt; 1 and then 3 tokens follow. Against the calls that write by hand."""
     group, block, tolerance = 2, 16, -4.0
     inputs = [x.detach() for x in make_inputs(seqlen + 4, seqlen + 4)]
@@ -170,7 +170,7 @@ def test_one_call_appends_and_attends(implementation, seqlen):
     assert seqlen < 129 or start.max() > 0
 
 
-def test_an_appending_call_that_fails_appends_nothing():
+def test_failed_call_appends_nothing():
     q, k, v, gates = (x.detach() for x in make_inputs(1, 1))
     cache = PagedKVCache.allocate(BATCH, HEADS, 16, HEAD_DIM, block_size=16)
     right = {"k": k, "v": v, "log_fgate": gates}

@@ -51,7 +51,7 @@ def nats(model, ids: list[int], tokens: int) -> float:
         return model.loss_per_token(ids[:, :-1], ids[:, 1:])[0, -tokens:].mean().item()
 
 
-def test_a_sentence_has_one_perplexity(tmp_path, monkeypatch):
+def test_perplexity_agrees_between_all_interfaces(tmp_path, monkeypatch):
     expected, model = in_training(), load_pretrained(FOLDER)
     assert convert.main([str(FOLDER), str(tmp_path / "there"), "--to", "transformers"]) == 0
     ways = {

@@ -13,7 +13,7 @@ from acp_repro.lap.decoder import Decoding, decode_teacher
 from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer, with_settings, without_element_0
 
 
-def test_all_gates_open_is_plain_t5():
+def test_open_gates_equal_plain_t5():
     built = without_element_0(model(beta=1e4, decoder_window=None))
     ids = built.token_ids(TEXTS)
     real = ids != built.t5.config.pad_token_id
@@ -30,7 +30,7 @@ def test_all_gates_open_is_plain_t5():
             torch.testing.assert_close(found[real], plain[real], rtol=1e-5, atol=1e-5)
 
 
-def test_fused_operations_are_those_of_t5():
+def test_fused_operations_match_t5():
     config = transformers.T5Config(
         **{"vocab_size": 50, "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0, **SHAPE},
         pad_token_id=0,
@@ -50,7 +50,7 @@ def test_fused_operations_are_those_of_t5():
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_a_closed_gate_is_the_text_without_the_token():
+def test_closed_gate_equals_the_text_without_the_token():
     """But for positions, which here say nothing, and for block 0, which here mixes nothing."""
     built = without_element_0(model(beta=100.0, tau=1.0))
     with torch.no_grad():
@@ -75,7 +75,7 @@ def test_a_closed_gate_is_the_text_without_the_token():
 
 
 @pytest.mark.parametrize("form", ["masked", "removed"])
-def test_element_0_carries_the_signal_and_nothing_else(form):
+def test_element_0_carries_only_the_gate_signal(form):
     """Each block gets 0 there: what the embedding holds, a gate has read or a block before has written."""
     built, seen = model(), []
     for block in built.t5.encoder.block:
@@ -129,7 +129,7 @@ def test_removing_equals_masking(training_mask, seed):
 
 
 @pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
-def test_the_decoder_weighs_a_token_by_its_gates(training_mask):
+def test_decoder_weights_tokens_by_their_gates(training_mask):
     """By their product, which is 1 for what a straight-through model keeps."""
     built = model(training_mask=training_mask)
     ids = built.token_ids(TEXTS)
@@ -154,7 +154,7 @@ def test_the_decoder_weighs_a_token_by_its_gates(training_mask):
     assert not torch.allclose(once, other, rtol=1e-4, atol=1e-5)
 
 
-def test_a_hard_concrete_gate_masks_as_much_as_it_removes():
+def test_hard_concrete_gate_masks_as_much_as_it_removes():
     """The soft mask of such a model is removal: what is masked less than fully is kept."""
     built = model(training_mask="hard_concrete", beta=-1.0)
     ids = built.token_ids(TEXTS)
@@ -164,7 +164,7 @@ def test_a_hard_concrete_gate_masks_as_much_as_it_removes():
     torch.testing.assert_close(soft.cross_entropy, removed.cross_entropy, rtol=1e-6, atol=1e-6)
 
 
-def test_a_batch_gives_what_each_text_gives(built):
+def test_batched_texts_equal_single_texts(built):
     together = built.encode(TEXTS)
     lengths = [len(built.tokenizer.encode(text)) + 1 for text in TEXTS]
     torch.testing.assert_close(together.keep_ratio, together.kept / torch.tensor(lengths))
@@ -177,7 +177,7 @@ def test_a_batch_gives_what_each_text_gives(built):
         assert built.decode(alone, max_length=12) == [written[row]]
 
 
-def test_a_text_that_ends_leaves_the_others_as_they_are(monkeypatch):
+def test_finished_text_does_not_affect_the_others(monkeypatch):
     built, step, texts = model(), Decoding.step, []
     memory = built.encode(TEXTS)
     whole = built.decode_ids(memory.vectors, memory.mask, 6)
@@ -195,7 +195,7 @@ def test_a_text_that_ends_leaves_the_others_as_they_are(monkeypatch):
 
 
 @pytest.mark.parametrize("window", [0, 2, 5, None])
-def test_token_by_token_gives_the_logits_of_teacher_forcing(window):
+def test_cached_decoding_matches_teacher_forcing(window):
     built = model(decoder_window=window)
     ids = built.token_ids([TEXTS[2], TEXTS[2][::-1]])
     memory, inputs = built.encode_ids(ids), built.shift_right(ids)
@@ -206,7 +206,7 @@ def test_token_by_token_gives_the_logits_of_teacher_forcing(window):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_when_all_but_eos_is_dropped():
+def test_all_tokens_except_eos_dropped():
     built = model(beta=-1e4)
     memory = built.encode(TEXTS)
     assert memory.kept.tolist() == [1, 1, 1] and memory.tokens == [["</s>"]] * 3
@@ -220,7 +220,7 @@ def test_when_all_but_eos_is_dropped():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_it_begins_from_any_t5(tmp_path, tied):
+def test_initialisation_from_any_t5(tmp_path, tied):
     """T5 1.0 scales what goes into its head, T5 1.1 and Flan-T5 do not."""
     reader = tokenizer()
     config = transformers.T5Config(
@@ -250,7 +250,7 @@ def test_it_begins_from_any_t5(tmp_path, tied):
     assert torch.equal(as_t5.shared.weight, plain.shared.weight)
 
 
-def test_using_a_model_in_training_draws_no_dropout():
+def test_inference_in_training_mode_applies_no_dropout():
     """And leaves each of its modules in the mode that it was in."""
     built = model(shape={**SHAPE, "dropout_rate": 0.5}, beta=1e4).train()
     built.t5.decoder.eval()
@@ -266,7 +266,7 @@ def test_using_a_model_in_training_draws_no_dropout():
     assert built(ids).cross_entropy != built(ids).cross_entropy  # which training does
 
 
-def test_special_tokens_in_a_text_are_text():
+def test_special_tokens_in_a_text_are_encoded_as_text():
     built = model(beta=1e4)
     ids = built.token_ids(["a </s> cat <pad>"])[0].tolist()
     assert ids.count(built.t5.config.eos_token_id) == 1 and built.t5.config.pad_token_id not in ids

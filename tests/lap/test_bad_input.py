@@ -20,12 +20,12 @@ from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer
         (["a cat", "a \udcff"], "text 2 of 2 has a stray byte at place 3"),
     ],
 )
-def test_what_is_no_text_is_refused(texts, words):
+def test_non_text_input_is_rejected(texts, words):
     with pytest.raises(PruningError, match=words):
         model(max_length=8).encode(texts)
 
 
-def test_a_text_without_eos_is_refused():
+def test_text_without_eos_is_rejected():
     """Of one whose gates all close nothing would be left."""
     built = model(beta=-1e4)
     ids = built.token_ids(TEXTS)
@@ -54,7 +54,7 @@ def t5(tmp_path_factory):
         ({"decoder_start_token_id": None}, "must name decoder_start_token_id"),
     ],
 )
-def test_a_t5_of_another_tokenizer_is_refused(t5, changes, words):
+def test_t5_with_another_tokenizer_is_rejected(t5, changes, words):
     config = transformers.T5Config.from_pretrained(t5)
     for name, value in changes.items():
         setattr(config, name, value)
@@ -62,7 +62,7 @@ def test_a_t5_of_another_tokenizer_is_refused(t5, changes, words):
         PruningAutoencoder(transformers.T5ForConditionalGeneration(config), PruningConfig(), tokenizer())
 
 
-def test_weights_that_are_no_t5_are_not_made_up(t5, tmp_path):
+def test_missing_t5_weights_are_not_initialised_at_random(t5, tmp_path):
     """transformers fills what lacks with random numbers, and T5's config takes any key."""
     with pytest.raises(PruningError, match="holds no config.json of a pruning autoencoder"):
         PruningAutoencoder.from_pretrained(t5)
@@ -88,7 +88,7 @@ def test_weights_that_are_no_t5_are_not_made_up(t5, tmp_path):
         ("tokenizer.json", b"\xff\xfe", "tokenizer.json: cannot be read"),
     ],
 )
-def test_damaged_files_are_named(tmp_path, file, content, words):
+def test_damaged_files_are_reported(tmp_path, file, content, words):
     model().save_pretrained(tmp_path)
     path = tmp_path / file
     if isinstance(content, dict):

@@ -59,7 +59,7 @@ def test_scores(check, records, verdict):
         (0.64, 0.66, 9000, MET),
     ],
 )
-def test_probing_is_close_to_what_has_learnt_more_than_the_larger_class(kept, whole, texts, verdict):
+def test_probing_is_compared_with_baselines_above_the_majority_class(kept, whole, texts, verdict):
     accuracy = {"kept_votes": kept, "all_tokens_votes": 0.59, "all_tokens_mean": whole, "bag_of_words": 0.7}
     rows = [{"run": "a", "classifier": c, "accuracy": a} for c, a in accuracy.items()]
     records = pd.DataFrame(rows).assign(majority_class=0.6, measured_texts=texts)
@@ -76,7 +76,7 @@ def test_probing_is_close_to_what_has_learnt_more_than_the_larger_class(kept, wh
         ([0.1, 0.5, 0.9], [0.9, 0.1, 0.9], MISSED),
     ],
 )
-def test_dynamics_compare_the_first_look_and_the_last(accuracy, kept, verdict):
+def test_dynamics_compare_the_first_and_last_evaluation(accuracy, kept, verdict):
     """The second of two gates counts; the first keeps all."""
     rows = []
     for step, (right, share) in enumerate(zip(accuracy, kept, strict=True)):
@@ -94,7 +94,7 @@ def test_dynamics_compare_the_first_look_and_the_last(accuracy, kept, verdict):
         ((1.0,), None, UNTOLD),
     ],
 )
-def test_each_gate_leaves_fewer_tokens_than_the_one_before(left, compression, verdict):
+def test_kept_tokens_decrease_from_gate_to_gate(left, compression, verdict):
     rows = [
         {"step": 9, "series": "keep_ratio", "gate_index": i, "value": share} for i, share in enumerate(left)
     ]
@@ -143,12 +143,12 @@ STRAYED.loc[STRAYED["written_position"] > 50, "matches_text"] = False  # ten of 
         (STRAYED, UNTOLD, UNTOLD),
     ],
 )
-def test_a_vector_owns_a_slice_and_eos_gathers_from_every_third(records, own_slice, eos_is_global):
+def test_vector_represents_a_slice_and_eos_every_third(records, own_slice, eos_is_global):
     assert status(figure_slices.own_slice, records) == own_slice
     assert status(figure_slices.eos_is_global, records) == eos_is_global
 
 
-def test_numbers_of_slices():
+def test_slice_statistics():
     found = slices.widths(slices.positive(attribution(texts=1, at30=BEFORE, at31=EVEN, eos=LATE)))
     assert found.to_dict() == pytest.approx({False: (5 / 60 + 30 / 60) / 2, True: 2 / 60})
     table = pd.DataFrame({"run": "a", "text": [0, 0, 1, 1]})
@@ -205,7 +205,7 @@ def test_time_and_memory_of_encoder_and_decoder_are_four_claims(records, other):
     assert found == {**dict.fromkeys(SAVES, MET), **other}
 
 
-def test_runs_that_do_not_train_as_published_tell_nothing_of_the_article(monkeypatch):
+def test_runs_with_other_training_settings_are_inconclusive(monkeypatch):
     monkeypatch.chdir(ROOT)
     check = table_scores.drops_and_reconstructs
     good = scores(ARTICLE | {"training_mask": "soft"}, {"compression": None})

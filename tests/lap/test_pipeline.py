@@ -49,7 +49,7 @@ WORDS = SENTENCE.split()
 @pytest.mark.parametrize(
     ("warmup", "decay", "rates"), [(2, 0.4, [0.5, 1, 1, 1, 1, 1, 1, 0.775, 0.55, 0.325]), (0, 0.0, [1, 1, 1])]
 )
-def test_the_schedule_warms_up_stays_and_falls_to_a_tenth(warmup, decay, rates):
+def test_schedule_warms_up_stays_constant_and_decays_to_a_tenth(warmup, decay, rates):
     training = SimpleNamespace(learning_rate=0.1, warmup_steps=warmup, decay_share=decay, steps=len(rates))
     task = SimpleNamespace(run=SimpleNamespace(training=training))
     found = [PruningTask.learning_rate(task, step) for step in range(len(rates))]
@@ -104,14 +104,14 @@ def weights(run):
         ("shap_texts: 1", "main_run: soft-9", "measure.main_run: suite bad has no run 'soft-9'"),
     ],
 )
-def test_a_wrong_suite_is_one_line(suite, old, new, words):
+def test_invalid_suite_is_reported_in_one_line(suite, old, new, words):
     assert old in YAML
     Path("experiments/bad.yaml").write_text(YAML.replace(old, new))
     with pytest.raises(SuiteError, match=words):
         load_suite("bad")
 
 
-def test_batches_hold_each_text_once_an_epoch():
+def test_batches_contain_each_text_once_per_epoch():
     rows = [[i + 1] * (1 + i % 9) for i in range(50)]
     batches = Batches(rows, 5, 0, seed=1)
     ids = [int(i) for index in range(10) for i in batches(index)[:, 0]]
@@ -125,7 +125,7 @@ def test_batches_hold_each_text_once_an_epoch():
         Batches(rows[:3], 5, 0, seed=1)
 
 
-def test_texts_are_cut_while_lengths_grow(suite):
+def test_texts_are_truncated_during_length_growth(suite):
     rows = [[*range(3, 3 + 4 * i), 1] for i in range(1, 21)]
     whole, cut = Batches(rows, 20, 0, seed=1)(0), Batches(rows, 20, 0, seed=1)(0, most=10)
     assert cut.shape == (20, 10) and whole.shape == (20, 81)
@@ -140,7 +140,7 @@ def test_texts_are_cut_while_lengths_grow(suite):
     assert [task._most_tokens(i) for i in (0, 4, 7, 8)] == [16, 32, 44, None]
 
 
-def test_runs_begin_from_the_run_without_gates(suite):
+def test_gated_runs_start_from_the_ungated_run(suite):
     text = YAML.replace("grid:", "start: {steps: 3, learning_rate: 1e-2, length_warmup_steps: 2}\ngrid:")
     Path("experiments/from.yaml").write_text(text)
     found = load_suite("from")
@@ -158,7 +158,7 @@ def test_runs_begin_from_the_run_without_gates(suite):
         load_suite("from")
 
 
-def test_rates_go_by_the_size_of_weights(suite):
+def test_learning_rates_scale_with_weight_size(suite):
     task = change_training(suite.runs[0], scale_parameter=True)
     trainee = task.build()
     rates = task.rates(trainee)
@@ -170,7 +170,7 @@ def test_rates_go_by_the_size_of_weights(suite):
         assert {rates[p] for p in group["params"]} == {group["rate"]} == {group["lr"] / 0.5}
 
 
-def test_sides_of_labels_and_splits(suite):
+def test_label_polarity_and_splits(suite):
     texts = load_texts(suite.file.data)
     assert {t.label for t in texts.train} == {0, 1, None}  # three stars are on neither side
     assert not {t.text for t in texts.train} & {t.text for t in texts.heldout}
@@ -187,7 +187,7 @@ def test_sides_of_labels_and_splits(suite):
         ("text,stars\na,five\n", "data.path: other.csv: the label 'five' of 'a' is not a number"),
     ],
 )
-def test_a_text_that_cannot_be_used_is_named_with_its_suite_and_key(suite, work, content, words):
+def test_unusable_corpus_is_reported_with_suite_and_key(suite, work, content, words):
     (work / "other.csv").unlink(missing_ok=True)
     if content is not None:
         (work / "other.csv").write_text(content)
@@ -196,7 +196,7 @@ def test_a_text_that_cannot_be_used_is_named_with_its_suite_and_key(suite, work,
         PruningTask(dataclasses.replace(suite.runs[0], data=data))
 
 
-def test_more_texts_are_trained_on_and_never_held_out(suite, work):
+def test_extra_texts_are_used_for_training_only(suite, work):
     plain = load_texts(suite.file.data)
     new = [f"a story that is new, number {i}<br /><br />and goes on" for i in range(100)]
     lines = [json.dumps({"text": text}) for text in [*new, plain.heldout[0].text, plain.train[0].text]]
@@ -209,7 +209,7 @@ def test_more_texts_are_trained_on_and_never_held_out(suite, work):
     assert len(task.rows("train")) == len(before.rows("train")) + 100
 
 
-def test_a_resumed_run_has_the_same_bits(suite):
+def test_resumed_run_is_bitwise_identical(suite):
     run = suite.runs[0]
     train_run(run)
     whole = weights(run)
@@ -220,7 +220,7 @@ def test_a_resumed_run_has_the_same_bits(suite):
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[k], resumed[k]) for k in whole)
 
 
-def test_a_published_t5_is_trained_without_its_dropout(suite):
+def test_published_t5_is_trained_without_dropout(suite):
     run = suite.run("ungated")
     built = PruningTask(run).build().model
     built.t5.config.dropout_rate = 0.1  # as Flan-T5's
@@ -243,7 +243,7 @@ def change_training(run, **changes):
     return PruningTask(dataclasses.replace(run, training=dataclasses.replace(run.training, **changes)))
 
 
-def test_lambda_begins_once_the_model_copies(suite):
+def test_lambda_starts_once_the_model_copies(suite):
     task = change_training(suite.runs[0], lambda_below_nats=2.0, lambda_ramp_steps=2)
     trainee, batch = task.build().train(), task.batch(0)
     open_gates = trainee.model(batch[0], None, "none").cross_entropy.item()
@@ -260,7 +260,7 @@ def test_lambda_begins_once_the_model_copies(suite):
         assert trainee.steps_with_lambda == 2
 
 
-def test_lambda_falls_with_the_quality(suite):
+def test_lambda_decreases_with_quality(suite):
     task = change_training(suite.runs[0], lambda_ramp_steps=0, lambda_off_loss=0.4)
     trainee, batch = task.build().train(), task.batch(0)
     found = trainee.model(*batch)
@@ -271,7 +271,7 @@ def test_lambda_falls_with_the_quality(suite):
         assert task.loss(trainee, *batch).item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
-def test_gates_first_drop_at_random_and_cost_nothing(suite):
+def test_gates_first_drop_at_random_without_penalty(suite):
     pruning = dataclasses.replace(suite.runs[0].pruning, hard_concrete_signal_limit=6.0)
     run = dataclasses.replace(suite.runs[0], pruning=pruning)
     task = change_training(run, token_dropout_steps=2, lambda_ramp_steps=0)
@@ -293,7 +293,7 @@ def test_gates_first_drop_at_random_and_cost_nothing(suite):
     assert trainee.model(*batch, blind=True).cross_entropy.item() == pytest.approx(blind[0], rel=1e-5)
 
 
-def test_a_look_weighs_every_text_alike(suite):
+def test_evaluation_weights_texts_equally(suite):
     """Held-out texts are no multiple of a batch."""
     task = PruningTask(suite.runs[0])
     trainee, rows = task.build(), task.rows("heldout")
@@ -317,7 +317,7 @@ def test_a_look_weighs_every_text_alike(suite):
         torch.testing.assert_close(torch.tensor(found[name]), value.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_lambda_waits_for_a_mean_over_some_twenty_steps(suite):
+def test_lambda_uses_a_mean_over_about_twenty_steps(suite):
     trainee = change_training(suite.runs[0], lambda_below_nats=2.0).build()
     for _ in range(19):
         trainee._count(torch.tensor(1.0))
@@ -329,7 +329,7 @@ def test_lambda_waits_for_a_mean_over_some_twenty_steps(suite):
 
 
 @pytest.mark.slow
-def test_every_quantity_figure_and_claim(suite, monkeypatch):
+def test_every_metric_figure_and_claim(suite, monkeypatch):
     for library in ("sacrebleu", "rouge_score", "rapidfuzz", "sklearn", "shap"):
         pytest.importorskip(library, reason="pip install -e '.[lap]'")
     for run in suite.runs:
@@ -354,7 +354,7 @@ def test_every_quantity_figure_and_claim(suite, monkeypatch):
     assert not any(row.missing for row in judged)
 
 
-def test_a_record_that_fails_costs_no_other_one(suite, capsys):
+def test_failed_measurement_does_not_affect_others(suite, capsys):
     run = suite.run("ungated")
     train_run(run)
     broken = dataclasses.replace(PAPER.metric("reconstruction"), measure=lambda: len)
@@ -364,7 +364,7 @@ def test_a_record_that_fails_costs_no_other_one(suite, capsys):
     assert "dynamics.csv" in said.out and "reconstruction.csv" not in said.out and "has no len()" in said.err
 
 
-def test_a_run_becomes_a_folder_of_the_project(suite, tmp_path, capsys):
+def test_run_is_exported_in_the_project_format(suite, tmp_path, capsys):
     pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
     run, metric = suite.runs[1], PAPER.metric("reconstruction")
     train_run(run)

@@ -19,7 +19,7 @@ LONG = YAML.replace("[128]", "[512]").replace(
 FORK = ["first_divergence", "--suite", "mini", "--device", "cpu"]
 
 
-def test_trainings_part_where_their_gradients_do(tmp_path, monkeypatch):
+def test_runs_diverge_where_their_gradients_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, LONG)
     monkeypatch.setattr(first_divergence, "TOLERANCES", (-0.001, -10_000.0))  # prunes much, nothing
@@ -53,7 +53,7 @@ def test_trainings_part_where_their_gradients_do(tmp_path, monkeypatch):
     )
 
 
-def test_its_steps_are_those_of_train(tmp_path, monkeypatch):
+def test_first_divergence_steps_match_train(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     run = load_suite("mini").run("pro-tiny-128-exact")

@@ -49,7 +49,7 @@ def load(name: str) -> TrainedFoX:
 
 
 @pytest.mark.parametrize("name", [ACP, EXACT, LONG])
-def test_losses_are_plain_cross_entropy_of_the_same_text_at_every_length(name):
+def test_losses_equal_plain_cross_entropy_of_the_same_text_at_every_length(name):
     trained = load(name)
     assert (trained.model.config.log_pruning_tolerance is None) == (name == EXACT)
     length = trained.run.context_length
@@ -70,7 +70,7 @@ def test_losses_are_plain_cross_entropy_of_the_same_text_at_every_length(name):
         assert value == pytest.approx(losses[position - 50 : position + 51].mean().item(), rel=1e-5)
 
 
-def test_a_long_curve_is_thinned():
+def test_long_curve_is_thinned():
     def stand_in(length):
         losses = torch.arange(length, dtype=torch.float64)
         return SimpleNamespace(once=lambda _: (losses, 7), run=SimpleNamespace(name="a-run"))
@@ -82,7 +82,7 @@ def test_a_long_curve_is_thinned():
     assert [row["loss_nats"] for row in rows] == positions
 
 
-def test_heads_are_chosen_by_savings():
+def test_heads_are_selected_by_savings():
     savings = {Head(0, 0): 0.9, Head(0, 1): 0.95, Head(1, 0): 0.05, Head(1, 1): 0.4, Head(2, 0): 0.1}
     nothing = dict.fromkeys(savings, 0.0)
     # Halfway between 0.95 and 0.05 is 0.5.
@@ -97,7 +97,7 @@ def test_heads_are_chosen_by_savings():
     assert choose_heads({Head(0, 0): 0.2}, {Head(0, 0): 1.0}) == [Head(0, 0)]
 
 
-def test_decay_and_weights_are_those_of_the_model():
+def test_decay_and_weights_match_the_model():
     trained = load(LONG)
     for block in trained.model.model.layers:  # so that one head of each layer forgets at once
         torch.nn.init.constant_(block.attn.fgate_proj.bias[:1], -3.0)
@@ -138,7 +138,7 @@ def test_decay_and_weights_are_those_of_the_model():
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 1000])
-def test_weights_do_not_depend_on_how_rows_are_cut(rows, monkeypatch):
+def test_weights_are_independent_of_the_row_chunking(rows, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 65, 16, generator=generator) * 2 for _ in range(3))
     log_fgate = F.logsigmoid(torch.randn(1, 1, 65, generator=generator))
@@ -151,7 +151,7 @@ def test_weights_do_not_depend_on_how_rows_are_cut(rows, monkeypatch):
     assert whole[0] == (0, 0, 1.0)  # the first query sees nothing but itself
 
 
-def test_pruned_ratio_is_the_serial_count_over_the_heldout_text():
+def test_pruned_ratio_equals_the_serial_count_over_the_heldout_text():
     trained = trained_run(ACP)
     table = pandas.DataFrame(trained.on_heldout(measure_pruned_ratio, "pruned_ratio_tokens")).set_index(
         ["layer", "head"]
@@ -170,7 +170,7 @@ def test_pruned_ratio_is_the_serial_count_over_the_heldout_text():
     assert (table["measured_tokens"] == 256).all()
 
 
-def test_watching_leaves_the_model_as_it_was():
+def test_observing_restores_the_model():
     trained = trained_run(ACP)
     ids = torch.randint(0, 257, (1, 64))
     before, seen = trained.model(ids), []
@@ -187,7 +187,7 @@ def test_watching_leaves_the_model_as_it_was():
         (speed.measure_throughput, ["throughput_tokens_per_s"]),
     ],
 )
-def test_the_order_favours_neither_method(monkeypatch, measure_speed, columns):
+def test_measurement_order_is_balanced(monkeypatch, measure_speed, columns):
     trained = trained_run(ACP)
     slow_every_other(monkeypatch)
     acp, exact = measure_speed(trained)

@@ -71,7 +71,7 @@ def ask(model, trials=None, **changes):
     return trial.try_needle(model, trials, [700, 600], [0, 0.5, 1], **arguments | changes)
 
 
-def test_each_fact_is_hidden_in_one_haystack_in_turn():
+def test_facts_are_assigned_to_haystacks_in_turn():
     needles = tokenise_needles(BYTES.encode, BYTES.bos_id, "facts")
     hay = BYTES.encode("the fox and the dog. " * 100).astype(np.int64)
     trials = hide(needles, [hay, hay[21:]])
@@ -83,7 +83,7 @@ def test_each_fact_is_hidden_in_one_haystack_in_turn():
         assert row["answer"] == f"{deed}." and row["answer_recall"] == row["exact_match"] == 1
 
 
-def test_a_model_that_copies_finds_every_needle():
+def test_copying_model_finds_every_needle():
     rows = ask(Copier())
     keys = [(r["evaluated_length_tokens"], r["haystack_sample"], r["depth"]) for r in rows]
     assert keys == [(n, s, d) for n in (600, 700) for s in (0, 1) for d in (0, 0.5, 1)]
@@ -95,7 +95,7 @@ def test_a_model_that_copies_finds_every_needle():
         assert row["answer_log_likelihood_without_needle_nats"] < -800
 
 
-def test_likelihood_is_that_of_the_whole_pass():
+def test_likelihood_matches_the_full_forward():
     torch.manual_seed(0)
     model = FoXForCausalLM(FoXConfig.pro(vocab_size=257, hidden_size=32, num_hidden_layers=2, num_heads=2))
     prompts, answer = torch.randint(0, 256, (2, 40)), torch.randint(0, 256, (5,))
@@ -122,7 +122,7 @@ def trained(tmp_path, monkeypatch):
     return TrainedFoX(suite, suite.runs[0], task, task.build(), torch.device("cpu"), 0)
 
 
-def test_one_model_is_tried_with_and_without_pruning(trained):
+def test_one_model_is_evaluated_with_and_without_pruning(trained):
     rows = measure_needle(trained)
     assert {frozenset(row) for row in rows} == {frozenset(PAPER.metric("needle").columns)}
     assert [row["method"] for row in rows] == ["acp"] * 2 + ["exact"] * 2
@@ -135,7 +135,7 @@ def test_one_model_is_tried_with_and_without_pruning(trained):
 
 
 @pytest.mark.parametrize("tolerance", [-10.0, -0.001])
-def test_the_same_weights_differ_where_pruning_is_felt_and_only_there(trained, tolerance):
+def test_same_weights_differ_only_under_effective_pruning(trained, tolerance):
     trained.run = dataclasses.replace(trained.run, log_pruning_tolerance=tolerance)
     trained.model.set_log_pruning_tolerance(tolerance)
     scales = {"q_norm.weight": 0.1, "k_norm.weight": 0.1, "fgate_proj.weight": 0.0}
@@ -159,7 +159,7 @@ def test_the_same_weights_differ_where_pruning_is_felt_and_only_there(trained, t
 
 
 @pytest.mark.parametrize("pruned", [True, False])
-def test_a_log_is_thinned_to_its_looks(trained, pruned):
+def test_log_is_thinned_to_its_evaluations(trained, pruned):
     if not pruned:
         trained.run = dataclasses.replace(trained.run, log_pruning_tolerance=None)
     folder = trained.run.folder

@@ -22,7 +22,7 @@ def run(tmp_path, monkeypatch):
     return load_suite("mini").runs[0]
 
 
-def test_records_of_both_methods_and_weights_that_stand_still(run, monkeypatch):
+def test_training_steps_measure_both_methods_without_changing_weights(run, monkeypatch):
     made = []
     real = training_steps._ours
     monkeypatch.setattr(training_steps, "_ours", lambda *args: made.append(real(*args)) or made[-1])
@@ -40,7 +40,7 @@ def test_records_of_both_methods_and_weights_that_stand_still(run, monkeypatch):
     assert nats.tolist() == pytest.approx([-0.2, -1e-4], rel=1e-3)  # of two heads, one is local
 
 
-def test_every_number_of_ranks_is_measured_into_one_record(run, monkeypatch):
+def test_every_number_of_ranks_is_measured_into_one_result(run, monkeypatch):
     launched = []
 
     def ranks(number, module, arguments):
@@ -59,7 +59,7 @@ def test_every_number_of_ranks_is_measured_into_one_record(run, monkeypatch):
     ]
 
 
-def test_linear_growth_is_counted_from_the_fewest_ranks():
+def test_scaling_is_relative_to_the_fewest_ranks():
     setting = {"architecture": "pro", "size": "125M", "context_length_tokens": 4096, "vocab_size": 50_257}
     rows = [
         {**setting, "implementation": name, "method": "acp", "ranks": n, "parallel": mode}

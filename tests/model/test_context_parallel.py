@@ -63,5 +63,5 @@ def check_models():
     dist.destroy_process_group()
 
 
-def test_a_model_on_shards_computes_what_it_computes_on_the_whole():
+def test_sharded_model_equals_the_unsharded_model():
     assert run_on(2, Path.cwd(), check_models) == [(0, "")] * 2

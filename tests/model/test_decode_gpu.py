@@ -23,7 +23,7 @@ def model():
 @pytest.mark.parametrize("architecture", ["pro", "llama", "rope"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_graph_gives_the_answers_of_the_steps(monkeypatch, architecture, dtype, padded):
+def test_cuda_graph_equals_eager_steps(monkeypatch, architecture, dtype, padded):
     """Also after a prompt whose rows went in parts."""
     model = with_strong_gates(FoXForCausalLM(getattr(FoXConfig, architecture)(**SMALL))).cuda().to(dtype)
     ids = torch.randint(0, SMALL["vocab_size"], (3, 600), device="cuda")
@@ -47,7 +47,7 @@ def test_a_graph_gives_the_answers_of_the_steps(monkeypatch, architecture, dtype
 
 @torch.no_grad()
 @pytest.mark.parametrize("late", [False, True])
-def test_a_cache_that_records_its_past_is_stepped_without_a_graph(late, model):
+def test_recording_cache_is_stepped_without_a_graph(late, model):
     """What it records grows with every token, which a graph would not see."""
     ids = torch.randint(0, SMALL["vocab_size"], (2, 60), device="cuda")
     cache = FoXCache(2, max_length=100)
@@ -83,7 +83,7 @@ def test_hooks_are_called_at_every_step(model):
 
 
 @torch.no_grad()
-def test_generate_under_autocast_is_greedy(model):
+def test_generation_under_autocast_is_greedy(model):
     prompt = torch.randint(0, SMALL["vocab_size"], (2, 100), device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         ids = model.generate(prompt, 200)
@@ -94,7 +94,7 @@ def test_generate_under_autocast_is_greedy(model):
 
 
 @torch.no_grad()
-def test_sampling_follows_its_generator_with_a_graph(model):
+def test_sampling_in_a_graph_follows_its_generator(model):
     prompt = torch.randint(0, SMALL["vocab_size"], (2, 10), device="cuda")
     draws = [
         model.generate(prompt, 100, 1.0, torch.Generator("cuda").manual_seed(seed), top_p=0.9)
@@ -132,7 +132,7 @@ def assert_greedy(model, ids, prompt):
 
 
 @torch.no_grad()
-def test_another_thread_takes_memory_while_a_step_is_captured(monkeypatch, model):
+def test_another_thread_allocates_during_graph_capture(monkeypatch, model):
     prompt = torch.randint(0, SMALL["vocab_size"], (2, 50), device="cuda")
     run, met = DecodeStep._run, []
 
@@ -154,7 +154,7 @@ def test_another_thread_takes_memory_while_a_step_is_captured(monkeypatch, model
 
 
 @torch.no_grad()
-def test_threads_that_generate_at_once(model):
+def test_concurrent_threads_generate_correctly(model):
     prompts = [torch.randint(0, SMALL["vocab_size"], (2, 50 + n), device="cuda") for n in range(4)]
     model.generate(prompts[0], 3)  # compiled, so that the threads meet
     calls = [lambda prompt=prompt: model.generate(prompt, 40) for prompt in prompts]

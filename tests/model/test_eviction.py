@@ -67,7 +67,7 @@ def parts(draw):
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(parts=parts(), architecture=st.sampled_from([*MODELS]), evict=st.booleans(), padded=st.booleans())
-def test_answers_are_those_of_the_whole_forward(parts, architecture, evict, padded):
+def test_cached_decoding_equals_the_full_forward(parts, architecture, evict, padded):
     """With and without eviction, for rows of different lengths, however the text is cut."""
     model, (length, cuts) = MODELS[architecture], parts
     ids = torch.randint(0, SMALL["vocab_size"], (2, length), generator=torch.Generator().manual_seed(length))
@@ -84,7 +84,7 @@ def test_answers_are_those_of_the_whole_forward(parts, architecture, evict, padd
     ("architecture", "prompt", "starts"), [("pro", 64, [0, 63]), ("llama", 129, [9, 40]), ("pro", 190, None)]
 )
 @torch.no_grad()
-def test_what_a_step_leaves_out_weighs_less_than_epsilon(architecture, prompt, starts, monkeypatch):
+def test_pruned_weights_of_a_step_sum_below_epsilon(architecture, prompt, starts, monkeypatch):
     """Of every row by its exact weights, keys that were evicted too, past the borders of blocks."""
     model, length = make_model(architecture, -3.0, -0.3, log_pruning_tolerance=-10.0), prompt + 68
     ids = torch.randint(0, SMALL["vocab_size"], (2, length), generator=torch.Generator().manual_seed(1))
@@ -110,7 +110,7 @@ def test_what_a_step_leaves_out_weighs_less_than_epsilon(architecture, prompt, s
         past.clear(), left_out.clear()
 
 
-def test_local_heads_give_blocks_back_and_global_heads_keep_them():
+def test_local_heads_free_blocks_and_global_heads_keep_them():
     model, length = MODELS["pro"], 400
     ids = torch.randint(0, SMALL["vocab_size"], (2, length), generator=torch.Generator().manual_seed(1))
     use = {}
@@ -136,7 +136,7 @@ def test_local_heads_give_blocks_back_and_global_heads_keep_them():
     assert cache.layers[0].pool.allocated_bytes < 0.75 * 2 * 4 * blocks * one
 
 
-def test_memory_is_flat_over_a_long_stream():
+def test_memory_stays_constant_over_a_long_stream():
     model = make_model(global_bias=-8.0, hidden_size=32, num_heads=2, num_hidden_layers=2)
     cache = FoXCache(2, max_length=10**6)
     ids = torch.randint(
@@ -157,7 +157,7 @@ def test_memory_is_flat_over_a_long_stream():
 
 
 @torch.no_grad()
-def test_cropping_goes_back_as_far_as_nothing_was_evicted():
+def test_cropping_stops_at_the_last_eviction():
     model = MODELS["pro"]
     ids = torch.randint(0, SMALL["vocab_size"], (2, 400), generator=torch.Generator().manual_seed(1))
     cache = FoXCache(2, max_length=LONGEST)
@@ -196,7 +196,7 @@ def test_cropping_goes_back_as_far_as_nothing_was_evicted():
 
 
 @torch.no_grad()
-def test_a_step_under_a_lower_delta_reads_blocks_that_were_skipped():
+def test_step_with_a_lower_delta_reads_blocks_skipped_before():
     """A delta that may fall skips blocks for one step alone."""
     generator, core, cache = torch.Generator().manual_seed(0), ForgettingAttentionCore(), FoXCache(1)
     q, k, v = torch.randn(3, 1, 2, 202, 16, generator=generator)
@@ -211,7 +211,7 @@ def test_a_step_under_a_lower_delta_reads_blocks_that_were_skipped():
     assert min(errors[:2]) > 0.01 and errors[2] < 1e-6
 
 
-def test_a_pool_gives_its_memory_back_when_most_blocks_are_free():
+def test_pool_releases_memory_when_most_blocks_are_free():
     table = torch.arange(1, 241, dtype=torch.int32).view(2, 3, 40)
     pool = BlockPool(torch.zeros(2, 3, 1, 16), table, 240)
     full = pool.allocated_bytes
@@ -219,7 +219,7 @@ def test_a_pool_gives_its_memory_back_when_most_blocks_are_free():
     assert pool.allocated_bytes < full / 4
 
 
-def test_the_longest_key_of_each_head_is_the_longest_so_far():
+def test_largest_key_norm_of_each_head_is_a_running_maximum():
     """Under measured norms it bounds all past keys, so that they need not be read again."""
     k, layer = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0)), FoXCache(1).layers[0]
     for first, end in itertools.pairwise((0, 5, 6, 9)):
@@ -228,7 +228,7 @@ def test_the_longest_key_of_each_head_is_the_longest_so_far():
 
 
 @torch.no_grad()
-def test_a_prefill_keeps_the_blocks_that_its_last_token_reads():
+def test_prefill_keeps_the_blocks_read_by_its_last_token():
     """The boundary of Algorithm 1 for that token, also if the tokens come in two chunks."""
     model = make_model("pro", -3.0, -0.3, log_pruning_tolerance=-10.0)
     ids = torch.randint(0, SMALL["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(1))
@@ -244,7 +244,7 @@ def test_a_prefill_keeps_the_blocks_that_its_last_token_reads():
 
 
 @torch.no_grad()
-def test_blocks_of_padding_are_not_held():
+def test_padding_blocks_are_not_allocated():
     """By global heads too, which hold all else."""
     ids = torch.randint(0, SMALL["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(1))
     cache = FoXCache(2, max_length=LONGEST)
@@ -255,7 +255,7 @@ def test_blocks_of_padding_are_not_held():
 
 @torch.no_grad()
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
-def test_a_chunk_that_reads_the_past_row_by_row_is_as_all_rows_at_once(architecture, monkeypatch):
+def test_reading_the_past_row_by_row_equals_reading_all_rows_at_once(architecture, monkeypatch):
     model = MODELS[architecture]
     ids = torch.randint(0, SMALL["vocab_size"], (3, 300), generator=torch.Generator().manual_seed(1))
     seen, found = [], []

@@ -34,21 +34,21 @@ def kept_slowly(logits: list[float], top_k: int | None, top_p: float | None) -> 
 
 @settings(deadline=None, max_examples=200)
 @given(LOGITS, TOP_K, st.none() | st.sampled_from([0.123, 0.377, 0.618, 0.871]))
-def test_filters_keep_what_the_slow_ones_keep(logits, top_k, top_p):
+def test_filters_match_slow_reference_filters(logits, top_k, top_p):
     kept = filter_logits(torch.tensor(logits), top_k, top_p).isfinite().nonzero()[:, 0].tolist()
     assert kept == kept_slowly(logits, top_k, top_p)
 
 
-def test_top_p_keeps_no_more_tokens_than_reach_it():
+def test_top_p_keeps_the_smallest_sufficient_set():
     assert filter_logits(torch.zeros(4), top_p=0.5).isfinite().tolist() == [True, True, False, False]
 
 
-def test_the_smallest_temperatures_take_the_likeliest_token():
+def test_smallest_temperatures_select_the_most_likely_token():
     assert choose_tokens(torch.tensor([[1.0, 3.0, 2.0], [2.0, 1.0, -1.0]]), 1e-308).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (4, 0.8)])
-def test_draws_have_the_probabilities_of_the_slow_sampler(top_k, top_p):
+def test_samples_follow_the_probabilities_of_the_slow_sampler(top_k, top_p):
     logits, draws, temperature = [1.0, 0.2, 2.0, -1.0, 0.7], 20_000, 1.7
     scaled = [x / temperature for x in logits]
     kept = kept_slowly(scaled, top_k, top_p)
@@ -62,12 +62,12 @@ def test_draws_have_the_probabilities_of_the_slow_sampler(top_k, top_p):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_no_token_is_chosen_from_damaged_logits(temperature):
+def test_invalid_logits_are_rejected(temperature):
     with pytest.raises(ValueError, match="hold NaN or infinity"):
         choose_tokens(torch.tensor([[0.0, 1.0], [math.nan, 0.0]]), temperature)
 
 
-def test_a_stream_is_what_the_whole_forward_pass_says(small_model, small_ids):
+def test_streamed_tokens_match_the_full_forward(small_model, small_ids):
     """A slow loop: the whole text through the model for each token, the same filters and draws."""
     prompt, options = small_ids[:, :30], {"top_k": 20, "top_p": 0.9}
     small_model.set_log_pruning_tolerance(None)
@@ -81,7 +81,7 @@ def test_a_stream_is_what_the_whole_forward_pass_says(small_model, small_ids):
     assert torch.equal(small_model.generate(prompt, 8, 1.3, generator, **options), ids)
 
 
-def test_a_stream_gives_each_token_before_the_next_is_computed(small_model, small_ids):
+def test_stream_yields_each_token_before_computing_the_next(small_model, small_ids):
     calls = []
     small_model.lm_head.register_forward_hook(lambda *_: calls.append(1))
     stream = stream_tokens(small_model, small_ids[:, :5], 3)
@@ -93,7 +93,7 @@ def test_a_stream_gives_each_token_before_the_next_is_computed(small_model, smal
 
 @torch.no_grad()
 @pytest.mark.parametrize(("tolerance", "padded"), [(None, False), (-10.0, True), (-400.0, True)])
-def test_many_rows_go_in_parts_and_each_counts_as_alone(
+def test_large_batches_are_split_and_rows_stay_independent(
     small_model, small_ids, monkeypatch, tolerance, padded
 ):
     """Logits of the prompt have the bits of each part by itself; those after it are the same but for products
@@ -130,7 +130,7 @@ def test_many_rows_go_in_parts_and_each_counts_as_alone(
 
 
 @torch.no_grad()
-def test_rows_that_went_in_parts_can_be_taken_back(small_model, small_ids, monkeypatch):
+def test_split_batches_can_be_rolled_back(small_model, small_ids, monkeypatch):
     monkeypatch.setattr(generation, "PREFILL_TOKENS", 1)
     cache = FoXCache(2, max_length=120)
     cache.record_past()
@@ -145,7 +145,7 @@ def test_rows_that_went_in_parts_can_be_taken_back(small_model, small_ids, monke
             one.crop(30)
 
 
-def test_stopping_tokens(small_model, small_ids):
+def test_generation_stops_at_stop_tokens(small_model, small_ids):
     prompt = small_ids[:, :20]
     whole = small_model.generate(prompt, 30)
     stop = int(whole[0, 25])
@@ -171,14 +171,14 @@ def test_stopping_tokens(small_model, small_ids):
         ({"max_new_tokens": -1}, "max_new_tokens must be 0 or more"),
     ],
 )
-def test_wrong_arguments_are_named_at_the_call(arguments, message):
+def test_invalid_arguments_are_rejected_at_the_call(arguments, message):
     model = FoXForCausalLM(FoXConfig.pro(**SMALL))
     with pytest.raises(ValueError, match=message):
         stream_tokens(model, torch.zeros(1, 1, dtype=torch.int64), **{"max_new_tokens": 1, **arguments})
 
 
 @torch.no_grad()
-def test_rows_of_different_lengths_go_on_as_alone(small_model, small_ids, monkeypatch):
+def test_rows_of_different_lengths_continue_independently(small_model, small_ids, monkeypatch):
     """Padded on the left, and in chunks of which the first holds nothing of one row."""
     monkeypatch.setattr(generation, "PREFILL_TOKENS", 1)  # chunks of 128 tokens
     prompt = small_ids[:, :150].clone()

@@ -33,7 +33,7 @@ def test_decoding_with_pruning_stays_within_epsilon(small_model, small_ids, cuts
 
 @torch.no_grad()
 @pytest.mark.slow
-def test_a_compiled_model_goes_on_from_a_cache():
+def test_compiled_model_continues_from_a_cache():
     model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**{**SMALL, "num_hidden_layers": 1})))
     model.set_log_pruning_tolerance(-1.0)
     ids = torch.randint(0, SMALL["vocab_size"], (2, 75))
@@ -59,7 +59,7 @@ def test_decoding_under_autocast(small_model, small_ids):
     assert relative_error(parts, full) <= relative_error(full, float32)
 
 
-def test_cache_refuses_gradients(small_model, small_ids):
+def test_cache_rejects_gradients(small_model, small_ids):
     with pytest.raises(RuntimeError, match=r"call the model under torch.no_grad\(\)"):
         small_model(small_ids, cache=FoXCache(2))
     small_model.requires_grad_(False)
@@ -69,7 +69,7 @@ def test_cache_refuses_gradients(small_model, small_ids):
 
 
 @torch.no_grad()
-def test_cache_refuses_what_does_not_continue_it(small_model, small_ids):
+def test_cache_rejects_input_that_does_not_continue_it(small_model, small_ids):
     cache = FoXCache(2, max_length=160)
     small_model(small_ids, cache=cache)
     with (
@@ -89,7 +89,7 @@ def test_cache_refuses_what_does_not_continue_it(small_model, small_ids):
 
 
 @torch.no_grad()
-def test_a_call_that_failed_leaves_a_right_cache_or_a_clear_error(small_model, small_ids, monkeypatch):
+def test_failed_call_leaves_a_valid_cache_or_a_clear_error(small_model, small_ids, monkeypatch):
     cache = FoXCache(2, max_length=60)
     small_model(small_ids[:, :20], cache=cache)
     with pytest.raises(ValueError, match="below vocab_size"):
@@ -116,7 +116,7 @@ def test_a_call_that_failed_leaves_a_right_cache_or_a_clear_error(small_model, s
 
 
 @torch.no_grad()
-def test_a_cache_goes_on_with_its_model(small_model, small_ids):
+def test_cache_is_bound_to_its_model(small_model, small_ids):
     cache = FoXCache(2)
     small_model(small_ids[:, :20], cache=cache)
     with pytest.raises(ValueError, match="another model began this cache"):

@@ -47,7 +47,7 @@ def replace(model, old, new):
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_adapter_on_every_projection_works_and_learns(small_model, small_ids, compiled):
+def test_adapters_on_every_projection_run_and_learn(small_model, small_ids, compiled):
     adapted = replace(small_model, nn.Linear, Adapter)
     merged = replace(copy.deepcopy(adapted), Adapter, Adapter.merged)
     torch.compiler.reset()

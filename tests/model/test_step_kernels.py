@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 )
 @pytest.mark.parametrize(("tokens", "held"), [(1, True), (1, False), (5, True), (17, False)])
 @torch.no_grad()
-def test_the_kernels_are_the_modules(heads, head_dim, tokens, held, share, dtype):
+def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
     hidden = heads * head_dim
     q, z_k, z_v, gate, x = (torch.randn(2, tokens, hidden, device=DEVICE, dtype=dtype) for _ in range(5))
     mix = list(torch.randn(2, tokens, 2 * heads + 3, device=DEVICE, dtype=dtype).split(heads, -1)[:2])
@@ -57,7 +57,7 @@ def test_the_kernels_are_the_modules(heads, head_dim, tokens, held, share, dtype
 
 
 @torch.no_grad()
-def test_the_kernels_read_inputs_of_any_strides():
+def test_kernels_accept_inputs_of_any_strides():
     heads, head_dim, tokens = 2, 16, 5
     hidden = heads * head_dim
 
@@ -85,7 +85,7 @@ def test_the_kernels_read_inputs_of_any_strides():
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(24, torch.float32), (1500, torch.bfloat16)])
-def test_the_product_of_swiglu_is_its_modules(width, dtype):
+def test_swiglu_kernel_matches_its_module(width, dtype):
     gate, up = torch.randn(2, 3, 2 * width, device=DEVICE, dtype=dtype).chunk(2, -1)
     found = kernels.silu_and_multiply(torch.cat((gate, up), -1))
     budget = 1e-6
@@ -102,7 +102,7 @@ def patch_fuses(monkeypatch):
 
 @torch.no_grad()
 @pytest.mark.parametrize("fields", [{}, {"use_output_gate": False}, {"use_rope": True}])
-def test_decoding_from_one_token_on_is_the_whole_forward(fields, monkeypatch):
+def test_decoding_from_the_first_token_equals_the_full_forward(fields, monkeypatch):
     """A step writes the token shift's state, but there is none at first; and a model may lack parts."""
     config = FoXConfig.pro(**{**SMALL, "log_pruning_tolerance": None, **fields})
     model = with_strong_gates(FoXForCausalLM(config)).to(DEVICE)
@@ -113,7 +113,7 @@ def test_decoding_from_one_token_on_is_the_whole_forward(fields, monkeypatch):
 
 
 @torch.no_grad()
-def test_a_model_that_takes_them_gives_the_same_logits(monkeypatch):
+def test_model_with_the_kernels_returns_the_same_logits(monkeypatch):
     config = FoXConfig.pro(**{**SMALL, "log_pruning_tolerance": -30.0})
     model = with_strong_gates(FoXForCausalLM(config)).to(DEVICE)
     ids = torch.randint(0, SMALL["vocab_size"], (2, 84), device=DEVICE)

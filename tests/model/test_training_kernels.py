@@ -40,7 +40,7 @@ def test_swiglu_backward(shape, dtype, poisoned):
     ("rows", "words", "columns"), [(1, 2, 8), (3, 50, 64), (2, 8192, 8192), (5, 20_000, 20_032)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_softmax_over_the_vocabulary(rows, words, columns, dtype, poisoned):
+def test_vocabulary_softmax(rows, words, columns, dtype, poisoned):
     logits = (5 * torch.randn(rows, columns, device=DEVICE)).to(dtype)
     logits[:, words:] = torch.nan  # stand for no word
     if words > 8192:
@@ -63,7 +63,7 @@ def test_softmax_over_the_vocabulary(rows, words, columns, dtype, poisoned):
     torch.testing.assert_close(grad[:, :words].float(), right_grad, rtol=2 * BUDGET[dtype], atol=1e-5)
 
 
-def test_labels_and_logits_that_are_none_show():
+def test_invalid_labels_and_nan_logits_give_a_nan_loss():
     logits, labels = torch.zeros(4, 8, device=DEVICE), torch.tensor([0, 8, -1, 7], device=DEVICE)
     logits[3, 2] = torch.nan
     loss, _ = kernels.cross_entropy(logits, labels, 8, IGNORED)
@@ -74,7 +74,7 @@ def test_labels_and_logits_that_are_none_show():
     DEVICE == "cpu", reason="run make test-gpu where a GPU is: a CPU takes PyTorch's operators"
 )
 @pytest.mark.parametrize("vocab", [50, 20_000])
-def test_loss_of_a_head(vocab):
+def test_loss_of_a_vocabulary_head(vocab):
     hidden = torch.randn(2, 33, 64, device=DEVICE, requires_grad=True)
     weight = (0.2 * torch.randn(vocab, 64, device=DEVICE)).requires_grad_()
     labels = torch.randint(vocab, (2, 33), device=DEVICE)

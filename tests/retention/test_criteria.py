@@ -91,21 +91,21 @@ def test_better_than_h2o(records, verdict):
 
 
 @pytest.mark.parametrize(("other", "verdict"), [(82.9, UNTOLD), (90.0, MISSED), (70.0, MET)])
-def test_every_comparison_wants_what_a_95_percent_interval_shows(other, verdict):
+def test_comparisons_require_a_95_percent_interval(other, verdict):
     table = scores(ar=[80.0, 80.0], dense=[other / 0.95], random=[other], ar_fixed=[other])
     assert status(table1.keeps_dense_score, table, NO_BAG) == verdict
     assert status(table1.beats_random, table, NO_BAG) == verdict
     assert status(table3.ablations_lose, table) == verdict
 
 
-def test_a_task_that_the_dense_model_has_not_learnt_is_left_out():
+def test_tasks_not_learnt_by_the_dense_model_are_excluded():
     """More than 5 points below a bag of words: what methods drop is not what they differ by."""
     below = scores("cuad", dense=[40.0, 42.0], ar=[80.0, 80.0], random=[20.0, 20.0])
     found = [table1.beats_random(below, bag("cuad", best)) for best in (45.9, 46.1)]
     assert [one.word for one in found] == [MET, UNTOLD]
 
 
-def test_the_spread_of_seeds_is_of_the_items_that_are_compared():
+def test_seed_spread_uses_the_compared_items():
     """Seeds that are level on test and apart on dev leave doubt where dev counts; records in any order."""
     test = items(total=1000, ar=[800], h2o=[760], dense=[850] * 2)
     both = pd.concat([test, items("dev", 1000, ar=[800], h2o=[760], dense=[840, 700])[::-1]])
@@ -116,7 +116,7 @@ def test_the_spread_of_seeds_is_of_the_items_that_are_compared():
     assert errors.settings(lost)["spread"].tolist() == [0.0] * 3
 
 
-def test_an_error_is_of_examples_and_of_seeds():
+def test_standard_error_includes_examples_and_seeds():
     """Seeds of a task differ by the standard deviation of all methods that have several: 5.66 and 0 here."""
     table = errors.settings(scores(ar=[80.0, 80.0], h2o=[76.0, 84.0], random=[80.0]))
     ours, of_examples, of_seeds = table[table["method"] == "ar"], 2 * 80 * 20 / 400, 16.0
@@ -126,7 +126,7 @@ def test_an_error_is_of_examples_and_of_seeds():
 
 
 @pytest.mark.slow
-def test_eight_null_comparisons_seldom_contradict():
+def test_eight_null_comparisons_rarely_contradict():
     draw, found = np.random.default_rng(0), []
     for _ in range(200):
         right = draw.random((8, 2, 300)) < 0.8
@@ -142,7 +142,7 @@ def test_eight_null_comparisons_seldom_contradict():
 @pytest.mark.parametrize(
     ("task", "total", "verdict"), [("sst2", 20_000, MISSED), ("sst2", 100, UNTOLD), ("d", 20_000, UNTOLD)]
 )
-def test_an_ablation_fails_where_the_printed_loss_is_ruled_out(task, total, verdict):
+def test_ablation_fails_if_the_published_loss_is_ruled_out(task, total, verdict):
     """Table 3 prints 1.4 points here; a task of our own has none to rule out."""
     right = [total * 3 // 4]
     level = items(total=total, task=task, ar=right, ar_no_relaxation=right)
@@ -158,7 +158,7 @@ def test_an_ablation_fails_where_the_printed_loss_is_ruled_out(task, total, verd
         (8000, 0.8, 0.75, UNTOLD),  # another training is 5 points off
     ],
 )
-def test_a_plateau_needs_items_enough_to_rule_out_a_slope(total, other, more, verdict):
+def test_plateau_requires_enough_items_to_rule_out_a_slope(total, other, more, verdict):
     def at(share, **columns):
         return items(total=total, ar=[int(share * total)]).assign(suite="s", **figure2.DEFAULTS | columns)
 
@@ -194,7 +194,7 @@ def test_time_and_memory(check, records, verdict):
     assert status(check, records) == verdict
 
 
-def test_a_caption_counts_what_its_figure_shows():
+def test_caption_counts_match_the_figure():
     swept = scores(ar=[80.0]).assign(**figure2.DEFAULTS)
     moved = [
         swept.assign(temperature=0.4, score_percent=78.5),

@@ -19,7 +19,7 @@ def inputs(valid, received=None, ids=None):
     return GateInputs(torch.zeros(*valid.shape, HIDDEN), valid, received, ids, positions)
 
 
-def test_top_scores_a_token_by_the_rank_of_its_attention():
+def test_top_method_scores_tokens_by_attention_rank():
     gate = make("top", ranks=2, initial_logit=1.5)
     assert gate.rank_logits.tolist() == [1.5, 1.5] and gate.layer_logit == 2.0
     gate.rank_logits.data, gate.layer_logit.data = torch.tensor([2.0, -1.0]), torch.tensor(0.5)
@@ -49,7 +49,7 @@ def test_infor_coef_samples_and_its_bottleneck_is_a_divergence(monkeypatch):
     assert loss.item() == pytest.approx(0.0871767, rel=1e-5)
 
 
-def test_a_random_choice_is_of_the_example_and_the_seed():
+def test_random_selection_depends_on_the_example_and_seed_only():
     def score(seed, ids, length=12, training=False):
         valid = (torch.arange(12) < length)[None].expand(len(ids), -1)
         return make("random", seed=seed).train(training)(inputs(valid, ids=ids))

@@ -51,7 +51,7 @@ def inputs(batch, heads, length, width, dtype):
     ("dropout", "splits"), [(0.0, 1), (0.1, 3), pytest.param(0.7, 1, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("dtype", BUDGET)
-def test_answer_and_gradients(shape, dropout, splits, dtype, poisoned, monkeypatch):
+def test_output_and_gradients(shape, dropout, splits, dtype, poisoned, monkeypatch):
     monkeypatch.setattr(kernels, "_FULL", splits * shape[0] * shape[1])
     torch.manual_seed(sum(shape))
     given, scale = inputs(*shape, dtype), shape[-1] ** -0.5
@@ -73,7 +73,7 @@ def test_answer_and_gradients(shape, dropout, splits, dtype, poisoned, monkeypat
         assert (a.double() - b).norm() <= BUDGET[dtype] * (b.norm() + 0.1 * b.numel() ** 0.5)
 
 
-def test_tokens_may_stand_2_to_the_31_elements_apart():
+def test_token_stride_may_exceed_2_to_the_31():
     """As in a view of one tensor that holds queries, keys and values of a large batch, tokens first."""
     far = torch.empty(2**31 + 48, dtype=torch.float16, device=DEVICE)  # most of it is never touched
     given = [far.as_strided((1, 1, 129, 16), (16, 16, 2**24, 1), n * 16) for n in range(3)]
@@ -91,7 +91,7 @@ def test_tokens_may_stand_2_to_the_31_elements_apart():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="run on Linux, which Triton's compiler is for")
-def test_they_compile_for_hopper():
+def test_key_bias_kernels_compile_for_hopper():
     """The interpreter takes what the compiler refuses, so the compiler is asked too."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     script = Path(__file__).parents[1] / "attention/compile_for_hopper.py"

@@ -17,7 +17,7 @@ from acp_repro.retention.scorer import running_summary_loop
 
 @pytest.mark.parametrize("length", [1, 63, 129, 1000])
 @pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
-def test_summary_is_the_recurrence(length, decay):
+def test_summary_matches_the_recurrence(length, decay):
     x = torch.randn(2, length, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(length))
     exact = running_summary_loop(x, decay)
     torch.testing.assert_close(running_summary(x, decay), exact, rtol=1e-12, atol=1e-12)
@@ -26,7 +26,7 @@ def test_summary_is_the_recurrence(length, decay):
     assert (running_summary(x.float(), decay) - exact).abs().max() <= 2 * worst + 1e-6
 
 
-def test_scorer_is_equation_3_over_kept_tokens_alone():
+def test_scorer_applies_equation_3_to_kept_tokens_only():
     torch.manual_seed(0)
     scorer = RetentionScorer(8, 5, 0.9, initial_logit=0.3).double()
     hidden = torch.randn(1, 7, 8, dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_scorer_is_equation_3_over_kept_tokens_alone():
     assert called == [scorer.w, scorer.u, scorer.v]
 
 
-def test_gradients_are_those_of_finite_differences():
+def test_gradients_match_finite_differences():
     torch.manual_seed(1)
     x = torch.randn(2, 9, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: running_summary(x, 0.8), x)
@@ -71,7 +71,7 @@ def test_gradients_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(lambda s: hard_concrete(s, u, 0.66, (-0.1, 1.1)), s)
 
 
-def test_hard_concrete_is_open_as_often_as_its_formula_says():
+def test_hard_concrete_open_rate_matches_its_formula():
     s, beta, stretch = torch.tensor([-2.0, 0.0, 1.5]), 0.66, (-0.1, 1.1)
     u = torch.rand(200_000, 3, generator=torch.Generator().manual_seed(0))
     z = hard_concrete(s, u, beta, stretch)
@@ -82,7 +82,7 @@ def test_hard_concrete_is_open_as_often_as_its_formula_says():
     assert (share - torch.sigmoid(s)).min() > 0.1
 
 
-def test_penalty_counts_what_its_setting_says():
+def test_penalty_follows_its_setting():
     s = torch.tensor([0.4])
     assert counted_share(RetentionConfig(0.5), s) == torch.sigmoid(s)
     expected = torch.sigmoid(s - 0.66 * torch.log(torch.tensor(0.1 / 1.1)))
@@ -107,19 +107,19 @@ def test_penalty_counts_what_its_setting_says():
         ({"initial_multiplier": -1.0}, "initial_multiplier: must not be negative"),
     ],
 )
-def test_impossible_settings_are_refused_where_they_are_made(settings, words):
+def test_invalid_settings_are_rejected_at_construction(settings, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         RetentionConfig(**{"budget": 0.5} | settings)
 
 
-def test_settings_survive_json():
+def test_settings_round_trip_through_json():
     config = RetentionConfig(0.3, gates=(0, 2), stretch=(-0.2, 1.3), schedule="profile", profile=(0.5, 0.4))
     assert RetentionConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
     with pytest.raises(ValueError, match="budgt: no such setting; did you mean budget"):
         RetentionConfig.from_dict({"budgt": 0.3})
 
 
-def test_places_of_gates():
+def test_gate_positions():
     for gates, places in (("after_blocks", (1, 2, 3)), ("input", (0,)), ("output", (3,))):
         assert RetentionConfig(0.5, gates=gates).places(3) == places
     assert RetentionConfig(1.0).places(3) == () == RetentionConfig(0.5, method="dense").places(3)
@@ -152,7 +152,7 @@ def test_budgets_of_each_schedule():
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_top_m_keeps_the_best_and_never_more_than_the_budget(data):
+def test_top_m_keeps_the_highest_scores_within_the_budget(data):
     length = data.draw(st.integers(1, 12))
     valid = torch.tensor([data.draw(st.lists(st.booleans(), min_size=length, max_size=length))])
     # Few values, so that there are ties, and infinities.
@@ -181,7 +181,7 @@ def test_top_m_keeps_the_best_and_never_more_than_the_budget(data):
         assert torch.equal(top_indices(scores, None, protected, budget, length).indices, direct.indices)
 
 
-def test_cost_follows_the_tokens_left():
+def test_cost_follows_the_remaining_tokens():
     dense = encoder_cost([512] * 6, 768, 3072)
     # 2 (4 d^2 + 8 d^2) linear FLOPs and 4 T d of attention for each token and block.
     assert dense.linear_flop == 6 * 512 * 24 * 768**2
@@ -200,7 +200,7 @@ def _expected(loss: torch.Tensor, masks: torch.Tensor, p: torch.Tensor) -> torch
     return torch.where(masks.bool(), p[:, None], 1 - p[:, None]).prod(-1) @ loss
 
 
-def test_the_slack_of_a_minimiser_is_at_most_the_gap_over_lambda():
+def test_minimiser_slack_is_at_most_the_gap_over_lambda():
     """Appendix C, Proposition 1. E[L] is linear in each p, so the Lagrangian is least where p is a mask."""
     generator, budget = torch.Generator().manual_seed(0), 2
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 5)
@@ -217,7 +217,7 @@ def test_the_slack_of_a_minimiser_is_at_most_the_gap_over_lambda():
     assert over > 50  # the bound says something where the budget is broken
 
 
-def test_the_duality_gap_does_not_bound_the_slack_of_a_minimiser_over_the_budget():
+def test_duality_gap_does_not_bound_the_slack_of_a_minimiser_over_the_budget():
     """Appendix G, Lemma 3: the loss is the share of tokens that are dropped, of four with a budget of one."""
     masks, multiplier = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4), 0.01
     loss, slack = 1 - masks.mean(1), masks.sum(1) - 1

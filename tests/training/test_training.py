@@ -64,7 +64,7 @@ def log_of(run):
     return read_json_lines(run.folder / "metrics.jsonl")
 
 
-def test_a_resumed_run_gives_the_same_bits(run, capsys):
+def test_resumed_run_is_bitwise_identical(run, capsys):
     train_run(run)
     expected, folder = weights(run), run.folder
     assert is_done(run) and not (folder / "checkpoints").exists()
@@ -85,7 +85,7 @@ def test_a_resumed_run_gives_the_same_bits(run, capsys):
     assert "already done" in capsys.readouterr().out and not (folder / "checkpoints").exists()
 
 
-def test_training_is_a_plain_loop_of_adamw(run, tmp_path, monkeypatch):
+def test_training_matches_a_plain_adamw_loop(run, tmp_path, monkeypatch):
     yaml = YAML.replace("[-10, null]", "[-10], seed: [3]")
     write_suite(tmp_path, yaml.replace("dtype: float32", "dtype: float32, max_grad_norm: 0.5"))
     run = load_suite("mini").run("pro-tiny-128-acp-seed3")
@@ -123,7 +123,7 @@ def test_training_is_a_plain_loop_of_adamw(run, tmp_path, monkeypatch):
     assert read_json(run.folder / "done.json")["loss_nats_last_20th"] == lines[-1]["loss_nats"]
 
 
-def test_the_totals_of_a_run_are_those_of_its_lines(run):
+def test_run_totals_match_the_log_lines(run):
     """Also where a resume changed the number of ranks."""
     run.folder.mkdir(parents=True)
     common = {"tokens": 40, "loss_nats": 2.0}
@@ -138,7 +138,7 @@ def test_the_totals_of_a_run_are_those_of_its_lines(run):
     assert done["peak_memory_bytes"] == 7
 
 
-def test_a_kill_between_checkpoint_and_metrics_repeats_no_line(run):
+def test_kill_between_checkpoint_and_metrics_duplicates_no_line(run):
     train_run(run, stop_after=3)
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "loss_nats": 1.0}\n{"step": 4, "lo')  # cut short by a kill
@@ -164,7 +164,7 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(run, trained, capsys):
     assert same(weights(run), trained)
 
 
-def test_checkpoints_and_weights_of_another_run_are_refused(run, trained, tmp_path, capsys):
+def test_checkpoints_and_weights_of_another_run_are_rejected(run, trained, tmp_path, capsys):
     """Also those of the same shapes, with which training would go on."""
     write_suite(tmp_path, YAML.replace("[-10, null]", "[-10], seed: [0, 1]"))
     other = load_suite("mini").run("pro-tiny-128-acp-seed1")
@@ -199,7 +199,7 @@ def test_checkpoints_and_weights_of_another_run_are_refused(run, trained, tmp_pa
         load_pretrained(run.folder)
 
 
-def test_a_checkpoint_is_safetensors_and_nothing_else(run):
+def test_checkpoint_contains_only_safetensors(run):
     """Law 9: what is not there cannot be unpickled."""
     train_run(run, stop_after=1)
     (path,) = (run.folder / "checkpoints").iterdir()
@@ -210,7 +210,7 @@ def test_a_checkpoint_is_safetensors_and_nothing_else(run):
     assert {"model.lm_head.weight", "optimizer.exp_avg.lm_head.weight"} <= tensors.keys()
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint(run, trained, monkeypatch):
+def test_full_disk_keeps_the_last_valid_checkpoint(run, trained, monkeypatch):
     train_run(run, stop_after=2)
     folder = run.folder / "checkpoints"
 
@@ -249,7 +249,7 @@ def die_at_a_sync():
 @pytest.mark.parametrize(
     ("die_at", "left"), [("step-00000003/shard-", 2), ("step-00000003$", 2), ("named", 3)]
 )
-def test_a_kill_within_a_checkpoint_costs_the_steps_since_the_last(run, trained, capsys, die_at, left):
+def test_kill_during_a_checkpoint_resumes_from_the_previous_one(run, trained, capsys, die_at, left):
     ends = train_on(1, Path.cwd(), run.name, before=die_at_a_sync, environment={"DIE_AT": die_at})
     assert ends == [(-signal.SIGKILL, "killed")]
     names = {p.name for p in (run.folder / "checkpoints").iterdir()}
@@ -259,7 +259,7 @@ def test_a_kill_within_a_checkpoint_costs_the_steps_since_the_last(run, trained,
     assert same(weights(run), trained)
 
 
-def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys):
+def test_changed_settings_are_rejected_with_the_difference(run, tmp_path, capsys):
     train_run(run, stop_after=1)
     write_suite(tmp_path, YAML.replace("learning_rate: 1e-2", "learning_rate: 2e-2"))
     with pytest.raises(TrainingError, match=r"size.learning_rate: 0.01, now 0.02.*rm -r runs/mini"):
@@ -275,7 +275,7 @@ def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys)
     ]
 
 
-def test_code_that_gained_a_setting_continues_a_run(run, monkeypatch, capsys):
+def test_run_resumes_after_the_code_gained_a_setting(run, monkeypatch, capsys):
     as_dict = type(run).as_dict
 
     def without_beta1(run):
@@ -291,7 +291,7 @@ def test_code_that_gained_a_setting_continues_a_run(run, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("text", [None, '{"settings": {"tr'])
-def test_a_checkpoint_holds_the_settings_of_its_run(run, trained, tmp_path, text):
+def test_checkpoint_contains_the_settings_of_its_run(run, trained, tmp_path, text):
     train_run(run, stop_after=2)
     description = (run.folder / "run.json").read_bytes()
     for stop in (3, None):
@@ -308,7 +308,7 @@ def test_a_checkpoint_holds_the_settings_of_its_run(run, trained, tmp_path, text
 
 
 @pytest.mark.parametrize(("text", "steps"), [(None, None), ('{"settings": {"tr', 1)])
-def test_what_nobody_knows_the_settings_of_is_left_alone(run, text, steps):
+def test_folders_without_settings_are_not_modified(run, text, steps):
     train_run(run, stop_after=steps)
     if text is None:
         (run.folder / "run.json").unlink()
@@ -319,7 +319,7 @@ def test_what_nobody_knows_the_settings_of_is_left_alone(run, text, steps):
 
 
 @pytest.mark.parametrize("name", ["done.json", "model/model.safetensors"])
-def test_a_finished_run_that_is_damaged_is_not_trained_over(run, name):
+def test_damaged_finished_run_is_not_overwritten(run, name):
     train_run(run)
     (run.folder / name).write_bytes((run.folder / name).read_bytes()[:-1] + b"\0")
     before = (run.folder / "model" / "model.safetensors").read_bytes()
@@ -330,7 +330,7 @@ def test_a_finished_run_that_is_damaged_is_not_trained_over(run, name):
     train_run(run)
 
 
-def test_other_text_is_refused(run, tmp_path):
+def test_another_corpus_is_rejected(run, tmp_path):
     """With the same settings, and so with the same name of the tokeniser."""
     train_run(run, stop_after=2)
     text = tmp_path / "text.txt"
@@ -342,7 +342,7 @@ def test_other_text_is_refused(run, tmp_path):
     train_run(run)
 
 
-def test_weights_get_their_name_last(run, trained, monkeypatch):
+def test_weights_are_renamed_last(run, trained, monkeypatch):
     """Make takes them as the sign that the run is done."""
     with monkeypatch.context() as patch:
         patch.setattr(run_folder_module, "write_done", lambda *_: 1 / 0)
@@ -353,7 +353,7 @@ def test_weights_get_their_name_last(run, trained, monkeypatch):
     assert is_done(run) and same(weights(run), trained)
 
 
-def test_a_run_that_another_process_finishes_first_is_not_trained_again(run, monkeypatch):
+def test_run_finished_by_another_process_is_not_retrained(run, monkeypatch):
     train_run(run)
     before = (run.folder / "metrics.jsonl").read_bytes()
     answers = iter((False,))  # as seen before the other process wrote its weights
@@ -362,7 +362,7 @@ def test_a_run_that_another_process_finishes_first_is_not_trained_again(run, mon
     assert (run.folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_second_process_on_the_same_run_is_refused(run):
+def test_second_process_on_the_same_run_is_rejected(run):
     import fcntl
 
     run.folder.mkdir(parents=True)
@@ -384,7 +384,7 @@ def test_a_second_process_on_the_same_run_is_refused(run):
         pytest.param(FoXModel, "cuda", "step 2 gave loss nan", marks=pytest.mark.gpu),
     ],
 )
-def test_a_nan_stops_the_run(run, monkeypatch, spoil, device, said):
+def test_nan_loss_stops_the_run(run, monkeypatch, spoil, device, said):
     """In the loss, and where a CPU's attention itself refuses it."""
     train_run(run, device, stop_after=2)
     forward = spoil.forward
@@ -395,7 +395,7 @@ def test_a_nan_stops_the_run(run, monkeypatch, spoil, device, said):
     assert not is_done(run) and not run.weights_file.exists()
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run(run, monkeypatch):
+def test_non_finite_gradient_stops_the_run(run, monkeypatch):
     """Where the loss still is."""
     step = trainer_module.train_step
     monkeypatch.setattr(
@@ -405,7 +405,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(run, monkeypatch):
         train_run(run)
 
 
-def test_metrics_say_what_a_person_watches(run):
+def test_metrics_contain_the_monitored_quantities(run):
     for stop in (3, None):
         train_run(run, stop_after=stop, watch_every=2)
     lines = log_of(run)
@@ -418,7 +418,7 @@ def test_metrics_say_what_a_person_watches(run):
     assert "pruned_ratio" not in (exact.folder / "metrics.jsonl").read_text()
 
 
-def test_a_tokenizer_lies_beside_the_weights(run, tmp_path):
+def test_tokenizer_is_saved_with_the_weights(run, tmp_path):
     text = YAML.replace("heldout: [heldout.txt]", "heldout: [heldout.txt], tokenizer: {bpe: 300}")
     write_suite(tmp_path, text, "bpe")
     bpe = load_suite("bpe").run("pro-tiny-128-acp")
@@ -434,7 +434,7 @@ def test_a_tokenizer_lies_beside_the_weights(run, tmp_path):
     assert ids.shape == (4, 16)
 
 
-def test_a_weight_of_another_rate_learns_at_its_multiple():
+def test_learning_rate_multiplier_sets_the_rate_of_a_weight():
     layer = torch.nn.Linear(2, 2)
     optimizer = make_optimizer(layer, TrainingConfig(), 1e-2, {layer.weight: 0.5})
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
@@ -461,7 +461,7 @@ def test_pruned_ratio_of_each_layer_is_logged_only_with_acp():
     assert pruned_ratio_per_layer(model, ids) == []
 
 
-def test_prefetched_batches_are_those_of_a_plain_loop():
+def test_prefetched_batches_match_a_plain_loop():
     def load(index):
         return torch.tensor([index]), torch.tensor([1 // (12 - index)])
 
