@@ -90,8 +90,8 @@ def test_paper_module_runs_from_suite_to_figure(name, folder, monkeypatch, capsy
     paper = PAPERS[name]
     write_suite(folder, paper.yaml)
     (folder / "elsewhere").mkdir()
-    twin = folder / "elsewhere/twin.yaml"  # a suite may lie anywhere
-    twin.write_text(paper.yaml)
+    external = folder / "elsewhere/external.yaml"  # a suite may lie anywhere
+    external.write_text(paper.yaml)
     asked = [paper.item, "--suite", "mini"]
 
     # One line for what is wrong.
@@ -123,10 +123,10 @@ def test_paper_module_runs_from_suite_to_figure(name, folder, monkeypatch, capsy
     assert make.main(asked) == 0
     output = capsys.readouterr().out
     assert "continuing from step 3" in output
-    assert train.main(["--suite", str(twin)]) == 0
-    (other,) = load_suite(str(twin)).runs
+    assert train.main(["--suite", str(external)]) == 0
+    (other,) = load_suite(str(external)).runs
     assert run.weights_file.read_bytes() == other.weights_file.read_bytes()
-    assert list(twin.parent.iterdir()) == [twin]
+    assert list(external.parent.iterdir()) == [external]
 
     # What is trained and measured is there, and a second call only draws.
     suite = load_suite("mini")

@@ -1,4 +1,4 @@
-"""Tables 1 and 3: what is tested item by item, what counts as different, and what the table shows."""
+"""Tables 1 and 3: tests over paired items, significant differences, and the contents of the tables."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_only_significant_differences_count():
     apart = pd.concat([items("acp", right(500)), items("exact", right(530, first=470))])
     (row,) = paired.differences(apart).itertuples()
     assert row.verdict == paired.SAME and row.difference == pytest.approx(-0.03) and row.p_value > 0.1
-    # Two seeds that differ as much say that it is not the method.
+    # Two seeds with the same difference show that the method is not its cause.
     seeds = pd.concat([nested, items("acp", right(535), seed=1)])
     (row,) = paired.differences(seeds).itertuples()
     assert row.verdict == paired.AS_RUNS
@@ -63,7 +63,7 @@ def test_seeds_differ_only_if_significant():
     other = pd.concat([one, items("acp", right(740), seed=1), items("acp", right(500), "boolq", seed=1)])
     told = table1.seeds_differ(other)
     assert told.word == Word.REPRODUCED
-    assert table1.seeds_differ(other.assign(commit=other["seed"])).word is Word.INCONCLUSIVE  # of two codes
+    assert table1.seeds_differ(other.assign(commit=other["seed"])).word is Word.INCONCLUSIVE  # other code
     assert table1.seeds_differ(other.assign(commit=other["log_pruning_tolerance"].map(str))) == told
     guessed = other.assign(value=other["value"] * (other["item"] < 510))
     assert table1.seeds_differ(guessed).word is Word.INCONCLUSIVE
@@ -97,7 +97,7 @@ def test_perplexities_are_compared_by_their_log_likelihoods():
 
 
 def pairs(task: str, *counts: tuple[int, int], metric: str = "acc") -> pd.DataFrame:
-    """A seed for each (right with ACP, right without) of 1000."""
+    """One seed per pair (correct with ACP, correct without) of 1000 items."""
     return pd.concat(
         [
             items(method, right(count), task, metric, seed)
@@ -114,13 +114,13 @@ def test_tasks_match_if_pairs_rule_out_the_papers_differences():
     exact = close["log_pruning_tolerance"].isna()
     marked = table1.tasks_match(close.assign(commit=["new" if new else "old" for new in exact]))
     assert marked.word == Word.INCONCLUSIVE
-    # Equal bits say nothing of what another pair would do.
+    # A bitwise identical pair does not predict another pair.
     assert table1.tasks_match(pairs("winogrande", *[(700, 700)] * 3, (701, 700))).word == Word.INCONCLUSIVE
-    # Not significantly apart, and far from the same.
+    # Neither significantly different nor equivalent.
     assert (
         table1.tasks_match(pairs("winogrande", (700, 730), (720, 690), (700, 701))).word == Word.INCONCLUSIVE
     )
-    for apart in (-60, 60):  # better is not the same, either
+    for apart in (-60, 60):  # an improvement is not equivalence either
         far = [(700 + apart, 700), (690 + apart, 691), (720 + apart, 720)]
         assert table1.tasks_match(pairs("winogrande", *far)).word == Word.CONTRADICTED
         mixed = pd.concat([close.assign(task="piqa"), pairs("winogrande", *far)])
@@ -128,14 +128,14 @@ def test_tasks_match_if_pairs_rule_out_the_papers_differences():
 
 
 def test_chance_level_models_are_inconclusive():
-    """A coin is as good with ACP as without."""
+    """A chance-level model scores the same with and without ACP."""
     guessing = pairs("winogrande", (500, 501), (501, 502), (499, 500))
     assert table1.tasks_match(guessing).word == Word.INCONCLUSIVE
-    # BoolQ says yes to 62 %, so 60 % is a habit.
+    # 62 % of BoolQ's answers are yes, so 60 % is the chance level.
     assert table1.tasks_match(pairs("boolq", (600, 601), (600, 602), (601, 600))).word == Word.INCONCLUSIVE
     known = pairs("arc_easy", (400, 401), (410, 409), (405, 406))
     assert table1.tasks_match(pd.concat([guessing, known])).word == Word.REPRODUCED
-    # The perplexity of a task whose accuracy is guessed is of words that the model does not know.
+    # If the accuracy of a task is at chance level, its perplexity is not evidence either.
     lambada = pairs("lambada_openai", (16, 16), (15, 15), (16, 16))
     of_words = lambada.assign(metric="perplexity", value=-4.0)
     assert table1.tasks_match(pd.concat([known, lambada, of_words])).word == Word.INCONCLUSIVE
@@ -177,7 +177,7 @@ def test_pairs_over_different_items_are_rejected():
 
 
 def test_items_are_weighted():
-    """A metric that is a share of characters: of one item 2 of 2 are right, of the other 1 of 6."""
+    """A metric per character: 2 of 2 are correct in one item and 1 of 6 in the other."""
     both = items("acp", [2.0, 1.0])
     both["weight"] = [2, 6]
     assert paired.score(both, "acc") == pytest.approx(3 / 8)

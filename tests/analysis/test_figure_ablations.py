@@ -1,4 +1,4 @@
-"""Figure A7: which suspects move the pruned share, by its criterion."""
+"""Figure A7: which factors change the pruned ratio by its criterion."""
 
 import dataclasses
 from pathlib import Path
@@ -20,7 +20,7 @@ def runs(monkeypatch):
 
 
 def records(runs, percents):
-    """Two heads a training: one prunes all that it may, the other the rest of ``percents``."""
+    """Two heads per run: one prunes its maximum, the other the rest of ``percents``."""
     return pd.DataFrame(
         {
             "run": run.name,

@@ -1,4 +1,4 @@
-"""Figures 1, 3 to 6, 8 and 11 and their statistics, from records written by hand; no torch."""
+"""Figures 1, 3 to 6, 8 and 11 and their statistics, from synthetic results; torch is not needed."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def record(name: str, metric: str, rows: list[dict]) -> None:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working folder with the suite and no record."""
+    """A working folder with the suite and without results."""
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, SUITE)
     return tmp_path
@@ -106,7 +106,7 @@ def of_heads(pruned: list[int], causal: int, length: int = 256) -> pd.DataFrame:
 
 
 def test_savings_use_the_bins_of_the_paper():
-    # 5 % opens the second bin and 90 % the 19th. 100 % is in the last.
+    # 5 % is in the second bin, 90 % in the 19th and 100 % in the last.
     found = figure4.savings_bins(of_heads([0, 1, 18, 20, 10], 20, 65_536))
     assert found.tolist() == [0, 1, 18, 19, 10] and figure4.BINS == 20
     # The grid allows 30 %, an edge: what is there is left of it, and what a closed gate takes past it is not.
@@ -152,9 +152,9 @@ def test_curves_are_paired_position_by_position():
     assert (gap.context_length_tokens, gap.position) == (256, 2)
     assert gap.gap_nats == pytest.approx(0.2)
     more = pd.concat([table, curve(None, [3.1, 2.5, 1.2], seed=1)])
-    # A seed without its pair says nothing of the difference.
+    # An unpaired seed has no difference.
     pd.testing.assert_frame_equal(statistics.loss_differences(more), statistics.loss_differences(table))
-    # With it there are two pairs, each with its own gap: the mean of both would hide the larger one.
+    # The paired seed gives two pairs with one gap each; their mean would hide the larger gap.
     pairs = statistics.loss_differences(pd.concat([more, curve(-10.0, [3.0, 2.0, 1.0], seed=1)]))
     of_seed = pairs.groupby("seed")["difference"].apply(list).to_dict()
     assert of_seed == {0: pytest.approx([-0.1, 0.0, -0.2]), 1: pytest.approx([-0.1, -0.5, -0.2])}
@@ -177,7 +177,7 @@ def test_grid_of_figure_1_matches_the_code(block_q):
     assert np.array_equal(causal, ~np.isnan(grid.largest_decay))
     assert np.allclose(grid.largest_decay[causal], blocks[causal])
     assert grid.last.tolist() == (causal.sum(1) - 1).tolist()
-    # What is left of the boundary is under delta, and the block at the boundary is not.
+    # Blocks left of the boundary are below delta and the block at the boundary is not.
     assert len(grid.first_kept) == len(blocks)
     for row, first in enumerate(grid.first_kept):
         assert (blocks[row, :first] < -10).all() and blocks[row, first] >= -10
@@ -205,7 +205,7 @@ def test_figure_4_counts_heads_by_kind_and_pruned_ratio():
     bars = [bar for bars in ax.containers for bar in bars if bar.get_height()]
     assert max(bar.get_x() + bar.get_width() for bar in bars) == pytest.approx(30)
     shares = [sum(bar.get_height() for bar in bars) for bars in ax.containers]
-    assert shares == pytest.approx([25, 25, 50])  # global, between and local heads
+    assert shares == pytest.approx([25, 25, 50])  # global, intermediate and local heads
 
 
 def test_figure_5_has_a_histogram_for_each_layer():

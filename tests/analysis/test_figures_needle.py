@@ -1,4 +1,4 @@
-"""The figures of the needle test (3 right, 9, 11 right, A6) and A5 from records written by hand."""
+"""The figures of the needle test (3 right, 9, 11 right, A6) and A5 from synthetic results."""
 
 import itertools
 
@@ -97,14 +97,14 @@ def test_table_a1_has_all_pairs():
     table = tableA1.pairs(records)
     assert len(table) == before + 1 and table["difference_nats"].iloc[-1] == pytest.approx(4.0)
     known = records.assign(commit=table["kernel_commit"].iloc[0])
-    assert len(tableA1.pairs(known)) == before  # its records stand in the file already
+    assert len(tableA1.pairs(known)) == before  # the file already contains its results
 
 
 @pytest.mark.parametrize(
     ("acp", "exact", "status"),
     [
         (lambda s, d: 0.88 + 0.02 * (s == 1), lambda s, d: 0.9 - 0.01 * (s == 2), Word.REPRODUCED),
-        # The interval reaches 0, and -17 points: no damage is not shown by what shows nothing.
+        # The interval contains 0 and -17 points, so the absence of damage is not shown.
         (lambda s, d: 0.8 + 0.1 * (s == 1), lambda s, d: 0.9 - 0.05 * (s == 2), Word.INCONCLUSIVE),
         (lambda s, d: 0.5 + 0.01 * s, lambda s, d: 0.9, Word.CONTRADICTED),
         (lambda s, d: 0.9, lambda s, d: 0.5, Word.REPRODUCED),
@@ -152,7 +152,7 @@ def test_figure_a5():
     caption = synthetic.draw("figureA5")
     end = 100 * (1.61 - 0.04 * np.log(1e8))
     assert f"and {end:.0f} % after 100M" in caption
-    assert figureA5.epoch_ends(records, None) == []  # of this text nobody knows it
+    assert figureA5.epoch_ends(records, None) == []  # unknown for this corpus
     assert figureA5.epoch_ends(records, 30_000_000) == [30_000_000, 60_000_000, 90_000_000]
 
 
@@ -162,7 +162,7 @@ def test_differently_thinned_logs_are_compared_over_common_steps():
         {"run": run, "step": end - 1, "tokens": 1000 * end, "layer": layer, "averaged_steps": end - start}
         | {"loss_nats": every_step[start:end].mean(), "log_pruning_tolerance": tolerance}
         for run, ends, layers, tolerance in (
-            ("acp", [1, 24, 48, 72, 96], (0, 1), -10.0),  # a look at the first step, as short runs have
+            ("acp", [1, 24, 48, 72, 96], (0, 1), -10.0),  # evaluated at the first step, as in short runs
             ("exact", range(6, 97, 6), (None,), np.nan),
         )
         for start, end in itertools.pairwise([0, *ends])

@@ -1,4 +1,4 @@
-"""Figures 7, A1 and A2 from records written by hand, and the numbers that their captions tell."""
+"""Figures 7, A1 and A2 from synthetic results, with the numbers in their captions."""
 
 import math
 
@@ -69,7 +69,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def records_of(metric: str, rows: list[dict]) -> pd.DataFrame:
-    """``rows`` written and read back as records of the suite's run."""
+    """Writes ``rows`` as results of the suite's run and reads them back."""
     synthetic.write(RUN, metric, *rows)
     return read_records(load_suite("mini"), metric)
 

@@ -1,4 +1,4 @@
-"""What the papers declare: items, their metrics and claims agree with each other."""
+"""Declarations of the papers: items, metrics and claims are consistent."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The ledger: one row a claim, the right suite decides, and the committed pages are those of the rows."""
+"""The ledger: one row per claim, the deciding suite, and committed pages that match the rows."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def rows():
-    """Those that are committed."""
+    """The committed ledger rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         yield ledger.read()
@@ -81,7 +81,7 @@ def test_rows_match_the_committed_results(monkeypatch):
 
 
 def test_published_results_match_the_present_settings(monkeypatch):
-    """So a fresh clone only draws them: an edit of a suite waits until the runs are measured again."""
+    """A fresh clone only plots them; an edited suite requires the runs to be measured again."""
     monkeypatch.chdir(ROOT)
     found = [
         (suite, run, metric)
@@ -100,13 +100,13 @@ def judge(id: str) -> ledger.Row:
 
 @pytest.fixture
 def mini(tmp_path, monkeypatch):
-    """Savings of suite ``mini``, published, in a folder of its own."""
+    """Published savings of suite ``mini`` in a separate folder."""
     monkeypatch.chdir(tmp_path)
     return synthetic.published_savings(tmp_path)
 
 
 def another(name: str, *pairs: tuple[bytes, bytes]) -> None:
-    """Suite ``mini`` under another name, with its record of one context alone and other numbers."""
+    """Suite ``mini`` under another name, with other results at one context only."""
     shutil.copy("experiments/mini.yaml", f"experiments/{name}.yaml")
     shutil.copytree("results/mini", f"results/{name}")
     shutil.rmtree(f"results/{name}/pro-tiny-512-acp")
@@ -118,7 +118,7 @@ def another(name: str, *pairs: tuple[bytes, bytes]) -> None:
 
 
 def took(gpu_seconds: float | None, seconds: float = 1, suite: str = "mini") -> None:
-    """Says how long each run of a suite was trained, on one H, and how long each record was measured."""
+    """Records the training time of each run of a suite on one H100 and the time of each measurement."""
     paths = list(Path("results", suite).glob("*/settings.json"))
     assert paths
     for path in paths:
@@ -154,12 +154,12 @@ def test_suite_nearest_to_the_paper_decides_and_others_are_quoted(mini):
     assert (share.suite, share.verdict) == (growth.suite, growth.verdict) == ("mini", Word.SMALL_SCALE)
     ((name, verdict, numbers),) = share.others
     assert (name, verdict) == ("other", Word.MAGNITUDE) and "10 % at 256" in numbers
-    assert not growth.others  # one context alone says nothing of growth
-    another("same", (b",5,10,0.5,", b",7,10,0.7,"))  # finds what mini finds, and need not be quoted
+    assert not growth.others  # one context is no evidence of growth
+    another("same", (b",5,10,0.5,", b",7,10,0.7,"))  # agrees with mini and need not be quoted
     assert judge("acp.figure2.1").others == share.others
     shutil.rmtree("results/mini/pro-tiny-512-acp")
     assert judge("acp.figure2.2").verdict is Word.INCONCLUSIVE
-    # As many runs each: the longer context is nearer to the paper's.
+    # With equal numbers of runs, the longer context is nearer to the paper.
     shutil.copytree("results/mini", "results/near")
     shutil.copy("experiments/mini.yaml", "experiments/near.yaml")
     shutil.rmtree("results/near/pro-tiny-256-acp")
@@ -263,7 +263,7 @@ def test_pooled_claim_is_judged_once_on_all_suites(mini):
 
 @pytest.fixture
 def again(mini, monkeypatch):
-    """``make claim`` on suite ``mini``, whose ledger is written; commands are noted and not run."""
+    """``make claim`` on suite ``mini`` with a ledger; commands are recorded instead of executed."""
     monkeypatch.setattr(ledger, "models", list)
     ledger.write(ledger.judge_all())
     called = []
@@ -302,7 +302,7 @@ def test_small_suite_is_compared_with_its_reference_results(again, monkeypatch, 
     assert re.search("new: different magnitude: .*10 % at 512", said)
     assert "  head: identical" in said
     assert "  pruned_blocks: mean 3, reference 6; at most 8.6e-01 of the largest value apart" in said
-    shutil.rmtree("results/mini")  # as in a fresh clone: all is to be made, and the cost is known
+    shutil.rmtree("results/mini")  # as in a fresh clone: everything must be computed at a known cost
     suite = load_suite("mini")
     assert len(planner.missing(suite, planner.targets(suite, ["figure2"]))) > len(suite.runs)
     monkeypatch.setattr(claim, "run_words", lambda words: 3)

@@ -1,4 +1,4 @@
-"""Many facts: the verdict over pairs of trainings, and Table A1 with runs that lack some records."""
+"""Many facts: the verdict over pairs of training runs, and Table A1 with incomplete results."""
 
 import itertools
 
@@ -25,8 +25,8 @@ def asked(nats: float, recall: float, method: str, fact: int = 0, depth: float =
 
 
 def records(*differences: float, recall: float = 0.9) -> pd.DataFrame:
-    """A pair for each difference in nats. Fact 0 is asked twice and fact 1 once, and they count alike. ACP's
-    weights are also tested without pruning, which is no training."""
+    """One pair per difference in nats. Fact 0 is asked twice and fact 1 once, with equal weight. ACP's
+    weights are also tested without pruning, which is not a separate training run."""
     rows = []
     for (seed, apart), trained in itertools.product(enumerate(differences), ("acp", "exact")):
         shared = {"architecture": "pro", "size": "tiny", "context_length_tokens": 512, "seed": seed}
@@ -45,10 +45,10 @@ def records(*differences: float, recall: float = 0.9) -> pd.DataFrame:
     ("differences", "status"),
     [
         ([0.06, 0.1, 0.2], Word.REPRODUCED),
-        ([-3.0, -2.0, -1.0], Word.REPRODUCED),  # better is no damage
-        ([0.0, 0.0, 0.0], Word.INCONCLUSIVE),  # equal bits say nothing of a pair that parts
+        ([-3.0, -2.0, -1.0], Word.REPRODUCED),  # an improvement is not damage
+        ([0.0, 0.0, 0.0], Word.INCONCLUSIVE),  # bitwise identical pairs do not predict a diverging pair
         ([0.0, 0.1, 0.2], Word.INCONCLUSIVE),
-        ([0.3, 0.4, 0.5], Word.INCONCLUSIVE),  # the mean is below the margin, and its interval is not
+        ([0.3, 0.4, 0.5], Word.INCONCLUSIVE),  # the mean is below the margin but its interval is not
         ([-1.0, 0.0, 2.0], Word.INCONCLUSIVE),
         ([0.7, 0.8, 0.9], Word.CONTRADICTED),
         ([0.0, 0.0], Word.INCONCLUSIVE),

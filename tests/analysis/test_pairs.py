@@ -1,4 +1,4 @@
-"""Pairs of trainings: which are of one code, and what their losses show."""
+"""Pairs of training runs: pairs of one code version, and the verdicts on their losses."""
 
 import hashlib
 import subprocess
@@ -22,7 +22,7 @@ RUN = {"architecture": "pro", "size": "a", "context_length_tokens": 512, "traine
 
 
 def losses(*pairs: tuple[float, float]) -> pd.DataFrame:
-    """A seed for each (with ACP, exact)."""
+    """One seed per pair of losses (with ACP, exact)."""
     return pd.DataFrame(
         [
             RUN | {"log_pruning_tolerance": tolerance, "seed": seed, "loss_nats": loss}
@@ -36,9 +36,9 @@ CASES = [
     # Two one-sided tests over pairs, at a margin of 0.002.
     ([(3.0001, 3.0), (3.2, 3.20005), (3.1, 3.1001)], MEASURED),
     ([(3.02, 3.0), (3.0211, 3.001), (3.0206, 3.0)], CONTRADICTED),
-    ([(2.98, 3.0), (2.9811, 3.001), (2.9806, 3.0)], CONTRADICTED),  # better is not the same either
-    ([(3.1, 3.0), (3.1, 3.101), (3.1, 3.2), (3.25, 3.1)], UNTOLD),  # one pair does not make up for another
-    # Of few pairs that part nobody knows what the next would do, whatever pairs of equal bits there are.
+    ([(2.98, 3.0), (2.9811, 3.001), (2.9806, 3.0)], CONTRADICTED),  # an improvement is not equivalence either
+    ([(3.1, 3.0), (3.1, 3.101), (3.1, 3.2), (3.25, 3.1)], UNTOLD),  # pairs do not compensate for each other
+    # Few diverging pairs are inconclusive, however many bitwise identical pairs exist.
     ([(3.0001, 3.0)], UNTOLD),
     ([(3.0, 3.0), (3.1, 3.1), (3.2, 3.2)], UNTOLD),
     ([(3.0001, 3.0), (3.1, 3.1001), (3.2, 3.2), (3.3, 3.3)], UNTOLD),
@@ -72,7 +72,7 @@ def test_fox_against_the_rope_baseline(gaps, word, tmp_path, monkeypatch):
 
 def test_pair_of_two_code_versions_is_shown_but_not_counted():
     records = losses((3.001, 3.0), (3.2, 3.2005), (3.099, 3.1), (3.9, 3.0))
-    commits = ["one", "one", "two", "two", None, "two", "one", "two"]  # what is not recorded says nothing
+    commits = ["one", "one", "two", "two", None, "two", "one", "two"]  # an unrecorded commit is no evidence
     found = figure3.losses_match(records.assign(commit=commits))
     assert found.n == 3 and "+0.9000" in found.ours
     for one_code in (["ca18a47ca0f3", "dd1eb2f4643d"], ["2071518815ee", "b5154bbd8eb4"]):
@@ -127,4 +127,4 @@ def test_runs_are_identical_if_no_step_differs():
     steps.loc[6, "loss_nats"] += 1e-7  # of seed 0 at step 1
     found = figure3.same_steps(steps, pd.DataFrame({"training": [figure3.REPEAT], "diverges_here": [0]}))
     assert found.word is CONTRADICTED
-    assert figure3.same_steps(steps).word is UNTOLD  # the machine may do that, and not pruning
+    assert figure3.same_steps(steps).word is UNTOLD  # the cause may be the machine and not pruning

@@ -1,4 +1,4 @@
-"""What papers print against themselves."""
+"""Internal contradictions of the papers."""
 
 from analysis.retention.naming import PUBLISHED
 

@@ -1,4 +1,4 @@
-"""The report: one Markdown page that shows what is drawn and says what is missing."""
+"""The report: one Markdown page that shows existing figures and lists missing ones."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tables 2 and 4, the paper's numbers, and Figure 10, from records written by hand."""
+"""Tables 2 and 4, the paper's numbers, and Figure 10, from synthetic results."""
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -53,7 +53,7 @@ def test_table2_shows_the_suite_and_the_paper(suite):
 def test_table4_matches_a_hand_computation(suite):
     _, values = table4.tabulate(drawing.find("mini", "table4").records["attention_time"])
     synthetic.draw("table4")
-    written = pd.read_csv("figures/mini/table4.csv")  # of numbers, not of what is shown
+    written = pd.read_csv("figures/mini/table4.csv")  # numbers, not formatted cells
     assert written["percent"].tolist() == pytest.approx(values["percent"].tolist())
     ours = values[values["source"] == "measured"]
     # 0.1 of 2 ms at 256 tokens, 0.08 of 1.6 at 512.
@@ -82,7 +82,7 @@ def test_paper_values_are_complete():
 
 
 def test_averages_of_tables_1_and_3_match_their_columns():
-    """A slip of the pen in one of 132 cells would show here."""
+    """Detects a transcription error in any of 132 cells."""
     table = published("analysis.acp").table
     for item in ("table1", "table3"):
         rows = table[(table["item"] == item) & table["quantity"].str.contains("accuracy")]
@@ -108,7 +108,7 @@ def test_derived_tables_reject_duplicate_and_missing_rows():
     table = pd.DataFrame({"a": [1, 1, 2, 2], "b": [None, None, 3, 4], "kind": list("xyxy"), "v": range(4)})
     assert one_each(table, ["a", "b", "kind"], "t") is table
     with pytest.raises(UnfitRecords, match="^t: more than one record for a = 1, b = nan$"):
-        one_each(table, ["a", "b"], "t")  # a missing value is a key too
+        one_each(table, ["a", "b"], "t")  # a missing value is a valid key
     both = side_by_side(table.assign(b=0), ["a"], "kind", "v", ("x", "y"), "t")
     assert both.to_dict("list") == {"a": [1, 2], "x": [0, 2], "y": [1, 3]}
     for some in (table[:3], table[:1], table[1:]):

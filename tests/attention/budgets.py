@@ -1,4 +1,4 @@
-"""What a call is to give, in float64, and how far rounding may lead each element of it from that."""
+"""Expected results of a call in float64, with a rounding error budget for each element."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ IMPLEMENTATIONS = [
     pytest.param("triton", marks=needs_triton),
 ]
 NAMES = ("out", "dq", "dk", "dv", "dlog_fgate")
-EPS = 2.0**-24  # the unit roundoff of float32, in which everything between two products is held
-SIGMAS = 6.0  # of a sum of roundings; each is uniform, so its deviation is its bound over sqrt(3)
-LEVELS = 5.0  # roundings of a number as large as lse or a decay between a score and its weight
+EPS = 2.0**-24  # unit roundoff of float32, the dtype of all values between two products
+SIGMAS = 6.0  # of a sum of uniform rounding errors, each with deviation bound / sqrt(3)
+LEVELS = 5.0  # roundings at the magnitude of lse or a decay, from a score to its weight
 
 
 def expected(q, k, v, log_fgate, visible, scale, dtype, dout=None, fall=0.0):
     """{name: (value, budget)} of out and, with ``dout``, of every gradient (Equations 1 to 3).
 
-    A budget follows each rounding to the result. The weights P, dS and out are rounded to ``dtype`` (unit
-    u), each by itself: SIGMAS deviations of such a sum. What is held in float32 is wrong by a few EPS of its
-    largest intermediate, counted as if all errors added up. A softmax forgives what all scores of a row
-    share, so a score's error counts by 1 - p; but the backward pass reads lse, with an error that stays.
+    A budget propagates each rounding to the result. The weights P, dS and out are rounded independently to
+    ``dtype`` (unit u): SIGMAS deviations of the sum. A float32 value has an error of a few EPS of its largest
+    intermediate, in the worst case of additive errors. A softmax cancels an error shared by all scores of a
+    row, so a score's error is scaled by 1 - p; the backward pass reads lse, whose error does not cancel.
 
     Args:
         q, dout: (B, H, Tq, D). k, v: (B, Hkv, Tk, D). log_fgate: (B, H, Tk). All float64.
-        visible: (B, H, Tq, Tk) bool, entries that are neither masked nor pruned; causality comes on top.
-        fall: nats that an implementation adds to all scores of a block and takes away again.
+        visible: (B, H, Tq, Tk) bool, entries that are neither masked nor pruned; the causal mask is added.
+        fall: nats that an implementation adds to all scores of a block and subtracts later.
     """
     u = torch.finfo(dtype).eps / 2
     least = torch.finfo(dtype).smallest_normal * u  # half of the smallest number
@@ -45,7 +45,7 @@ def expected(q, k, v, log_fgate, visible, scale, dtype, dout=None, fall=0.0):
     k, v = (reference.shared_heads(x, q.shape[1]) for x in (k, v))
     scores = reference.attention_scores(q, k, log_fgate, sm_scale=scale, kept=visible)
     lse = scores.logsumexp(-1, keepdim=True)
-    lse = lse.masked_fill(lse == -math.inf, 0.0)  # a row that sees nothing
+    lse = lse.masked_fill(lse == -math.inf, 0.0)  # a row without visible keys
     p = (scores - lse).exp()
     out = p @ v
 
@@ -63,10 +63,10 @@ def expected(q, k, v, log_fgate, visible, scale, dtype, dout=None, fall=0.0):
     if dout is not None:
         dp = dout @ v.mT
         ds = p * (dp - (dout * out).sum(-1, keepdim=True))
-        noise = noise + score_noise  # lse is stored, and scores are computed again, perhaps in another order
+        noise = noise + score_noise  # lse is stored and scores are recomputed, possibly in another order
         p_wrong = p * (noise + total) + p.clamp(max=least)
         dp_noise = product * (dout.abs() @ v.abs().mT)
-        # delta, the row sums of dout * out, comes of an out that is rounded, and so were its weights.
+        # delta, the row sums of dout * out, is computed from a rounded out with rounded weights.
         variance = (dout * out).square().sum(-1, keepdim=True) + (p * dp).square().sum(-1, keepdim=True)
         delta_variance = chance**2 * variance
         delta_noise = (p * noise * dp.abs()).sum(-1, True) + product * (dout * out).abs().sum(-1, True)
@@ -86,13 +86,13 @@ def expected(q, k, v, log_fgate, visible, scale, dtype, dout=None, fall=0.0):
         variance = chance**2 * (p.square().mT @ dout.square())
         found["dv"] = gradient(*over_heads(p.mT @ dout, variance, p_wrong.mT @ dout.abs()))
 
-        # A gate is in the decay of each pair of a key before it with a query at it or after it.
+        # A gate contributes to the decay of each pair of an earlier key and a query at or after it.
         above = torch.ones_like(ds[0, 0], dtype=torch.bool).triu(shift + 1)
 
         def across(x):
             return (x.cumsum(-1) - x).masked_fill(above, 0.0)
 
-        # dc is a row's sum less a column's, of dS that were computed twice: that does not cancel in pairs.
+        # dc is a row sum minus a column sum of dS computed twice, so errors do not cancel in pairs.
         apart = EPS * (2 + LEVELS * level) * ds.abs() + p * dp_noise
         sums = apart.sum(-2)
         sums[..., shift:] += apart.sum(-1)
@@ -106,10 +106,10 @@ def expected(q, k, v, log_fgate, visible, scale, dtype, dout=None, fall=0.0):
 
 
 def judge(actual: dict[str, torch.Tensor], right: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """The largest error over its budget.
+    """Returns the largest ratio of an error to its budget.
 
     Raises:
-        AssertionError: it is over 1; the message says where.
+        AssertionError: the ratio exceeds 1; the message names the element.
     """
     worst = 0.0
     for name, x in actual.items():
@@ -130,7 +130,7 @@ def judge(actual: dict[str, torch.Tensor], right: dict[str, tuple[torch.Tensor, 
 
 
 def require(true, message: str) -> None:
-    """``assert`` without pytest's picture of the tensors."""
+    """``assert`` without pytest's representation of the tensors."""
     if not true:
         raise AssertionError(message)
 
@@ -149,7 +149,7 @@ def make_inputs(seqlen_q, seqlen_k, heads=2, kv_heads=1, head_dim=16, batch=1, d
 
 
 def right(inputs, window, start, grid, documents=None, seq_start=None):
-    """{name: (value, budget)} where row i sees keys i - window + 1 to i, of its blocks and its document."""
+    """{name: (value, budget)} where row i attends to keys i - window + 1 to i of its blocks and document."""
     q, k, v, log_fgate, dout = (x.double() for x in inputs)
     keys = torch.arange(k.shape[2], device=q.device)
     rows = keys[k.shape[2] - q.shape[2] :, None]

@@ -1,4 +1,4 @@
-"""Random decoding: steps in a row against a paged cache that others share, see :mod:`.fuzz_on_gpu`."""
+"""Random decoding: consecutive steps on a shared paged cache, see :mod:`.fuzz_on_gpu`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .random_calls import (
 )
 
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
-# Tokens a step, key heads, query heads to each, head_dim, dtype, tokens of a block, columns of the table.
+# Tokens per step, key heads, query heads per key head, head_dim, dtype, tokens per block, table columns.
 FAMILIES = [
     (1, 2, 1, 64, BRAIN, 64, 20),
     (1, 2, 4, 128, BRAIN, 64, 20),
@@ -38,14 +38,14 @@ FAMILIES = [
     (5, 2, 3, 20, SINGLE, 32, 24),
     (8, 1, 2, 64, BRAIN, 128, 9),
 ]
-NASTY = [math.nan, 1e9, -1e9, 0.0]  # c where nobody reads: what would prune a block, or keep it
+NASTY = [math.nan, 1e9, -1e9, 0.0]  # c of unread entries: values that would prune or keep a block
 
 
 @dataclass
 class Steps:
-    """Decoding steps with the whole past, as float64 on the CPU, heads first."""
+    """Decoding steps with the full past in float64 on the CPU, heads first."""
 
-    words: list[str]  # what a reader is told of it
+    words: list[str]  # description for a reader
     family: tuple
     lengths: list[int]  # of the rows before the last step
     count: int
@@ -94,8 +94,8 @@ def draw_steps(seed: int) -> Steps:
 
 
 def check_steps(case: Steps, implementation: str = IMPLEMENTATION) -> float:
-    """Blocks lie in no order. Entries of blocks that nobody reads name any block, and what nobody may read
-    is NaN, or one of NASTY."""
+    """Blocks are in random order. Table entries of unread blocks name any block, and unread values are NaN
+    or one of NASTY."""
     rng, (tokens, kv_heads, group, head_dim, dtype, block, columns) = case.rng, case.family
     batch, lengths, worst = len(case.lengths), case.lengths, 0.0
     sums, starts = cumulative_log_fgate(case.log_fgate), case.starts or [0] * batch
@@ -117,7 +117,7 @@ def check_steps(case: Steps, implementation: str = IMPLEMENTATION) -> float:
     k, v, c, start = (x.to(DEVICE) for x in (k, v, c, right))
     for step in range(case.count):
         memory = Memory(rng, case.alignment)
-        # Read are blocks from the first that one of the heads keeps, but those of padding, and the one of the
+        # Blocks are read from the first that one of the heads keeps, except padding, and the block of the
         # token before the queries, to whose c theirs is added.
         first = right.view(batch, kv_heads, group).amin(-1)
         for b, n in enumerate(lengths):
@@ -170,7 +170,7 @@ def check_steps(case: Steps, implementation: str = IMPLEMENTATION) -> float:
 
 
 def place_rows(memory, numbers, dtype):
-    """One number a row: also a column of a matrix, or the same one expanded."""
+    """One number per row, possibly a column of a matrix or an expanded scalar."""
     return memory.place(torch.tensor(numbers, dtype=dtype), (0,) if len({*numbers}) == 1 else ())
 
 
@@ -185,7 +185,7 @@ def write(cache, *new):
 
 
 def first_kept(case, sums, lengths, starts, start):
-    """Algorithm 1 of the paper from ``start`` on, one head after the other."""
+    """Algorithm 1 of the paper from ``start`` on, for one head at a time."""
     tokens, block, start = case.family[0], case.family[5], start.clone()
     for b, h in itertools.product(*map(range, start.shape)):
         first, n = lengths[b] - tokens, max(start[b, h].item(), starts[b] // block)

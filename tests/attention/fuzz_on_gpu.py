@@ -1,13 +1,12 @@
-"""Random calls: shapes, layouts, gates, thresholds and surroundings that nobody thought of, against float64.
+"""Random calls: shapes, layouts, gates, thresholds and program states, against float64.
 
-`make test-gpu` tries as many as fit into its time; without a GPU a few run on the CPU's path, and fewer in
-Triton's interpreter. A failure
-prints its seed and the line that repeats it. To hunt for hours::
+`make test-gpu` runs as many as its time limit allows; without a GPU a few run on the CPU implementation, and
+fewer in Triton's interpreter. A failure prints its seed and the command that reproduces it. A long run::
 
     ACP_FUZZ_SEED=1000 ACP_FUZZ_SECONDS=7200 python -m pytest tests/attention -k random_calls
 
-Seeds under 1,000 share few compiled kernels; from there on each case is of any width, and compiles its own.
-Every element of every result has a budget of its own, see :mod:`.budgets`.
+Seeds below 1,000 share few compiled kernels; larger seeds use any width and compile their own kernels.
+Every element of every result has its own error budget, see :mod:`.budgets`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SEED, SECONDS = int(os.environ.get("ACP_FUZZ_SEED", 0)), os.environ.get("ACP_FUZ
 
 
 def hunt(name, draw, check, seconds):
-    """Draws and checks one seed after the other, and tells of all that fail."""
+    """Generates and checks one seed after another and reports all failures."""
     deadline = time.monotonic() + float(SECONDS or seconds)
     failures, worst = [], 0.0
     for seed in itertools.count(SEED):
@@ -43,7 +42,7 @@ def hunt(name, draw, check, seconds):
             worst = max(worst, check(case))
         except Exception as error:
             failures.append((seed, case, error))
-        broken = failures and re.search(r"CUDA error|Error \[CUDA\]", str(failures[-1][2]))  # as is the rest
+        broken = failures and re.search(r"CUDA error|Error \[CUDA\]", str(failures[-1][2]))  # so do later cases
         few = DEVICE == "cpu" and SECONDS is None and seed == SEED + 8
         if broken or few or time.monotonic() > deadline:
             break
@@ -56,7 +55,7 @@ def hunt(name, draw, check, seconds):
         raise AssertionError("\n".join(lines)) from failures[0][2]
 
 
-# --- ways to make a call: each returns out, start_index and the gradients of q, k, v and log_fgate -------
+# --- calling methods: each returns out, start_index and the gradients of q, k, v and log_fgate -------
 def function_of(options):
     def attend(*x):
         return forgetting_attention(*x, return_start_index=True, implementation=IMPLEMENTATION, **options)
@@ -101,13 +100,13 @@ def compiled(given, options):
 
 
 def captured(given, options):
-    """A CUDA graph, captured with other values of q."""
+    """A CUDA graph that was captured with other values of q."""
     static = [x.clone() for x in given]
     static[0].zero_()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        plainly(static, options)  # compiles, which a graph cannot hold
+        plainly(static, options)  # compiles, which is not allowed during capture
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -118,7 +117,7 @@ def captured(given, options):
 
 
 def in_threads(given, options):
-    """Two threads at once, each with a stream of its own."""
+    """Two concurrent threads, each with its own stream."""
     results, errors = [], []
 
     def work(stream):
@@ -151,10 +150,10 @@ def require_same(results, when):
 
 
 def check_call(call: Call, way=None) -> float:
-    """In one of the ways; plainly three times at other addresses, as the third repeats kept launches."""
+    """Calls by one of the methods; plain calls run three times, because the third uses cached launches."""
     layouts = call.rng.random()
     way = way or call.rng.choice([plainly, *LIGHT_WAYS])
-    only_plainly = ("autocast", "anomaly")  # one also casts what the other ways do, one waits for the stream
+    only_plainly = ("autocast", "anomaly")  # autocast changes other methods too, anomaly mode synchronises
     call.words = [x for x in call.words if x not in only_plainly or way is plainly] + [way.__name__]
     results = []
     for _ in range(3 if way is plainly else 1):
@@ -231,7 +230,7 @@ def test_kernels_in_the_interpreter(fixed, monkeypatch):
 @pytest.mark.skipif(DEVICE == "cpu", reason="run make test-gpu where a GPU is")
 @pytest.mark.parametrize("order", [(2, 0, 1, 3), (0, 2, 1, 3), (0, 1, 2, 3)], ids=str)
 def test_more_than_two_to_the_31_elements(order):
-    """Sequence first, tokens stand 17 million elements apart; else the last heads start past 2**31."""
+    """Sequence first: a token stride of 17 million elements; otherwise the last heads start past 2**31."""
     if torch.cuda.get_device_properties(0).total_memory < 120e9:
         pytest.skip("run where a GPU has 120 GB of memory")
     shape = (2**14, 16, 132, 64)

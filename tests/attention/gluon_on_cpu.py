@@ -1,14 +1,14 @@
-"""Runs Gluon kernels for Hopper on a CPU, for which Triton's interpreter does not know them.
+"""Runs Gluon kernels for Hopper on a CPU, because Triton's interpreter does not support them.
 
-A kernel's own Python runs with PyTorch in place of the language. What makes such kernels hard is imitated:
+The Python code of a kernel runs with PyTorch in place of the language. The hazards of these kernels are:
 
-- groups of warps are threads, which meet at the barriers of shared memory as on the GPU;
-- what the copy engine writes is NaN until somebody has waited for it;
+- groups of warps are threads, which synchronise at shared-memory barriers as on the GPU;
+- data of the copy engine is NaN until its barrier has been waited for;
 - a product reads shared memory only when it is waited for.
 
-So a stage that is read too early, or given free too early, gives NaN or another number, and a barrier that
-nobody will complete is an error. Layouts, registers and speed are not imitated: a compiler and a GPU tell of
-those. :func:`launch` takes the place of the project's own launch function.
+A stage that is read or released too early therefore gives NaN or a wrong number, and a barrier that is never
+completed is an error. Layouts, registers and speed are not emulated; a compiler and a GPU test them.
+:func:`launch` replaces the project's launch function.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-PATIENCE_S = 20.0  # for a barrier; then nobody will complete it
-_here = threading.local()  # of each thread: the products that it has asked for
+PATIENCE_S = 20.0  # timeout of a barrier
+_here = threading.local()  # per thread: its pending products
 _program: dict[str, Any] = {}  # the running one: its number, the lock of its barriers, its failures
 
 
@@ -60,7 +60,7 @@ class Pointer:
         return Pointer(self.memory, self.position + value(offset).to(torch.int64))
 
     def inside(self, mask, shape=()):
-        """(positions, mask) of one shape; every position that counts is one of the memory's."""
+        """(positions, mask) of one shape; every unmasked position is inside the memory."""
         mask = value(True if mask is None else mask)
         position, mask = torch.broadcast_tensors(self.position, mask.expand(shape) if shape else mask)
         if (mask & ((position < 0) | (position >= len(self.memory)))).any():
@@ -83,7 +83,7 @@ def store(pointer: Pointer, x, mask=None) -> None:
 
 
 class Described:
-    """A matrix of the global memory, as the copy engine sees it."""
+    """A matrix in global memory as a descriptor of the copy engine."""
 
     def __init__(self, descriptor: TensorDescriptor):
         self.pointer, self.dtype = Pointer.to_tensor(descriptor.base), descriptor.base.dtype
@@ -125,7 +125,7 @@ class Shared:
 
 
 class Barrier:
-    """An mbarrier: a phase ends when all have arrived and all announced bytes have come."""
+    """An mbarrier: a phase completes when all threads and all announced bytes have arrived."""
 
     def __init__(self):
         self.count = self.missing = self.announced = self.phase = 0
@@ -144,7 +144,7 @@ class Barriers(Barrier):
 
 
 class mbarrier:
-    """As the module ``hopper.mbarrier``, hence its name."""
+    """Emulates the module ``hopper.mbarrier``, hence its name."""
 
     MBarrierLayout = staticmethod(lambda: "barriers")
 
@@ -195,7 +195,7 @@ def copy_tile(described: Described, corner, bar: Barrier, target: Shared, pred=T
 
 
 class Product:
-    """A product that was asked for: no number before it was waited for."""
+    """A pending product, without values until it is waited for."""
 
     def __init__(self, a, b, acc):
         self.factors, self.acc, self.done = (a, b), acc, None
@@ -290,7 +290,7 @@ _REPLACED = {
 
 @functools.cache
 def plain(function: Callable) -> Callable:
-    """A function of a kernel, with PyTorch in place of all that it names."""
+    """A kernel function with its globals replaced by PyTorch."""
     named = set(function.__code__.co_names)
     names = {name: replaced(x) for name, x in function.__globals__.items() if name in named}
     return types.FunctionType(
@@ -310,7 +310,7 @@ def replaced(x):
 
 
 def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
-    """As :func:`acp_repro.attention.triton.launch.launch`, one program after the other."""
+    """Replaces :func:`acp_repro.attention.triton.launch.launch`; programs run one after another."""
 
     def inside(x):
         if isinstance(x, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What :mod:`.fuzz_on_gpu` calls with: tensors in strange places, and calls drawn from a seed."""
+"""Inputs of :mod:`.fuzz_on_gpu`: tensors in unusual layouts, and random calls generated from a seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN_KERNELS = 1000  # the first seed whose cases compile kernels of their own
 
 
 class Memory:
-    """Places tensors in buffers full of NaN, and tells whether a byte of these was changed.
+    """Places tensors in buffers full of NaN and detects changed bytes of the buffers.
 
     Args:
         rng: draws layouts.
@@ -36,7 +36,7 @@ class Memory:
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def place(self, x, constant=()):
-        """``x`` on the device in some layout; along the axes ``constant`` its stride may be 0."""
+        """``x`` on the device in a random layout; along the axes ``constant`` its stride may be 0."""
         rng, odd = self.rng, {"16": 0, "1": 1}.get(self.alignment, self.rng.randint(0, 1))
         order = [*range(x.dim())]  # of the axes in memory: heads first, or time first, or any
         if x.dim() > 2:
@@ -68,7 +68,7 @@ class Memory:
 
 @contextlib.contextmanager
 def surroundings(names):
-    """What a program may have set when it calls."""
+    """Global PyTorch settings that may be active during a call."""
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", ".*does not compile the Hopper kernels.*")
@@ -90,7 +90,7 @@ def surroundings(names):
         yield
 
 
-# What kernels are compiled for: head_dim, dtype, query heads to a key head, padded, alignment, lengths.
+# Compile-time parameters of kernels: head_dim, dtype, query heads to a key head, padded, alignment, lengths.
 FAMILIES = [
     (64, BRAIN, 1, False, "16", "multiples of 16"),  # on a Hopper GPU the kernels for it
     (48, HALF, 3, False, "1", "any"),
@@ -109,7 +109,7 @@ LENGTHS = {
     "multiples of 4": [4, 60, 68, 132, 196, 500, 652],
     "any": [15, 63, 65, 129, 130, 257, 331, 513],
 }
-GATES = {  # of exponentially distributed x, the logarithm of a gate with its sign turned
+GATES = {  # functions of exponentially distributed x that return a negative log gate
     "local": lambda x: x * 0.3,
     "global": lambda x: x * 1e-4,
     "open": lambda x: x * 0.0,
@@ -124,9 +124,9 @@ NORMS = ["1"] * 8 + ["300", "0", "one key above all"]
 
 @dataclass
 class Call:
-    """A drawn call: its values as float64 on the CPU, heads first, and how it is made."""
+    """A random call: its values in float64 on the CPU, heads first, and its options."""
 
-    words: list[str]  # what a reader is told of it
+    words: list[str]  # description for a reader
     dtype: torch.dtype
     values: dict[str, torch.Tensor]  # q, k, v, log_fgate and dout
     constant: dict[str, tuple[int, ...]]  # axes along which values repeat
@@ -185,7 +185,7 @@ class Call:
             log_fgate = cut_documents(log_fgate, cu_seqlens)
             longest = cu_seqlens.diff().max().item()
 
-        # The boundary is that of delta, up to the last bits of c. That of "auto" prunes no more than the
+        # The boundary matches delta up to the last bits of c. Under "auto" it prunes at most what the
         # bound on the scores allows, and little less.
         c = cumulative_log_fgate(log_fgate)
         lower = upper = self.delta.to(DEVICE) if isinstance(self.delta, torch.Tensor) else None
@@ -209,11 +209,11 @@ class Call:
 
 
 def draw_call(seed: int, **fixed) -> Call:
-    """The call of a seed, but for choices that are ``fixed`` by name."""
+    """The call of a seed, except for choices that are ``fixed`` by name."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
 
     def pick(name, options):
-        chosen = rng.choice(options)  # drawn in any case, so that the rest stays as it was
+        chosen = rng.choice(options)  # always drawn, so that later draws do not change
         return fixed.get(name, chosen)
 
     head_dim, dtype, group, padded, alignment, lengths = FAMILIES[fixed.get("family", seed % len(FAMILIES))]
@@ -276,7 +276,7 @@ def draw_call(seed: int, **fixed) -> Call:
         log_fgate = cut_documents(log_fgate, cu_seqlens)
 
     def draw_delta():
-        """Half of them are the decay of some block, or a few bits of float32 more or less."""
+        """Half of the thresholds equal the decay of a block, up to a few units of float32."""
         row = rng.randrange(0, seqlen_q, 128) + seqlen_k - seqlen_q
         column = max(0, rng.randrange(0, row // 64 + 1) * 64 - 1)
         b, h, factor = rng.randrange(batch), rng.randrange(heads), rng.choice([1, 1 - 1e-6, 1 + 1e-6])

@@ -1,4 +1,4 @@
-"""`forgetting_attention`: blockwise against the reference, every output and gradient, and its errors."""
+"""`forgetting_attention`: blockwise against the reference for every output and gradient, and its errors."""
 
 import math
 import warnings
@@ -68,7 +68,7 @@ def test_pruning_error_stays_within_the_bound_of_appendix_a():
 
 @pytest.mark.parametrize("threshold", [0, torch.zeros(2)])
 def test_threshold_0_keeps_blocks_without_decay(threshold):
-    """The global head's gates are 1, so its blocks have a decay of exactly 0, which is not below 0."""
+    """The gates of the global head are 1, so the decay of its blocks is exactly 0, which is not below 0."""
     q, k, v, log_fgate = (x.detach() for x in make_inputs(130, 130))
     log_fgate[..., 1] = 0.0
     _, start = forgetting_attention(q, k, v, log_fgate, adaptive_threshold=threshold, return_start_index=True)
@@ -76,7 +76,7 @@ def test_threshold_0_keeps_blocks_without_decay(threshold):
 
 
 def test_pruned_blocks_are_not_computed():
-    """Matrix products of both passes shrink by the pruned share: counted, as clocks are noisy."""
+    """The matrix products of both passes shrink by the pruned ratio; counts are used because timings are noisy."""
     q, k, v, log_fgate = (x.detach().transpose(1, 2) for x in make_inputs(1024, 1024, 16))
     c = cumulative_log_fgate(log_fgate)
     flops = []
@@ -94,7 +94,7 @@ def test_pruned_blocks_are_not_computed():
 
 
 def test_gates_below_the_floor_are_computed_or_rejected():
-    """The scores of the first key are 3e4 above the others, so that a log gate of -2e4 hides nothing."""
+    """The scores of the first key are 3e4 above the others, so a log gate of -2e4 does not mask it."""
     q, k, v = torch.randn(3, 1, 70, 1, 16, generator=torch.manual_seed(0), dtype=torch.float64)
     q, k = q.abs(), k / 100
     q[..., 0], k[:, 0, :, 0] = 4.0, 3e4
@@ -113,7 +113,7 @@ def test_gates_below_the_floor_are_computed_or_rejected():
             inputs[3][:, 30] = -math.inf
         with pytest.raises(ValueError, match="log gates below -10000 must lie in .0, 9900.0"):
             forgetting_attention(*inputs, implementation=implementation)
-        inputs[:2] = torch.ones(2, 1, 70, 1, 16)  # scores of 16 sm_scale; they may differ by twice as much
+        inputs[:2] = torch.ones(2, 1, 70, 1, 16)  # scores of 16 sm_scale, with differences up to twice that
         forgetting_attention(*inputs, implementation=implementation, sm_scale=9890 / 32)
         with pytest.raises(ValueError, match="log gates below"):
             forgetting_attention(*inputs, implementation=implementation, sm_scale=9910 / 32)
@@ -139,7 +139,7 @@ def test_operator_passes_opcheck_and_compiles_without_graph_breaks():
     ids=["number", "auto and packed"],
 )
 def test_one_compiled_graph_handles_every_length(options):
-    """More lengths than PyTorch keeps graphs for one function, which is eight."""
+    """More lengths than the eight graphs that PyTorch caches per function."""
     torch.compiler.reset()
 
     def attend(q, k, v, log_fgate, cu_seqlens=None):

@@ -1,4 +1,4 @@
-"""The table of backends: a new one is an entry, and a name that is not there is an error that lists them."""
+"""The table of backends: a new backend is one entry, and an unknown name raises an error that lists them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from acp_repro.attention.backends import BACKENDS, Blockwise
 
 
 class Mine(Blockwise):
-    """Another grid, and only on the meta device, where nothing else is taken."""
+    """A backend with another grid that supports only the meta device."""
 
     def supports(self, device):
         return device.type == "meta"

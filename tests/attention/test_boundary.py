@@ -1,4 +1,4 @@
-"""Section 3: the boundary is monotone, the parallel search is Algorithm 1, and counts are right."""
+"""Section 3: the boundary is monotone, the parallel search equals Algorithm 1, and counts are correct."""
 
 import pytest
 import torch
@@ -53,8 +53,8 @@ def test_parallel_search_equals_algorithm_1(kind, seed, seqlen_k, missing, block
     assert (parallel.diff(dim=-1) >= 0).all()
     first = torch.arange(0, seqlen_q, block_q) + seqlen_k - seqlen_q
     assert (parallel <= first // block_k).all() and (parallel >= 0).all()
-    # Definition: left of the boundary every entry is under delta, and the boundary block holds one
-    # that is not.
+    # Definition: left of the boundary every entry is below delta, and the boundary block contains an
+    # entry that is not.
     for b, h in ((0, 0), (1, 1)):
         for m, position in enumerate(first.tolist()):
             edge = int(parallel[b, h, m])
@@ -67,8 +67,8 @@ def test_padding_blocks_are_skipped_and_nan_prunes_nothing():
     c = torch.zeros(2, 1, 32, dtype=torch.float64)
     boundary = find_boundary(c, None, 32, 8, 4, seq_start=torch.tensor([0, 13]))
     assert boundary[0, 0].tolist() == [0, 0, 0, 0]
-    assert boundary[1, 0].tolist() == [0, 2, 3, 3]  # never past the block of the first query
-    # With a threshold, the later of the two boundaries counts.
+    assert boundary[1, 0].tolist() == [0, 2, 3, 3]  # at most the block of the first query
+    # With a threshold, the later of the two boundaries applies.
     fallen = torch.arange(32).mul(-1.0).double()[None, None].expand(2, 1, 32)
     both = find_boundary(fallen, torch.full((2, 1), -6.5), 32, 8, 4, seq_start=torch.tensor([0, 13]))
     assert both[:, 0].tolist() == [[0, 0, 2, 4], [0, 2, 3, 4]]
@@ -87,7 +87,7 @@ def test_block_counts_flops_and_bytes_match_a_hand_computation():
     assert attention_flops(7, 64, 64, 32, backward=True) == 7 * 10 * 64 * 64 * 32
     assert attention_bytes(7, 64, 32, 2) == 7 * 2 * 64 * 32 * 2
     c = cumulative_log_fgate(torch.full((1, 1, 4), -1.0))
-    # D = 0 on the diagonal, -1, -2, -3 below it: with delta = -1.5 the last two go, 2 + 1 entries of 10.
+    # D = 0 on the diagonal, -1, -2, -3 below it: with delta = -1.5 the last two are pruned, 2 + 1 entries of 10.
     assert token_level_pruned_ratio(c, torch.tensor([[-1.5]])).item() == pytest.approx(0.3)
 
 

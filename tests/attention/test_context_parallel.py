@@ -22,7 +22,7 @@ from .random_calls import Memory, draw_call, surroundings
 def ranks_of_gloo():
     dist.init_process_group("gloo")
     yield dist.group.WORLD
-    dist.destroy_process_group()  # not after an error: it would wait for the others
+    dist.destroy_process_group()  # skipped after an error, where it would wait for the other ranks
 
 
 def require_success(ends):
@@ -43,7 +43,7 @@ def attend(given, options, group=None):
 
 
 def draw_calls(ranks, seeds, chunk=64):
-    """The calls with as many queries as keys, in chunks of ``chunk`` tokens, or of twice as many."""
+    """Calls with equal numbers of queries and keys, in chunks of ``chunk`` tokens or twice as many."""
     for seed in seeds:
         call = draw_call(seed, length=2 * chunk * ranks * (2 if ranks == 2 and seed % 2 else 1))
         if call.values["q"].shape[2] == call.values["k"].shape[2]:
@@ -89,7 +89,7 @@ def check_special_calls():
     with ranks_of_gloo() as group:
         mesh = init_device_mesh("cpu", (group.size(),))
         q, k, v, log_fgate, dout = make_inputs(256, 256, heads=2, kv_heads=1)
-        # Small scores and slow decays: whether a block is pruned depends on the last unit of log L.
+        # With small scores and slow decay, pruning of a block depends on the last unit of log L.
         log_fgate = -torch.linspace(0.03, 0.1, 2)[:, None].expand_as(log_fgate).contiguous()
         given = (q * 0.1, k * 0.1, v, log_fgate, dout)
         for options in OPTIONS:
@@ -99,7 +99,7 @@ def check_special_calls():
                 continue
             alone = attend(given, options)
             for n, (a, b) in enumerate(zip(shared, alone, strict=True)):
-                # out, start_index and dq have the bits of one process.
+                # out, start_index and dq are bitwise identical to one process.
                 torch.testing.assert_close(a, b, rtol=0, atol=0 if n < 3 else 2e-5, msg=f"{n}, {options}")
 
         q, k, v, log_fgate, _ = (shard_sequence(x, group, 2).requires_grad_() for x in given)
@@ -156,7 +156,7 @@ def check_errors():
         refuse("end with the length 256", x, x, x, gates, cu_seqlens=torch.tensor([0, 128]))
         with pytest.raises(ValueError, match="length of dimension 1, 130, .* twice the 2 ranks"):
             shard_sequence(torch.zeros(1, 130), group)
-        # Every rank refuses what one rank alone is given.
+        # Every rank rejects an argument that only one rank receives.
         wrong = gates.clone()
         wrong[:, 5] = 1.0 if group.rank() else -1.0
         refuse("log_fgate must lie in", x, x, x, wrong)

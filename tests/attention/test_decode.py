@@ -1,4 +1,4 @@
-"""Decoding beside what :mod:`.fuzz_decoding_on_gpu` draws; without a GPU in Triton's interpreter."""
+"""Decoding cases not covered by :mod:`.fuzz_decoding_on_gpu`; without a GPU in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ IMPLEMENTATIONS = [
 
 
 def make_cache(lengths, tokens=1, group=1, head_dim=16, block=16):
-    """q, a cache of two key heads whose blocks lie in no order, NaN where nothing is written, and its start.
+    """q, a cache of two key heads with blocks in random order and NaN in unwritten entries, and its start.
 
-    Query heads are local and global in turn. In a group, the second key head begins with a global one.
+    Query heads are local and global in turn. The group of the second key head begins with a global head.
     """
     generator = torch.Generator().manual_seed(0)
     batch, heads, columns = len(lengths), 2 * group, -(-max(lengths) // block) + 1
@@ -48,7 +48,7 @@ def relative(x, right):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_decoding_boundary_is_monotone_over_the_stream(implementation):
-    """Token by token the boundary is what a search from the beginning finds, and never falls."""
+    """Token by token, the boundary equals a search from the beginning and never decreases."""
     q, cache, start = make_cache([300])
     threshold = torch.full(start.shape, -6.0, device=DEVICE)
     for n in range(250, 301, 1 if DEVICE == "cuda" else 17):
@@ -65,9 +65,8 @@ def test_decoding_boundary_is_monotone_over_the_stream(implementation):
 @pytest.mark.parametrize("implementation", ["reference", *IMPLEMENTATIONS])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_rows_with_fewer_tokens_than_queries(implementation, tokens):
-    """Idle rows and new ones: queries without a token give 0, nothing is written for them, the start is never
-    before the first block, and the row is right when it goes on. The idle row's table names the busy row's
-    blocks."""
+    """Idle and new rows: queries without a token return 0 and are not written, the start is never before the
+    first block, and the row continues correctly. The table of the idle row names blocks of the active row."""
     block, heads, most = 16, 2, 60
     lengths = torch.tensor([0, 1, tokens - 1, 50], dtype=torch.int32)
     generator = torch.Generator().manual_seed(0)
@@ -132,21 +131,21 @@ def test_cache_writes_agree_between_implementations():
     kernels = pytest.importorskip("acp_repro.attention.triton", reason="pip install triton")
     _, cache, _ = make_cache([70, 45], 1, 2, 24, 32)
     generator = torch.Generator().manual_seed(3)
-    for tokens in (1, 8, 49):  # the last over three blocks of the second row
+    for tokens in (1, 8, 49):  # the last spans three blocks of the second row
         cache.seqlens.add_(tokens)
         k, v = (
             torch.randn(2, tokens, 2, 24, generator=generator).to(DEVICE).transpose(1, 2) for _ in range(2)
         )
         gates = -torch.rand(2, tokens, 4, generator=generator).to(DEVICE).transpose(1, 2) * 4
         gates[0, 1, 0] = -math.inf
-        twin = PagedKVCache(*(x.clone() for x in cache))._replace(seqlens=cache.seqlens)
+        copied = PagedKVCache(*(x.clone() for x in cache))._replace(seqlens=cache.seqlens)
         cache.write(k, v, gates)
         if tokens <= 8:
-            kernels.write_kvcache(twin, k, v, gates)
-        else:  # a prefill, which knows its sums
+            kernels.write_kvcache(copied, k, v, gates)
+        else:  # a prefill with known running sums
             before = cache.c_at(cache.seqlens.long()[:, None] - tokens - 1)
-            kernels.write_kvcache(twin, k, v, gates, before + gates.double().clamp(min=-1e4).cumsum(-1))
-        for a, b in zip(cache, twin, strict=True):
+            kernels.write_kvcache(copied, k, v, gates, before + gates.double().clamp(min=-1e4).cumsum(-1))
+        for a, b in zip(cache, copied, strict=True):
             assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
 
 
@@ -173,7 +172,7 @@ def test_decay_stays_exact_over_a_million_tokens():
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("implementation", "head_first"), [("auto", True), ("reference", False)])
 def test_compiled_step_equals_the_eager_step(implementation, head_first, backend):
-    """As one graph: what is written, what moves on, and the answers."""
+    """Compiled as one graph: cache writes, updated starts and outputs."""
     torch.compiler.reset()
     q, cache, start = make_cache([333, 129, 63])
     threshold = torch.full(start.shape, -12.0, device=DEVICE)
@@ -206,9 +205,9 @@ def test_compiled_step_equals_the_eager_step(implementation, head_first, backend
 def test_operator_passes_opcheck(implementation):
     q, cache, start = make_cache([70], 2)
     threshold = torch.full(start.shape, -12.0, device=DEVICE)
-    # What nothing reads is NaN, which is equal to nothing.
+    # Unread entries are NaN, which never compares equal.
     cache = PagedKVCache(*(x.nan_to_num(7.0) for x in cache))
-    for first, second in ((1, 2), (1, 3)):  # time before heads, and heads last of all
+    for first, second in ((1, 2), (1, 3)):  # time before heads, and heads as the last dimension
         rows = q.transpose(first, second).contiguous().transpose(first, second)
         arguments = (rows, *cache[:5], start.clone(), threshold, None, 0.25, implementation)
         torch.library.opcheck(decode_op, arguments)

@@ -1,4 +1,4 @@
-"""``as_flex`` against ``forgetting_attention``: values, and the blocks that Flex visits."""
+"""``as_flex`` against ``forgetting_attention``: values and visited blocks."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_flex_computes_forgetting_attention(options, length):
     score_mod, block_mask = as_flex(gates, head_first=True, block_size=64, **options)
     out = flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-    # What compiled Flex visits: all blocks from the boundary to the diagonal.
+    # Compiled Flex visits all blocks from the boundary to the diagonal.
     n = torch.arange(start.shape[-1])
     assert torch.equal(block_mask.to_dense().bool(), (n >= start[..., None]) & (n <= n[:, None]))
     if length == 320 and "logit_bound" in options:

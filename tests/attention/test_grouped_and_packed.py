@@ -13,7 +13,7 @@ from acp_repro.attention.decay import cumulative_log_fgate, cut_documents, docum
 from .budgets import DEVICE, IMPLEMENTATIONS, NAMES, make_inputs, run
 
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
-# For tests of what one fast test with Triton's interpreter has seen already.
+# For behaviour that one fast test in Triton's interpreter already covers.
 
 
 def test_weight_bound_supports_grouped_key_heads():
@@ -27,7 +27,7 @@ def test_weight_bound_supports_grouped_key_heads():
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_other_documents_do_not_affect_outputs_or_gradients(implementation):
-    """Not a bit of a document changes with the tokens and gradients of the others."""
+    """Outputs and gradients of a document are bitwise independent of the other documents."""
     inputs, inside = make_inputs(100, 100, heads=1), slice(50, 80)
     options = {"cu_seqlens": torch.tensor([0, 50, 80, 100], dtype=torch.int32, device=DEVICE)}
     expected, _ = run(inputs, implementation, **options)
@@ -36,18 +36,18 @@ def test_other_documents_do_not_affect_outputs_or_gradients(implementation):
         keep = other[n][:, :, inside].clone()
         other[n].fill_(value)
         other[n][:, :, inside] = keep
-    other[3][..., 50] = 0.0  # the gate at a document's first token has no say
+    other[3][..., 50] = 0.0  # the gate at a document's first token has no effect
     found, _ = run(other, implementation, **options)
     for name in NAMES[:4]:
         assert torch.equal(found[name][:, :, inside], expected[name][:, :, inside]), name
-    # A gate's gradient is a running sum from the end, whose later documents cancel to rounding.
+    # A gate's gradient is a running sum from the end; later documents cancel up to rounding.
     a, b = (x["dlog_fgate"][..., inside] for x in (found, expected))
     assert (a - b).norm() < 1e-4 * b.norm()
 
 
 @pytest.mark.parametrize("threshold", [None, -1e9, -20.0])
 def test_blocks_of_other_documents_are_skipped(threshold):
-    """Exact attention over 8 documents visits the blocks of a document and no more."""
+    """Exact attention over 8 documents visits only the blocks of each document."""
     inputs = make_inputs(512, 512, 2, 2)
     options = {"cu_seqlens": torch.arange(0, 513, 64, device=DEVICE), "adaptive_threshold": threshold}
     _, start = run(inputs, "blockwise", **options)
@@ -55,7 +55,7 @@ def test_blocks_of_other_documents_are_skipped(threshold):
 
 
 def test_many_documents_preserve_precision():
-    """4,096 cuts bring c to -4e7; differences inside a document are still right."""
+    """4,096 document boundaries lower c to -4e7; differences inside a document stay accurate."""
     log_fgate = -torch.rand(1, 1, 16384) * 1e-3
     cut = cut_documents(log_fgate, torch.arange(0, 16385, 4))
     c = cumulative_log_fgate(cut)

@@ -1,7 +1,7 @@
-"""The kernels for Hopper GPUs: what they refuse, that they compile well, and their sums.
+"""The kernels for Hopper GPUs: rejected inputs, compilation, outputs and gradients.
 
-Triton's interpreter does not know them, so :mod:`.gluon_on_cpu` runs them where no GPU is. A compiler for
-their GPU comes with Triton, and tells what would make them slow.
+Triton's interpreter does not support these kernels, so :mod:`.gluon_on_cpu` runs them without a GPU. The
+compiler for Hopper is part of Triton and reports performance problems.
 """
 
 import math
@@ -51,10 +51,10 @@ def test_portable_implementation_rejects_other_kernels_in_both_passes(monkeypatc
     ("what", "kernels"), [("--narrow", 6), ("--wide", 9), ("--decode", 5 * (2 + 2 + 4)), ("--training", 6)]
 )
 def test_hopper_kernels_compile_without_spills_or_serialised_products(what, kernels):
-    """ptxas warns where it makes products wait for each other, which undoes what the Hopper kernels are for.
+    """ptxas warns if it serialises products, which would defeat the purpose of the Hopper kernels.
 
-    And of a multiprocessor's 228 KB, of which it keeps 1 a program, two programs of the backward must have
-    room, and one of the forward, which is for wide heads only.
+    A multiprocessor has 228 KB of shared memory and reserves 1 KB per program. Two programs of the backward
+    must fit, and one of the forward, which is for wide heads only.
     """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, str(Path(__file__).with_name("compile_for_hopper.py")), what]
@@ -86,7 +86,7 @@ def test_unsupported_triton_falls_back_with_a_reason(monkeypatch):
             actual = run(inputs, *grid)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)) and calls
     assert "no such builtin" in dispatch.why_portable(*inputs[1:4], 64, 64)
-    others = make_inputs(64, 64, 32, torch.float32)[1:4]  # which other kernels would serve
+    others = make_inputs(64, 64, 32, torch.float32)[1:4]  # supported by other kernels
     assert "no such builtin" not in dispatch.why_portable(*others, 64, 64)
 
 
@@ -105,15 +105,15 @@ def test_unsupported_triton_falls_back_with_a_reason(monkeypatch):
     ],
 )
 def test_every_output_and_gradient_without_a_gpu(monkeypatch, seqlen, kind, dtype, head_dim):
-    """389 and 600 positions are more tiles than there are stages. NaN stands before a padded start."""
+    """389 and 600 positions need more tiles than stages. Padding before the start is NaN."""
     from . import gluon_on_cpu
 
     monkeypatch.setattr(hopper, "launch", gluon_on_cpu.launch)
     monkeypatch.setattr(dispatch, "find_hopper", lambda *_, **options: hopper)
     monkeypatch.setattr(dispatch, "tiles_for", lambda *_: tiles._LARGE[128])
-    scale = 0.5 if kind == "huge" else 0.125  # the first with room below the level
+    scale = 0.5 if kind == "huge" else 0.125  # the first scale keeps scores below the level
     inputs, grid = make_inputs(seqlen, seqlen, head_dim, dtype, batch=1 + (kind == "padded")), (128, 64)
-    if kind == "huge":  # a key that two rows love far more than their own
+    if kind == "huge":  # a key that two rows score far above their own
         inputs[1][:, :, 400:402] = 30
         inputs[2][:, :, 300] = 30
     if kind == "shared":
@@ -178,7 +178,7 @@ def test_weight_of_1_is_exact_in_both_passes(head_dim):
 
 @needs_hopper
 @pytest.mark.gpu
-@pytest.mark.parametrize("heads", [1, 14])  # 14: a whole group of heads, and the rest of another
+@pytest.mark.parametrize("heads", [1, 14])  # 14: a complete group of heads and a partial one
 @pytest.mark.parametrize("grid", [(128, 64), (64, 128), (192, 64), (128, 128)])
 @WIDTHS
 def test_every_launch_grid(heads, grid, head_dim):

@@ -1,4 +1,4 @@
-"""Launches that are kept ready give the bits of Triton's own, here in its interpreter where no GPU is."""
+"""Cached launches are bitwise identical to Triton's own; without a GPU in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ gpu = pytest.mark.gpu
 
 
 def run_interpreted(kernel, _, grid, arguments, constants):
-    """In the place of Triton's launcher: the interpreter, given addresses as the function in C is."""
+    """Replaces Triton's launcher with the interpreter, which receives addresses like the C function."""
     layouts = [(x.dtype, x.untyped_storage().nbytes()) if hasattr(x, "dtype") else None for x in arguments]
 
     def at(address, layout):
@@ -40,7 +40,7 @@ def run_interpreted(kernel, _, grid, arguments, constants):
 
 @pytest.fixture
 def repeated(monkeypatch):
-    """Nothing is ready at first; a list that grows by one with each pass that is repeated."""
+    """Clears the launch cache; yields a list with one entry per replayed pass."""
     count, run = [], launch.Plan.__call__
     monkeypatch.setattr(launch.Plan, "__call__", lambda *given: (count.append(1), run(*given))[1])
     for call in (kernels.forward_pass, dispatch._backward, norms._find_threshold, attention._kept_ready()):
@@ -51,7 +51,7 @@ def repeated(monkeypatch):
         interpret = InterpretedFunction.run
 
         def unseen(self, *arguments, **options):
-            with _disable_current_modes():  # on a GPU no launch calls an operator of PyTorch
+            with _disable_current_modes():  # on a GPU, launches call no PyTorch operator
                 return interpret(self, *arguments, **options)
 
         monkeypatch.setattr(InterpretedFunction, "run", unseen)
@@ -101,7 +101,7 @@ CASES += [pytest.param({**HALF, **more}, by, marks=gpu) for more in ON_GPU for b
 
 @pytest.mark.parametrize(("shape", "threshold"), CASES)
 def test_cached_launches_are_bitwise_identical_to_triton_launches(repeated, shape, threshold):
-    """At new addresses with new values, and with one tensor given twice."""
+    """New addresses and values, and one tensor passed twice."""
     problems = [inputs(seed=seed, **shape) for seed in range(3)]
     q, k, _, gates, dout = problems[2]
     for n, given in enumerate([*problems, (q, k, k, gates, dout)]):

@@ -1,4 +1,4 @@
-"""What the ACP paper says of its method in passing, shown; REPRODUCTION.md names these tests."""
+"""Statements in the text of the ACP paper about its method; REPRODUCTION.md names these tests."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_decay_bias_is_monotone_in_both_coordinates(kind):
 def test_bound_printed_in_section_3_is_never_below_one(bound, below):
     decay = -2 * bound - below
     assert 2 * bound - decay >= 0  # the logarithm of exp(2U - D)
-    assert 2 * bound + decay == pytest.approx(-below)  # of exp(2U + D), which falls with D
+    assert 2 * bound + decay == pytest.approx(-below)  # of exp(2U + D), which decreases with D
 
 
 @settings(max_examples=50, deadline=None)
@@ -76,7 +76,7 @@ def test_keys_and_values_of_pruned_blocks_are_not_read():
     length, forgotten = 512, 128
     q, k, v = (torch.randn(1, length, 1, 16, generator=generator) for _ in "qkv")
     log_fgate = torch.full((1, length, 1), -1e-3)
-    log_fgate[:, forgotten] = -100.0  # no later query sees what stands before
+    log_fgate[:, forgotten] = -100.0  # earlier keys are invisible to later queries
     results = []
     for poison in (0.0, math.nan):
         inputs = [x.clone() for x in (q, k, v, log_fgate)]
@@ -91,10 +91,10 @@ def test_keys_and_values_of_pruned_blocks_are_not_read():
 
 
 def algorithm_1(c: list[float], delta: float, block: int, as_printed: bool) -> tuple[list[int], int]:
-    """Algorithm 1 line by line, counting from 1; the boundary, and how often line 5 looks at a block.
+    """Algorithm 1 line by line, counting from 1; returns the boundary and the blocks visited by line 5.
 
-    As printed, line 8 takes ``l`` after line 6 has raised it; otherwise the block at which the loop ends,
-    where the next row goes on.
+    As printed, line 8 uses ``l`` after line 6 has increased it; otherwise the block at which the loop ends,
+    where the next row continues.
     """
     boundary, looks, column = [], 0, 1
     for row in range(1, len(c) // block + 1):
@@ -137,7 +137,7 @@ def test_decoding_boundary_is_never_before_the_training_boundary(kind):
         seen.append(int(start))
     trained = rows.repeat_interleave(block)[:length]
     assert (torch.tensor(seen) >= trained).all()
-    assert seen[::block] == rows.tolist()  # at the first row of a block both prune the same
+    assert seen[::block] == rows.tolist()  # both prune the same at the first row of a block
     assert (max(seen) > 0) == (kind != "open")
 
 

@@ -1,4 +1,4 @@
-"""The public calls around the attention: epsilon in place of delta, the pruned ratio, one-call decoding."""
+"""Public functions around the attention: epsilon instead of delta, the pruned ratio, one-call decoding."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_tolerance_and_its_threshold_are_equivalent(implementation, seqlen):
 
 @pytest.mark.parametrize("cu_seqlens", [None, torch.tensor([0, 129, 200])])
 def test_threshold_of_a_tolerance_matches_the_paper(cu_seqlens):
-    """The decay of one block is just above delta in the first head and just below delta in the second."""
+    """The decay of one block is slightly above delta in the first head and slightly below in the second."""
     length = 129 if cu_seqlens is None else 200
     q, k, v, _ = make_inputs(length, length, batch=1)
     delta = -2 * _BOUND - math.log(129) - 4.0  # L is the length of the longest document
@@ -93,7 +93,7 @@ def test_invalid_tolerances_are_rejected(options, error, message):
 @pytest.mark.parametrize("seqlen_k", LENGTHS)
 @pytest.mark.parametrize("implementation", ["auto", "reference"])
 def test_pruned_ratio_counts_blocks_with_causal_entries(implementation, seqlen_k):
-    """Against a count over single entries: a block is causal or kept if one of its entries is."""
+    """Compared with a count over entries: a block is causal or kept if one of its entries is."""
     for seqlen_q in {1, seqlen_k}:
         inputs = make_inputs(seqlen_q, seqlen_k)
         with torch.no_grad():
@@ -132,22 +132,22 @@ def test_start_index_of_another_call_is_rejected():
     "implementation", ["reference", "blockwise", pytest.param("triton", marks=needs_triton)]
 )
 def test_single_call_appends_and_attends(implementation, seqlen):
-    """The first half is a prompt; 1 and then 3 tokens follow. Against the calls that write by hand."""
+    """The first half is a prompt, followed by 1 and 3 tokens; compared with explicit cache writes."""
     group, block, tolerance = 2, 16, -4.0
     inputs = [x.detach() for x in make_inputs(seqlen + 4, seqlen + 4)]
     k, v = inputs[1:3]
     q, gates = (x.repeat_interleave(group, 1) for x in (inputs[0], inputs[3]))
     heads = HEADS * group
-    cache, twin = (
+    cache, copied = (
         PagedKVCache.allocate(BATCH, heads, seqlen + 4, HEAD_DIM, kv_heads=HEADS, block_size=block)
         for _ in range(2)
     )
-    start = torch.zeros_like(twin.start_block)
+    start = torch.zeros_like(copied.start_block)
     delta = pruning_threshold(_BOUND.repeat_interleave(group), cache.capacity, tolerance)
     for begin, end in ((0, seqlen), (seqlen, seqlen + 1), (seqlen + 1, seqlen + 4)):
         new = [x[:, :, begin:end] for x in (k, v, gates)]
-        twin.seqlens.add_(end - begin)
-        twin.write(*new)
+        copied.seqlens.add_(end - begin)
+        copied.write(*new)
         if begin == 0:
             cache.seqlens.add_(end)
             cache.write(*new)
@@ -155,7 +155,7 @@ def test_single_call_appends_and_attends(implementation, seqlen):
         row = q[:, :, begin:end]
         options = {"implementation": implementation}
         expected = forgetting_attention_with_kvcache(
-            row, twin, start, head_first=True, adaptive_threshold=delta, **options
+            row, copied, start, head_first=True, adaptive_threshold=delta, **options
         )
         out = forgetting_attention_with_kvcache(
             *(row.transpose(1, 2), cache),
@@ -166,7 +166,7 @@ def test_single_call_appends_and_attends(implementation, seqlen):
         )
         assert torch.equal(out.transpose(1, 2), expected)
         assert torch.equal(cache.start_block, start)
-        assert all(torch.equal(a, b) for a, b in zip(cache[:5], twin[:5], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(cache[:5], copied[:5], strict=True))
     assert seqlen < 129 or start.max() > 0
 
 

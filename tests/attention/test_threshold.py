@@ -1,4 +1,4 @@
-"""Appendix A and E: the bounds hold for the numbers that are multiplied, and pruning stays under epsilon."""
+"""Appendix A and E: the bounds cover the rounded products, and the pruned weight stays below epsilon."""
 
 import math
 
@@ -62,7 +62,7 @@ def test_pruned_weights_of_every_row_sum_below_epsilon(
 
 
 def test_worst_case_nearly_reaches_the_bound():
-    """With epsilon counted 20 times too large, the adversarial case breaks the bound."""
+    """With a 20 times larger epsilon, the adversarial case exceeds the bound."""
     seqlen, scale, sm_scale = 64, 1.5, 0.25
     q, k, log_fgate = adversarial_inputs(0, seqlen, 16, scale, 0.0, aligned=True)
     bound = logit_bound_from_norms(q, k, sm_scale)
@@ -101,7 +101,7 @@ def test_qk_norm_bound_covers_the_rounded_products(seed, dtype, shared, gain):
     bound = logit_bound_from_qk_norm(*weights, heads, head_dim, dtype=dtype)
     assert bound.shape == (heads,) and bound.dtype == torch.float32
     assert (bound.double() >= largest).all()
-    # It is no more than the product of the largest norms, plus rounding: U is not paid twice.
+    # It is at most the product of the largest norms plus rounding; U is not counted twice.
     norms = [x.norm(dim=-1).amax(0) for x in scores]
     assert (bound.double() <= norms[0] * norms[1] / math.sqrt(head_dim) * 1.05).all()
 
@@ -162,9 +162,9 @@ def test_bounds_cover_sequentially_accumulated_scores():
     ("dtype", "head_dim", "weight"), [(torch.bfloat16, 75, 1 + 6 / 128), (torch.float16, 68, 1 + 48 / 1024)]
 )
 def test_qk_norm_bound_counts_roundings_exactly(dtype, head_dim, weight):
-    """Value, weight and product are all rounded up by nearly the most: five roundings would not do."""
+    """Value, weight and product are all rounded up by nearly the maximum; five roundings would be too few."""
     unit = torch.finfo(dtype).eps / 2
-    weight = torch.tensor(weight - unit).nextafter(torch.tensor(2.0))  # the least that rounds up
+    weight = torch.tensor(weight - unit).nextafter(torch.tensor(2.0))  # the smallest value that rounds up
     value = torch.tensor(math.sqrt(head_dim), dtype=torch.float64).to(dtype)
     score = (value * weight.to(dtype)).double() ** 2
     weights = torch.zeros(head_dim)
@@ -197,7 +197,7 @@ def test_threshold_without_a_guarantee_is_rejected(bound, length, message):
 
 
 def test_query_with_overflowing_norm_prunes_nothing():
-    """U is infinite in float32, so under "auto" every block is visited."""
+    """U is infinite in float32, so "auto" visits every block."""
     q, k, v = torch.ones(3, 1, 130, 1, 16)
     log_fgate = torch.full((1, 130, 1), -50.0)
     options = {"adaptive_threshold": "auto", "return_start_index": True}

@@ -1,4 +1,4 @@
-"""`torch.func` and other derivatives through `forgetting_attention`: right, or an error that says so."""
+"""`torch.func` and other derivatives through `forgetting_attention`: correct, or a clear error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from acp_repro.attention.backends import HAS_TRITON
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 THRESHOLD = -6.0  # prunes blocks of the local head, see `inputs`
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="pip install triton")
-# What all implementations share stands between them and torch.func; Triton's interpreter is slow.
+# The code between torch.func and the implementations is shared; Triton's interpreter is slow.
 FAST = ["blockwise", pytest.param("triton", marks=[needs_triton, pytest.mark.slow])]
 ALL = ["reference", *FAST]
 
@@ -46,7 +46,7 @@ def gradients(implementation, one):
 
 @pytest.mark.parametrize("implementation", ALL)
 def test_vmap_equals_separate_calls(inputs, implementation):
-    """Also over one argument alone, over another dimension than the first, and of gradients."""
+    """Covers single arguments, dimensions other than the first, and gradients."""
     each = [calls(implementation)(*(x[n] for x in inputs)) for n in range(3)]
     assert torch.equal(func.vmap(calls(implementation))(*inputs), torch.stack(each))
     moved = [x.movedim(0, 2) for x in inputs]
@@ -62,7 +62,7 @@ def test_vmap_equals_separate_calls(inputs, implementation):
 
 
 def test_vmap_over_thresholds_and_starts(inputs):
-    one = [x[0].cpu() for x in inputs]  # where bits do not depend on the batch, and values are checked
+    one = [x[0].cpu() for x in inputs]  # on the CPU, results are independent of the batch and values are validated
     thresholds = torch.tensor([-3.0, -6.0, -9.0])
     starts = torch.tensor([[0, 1], [70, 5], [129, 0]])
 
@@ -81,7 +81,7 @@ def test_vmap_over_thresholds_and_starts(inputs):
 @needs_triton
 @pytest.mark.slow
 def test_one_start_index_is_shared_by_mapped_calls(inputs):
-    """Of a batch of one it becomes a view of stride 0, past whose end the kernels read."""
+    """A batch of one becomes a view of stride 0, where kernels could read out of bounds."""
     problems = [x[:, :1, :70, :1].contiguous() for x in inputs]
     memory = torch.tensor([60, -(2**40), 2**40], device=DEVICE)
 
@@ -113,7 +113,7 @@ def test_forward_mode_of_the_reference_is_correct(inputs):
 @pytest.mark.parametrize("implementation", FAST)
 @pytest.mark.parametrize("argument", [0, 3])
 def test_unsupported_forward_mode_raises_instead_of_returning_zero(inputs, implementation, argument):
-    """Without an error the tangent was zero."""
+    """Without the error, the tangent would silently be zero."""
     one = [x[0] for x in inputs]
 
     def of_one(x):
@@ -127,7 +127,7 @@ def test_unsupported_forward_mode_raises_instead_of_returning_zero(inputs, imple
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
         with pytest.raises(NotImplementedError, match=message):
             of_one(dual)
-        of_one(x)  # nothing of it has a tangent
+        of_one(x)  # none of its inputs has a tangent
 
 
 @pytest.mark.parametrize("implementation", FAST)

@@ -2,10 +2,10 @@
 
 Without a GPU the same tests run in Triton's interpreter, at small sizes. The error budget of every
 output is the error of eager PyTorch in the same dtype on the same inputs (`attend` with ``dtype``:
-products in the dtype, softmax in float32), a tenth more, and 1e-6. The error of a gate gradient is
-a sum of rounding errors with random signs, one draw of which is compared with another: twice, and
-3e-6. The interpreter cuts float32 off to bfloat16 where a GPU rounds, which doubles the error of a
-conversion: twice again.
+products in the dtype, softmax in float32), plus a tenth and 1e-6. The error of a gate gradient is a
+sum of rounding errors with random signs, compared with another sample: factor 2, plus 3e-6. The
+interpreter truncates float32 to bfloat16 where a GPU rounds, which doubles the error of a
+conversion: another factor of 2.
 """
 
 import math
@@ -22,15 +22,15 @@ from acp_repro.attention.triton import tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
-SMALLER = DEVICE == "cpu"  # the interpreter takes seconds for a tile
+SMALLER = DEVICE == "cpu"  # the interpreter needs seconds per tile
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="run make test-gpu where a GPU is")
 NAMES = ("out", "dq", "dk", "dv", "dc")
 
 
 def attend(inputs, boundary, seq_start, sm_scale, block_q, block_k, dtype=torch.float64):
-    """Forward and backward by the formulas, some rows at a time.
+    """Forward and backward by the formulas, in chunks of rows.
 
-    inputs are (dout, q, k, v, c). In float64: the truth. In another dtype: what eager PyTorch does.
+    inputs are (dout, q, k, v, c). In float64: the reference. In another dtype: eager PyTorch.
     Returns out, dq, dk, dv, dc, lse.
     """
     dout, q, k, v = (x.to(dtype) for x in inputs[:4])
@@ -69,7 +69,7 @@ def attend(inputs, boundary, seq_start, sm_scale, block_q, block_k, dtype=torch.
 
 
 def run(inputs, boundary, seq_start, sm_scale, block_q, block_k):
-    """The kernels; returns as `attend`."""
+    """Runs the kernels; returns the same as `attend`."""
     dout, q, k, v, c = inputs
     grid = (boundary, seq_start, sm_scale, block_q, block_k)
     out, lse = kernels.forward(q, k, v, c, *grid)
@@ -109,7 +109,7 @@ def gate_gradient(dc):
 
 
 def check(inputs, boundary, seq_start, sm_scale, block_q, block_k, actual=None):
-    """Every output, every gradient and every head's gate gradient, within the budget."""
+    """Checks each output, gradient and gate gradient of a head against its budget."""
     grid = (boundary, seq_start, sm_scale, block_q, block_k)
     dtype = inputs[0].dtype
     actual = run(inputs, *grid) if actual is None else actual
@@ -139,7 +139,7 @@ def check(inputs, boundary, seq_start, sm_scale, block_q, block_k, actual=None):
 
 
 def slow(*values):
-    """Parameters of one more size, of which the others are enough between two runs of everything."""
+    """Parameters of an additional size that only the complete test run needs."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
@@ -176,10 +176,10 @@ def test_any_launch_grid_is_supported(grid):
     check(inputs, boundary, None, 0.2, *grid)
 
 
-def lone_keys(length, head_dim, dtype):
-    """Inputs (dout, q, k, v, c) with norms about 300, where each query gives its own key all weight.
+def single_key_inputs(length, head_dim, dtype):
+    """Inputs (dout, q, k, v, c) with norms of about 300, where each query puts all weight on its own key.
 
-    Scores are sums of whole numbers, so that no order of summing rounds them.
+    Scores are sums of integers, so they are exact in any summation order.
     """
     dout, q, _, v, c = make_inputs(length, length, head_dim, dtype)
     large = torch.arange(length, device=DEVICE)[:, None] % 8 + 34.0
@@ -189,9 +189,9 @@ def lone_keys(length, head_dim, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, slow(torch.float16), torch.bfloat16])
 def test_weight_of_1_is_exact_in_both_passes(dtype):
-    """Scores near 10,000: the backward pass takes weights from scores and the log of their sum, of which one
-    rounding is a thousandth of a weight."""
-    inputs = lone_keys(70, 64, dtype)
+    """Scores near 10,000: the backward pass computes weights from scores and the log of their sum, where one
+    rounding changes a weight by a thousandth."""
+    inputs = single_key_inputs(70, 64, dtype)
     boundary = torch.zeros(2, 2, 2, dtype=torch.int32, device=DEVICE)
     out, _, _, dv, *_ = run(inputs, boundary, None, 0.11, 64, 64)  # five of the eight scores would change
     assert torch.equal(out, inputs[3]) and torch.equal(dv, inputs[0])
@@ -199,11 +199,11 @@ def test_weight_of_1_is_exact_in_both_passes(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rows_with_overflowing_weights_are_recomputed(dtype):
-    """Two rows give nearly all their weight to a key far before the diagonal, where the level was set."""
+    """Two rows put nearly all weight on a key far before the diagonal, where the level was set."""
     inputs = make_inputs(64, 330, 16, dtype, batch=1, heads=1)
     inputs[1][:, :, 20:22] = 6
     inputs[2][:, :, 3] = 6
-    inputs[4] *= 1e-3  # the decay takes nothing from that key
+    inputs[4] *= 1e-3  # so that key has almost no decay
     boundary = torch.zeros(1, 1, 1, dtype=torch.int32, device=DEVICE)
     out, lse = kernels.forward(*inputs[1:], boundary, None, 0.5, 64, 64)
     truth = attend(inputs, boundary, None, 0.5, 64, 64)
@@ -233,7 +233,7 @@ def test_small_differences_of_a_large_sum(offset, strength):
     actual = run([dout, q, k, v, c + offset], *grid)
     close = 1e-6 if offset > -1e6 else 1e-4
     for name, a, t in zip(NAMES, actual, expected, strict=False):
-        # All gradients are sums over weights; those of a head that sees one key are tiny.
+        # All gradients are sums over weights; with a single visible key they are tiny.
         scale = t.norm() if name in ("out", "dv") else inputs[0].norm()
         assert ((a - t).norm() / scale).item() < 5 * close, name
     assert (actual[5] - expected[5]).abs().max() < 10 * close
@@ -242,7 +242,7 @@ def test_small_differences_of_a_large_sum(offset, strength):
 @pytest.mark.parametrize("grid", [(64, 64), (32, 80), (16, 128)])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 700), (513, 513), (300, 1111)])
 def test_boundary_equals_the_serial_scan(grid, seqlen_q, seqlen_k):
-    """Also at ties, where c[first] - c[last] == delta is kept, and NaN, which prunes nothing."""
+    """Covers ties, where c[first] - c[last] == delta is kept, and NaN, which prunes nothing."""
     c = make_inputs(1, seqlen_k, 16, torch.float32, batch=2, heads=4)[4]
     c[:, 3] = -torch.arange(seqlen_k, dtype=torch.float64, device=DEVICE)
     threshold = torch.tensor([[-0.0, -3.0, -40.0, -65.0], [-1e9, math.nan, -1e-3, -64.99]], device=DEVICE)

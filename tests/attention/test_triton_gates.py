@@ -60,7 +60,7 @@ def test_threshold_from_norms_matches_its_unfused_steps(length, dtype, kv_heads)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("q_size", "k_size", "factor"), [(1e-23, 1e18, 1e5), (1e-37, 1e15, 3e18)])
 def test_threshold_from_norms_of_small_rows(q_size, k_size, factor, dtype):
-    """Squares underflow in float32; NaN still shows, and head 1 has ordinary magnitudes."""
+    """Squares underflow in float32; NaN still propagates, and head 1 has ordinary magnitudes."""
     q = torch.randn(1, 2, 150, 24, device=DEVICE, dtype=torch.float64)
     size = torch.tensor([[q_size, k_size], [1.0, 1.0]], dtype=torch.float64, device=DEVICE)
     q, k = ((q * size[:, n, None, None]).to(dtype) for n in range(2))
@@ -75,15 +75,15 @@ def test_threshold_from_norms_of_small_rows(q_size, k_size, factor, dtype):
 
 def test_subnormal_norms_are_not_rounded_down():
     q, k = torch.zeros(2, 1, 1, 1, 16, device=DEVICE)
-    q[..., :2], k[..., 0] = 2.0**-149, 1e38  # a norm of sqrt(2) steps
+    q[..., :2], k[..., 0] = 2.0**-149, 1e38  # a norm of sqrt(2) subnormal steps
     found = norms.threshold_from_norms(q, k, 1e8, -10.0).item()
     assert found <= -2 * math.sqrt(2) * 2.0**-149 * 1e46 - 10
 
 
 def test_threshold_from_norms_is_rounded_outwards():
-    """Each head's only query has a norm that is known, and the factor is rounded down by nearly the most."""
+    """The only query of each head has a known norm, and the factor is rounded down by nearly the maximum."""
     bound, factor = torch.rand(20_000, generator=torch.manual_seed(0)) * 4, 1 + 0.99 * 2**-24
-    # Of these norms, some for which half the margin would not do.
+    # Half the margin would be too small for some of these norms.
     half = (-2 * bound - 16.3) * (1 + 2**-23)
     bound = bound[half.double() > -2 * bound.double() * factor - 16.3][:5].to(DEVICE)
     q, k = (torch.zeros(1, 5, 1, 16, device=DEVICE) for _ in range(2))

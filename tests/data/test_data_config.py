@@ -1,4 +1,4 @@
-"""Settings: what a suite's file may say of its text."""
+"""Corpus settings of a suite file."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def test_suite_file_error_is_reported_in_one_line(settings, message):
 
 
 def test_settings_round_trip():
-    """As ``run.json`` keeps them."""
+    """Round trip as in ``run.json``."""
     config = DataConfig()
     assert config == DataConfig("stdlib", None, "text", 0.05, "bytes") and config.options == {}
     paper = DataConfig("longcrawl64", "x")

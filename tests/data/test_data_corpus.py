@@ -127,7 +127,7 @@ def test_saved_tokenizer_returns_the_same_tokens(folder, tmp_path):
     assert file.read_bytes() == (made.folder / file.name).read_bytes()
     again = prepare(text(folder, tokenizer={"file": str(file)}))
     assert again.folder != made.folder
-    for split in ("train", "heldout"):  # not a bit differs, and neither does BOS
+    for split in ("train", "heldout"):  # bitwise identical, BOS included
         assert again.tokens(split).tobytes() == made.tokens(split).tobytes()
     assert (again.bos_id, again.vocab_size) == (made.bos_id, made.vocab_size) == (299, 300)
     assert prepare(text(folder)).save_tokenizer(tmp_path) is None  # bytes

@@ -1,4 +1,4 @@
-"""Hugging Face datasets without a network: a local folder through the library, and a stand-in for it."""
+"""Hugging Face datasets without a network: a local folder through the library, and a stub of the library."""
 
 import json
 import sys
@@ -19,13 +19,13 @@ def cache(tmp_path, monkeypatch):
 
 
 class Records(list):
-    """A loaded dataset: labels are numbers, and ``features`` has their names."""
+    """A loaded dataset: labels are numbers, and ``features`` contains their names."""
 
     features = {"stars": types.SimpleNamespace(names=["bad", "good"])}  # noqa: RUF012
 
 
 def stand_in(monkeypatch, load):
-    """``load(path, config, *, split, streaming)`` in the place of ``datasets.load_dataset``."""
+    """``load(path, config, *, split, streaming)`` as a replacement for ``datasets.load_dataset``."""
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
 
 
@@ -68,7 +68,7 @@ def test_streaming_reads_the_budget_once(monkeypatch):
 
 
 def test_labels_use_the_names_of_the_dataset(monkeypatch):
-    """A set of the Hub keeps numbers and says their names; -1 is of a text whose label it keeps to itself."""
+    """A Hub dataset stores label numbers and their names; -1 marks a text with a hidden label."""
 
     def load(path, config, *, split, streaming):
         return Records({"text": f"{split} {i}", "stars": -1 if i == 5 else i % 2} for i in range(6))

@@ -28,7 +28,7 @@ def write_lines(path, records):
 ABSTRACT = {"abstract_id": 0, "sentences": ["We try.", "It works."], "labels": ["method", "result"]}
 REVIEW = {"label": 1, "text": "a film<br />\u0085of note"}
 PAPER = {"input": "We use relu.", "instructions": ["Which?", "Why?"], "outputs": ["relu", "no"]}
-READERS = {  # the files of a set, options, and the rows that they give
+READERS = {  # the files of a set, options, and the expected rows
     "sst2": (
         {f"x/{s}.tsv": f'sentence\tlabel\n{s} "good \t1\n' for s in SPLITS},
         {},
@@ -116,7 +116,7 @@ def test_books_of_an_author_are_split_by_book(tmp_path):
 
 
 def test_facts_are_planted_and_short_texts_are_used_only_for_training(tmp_path):
-    """The long ones are those of a set without short ones."""
+    """Long documents equal those of a set without short documents."""
     (tmp_path / "text.txt").write_text("the fields lay quiet under the snow " * 2000)
     settings = {"examples": 60, "characters": 3000, "facts": 3, "classes": 4}
     alone = read_labelled("facts", str(tmp_path / "text.txt"), **settings)

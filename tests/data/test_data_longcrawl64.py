@@ -1,4 +1,4 @@
-"""LongCrawl64 on small arrays of the same layout: the paper's order, its shift, and every damage."""
+"""LongCrawl64 on small arrays of the same layout: the paper's order and shift, and damaged files."""
 
 import shutil
 
@@ -73,7 +73,7 @@ def test_heldout_matches_an_in_memory_corpus(tmp_path, arguments):
 
 
 def test_damage_is_detected_and_reported(tmp_path):
-    """A file that is not there is zeros to zarr: half a download would train on exclamation marks."""
+    """zarr reads a missing file as zeros, so an incomplete download would train on exclamation marks."""
 
     def labels(folder):
         return prepare({"corpus": "longcrawl64", "path": str(folder)}).sequences("train", 16)

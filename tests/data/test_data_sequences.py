@@ -13,7 +13,7 @@ BOS = 60_000
 
 
 def make(lengths, context_length, seed=0, split="train"):
-    """Token value = its global position, so a batch shows where it was cut."""
+    """Each token equals its global position, so a batch shows its boundaries."""
     offsets = np.cumsum([0, *lengths])
     tokens = np.arange(offsets[-1], dtype=np.uint32)
     return TokenSequences(tokens, offsets, context_length, split, seed, bos_id=BOS)
@@ -56,13 +56,13 @@ def test_batch_consists_of_shifted_slices_of_the_infinite_order(case, batch_size
     starts = np.cumsum([0, *lengths])
     for row, label in enumerate(labels.tolist()):
         epoch, i = divmod(step * batch_size + row, len(sequences))
-        d, s = make(lengths, context, 3).epoch_order(epoch)[i]  # a fresh object: no history
+        d, s = make(lengths, context, 3).epoch_order(epoch)[i]  # a new object without state
         first = starts[d] + s * context
         assert label == list(range(first, first + context)) and first + context <= starts[d + 1]
 
 
 def test_order_is_fixed_across_versions():
-    """Runs are compared across versions of numpy and of this package: these numbers stay."""
+    """Runs are compared across versions of numpy and this package, so these numbers are fixed."""
     sequences = make([4, 9, 0, 8, 5], 4, seed=1)
     assert sequences.epoch_order(0).tolist() == [[0, 0], [1, 0], [4, 0], [3, 0], [1, 1], [3, 1]]
     orders = [make([8] * 50, 8, seed).epoch_order(epoch).tolist() for seed in (0, 1) for epoch in (0, 1)]
@@ -85,7 +85,7 @@ def test_heldout_covers_its_budget_once_in_a_fixed_order(case, batch_size, max_t
     labels = torch.cat([y for _, y in batches])
     assert labels.shape == (rows, context) and len(set(labels[:, 0].tolist())) == rows
     other = torch.cat([y for _, y in make(lengths, context, 9).iter_batches(100, max_tokens)])
-    assert torch.equal(labels, other)  # neither seed nor batch size matters
+    assert torch.equal(labels, other)  # independent of seed and batch size
 
 
 def test_heldout_iterates_over_documents_in_wide_columns(monkeypatch):

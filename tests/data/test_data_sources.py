@@ -1,4 +1,4 @@
-"""Documents: which ones, in which order, with what identity, and every error on the way."""
+"""Documents: selection, order, identity and errors."""
 
 import bz2
 import gzip
@@ -17,7 +17,7 @@ from acp_repro.pipeline.data.sources import Document, StdlibSource, TextSource, 
 PACK = {
     "": lambda data: data,
     ".xz": lzma.compress,
-    ".gz": lambda data: gzip.compress(data, mtime=0),  # the time would be in a test's name
+    ".gz": lambda data: gzip.compress(data, mtime=0),  # a time stamp would change the test id
     ".zst": zstd.compress,
     ".bz2": bz2.compress,
 }
@@ -74,7 +74,7 @@ def test_stdlib_excludes_tests_tables_and_third_party_code(tmp_path):
 
 @pytest.mark.parametrize("suffix", PACK)
 def test_round_trip(tmp_path, suffix):
-    """Also of files in several compressed frames."""
+    """Covers files with several compressed frames."""
     for i, text in enumerate(TEXTS):
         parts = text[:5].encode(), text[5:].encode()
         (tmp_path / f"{i}.txt{suffix}").write_bytes(b"".join(map(PACK[suffix], parts)))
@@ -126,7 +126,7 @@ def test_identity_depends_on_the_text(tmp_path):
     path.write_bytes(as_jsonl())
     first = TextSource([path]).identity
     moved = path.rename(tmp_path / "b.jsonl")
-    assert TextSource([moved]).identity == first  # a name is no text
+    assert TextSource([moved]).identity == first  # the identity ignores file names
     assert TextSource([moved], "body").identity != first
     moved.write_bytes(as_jsonl() + b"\n")
     assert TextSource([moved]).identity != first
@@ -166,7 +166,7 @@ def test_split_is_stable_and_has_the_requested_share():
     documents = [Document(str(i), b"", str(i).encode()) for i in range(4000)]
     held = {d.name for d in documents if is_heldout(d.split_key, 0.1)}
     assert 300 < len(held) < 500
-    assert held >= {d.name for d in documents if is_heldout(d.split_key, 0.05)}  # a larger share adds only
+    assert held >= {d.name for d in documents if is_heldout(d.split_key, 0.05)}  # a larger share only adds documents
     assert not any(is_heldout(d.split_key, 0) for d in documents)
 
 
@@ -189,7 +189,7 @@ def test_tail_and_remainder_form_the_document(text, share):
     if parts is not None:
         head, tail = (part.data.decode() for part in parts)
         assert head + tail == text and head.strip() and tail.strip()
-        assert len(tail.encode()) <= len(text.encode()) * share + 2  # never more than was asked for
+        assert len(tail.encode()) <= len(text.encode()) * share + 2  # at most the requested share
 
 
 @pytest.mark.parametrize(

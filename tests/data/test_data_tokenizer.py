@@ -1,4 +1,4 @@
-"""Tokenisers: exact round trips, BOS out of reach, the same BPE from the same text."""
+"""Tokenizers: exact round trips, unreachable BOS, and deterministic BPE training."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_bpe_round_trip_and_bos(bpe):
     check()
     assert (bpe.vocab_size, bpe.bos_id, bpe.name) == (300, 299, "bpe300")
     assert bpe.decode(bpe.encode(TEXT)) == TEXT
-    assert len(bpe.encode(TEXT)) < len(TEXT) / 1.8  # it does learn
+    assert len(bpe.encode(TEXT)) < len(TEXT) / 1.8  # the BPE compresses
     assert bpe.encode("").shape == (0,)
 
 

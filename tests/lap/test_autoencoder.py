@@ -182,14 +182,14 @@ def test_finished_text_does_not_affect_the_others(monkeypatch):
     memory = built.encode(TEXTS)
     whole = built.decode_ids(memory.vectors, memory.mask, 6)
 
-    def end_the_second(state, tokens):
+    def finish_second_text(state, tokens):
         logits = step(state, tokens)
         texts.append(len(tokens))
         if len(texts) == 3:
             logits[1, built.t5.config.eos_token_id] = torch.inf
         return logits
 
-    monkeypatch.setattr(Decoding, "step", end_the_second)
+    monkeypatch.setattr(Decoding, "step", finish_second_text)
     found = built.decode_ids(memory.vectors, memory.mask, 6)
     assert texts == [3, 3, 3, 2, 2, 2] and found == [whole[0], whole[1][:2], whole[2]]
 

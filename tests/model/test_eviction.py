@@ -45,7 +45,7 @@ MODELS["rope"] = with_strong_gates(FoXForCausalLM(FoXConfig.rope(**SMALL))).requ
 
 
 @torch.no_grad()
-def in_parts(model, ids, cuts, cache, seq_start=None):
+def run_in_chunks(model, ids, cuts, cache, seq_start=None):
     edges = [0, *cuts, ids.shape[1]]
     return torch.cat(
         [
@@ -57,7 +57,7 @@ def in_parts(model, ids, cuts, cache, seq_start=None):
 
 
 @st.composite
-def parts(draw):
+def chunks(draw):
     """A length and where it is cut: in one go, in chunks, token by token at the end."""
     length = draw(st.integers(2, 420))
     chunks = draw(st.lists(st.integers(1, length - 1), max_size=4, unique=True))
@@ -66,14 +66,14 @@ def parts(draw):
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(parts=parts(), architecture=st.sampled_from([*MODELS]), evict=st.booleans(), padded=st.booleans())
-def test_cached_decoding_equals_the_full_forward(parts, architecture, evict, padded):
+@given(chunks=chunks(), architecture=st.sampled_from([*MODELS]), evict=st.booleans(), padded=st.booleans())
+def test_cached_decoding_equals_the_full_forward(chunks, architecture, evict, padded):
     """With and without eviction, for rows of different lengths, however the text is cut."""
-    model, (length, cuts) = MODELS[architecture], parts
+    model, (length, cuts) = MODELS[architecture], chunks
     ids = torch.randint(0, SMALL["vocab_size"], (2, length), generator=torch.Generator().manual_seed(length))
     seq_start = torch.tensor([0, length * 2 // 3]) if padded else None
     cache = FoXCache(2, max_length=LONGEST if evict else None)
-    found = in_parts(model, ids, cuts, cache, seq_start)
+    found = run_in_chunks(model, ids, cuts, cache, seq_start)
     for row in range(2):
         real = 0 if seq_start is None else int(seq_start[row])
         whole = model(ids[row : row + 1, real:])
@@ -104,7 +104,7 @@ def test_pruned_weights_of_a_step_sum_below_epsilon(architecture, prompt, starts
     monkeypatch.setattr(LayerCache, "attend", see)
     for longest in (length, None):
         cache = FoXCache(2, max_length=longest)
-        in_parts(model, ids, [*range(prompt, length)], cache, starts and torch.tensor(starts))
+        run_in_chunks(model, ids, [*range(prompt, length)], cache, starts and torch.tensor(starts))
         assert bool(cache.evicted_at) == (architecture == "pro" and longest is not None)
         assert 0 < max(left_out) < math.exp(-10) and cache.length == length
         past.clear(), left_out.clear()
@@ -117,7 +117,7 @@ def test_local_heads_free_blocks_and_global_heads_keep_them():
     for name, longest in (("evicting", LONGEST), ("keeping", None)):
         cache = FoXCache(2, max_length=longest)
         assert not cache.no_eviction_reason
-        in_parts(model, ids, [370, *range(371, length)], cache)
+        run_in_chunks(model, ids, [370, *range(371, length)], cache)
         use[name] = cache.memory()
         assert ("unless FoXCache is given a max_length" in cache.no_eviction_reason) == (name == "keeping")
     blocks = -(-length // BLOCK_SIZE)
@@ -161,7 +161,7 @@ def test_cropping_stops_at_the_last_eviction():
     model = MODELS["pro"]
     ids = torch.randint(0, SMALL["vocab_size"], (2, 400), generator=torch.Generator().manual_seed(1))
     cache = FoXCache(2, max_length=LONGEST)
-    in_parts(model, ids[:, :300], [], cache)
+    run_in_chunks(model, ids[:, :300], [], cache)
     with pytest.raises(
         ValueError, match=r"keys were evicted at length 300, so the cache cannot go back to 297"
     ):
@@ -170,28 +170,28 @@ def test_cropping_stops_at_the_last_eviction():
         with pytest.raises(ValueError, match=f"cannot remove {wrong} tokens"):
             cache.crop(wrong)
     keeping = FoXCache(2)
-    in_parts(model, ids[:, :300], [], keeping)
+    run_in_chunks(model, ids[:, :300], [], keeping)
     with pytest.raises(ValueError, match="token shift's inputs of 3 tokens ago are not held"):
         keeping.crop(3)
     keeping.record_past()
-    in_parts(model, ids[:, 300:305], [], keeping)
+    run_in_chunks(model, ids[:, 300:305], [], keeping)
     keeping.crop(5)
     with pytest.raises(ValueError, match="token shift's inputs of 1 tokens ago are not held"):
         keeping.crop(1)
     cache.record_past()
     allocated = set()
     for _ in range(2):
-        in_parts(model, ids[:, 300:390], range(60, 90), cache)
+        run_in_chunks(model, ids[:, 300:390], range(60, 90), cache)
         assert "record_past" in cache.no_eviction_reason
         allocated.add(cache.memory().allocated)
         cache.crop(90)  # to where keys were evicted, and no further
         with pytest.raises(ValueError, match="keys were evicted at length 300"):
             cache.crop(1)
     assert len(allocated) == 1
-    in_parts(model, ids[:, 300:390], range(60, 90), cache)
+    run_in_chunks(model, ids[:, 300:390], range(60, 90), cache)
     cache.crop(80)
     assert cache.length == 310
-    found = in_parts(model, ids[:, 310:], [40], cache)
+    found = run_in_chunks(model, ids[:, 310:], [40], cache)
     assert relative_error(found, model(ids)[:, 310:]) < 2e-5
 
 
@@ -233,12 +233,12 @@ def test_prefill_keeps_the_blocks_read_by_its_last_token():
     model = make_model("pro", -3.0, -0.3, log_pruning_tolerance=-10.0)
     ids = torch.randint(0, SMALL["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(1))
     for length in (64, 300, *range(65, 95)):  # at some of them, one gate decides
-        whole, parts, seen = FoXCache(2, max_length=LONGEST), FoXCache(2, max_length=LONGEST), []
+        whole, chunks, seen = FoXCache(2, max_length=LONGEST), FoXCache(2, max_length=LONGEST), []
         with watch_attention(model, lambda _, inputs, seen=seen: seen.append(inputs)):
             model(ids[:, :length], cache=whole)
         found = [inputs.boundary(1, BLOCK_SIZE)[..., -1] for inputs in seen]
-        in_parts(model, ids[:, :length], [length - 20], parts)
-        for cache in (whole, parts):
+        run_in_chunks(model, ids[:, :length], [length - 20], chunks)
+        for cache in (whole, chunks):
             held = [layer.first_resident_block for layer in cache.layers]
             assert all(torch.equal(a, b) for a, b in zip(held, found, strict=True))
 

@@ -19,7 +19,7 @@ LOGITS = st.lists(st.integers(-6, 6).map(lambda n: n / 2), min_size=1, max_size=
 TOP_K = st.none() | st.integers(1, 14)
 
 
-def kept_slowly(logits: list[float], top_k: int | None, top_p: float | None) -> list[int]:
+def reference_filter(logits: list[float], top_k: int | None, top_p: float | None) -> list[int]:
     """Token ids that are drawn from, by going through them from the likeliest on."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))[:top_k]
     weights = [math.exp(logits[token] - max(logits)) for token in order]
@@ -36,7 +36,7 @@ def kept_slowly(logits: list[float], top_k: int | None, top_p: float | None) -> 
 @given(LOGITS, TOP_K, st.none() | st.sampled_from([0.123, 0.377, 0.618, 0.871]))
 def test_filters_match_slow_reference_filters(logits, top_k, top_p):
     kept = filter_logits(torch.tensor(logits), top_k, top_p).isfinite().nonzero()[:, 0].tolist()
-    assert kept == kept_slowly(logits, top_k, top_p)
+    assert kept == reference_filter(logits, top_k, top_p)
 
 
 def test_top_p_keeps_the_smallest_sufficient_set():
@@ -51,7 +51,7 @@ def test_smallest_temperatures_select_the_most_likely_token():
 def test_samples_follow_the_probabilities_of_the_slow_sampler(top_k, top_p):
     logits, draws, temperature = [1.0, 0.2, 2.0, -1.0, 0.7], 20_000, 1.7
     scaled = [x / temperature for x in logits]
-    kept = kept_slowly(scaled, top_k, top_p)
+    kept = reference_filter(scaled, top_k, top_p)
     weights = torch.tensor([math.exp(x) if t in kept else 0.0 for t, x in enumerate(scaled)])
     p = weights / weights.sum()
     rows = torch.tensor(logits).expand(draws, -1)
@@ -136,8 +136,8 @@ def test_split_batches_can_be_rolled_back(small_model, small_ids, monkeypatch):
     cache.record_past()
     generation.prefill(small_model, small_ids[:, :100], cache)
     cache.crop(40)
-    twin = copy.deepcopy(cache)
-    for one in (cache, twin):
+    copied = copy.deepcopy(cache)
+    for one in (cache, copied):
         for _ in range(2):  # a copy goes on recording
             found = small_model(small_ids[:, 60:90], cache=one)
             right = small_model(small_ids[:, :90])[:, 60:]

@@ -12,7 +12,7 @@ from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
 
 
 @torch.no_grad()
-def in_parts(model, ids, cuts, cache=None):
+def run_in_chunks(model, ids, cuts, cache=None):
     """Logits of the whole, computed between the cuts one after the other."""
     cache = cache or FoXCache(model.config.num_hidden_layers)
     edges = [0, *cuts, ids.shape[1]]
@@ -28,7 +28,7 @@ def test_decoding_with_pruning_stays_within_epsilon(small_model, small_ids, cuts
     """The threshold follows the length so far, so what is pruned differs, by less than epsilon."""
     with torch.no_grad():
         full = small_model(small_ids)
-    assert relative_error(in_parts(small_model, small_ids, cuts), full) < math.exp(-10)
+    assert relative_error(run_in_chunks(small_model, small_ids, cuts), full) < math.exp(-10)
 
 
 @torch.no_grad()
@@ -54,7 +54,7 @@ def test_decoding_under_autocast(small_model, small_ids):
     with torch.autocast("cpu", torch.bfloat16):
         full = small_model(small_ids).detach()
         cache = FoXCache(2, max_length=150)
-        parts = in_parts(small_model, small_ids, range(120, 150), cache)
+        parts = run_in_chunks(small_model, small_ids, range(120, 150), cache)
     assert cache.layers[0].pool.k.dtype == torch.bfloat16
     assert relative_error(parts, full) <= relative_error(full, float32)
 
@@ -121,9 +121,9 @@ def test_cache_is_bound_to_its_model(small_model, small_ids):
     small_model(small_ids[:, :20], cache=cache)
     with pytest.raises(ValueError, match="another model began this cache"):
         copy.deepcopy(small_model)(small_ids[:, 20:21], cache=cache)
-    twin = copy.deepcopy(cache)
+    copied = copy.deepcopy(cache)
     del cache
-    found = small_model(small_ids[:, 20:30], cache=twin)
+    found = small_model(small_ids[:, 20:30], cache=copied)
     torch.testing.assert_close(found, small_model(small_ids[:, :30])[:, 20:], rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="max_length must be at least 1"):
         FoXCache(2, max_length=-5)

@@ -102,7 +102,7 @@ def test_head_norm_is_per_head_with_shared_or_separate_weights(share):
     assert torch.equal(norm(x, gate), norm(x.float(), gate.float()).bfloat16())
 
 
-def straight_attention(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torch.Tensor:
+def reference_layer(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torch.Tensor:
     """The Pro layer in float64, one step after the other, dense (Section 2)."""
     weights = {name: p.detach().double() for name, p in layer.named_parameters()}
     batch, time, hidden = x.shape
@@ -164,7 +164,7 @@ def test_attention_layer_matches_the_equations(share, time, use_rope, output_nor
     layer = with_strong_gates(FoXForCausalLM(config)).model.layers[0].attn
     x = torch.randn(2, time, 64)
     x[:, ::2] *= 0.01  # queries and keys whose norms the epsilon of the QK-norm changes
-    expected = straight_attention(layer, x)
+    expected = reference_layer(layer, x)
     # float32 roundings grow as the square root of some hundred operations along the way.
     found = layer(x, rotation=make_rotation(torch.arange(time), 32) if use_rope else None)
     assert relative_error(found, expected) < 16 * 2.0**-24 * math.sqrt(64)

@@ -37,30 +37,30 @@ def test_swiglu_backward(shape, dtype, poisoned):
 
 
 @pytest.mark.parametrize(
-    ("rows", "words", "columns"), [(1, 2, 8), (3, 50, 64), (2, 8192, 8192), (5, 20_000, 20_032)]
+    ("rows", "vocabulary", "columns"), [(1, 2, 8), (3, 50, 64), (2, 8192, 8192), (5, 20_000, 20_032)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_vocabulary_softmax(rows, words, columns, dtype, poisoned):
+def test_vocabulary_softmax(rows, vocabulary, columns, dtype, poisoned):
     logits = (5 * torch.randn(rows, columns, device=DEVICE)).to(dtype)
-    logits[:, words:] = torch.nan  # stand for no word
-    if words > 8192:
+    logits[:, vocabulary:] = torch.nan  # stand for no word
+    if vocabulary > 8192:
         logits[0, :8192] = -torch.inf  # what comes first may count for nothing
-    labels = torch.randint(words, (rows,), device=DEVICE)
-    if words > 8192:
-        labels[0] = words - 1
+    labels = torch.randint(vocabulary, (rows,), device=DEVICE)
+    if vocabulary > 8192:
+        labels[0] = vocabulary - 1
         labels[1] = IGNORED
     weights = torch.randn((), device=DEVICE).expand(rows)
-    given = logits[:, :words].double().requires_grad_()
+    given = logits[:, :vocabulary].double().requires_grad_()
     right = F.cross_entropy(given, labels, ignore_index=IGNORED, reduction="none")
     (right_grad,) = torch.autograd.grad(right, given, weights.double())
-    loss, lse = kernels.cross_entropy(logits, labels, words, IGNORED)
+    loss, lse = kernels.cross_entropy(logits, labels, vocabulary, IGNORED)
     torch.testing.assert_close(loss.double(), right.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(lse.double(), given.detach().logsumexp(-1), rtol=1e-6, atol=1e-6)
-    grad = kernels.logits_grad(logits, labels, lse, weights, words, IGNORED)
-    assert grad.dtype == dtype and not grad[:, words:].any()
+    grad = kernels.logits_grad(logits, labels, lse, weights, vocabulary, IGNORED)
+    assert grad.dtype == dtype and not grad[:, vocabulary:].any()
     # p is a difference of two numbers near 10, and the label's entry is p - 1.
     right_grad = right_grad.float()
-    torch.testing.assert_close(grad[:, :words].float(), right_grad, rtol=2 * BUDGET[dtype], atol=1e-5)
+    torch.testing.assert_close(grad[:, :vocabulary].float(), right_grad, rtol=2 * BUDGET[dtype], atol=1e-5)
 
 
 def test_invalid_labels_and_nan_logits_give_a_nan_loss():
