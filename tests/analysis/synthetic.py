@@ -28,7 +28,7 @@ def two_lengths(folder, architectures: str = "pro") -> None:
 
 
 def published_savings(folder) -> Path:
-    """Publishes suite ``mini`` with the savings of its runs in working folder ``folder``; returns its file."""
+    """Publishes suite ``mini`` with its runs' savings in working folder ``folder``; returns its file."""
     two_lengths(folder)
     path = folder / "experiments" / "mini.yaml"
     path.write_text(f"{path.read_text()}\npublished: true\n")

@@ -42,7 +42,7 @@ def hunt(name, draw, check, seconds):
             worst = max(worst, check(case))
         except Exception as error:
             failures.append((seed, case, error))
-        broken = failures and re.search(r"CUDA error|Error \[CUDA\]", str(failures[-1][2]))  # so do later cases
+        broken = failures and re.search(r"CUDA error|Error \[CUDA\]", str(failures[-1][2]))  # as is the rest
         few = DEVICE == "cpu" and SECONDS is None and seed == SEED + 8
         if broken or few or time.monotonic() > deadline:
             break

@@ -76,7 +76,7 @@ def test_threshold_0_keeps_blocks_without_decay(threshold):
 
 
 def test_pruned_blocks_are_not_computed():
-    """The matrix products of both passes shrink by the pruned ratio; counts are used because timings are noisy."""
+    """The matrix products of both passes shrink by the pruned ratio; counted, as timings are noisy."""
     q, k, v, log_fgate = (x.detach().transpose(1, 2) for x in make_inputs(1024, 1024, 16))
     c = cumulative_log_fgate(log_fgate)
     flops = []

@@ -87,7 +87,7 @@ def test_block_counts_flops_and_bytes_match_a_hand_computation():
     assert attention_flops(7, 64, 64, 32, backward=True) == 7 * 10 * 64 * 64 * 32
     assert attention_bytes(7, 64, 32, 2) == 7 * 2 * 64 * 32 * 2
     c = cumulative_log_fgate(torch.full((1, 1, 4), -1.0))
-    # D = 0 on the diagonal, -1, -2, -3 below it: with delta = -1.5 the last two are pruned, 2 + 1 entries of 10.
+    # D = 0 on the diagonal, -1, -2, -3 below it: delta = -1.5 prunes the last two, 2 + 1 entries of 10.
     assert token_level_pruned_ratio(c, torch.tensor([[-1.5]])).item() == pytest.approx(0.3)
 
 

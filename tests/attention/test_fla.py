@@ -51,7 +51,7 @@ def test_fla_layers_call_this_package_between_use_and_restore(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("packed", [False, True])
 def test_both_kernels_match_the_equations_on_a_gpu(packed):
-    """Outputs and every gradient in bfloat16, against the equations in float64; our errors are at most theirs."""
+    """Outputs and every gradient in bfloat16, against the equations in float64; ours no worse than theirs."""
     fla = pytest.importorskip("fla.ops.forgetting_attn", reason="pip install flash-linear-attention")
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 700, heads, 64, device="cuda").bfloat16() for heads in (6, 2, 2))

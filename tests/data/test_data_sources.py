@@ -166,7 +166,7 @@ def test_split_is_stable_and_has_the_requested_share():
     documents = [Document(str(i), b"", str(i).encode()) for i in range(4000)]
     held = {d.name for d in documents if is_heldout(d.split_key, 0.1)}
     assert 300 < len(held) < 500
-    assert held >= {d.name for d in documents if is_heldout(d.split_key, 0.05)}  # a larger share only adds documents
+    assert held >= {d.name for d in documents if is_heldout(d.split_key, 0.05)}  # a larger share only adds
     assert not any(is_heldout(d.split_key, 0) for d in documents)
 
 

@@ -1,4 +1,4 @@
-"""Attention implementations of transformers: names for FoX, and our kernels in models of transformers."""
+"""Attention implementations of transformers: names for FoX, and our kernels in transformers' models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that change format keep every bit, and their tokenizers every id."""
+"""Format conversion preserves weights bitwise and the ids of tokenizers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_round_trip_conversion(small_fox, tmp_path):
     told = model.generation_config
     assert (told.bos_token_id, told.eos_token_id, told.pad_token_id) == (ours.bos_id,) * 3
     assert AutoConfig.from_pretrained(there).dtype == torch.bfloat16
-    # The one that came back is one that this project reads, with BOS in the file.
+    # The converted tokenizer is readable by this project, with BOS in the file.
     again = BPETokenizer((back / "tokenizer.json").read_text())
     assert (again.bos_id, again.vocab_size) == (ours.bos_id, ours.vocab_size)
     assert again.encode(TEXT).tolist() == ours.encode(TEXT).tolist()

@@ -1,4 +1,4 @@
-"""FoX through transformers is FoX: the same logits, losses, gradients and texts."""
+"""FoX through transformers matches FoX: logits, losses, gradients and generated texts."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def test_greedy_and_sampled_generation_match_our_model(both, ids):
     )
     with torch.no_grad():
         whole = ours(drawn.sequences)[:, 89:-1]
-    tolerance = 100 * math.exp(-10)  # what may be pruned, in a logit
+    tolerance = 100 * math.exp(-10)  # largest pruning error of a logit
     torch.testing.assert_close(torch.stack(drawn.logits, 1), whole, atol=tolerance, rtol=0)
 
 
 def slow_beam_search(model, prompt, steps, beams):
-    """The best of ``beams`` texts, each scored anew as a whole at every step."""
+    """The best of ``beams`` texts, each rescored in full at every step."""
     texts, scores = [prompt], [0.0]
     for _ in range(steps):
         found = []
@@ -136,7 +136,7 @@ def test_right_padding_is_allowed_only_for_scoring(both, ids):
     holes[1, 5] = 0
     for words, given, options in (
         ("pad on the left", ids[:, :1], padded),
-        # As a loop of one's own would call the model.
+        # As a custom generation loop calls the model.
         ("pad on the left", ids[:, :1], {"position_ids": mask.sum(1)[:, None], **padded}),
         (
             "zeros after the cached tokens",
@@ -176,7 +176,7 @@ def test_second_turn_continues_the_cache_of_the_first(both, ids, first_in, beams
         assert torch.equal(second, ours.generate(more, 8))
     with first_in():
         past = theirs(more[:, :50], use_cache=True).past_key_values
-        past.batch_select_indices(indices=torch.tensor([1, 0]))  # which reorders; by its name in transformers
+        past.batch_select_indices(indices=torch.tensor([1, 0]))  # the transformers name of reordering
     with torch.no_grad():
         after = theirs(more.flip(0)[:, 50:], past_key_values=past).logits
         torch.testing.assert_close(after, ours(more.flip(0))[:, 50:], atol=5e-3, rtol=1e-3)
@@ -187,7 +187,7 @@ def test_reset_cache_equals_a_new_cache(both, ids):
     ours, theirs = both
     cache = acp_repro.hf.ForgettingTransformerCache(theirs.config, max_cache_len=90)
     mask = torch.ones_like(ids)
-    mask[0, 60:] = 0  # right padding, which nothing may follow
+    mask[0, 60:] = 0  # right padding, which cannot be continued
     assert not cache.is_initialized and cache.get_mask_sizes(90) == (90, 0)
     theirs(ids, attention_mask=mask, past_key_values=cache)
     assert cache.is_initialized and cache.get_mask_sizes(1) == (91, 0)
@@ -205,7 +205,7 @@ def test_repeated_rows_continue_independently(both, ids):
     ours, theirs = both
     cache = theirs(ids[:, :50]).past_key_values
     cache.batch_repeat_interleave(2)
-    four = torch.cat((ids, ids.flip(1)))[[0, 2, 1, 3]]  # rows 0 and 1 began as row 0
+    four = torch.cat((ids, ids.flip(1)))[[0, 2, 1, 3]]  # rows 0 and 1 share the prefix of row 0
     whole = torch.cat((ids.repeat_interleave(2, 0)[:, :50], four[:, 50:]), 1)
     after = theirs(whole[:, 50:], past_key_values=cache).logits
     torch.testing.assert_close(after, ours(whole)[:, 50:], atol=5e-3, rtol=1e-3)
@@ -222,7 +222,7 @@ def test_input_embeddings_equal_input_ids(both, ids):
 
 
 def test_assisted_generation_equals_greedy(both, ids):
-    """The same tokens, whether drafts are right or wrong and taken back."""
+    """The same tokens for accepted drafts and for rejected, rolled-back drafts."""
     _, theirs = both
     plain = theirs.generate(ids[:1], max_new_tokens=12, do_sample=False)
     wrong = copy.deepcopy(theirs)
@@ -334,13 +334,13 @@ def test_damaged_weights_and_pickles_are_rejected(tmp_path):
 
 
 def test_checkpoint_of_the_authors(official_pro):
-    """As tests/model/test_model_official.py holds our model to the authors' answers, this holds
-    transformers' view to our model: bit for bit in float32, so the same budgets hold."""
+    """tests/model/test_model_official.py compares our model with the authors' outputs; this test compares
+    the transformers model with ours, bit for bit in float32, so the same budgets apply."""
     expected = load_file(official_pro / "expected.safetensors")
     ids = expected["input_ids"].long()
     theirs = AutoModelForCausalLM.from_pretrained(official_pro, dtype=torch.float32)
     ours = load_pretrained(official_pro)
-    assert theirs.config.eos_token_id is None  # 0 and 1 in the file mean nothing
+    assert theirs.config.eos_token_id is None  # 0 and 1 in the file are placeholders
     with torch.no_grad():
         logits = theirs(ids).logits
         assert torch.equal(logits, ours(ids))
@@ -354,7 +354,7 @@ def test_checkpoint_of_the_authors(official_pro):
 
 
 def test_placeholder_eos_ids_do_not_stop_generation(tmp_path):
-    """The authors' config.json has 0 and 1 for both ends; transformers takes generation's from the file."""
+    """The authors' config.json has ids 0 and 1 for BOS and EOS; transformers uses them in generation."""
     saved(tmp_path, "pro")
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "bos_token_id": 0, "eos_token_id": 1}))

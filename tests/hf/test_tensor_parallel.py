@@ -24,7 +24,7 @@ SHAPES = [
 
 
 def compare_with_one_process(folders: list[Path]) -> None:
-    """Logits, the gradient of every weight and greedy tokens of each model."""
+    """Compares logits, the gradient of every weight and greedy tokens of each model."""
     ids = torch.randint(2, 97, (2, 150), generator=torch.Generator().manual_seed(0))
     for folder in folders:
         alone = AutoModelForCausalLM.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""The encoder with masks and with tokens removed, both decoders, files, and bad input."""
+"""The encoder with masks and with removed tokens, both decoders, files, and invalid input."""
 
 import copy
 import json
@@ -51,7 +51,7 @@ def test_fused_operations_match_t5():
 
 
 def test_closed_gate_equals_the_text_without_the_token():
-    """But for positions, which here say nothing, and for block 0, which here mixes nothing."""
+    """Positions are disabled and block 0 does not mix tokens."""
     built = without_element_0(model(beta=100.0, tau=1.0))
     with torch.no_grad():
         first = built.t5.encoder.block[0].layer
@@ -59,7 +59,7 @@ def test_closed_gate_equals_the_text_without_the_token():
         first[0].SelfAttention.relative_attention_bias.weight.zero_()
         ids = built.token_ids([TEXTS[0]])
         dropped = int(ids[0, 2])
-        # Block 0 writes a strong signal for this token and for no other: along its own part of the embedding.
+        # Block 0 writes a strong signal for this token only, along its own component of the embedding.
         others = built.t5.shared.weight[[i for i in set(ids[0].tolist()) if i != dropped]]
         own = built.t5.shared.weight[dropped].clone()
         basis = torch.linalg.qr(others[:, 1:].T)[0]
@@ -76,7 +76,7 @@ def test_closed_gate_equals_the_text_without_the_token():
 
 @pytest.mark.parametrize("form", ["masked", "removed"])
 def test_element_0_carries_only_the_gate_signal(form):
-    """Each block gets 0 there: what the embedding holds, a gate has read or a block before has written."""
+    """Each block receives 0 there: embedding values, read gates and writes of earlier blocks are cleared."""
     built, seen = model(), []
     for block in built.t5.encoder.block:
         block.layer[0].layer_norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -89,7 +89,7 @@ def test_element_0_carries_only_the_gate_signal(form):
 
 
 class _Signal(torch.nn.Module):
-    """In place of block 0's MLP: -1000 on element 0 for one token, 0 for those without its direction."""
+    """Replaces block 0's MLP: -1000 on element 0 for one token, 0 for tokens orthogonal to it."""
 
     def __init__(self, token, own):
         super().__init__()
@@ -130,7 +130,7 @@ def test_removing_equals_masking(training_mask, seed):
 
 @pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
 def test_decoder_weights_tokens_by_their_gates(training_mask):
-    """By their product, which is 1 for what a straight-through model keeps."""
+    """By the product of the gates, which is 1 for tokens kept by a straight-through model."""
     built = model(training_mask=training_mask)
     ids = built.token_ids(TEXTS)
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_decoder_weights_tokens_by_their_gates(training_mask):
     assert (found.memory_mask[~kept] == -torch.inf).all() and (soft.memory_mask[~real] == -torch.inf).all()
     if training_mask != "straight_through":
         assert found.memory_mask[kept].min() < -0.1
-    # Weights: a vector that is there twice by a half each is there once.
+    # Weights: a vector that occurs twice with weight 1/2 counts once.
     memory, inputs = found.hidden[:, :4], built.shift_right(ids)
     halves = torch.zeros(len(ids), 8) - torch.log(torch.tensor(2.0))
     with torch.no_grad():
@@ -155,7 +155,7 @@ def test_decoder_weights_tokens_by_their_gates(training_mask):
 
 
 def test_hard_concrete_gate_masks_as_much_as_it_removes():
-    """The soft mask of such a model is removal: what is masked less than fully is kept."""
+    """The soft mask of this model equals removal: partially masked tokens are kept."""
     built = model(training_mask="hard_concrete", beta=-1.0)
     ids = built.token_ids(TEXTS)
     with torch.no_grad():
@@ -221,7 +221,7 @@ def test_all_tokens_except_eos_dropped():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_initialisation_from_any_t5(tmp_path, tied):
-    """T5 1.0 scales what goes into its head, T5 1.1 and Flan-T5 do not."""
+    """T5 1.0 scales the input of its head; T5 1.1 and Flan-T5 do not."""
     reader = tokenizer()
     config = transformers.T5Config(
         vocab_size=reader.vocab_size,
@@ -251,7 +251,7 @@ def test_initialisation_from_any_t5(tmp_path, tied):
 
 
 def test_inference_in_training_mode_applies_no_dropout():
-    """And leaves each of its modules in the mode that it was in."""
+    """The training mode of each module is also preserved."""
     built = model(shape={**SHAPE, "dropout_rate": 0.5}, beta=1e4).train()
     built.t5.decoder.eval()
     memory = built.encode(TEXTS)
@@ -263,7 +263,7 @@ def test_inference_in_training_mode_applies_no_dropout():
     assert all(built.decode(memory, 8) == wanted for _ in range(3))
     assert all(module.training for module in built.modules())
     ids = built.token_ids(TEXTS)
-    assert built(ids).cross_entropy != built(ids).cross_entropy  # which training does
+    assert built(ids).cross_entropy != built(ids).cross_entropy  # dropout is active in training
 
 
 def test_special_tokens_in_a_text_are_encoded_as_text():

@@ -1,4 +1,4 @@
-"""Texts and folders that a model cannot use: each is one error, which names what is wrong."""
+"""Invalid texts and folders: each raises one error that names the cause."""
 
 import json
 
@@ -26,7 +26,7 @@ def test_non_text_input_is_rejected(texts, words):
 
 
 def test_text_without_eos_is_rejected():
-    """Of one whose gates all close nothing would be left."""
+    """A text whose gates all close would be empty."""
     built = model(beta=-1e4)
     ids = built.token_ids(TEXTS)
     ids[1, ids[1] == built.t5.config.eos_token_id] = 5
@@ -36,7 +36,7 @@ def test_text_without_eos_is_rejected():
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory):
-    """A folder of a T5 without gates, with the tokeniser of the tests."""
+    """A folder of a T5 without gates, with the tokenizer of the tests."""
     folder, reader = tmp_path_factory.mktemp("t5"), tokenizer()
     ids = {"pad_token_id": reader.pad_id, "eos_token_id": reader.eos_id, "decoder_start_token_id": 0}
     config = transformers.T5Config(vocab_size=reader.vocab_size, **ids, **SHAPE)
@@ -63,7 +63,7 @@ def test_t5_with_another_tokenizer_is_rejected(t5, changes, words):
 
 
 def test_missing_t5_weights_are_not_initialised_at_random(t5, tmp_path):
-    """transformers fills what lacks with random numbers, and T5's config takes any key."""
+    """transformers initialises missing weights at random, and T5's config accepts any key."""
     with pytest.raises(PruningError, match="holds no config.json of a pruning autoencoder"):
         PruningAutoencoder.from_pretrained(t5)
     with pytest.raises(PruningError, match="T5Config has no d_modell"):

@@ -1,4 +1,4 @@
-"""The command that shows what a model keeps of a text."""
+"""The command that shows which tokens of a text a model keeps."""
 
 import torch
 
@@ -7,7 +7,7 @@ from tests.lap.tiny import TEXTS
 
 
 def test_tokens_are_shown_exactly_once(built):
-    texts = [*TEXTS, "日本 🎉 café"]  # their tokens are bytes, and a mark may not stand between two
+    texts = [*TEXTS, "日本 🎉 café"]  # their tokens are bytes, which a mark must not separate
     memory = built.encode(texts)
     for row, text in enumerate(texts):
         plain = mark_tokens(built, memory, row)

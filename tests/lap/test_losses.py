@@ -1,4 +1,4 @@
-"""What training gets of a batch: both losses, ratios, and gradients."""
+"""Training on a batch: both losses, ratios and gradients."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.lap.tiny import TEXTS, model
 
 @pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
 def test_padding_does_not_contribute(training_mask):
-    """A batch of texts of several lengths gives what each text gives alone, weighed by its tokens."""
+    """A batch of texts of several lengths equals the token-weighted mean over single texts."""
     built = model(training_mask=training_mask)
     with torch.no_grad():
         together = built(built.token_ids(TEXTS))
@@ -26,7 +26,7 @@ def test_padding_does_not_contribute(training_mask):
         torch.testing.assert_close(getattr(together, name), torch.cat([getattr(a, name) for a in alone], 1))
     torch.testing.assert_close(together.correct, torch.cat([found.correct for found in alone]))
     trained = built.train()(built.token_ids(TEXTS))
-    if training_mask == "straight_through":  # counts what is really left
+    if training_mask == "straight_through":  # counts remaining tokens
         assert torch.equal(trained.lengths, trained.kept.float())
 
 

@@ -1,4 +1,4 @@
-"""What the measures of LAP count, and what removal saves of what really runs."""
+"""The measurements of LAP: counts, and the computation saved by removal."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ def test_decoder_cache_size_matches_its_formula(built):
 
 
 def test_blocks_after_a_gate_process_remaining_tokens(monkeypatch):
-    """Tensors get shorter where a gate drops, and stay as they are where it does not."""
+    """Tensors shrink after a gate that drops tokens and keep their length otherwise."""
     built = model()
     ids = built.token_ids(TEXTS)
     real, eos = ids != built.t5.config.pad_token_id, ids == built.t5.config.eos_token_id
@@ -41,7 +41,7 @@ def test_blocks_after_a_gate_process_remaining_tokens(monkeypatch):
 
 @pytest.mark.parametrize("alike", [False, True])
 def test_each_keep_ratio_is_measured_once(alike, monkeypatch):
-    """Also of gates that close all at once, where no bias keeps a half."""
+    """Covers gates that close together, where no bias keeps half of the tokens."""
     monkeypatch.setattr(removal_time, "SHARES", shares := (1.0, 0.5, 0.1))
     built = model()
     if alike:

@@ -1,4 +1,4 @@
-"""The paper's pipeline on a suite of seconds: batches, training, resume, every metric, figure and claim."""
+"""The paper's pipeline on a tiny suite: batches, training, resume, every metric, figure and claim."""
 
 import dataclasses
 import json
@@ -135,7 +135,7 @@ def test_texts_are_truncated_during_length_growth(suite):
         assert len(row) == min(10, len(before)) and row[-1] == 1
         assert row[:-1] == [*range(row[0], row[0] + len(row) - 1)] and set(row) <= set(before)
         starts.add(row[0])
-    assert len(starts) > 5 and min(starts) < 20 < max(starts)  # from anywhere in the text
+    assert len(starts) > 5 and min(starts) < 20 < max(starts)  # from random positions in the text
     task = change_training(suite.runs[0], length_warmup_steps=8)
     assert [task._most_tokens(i) for i in (0, 4, 7, 8)] == [16, 32, 44, None]
 
@@ -147,7 +147,7 @@ def test_gated_runs_start_from_the_ungated_run(suite):
     first, run = found.run("ungated"), found.run("exact-1")
     assert (first.training.steps, run.training.steps, first.start) == (3, 12, None)
     assert found.prerequisites(run) == [first] == [run.start] and found.prerequisites(first) == []
-    assert run.as_dict()["start"] == first.as_dict()  # other weights to start from make another run
+    assert run.as_dict()["start"] == first.as_dict()  # other initial weights define another run
     train_run(first)
     trainee, before = PruningTask(run).build(), weights(first)
     assert all(torch.equal(t, before[n]) for n, t in trainee.model.t5.state_dict().items() if n in before)
@@ -172,7 +172,7 @@ def test_learning_rates_scale_with_weight_size(suite):
 
 def test_label_polarity_and_splits(suite):
     texts = load_texts(suite.file.data)
-    assert {t.label for t in texts.train} == {0, 1, None}  # three stars are on neither side
+    assert {t.label for t in texts.train} == {0, 1, None}  # three stars have no polarity
     assert not {t.text for t in texts.train} & {t.text for t in texts.heldout}
     assert len(texts.train) + len(texts.heldout) == 240 and 2 < len(texts.heldout) < 40
     with pytest.raises(DataError, match="texts.jsonl:1: no field 'body'; this record has: "):
@@ -255,7 +255,7 @@ def test_lambda_starts_once_the_model_copies(suite):
     found = trainee.model(*batch)
     wanted = found.cross_entropy + 0.5 * suite.runs[0].compression * found.compression
     assert task.loss(trainee, *batch).item() == pytest.approx(wanted.item(), rel=1e-5)
-    with torch.no_grad():  # looking does not count
+    with torch.no_grad():  # evaluation does not count
         task.loss(trainee, *batch)
         assert trainee.steps_with_lambda == 2
 
@@ -294,11 +294,11 @@ def test_gates_first_drop_at_random_without_penalty(suite):
 
 
 def test_evaluation_weights_texts_equally(suite):
-    """Held-out texts are no multiple of a batch."""
+    """The number of held-out texts is not a multiple of the batch size."""
     task = PruningTask(suite.runs[0])
     trainee, rows = task.build(), task.rows("heldout")
     assert len(rows) % task.run.training.batch_texts
-    with torch.no_grad():  # so that tokens go at every gate
+    with torch.no_grad():  # so that every gate drops tokens
         for block in trainee.model.t5.encoder.block:
             block.layer[-1].DenseReluDense.wo.weight[0] *= 60
     found = task.watch(trainee, *task.batch(0))
@@ -322,7 +322,7 @@ def test_lambda_uses_a_mean_over_about_twenty_steps(suite):
     for _ in range(19):
         trainee._count(torch.tensor(1.0))
     assert trainee.running_nats.item() == pytest.approx(1) and trainee.steps_with_lambda == 0
-    for nats in (1.1, 1.195):  # a twentieth of 3 nats, and the rest of the mean before
+    for nats in (1.1, 1.195):  # a twentieth of 3 nats plus the rest of the previous mean
         trainee._count(torch.tensor(3.0))
         assert trainee.running_nats.item() == pytest.approx(nats)
     assert trainee.steps_with_lambda > 0

@@ -1,4 +1,4 @@
-"""The trained model that comes with the project: what it is, and the two ways in that the docs show."""
+"""The pretrained model of the project: its properties and the two documented interfaces."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_pretrained_model_is_small_and_matches_its_card(shipped, monkeypatch):
 
 @pytest.mark.slow
 def test_pretrained_model_keeps_its_accuracy_with_fewer_tokens(shipped, monkeypatch):
-    """The suite's goal, on sentences that were held out from its training, with tokens really removed."""
+    """The suite's target accuracy on held-out sentences, with tokens removed."""
     monkeypatch.chdir(ROOT)
     data = load_suite("lap-english").file.data
     texts = [text.text for text in load_texts(data).heldout]

@@ -1,4 +1,4 @@
-"""The benchmark of the attention kernels: what it times, what it refuses to time, records and figure."""
+"""The benchmark of the attention kernels: timings, rejected kernels, results and figure."""
 
 import sys
 
@@ -52,10 +52,10 @@ def test_results_without_a_run_and_their_figure(tmp_path, monkeypatch):
 @pytest.mark.parametrize("heads", [12, 16, 24])
 @pytest.mark.parametrize("length", [4096, 8192, 16_384, 32_768])
 def test_synthetic_gates_prune_the_ratio_of_the_paper(length, heads):
-    """Two heads in three prune 57 % at 4k and 65 % at 32k, so that two lengths differ in the share."""
+    """Two heads in three prune 57 % at 4k and 65 % at 32k, so the ratio differs between lengths."""
     gates = benchmark.mean_gates("paper_ratio", heads, length, 64)
     shape = (1, heads, length)
-    q = torch.zeros(1).expand(*shape, 64)  # the share is the gates' alone
+    q = torch.zeros(1).expand(*shape, 64)  # the ratio depends only on the gates
     delta = benchmark.threshold_of(length, 64).expand(1, heads)
     inputs = AttentionInputs(q, q, q, gates[None, :, None].expand(shape), delta)
     share = count_blocks(inputs.boundary(128, 64), length, length, 128, 64).pruned_ratio.mean()
@@ -101,7 +101,7 @@ def test_correct_kernels_pass_and_wrong_kernels_are_reported(name):
 
 
 def out_of_memory(after):
-    """Eager attention that passes its check, and some calls more."""
+    """Eager attention that passes its check and fails after some calls."""
     calls = []
 
     def baseline(*arguments):
@@ -119,7 +119,7 @@ def test_out_of_memory_is_reported_and_memory_released(after, monkeypatch):
     monkeypatch.setattr(benchmark, "give_memory_back", lambda: given_back.append(sys.exc_info()))
     (line,) = benchmark.time_baselines(small_problem(), "mixed", {"eager": out_of_memory(after)}, 1)
     assert line == "eager, exact: out of memory: CUDA out of memory. Tried to allocate 48.00 GiB."
-    assert given_back == [(None, None, None)]  # once nothing holds the error, which holds tensors
+    assert given_back == [(None, None, None)]  # after the error, which references tensors, is deleted
 
 
 def test_failure_at_one_length_keeps_earlier_results(tmp_path, monkeypatch):
@@ -139,7 +139,7 @@ def test_failure_at_one_length_keeps_earlier_results(tmp_path, monkeypatch):
 
 
 def test_flexattention_matches_the_equations():
-    """Uncompiled, so on a CPU: the block mask and the decay are ours."""
+    """Uncompiled on a CPU, which tests our block mask and decay."""
     q, k, v, log_fgate, _, threshold = small_problem()
     baselines._compiled.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
@@ -156,7 +156,7 @@ def test_inference_forward_pass(tmp_path, monkeypatch, capsys):
     write_suite(tmp_path)
     shapes = forward.read_shapes()
     assert len(shapes) == 86
-    few = shapes[(shapes["keys"] == 63) & (shapes["dtype"] == "bfloat16")]  # one has a single query
+    few = shapes[(shapes["keys"] == 63) & (shapes["dtype"] == "bfloat16")]  # one shape has a single query
     monkeypatch.setattr(forward, "read_shapes", lambda: few)
     assert main(["--inference", "--device", "cpu", "--repeats", "1", "--suite", "mini"]) == 0
     assert "3 shapes, 0 wrong" in capsys.readouterr().out
@@ -178,7 +178,7 @@ def test_context_parallel_ranks_send_fewer_bytes_than_all_keys(tmp_path):
     keys = 2 * 3 * 16 * 4 * 1024  # bytes of k and v
     forward, backward = records["forward_bytes"], records["backward_bytes"]
     assert forward["all-gather"].eq(keys).all() and forward["ring"].eq(keys).all()
-    assert forward["suffixes", "exact"] == 0.75 * keys  # what is causal
+    assert forward["suffixes", "exact"] == 0.75 * keys  # the causal part
     assert 0 < forward["suffixes", "acp"] < 0.5 * keys
     assert (backward["ring"] > 2 * forward["ring"]).all()
     assert records.loc["suffixes", "most_received_bytes"]["exact"] == keys / 2 + 3 * 512 * 4

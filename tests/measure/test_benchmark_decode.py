@@ -1,4 +1,4 @@
-"""The benchmark of a decoding step: records, what they say of memory, and their figure."""
+"""The benchmark of a decoding step: results, memory and figure."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Eviction at equal bytes: the survivors, the three treatments, and the figure and claim made of them."""
+"""Eviction at equal bytes: surviving keys, the three treatments, and their figure and claim."""
 
 import pandas as pd
 import pytest

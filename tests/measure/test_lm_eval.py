@@ -1,4 +1,4 @@
-"""Downstream tasks: scores are those of the model, tasks are rewritten as on the Hub, nothing is lost."""
+"""Downstream tasks: scores match the model, tasks are converted to the Hub format, and runs resume."""
 
 import json
 import math
@@ -76,7 +76,7 @@ WIKITEXT = (
 
 @pytest.fixture
 def data(tmp_path):
-    """A folder of task data in the layout of ``local_files``, a few items a task."""
+    """A folder of task data in the layout of ``local_files``, with a few items per task."""
     folder = tmp_path / "data"
     for name, items in ITEMS.items():
         path = folder / name
@@ -122,7 +122,7 @@ def test_damaged_file_is_named_in_one_line(data, text):
 
 
 def test_lines_end_at_json_line_separators(data):
-    """U+2028 and its like may stand in a string of JSON as they are."""
+    """JSON strings may contain U+2028 and similar characters unescaped."""
     text = '{"context": "One\u2028two\x85 three", "continuation": "four"}\r\n\n'
     (data / "lm_eval" / "lambada_openai.jsonl").write_bytes(text.encode())
     assert read_documents("lambada_openai", data) == [{"text": "One\u2028two\x85 three four"}]
@@ -144,7 +144,7 @@ VOCABULARY = ByteTokenizer.vocab_size
 
 @pytest.fixture
 def evaluation():
-    """The module that calls the harness, and with it ``load_tasks``."""
+    """The module that calls the harness and ``load_tasks``."""
     pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
     from acp_repro.pipeline.evaluation import evaluation, tasks
 
@@ -166,7 +166,7 @@ def fox_lm(evaluation, max_length: int = 512):
 
 @pytest.mark.parametrize("max_length", [512, 24])
 def test_scores_match_the_model(evaluation, data, max_length):
-    """BOS stands in front of every prompt and page, once; at 24 tokens most prompts lose their beginning."""
+    """Every prompt and page starts with one BOS; at 24 tokens most prompts are truncated on the left."""
     model = fox()
     tasks, notes = evaluation.load_tasks(PAPER_TASKS, data)
     assert len(tasks) == 10 and any(note.startswith("sciq is left out: ") for note in notes)
@@ -218,7 +218,7 @@ def test_prompts_match_the_harness(evaluation, data):
         ("The fox saw the dog, so the dog", " was seen."),
     ]
     assert asked["boolq"][0] == ("A fox is an animal.\nQuestion: is a fox a stone?\nAnswer:", " no")
-    assert asked["copa"][0] == ("He fell because", "  he slept.")  # two spaces, the harness's own slip
+    assert asked["copa"][0] == ("He fell because", "  he slept.")  # two spaces, as in the harness
     assert asked["copa"][2] == ("It rained, and hailed therefore", "  i ran.")
     assert asked["lambada_openai"][0] == ("The fox saw the dog, and so did the", " fox")
 
@@ -238,7 +238,7 @@ def test_interrupted_evaluation_resumes(evaluation, data, tmp_path):
     assert said == ["[1/2] piqa: finished before", "[2/2] copa: 2 items, from lm_eval/copa.jsonl"]
     fresh = evaluation.evaluate(fox_lm(evaluation), evaluation.load_tasks(["piqa", "copa"], data)[0])
     assert [(r.task, r.metrics, r.items) for r in results] == [(r.task, r.metrics, r.items) for r in fresh]
-    # Another model or number of items is another evaluation, and so is one that is asked for again.
+    # Another model, number of items or repetition is a new evaluation.
     for change in ({"identity": {"weights": "other"}}, {"items": 1}, {"again": True}):
         said.clear()
         evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append, **change)
@@ -256,7 +256,7 @@ def test_unknown_tasks_and_unreachable_items_are_reported_in_one_line(evaluation
 
 
 def test_suite_results_and_table(evaluation, tmp_path, monkeypatch):
-    """From training to Table 1, through the commands, over the book's tasks."""
+    """From training to Table 1, through the commands, over the tasks of the corpus."""
     from acp_repro import measure
     from acp_repro.pipeline.suite_file import load_suite
     from analysis import drawing

@@ -1,4 +1,4 @@
-"""Losses, decay and attention weights of tiny trained runs, against plain formulas."""
+"""Losses, decay and attention weights of tiny runs, compared with plain formulas."""
 
 import math
 import os
@@ -31,7 +31,7 @@ SUITE = (
 
 @pytest.fixture(scope="module", autouse=True)
 def trained(tmp_path_factory):
-    """A working folder with two paired runs, one at twice their length, and their records."""
+    """A working folder with two paired runs, one run at twice the length, and their results."""
     folder, before = tmp_path_factory.mktemp("heads"), os.getcwd()
     os.chdir(folder)
     write_suite(folder, SUITE)
@@ -53,7 +53,7 @@ def test_losses_equal_plain_cross_entropy_of_the_same_text_at_every_length(name)
     trained = load(name)
     assert (trained.model.config.log_pruning_tolerance is None) == (name == EXACT)
     length = trained.run.context_length
-    # 700 tokens are two whole pieces of 256, at either length: the first 512 bytes of the document.
+    # 700 tokens contain two full pieces of 256 at both lengths: the first 512 bytes of the document.
     text = list(Path("heldout.txt").read_bytes()[:512])
     labels = torch.tensor(text).view(-1, length)
     bos = torch.full((len(labels), 1), trained.model.config.vocab_size - 1)
@@ -78,7 +78,7 @@ def test_long_curve_is_thinned():
     rows = losses.measure_loss_curve(stand_in(16384))
     positions = [row["position"] for row in rows]
     assert positions[:2] == [50, 66] and positions[-1] <= 16384 - 51 and len(rows) <= 1024
-    # The mean of a window of a straight line is its middle.
+    # The mean over a window of a straight line is its midpoint.
     assert [row["loss_nats"] for row in rows] == positions
 
 
@@ -88,7 +88,7 @@ def test_heads_are_selected_by_savings():
     # Halfway between 0.95 and 0.05 is 0.5.
     three = [Head(0, 1), Head(1, 1), Head(1, 0)]
     assert choose_heads(savings, nothing) == three
-    # One more where it is the nearest to half of the 8 blocks that go at the start.
+    # One more if it is nearest to half of the 8 initially pruned blocks.
     start = nothing | {Head(0, 1): 8.0, Head(0, 0): 5.0}
     assert choose_heads(savings, start) == [Head(0, 1), Head(0, 0), Head(1, 1), Head(1, 0)]
     assert choose_heads(savings, start | {Head(1, 1): 4.0}) == three
@@ -99,7 +99,7 @@ def test_heads_are_selected_by_savings():
 
 def test_decay_and_weights_match_the_model():
     trained = load(LONG)
-    for block in trained.model.model.layers:  # so that one head of each layer forgets at once
+    for block in trained.model.model.layers:  # so that one head of each layer forgets immediately
         torch.nn.init.constant_(block.attn.fgate_proj.bias[:1], -3.0)
     ratios = {
         Head(r["layer"], r["head"]): r["pruned_ratio"]
@@ -108,7 +108,7 @@ def test_decay_and_weights_match_the_model():
     table = pandas.DataFrame(heads.measure_decay(trained))
     weights = pandas.DataFrame(heads.measure_attention_weights(trained))
     chosen = list(dict.fromkeys(zip(table["layer"], table["head"], strict=True)))
-    # Of 256 tokens the first blocks are all blocks.
+    # At 256 tokens, the first blocks are all blocks.
     assert chosen == choose_heads(ratios, ratios) and table["pruned_ratio"].iloc[0] > 0.2
 
     ((input_ids, _),) = trained.heldout_batches(256, 1)
@@ -148,7 +148,7 @@ def test_weights_are_independent_of_the_row_chunking(rows, monkeypatch):
     cut = list(heads.large_weights(inputs))
     assert [entry[:2] for entry in cut] == [entry[:2] for entry in whole]
     assert [e[2] for e in cut] == pytest.approx([e[2] for e in whole], rel=1e-12)
-    assert whole[0] == (0, 0, 1.0)  # the first query sees nothing but itself
+    assert whole[0] == (0, 0, 1.0)  # the first query attends only to itself
 
 
 def test_pruned_ratio_equals_the_serial_count_over_the_heldout_text():
@@ -166,7 +166,7 @@ def test_pruned_ratio_equals_the_serial_count_over_the_heldout_text():
         for head in range(2):
             row = table.loc[(layer, head)]
             assert row["pruned_blocks"] == expected[layer, head]
-            assert row["causal_blocks"] == 3 * 2  # two sequences of two blocks a side
+            assert row["causal_blocks"] == 3 * 2  # two sequences of two by two blocks
     assert (table["measured_tokens"] == 256).all()
 
 

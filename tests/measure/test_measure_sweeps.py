@@ -1,4 +1,4 @@
-"""The measures around epsilon: pruned mass, slack, sweep, block size, long context, and the command."""
+"""The measurements around epsilon: pruned mass, slack, sweep, block size, long context, and the command."""
 
 import math
 
@@ -31,7 +31,7 @@ TOLERANCES = [-1.0, -5.0, -10.0, -20.0, -40.0]
 
 
 def random_inputs(seed: int, tolerance: float, length: int = 200) -> AttentionInputs:
-    """Three heads of growing locality with thresholds from their own norms."""
+    """Three heads of increasing locality with thresholds from their norms."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(2, 3, length, 16, generator=generator) for _ in range(3))
     gates = torch.rand(2, 3, length, generator=generator) * torch.tensor([0.01, 0.5, 4.0])[:, None]
@@ -52,7 +52,7 @@ def dense_mass(inputs: AttentionInputs, threshold: torch.Tensor, block_q: int, b
 def test_chunked_row_mass_matches_dense_and_stays_below_epsilon(block_q, block_k, monkeypatch):
     inputs = random_inputs(0, -3.0)
     expected = dense_mass(inputs, inputs.threshold, block_q, block_k)
-    for numbers in (1, 2**19):  # chunks of one query block, and everything at once
+    for numbers in (1, 2**19):  # chunks of one query block, and one chunk
         monkeypatch.setattr(pruned_mass, "_CHUNK_NUMBERS_CPU", numbers)
         mass = pruned_mass.pruned_row_mass(inputs, block_q, block_k)
         missing = mass.isnan()
@@ -62,7 +62,7 @@ def test_chunked_row_mass_matches_dense_and_stays_below_epsilon(block_q, block_k
 
 
 def by_hand(length: int) -> AttentionInputs:
-    """One head, all scores 0, every gate e^-1, delta = -5: weights go as e^-(i - j)."""
+    """One head, all scores 0, every gate e^-1, delta = -5: weights are proportional to e^-(i - j)."""
     zeros = torch.zeros(1, 1, length, 16)
     gates = torch.full((1, 1, length), -1.0)
     return AttentionInputs(zeros, zeros, zeros, gates, torch.tensor([-5.0]))
@@ -106,7 +106,7 @@ def test_slack_is_the_largest_safe_value(seed, tolerance, monkeypatch):
 
 
 def small_model(tolerance: float | None = -10.0) -> FoXForCausalLM:
-    """A random FoX (Pro) of bytes: one head a layer forgets at once, the other hardly."""
+    """A random byte-level FoX (Pro): one head per layer forgets immediately, the other hardly."""
     torch.manual_seed(0)
     model = FoXForCausalLM(
         FoXConfig.pro(
@@ -150,7 +150,7 @@ def test_swept_mass_grows_with_epsilon_and_stays_below_it(dtype):
     assert (frame["block_pruned_ratio"] > 0).all()
     assert (frame["largest_pruned_mass"] < np.exp(frame["swept_log_pruning_tolerance"])).all()
     exact, _ = one_pass(model, small_batches(), PassSettings(dtype, "small"), lambda *_: None, "")
-    # Any other loss comes from epsilon and from rounding, of which bfloat16 has more.
+    # Other loss differences come from epsilon and rounding, which is larger in bfloat16.
     assert frame["loss_nats"].to_numpy() == pytest.approx(exact, abs=1e-3)
 
 
@@ -197,7 +197,7 @@ def test_pruned_mass_of_every_head(trained):
         assert row["median_pruned_mass"] == pytest.approx(np.median(mass))
         assert row["q90_pruned_mass"] <= row["q99_pruned_mass"] <= row["largest_pruned_mass"]
         assert row["threshold_nats"] < -10 - math.log(256)
-    # 4 x 4 blocks, of which 10 are causal; the forgetful heads keep the diagonal and its neighbour.
+    # 4 x 4 blocks, of which 10 are causal; local heads keep the diagonal and its neighbour.
     assert [row["pruned_ratio"] for row in rows] == [0.3, 0.0, 0.3, 0.0]
 
 

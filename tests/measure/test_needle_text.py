@@ -1,4 +1,4 @@
-"""The needle test's text: prompts by hand, scores, haystacks, and training text that holds needles."""
+"""Texts of the needle test: handwritten prompts, scores, haystacks, and training text with needles."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def test_short_contexts_and_haystacks_report_the_required_length():
         (f"never {DEED}", 1.0, False),
         (f"\n\n {DEED.upper()}", 1.0, True),
         ("eat a sandwich on the moon", 2 / 7, False),
-        (f"nothing\n{DEED}", 0.0, False),  # what comes later is no answer
+        (f"nothing\n{DEED}", 0.0, False),  # later text is not an answer
         ("a and in on", 0.0, False),
         ("", 0.0, False),
     ],

@@ -1,4 +1,4 @@
-"""The timer: an order that favours no call, so that a method against itself gives 1; and peak memory."""
+"""The timer: a balanced order, so that a method against itself has ratio 1; and peak memory."""
 
 import itertools
 from collections import Counter
@@ -22,7 +22,7 @@ SLOWED = {
 @pytest.mark.parametrize("slowed", SLOWED)
 @pytest.mark.parametrize("repeats", [1, 3, 9, 10])
 def test_method_against_itself_has_ratio_1_despite_a_slow_slot(slowed, repeats):
-    """With one order for all turns the ratio is 1.04, or 1 / 1.04."""
+    """With a fixed order in all rounds, the ratio would be 1.04 or 1 / 1.04."""
     index = itertools.count()
     calls = {"one": lambda: None, "other": lambda: None}
     times = interleaved(calls, CPU, repeats, lambda *_: SLOWED[slowed](next(index)))
@@ -62,7 +62,7 @@ def test_peak_memory_on_a_cpu():
         one = torch.zeros(first)  # float32
         del one
         two = torch.zeros(25_000)
-        return two + 1  # two at once
+        return two + 1  # two live tensors
 
     assert peak_memory(lambda: work(100_000), CPU) == pytest.approx(400_000, rel=0.01)
     assert peak_memory(lambda: work(10), CPU) == pytest.approx(200_000, rel=0.01)

@@ -1,4 +1,4 @@
-"""Whole training steps on random tokens: their records, what stands still, and the figure's arithmetic."""
+"""Full training steps on random tokens: results, unchanged weights, and the arithmetic of the figure."""
 
 import pandas as pd
 import pytest
@@ -52,7 +52,7 @@ def test_every_number_of_ranks_is_measured_into_one_result(run, monkeypatch):
     words = ["--suite", "mini", "--vocab-size", "301", "512", "--nproc", "1", "2", "--device", "cpu"]
     assert command([*words, "--parallel", "ddp", "fsdp", "--repeats", "1", "--steps", "1"]) == 0
     assert launched == [(1, "ddp"), (2, "ddp"), (2, "fsdp")]
-    table = read_records(load_suite("mini"), "training_step")  # each launch here is of one rank
+    table = read_records(load_suite("mini"), "training_step")  # each launch here has one rank
     assert sorted(zip(table["vocab_size"], table["method"], strict=True)) == [
         *((301, "acp"), (301, "exact")),
         *((512, "acp"), (512, "exact")),
