@@ -21,7 +21,7 @@ def status(check, *arguments):
 
 
 def scores(*runs, **same):
-    """``reconstruction`` results: the differences of each run from RUN and SCORE, ``soft`` for its soft mask."""
+    """``reconstruction`` results: each run's differences from RUN and SCORE, ``soft`` for its soft mask."""
     rows = []
     for number, given in enumerate(runs):
         record = {**RUN, **SCORE, **same, **given, "run": f"run{number}"}
@@ -121,7 +121,7 @@ EVEN = [0.1] * 60
 LATE = [0.0] * 57 + [1.0] * 3  # the neighbourhood of the last token
 BEFORE = [0.0] * 21 + [1.0] * 10 + [0.0] * 29  # the ten tokens before 30, outside a symmetric window
 SCATTERED = [1.0 if i % 15 == 0 else 0.0 for i in range(60)]
-APART = [1.0 if i in (5, 40) else 0.0 for i in range(60)]  # half of the mass is on one token, as at random positions
+APART = [1.0 if i in (5, 40) else 0.0 for i in range(60)]  # half is on one token, as for random positions
 WHOLE = {"at30": BEFORE, "eos": EVEN}
 STRAYED = attribution(**WHOLE)
 STRAYED.loc[STRAYED["written_position"] > 50, "matches_text"] = False  # ten of 60 tokens differ from the text

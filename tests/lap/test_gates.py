@@ -44,7 +44,7 @@ def test_hard_concrete_gates_are_clipped_and_penalised_by_open_probability():
     noise = draw_noise(many.shape, config, torch.Generator().manual_seed(0))
     opened = (log_gates(many, config, noise) > config.log_threshold).float().mean(1)
     torch.testing.assert_close(opened, open_probability(signal, config), atol=0.01, rtol=0)
-    edge = log_gates(torch.linspace(-1e-5, 1e-5, 4001) - 0.3 - math.log(11), config)  # the threshold of a closed gate
+    edge = log_gates(torch.linspace(-1e-5, 1e-5, 4001) - 0.3 - math.log(11), config)  # where a gate closes
     assert torch.isinf(edge).any() and edge[~torch.isinf(edge)].min() == pytest.approx(math.log(1e-6))
     lengths = expected_lengths(
         torch.tensor([[[0.5, 1.0, 0.9]], [[0.4, 1.0, 0.9]]]), torch.tensor([[True, True, False]])

@@ -1,7 +1,7 @@
-"""Memory goes down and answers stay: the cache against the training-time forward, which evicts nothing.
+"""Eviction reduces memory and preserves outputs: the cache against the training forward, which never evicts.
 
-Log epsilon is -30, so what may be pruned (1e-13 of a row's weights) is far under rounding: the budget is
-that of two right implementations of one formula, with sums in another order.
+Log epsilon is -30, so the pruned weight (1e-13 of a row) is far below rounding: the error budget is that of
+two correct implementations of one formula with different summation orders.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST = 640
 
 
 def make_model(architecture="pro", local_bias=-8.0, global_bias=6.0, **fields):
-    """Half of the heads see a token or two; with log epsilon -30 some blocks of 64 are still pruned."""
+    """Half of the heads attend to one or two tokens; with log epsilon -30 some blocks of 64 are still pruned."""
     torch.manual_seed(0)
     config = getattr(FoXConfig, architecture)(**{**SMALL, "log_pruning_tolerance": -30.0, **fields})
     model = with_strong_gates(FoXForCausalLM(config))
@@ -58,7 +58,7 @@ def run_in_chunks(model, ids, cuts, cache, seq_start=None):
 
 @st.composite
 def chunks(draw):
-    """A length and where it is cut: in one go, in chunks, token by token at the end."""
+    """A length and its chunk boundaries: one chunk, several chunks, single tokens at the end."""
     length = draw(st.integers(2, 420))
     chunks = draw(st.lists(st.integers(1, length - 1), max_size=4, unique=True))
     single = draw(st.integers(0, min(12, length - 1)))
@@ -68,7 +68,7 @@ def chunks(draw):
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(chunks=chunks(), architecture=st.sampled_from([*MODELS]), evict=st.booleans(), padded=st.booleans())
 def test_cached_decoding_equals_the_full_forward(chunks, architecture, evict, padded):
-    """With and without eviction, for rows of different lengths, however the text is cut."""
+    """With and without eviction, for rows of different lengths and any chunking."""
     model, (length, cuts) = MODELS[architecture], chunks
     ids = torch.randint(0, SMALL["vocab_size"], (2, length), generator=torch.Generator().manual_seed(length))
     seq_start = torch.tensor([0, length * 2 // 3]) if padded else None
@@ -85,7 +85,7 @@ def test_cached_decoding_equals_the_full_forward(chunks, architecture, evict, pa
 )
 @torch.no_grad()
 def test_pruned_weights_of_a_step_sum_below_epsilon(architecture, prompt, starts, monkeypatch):
-    """Of every row by its exact weights, keys that were evicted too, past the borders of blocks."""
+    """Checks every row by its exact weights, including evicted keys, across block boundaries."""
     model, length = make_model(architecture, -3.0, -0.3, log_pruning_tolerance=-10.0), prompt + 68
     ids = torch.randint(0, SMALL["vocab_size"], (2, length), generator=torch.Generator().manual_seed(1))
     attend, past, left_out = LayerCache.attend, {}, []
@@ -125,12 +125,12 @@ def test_local_heads_free_blocks_and_global_heads_keep_them():
     assert one == BLOCK_SIZE * (2 * 16 * 4 + 8)
     kept, whole = use["evicting"], use["keeping"]
     assert (whole.per_head == blocks * one).all()
-    assert (kept.per_head[..., 0::2] <= 2 * one).all()  # local: where the newest token is, and one before
+    assert (kept.per_head[..., 0::2] <= 2 * one).all()  # local: the block of the newest token and its predecessor
     assert (kept.per_head[..., 1::2] == blocks * one).all()
-    # A table shared by the layer frees nothing, for one of its heads is global.
+    # A table shared by the layer frees nothing, because one of its heads is global.
     assert (kept.per_layer == 4 * blocks * one).all()
     assert int(kept.per_head.sum()) <= kept.allocated < 0.8 * whole.allocated
-    # A prefill takes blocks for what it keeps, no more.
+    # A prefill allocates only blocks that it keeps.
     cache = FoXCache(2, max_length=LONGEST)
     model(ids, cache=cache)
     assert cache.layers[0].pool.allocated_bytes < 0.75 * 2 * 4 * blocks * one
@@ -150,7 +150,7 @@ def test_memory_stays_constant_over_a_long_stream():
                 allocated.append(cache.memory().allocated)
     assert cache.length == 960 and cache.dropped_columns > 10
     assert max(allocated[1:]) == allocated[1] <= 2 * 2 * 12 * cache.layers[0].pool.block_bytes
-    # The last tokens see what they would without all that was dropped.
+    # The last tokens have the same outputs without the evicted keys.
     with torch.no_grad():
         alone = model(ids.repeat(1, 30))[:, -DECODE_TOKENS:]
     assert relative_error(logits, alone) < 1e-5
@@ -184,7 +184,7 @@ def test_cropping_stops_at_the_last_eviction():
         run_in_chunks(model, ids[:, 300:390], range(60, 90), cache)
         assert "record_past" in cache.no_eviction_reason
         allocated.add(cache.memory().allocated)
-        cache.crop(90)  # to where keys were evicted, and no further
+        cache.crop(90)  # at most back to the last eviction
         with pytest.raises(ValueError, match="keys were evicted at length 300"):
             cache.crop(1)
     assert len(allocated) == 1
@@ -197,7 +197,7 @@ def test_cropping_stops_at_the_last_eviction():
 
 @torch.no_grad()
 def test_step_with_a_lower_delta_reads_blocks_skipped_before():
-    """A delta that may fall skips blocks for one step alone."""
+    """If delta may decrease, blocks are skipped for one step only."""
     generator, core, cache = torch.Generator().manual_seed(0), ForgettingAttentionCore(), FoXCache(1)
     q, k, v = torch.randn(3, 1, 2, 202, 16, generator=generator)
     gates, pruning = torch.full((1, 2, 202), -0.02), torch.full((1, 2), -1.0)
@@ -220,7 +220,7 @@ def test_pool_releases_memory_when_most_blocks_are_free():
 
 
 def test_largest_key_norm_of_each_head_is_a_running_maximum():
-    """Under measured norms it bounds all past keys, so that they need not be read again."""
+    """With measured norms, the maximum bounds all past keys, so they need not be reread."""
     k, layer = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0)), FoXCache(1).layers[0]
     for first, end in itertools.pairwise((0, 5, 6, 9)):
         longest = layer.longest_key(k[:, :, first:end])
@@ -229,10 +229,10 @@ def test_largest_key_norm_of_each_head_is_a_running_maximum():
 
 @torch.no_grad()
 def test_prefill_keeps_the_blocks_read_by_its_last_token():
-    """The boundary of Algorithm 1 for that token, also if the tokens come in two chunks."""
+    """Compares with the boundary of Algorithm 1 for that token, also for two chunks."""
     model = make_model("pro", -3.0, -0.3, log_pruning_tolerance=-10.0)
     ids = torch.randint(0, SMALL["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(1))
-    for length in (64, 300, *range(65, 95)):  # at some of them, one gate decides
+    for length in (64, 300, *range(65, 95)):  # at some lengths, one gate decides
         whole, chunks, seen = FoXCache(2, max_length=LONGEST), FoXCache(2, max_length=LONGEST), []
         with watch_attention(model, lambda _, inputs, seen=seen: seen.append(inputs)):
             model(ids[:, :length], cache=whole)
@@ -245,7 +245,7 @@ def test_prefill_keeps_the_blocks_read_by_its_last_token():
 
 @torch.no_grad()
 def test_padding_blocks_are_not_allocated():
-    """By global heads too, which hold all else."""
+    """Global heads, which keep all other blocks, do not allocate padding either."""
     ids = torch.randint(0, SMALL["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(1))
     cache = FoXCache(2, max_length=LONGEST)
     MODELS["pro"](ids, cache=cache, seq_start=torch.tensor([0, 200]))
@@ -271,5 +271,5 @@ def test_reading_the_past_row_by_row_equals_reading_all_rows_at_once(architectur
         assert len(calls) == (1 if past_bytes > 1 else 3)
         seen.append([torch.cat(x) for x in zip(*calls, strict=True)])
     assert relative_error(found[1], found[0]) < 1e-5
-    # Each row has its own delta; where the keys begin depends on which rows are read together.
+    # Each row has its own delta; the first key depends on which rows are read together.
     torch.testing.assert_close(seen[1][0], seen[0][0], rtol=1e-4, atol=0)

@@ -1,4 +1,4 @@
-"""Sampling against a slow sampler that is easy to read, and the properties of its filters."""
+"""Sampling against a simple, slow sampler, and the properties of its filters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from model_helpers import SMALL
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM, filter_logits, generation, stream_tokens
 from acp_repro.model.generation import choose_tokens
 
-# Few different values, so that ties come often.
+# Few distinct values, so that ties are frequent.
 LOGITS = st.lists(st.integers(-6, 6).map(lambda n: n / 2), min_size=1, max_size=12)
 TOP_K = st.none() | st.integers(1, 14)
 
 
 def reference_filter(logits: list[float], top_k: int | None, top_p: float | None) -> list[int]:
-    """Token ids that are drawn from, by going through them from the likeliest on."""
+    """Candidate token ids, from a loop over tokens in order of decreasing probability."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))[:top_k]
     weights = [math.exp(logits[token] - max(logits)) for token in order]
     kept, reached = [], 0.0
@@ -68,7 +68,7 @@ def test_invalid_logits_are_rejected(temperature):
 
 
 def test_streamed_tokens_match_the_full_forward(small_model, small_ids):
-    """A slow loop: the whole text through the model for each token, the same filters and draws."""
+    """A slow loop: a full forward for each token, with the same filters and samples."""
     prompt, options = small_ids[:, :30], {"top_k": 20, "top_p": 0.9}
     small_model.set_log_pruning_tolerance(None)
     ids, generator = prompt, torch.Generator().manual_seed(3)
@@ -96,8 +96,8 @@ def test_stream_yields_each_token_before_computing_the_next(small_model, small_i
 def test_large_batches_are_split_and_rows_stay_independent(
     small_model, small_ids, monkeypatch, tolerance, padded
 ):
-    """Logits of the prompt have the bits of each part by itself; those after it are the same but for products
-    of more rows, whose sums may be in another order."""
+    """Prompt logits are bitwise identical to separate batches; later logits differ only by the summation order
+    of products with more rows."""
     small_model.set_log_pruning_tolerance(tolerance)
     prompt = torch.cat((small_ids, small_ids.flip(1), small_ids[:1].roll(7, 1)))  # five rows
     start = torch.tensor([0, 3, 149, 0, 3]) if padded else None
@@ -111,7 +111,7 @@ def test_large_batches_are_split_and_rows_stay_independent(
         found = [generation.prefill(small_model, prompt[rows], cache, begin)]
         assert ("attention is exact" in cache.no_eviction_reason) == (tolerance is None)
         evicted.append(cache.evicted_at)
-        for begin, end in ((0, 1), (1, 2), (2, 52), (52, 53)):  # steps, and a chunk that takes new blocks
+        for begin, end in ((0, 1), (1, 2), (2, 52), (52, 53)):  # steps, and a chunk that allocates blocks
             found.append(small_model(prompt[rows, begin:end], cache)[:, -1])
         return found, cache
 
@@ -138,7 +138,7 @@ def test_split_batches_can_be_rolled_back(small_model, small_ids, monkeypatch):
     cache.crop(40)
     copied = copy.deepcopy(cache)
     for one in (cache, copied):
-        for _ in range(2):  # a copy goes on recording
+        for _ in range(2):  # a copy continues recording
             found = small_model(small_ids[:, 60:90], cache=one)
             right = small_model(small_ids[:, :90])[:, 60:]
             torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
@@ -179,7 +179,7 @@ def test_invalid_arguments_are_rejected_at_the_call(arguments, message):
 
 @torch.no_grad()
 def test_rows_of_different_lengths_continue_independently(small_model, small_ids, monkeypatch):
-    """Padded on the left, and in chunks of which the first holds nothing of one row."""
+    """Padded on the left, in chunks of which the first contains only padding for one row."""
     monkeypatch.setattr(generation, "PREFILL_TOKENS", 1)  # chunks of 128 tokens
     prompt = small_ids[:, :150].clone()
     start = torch.tensor([0, 139])

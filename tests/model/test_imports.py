@@ -1,4 +1,4 @@
-"""What the methods cost who imports them: torch alone."""
+"""Import dependencies of the methods: only torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_TORCH = (
 
 
 def run_without(names: tuple[str, ...], code: str) -> None:
-    """Runs ``code`` in a Python that has none of the libraries ``names``."""
+    """Runs ``code`` in a Python process without the libraries ``names``."""
     block = f"import sys\nfor name in {names!r}:\n    sys.modules[name] = None\n"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", block + code], capture_output=True, text=True, cwd=ROOT

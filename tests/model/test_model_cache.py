@@ -13,7 +13,7 @@ from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
 
 @torch.no_grad()
 def run_in_chunks(model, ids, cuts, cache=None):
-    """Logits of the whole, computed between the cuts one after the other."""
+    """Logits of the full sequence, computed chunk by chunk between ``cuts``."""
     cache = cache or FoXCache(model.config.num_hidden_layers)
     edges = [0, *cuts, ids.shape[1]]
     parts = []
@@ -25,7 +25,7 @@ def run_in_chunks(model, ids, cuts, cache=None):
 
 @pytest.mark.parametrize("cuts", [[100, *range(101, 130)], [1, 65, 66, 140]])
 def test_decoding_with_pruning_stays_within_epsilon(small_model, small_ids, cuts):
-    """The threshold follows the length so far, so what is pruned differs, by less than epsilon."""
+    """The threshold depends on the current length, so pruning differs by less than epsilon."""
     with torch.no_grad():
         full = small_model(small_ids)
     assert relative_error(run_in_chunks(small_model, small_ids, cuts), full) < math.exp(-10)
@@ -44,7 +44,7 @@ def test_compiled_model_continues_from_a_cache():
         model(ids[:, :70], cache=cache)
         found.append(torch.cat([call(ids[:, t : t + 1], cache=cache) for t in range(70, 75)], dim=1))
         assert cache.length == 75
-    # Compiled, projections are joined, whose products sum in another order.
+    # Compiled code fuses projections, which changes the summation order.
     assert relative_error(found[1], found[0]) < 1e-5
 
 
@@ -93,7 +93,7 @@ def test_failed_call_leaves_a_valid_cache_or_a_clear_error(small_model, small_id
     cache = FoXCache(2, max_length=60)
     small_model(small_ids[:, :20], cache=cache)
     with pytest.raises(ValueError, match="below vocab_size"):
-        small_model(small_ids[:, 20:21] * 0 + 10**6, cache=cache)  # no such token: nothing was written
+        small_model(small_ids[:, 20:21] * 0 + 10**6, cache=cache)  # invalid token: nothing was written
     after = small_model(small_ids[:, 20:21], cache=cache)
     torch.testing.assert_close(after, small_model(small_ids[:, :21])[:, 20:], rtol=1e-4, atol=1e-4)
 
@@ -101,11 +101,11 @@ def test_failed_call_leaves_a_valid_cache_or_a_clear_error(small_model, small_id
         raise torch.OutOfMemoryError("no more")
 
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
-        patch.setattr(small_model.model.layers[0], "forward", no_memory)  # before a layer writes
+        patch.setattr(small_model.model.layers[0], "forward", no_memory)  # fails before a layer writes
         small_model(small_ids[:, 21:22], cache=cache)
     after = small_model(small_ids[:, 21:22], cache=cache)
     torch.testing.assert_close(after, small_model(small_ids[:, :22])[:, 21:], rtol=1e-4, atol=1e-4)
-    for tokens in (1, 12):  # a step, and a chunk of a prefill, that end in the second layer
+    for tokens in (1, 12):  # a step and a prefill chunk that fail in the second layer
         cache = FoXCache(2, max_length=60)
         small_model(small_ids[:, :20], cache=cache)
         with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):

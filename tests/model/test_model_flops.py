@@ -30,7 +30,7 @@ def test_flops_match_a_hand_computation():
 
 
 def test_flops_match_the_counter_of_pytorch():
-    """Exact attention gives `flops_per_token`; with pruning, only scores that are kept count."""
+    """Exact attention equals `flops_per_token`; with pruning, only kept scores count."""
     register_flop_formulas()
     shape = {"vocab_size": 97, "hidden_size": 32, "num_heads": 2, "log_pruning_tolerance": None}
     ids = torch.zeros(2, 150, dtype=torch.long)

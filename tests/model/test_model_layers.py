@@ -36,7 +36,7 @@ def test_token_shift_matches_the_naive_loop_in_one_pass_and_in_two_chunks(batch,
                 expected[b, t, h] = a * before + (1 - a) * z[b, t, h]
                 before = z[b, t, h]
 
-    # Three float32 roundings of numbers no larger than max |z|.
+    # Three float32 roundings of values up to max |z|.
     budget = 4 * 2.0**-24 * z.abs().max().item()
     whole = token_shift(z, logit)
     torch.testing.assert_close(whole, expected, rtol=0, atol=budget)
@@ -47,7 +47,7 @@ def test_token_shift_matches_the_naive_loop_in_one_pass_and_in_two_chunks(batch,
             token_shift(z[:, :cut], logit[:, :cut]),
             token_shift(z[:, cut:], logit[:, cut:], previous=z[:, cut - 1 : cut]),
         )
-        # Not bit by bit: the CPU's sigmoid takes another path for the ends of short tensors.
+        # Not bitwise: the CPU's sigmoid uses another code path at the end of short tensors.
         torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=budget)
 
 
@@ -73,7 +73,7 @@ def test_rms_norm(dtype):
     torch.nn.init.normal_(norm.weight)
     x = (3 * torch.randn(5, 7, 48)).to(dtype)
     x[0, 0] = 0  # eps keeps an all-zero row at zero
-    x[0, 1] *= 1e-4  # and decides the length of a row near zero
+    x[0, 1] *= 1e-4  # and determines the norm of a row near zero
     y = norm(x)
     wide = x.double()
     expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight.double()
@@ -103,7 +103,7 @@ def test_head_norm_is_per_head_with_shared_or_separate_weights(share):
 
 
 def reference_layer(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torch.Tensor:
-    """The Pro layer in float64, one step after the other, dense (Section 2)."""
+    """The dense Pro layer in float64, step by step (Section 2)."""
     weights = {name: p.detach().double() for name, p in layer.named_parameters()}
     batch, time, hidden = x.shape
     heads, dim = layer.num_heads, layer.head_dim
@@ -171,7 +171,7 @@ def test_attention_layer_matches_the_equations(share, time, use_rope, output_nor
 
 
 def test_rotations_at_large_positions_match_float64():
-    """A float32 angle near position 2,000,000 is off by up to 0.06."""
+    """A float32 angle near position 2,000,000 has an error of up to 0.06."""
     end = 2_000_000
     cos, sin = make_rotation(torch.arange(-3, 0) + end, 32)
     for row, position in enumerate(range(end - 3, end)):
@@ -181,7 +181,7 @@ def test_rotations_at_large_positions_match_float64():
 
 
 def test_fused_projections_in_compiled_code_apply_the_gate_bias():
-    """Compiled code adds the bias apart from the product."""
+    """Compiled code adds the bias separately from the product."""
     config = FoXConfig.llama(vocab_size=7, hidden_size=32, num_hidden_layers=1, num_heads=2)
     layer, x = with_strong_gates(FoXForCausalLM(config)).model.layers[0].attn, torch.randn(1, 70, 32)
     layer.fuse_training = False

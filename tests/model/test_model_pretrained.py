@@ -16,7 +16,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM, load_config, load_pretrai
 
 @pytest.fixture
 def saved(tmp_path):
-    """A checkpoint folder to spoil."""
+    """A checkpoint folder that tests may damage."""
     torch.manual_seed(0)
     save_pretrained(FoXForCausalLM(FoXConfig.pro(**SMALL)), tmp_path / "ck")
     return tmp_path / "ck"
@@ -66,7 +66,7 @@ def test_invalid_overrides_are_rejected(saved):
 
 
 def test_saved_config_matches_the_authors_format(saved, official_pro):
-    """What decides the computation is under the same keys and of the same types as theirs."""
+    """Settings of the computation have the authors' keys and types."""
     ours = json.loads((saved / "config.json").read_text())
     theirs = json.loads((official_pro / "config.json").read_text())
     assert ours["model_type"] == "forgetting_transformer-project_fox"
@@ -188,7 +188,7 @@ def test_class_loads_and_saves_folders(saved, tmp_path, small_ids):
     model = load_pretrained(saved)
     model.save_pretrained(tmp_path / "again")
     model.loss_per_token(small_ids, small_ids).mean().backward()
-    torch.optim.SGD(model.parameters(), lr=1.0).step()  # the file stays
+    torch.optim.SGD(model.parameters(), lr=1.0).step()  # the file is unchanged
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (saved / name).read_bytes()
 

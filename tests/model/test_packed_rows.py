@@ -1,4 +1,4 @@
-"""Documents packed into one row give what each gives alone: logits, losses, gradients."""
+"""Documents packed into one row equal separate documents: logits, losses, gradients."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_blocks_of_other_documents_count_as_pruned(small_model, documents, cu_se
     seen = []
     with watch_attention(small_model, lambda _, inputs: seen.append(inputs.boundary(64, 64))):
         small_model(torch.cat(documents, 1), cu_seqlens=cu_seqlens)
-    # Rows 64, 128 and 129 begin the blocks; their documents begin at 64, 64 and 129.
+    # Blocks start at rows 64, 128 and 129, with documents that start at 64, 64 and 129.
     assert len(seen) == SMALL["num_hidden_layers"]
     assert all((boundary == torch.tensor([0, 1, 1])).all() for boundary in seen)
 

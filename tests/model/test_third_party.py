@@ -1,4 +1,4 @@
-"""Third-party models are loaded whole or not at all; every damage is one line that names what is wrong."""
+"""Third-party models load completely or fail with a one-line error that names the damage."""
 
 import json
 
@@ -76,12 +76,12 @@ def test_damage_is_reported_in_one_line_with_folder_and_tensor(words, tmp_path, 
         load_model(CAUSAL, tmp_path)
     message = str(error.value)
     assert words in message and str(tmp_path) in message and "\n" not in message
-    assert capfd.readouterr().err == ""  # nothing beside the error, such as transformers' table
+    assert capfd.readouterr().err == ""  # no other output, such as transformers' table
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_complete_folder_loads_unchanged(dtype, tmp_path):
-    """Tied weights are in no file, and files may have any floating-point dtype."""
+    """Tied weights are not stored, and files may have any floating-point dtype."""
     model = save(tmp_path, tie_word_embeddings=True)
     model.to(dtype).save_pretrained(tmp_path)
     loaded = load_model(CAUSAL, tmp_path, dtype="auto")

@@ -1,4 +1,4 @@
-"""The kernels of a training step against float64, where their inputs' dtype allows it to the last bit."""
+"""The kernels of a training step against float64, to the last bit if the input dtype allows it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ kernels = pytest.importorskip("acp_repro.model.training_kernels", reason="pip in
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 IGNORED = -100
-# Twice one rounding to nearest; the interpreter cuts off instead, which is twice that.
+# Twice one rounding to nearest; the interpreter truncates, which doubles the error.
 BUDGET = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7}
 
 
@@ -42,9 +42,9 @@ def test_swiglu_backward(shape, dtype, poisoned):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_vocabulary_softmax(rows, vocabulary, columns, dtype, poisoned):
     logits = (5 * torch.randn(rows, columns, device=DEVICE)).to(dtype)
-    logits[:, vocabulary:] = torch.nan  # stand for no word
+    logits[:, vocabulary:] = torch.nan  # padding rows of the vocabulary
     if vocabulary > 8192:
-        logits[0, :8192] = -torch.inf  # what comes first may count for nothing
+        logits[0, :8192] = -torch.inf  # the first chunk may have zero probability
     labels = torch.randint(vocabulary, (rows,), device=DEVICE)
     if vocabulary > 8192:
         labels[0] = vocabulary - 1

@@ -1,4 +1,4 @@
-"""Gates inside encoders of transformers: removal against masking, training, saving, bad input."""
+"""Gates inside encoders of transformers: removal against masking, training, saving, invalid input."""
 
 import copy
 import io
@@ -32,7 +32,7 @@ def test_budget_1_matches_the_dense_model(kind, head):
 @torch.no_grad()
 def test_removing_tokens_equals_masking_them(kind, head, gates):
     model, inputs = build(kind, head), batch(length=21)  # which Longformer pads to its window of 8
-    for number, method in enumerate((*METHODS, "adaptive")):  # the paper's in both ways, the others in one
+    for number, method in enumerate((*METHODS, "adaptive")):  # both selections for the paper's method, one for the others
         settings = {"schedule": "geometric", "dropped": "last"} if number % 2 else {}
         short = retained(model, method=method, gates=gates, **settings)
         masked = copy.deepcopy(short)
@@ -88,7 +88,7 @@ def test_examples_are_independent_of_their_batch():
         left = {
             k: torch.stack([torch.roll(row, 3 * i) for i, row in enumerate(v)]) for k, v in inputs.items()
         }
-        if method != "random":  # whose choice is by position
+        if method != "random":  # which selects by position
             with short.retention.recorded() as right_side:
                 short(**inputs)
             with short.retention.recorded() as left_side:
@@ -106,7 +106,7 @@ def test_received_attention_matches_the_block(kind, monkeypatch):
     encoder = find_encoder(model)
     block = encoder.find_layers(encoder.find_stack(model))[0]
     for path in (encoder.query, encoder.key):
-        encoders.get_module(block, path).weight.mul_(20)  # with fresh weights tokens receive almost the same
+        encoders.get_module(block, path).weight.mul_(20)  # initially all tokens receive almost equal attention
     block.register_forward_pre_hook(lambda _, a: given.update(hidden=a[0]))
     if kind == "Longformer":
         global_ = torch.zeros(4, 24, dtype=torch.bool)
@@ -161,7 +161,7 @@ def test_bfloat16_and_autocast(kind):
     with torch.no_grad():
         half = copy.deepcopy(gated).bfloat16()(**inputs).logits
         exact = copy.deepcopy(gated).double()(**inputs).logits
-        # No more than the dense model loses in that format, and a little.
+        # At most the error of the dense model in that format, with a small margin.
         dense_error = (copy.deepcopy(model).bfloat16()(**inputs).logits - model(**inputs).logits).abs().max()
         assert (half - exact).abs().max() <= 4 * dense_error + 1e-2
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -174,7 +174,7 @@ def test_questions_and_other_tokens_are_protected():
     for schedule, most, settings in (("geometric", 3, {"budget": 0.5}), ("constant", 4, {"budget": 0.2})):
         gated = retained(model, schedule=schedule, over_budget="error", **settings)
         with pytest.raises(ValueError, match=f"5 protected tokens are more than its budget of {most}"):
-            gated(**one)  # the budget of the last gate is the least
+            gated(**one)  # the budget of the last gate is the smallest
         gated.retention.configure(over_budget="keep")
         with gated.retention.recorded() as records, torch.no_grad():
             gated(**one)
@@ -189,7 +189,7 @@ def test_questions_and_other_tokens_are_protected():
     assert records[0].kept[:, :5].all()
     assert records[1].kept.sum(1).tolist() == records[1].budget.tolist() == [7, 6, 5, 4]  # without a question
     plain = retained(build(), 0.3, over_budget="error")
-    padding = inputs["attention_mask"] == 0  # which needs no place in the budget
+    padding = inputs["attention_mask"] == 0  # which does not use the budget
     mask = padding.clone()
     mask[:, 7] = True
     with plain.retention.recorded() as records:
@@ -295,7 +295,7 @@ def test_disabling_and_recording_gates_can_be_nested():
     gated.retention.configure(seed=1)
     assert not torch.equal(gated(**inputs).logits, pruned)
     profile = {"schedule": "profile", "profile": (1.0, 0.4, 0.3)}
-    assert retained(model, **profile).retention.budgets(10) == [4, 3]  # of the gates that drop something
+    assert retained(model, **profile).retention.budgets(10) == [4, 3]  # of gates that drop tokens
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_unknown_encoders_can_be_registered():
 @pytest.mark.parametrize("dropped", ["zero", "last"])
 @torch.no_grad()
 def test_kept_tokens_keep_their_positions_and_their_order(dropped):
-    """An encoder whose blocks do nothing shows what came through."""
+    """An encoder with identity blocks exposes the kept tokens."""
     model, inputs = build("DistilBert", "TokenClassification"), batch()
     for block in model.distilbert.transformer.layer:
         block.forward = lambda hidden, *_, **__: hidden

@@ -1,4 +1,4 @@
-"""Adaptive Retention through the pipeline: suite file, training and resume, records, tables and figures."""
+"""Adaptive Retention through the pipeline: suite file, training and resume, results, tables and figures."""
 
 import dataclasses
 import json
@@ -110,7 +110,7 @@ def test_runs_of_a_suite(here):
 
 
 def test_times_require_no_training_and_no_data(here, tmp_path, monkeypatch):
-    """But for a threshold, which keeps as many tokens as it learnt to keep."""
+    """Except a threshold, whose number of kept tokens is learnt."""
     untrained, trained = "toy-mini-top-30-input", "toy-mini-arthreshold-30-input"
     speed = PAPER.metric("speed")
     assert needs(here, (here.run(trained), speed)) == [here.run(trained)]
@@ -124,7 +124,7 @@ def test_times_require_no_training_and_no_data(here, tmp_path, monkeypatch):
 
 
 def test_dense_model_against_itself_has_speedup_1(here, monkeypatch):
-    """On a clock by which a pass takes 1 s and every other one 4 % more, whatever it is."""
+    """With a clock on which a pass takes 1 s and every second pass 4 % more."""
     model, passes = backbones.untrained(here.run("toy-mini-dense")), []
     model.register_forward_pre_hook(lambda *_: passes.append(1.04 if len(passes) % 2 else 1.0))
     monkeypatch.setattr(time, "perf_counter", lambda: sum(passes))
@@ -166,7 +166,7 @@ def test_unusable_corpus_is_reported_with_suite_and_key(here):
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_every_model_type_of_a_suite_supports_gates(model_type):
-    """What the check of a suite lets through can be trained."""
+    """Every suite that passes validation can be trained."""
     from transformers import AutoModelForSequenceClassification as Classifier
 
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
@@ -224,11 +224,11 @@ def test_pipeline_measures_plots_and_reports(here, capsys):
     dense = read_records(here, "pruned_dense", here.dense)
     plain = dense[dense["pruning"] == "none"].set_index("metric")["score_percent"]
     output = dense[dense["pruning_gates"] == "output"].set_index("metric")["score_percent"]
-    assert (output == plain.reindex(output.index)).all()  # [CLS] is read alone, so nothing is lost there
+    assert (output == plain.reindex(output.index)).all()  # only [CLS] is read, so nothing is lost
     tokens = read_records(here, "keep_ratio_by_layer", here.adaptive)
     assert (tokens[tokens["layer"] == 0]["keep_ratio"] == 1).all()
 
-    # A measured run becomes a folder of the project.
+    # A measured run is exported in the project format.
     given = ["--suite", "mini", "--run", "toy-mini-ar-30-input", "--name", "tiny"]
     assert publish.main(given) == 0
     ours, published = (
@@ -270,7 +270,7 @@ def test_best_span_is_inside_the_text_and_ordered():
 
 @pytest.fixture
 def built(here):
-    """A run's task and its model, with fresh weights and without phases of training."""
+    """A run's task and its model, with initial weights and without training phases."""
     run = here.run("toy-mini-ar-30-input")
     task = PAPER.load_task()(run)
     torch.manual_seed(1)
@@ -280,7 +280,7 @@ def built(here):
 
 
 def test_metrics_weight_examples_equally(built, monkeypatch):
-    """Examples are no multiple of the batch."""
+    """The number of examples is not a multiple of the batch size."""
     task, trained = built
     monkeypatch.setattr(trained_module, "_ROWS", 5)
     model, rows = trained.model.eval(), task.texts.encoded("test")
@@ -305,7 +305,7 @@ def test_metrics_weight_examples_equally(built, monkeypatch):
     for record in seen:
         scores = record.scores[0, 1:]
         budget += record.budget.item()
-        counted += 1 + torch.sigmoid(scores).sum().item()  # [CLS] counts whole
+        counted += 1 + torch.sigmoid(scores).sum().item()  # [CLS] counts fully
         opened += 1 + torch.sigmoid(scores - 0.66 * math.log(0.1 / 1.1)).sum().item()
     for record in records:
         assert record["soft_loss_nats"] == pytest.approx(records[0]["soft_loss_nats"], rel=1e-5)
@@ -343,9 +343,9 @@ def test_longformer_question_answering_with_a_new_tokenizer(here):
     train(PAPER, run, device=CPU, report=str, stop_after=2)
     task = PAPER.load_task()(run)
     config, separator = task.build().retention.config, task.tokenizer.sep_token_id
-    assert (config.protect, config.sep_token_id) == ("question", separator)  # so a question is never dropped
+    assert (config.protect, config.sep_token_id) == ("question", separator)  # so questions are never dropped
     told = task.texts.labelled.splits["train"][0]._replace(question="what [SEP] units?")
-    assert task.texts._encode([told])[0].ids.count(separator) == 3  # a text's own is plain text
+    assert task.texts._encode([told])[0].ids.count(separator) == 3  # a separator in a text is plain text
     with pytest.raises(DataError, match="qasper: Longformer answers only texts with a question"):
         task.texts._encode([told._replace(question="")])
 
@@ -363,6 +363,6 @@ def test_batches_contain_every_example_once_per_epoch(here, order, most_padding)
         seen += [tuple(one[real > 0].tolist()) for one, real in zip(ids, mask, strict=True)]
         padding += int((mask == 0).sum())
     epochs = [seen[first : first + size] for first in range(0, len(seen), size)]
-    assert len(epochs) == 8 and size % 8  # so that all but the first begin in the midst of a batch
+    assert len(epochs) == 8 and size % 8  # so that all epochs except the first start inside a batch
     assert all(sorted(epoch) == every for epoch in epochs) and epochs[0] != epochs[1]
     assert padding < most_padding * 8 * sum(map(len, every))

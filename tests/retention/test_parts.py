@@ -1,4 +1,4 @@
-"""The parts of Adaptive Retention that need torch alone: settings, budget, gates, scorer, cost."""
+"""The components of Adaptive Retention that need only torch: settings, budget, gates, scorer, cost."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def test_summary_matches_the_recurrence(length, decay):
     x = torch.randn(2, length, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(length))
     exact = running_summary_loop(x, decay)
     torch.testing.assert_close(running_summary(x, decay), exact, rtol=1e-12, atol=1e-12)
-    # In float32 no further from float64 than the loop is, but for a few roundings.
+    # In float32, at most the loop's distance from float64 plus a few roundings.
     worst = (running_summary_loop(x.float(), decay) - exact).abs().max()
     assert (running_summary(x.float(), decay) - exact).abs().max() <= 2 * worst + 1e-6
 
@@ -49,7 +49,7 @@ def test_scorer_applies_equation_3_to_kept_tokens_only():
     exact = scorer.v(torch.tanh(local + before))[..., 0]
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
     called = []
-    for part in (scorer.w, scorer.u, scorer.v):  # an adapter or a hook is no plain part, and is called
+    for part in (scorer.w, scorer.u, scorer.v):  # adapters and hooks disable the fused path and are called
         part.register_forward_hook(lambda module, *_: called.append(module))
     torch.testing.assert_close(scorer(hidden, kept)[kept], scores[kept])
     assert called == [scorer.w, scorer.u, scorer.v]
@@ -78,7 +78,7 @@ def test_hard_concrete_open_rate_matches_its_formula():
     assert z.min() == 0 and z.max() == 1
     share = (z > 0).float().mean(0)
     assert (share - torch.sigmoid(open_logits(s, beta, stretch))).abs().max() < 4 * (0.25 / 200_000) ** 0.5
-    # What the paper counts, sigmoid(s), is another number: both are settings.
+    # The paper counts sigmoid(s), which differs; both are settings.
     assert (share - torch.sigmoid(s)).min() > 0.1
 
 
@@ -128,7 +128,7 @@ def test_gate_positions():
         RetentionConfig(0.5, gates=(1, 4)).places(3)
     with pytest.raises(ValueError, match="profile: has 6 shares for 3 gates"):
         RetentionConfig(0.5, schedule="profile", profile="table5_30").places(3)
-    # A gate at which nothing can be dropped is none.
+    # A gate that cannot drop tokens is omitted.
     assert active_gates(RetentionConfig(0.5), (1, 2, 3)) == (1,)
     assert active_gates(RetentionConfig(0.5, schedule="geometric"), (1, 2, 3)) == (1, 2, 3)
     flat = RetentionConfig(0.5, schedule="profile", profile=(1.0, 0.4, 0.4))
@@ -163,7 +163,7 @@ def test_top_m_keeps_the_highest_scores_within_the_budget(data):
         protected[0, valid[0].nonzero()[0]] = True
     budget = floor_share(valid.sum(1), data.draw(st.floats(0.01, 1)))
     kept = keep_top(scores, valid, protected, budget)
-    assert kept.sum() == budget.item()  # never more, and all that it allows
+    assert kept.sum() == budget.item()  # exactly the budget
     assert not (kept & ~valid).any()  # padding is never chosen
     assert (kept | ~protected).all()
     rank = {i: (not protected[0, i], -scores[0, i].item(), i) for i in range(length) if valid[0, i]}
@@ -201,7 +201,7 @@ def _expected(loss: torch.Tensor, masks: torch.Tensor, p: torch.Tensor) -> torch
 
 
 def test_minimiser_slack_is_at_most_the_gap_over_lambda():
-    """Appendix C, Proposition 1. E[L] is linear in each p, so the Lagrangian is least where p is a mask."""
+    """Appendix C, Proposition 1. E[L] is linear in each p, so the Lagrangian is minimal at a mask."""
     generator, budget = torch.Generator().manual_seed(0), 2
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 5)
     p = torch.rand(2000, 5, dtype=torch.float64, generator=generator)
@@ -214,7 +214,7 @@ def test_minimiser_slack_is_at_most_the_gap_over_lambda():
             slack = masks[best].sum() - budget
             assert multiplier * slack <= _expected(loss, masks, p).min() - loss[best] + 1e-12
             over += int(slack > 0)
-    assert over > 50  # the bound says something where the budget is broken
+    assert over > 50  # the bound is tested with violated budgets
 
 
 def test_duality_gap_does_not_bound_the_slack_of_a_minimiser_over_the_budget():
@@ -222,6 +222,6 @@ def test_duality_gap_does_not_bound_the_slack_of_a_minimiser_over_the_budget():
     masks, multiplier = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4), 0.01
     loss, slack = 1 - masks.mean(1), masks.sum(1) - 1
     best = (loss + multiplier * slack).argmin()
-    least = _expected(loss, masks, masks[slack <= 0]).min()  # linear in p, so least at a mask
+    least = _expected(loss, masks, masks[slack <= 0]).min()  # linear in p, so minimal at a mask
     gap = loss[best] + multiplier * slack[best] - least
     assert gap < 0 < multiplier * slack[best] <= least - loss[best]

@@ -1,4 +1,4 @@
-"""Masked language modelling as a step of the pipeline, and runs that start from it."""
+"""Masked language modelling as a pipeline step, and runs that start from its weights."""
 
 import json
 import shutil
@@ -94,7 +94,7 @@ def test_dependent_runs_start_from_the_pretrained_weights(here, capsys):
     assert list(training_groups(here, here.runs)) == [[mlm], [dense], [top]]
     with pytest.raises(TrainingError, match="--run words-mini-mlm`"):
         PAPER.load_task()(dense)
-    # Asked for the last alone, the command trains what it needs first.
+    # If only the last run is requested, the command trains its dependencies first.
     assert train_command.main(["--suite", "mini", "--run", top.name, "--device", "cpu", "--jobs", "1"]) == 0
     assert all(run.weights_file.is_file() for run in here.runs)
     task = PAPER.load_task()(dense)
@@ -106,7 +106,7 @@ def test_dependent_runs_start_from_the_pretrained_weights(here, capsys):
         trained = slice(12) if "position" in name else slice(None)  # the task's texts are longer
         assert torch.equal(started[name][trained], given[name][trained])
     positions = started["distilbert.embeddings.position_embeddings.weight"]
-    assert len(positions) == 26 and torch.equal(positions[12:24], positions[:12])  # and not the untrained
+    assert len(positions) == 26 and torch.equal(positions[12:24], positions[:12])  # and not the initial values
 
 
 def test_resume_is_bitwise_identical(here):
@@ -114,7 +114,7 @@ def test_resume_is_bitwise_identical(here):
     train(PAPER, run, device=CPU, report=str)
     whole = run.weights_file.read_bytes()
     losses = [json.loads(x)["loss_nats"] for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert len(losses) == 12 and losses[-1] < losses[0] - 0.5  # it learns
+    assert len(losses) == 12 and losses[-1] < losses[0] - 0.5  # the loss decreases
     shutil.rmtree(run.folder)
     train(PAPER, run, device=CPU, report=str, stop_after=5)
     assert not run.weights_file.exists()
@@ -150,7 +150,7 @@ def test_masked_tokens_have_the_published_counts_and_probabilities(here):
     assert abs(np.mean(kinds) - 0.2) < 4 * (0.16 / len(kinds)) ** 0.5
     size, length = task.sequences("train"), 10
     stream = task.corpus.tokens("train")[: size * length].reshape(size, length)
-    assert sorted(seen[:size]) == sorted(map(tuple, stream.tolist()))  # every piece once an epoch
+    assert sorted(seen[:size]) == sorted(map(tuple, stream.tolist()))  # every piece once per epoch
     again = task.batch(7)
     assert all(torch.equal(a, b) for a, b in zip(again, task.batch(7), strict=True))
     assert max(map(max, seen)) < min(tokenizer.all_special_ids)
@@ -162,7 +162,7 @@ def test_masked_token_loss_matches_transformers(here):
     ids, labels = task.masked("train", [0, 1, 2], np.random.default_rng(0))
     places = (labels.flatten() >= 0).nonzero()[:, 0]
     ours = task.loss(model, ids, labels.flatten()[places], places)
-    expected = model(input_ids=ids, labels=labels).loss  # and the hook is gone
+    expected = model(input_ids=ids, labels=labels).loss  # with the hook removed
     torch.testing.assert_close(ours, expected)
 
 

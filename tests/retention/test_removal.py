@@ -1,4 +1,4 @@
-"""How tokens are removed: one kernel for the scan, groups of examples, no waiting for a GPU."""
+"""Token removal: one scan kernel, groups of examples, no GPU synchronisation."""
 
 import copy
 
@@ -17,7 +17,7 @@ def _slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-# The last length is of more chunks than a scan goes through at once; the interpreter takes half a minute.
+# The last length has more chunks than one scan handles; the interpreter takes half a minute.
 @pytest.mark.parametrize(("length", "decay"), [(1, 0.9), (33, 0.0), (100, 0.9), (100, 1.0), _slow(1100, 0.9)])
 def test_kernels_match_equation_3_and_its_gradient(length, decay, monkeypatch):
     """Against PyTorch in float64, which test_parts.py compares with the recurrence."""
@@ -43,7 +43,7 @@ def test_kernels_match_equation_3_and_its_gradient(length, decay, monkeypatch):
 
 
 def on_a_device():
-    """Where Triton's kernels run: on a GPU, or on the CPU in Triton's interpreter."""
+    """The device of Triton's kernels: a GPU, or the CPU with Triton's interpreter."""
     pytest.importorskip("triton", reason="pip install triton")
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -54,7 +54,7 @@ def test_top_m_kernel_matches_two_sorts(length):
     from acp_repro.retention.select_kernel import place, select
 
     torch.manual_seed(length)
-    scores = torch.randn(5, length).mul(4).round().div(4)  # many tie
+    scores = torch.randn(5, length).mul(4).round().div(4)  # many ties
     scores[1] = scores[1].sign() * 0.0  # 0 and -0 are equal
     scores[2, length // 2] = torch.inf
     scores[3, : length // 3] = -torch.inf
@@ -163,7 +163,7 @@ def test_example_groups_do_not_change_the_result(kind, settings, monkeypatch):
 @torch.no_grad()
 @pytest.mark.slow
 def test_forward_compiles_to_one_graph_with_the_eager_selection(head, gates):
-    """No value is read by the host, which so does not know how many tokens are protected."""
+    """The host reads no value, so the number of protected tokens is unknown to it."""
     model, inputs = build(head=head), batch()
     further = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
     further[:, 3] = True

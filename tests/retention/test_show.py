@@ -1,4 +1,4 @@
-"""``python -m acp_repro.retention.show``: what each gate lets through of a text."""
+"""``python -m acp_repro.retention.show``: the tokens that each gate keeps."""
 
 from pathlib import Path
 
