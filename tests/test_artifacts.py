@@ -1,4 +1,4 @@
-"""An artifact is intact and up to date, or one line says what is wrong with it."""
+"""An artifact is intact and up to date, or one line names the problem."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ def replaced(text):
 
 
 def flip(folder):
-    """A change that shows neither in the size nor in the date."""
+    """A change that alters neither size nor date."""
     stat = (folder / "a").stat()
     (folder / "a").write_bytes(b"same tokens")
     os.utime(folder / "a", ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -95,7 +95,7 @@ def test_manifest_is_next_to_the_file_or_inside_it(tmp_path):
     artifacts.write_manifest(done, weights, INPUTS, {"tokens": 3})
     assert open_or_explain(weights, INPUTS, manifest=done)["tokens"] == 3
     assert not is_current(weights, {}, done)
-    # As published: without inputs, which then may be any.
+    # As published: without recorded inputs, so any inputs are valid.
     done.write_text(json.dumps({"sha256": artifacts.sha256_of(weights)}))
     assert is_current(weights, INPUTS, done)
     weights.write_bytes(b"v")
@@ -128,7 +128,7 @@ def test_killed_build_leaves_no_files(tmp_path, error):
         build(folder)
         raise error
 
-    (tmp_path / ".entry" / "left").mkdir(parents=True)  # of a build that was killed without a chance
+    (tmp_path / ".entry" / "left").mkdir(parents=True)  # left by a build that was killed
     with pytest.raises(error):
         open_or_build(tmp_path / "entry", INPUTS, dies)
     assert [path.name for path in tmp_path.iterdir()] == ["entry.lock"]

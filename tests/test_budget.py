@@ -15,7 +15,7 @@ BUDGET = tomllib.loads((ROOT / "budget.toml").read_text())
 
 
 def count_statements(folder: str, pattern: str = "**/*.py") -> int:
-    """The statements of a folder without its docstrings, so joining lines gains nothing."""
+    """The number of statements in a folder without docstrings, which is independent of line breaks."""
     files = sorted((ROOT / folder).glob(pattern))
     assert files, folder
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
@@ -66,7 +66,7 @@ def count_surface() -> dict[str, int]:
 
 
 def collect_keys(kind: object, keys: set[tuple[type, str]]) -> None:
-    """Adds the keys of a suite file that a type and the types inside it declare."""
+    """Adds the suite-file keys that a type and its nested types declare."""
     for inner in typing.get_args(kind):
         collect_keys(inner, keys)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):

@@ -1,4 +1,4 @@
-"""What a person meets at the end of a command: one line for a mistake, a word on Ctrl-C, no half files."""
+"""How commands end: one-line errors, a message on Ctrl-C, no incomplete files."""
 
 import errno
 import os
@@ -43,7 +43,7 @@ def start(*arguments, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell's background jobs ignore Ctrl-C, and so would what they start.
+        # Background jobs of a shell ignore Ctrl-C, and so do their children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
@@ -119,7 +119,7 @@ def test_symbolic_links_are_preserved_and_errors_name_the_file(tmp_path):
     with pytest.raises(OSError, match="No space left on device: .*/link"), files.replacing(link):
         raise type("SafetensorError", (Exception,), {})("I/O error (os error 28)")
     with pytest.raises(FileNotFoundError, match="/no/input"), files.replacing(link):
-        Path("/no/input").read_text()  # not the file that is written
+        Path("/no/input").read_text()  # not the output file
     assert real.read_text() == "through" and sorted(tmp_path.iterdir()) == [link, real]
 
 
@@ -157,7 +157,7 @@ def test_out_of_memory_is_reported_in_one_line(capsys, error):
 
 @pytest.mark.slow
 def test_concurrent_runs_end_with_their_command(work):
-    """However that was killed: else nobody could train these runs before they are done."""
+    """However it was killed; otherwise these runs would stay locked until they finish."""
     parent = start_training(work, "acp_repro.train", "--jobs 2")
     folders = [work / "runs/signals" / run for run in (RUN, EXACT)]
     parent.kill()
@@ -169,7 +169,7 @@ LONG = YAML.replace("tokens: 1536", "tokens: 1536000").replace("seconds: 0", "se
 
 
 def start_training(work, module, how):
-    """A process that trains suite ``signals``, some steps after its start; ``how`` names the runs."""
+    """A process that trains suite ``signals`` and has done some steps; ``how`` names the runs."""
     write_suite(work, LONG, name="signals")
     shutil.rmtree(work / "runs/signals", ignore_errors=True)
     process = start(module, "--suite", "signals", "--device", "cpu", *how.replace("RUN", RUN).split())

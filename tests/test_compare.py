@@ -15,13 +15,13 @@ DATE = "2026-01-31T12-00-00.123456"
 
 
 def samples(folder: Path, task: str, metrics: dict[str, list], kind: str = "none", date: str = DATE) -> Path:
-    """A file as lm-eval 0.4.13 writes it with ``--log_samples --output_path``."""
+    """Writes a file in the format of lm-eval 0.4.13 with ``--log_samples --output_path``."""
     path = folder / "org__model" / f"samples_{task}_{date}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     count = len(next(iter(metrics.values())))
     with path.open("a", encoding="utf-8") as file:
         for i in range(count):
-            doc = {"question": f"{task}\u2028{i}\x85"}  # which lines of JSON hold as they are
+            doc = {"question": f"{task}\u2028{i}\x85"}  # unescaped in JSON lines
             line = {
                 "doc_id": i,
                 "doc": doc,
@@ -41,7 +41,7 @@ def right(count: int, of: int) -> list[float]:
 
 @pytest.fixture
 def two(tmp_path, monkeypatch):
-    """Folders ``a`` and ``b``: A better at one task, the same at another, and a page task."""
+    """Folders ``a`` and ``b``: A is better at one task, equal at another, plus a perplexity task."""
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     words = [100 + i for i in range(40)]
@@ -72,7 +72,7 @@ def test_harness_folders_are_compared_item_by_item(two):
         ("piqa", "acc"),
         ("wikitext", "bits_per_byte"),
         ("wikitext", "word_perplexity"),
-    ]  # mcc is no mean of items
+    ]  # mcc is not a mean over items
     piqa = found["piqa", "acc"]
     assert (piqa["items"], piqa["a"], piqa["b"], piqa["verdict"]) == ("1000", "0.56", "0.5", "differ")
     assert float(piqa["difference"]) == pytest.approx(0.06)
@@ -87,7 +87,7 @@ def test_harness_folders_are_compared_item_by_item(two):
     wiki = found["wikitext", "word_perplexity"]
     total, words = sum(np.random.default_rng(0).normal(-300, 10, 40)), sum(range(100, 140))
     assert float(wiki["a"]) == pytest.approx(math.exp(-total / words))
-    # A's page is 12 nats likelier, so its perplexity is the smaller.
+    # A's page is 12 nats more likely, so its perplexity is lower.
     assert float(wiki["difference"]) == pytest.approx(-12 * 40 / words)
     bits = found["wikitext", "bits_per_byte"]
     assert float(bits["a"]) == pytest.approx(-total / words / 6 / math.log(2))
@@ -129,7 +129,7 @@ def test_missing_items_are_excluded_and_reported(two, capsys):
 
 
 def test_results_of_our_commands_can_be_compared(two):
-    """Their items have a number and no hash."""
+    """Their items have a number instead of a hash."""
     kept = Path("kept/piqa-0123456789abcdef.json")
     kept.parent.mkdir()
     metric = {"value": 0.5, "standard_error": 0.0, "items": [[x, 1.0] for x in right(500, 1000)]}

@@ -1,4 +1,4 @@
-"""What the heads of any decoder keep: the reference is transformers itself, and no row loses epsilon."""
+"""Kept keys in the heads of any decoder: transformers is the reference, and no row loses epsilon."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from tests.test_heads import small_model
 
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 T = 150
-# Model types that the documentation lists, with what differs from the sizes that they have in common.
+# Documented model types, with their differences from the common sizes.
 LISTED = re.findall(
     r"`([\w-]+)`", (REPO_ROOT / "docs/heads.md").read_text().split("<!-- model types")[1].split("<!-- end")[0]
 )
@@ -76,7 +76,7 @@ def tiny_model(model_type: str, auto=transformers.AutoModelForCausalLM, **own):
 
 
 def largest_difference(inputs, weights) -> float:
-    """Between the rows of the explorer and of eager attention; each sums to 1, without a sink's weight."""
+    """Largest difference between rows of the explorer and of eager attention, normalised without a sink."""
     c, worst = inputs.c, 0.0
     for head in range(inputs.q.shape[1]):
         rows = head_weights(
@@ -119,7 +119,7 @@ def test_listed_model_types_match_eager_attention(ids):
 
 @pytest.mark.parametrize("name", ["mistral", "gpt_oss", "mimo_v2_flash"])  # a window, and learned sinks
 def test_table_matches_the_weights_of_eager_attention(name, ids, monkeypatch):
-    """A sink is one more logit of each row: it has no key, and takes weight from those that are."""
+    """A sink is an extra logit of each row: it has no key and reduces the weights of the keys."""
     monkeypatch.setattr("acp_repro.explorer.weights.CHUNK_SCORES_CPU", BLOCK * T)  # three chunks
     model = tiny_model(name, sliding_window=70)
     model = model.double() if name == "mistral" else model  # float64 has no grouped product of experts
@@ -137,7 +137,7 @@ def test_table_matches_the_weights_of_eager_attention(name, ids, monkeypatch):
         ("sink_weight", 1 - weights.sum(-1).mean(-1)),
     ):
         assert table[column].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-    assert (table["known"] == 0).all()  # nothing decays; the third block row has one block out of the window
+    assert (table["known"] == 0).all()  # no decay; one block of the third block row is outside the window
     assert (table["seen_1e-2"] <= table["after_1e-2"]).all() and "<table" in found._repr_html_()
 
 
@@ -155,14 +155,14 @@ def test_reading_is_independent_of_and_preserves_training_mode(ids):
 
 @pytest.mark.parametrize(("surplus", "kept"), [(1.0001, True), (0.9999, False)])
 def test_running_sum_bound_is_tight(surplus, kept):
-    """A row whose last block holds equal weights, and whose other keys weigh as much as may be left out."""
+    """A row whose last block has equal weights and whose other keys reach the prunable weight."""
     epsilon, length = 1e-2, 64 * BLOCK
     scores = torch.full((1, length), math.log(surplus * epsilon * BLOCK / length), dtype=torch.float64)
     scores[:, -BLOCK:] = 0.0
     tiles = scores.softmax(-1).view(1, -1, BLOCK)
     visible = torch.tensor([length])
     left_out = seen_on_the_way(tiles.amax(-1), tiles.sum(-1), visible, epsilon)
-    assert left_out.tolist() == [True] * 62 + [not kept, False]  # a block that is kept raises the sum
+    assert left_out.tolist() == [True] * 62 + [not kept, False]  # a kept block raises the sum
     lost = tiles[:, left_out].sum()
     assert kept or 0.95 * epsilon < lost < epsilon
 
@@ -171,7 +171,7 @@ def test_running_sum_bound_is_tight(surplus, kept):
     seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([0.1, 3.0, 30.0, 300.0]), log2=st.integers(-30, -1)
 )
 def test_blocks_match_a_sequential_kernel(seed, spread, log2):
-    """Scores that rise, fall or jump to the left, rows that see few keys, and any epsilon."""
+    """Scores that increase, decrease or jump to the left, rows with few visible keys, and any epsilon."""
     generator, epsilon = torch.Generator().manual_seed(seed), 2.0**log2
     rows, blocks, width = 4, 9, 8
     scores = spread * torch.randn(rows, blocks, width, generator=generator, dtype=torch.float64)
@@ -229,14 +229,14 @@ def test_fox_is_certified_by_acp():
 
 
 class Norms:
-    """Keeps the keys of small norm, as kvpress's KnormPress does."""
+    """Keeps keys of small norm, as KnormPress of kvpress does."""
 
     def score(self, module, hidden_states, keys, values, attentions, kwargs):
         return -keys.norm(dim=-1)
 
 
 class Press:
-    """Needs what kvpress' presses need: the model beforehand, RoPE's angles and eager attention's weights."""
+    """Needs the inputs of kvpress presses: the model, RoPE's angles and the weights of eager attention."""
 
     seen = ()
 
@@ -261,7 +261,7 @@ def test_scorers_follow_the_kvpress_calling_convention(name, ids):
     table = read_heads(model, ids, scorers={"press": press, "norms": Norms()}, budget=0.2).table
     for seen, weights in zip(press.seen, expected, strict=True):
         assert (seen - weights).abs().max() < 1e-6
-    assert {name for name, _ in model.named_modules()} == modules  # RoPE's module is gone from each layer
+    assert {name for name, _ in model.named_modules()} == modules  # RoPE's module is removed from each layer
     for other in ("press", "norms", "window", "random"):
         assert (table["lost_oracle"] <= table[f"lost_{other}"]).all()
     late = T - T // 8  # 132 keys, of which 26 stay in the window: 0 to 3 and 110 to 131

@@ -1,4 +1,4 @@
-"""The scripts of examples do what they say."""
+"""The scripts in examples work as documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first half hour: a missing environment, wrong options, signals to make, a log, a first suite."""
+"""First use: a missing environment, wrong options, signals to make, a log, a new suite."""
 
 import io
 import os
@@ -73,7 +73,7 @@ def test_signal_to_a_command_terminates_its_children(number):
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGKILL"])
 def test_command_terminates_when_its_make_is_killed(name, tmp_path):
-    """Of these signals make passes on none, and waits after the first two."""
+    """Make forwards none of these signals, and waits after the first two."""
     waits = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     code = f"from acp_repro.common import command; command.run_command(lambda: exec('{waits}'))"
     (tmp_path / "Makefile").write_text(f'all:\n\t@exec {sys.executable} -c "{code}"\n')
@@ -106,7 +106,7 @@ def test_progress_in_a_log_has_no_cursor_codes(monkeypatch):
     bar.close()
     assert not re.search(r"[\r\x1b]|\n\n", log.getvalue())
     shares = re.findall(r"^run: +(\d+)%", log.getvalue(), re.M)
-    assert shares == ["5", "35", "65", "95", "100"] and bar.miniters == 1  # or a thread writes lines too
+    assert shares == ["5", "35", "65", "95", "100"] and bar.miniters == 1  # else a thread writes lines too
 
 
 def test_page_of_keys_is_current(capsys):
@@ -117,7 +117,7 @@ def test_page_of_keys_is_current(capsys):
 
 
 def write_first_suite(folder, documents):
-    """The loaded ``mine.yaml`` for a folder of texts, about 40,000 bytes in all."""
+    """The loaded ``mine.yaml`` for a folder of texts with about 40,000 bytes."""
     folder.mkdir()
     for number in range(documents):
         words = " ".join(f"word{number * i % 91}" for i in range(6000 // documents))
@@ -134,7 +134,7 @@ def test_new_suite_fits_its_text(documents, tmp_path, monkeypatch, capsys):
     for run in mine.runs:
         for split in prepare(run.data).describe(run.context_length)["splits"].values():
             assert split["share_used"] > 0.4
-    # The text decides the contexts, so that Figure 2 has two bars of each kind.
+    # The text size determines the contexts, so that Figure 2 has two bars of each kind.
     assert len({run.context_length for run in mine.runs}) == 2 and mine.pairs("pro") == list(mine.runs)
 
 

@@ -1,4 +1,4 @@
-"""The command that continues a text, and its pieces of text."""
+"""The command that continues a text, and its streamed text pieces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_pieces(tokenizer, text):
 def test_byte_tokens_stream_whole_characters(text):
     pieces = check_pieces(ByteTokenizer(), text)
     if "\N{REPLACEMENT CHARACTER}" not in text:
-        assert len(pieces) == len(text)  # each as soon as its last byte is there
+        assert len(pieces) == len(text)  # each character as soon as its last byte arrives
 
 
 def test_bpe_tokens_stream_whole_characters(bpe):

@@ -1,5 +1,4 @@
-"""On a real GPU: the operator under torch.compile and on huge tensors, and a model that trains as the CPU
-one does."""
+"""On a GPU: the operator under torch.compile and on huge tensors, and a training step against the CPU."""
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
 def test_gpu_step_matches_cpu_step(architecture):
-    """float32 on both, so only the order of sums differs; then a compiled bfloat16 step runs."""
+    """Both in float32, so only the summation order differs; then a compiled bfloat16 step runs."""
 
     def mean_loss(model, input_ids, labels):
         return model(input_ids, labels=labels).mean()
@@ -42,7 +41,7 @@ def test_gpu_step_matches_cpu_step(architecture):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_under_checkpointing_are_bitwise_identical(compiled):
-    """Blocks computed again in the backward pass give what they gave the first time."""
+    """Blocks recomputed in the backward pass are bitwise identical to the forward pass."""
     config = FoXConfig.pro(
         vocab_size=64, hidden_size=128, num_hidden_layers=2, num_heads=2, log_pruning_tolerance=-10.0
     )

@@ -1,4 +1,4 @@
-"""The explorer's numbers: against the dense reference in float64, and what the page makes of them."""
+"""The explorer's values: against the dense reference in float64, and as used by the page."""
 
 import math
 
@@ -17,7 +17,7 @@ from acp_repro.model.capture import attention_inputs
 
 
 def small_model(architecture="pro", heads=2, **settings):
-    """Two layers; the first head of each forgets fast, the last hardly at all."""
+    """Two layers; the first head of each forgets fast and the last hardly."""
     torch.manual_seed(0)
     shape = {"vocab_size": 257, "hidden_size": 16 * heads, "num_hidden_layers": 2, "num_heads": heads}
     settings = {"log_pruning_tolerance": -10.0} | shape | settings
@@ -29,13 +29,13 @@ def small_model(architecture="pro", heads=2, **settings):
 
 
 def dense(q, k, log_fgate, kept=None):
-    """A of one head, (T, T) in float64, by the reference."""
+    """Attention weights A of one head, (T, T) in float64, from the reference."""
     q, k, gates = (x.double()[None, None] for x in (q, k, log_fgate))
     return attention_scores(q, k, gates, sm_scale=q.shape[-1] ** -0.5, kept=kept)[0, 0].softmax(-1)
 
 
 @pytest.mark.parametrize(("length", "cell", "rows"), [(130, 16, 128), (257, 16, 128), (1000, 128, 192)])
-@pytest.mark.parametrize("gate", [-6.0, 0.0, 4.0, 9.0])  # from 1 to all of the past
+@pytest.mark.parametrize("gate", [-6.0, 0.0, 4.0, 9.0])  # effective context from 1 token to the full past
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_sums_match_the_dense_matrix(length, cell, rows, gate, dtype):
     """Rows in chunks that divide neither the length nor squares; float32 within its rounding of logits about
@@ -59,7 +59,7 @@ def test_sums_match_the_dense_matrix(length, cell, rows, gate, dtype):
     if dtype == torch.float64:
         there = torch.arange(length)[:, None] >= torch.arange(5)
         assert torch.equal(found.keys, torch.where(there, keys, -1).int())
-    # Under pruning: the rest of the weights, taken up to 1.
+    # Under pruning: the remaining weights, normalised to 1.
     kept = kept_entries(found.boundary[None, None], length, length, *grid)
     pruned = dense(q, k, log_fgate, kept)
     same(found.pruned_mass, exact.masked_fill(kept[0, 0], 0.0).sum(-1))

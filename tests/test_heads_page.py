@@ -1,4 +1,4 @@
-"""The explorer's page: what it holds, and what a browser shows of it."""
+"""The explorer's page: its contents and its rendering in a browser."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 ]
-PATIENCE_MS = 180_000  # the 30 s of a wait by default were too short on a machine under load
+PATIENCE_MS = 180_000  # the default timeout of 30 s is too short on a loaded machine
 
 
 def tokens(length=LENGTH):
@@ -55,7 +55,7 @@ def page(seen, tmp_path_factory):
     return folder
 
 
-# ---- what it holds ---------------------------------------------------------------------------
+# ---- contents --------------------------------------------------------------------------------
 
 
 def test_names_and_text_are_escaped_in_the_page(seen):
@@ -70,7 +70,7 @@ def test_names_and_text_are_escaped_in_the_page(seen):
     ("text", "pieces"),
     [
         ("naïve 日", ["⟨256⟩", *"na", "ï", "", *"ve ", "日", "", ""]),
-        ([255, 65, 195], ["\ufffd", "A", "\ufffd"]),  # bytes that no text has, and the start of a character
+        ([255, 65, 195], ["\ufffd", "A", "\ufffd"]),  # invalid bytes, and an incomplete character
     ],
 )
 def test_tokens_sharing_a_character_show_that_character(text, pieces):
@@ -81,7 +81,7 @@ def test_tokens_sharing_a_character_show_that_character(text, pieces):
 
 @pytest.mark.parametrize("strips", [True, False])
 def test_pieces_of_space_stripping_tokenizers_form_the_text(strips):
-    """Those of Llama 2, Mistral, Phi-3 and T5: a token that is decoded by itself loses its space."""
+    """Tokenizers of Llama 2, Mistral, Phi-3 and T5: a token decoded separately loses its space."""
     tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     decoders = tokenizers.decoders
     bytes_ = [f"<0x{byte:02X}>" for byte in "日".encode()]
@@ -103,7 +103,7 @@ def test_compared_models_must_match(seen):
     assert [model.name for model in Explorer(seen[0], seen[0]).models] == ["one (first)", "one (second)"]
 
 
-# ---- what a browser shows --------------------------------------------------------------------
+# ---- rendering -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, page):
-    """Opens the page; at the end nothing may have been complained of, and nothing asked of a network."""
+    """Opens the page; fails at the end if the browser logged an error or used the network."""
     problems = []
 
     def go(name="one.html", at="", width=1280):
@@ -158,7 +158,7 @@ def test_rules_view_shows_the_head_map_values(visit, seen):
     cells = tab.locator("#rules tbody tr").nth(2).locator("td, th").all_inner_texts()
     expected = heads[2]["rules"]["FSA forward, threshold 1"]
     assert cells[0] == "0.2" and cells[2] == f"{100 * expected['skipped']:.1f}\u00a0%"
-    tab.locator("#rules tbody tr").nth(2).click()  # all rules in that head
+    tab.locator("#rules tbody tr").nth(2).click()  # shows all rules in that head
     tab.locator("[data-sort=worst_row_loss]").click()
     worst = max(heads[2]["rules"], key=lambda name: heads[2]["rules"][name]["worst_row_loss"])
     assert tab.locator("#rules tbody tr th").first.inner_text() == worst
@@ -166,7 +166,7 @@ def test_rules_view_shows_the_head_map_values(visit, seen):
 
 
 def test_page_decodes_the_packed_data(visit, seen):
-    """Every number of every head, within what rounding to bytes allows."""
+    """Every value of every head, within the rounding error of bytes."""
     tab, heads, inputs = visit(), seen[0], attention_inputs(small_model(heads=3), tokens())
     for index, head in enumerate(heads.heads):
         read = tab.evaluate(

@@ -1,4 +1,4 @@
-"""`python -m acp_repro.inspect`: its numbers against dense matrices, its output, its refusals."""
+"""`python -m acp_repro.inspect`: values against dense matrices, output, and rejected inputs."""
 
 import os
 import subprocess
@@ -95,7 +95,7 @@ def test_head_kinds_and_limits_match_a_hand_computation():
     assert largest_pruned_ratio(512, 64, 64) == 21 / 36
     assert largest_pruned_ratio(128, 64, 64) == 0.0
     for length, block_q, block_k in ((512, 64, 64), (1000, 128, 64), (1000, 64, 128), (65, 64, 64)):
-        c = -torch.arange(length, dtype=torch.float64)[None, None]  # two keys a query are over the threshold
+        c = -torch.arange(length, dtype=torch.float64)[None, None]  # two keys per query exceed the threshold
         boundary = find_boundary(c, torch.full((1, 1), -1.0), length, block_q, block_k)
         expected = float(count_blocks(boundary, length, length, block_q, block_k).pruned_ratio)
         assert largest_pruned_ratio(length, block_q, block_k) == pytest.approx(expected)

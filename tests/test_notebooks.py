@@ -19,7 +19,7 @@ NAMES = [path.stem for path in refresh.NOTEBOOKS]
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """What a notebook finds in a clone without runs, figures and weights."""
+    """A clone without runs, figures and weights, for the notebooks."""
     for name in ("notebooks", "experiments"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("acp_repro", "analysis", "pretrained", "pyproject.toml"):

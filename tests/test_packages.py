@@ -1,4 +1,4 @@
-"""The wall that pyproject.toml draws, and what needs no torch or triton."""
+"""The import contracts of pyproject.toml, and modules that need no torch or Triton."""
 
 import ast
 import pkgutil

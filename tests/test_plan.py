@@ -1,4 +1,4 @@
-"""A plan is right where it can be checked: against models and the paper's names."""
+"""Plans are compared with real models and the paper's model names."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is made for a figure, and when: the planner, its command, and the Makefile that calls it."""
+"""Dependencies of a figure and their invalidation: the planner, its command, and the Makefile."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ LONG = LONG.replace("size: [tiny]", "size: [tiny, long]")
 
 
 def kinds(suite, *goals):
-    """What is missing: the runs to train, the records to measure, and what is drawn."""
+    """The missing steps: runs to train, results to measure, and items to plot."""
     missing = planner.missing(suite, planner.targets(suite, goals))
     runs = {target.name for target in missing if isinstance(target, Run)}
     records = {(run and run.name, q.name) for run, q in (t for t in missing if isinstance(t, tuple))}
@@ -45,11 +45,11 @@ def test_published_results_are_plotted_without_training(name, monkeypatch):
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """A working folder whose Makefile runs this interpreter, with suite mini made up to Figure 2."""
+    """A working folder whose Makefile runs this interpreter, with suite mini complete up to Figure 2."""
     folder = tmp_path_factory.mktemp("planner")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS", "GOALS"):  # of the `make test` that runs this
+        for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS", "GOALS"):  # set by an outer `make test`
             patch.delenv(name, raising=False)
         write_suite(folder)
         for name in ("Makefile", "pyproject.toml", "uv.lock"):
@@ -90,7 +90,7 @@ def test_second_run_only_plots_and_writes_identical_bytes(work, capsys):
 def test_edit_rebuilds_only_what_it_affects(work, tmp_path, monkeypatch):
     drawn = (set(), set(), {"figure2"})
     figure2 = ({RUN}, {(RUN, name) for name in PAPER.item("figure2").metrics}, {"figure2"})
-    texts = {  # an edit of the suite, and what is missing then
+    texts = {  # an edit of the suite, and the steps that it invalidates
         YAML + "# a comment\n": drawn,
         YAML.replace("timing_repeats: 1", "timing_repeats: 2"): (set(), *figure2[1:]),
         YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"): figure2,
@@ -102,7 +102,7 @@ def test_edit_rebuilds_only_what_it_affects(work, tmp_path, monkeypatch):
     write_suite(work)
     suite = load_suite("mini")
     assert kinds(suite, "figure2") == drawn
-    # What only training left behind does not matter, until a record lacks.
+    # Training artifacts are irrelevant until a result is missing.
     shutil.move("runs/mini", tmp_path / "runs")
     assert kinds(suite, "figure2") == drawn
     record = PAPER.metric("pruned_ratio").path("mini", RUN).rename(tmp_path / "record")
@@ -125,7 +125,7 @@ def test_make_heads_writes_the_page_of_the_present_weights(work):
 
 @pytest.fixture
 def savings(tmp_path, monkeypatch):
-    """Records of Figure 2 by hand."""
+    """Synthetic results for Figure 2."""
     monkeypatch.chdir(tmp_path)
     synthetic.two_lengths(tmp_path)
     synthetic.write_savings()
@@ -214,7 +214,7 @@ def test_user_input_is_never_executed(work, words):
 @needs_make
 @pytest.mark.parametrize("words", HOSTILE)
 def test_make_variables_are_not_expanded(work, words):
-    """Neither by make nor by a shell, where recipes run with it, or are only printed."""
+    """Not by make and not by a shell, whether recipes are executed or only printed."""
     stubs = Path("stubs")
     stubs.mkdir(exist_ok=True)
     for name in ("python", "pip"):
@@ -244,7 +244,7 @@ def test_misspelt_variable_is_rejected(work):
 def test_make_passes_its_goals_and_options_to_one_process(work):
     Path("asked").unlink(missing_ok=True)
     output = run_make("-n", "figure3", "figure4", "SUITE=mini", "NPROC=2", "JOBS=3")
-    assert f"acp_repro.train --suite mini --run {RUN}" not in output  # it is trained
+    assert f"acp_repro.train --suite mini --run {RUN}" not in output  # it is already trained
     assert f"python -m acp_repro.train --suite mini --run {EXACT} --nproc 2 --jobs 3\n" in output
     assert f"python -m acp_repro.measure loss_curve loss --suite mini --run {RUN} --run {EXACT}\n" in output
     assert Path("asked").read_text().count("acp_repro.make") == 1

@@ -1,4 +1,4 @@
-"""A trained run becomes a folder of the project, and is measured from there without any training."""
+"""A trained run is exported to pretrained/ and measured from there without training."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ READY = (
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A working folder with a run of suite `mini` in pretrained/, its own folder deleted."""
+    """A working folder with a run of suite `mini` in pretrained/, with its run folder deleted."""
     pytest.importorskip("tokenizers", reason="byte-pair tokenisers: pip install -e '.[bpe]'")
     folder = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch:

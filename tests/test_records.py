@@ -1,4 +1,4 @@
-"""What a record holds, and where it comes from: the commit, marked if the files differ from it."""
+"""The contents and provenance of results: the commit, marked as dirty if files differ."""
 
 import subprocess
 import time

@@ -1,4 +1,4 @@
-"""What published rules of sparse attention skip and lose: against dense matrices and loops in float64."""
+"""Skipped blocks and losses of published sparse-attention rules, against dense float64 computations."""
 
 import json
 import math
@@ -31,7 +31,7 @@ T = 384
 def random_head(gate: float | None = 3.0, window: int | None = None, spread: float = 2.0) -> HeadInputs:
     generator = torch.Generator().manual_seed(0)
     q, k, values = (torch.randn(T, 16, generator=generator, dtype=torch.float64) for _ in range(3))
-    k += 0.3 * spread * torch.randn(T // 16, 16, generator=generator).repeat_interleave(16, 0)  # alike pages
+    k += 0.3 * spread * torch.randn(T // 16, 16, generator=generator).repeat_interleave(16, 0)  # equal pages
     c = None
     if gate is not None:
         noise = torch.randn(T, generator=generator, dtype=torch.float64)
@@ -88,7 +88,7 @@ def test_losses_match_dense_attention(gate, window):
 @pytest.mark.parametrize("threshold", [1e-3, 0.3, 4.0])
 @pytest.mark.parametrize("leftwards", [False, True])
 def test_skip_softmax_matches_a_loop_over_tiles(gate, threshold, leftwards):
-    """Also with a threshold above 1, under which a tile above the running maximum is skipped."""
+    """Covers a threshold above 1, which skips a tile above the running maximum."""
     head = random_head(gate, spread=6.0)
     tiles = whole_tiles(head, dense_scores(head))
     found = skip_by_maximum(tiles, threshold, leftwards=leftwards)

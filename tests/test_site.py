@@ -1,4 +1,4 @@
-"""The documentation site builds without a broken link, renders equations and notebooks, and loads nothing."""
+"""The documentation site builds without a broken link, renders equations and notebooks, offline."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The statistics that every paper shares, beside values that were worked out by hand or stand in tables."""
+"""The shared statistics, compared with hand computations and published tables."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ def test_nan_values_have_no_statistics(bad):
 
 
 def test_sign_flips_are_exhaustive_for_few_items_and_random_for_many():
-    # +++ and --- are as far from 0 as what is seen, of eight ways.
+    # Two of eight sign patterns, +++ and ---, are as extreme as the data.
     assert statistics.p_value(np.array([1.0, 2.0, 3.5])) == 2 / 8
     apart = np.array([0.3, -0.1, 0.25, 0.5, -0.2, 0.15, 0.33, 0.41, -0.05, 0.6])
     sums = [abs(np.dot(signs, apart)) for signs in itertools.product((-1, 1), repeat=10)]
@@ -49,7 +49,7 @@ def test_sign_flips_are_exhaustive_for_few_items_and_random_for_many():
 
 
 def test_p_values_are_uniform_under_the_null_hypothesis():
-    """A test that cried wolf, or never could, would show here."""
+    """Detects a test that rejects too often or never."""
     random = np.random.default_rng(1)
     found = np.array([statistics.p_value(random.normal(size=40)) for _ in range(200)])
     assert 0.01 <= (found < 0.05).mean() <= 0.1 and 0.4 < found.mean() < 0.6
@@ -67,7 +67,7 @@ def test_paired_shares_match_a_hand_computation():
     assert found.mean == pytest.approx(10 / 98)
     assert (found.low, found.high) == pytest.approx((0.1 - 0.089816, 0.1 + 0.089816), abs=1e-5)
     assert found.p_value == pytest.approx(2 * sum(math.comb(20, k) for k in range(6)) / 2**20)
-    # Ten items on which two models agree leave 0.22 on either side.
+    # Ten items on which two models agree give an interval of 0.22 on either side.
     _, low, high, p = statistics.paired_difference(np.zeros(10))
     assert (low, high, p) == pytest.approx((-0.2310, 0.2310, 1.0), abs=1e-3)
 
@@ -108,19 +108,19 @@ def test_one_value_or_two_equal_values_are_inconclusive_and_three_are_not():
     two = statistics.equivalence(statistics.over_draws([0.0, 0.0]), 1e-9)
     assert two == (0.0, 0.0, 1.0, 1.0) and two.shown is None
     assert statistics.equivalence(statistics.over_draws([0.0] * 3), 1e-9) == (0.0, 0.0, 0.0, 1.0)
-    # Items are no trainings: ten that agree do not show that the next will.
+    # Items are not training runs: ten equal items do not predict the next run.
     assert statistics.equivalence(statistics.over_items([0.0] * 10), 0.01).p_value > 0.05
     assert statistics.equivalence(statistics.over_items([0.0] * 1000), 0.01).p_value < 0.05
 
 
 def test_spread_between_groups_of_one_distribution():
-    # Two pure groups of ten: one of 92,378 ways to share them out.
+    # Two pure groups of ten: one of 92,378 possible splits.
     apart = statistics.homogeneity([[10, 0], [0, 10]])
     assert apart.p_value < 1e-3 and apart.effect_high > 1
     # Chi-squared 2.564 of 100 items: the noncentrality that puts it at the 5 % quantile is 10.5.
     some = statistics.homogeneity([[30, 20], [22.0, 28.0]])
     assert some.effect_high == pytest.approx(math.sqrt(10.54 / 100), rel=0.002)
-    assert statistics.homogeneity([[5, 0], [7, 0]]) == (1.0, 0.0)  # of one kind
+    assert statistics.homogeneity([[5, 0], [7, 0]]) == (1.0, 0.0)  # of one class
     again = [statistics.homogeneity([[8, 2], [5, 5]]).p_value for _ in range(2)]
     assert again[0] == again[1] == pytest.approx(0.35, abs=0.02)  # Fisher's exact test: 0.3498
 
@@ -154,6 +154,6 @@ def test_weighted_items_match_a_hand_computation():
     found = statistics.over_draws([2.0, 1.0, 3.0], [2.0, 6.0, 4.0])
     assert (found.mean, found.error) == pytest.approx((0.5, 0.25))
     assert statistics.paired_difference([2.0, 1.0, 3.0], [2.0, 6.0, 4.0]).mean == 0.5
-    # Only items of weight 1 are right or wrong: (2 + 1) / 5 - 1 / 5 of them, and 2 of 6 words.
+    # Only items of weight 1 are correct or wrong: (2 + 1) / 5 - 1 / 5 of them, and 2 of 6 words.
     assert statistics.over_items([1.0, 0.0, 1.0], [1.0] * 3).mean == pytest.approx(0.4)
     assert statistics.over_items([1.0, 0.0, 1.0], [2.0] * 3).mean == pytest.approx(1 / 3)

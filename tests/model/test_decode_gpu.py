@@ -138,7 +138,7 @@ def test_another_thread_allocates_during_graph_capture(monkeypatch, model):
 
     def prefill_elsewhere():
         with torch.no_grad():
-            held = torch.empty(2**28, device="cuda")  # always a new allocation, because a capture empties the allocator
+            held = torch.empty(2**28, device="cuda")  # new memory: a capture empties the allocator
             return model(prompt, cache=FoXCache(2, max_length=60))[:, -1].sum().item() + len(held)
 
     def run_beside_another(self, tokens):
@@ -158,7 +158,7 @@ def test_concurrent_threads_generate_correctly(model):
     prompts = [torch.randint(0, SMALL["vocab_size"], (2, 50 + n), device="cuda") for n in range(4)]
     model.generate(prompts[0], 3)  # compiles first, so that the threads overlap
     calls = [lambda prompt=prompt: model.generate(prompt, 40) for prompt in prompts]
-    calls.append(lambda: model.generate(prompts[0], 40, 1.0, top_p=0.9))  # uses the global generator of PyTorch
+    calls.append(lambda: model.generate(prompts[0], 40, 1.0, top_p=0.9))  # PyTorch's global generator
     for _ in range(3):
         *found, drawn = in_threads(*calls)
         assert drawn.shape == (2, 90)

@@ -27,7 +27,7 @@ LONGEST = 640
 
 
 def make_model(architecture="pro", local_bias=-8.0, global_bias=6.0, **fields):
-    """Half of the heads attend to one or two tokens; with log epsilon -30 some blocks of 64 are still pruned."""
+    """Half of the heads attend to one or two tokens; log epsilon -30 still prunes some blocks of 64."""
     torch.manual_seed(0)
     config = getattr(FoXConfig, architecture)(**{**SMALL, "log_pruning_tolerance": -30.0, **fields})
     model = with_strong_gates(FoXForCausalLM(config))
@@ -125,7 +125,7 @@ def test_local_heads_free_blocks_and_global_heads_keep_them():
     assert one == BLOCK_SIZE * (2 * 16 * 4 + 8)
     kept, whole = use["evicting"], use["keeping"]
     assert (whole.per_head == blocks * one).all()
-    assert (kept.per_head[..., 0::2] <= 2 * one).all()  # local: the block of the newest token and its predecessor
+    assert (kept.per_head[..., 0::2] <= 2 * one).all()  # local: the newest block and its predecessor
     assert (kept.per_head[..., 1::2] == blocks * one).all()
     # A table shared by the layer frees nothing, because one of its heads is global.
     assert (kept.per_layer == 4 * blocks * one).all()

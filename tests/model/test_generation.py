@@ -96,8 +96,8 @@ def test_stream_yields_each_token_before_computing_the_next(small_model, small_i
 def test_large_batches_are_split_and_rows_stay_independent(
     small_model, small_ids, monkeypatch, tolerance, padded
 ):
-    """Prompt logits are bitwise identical to separate batches; later logits differ only by the summation order
-    of products with more rows."""
+    """Prompt logits are bitwise identical to separate batches; later logits differ by the summation order of
+    products with more rows."""
     small_model.set_log_pruning_tolerance(tolerance)
     prompt = torch.cat((small_ids, small_ids.flip(1), small_ids[:1].roll(7, 1)))  # five rows
     start = torch.tensor([0, 3, 149, 0, 3]) if padded else None

@@ -32,7 +32,7 @@ def test_budget_1_matches_the_dense_model(kind, head):
 @torch.no_grad()
 def test_removing_tokens_equals_masking_them(kind, head, gates):
     model, inputs = build(kind, head), batch(length=21)  # which Longformer pads to its window of 8
-    for number, method in enumerate((*METHODS, "adaptive")):  # both selections for the paper's method, one for the others
+    for number, method in enumerate((*METHODS, "adaptive")):  # the paper's in both modes, the others in one
         settings = {"schedule": "geometric", "dropped": "last"} if number % 2 else {}
         short = retained(model, method=method, gates=gates, **settings)
         masked = copy.deepcopy(short)
@@ -106,7 +106,7 @@ def test_received_attention_matches_the_block(kind, monkeypatch):
     encoder = find_encoder(model)
     block = encoder.find_layers(encoder.find_stack(model))[0]
     for path in (encoder.query, encoder.key):
-        encoders.get_module(block, path).weight.mul_(20)  # initially all tokens receive almost equal attention
+        encoders.get_module(block, path).weight.mul_(20)  # initially, attention is almost uniform
     block.register_forward_pre_hook(lambda _, a: given.update(hidden=a[0]))
     if kind == "Longformer":
         global_ = torch.zeros(4, 24, dtype=torch.bool)

@@ -106,7 +106,7 @@ def test_dependent_runs_start_from_the_pretrained_weights(here, capsys):
         trained = slice(12) if "position" in name else slice(None)  # the task's texts are longer
         assert torch.equal(started[name][trained], given[name][trained])
     positions = started["distilbert.embeddings.position_embeddings.weight"]
-    assert len(positions) == 26 and torch.equal(positions[12:24], positions[:12])  # and not the initial values
+    assert len(positions) == 26 and torch.equal(positions[12:24], positions[:12])  # not the initial values
 
 
 def test_resume_is_bitwise_identical(here):

@@ -158,7 +158,7 @@ def test_lambda_is_negative_only_with_equality(constraint, least):
 
 @pytest.mark.parametrize("gate_keys", [False, True])
 def test_z_scales_the_states_after_its_gate(gate_keys):
-    """An encoder with identity blocks exposes the factors: z at a gate, and the product of z after a block."""
+    """An encoder with identity blocks exposes the factors: z at a gate, and its product after a block."""
     model, inputs, biases = build("DistilBert", "TokenClassification").distilbert, batch(), []
     for block in model.transformer.layer:
         block.forward = lambda hidden, mask, **_: (biases.append(mask), hidden)[1]
@@ -230,7 +230,7 @@ def test_z_without_relaxation_equals_p_and_the_threshold_applies_to_p():
 
 
 def test_top_is_distilled_from_its_teacher():
-    """With open gates the model equals its dense model, so everything except KL(teacher || model) is known."""
+    """With open gates the model equals its dense model, so all terms but KL(teacher || model) are known."""
     none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
     teacher, model, inputs = build().train(), build(**none), batch()
     model.classifier.weight.data.mul_(1000)

@@ -1,4 +1,4 @@
-"""Ranks change how a run is trained and not what comes of it: gloo on a CPU."""
+"""The number of ranks does not change the trained weights: gloo on a CPU."""
 
 import functools
 import itertools
@@ -21,13 +21,13 @@ from tests.suites import YAML, train_run, write_suite
 from tests.training.ranks import train_on
 
 NAME = "pro-tiny-128-acp"
-# Four micro-batches a step, five steps.
+# Four micro-batches per step, five steps.
 YAML_4 = YAML.replace("batch_tokens: 256", "batch_tokens: 512").replace("1536", "2560")
 
 
 @pytest.fixture
 def make_run(tmp_path, monkeypatch):
-    """The run in a working folder of its own, with more settings under ``training``."""
+    """The run in a separate working folder, with additional settings under ``training``."""
     monkeypatch.delenv("ACP_REPRO_CACHE", raising=False)
 
     def make(name: str, settings: str = "", yaml: str = YAML_4, run: str = NAME):
@@ -69,8 +69,8 @@ def assert_same_run(run, one_rank):
     losses, norms, weights = outcome(run)
     assert losses == pytest.approx(one_rank[0], rel=1e-5)
     assert norms == pytest.approx(one_rank[1], rel=1e-4)
-    # AdamW divides by the gradient's size, so rounding of a gradient near 0 can move a weight by a share of
-    # the learning rate, 1e-2.
+    # AdamW divides by the gradient's magnitude, so rounding of a gradient near 0 can change a weight by a
+    # fraction of the learning rate, 1e-2.
     torch.testing.assert_close(weights, one_rank[2], rtol=0, atol=1e-3)
 
 
@@ -104,7 +104,7 @@ def test_checkpoint_resumes_with_other_ranks_and_another_mode(make_run, one_rank
 
 
 def nan_on_rank_1():
-    # In the last of the two layers, because a CPU's attention refuses gates that are NaN.
+    # In the last of the two layers, because attention on a CPU rejects NaN gates.
     forward, factors = swiglu.SwiGLU.forward, itertools.cycle([1.0, torch.nan])
     if os.environ["RANK"] == "1":
         swiglu.SwiGLU.forward = lambda self, x: forward(self, x) * next(factors)

@@ -1,4 +1,4 @@
-"""A run continues bit for bit after any stop, and refuses what it should refuse."""
+"""A run resumes bitwise identically after any stop, and rejects invalid state."""
 
 import json
 import math
@@ -43,7 +43,7 @@ def run(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The weights of the run when nothing goes wrong."""
+    """The weights of an uninterrupted run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder := tmp_path_factory.mktemp("trained"))
         patch.delenv("ACP_REPRO_CACHE", raising=False)
@@ -80,7 +80,7 @@ def test_resumed_run_is_bitwise_identical(run, capsys):
     assert same(weights(run), expected)
     assert [line["step"] for line in log_of(run)] == list(range(run.steps))
     assert "continuing from step 5" in capsys.readouterr().out
-    (folder / "checkpoints" / "step-00000005").mkdir(parents=True)  # as a kill leaves it
+    (folder / "checkpoints" / "step-00000005").mkdir(parents=True)  # as left by a kill
     train_run(run)
     assert "already done" in capsys.readouterr().out and not (folder / "checkpoints").exists()
 
@@ -124,7 +124,7 @@ def test_training_matches_a_plain_adamw_loop(run, tmp_path, monkeypatch):
 
 
 def test_run_totals_match_the_log_lines(run):
-    """Also where a resume changed the number of ranks."""
+    """Covers a resume with another number of ranks."""
     run.folder.mkdir(parents=True)
     common = {"tokens": 40, "loss_nats": 2.0}
     lines = [
@@ -141,7 +141,7 @@ def test_run_totals_match_the_log_lines(run):
 def test_kill_between_checkpoint_and_metrics_duplicates_no_line(run):
     train_run(run, stop_after=3)
     with (run.folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "loss_nats": 1.0}\n{"step": 4, "lo')  # cut short by a kill
+        file.write('{"step": 3, "loss_nats": 1.0}\n{"step": 4, "lo')  # truncated by a kill
     train_run(run)
     assert [line["step"] for line in log_of(run)] == list(range(run.steps))
 
@@ -149,9 +149,9 @@ def test_kill_between_checkpoint_and_metrics_duplicates_no_line(run):
 def test_damaged_checkpoints_are_skipped_with_a_warning(run, trained, capsys):
     train_run(run, stop_after=4)
     newest = run.folder / "checkpoints" / "step-00000004"
-    (newest / "other.safetensors").touch()  # which would be read with the others
+    (newest / "other.safetensors").touch()  # would be loaded with the other files
     train_run(run, stop_after=3)
-    assert not newest.exists()  # or it would count as one of the two that are kept
+    assert not newest.exists()  # otherwise it would count as one of the two kept checkpoints
     train_run(run, stop_after=5)
     out = capsys.readouterr().out
     assert f"{newest} is missing, cut or changed" in out and "continuing from step 3" in out
@@ -165,7 +165,7 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(run, trained, capsys):
 
 
 def test_checkpoints_and_weights_of_another_run_are_rejected(run, trained, tmp_path, capsys):
-    """Also those of the same shapes, with which training would go on."""
+    """Covers weights of equal shapes, with which training would otherwise continue."""
     write_suite(tmp_path, YAML.replace("[-10, null]", "[-10], seed: [0, 1]"))
     other = load_suite("mini").run("pro-tiny-128-acp-seed1")
     train_run(run, stop_after=2)
@@ -200,7 +200,7 @@ def test_checkpoints_and_weights_of_another_run_are_rejected(run, trained, tmp_p
 
 
 def test_checkpoint_contains_only_safetensors(run):
-    """Law 9: what is not there cannot be unpickled."""
+    """Law 9: without pickles, nothing can be unpickled."""
     train_run(run, stop_after=1)
     (path,) = (run.folder / "checkpoints").iterdir()
     assert {f.name.partition("-")[0] for f in path.iterdir()} == {"shard", "manifest.json"}
@@ -222,7 +222,7 @@ def test_full_disk_keeps_the_last_valid_checkpoint(run, trained, monkeypatch):
         sync(descriptor)
 
     with monkeypatch.context() as patch:
-        # torch syncs each file by the same call.
+        # torch syncs each file with the same call.
         patch.setattr("os.fsync", full)
         with pytest.raises(TrainingError, match="No space left on device; .*step-00000002"):
             train_run(run)
@@ -232,7 +232,7 @@ def test_full_disk_keeps_the_last_valid_checkpoint(run, trained, monkeypatch):
 
 
 def die_at_a_sync():
-    """SIGKILL when the file or folder that matches DIE_AT is to be forced onto the disk."""
+    """Sends SIGKILL when the file or folder that matches DIE_AT is synced to disk."""
     sync = os.fsync
 
     def fsync(descriptor):
@@ -266,7 +266,7 @@ def test_changed_settings_are_rejected_with_the_difference(run, tmp_path, capsys
         train_run(load_suite("mini").run(run.name))
     assert train_command.main(["--suite", "mini", "--run", run.name]) == 1
     assert "error: runs/mini/pro-tiny-128-acp was begun with other" in capsys.readouterr().err
-    # When checkpoints are written changes nothing about the weights.
+    # The checkpoint schedule does not change the weights.
     write_suite(tmp_path, YAML.replace("checkpoint_every_seconds: 0", "checkpoint_every_seconds: 9"))
     train_run(load_suite("mini").run(run.name), stop_after=4)
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [
@@ -326,12 +326,12 @@ def test_damaged_finished_run_is_not_overwritten(run, name):
     with pytest.raises(ArtifactError, match=rf"{name} is missing.*rm -r runs/mini"):
         train_run(run)
     assert (run.folder / "model" / "model.safetensors").read_bytes() == before
-    shutil.rmtree(run.model_folder)  # the weights alone are gone: they are made again
+    shutil.rmtree(run.model_folder)  # only the weights are deleted: they are recreated
     train_run(run)
 
 
 def test_another_corpus_is_rejected(run, tmp_path):
-    """With the same settings, and so with the same name of the tokeniser."""
+    """With the same settings, and therefore the same tokenizer name."""
     train_run(run, stop_after=2)
     text = tmp_path / "text.txt"
     before = text.read_text()
@@ -343,7 +343,7 @@ def test_another_corpus_is_rejected(run, tmp_path):
 
 
 def test_weights_are_renamed_last(run, trained, monkeypatch):
-    """Make takes them as the sign that the run is done."""
+    """Make treats the weights as the sign of a finished run."""
     with monkeypatch.context() as patch:
         patch.setattr(run_folder_module, "write_done", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -356,7 +356,7 @@ def test_weights_are_renamed_last(run, trained, monkeypatch):
 def test_run_finished_by_another_process_is_not_retrained(run, monkeypatch):
     train_run(run)
     before = (run.folder / "metrics.jsonl").read_bytes()
-    answers = iter((False,))  # as seen before the other process wrote its weights
+    answers = iter((False,))  # before the other process wrote its weights
     monkeypatch.setattr(run_folder_module, "is_done", lambda run: next(answers, True))
     assert train_run(run) == run.folder
     assert (run.folder / "metrics.jsonl").read_bytes() == before
@@ -380,12 +380,12 @@ def test_second_process_on_the_same_run_is_rejected(run):
             "cpu",
             "step 2 gave loss nan and gradient norm nan; .* good checkpoint is .*step-00000002$",
         ),
-        (FoXBlock, "cpu", "log_fgate must"),  # after a block the next one's gates see it
+        (FoXBlock, "cpu", "log_fgate must"),  # a NaN in one block reaches the gates of the next
         pytest.param(FoXModel, "cuda", "step 2 gave loss nan", marks=pytest.mark.gpu),
     ],
 )
 def test_nan_loss_stops_the_run(run, monkeypatch, spoil, device, said):
-    """In the loss, and where a CPU's attention itself refuses it."""
+    """In the loss, and in the attention of a CPU, which rejects it."""
     train_run(run, device, stop_after=2)
     forward = spoil.forward
     monkeypatch.setattr(spoil, "forward", lambda self, *given: forward(self, *given) * torch.nan)
@@ -396,7 +396,7 @@ def test_nan_loss_stops_the_run(run, monkeypatch, spoil, device, said):
 
 
 def test_non_finite_gradient_stops_the_run(run, monkeypatch):
-    """Where the loss still is."""
+    """The loss itself is still finite."""
     step = trainer_module.train_step
     monkeypatch.setattr(
         trainer_module, "train_step", lambda *a, **k: (step(*a, **k)[0], torch.tensor(math.inf))
@@ -410,9 +410,9 @@ def test_metrics_contain_the_monitored_quantities(run):
         train_run(run, stop_after=stop, watch_every=2)
     lines = log_of(run)
     always = "step tokens loss_nats grad_norm learning_rate throughput_tokens_per_s data_wait_share ranks"
-    # No memory and no MFU on a CPU: missing is missing.
+    # Memory and MFU are not available on a CPU and stay absent.
     assert all(x.keys() - {"pruned_ratio"} == {*always.split()} for x in lines)
-    assert [x["step"] for x in lines if "pruned_ratio" in x] == [0, 2, 3, 4]  # a resume begins with a look
+    assert [x["step"] for x in lines if "pruned_ratio" in x] == [0, 2, 3, 4]  # a resume logs its first step
     assert len(lines[0]["pruned_ratio"]) == 2 and all(0 <= x["data_wait_share"] <= 1 for x in lines)
     train_run(exact := load_suite("mini").run("pro-tiny-128-exact"))
     assert "pruned_ratio" not in (exact.folder / "metrics.jsonl").read_text()
@@ -455,7 +455,7 @@ def test_pruned_ratio_of_each_layer_is_logged_only_with_acp():
             model.model.layers[layer].attn.fgate_proj.bias.fill_(bias)
     with eager(ids.device, "float32"), torch.no_grad():
         ratios = pruned_ratio_per_layer(model, ids)
-    # Of ten blocks of 64 x 64 a local head keeps the four of the diagonal and the three beside them.
+    # Of ten blocks of 64 x 64, a local head keeps the four on the diagonal and their three neighbours.
     assert ratios == pytest.approx([0.3, 0.3, 0.0])
     model.set_log_pruning_tolerance(None)
     assert pruned_ratio_per_layer(model, ids) == []
@@ -467,7 +467,7 @@ def test_prefetched_batches_match_a_plain_loop():
 
     batches = Prefetcher(load, range(3, 20, 3), "cpu", depth=2)
     assert [next(batches)[0].item() for _ in range(3)] == [3, 6, 9] and batches.waited_seconds >= 0
-    with pytest.raises(ZeroDivisionError):  # at its place
+    with pytest.raises(ZeroDivisionError):  # at its position
         next(batches)
     assert next(batches, None) is None
     slow = Prefetcher(lambda index: (time.sleep(0.02), (torch.tensor(index),))[1], range(4), "cpu", depth=1)
