@@ -1,8 +1,8 @@
-"""Adaptive Computation Pruning for the Forgetting Transformer, re-run end to end.
+"""A reproduction of "Adaptive Computation Pruning for the Forgetting Transformer", and a library.
 
 The package exports the most used names of the library: ``from acp_repro import forgetting_attention``. Each
-name loads on first use. Importing the package alone does not load torch or triton, so `analysis` works
-without both.
+name loads on first use. Importing the package does not load torch or triton, so `analysis` works without
+them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from .common import lazy
 
-if sys.version_info < (3, 11):  # noqa: UP036  # in a clone that is not installed
+if sys.version_info < (3, 11):  # noqa: UP036  # a clone may be used without installation
     sys.exit(
-        f"error: acp_repro needs Python 3.11 or newer, and {sys.executable} is Python "
-        f"{sys.version.split()[0]}; run .venv/bin/python, which `make setup PYTHON=/path/to/python3.11` makes"
+        f"error: acp_repro needs Python 3.11 or newer, and {sys.executable} is "
+        f"Python {sys.version.split()[0]}; run .venv/bin/python, which "
+        "`make setup PYTHON=/path/to/python3.11` creates"
     )
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ PATH = Path(__file__).parent.parent / "claims.json"
 
 
 def load(path: str | Path = PATH) -> list[dict[str, Any]]:
-    """The rows of ``claims.json``, one dictionary per claim, by default those of the clone.
+    """The rows of ``claims.json``, one dictionary per claim; the default path is the file in the clone.
 
     Raises:
         FileNotFoundError: the package is not in a clone, and no path is given.

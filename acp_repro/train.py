@@ -25,7 +25,11 @@ from .pipeline.run import Run
 from .pipeline.suite_file import load_suite
 
 
-@command("the same command continues from the newest checkpoint, if there is one", extra="pipeline")
+@command(
+    "the same command continues from the newest checkpoint, if there is one",
+    extra="pipeline",
+    smaller="use a smaller micro-batch in the suite file, or fewer --jobs",
+)
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     suite = load_suite(options.suite)

@@ -1,7 +1,8 @@
 """From a suite's name to a figure or table on disk: what each item's module shares.
 
-The function ``make(found) -> (Figure or Table, caption)`` of an item's module draws it. Only functions import
-what draws, because commands import all modules to list what there is to draw.
+The function ``make(context)`` of an item's module returns (figure or :class:`Table`, caption). The figure is
+None where a plot would be empty: the caption then says so in the report. Only functions import what draws,
+because commands import all modules to list what there is to draw.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .tables import markdown_table
 # For annotations, here and in the modules of the figures as ``drawing.Figure``.
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import QuadMesh  # noqa: F401
+    from matplotlib.collections import PathCollection, QuadMesh  # noqa: F401
     from matplotlib.figure import Figure
 
 LETTERS = "abcdefgh"  # of panels
@@ -55,7 +56,7 @@ class Table(NamedTuple):
 
 
 def find(suite_name: str, item_name: str) -> DrawContext:
-    """The records of an item."""
+    """The context of an item, with its records."""
     suite = load_suite(suite_name)
     item = suite.paper.item(item_name)
     if not (runs := item.runs(suite)):
@@ -71,15 +72,15 @@ def find(suite_name: str, item_name: str) -> DrawContext:
 
 
 def draw(suite_name: str, item_name: str) -> Path:
-    """Draws an item of a suite and writes its files; returns the one that Make takes as the sign of it."""
-    found = find(suite_name, item_name)
-    _note_other_settings(found)
+    """Draws an item of a suite and writes its files; returns the picture or table, or else the caption."""
+    context = find(suite_name, item_name)
+    _note_other_settings(context)
     style.use_style()
-    drawn, caption, *versions = found.item.make(found)
-    if found.records:
-        versions.append(style.provenance(*found.records.values()))
+    drawn, caption, *versions = context.item.make(context)
+    if context.records:
+        versions.append(style.provenance(*context.records.values()))
         caption = f"{caption.strip()}\n\n{' '.join(filter(None, versions))}"
-    path = found.item.path(found.suite.name)
+    path = context.item.path(context.suite.name)
     return save_table(drawn, path, caption) if isinstance(drawn, Table) else save(drawn, path, caption)
 
 
@@ -94,13 +95,17 @@ def _note_other_settings(context: DrawContext) -> None:
         )
 
 
-def save(figure: Figure, path: Path, caption: str, formats: Sequence[str] = ("pdf", "png")) -> Path:
-    """Writes ``path``, a PNG, and beside it a PDF, and a caption as Markdown; prints where."""
+def save(figure: Figure | None, path: Path, caption: str, formats: Sequence[str] = ("pdf", "png")) -> Path:
+    """Writes ``path``, a PNG, a PDF of the same name, and the caption as Markdown; prints where. Without a
+    figure, writes the caption and deletes an earlier picture."""
     from matplotlib import pyplot as plt
 
-    # The PNG comes last: Make takes it as the sign that all three are there.
     if caption:
         files.write_text(path.with_suffix(".md"), caption.strip() + "\n")
+    if figure is None:
+        for suffix in formats:
+            path.with_suffix(f".{suffix}").unlink(missing_ok=True)
+        return path.with_suffix(".md")
     _letter_panels(figure)
     _wrap_titles(figure)
     for suffix in formats:
@@ -201,14 +206,6 @@ def strip(count: int, width: float) -> np.ndarray:
     return width * ((np.arange(count) * 0.618034) % 1 - 0.5)
 
 
-def sentence(words: str) -> Figure:
-    """A picture of one sentence, where there is nothing to see."""
-    figure, ax = panels(height=0.5)
-    ax.axis("off")
-    ax.set_title(words)
-    return figure
-
-
 def _small(png: bytes) -> bytes:
     """The picture in 256 colours, a third of the size. Some edges of letters change a little."""
     from PIL import Image
@@ -222,7 +219,6 @@ def _small(png: bytes) -> bytes:
 
 def save_table(table: Table, path: Path, caption: str) -> Path:
     """Writes ``path``, Markdown of caption and table, and beside it CSV; prints the Markdown."""
-    # The text comes last: Make takes it as the sign that both are there.
     files.write_text(path.with_suffix(".csv"), table.values.to_csv(index=False))
     shown = markdown_table(table.shown.columns, table.shown.to_numpy().tolist(), right=True)
     text = f"{caption.strip()}\n\n{shown}\n"

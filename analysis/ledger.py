@@ -367,8 +367,7 @@ def _models(finding: Finding) -> Any:
 
 
 def _at_paper_scale(finding: Finding) -> bool:
-    models = _models(finding)
-    return models is not None and models.at_paper_scale(finding.item, finding.runs)
+    return _models(finding).at_paper_scale(finding.item, finding.runs)
 
 
 def _nearness(finding: Finding) -> tuple:
@@ -386,7 +385,7 @@ def _nearness(finding: Finding) -> tuple:
 def _scale(finding: Finding) -> str:
     """ "h100: 125M at 4k, 16k; 100M tokens; NVIDIA H200"."""
     models, parts = _models(finding), []
-    if models and finding.runs:
+    if finding.runs:
         at_scale = " (the paper's scale)" if _at_paper_scale(finding) else ""
         start = ", undertrained" * (not getattr(models, "past_start", len)(finding.runs))
         parts.append(models.shapes(finding.runs) + at_scale + start)

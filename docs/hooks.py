@@ -20,6 +20,7 @@ LINK = re.compile(r"(?<=\]\()(?!https?:|#)[^)\s#]+")
 SHARED_LINE = re.compile(
     r"<b><code>(?:<[^<>]*>)*(\w+),(?:</\w+>)*</code></b>\s*\(<code>((?:(?!</code>).)*)</code>\)"
 )
+FIGURE = re.compile(r'(<img [^>]*src="([^"]*figures/[^"]*\.png)"[^>]*>)')
 NUMBERED = re.compile(r"(?m)^(\d+\. \S.*\n)((?: {3}.*\n|\n(?= {3}))+)")
 # Settings of Material's search: explanations rank above the pages that only use the terms.
 SEARCH = {
@@ -68,7 +69,9 @@ def on_page_markdown(markdown, page, **_):
 
 
 def on_page_content(html, **_):
-    """Docstrings name functions as Sphinx does, :func:`name`, and attributes that share a line, `k, v`."""
+    """Links each figure to its file, which phones can enlarge. Docstrings name functions as Sphinx does,
+    :func:`name`, and attributes that share a line, `k, v`."""
+    html = FIGURE.sub(r'<a class="figure" href="\2">\1</a>', html)
     html = re.sub(r":(func|class|meth|attr|data|mod|exc):(?=<code>)", "", html)
     return SHARED_LINE.sub(r"<b><code>\1</code></b>, <b><code>\2</code></b>", html)
 

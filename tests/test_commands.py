@@ -14,7 +14,6 @@ import torch
 
 from acp_repro import measure, train
 from acp_repro.common import files
-from acp_repro.common.command import command
 from acp_repro.pipeline import freshness
 from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.run_folder import lock
@@ -63,7 +62,7 @@ assert "torch" not in sys.modules
 """
     commands = {
         "train --suite empty": "experiments/empty.yaml: data.path: ",
-        "train --suite short": "experiments/short.yaml: data: no heldout document holds context_length = 128",
+        "train --suite short": "experiments/short.yaml: data: no heldout document has context_length = 128",
         f"inspect runs/mini/{RUN} --text {tmp_path / 'empty.txt'}": "--text: ",
         f"inspect runs/mini/{RUN} --text {tmp_path / 'short.txt'}": "--text: ",
         f"sweep_epsilon runs/mini/{RUN} --text {tmp_path / 'short.txt'}": "--text: ",
@@ -145,14 +144,17 @@ def test_concurrent_runs_equal_separate_runs(work, device):
     "error",
     [RuntimeError("can't allocate memory: 9 bytes"), torch.OutOfMemoryError("9 GiB\nmore"), MemoryError()],
 )
-def test_out_of_memory_is_reported_in_one_line(capsys, error):
-    @command()
-    def main(arguments):
+def test_out_of_memory_is_reported_in_one_line(capsys, monkeypatch, error):
+    def load_suite(name):
         raise error
 
-    assert main() == 1
+    monkeypatch.setattr(train, "load_suite", load_suite)
+    assert train.main([]) == 1
     line = capsys.readouterr().err
-    assert line.startswith("error: there is not enough memory; make") and line.count("\n") == 1
+    assert (
+        line.startswith("error: there is not enough memory; use a smaller micro-batch")
+        and line.count("\n") == 1
+    )
 
 
 @pytest.mark.slow

@@ -316,7 +316,7 @@ def with_repeated_layer():
     ("make", "message"),
     [
         (lambda: tiny_model("bert", transformers.AutoModel), "BertModel cannot be read: layer 0: sees later"),
-        (lambda: tiny_model("gptj", rotary_dim=4), "it calls no attention that transformers knows"),
+        (lambda: tiny_model("gptj", rotary_dim=4), "it calls no attention function of transformers"),
         (with_repeated_layer, "layer 0 attends more than once"),
         (lambda: with_argument("indices", torch.zeros(1)), "LlamaForCausalLM .*: layer 1 passes indices to"),
         (lambda: with_argument("block_indices", torch.zeros(1)), "layer 1 passes block_indices to its"),

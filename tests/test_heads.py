@@ -124,8 +124,8 @@ def test_memory_is_linear_in_the_length(monkeypatch, cell):
 def test_tokens_outside_the_vocabulary_are_rejected():
     model = small_model()
     for tokens, message in (
-        ([0, 257], "token id 257 is not from 0 to 256; take the tokenizer"),
-        (torch.full((2, 200), -1), "token id -1 is not from 0 to 256"),
+        ([0, 257], "token id 257 is not in the range 0 to 256; use the tokenizer"),
+        (torch.full((2, 200), -1), "token id -1 is not in the range 0 to 256"),
         *((tokens, "tokens must be ids, .*encode a text") for tokens in ("a text", [], [0.5], [[0], [1, 2]])),
     ):
         with pytest.raises(UsageError, match=message):

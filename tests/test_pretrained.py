@@ -85,6 +85,6 @@ def test_other_weights_are_not_accepted_as_the_pretrained_model(published, capsy
     save_file(weights, path)
     assert not is_done(run)
     assert measure(["loss", "--suite", "ready", "--run", RUN, "--force"]) == 1
-    assert "holds no finished weights" in capsys.readouterr().err
+    assert "contains no finished weights" in capsys.readouterr().err
     path.write_bytes(before)
     assert is_done(run) and json.loads(done.read_text())["tokens"] == 1536

@@ -1,7 +1,8 @@
-"""The backends of forgetting attention in one table: where each runs, its grid, its two passes, its decoding.
+"""The table of backends of forgetting attention: supported devices, pruning grid, both passes and decoding.
 
-A new backend is a class here and an entry in :data:`BACKENDS`. Calls, the custom operator, decoding, caches
-and benchmarks read that table; error messages list its names. :class:`.checks.AttentionCall` has the shapes.
+A new backend is a class in this module and an entry in :data:`BACKENDS`. Attention calls, the custom
+operator, decoding, caches and benchmarks read that table, and error messages list its names.
+:class:`.checks.AttentionCall` documents the shapes.
 """
 
 from __future__ import annotations
@@ -24,27 +25,28 @@ from .decay import cumulative_log_fgate, log_fgate_grad
 from .kvcache import PagedKVCache
 from .threshold import check_floor
 
-# Found once, at import: a traced function may not look for packages.
+# Evaluated once, at import, because a traced function cannot search for packages.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 NEEDS_TRITON = (
-    "implementation='triton' needs triton: `pip install triton`, or take implementation='blockwise'"
+    "implementation='triton' requires triton: run `pip install triton`, or pass implementation='blockwise'"
 )
 
 
 @functools.cache
 def kernels() -> ModuleType:
-    """The package of Triton kernels, imported on first use because the other backends do not need Triton."""
+    """The package of Triton kernels, imported on first use because other backends do not require Triton."""
     return importlib.import_module(".triton", __package__)
 
 
 class Backend:
-    """The parts of an implementation; one without a kernel for a part inherits it from here.
+    """The interface of an implementation, with defaults for the functions without a kernel of their own.
 
     Attributes:
         dtypes: allowed dtypes of q, k and v.
-        least_clamped: c clamps log gates from here to the floor, and is exact for those below.
+        least_clamped: log gates in ``[least_clamped, LOG_FGATE_FLOOR)`` are clamped to the floor; the backend
+            is exact for lower ones.
         by_autograd: whether PyTorch differentiates ``forward``, to any order and in any mode. Such a backend
-            has no ``backward`` and is not an operator.
+            has no ``backward`` and does not run as an operator.
     """
 
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
@@ -52,11 +54,11 @@ class Backend:
     by_autograd = False
 
     def supports(self, device: torch.device) -> bool:
-        """Whether ``implementation="auto"`` may choose it on ``device``, for calls of any shape."""
+        """Whether ``implementation="auto"`` may select this backend on ``device``, for calls of any shape."""
         return False
 
     def check(self, device: torch.device) -> None:
-        """Raises ImportError or ValueError, in one line, if it cannot run on ``device``."""
+        """Raises ImportError or ValueError, in one line, if this backend cannot run on ``device``."""
 
     def block_sizes(self, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
         """(block_q, block_k), the grid that it prunes on, in tokens."""
@@ -67,7 +69,7 @@ class Backend:
         return self.block_sizes(call.q.shape[3], call.q.dtype)
 
     def saved_shape(self, q: Tensor) -> tuple[int, ...]:
-        """The shape of the float32 tensor that ``forward`` saves for ``backward``; by default (B, H, Tq)."""
+        """The shape of the float32 tensor that ``forward`` saves for ``backward``: (B, H, Tq) by default."""
         return q.shape[:3]
 
     def forward(
@@ -77,24 +79,24 @@ class Backend:
 
         Returns:
             out (B, H, Tq, D) like q; the saved tensor, float32, of :meth:`saved_shape`; c (B, H, Tk) float64;
-            boundary (B, H, M) int32. Without ``for_backward`` the second and third may be None.
+            boundary (B, H, M) int32. Without ``for_backward``, the saved tensor and c may be None.
         """
         raise NotImplementedError
 
     def backward(
         self, dout, call: AttentionCall, out, saved, c, boundary
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of out with respect to q, k, v and log_fgate, in the shapes and dtypes of these."""
+        """Gradients of out with respect to q, k, v and log_fgate, in their shapes and dtypes."""
         raise NotImplementedError
 
     def attend(self, call: AttentionCall, c, boundary) -> tuple[Tensor, Tensor]:
-        """The first two results of :meth:`forward` where c and the boundary are given."""
+        """The first two results of :meth:`forward` for a given c and boundary."""
         raise NotImplementedError
 
     def partial_gradients(
         self, dout, call: AttentionCall, out, saved, c, boundary
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """:meth:`backward`, with dk and dv (B, Hkv, Tk, D) in float32 because they are parts of sums."""
+        """:meth:`backward` with dk and dv (B, Hkv, Tk, D) in float32, because they are partial sums."""
         raise NotImplementedError
 
     def write(self, cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
@@ -102,12 +104,12 @@ class Backend:
         cache.write(k, v, log_fgate)
 
     def decode(self, q, cache: PagedKVCache, start_block, threshold, seq_start, sm_scale, window_size):
-        """Output (B, H, T, D) of the newest T tokens; ``start_block`` is first moved forward, in place."""
+        """Output (B, H, T, D) of the newest T tokens; first advances ``start_block`` in place."""
         cache.advance(start_block, threshold, q.shape[2], seq_start, window_size)
         return blockwise.decode(q, cache, start_block, seq_start, sm_scale, window_size)
 
     def search(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        """The first stage of a call: c (B, H, Tk) float64, and n_m (B, H, M) int32 of each query block."""
+        """The first stage of a call: c (B, H, Tk) float64 and the boundary n_m (B, H, M) int32."""
         c, seqlen_q = cumulative_log_fgate(call.log_fgate.detach()), call.q.shape[2]
         block_q, block_k = self.grid(call)
         if call.threshold is None and call.seq_start is None and call.window_size is None:
@@ -117,7 +119,7 @@ class Backend:
 
 
 class Reference(Backend):
-    """The equations, dense, on the grid that `blockwise` prunes on."""
+    """The dense equations, pruned on the grid of `blockwise`."""
 
     dtypes = (*Backend.dtypes, torch.float64)
     by_autograd = True
@@ -139,9 +141,9 @@ class Reference(Backend):
 
 
 class Blockwise(Backend):
-    """PyTorch that skips blocks; the default on a CPU."""
+    """Plain PyTorch that skips pruned blocks; the default on a CPU."""
 
-    least_clamped = -torch.finfo(torch.float32).max  # gates of 0 are exact
+    least_clamped = -torch.finfo(torch.float32).max  # exact for gates of 0
 
     def supports(self, device):
         return True
@@ -169,9 +171,9 @@ class Blockwise(Backend):
 
 
 class Triton(Backend):
-    """Kernels for any GPU that Triton supports. For tests they also run in Triton's interpreter on a CPU."""
+    """Kernels for any GPU that Triton supports; tests also run them in Triton's interpreter on a CPU."""
 
-    portable = False  # whether the kernels that are written for one GPU architecture are excluded
+    portable = False  # whether to exclude kernels for a single GPU architecture
 
     def supports(self, device):
         return HAS_TRITON and device.type == "cuda"
@@ -181,8 +183,8 @@ class Triton(Backend):
             raise ImportError(NEEDS_TRITON)
         if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
             raise ValueError(
-                "implementation='triton' needs tensors on a GPU (or TRITON_INTERPRET=1 in the "
-                "environment, a slow interpreter for tests); on a CPU take implementation='blockwise'"
+                "implementation='triton' requires tensors on a GPU (or TRITON_INTERPRET=1 in the "
+                "environment, a slow interpreter for tests); on a CPU pass implementation='blockwise'"
             )
 
     def block_sizes(self, head_dim, dtype):
@@ -213,7 +215,7 @@ class Triton(Backend):
         return dq, dk, dv, kernels().log_fgate_grad(dc, call.log_fgate)
 
     def write(self, cache, k, v, log_fgate):
-        # Compiled code has kernels of its own, and cannot trace ours.
+        # Inductor generates its own kernels and cannot trace this one.
         if torch.compiler.is_compiling():
             cache.write(k, v, log_fgate)
         else:
@@ -229,12 +231,13 @@ class Triton(Backend):
 
 
 class TritonPortable(Triton):
-    """:class:`Triton` without the kernels that are written for one GPU architecture."""
+    """:class:`Triton` without the kernels for a single GPU architecture."""
 
     portable = True
 
 
-# Keys are the names that ``implementation`` accepts. The last one that supports a device is its fastest.
+# Keys are the names that ``implementation`` accepts. The last backend that supports a device is the fastest
+# there.
 BACKENDS: dict[str, Backend] = {
     "reference": Reference(),
     "blockwise": Blockwise(),
@@ -244,23 +247,23 @@ BACKENDS: dict[str, Backend] = {
 
 
 def choose_implementation(device: torch.device) -> str:
-    """The name that ``implementation="auto"`` stands for: triton on a GPU, blockwise elsewhere."""
+    """The backend that ``implementation="auto"`` selects: triton on a GPU, blockwise elsewhere."""
     chosen = [name for name, backend in BACKENDS.items() if backend.supports(device)][-1]
     if device.type == "cuda" and chosen == "blockwise":
         warnings.warn(
             "triton is not installed, so forgetting_attention runs the slow blockwise path on the "
-            "GPU; `pip install triton` brings the kernels",
+            "GPU; run `pip install triton` for the kernels",
             stacklevel=3,
         )
     return chosen
 
 
 def find_backend(implementation: str) -> Backend:
-    """The backend of that name.
+    """The backend named ``implementation``.
 
     Raises:
-        ValueError: no backend has that name; the message lists the names. ``"auto"`` is none of them:
-            :func:`choose_implementation` gives the name that it stands for.
+        ValueError: no backend has that name; the message lists the names. ``"auto"`` is not a backend:
+            :func:`choose_implementation` returns the name that it selects.
     """
     if implementation not in BACKENDS:
         raise ValueError(

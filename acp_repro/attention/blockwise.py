@@ -1,14 +1,14 @@
-"""Forgetting attention that skips pruned blocks on a CPU: plain PyTorch, forward and backward.
+"""Forgetting attention that skips pruned blocks on a CPU: forward and backward in plain PyTorch.
 
-A *task* is one query block of one head with its window of keys, from the boundary to the block's last query.
-Tasks whose windows are equally wide are stacked and run as one batched matrix product, whatever head or
-position they come from. A local head gives one wide stack; a global head adds one task to each width. So the
-number of Python steps grows with the number of different widths, not with the number of blocks. Windows end
-at the block's last query, so one triangular mask serves every task.
+A *task* is one query block of one head with its range of keys, from the boundary to the block's last query.
+Tasks with ranges of equal width are stacked and run as one batched matrix product, independent of their heads
+and positions. A local head yields one large stack; a global head adds one task to each width. The number of
+Python iterations therefore grows with the number of distinct widths, not with the number of blocks. Every
+range ends at the block's last query, so all tasks share one triangular mask.
 
-The softmax of Equation 2 ignores a shift of the row. So only ``-c_j`` (relative to the task's first query) is
-added to the scores, inside the matrix product. Where c falls too far inside a query block, such as at a gate
-of 0, float32 would lose digits of ``-c_j``. There ``c_i - c_j`` is added instead.
+The softmax of Equation 2 is invariant to a constant per row. Therefore only ``-c_j`` (relative to the task's
+first query) is added to the scores, inside the matrix product. If c falls too far within a query block, as at
+a gate of 0, float32 would lose digits of ``-c_j``; such tasks add ``c_i - c_j`` instead.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from .decay import MOST_ACROSS_FLOOR, count_closed_gates
 from .kvcache import PagedKVCache
 from .threshold import logit_bound_from_norms
 
-# Scores held at once, in elements: about as many float32 as the level-2 caches of two cores hold.
+# Scores in memory at once, in elements: about as many float32 as fit into the level-2 caches of two cores.
 _CHUNK_ELEMENTS = 1 << 19
-# If c falls by more than this inside one query block, in nats, each decay is computed in float64.
+# If c falls by more than this many nats within a query block, each decay is computed in float64.
 _STEEP = 128.0
 
 
 class _Chunk(NamedTuple):
-    """Tasks whose windows have one width, gathered."""
+    """Indices and decay biases of a stack of tasks of equal width."""
 
     rows: Tensor  # (G, block_q) rows of the flat query tensor
     keys: Tensor  # (G, width) rows of the flat key tensor
     gates: Tensor  # (G, width) the same positions in the flat c, which has the heads of q
-    bias: Tensor  # (G, 1 or block_q, width) -c_j relative to the task's first query or each; -inf is padding
-    dead: Tensor | None  # (G, block_q, 1) rows that lie before seq_start
+    bias: Tensor  # (G, 1 or block_q, width) -c_j relative to the task's first query or each; -inf for padding
+    dead: Tensor | None  # (G, block_q, 1) rows before seq_start
 
 
 class _Problem:
-    """Inputs flattened over batch and heads, padded to whole query blocks, and cut into chunks."""
+    """Inputs flattened over batch and heads, padded to whole query blocks, and split into chunks."""
 
     def __init__(self, call: AttentionCall, c, boundary, block_q, block_k):
         q, k, v, log_fgate, _, seq_start, self.sm_scale, _, self.window_size = call
         heads, seqlen_q, seqlen_k = q.shape[1], q.shape[2], k.shape[2]
-        self.shared = heads // k.shape[1]  # query heads to one head of keys and values
+        self.shared = heads // k.shape[1]  # query heads per head of keys and values
         self.block_q = block_q
         self.compute_dtype = torch.promote_types(q.dtype, torch.float32)
         num_blocks = boundary.shape[-1]
@@ -57,7 +57,8 @@ class _Problem:
             torch.nn.functional.pad(x.flatten(0, 1), (0, self.padding), mode="replicate")
             for x in (c, count_closed_gates(log_fgate))
         )
-        # Up to this spread of the scores, the floor of c hides all before a gate of 0, at less cost.
+        # For smaller score differences, the clamped c already hides all keys before a gate of 0, at less
+        # cost.
         self.masks_closed = bool(self.closed.any()) and bool(
             (2 * logit_bound_from_norms(q, k, self.sm_scale) > MOST_ACROSS_FLOOR).any()
         )
@@ -72,20 +73,21 @@ class _Problem:
         self.mask = hidden.triu_(1)
 
     def flatten(self, x: Tensor) -> Tensor:
-        """(B, H, T, D) -> (B*H*(T + padding), D) contiguous in the compute dtype."""
+        """(B, H, T, D) as (B*H*(T + padding), D), contiguous, in the compute dtype."""
         x = x.to(self.compute_dtype)
         if self.padding:
             x = torch.nn.functional.pad(x, (0, 0, 0, self.padding))
         return x.reshape(-1, x.shape[-1])
 
     def unflatten(self, flat: Tensor, like: Tensor) -> Tensor:
-        """Back to the shape, dtype and memory layout of ``like``."""
+        """The inverse of :meth:`flatten`, in the shape, dtype and memory layout of ``like``."""
         batch, heads, length, head_dim = like.shape
         return torch.empty_like(like).copy_(flat.view(batch, heads, -1, head_dim)[:, :, :length])
 
     def chunks(self) -> Iterator[_Chunk]:
-        """Tasks sorted by width, and cut so that one chunk's scores stay in the cache."""
-        # Steep tasks have stacks of their own: in one stack they would change the rounding of the others.
+        """Tasks sorted by width, and split so that the scores of one chunk fit into the CPU's caches."""
+        # Steep tasks have separate stacks, because in a common stack they would change the rounding of the
+        # others.
         kind = self.width.flatten() * 2 + self.steep.flatten()
         order = kind.argsort(stable=True)
         kinds, counts = kind[order].unique_consecutive(return_counts=True)
@@ -133,8 +135,8 @@ class _Problem:
         return weights
 
     def before_window(self, width: int) -> Tensor | None:
-        """(block_q, n) bool: which of a task's first keys are before each query's window."""
-        # One result for every task of that width, because its last key is its last query.
+        """(block_q, n) bool: True for those of a task's first n keys that are before the query's window."""
+        # All tasks of one width share the result, because their last key is at their last query.
         if self.window_size is None or width <= self.window_size:
             return None
         rows = torch.arange(width - self.block_q, width, device=self.mask.device)
@@ -161,8 +163,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of :func:`forward` with respect to q, k, v and c.
 
-    ``dS = P (dP - delta)``, with delta computed from P and dP themselves. So the row sums of dS vanish up to
-    rounding, and row and column sums come from the same entries.
+    ``dS = P (dP - delta)``, with delta computed from P and dP. The row sums of dS therefore vanish up to
+    rounding, and row and column sums use the same entries.
 
     Returns:
         dq, dk, dv like q, k, v, and dc (B, H, Tk) in the compute dtype.
@@ -188,9 +190,9 @@ def backward(
 
 
 def decode(q: Tensor, cache: PagedKVCache, start_block, seq_start, sm_scale, window_size) -> Tensor:
-    """One or a few query tokens (B, H, T, D) of each head over its kept blocks (Appendix F): like q.
+    """Attention of one or a few query tokens (B, H, T, D) over the kept blocks of each head (Appendix F).
 
-    Heads that keep the same number of blocks are computed together.
+    Heads with the same number of kept blocks are computed in one batch. The result is like q.
     """
     batch, kv_heads, _ = cache.block_table.shape
     size, seqlen_q = cache.block_size, q.shape[2]

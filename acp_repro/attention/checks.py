@@ -1,4 +1,4 @@
-"""A call and its checks. Each error is one sentence: the argument, and what is right."""
+"""The arguments of a call and their validation. Each error names the argument and the accepted values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 class AttentionCall(NamedTuple):
-    """The checked arguments, heads first, as operators and implementations take them.
+    """The validated arguments of operators and implementations, heads first.
 
     q is (B, H, Tq, D), k and v are (B, Hkv, Tk, D) with H a multiple of Hkv, log_fgate is (B, H, Tk) float32,
     threshold is (B, H) float32, a number (for `triton`) or None, and seq_start is (B,) int64 or None.
@@ -33,7 +33,7 @@ class AttentionCall(NamedTuple):
 
 
 def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, dtypes) -> None:
-    """Checks what needs no value of a tensor: shapes, devices, and dtypes against those of the backend."""
+    """Checks shapes, devices and dtypes, without reading values; ``dtypes`` are those of the backend."""
     layout = "(batch, heads, time, head_dim)" if head_first else "(batch, time, heads, head_dim)"
     for name, x in (("q", q), ("k", k), ("v", v), ("log_fgate", log_fgate)):
         if not isinstance(x, Tensor):
@@ -41,7 +41,7 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, dtypes) -> Non
         if name != "log_fgate" and x.dim() != 4:
             raise ValueError(f"{name} must have 4 dimensions {layout}, got shape {tuple(x.shape)}")
     if q.dtype not in dtypes:
-        hint = "(float64: implementation='reference')"
+        hint = "(float64 requires implementation='reference')"
         raise TypeError(f"q must be bfloat16, float16 or float32, got {q.dtype} {hint}")
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
@@ -81,14 +81,14 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, dtypes) -> Non
             f"(head_first={head_first}), got {tuple(log_fgate.shape)}"
         )
     check_seq_start(seq_start, q)
-    # Compiled code must not depend on which of two sizes is larger.
+    # Comparing two sizes would add a guard to compiled code.
     if not (head_first or torch.compiler.is_compiling()) and q.shape[2] > k.shape[1]:
         _warn_of_layout()
 
 
 @functools.cache
 def _warn_of_layout() -> None:
-    """Warns once per process, because short sequences of many heads are allowed."""
+    """Warns once per process; short sequences with many heads are valid."""
     warnings.warn(
         "the inputs have more heads than time steps; if their layout is (batch, heads, time, head_dim), pass "
         "head_first=True",
@@ -97,7 +97,7 @@ def _warn_of_layout() -> None:
 
 
 def check_scale(sm_scale, head_dim: int) -> float:
-    """``sm_scale``, a number of any kind, as a float; by default ``1 / sqrt(head_dim)``."""
+    """``sm_scale``, any real number, as a float; by default ``1 / sqrt(head_dim)``."""
     if sm_scale is None:
         return 1.0 / math.sqrt(head_dim)
     if not (isinstance(sm_scale, numbers.Real) and math.isfinite(sm_scale) and float(sm_scale) > 0):
@@ -106,7 +106,7 @@ def check_scale(sm_scale, head_dim: int) -> float:
 
 
 def check_seq_start(seq_start: Tensor | None, q: Tensor) -> None:
-    """Checks shape, dtype and device of ``seq_start``, the first real token of each row of ``q``."""
+    """Checks the shape, dtype and device of ``seq_start``, the first real token of each row of ``q``."""
     if seq_start is None:
         return
     if not isinstance(seq_start, Tensor) or seq_start.dtype not in (torch.int32, torch.int64):
@@ -124,8 +124,8 @@ def check_window(window_size) -> int | None:
         return None
     if isinstance(window_size, bool) or not isinstance(window_size, numbers.Integral):
         raise TypeError(
-            "window_size must be None or a whole number of keys, the query's own included (FlashAttention's "
-            f"(left, 0) is left + 1), got {window_size!r}"
+            "window_size must be None or an integer number of keys, including the query's own "
+            f"(FlashAttention's (left, 0) is left + 1), got {window_size!r}"
         )
     if window_size < 1:
         raise ValueError(
@@ -135,7 +135,7 @@ def check_window(window_size) -> int | None:
 
 
 def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start, length: int) -> None:
-    """Checks the starts of packed documents in ``length`` tokens against q (B, H, Tq, D) and k."""
+    """Checks the starts of documents packed into ``length`` tokens against q (B, H, Tq, D) and k."""
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError("cu_seqlens must be an int32 or int64 tensor of shape (documents + 1,)")
     if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.device != q.device:
@@ -153,10 +153,11 @@ def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start, length: int) -> N
     if reads_values(cu_seqlens) and (
         cu_seqlens[0] != 0 or cu_seqlens[-1] != length or bool((cu_seqlens.diff() < 0).any())
     ):
-        raise ValueError(f"cu_seqlens must start with 0, end with the length {length} and never fall")
+        raise ValueError(f"cu_seqlens must start with 0, end with the length {length} and be non-decreasing")
 
 
-# What each argument of :func:`per_head_tensor` may be instead of a tensor, and the range of a number.
+# For each argument of :func:`per_head_tensor`: the accepted values besides tensors, and the range of a
+# number.
 _PER_HEAD = {
     "adaptive_threshold": ("None, a number <= 0, 'auto',", -math.inf, 0.0),
     "logit_bound": ("a finite number >= 0", 0.0, torch.finfo(torch.float32).max),
@@ -166,7 +167,7 @@ _PER_HEAD = {
 def per_head_tensor(x, batch: int, heads: int, device, name: str = "adaptive_threshold") -> Any:
     """The argument ``name``, a number or a tensor, as a (batch, heads) float32 tensor on ``device``.
 
-    Without a device a number is returned as a float.
+    If ``device`` is None, a number is returned as a float.
     """
     allowed, low, high = _PER_HEAD[name]
     rule = f"{name} must be {allowed} or a tensor broadcastable to ({batch}, {heads})"
@@ -184,35 +185,35 @@ def per_head_tensor(x, batch: int, heads: int, device, name: str = "adaptive_thr
         raise ValueError(f"{rule}; got {x}")
     if device is None:
         return float(x)
-    # In the default dtype it might be rounded up, and then more would be pruned than requested.
+    # The default dtype might round the number up, which would prune more than requested.
     return torch.full((batch, heads), float(x), dtype=torch.float32, device=device)
 
 
 def reads_values(x: Tensor) -> bool:
-    """Whether values of ``x`` are checked: on a GPU, where a read waits for the stream, only on request."""
-    # Compiled code checks inside its operators alone, and a fake tensor has no values.
+    """Whether to check the values of ``x``: on a GPU only in anomaly mode, because reading synchronises."""
+    # In compiled code only the operators check values, and a fake tensor has none.
     if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
         return False
     return x.device.type == "cpu" or torch.is_anomaly_enabled()
 
 
 def check_values(name: str, x: Tensor | None, low: float, high: float, hint: str = "") -> None:
-    """Raises ValueError unless all of ``x`` lies in ``[low, high]``, where :func:`reads_values` allows it."""
+    """Raises ValueError if :func:`reads_values` and a value of ``x`` is outside ``[low, high]``."""
     if x is None or not reads_values(x):
         return
-    while is_functorch_wrapped_tensor(x):  # by torch.func: the whole batch under vmap
+    while is_functorch_wrapped_tensor(x):  # unwrap transforms of torch.func; vmap gives the whole batch
         x = get_unwrapped(x)
     if x.numel() and not bool((x >= low).all() & (x <= high).all()):
-        raise ValueError(f"{name} must lie in [{low}, {high}]{hint}, got {x.min():g} to {x.max():g}")
+        raise ValueError(f"{name} must be in [{low}, {high}]{hint}, got {x.min():g} to {x.max():g}")
 
 
 def check_gates(log_fgate: Tensor) -> None:
-    """Checks the values of log forget gates as :func:`check_values` does."""
+    """Checks the values of log forget gates with :func:`check_values`."""
     check_values("log_fgate", log_fgate, -math.inf, 0, " (logsigmoid of the gate's logits)")
 
 
 def check_threshold(threshold: Any) -> None:
-    """Checks the values of delta as :func:`check_values` does."""
-    hint = " (delta = -2U - log L + log epsilon; NaN under 'auto': q or k holds it)"
-    if not isinstance(threshold, float):  # which is checked already
+    """Checks the values of delta with :func:`check_values`."""
+    hint = " (delta = -2U - log L + log epsilon; NaN under 'auto': q or k contains NaN)"
+    if not isinstance(threshold, float):  # floats are validated by per_head_tensor
         check_values("adaptive_threshold", threshold, -math.inf, 0, hint)

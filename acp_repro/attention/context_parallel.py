@@ -1,10 +1,11 @@
 """Forgetting attention of a sequence that is sharded over ranks (context parallelism).
 
-The sequence is cut into 2P equal chunks of whole blocks for P ranks. Rank r holds chunks r and 2P - 1 - r: an
-early and a late one, so all ranks have the same work ("zig-zag"). The boundary depends on gates and on delta,
-but on no key. So one all-gather of the gates tells every rank the boundary of all chunks, hence which key
-blocks it sends and receives: along a head the boundary never falls, and a chunk of queries reads a suffix of
-the keys before it. One all-to-all exchanges the keys, and one returns their gradients.
+For P ranks, the sequence is split into 2P equal chunks of whole blocks. Rank r owns chunks r and 2P - 1 - r,
+an early and a late one, which balances the work ("zig-zag"). The boundary depends on the gates and delta, not
+on the keys. After one all-gather of the gates, every rank can therefore compute the boundary of all chunks
+and
+the key blocks to send and receive: the boundary is non-decreasing along a head, so a chunk of queries reads a
+suffix of the keys before it. One all-to-all exchanges the keys, and another one returns their gradients.
 
 The rows of dS sum to 0, so no query contributes to a gate before its first key. Each rank therefore computes
 the gradient of the gates by suffix sums over its own range of keys, and returns the result with dk and dv.
@@ -29,8 +30,8 @@ from .checks import AttentionCall, check_gates, check_threshold, check_values
 from .op import without_autocast
 from .threshold import check_floor, join_norms, longest_norms
 
-# These functions launch collectives whose sizes depend on values, which torch.compile cannot trace. Compiled
-# code calls them as they are. (`torch.compiler.disable` would import the compiler with this package.)
+# These functions launch collectives with data-dependent sizes, which torch.compile cannot trace, so compiled
+# code calls them eagerly. (`torch.compiler.disable` would import the compiler with this package.)
 _not_compiled: Any = _disable_dynamo
 
 
@@ -38,7 +39,7 @@ def find_group(context_parallel: Any) -> dist.ProcessGroup:
     """The process group of the argument ``context_parallel``.
 
     Raises:
-        TypeError: it is neither a process group nor a one-dimensional device mesh.
+        TypeError: ``context_parallel`` is neither a process group nor a one-dimensional device mesh.
     """
     group = context_parallel
     if isinstance(group, DeviceMesh) and group.ndim == 1:
@@ -52,12 +53,12 @@ def find_group(context_parallel: Any) -> dist.ProcessGroup:
 
 
 def own_chunks(rank: int, ranks: int) -> tuple[int, int]:
-    """The two chunks of the sequence that ``rank`` holds, in order."""
+    """The indices of the two chunks of the sequence that ``rank`` owns, in ascending order."""
     return rank, 2 * ranks - 1 - rank
 
 
 def shard_positions(tokens: int, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
-    """(tokens,) int64: where the tokens of this rank's shard are in the sequence."""
+    """(tokens,) int64: the positions of this rank's tokens in the sequence."""
     if group is None:
         return torch.arange(tokens, device=device)
     chunks = torch.tensor(own_chunks(group.rank(), group.size()), device=device)
@@ -70,16 +71,17 @@ def shard_sequence(x: Tensor, group: Any, dim: int = 1) -> Tensor:
     """This rank's shard of ``x``: two chunks of the sequence, an early and a late one, along ``dim``.
 
     Args:
-        x: the whole tensor, the same on every rank of the group.
+        x: the full tensor, identical on every rank of the group.
         group: a ``torch.distributed.ProcessGroup``, or a ``DeviceMesh`` of one dimension.
         dim: the dimension of the sequence. Its length must be a multiple of twice the number of ranks.
 
     Returns:
-        ``x`` with 1 / ranks of the length. The gradient of ``x`` is gathered, so it is whole on every rank.
+        ``x`` with 1 / ranks of the length. The backward pass gathers the full gradient of ``x`` on every
+        rank.
 
     Raises:
-        TypeError: ``group`` is no group.
-        ValueError: the length is no multiple of twice the number of ranks.
+        TypeError: ``group`` is neither a process group nor a one-dimensional device mesh.
+        ValueError: the length is not a multiple of twice the number of ranks.
     """
     whole, part = _shard_functions(find_group(group), dim)
     return _Exchange.apply(x, part, whole)
@@ -87,14 +89,14 @@ def shard_sequence(x: Tensor, group: Any, dim: int = 1) -> Tensor:
 
 @_not_compiled
 def gather_sequence(x: Tensor, group: Any, dim: int = 1) -> Tensor:
-    """The whole tensor, on every rank, of the shards that :func:`shard_sequence` returns.
+    """The full tensor, on every rank, from the shards of :func:`shard_sequence`.
 
     Args:
         x: this rank's shard. group, dim: as in :func:`shard_sequence`.
 
     Returns:
-        ``x`` with the length times the number of ranks. Every rank must compute the same loss from it: the
-        gradient of ``x`` is this rank's shard of the gradient, not a sum over ranks.
+        The tensor with ``ranks`` times the length of ``x``. Every rank must compute the same loss from it,
+        because the gradient of ``x`` is this rank's shard of the gradient, not a sum over ranks.
     """
     whole, part = _shard_functions(find_group(group), dim)
     return _Exchange.apply(x, whole, part)
@@ -104,7 +106,7 @@ def gather_sequence(x: Tensor, group: Any, dim: int = 1) -> Tensor:
 def previous_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """(B, 2, ...): the token before each of this rank's two chunks of ``x`` (B, T, ...), 0 before the first.
 
-    One all-to-all sends one token to each neighbour. Gradients return by the same way.
+    One all-to-all sends one token to each neighbour, and the backward pass returns the gradients.
     """
     chunks = x.unflatten(1, (2, -1))
     return _Exchange.apply(chunks[:, :, -1], lambda x: _move(x, group, 1), lambda x: _move(x, group, -1))
@@ -112,9 +114,10 @@ def previous_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 @_not_compiled
 def bound_over_ranks(q: Tensor, k: Tensor, sm_scale: float, group: dist.ProcessGroup) -> Tensor:
-    """:func:`.threshold.logit_bound_from_norms` (B, H) of the whole q and k: one maximum over ranks."""
+    """:func:`.threshold.logit_bound_from_norms` (B, H) of the full q and k, by one maximum over ranks."""
     norms = torch.stack([longest_norms(x, q.shape[1]) for x in (q, k)])
-    # Not an all-reduce: a maximum of ranks may drop a NaN, and then one rank alone would raise an error.
+    # All-gather, because an all-reduce with maximum may drop a NaN, and only one rank would then raise an
+    # error.
     longest = all_gather(norms, group).amax(0)
     return join_norms(longest, q.shape[-1], sm_scale)
 
@@ -123,18 +126,18 @@ def check_shards(q: Tensor, k: Tensor, implementation: str) -> None:
     """Checks the heads-first shards of a call under context parallelism.
 
     Raises:
-        ValueError: the backend cannot run shards, or a chunk is not whole blocks.
+        ValueError: the backend does not support shards, or a chunk does not consist of whole blocks.
     """
     backend = find_backend(implementation)
     if backend.by_autograd:
         raise ValueError(
-            f"context_parallel needs kernels that start from given boundaries, and implementation="
+            f"context_parallel requires kernels that accept a precomputed boundary, and implementation="
             f"{implementation!r} has none; use 'auto' or 'blockwise'"
         )
     multiple = 2 * math.lcm(*backend.block_sizes(q.shape[3], q.dtype))
     if q.shape[2] != k.shape[2] or k.shape[2] % multiple:
         raise ValueError(
-            "with context_parallel, each rank's q, k, v and log_fgate must hold the same multiple of "
+            "with context_parallel, each rank's q, k, v and log_fgate must have the same multiple of "
             f"{multiple} tokens (two chunks of whole blocks), got {q.shape[2]} queries, {k.shape[2]} keys; "
             "pad the sequence on the right, and decode without context_parallel"
         )
@@ -142,10 +145,10 @@ def check_shards(q: Tensor, k: Tensor, implementation: str) -> None:
 
 @_not_compiled
 def attend_shards(call: AttentionCall, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """out (B, H, T, D) and boundary (B, H, M) of the queries of this rank, in key blocks of the sequence.
+    """out (B, H, T, D) and boundary (B, H, M) of this rank's queries, in key blocks of the full sequence.
 
     Args:
-        call: this rank's q, k, v and log_fgate; the other fields are those of the whole sequence.
+        call: this rank's q, k, v and log_fgate; the other fields refer to the full sequence.
     """
     plan = make_plan(call, group)
     out = _AttendShards.apply(*call[:4], plan)
@@ -154,11 +157,12 @@ def attend_shards(call: AttentionCall, group: dist.ProcessGroup) -> tuple[Tensor
 
 
 class Plan(NamedTuple):
-    """What one call exchanges and computes. A *row* is one key head of one sequence, with its query heads.
+    """The communication and computation of one call. A *row* is a key head of a sequence and its query heads.
 
-    ``own`` and ``table`` number the key blocks of all rows that this rank holds or receives: its own first,
-    then those of each rank. ``sent[r]`` are the numbers of own blocks that rank r reads, and ``received[r]``
-    counts the blocks that come from rank r. Both ranks list them by row and block, so no size is exchanged.
+    ``own`` and ``table`` index the key blocks of all rows that this rank owns or receives: first its own,
+    then those of each rank. ``sent[r]`` contains the indices of own blocks that rank r reads, and
+    ``received[r]`` is the number of blocks from rank r. Both ranks order them by row and block, so no size is
+    exchanged.
     """
 
     call: AttentionCall
@@ -170,8 +174,8 @@ class Plan(NamedTuple):
     c: Tensor  # (R, G, L) float64
     boundary: Tensor  # (R, G, M) int32
     first: Tensor  # (R, 2P) int64 on the CPU: the first key block that each chunk of queries reads
-    table: Tensor  # (R, N) int64 on the CPU: the number of each key block, or -1
-    own: Tensor  # (R, N / P) int64 on the CPU: the numbers of this rank's blocks
+    table: Tensor  # (R, N) int64 on the CPU: the index of each key block, or -1
+    own: Tensor  # (R, N / P) int64 on the CPU: the indices of this rank's blocks
     sent: list[Tensor]
     received: list[int]
 
@@ -190,14 +194,14 @@ def make_plan(call: AttentionCall, group: dist.ProcessGroup) -> Plan:
         backend.least_clamped,
         lambda q, k, sm_scale: bound_over_ranks(q, k, sm_scale, group),
     )
-    # The search reads the shape of q alone.
+    # The search reads only the shape of q.
     q = call.q[:, :, :1].expand(-1, -1, tokens * ranks, -1)
     c, boundary = backend.search(call._replace(q=q, log_fgate=gates))
     gates, c, boundary = (x.reshape(batch * kv_heads, heads // kv_heads, -1) for x in (gates, c, boundary))
     block_q, block_k = grid = backend.block_sizes(head_dim, call.q.dtype)
-    # The host waits here for the device once: the sizes of messages are host numbers.
+    # The only host synchronisation: message sizes must be known on the host.
     first = boundary[:, :, :: tokens // 2 // block_q].amin(1).long().cpu()
-    rows, blocks = len(first), tokens // 2 // block_k  # of a chunk
+    rows, blocks = len(first), tokens // 2 // block_k  # blocks of a chunk
     block = torch.arange(2 * ranks * blocks)
     chunk = block // blocks
     owner = chunk.minimum(2 * ranks - 1 - chunk)
@@ -213,7 +217,7 @@ def make_plan(call: AttentionCall, group: dist.ProcessGroup) -> Plan:
     table = torch.full((rows, len(block)), -1)
     table[:, owner == rank] = own
     reads = find_reads(rank)
-    # Numbers in the order in which blocks arrive: by sender, row and block.
+    # Indices in the order of arrival: by sender, row and block.
     received, count = [], own.numel()
     for sender in range(ranks):
         arriving = reads & (owner == sender)
@@ -226,23 +230,23 @@ def make_plan(call: AttentionCall, group: dist.ProcessGroup) -> Plan:
 
 
 class _LocalCall(NamedTuple):
-    """One call of the backend: one chunk of queries of some rows, with all keys that these rows read."""
+    """One call of the backend: a chunk of queries of some rows, with all keys that these rows read."""
 
     rows: Tensor  # (g,) int64
     queries: slice
-    blocks: Tensor  # (g, n) int64, the numbers of the key blocks in the pool
+    blocks: Tensor  # (g, n) int64, the indices of the key blocks in the pool
     call: AttentionCall
     c: Tensor
     boundary: Tensor
 
 
 def _local_calls(plan: Plan, q: Tensor, pool: Tensor) -> Iterator[_LocalCall]:
-    """The calls of this rank. q is (R, G, T, D); pool (2, n, block, D) holds the key blocks, and a zero."""
+    """The calls of this rank. q is (R, G, T, D); pool is (2, n, block, D): key blocks and a zero block."""
     block_q, block_k = plan.grid
     size = q.shape[2] // 2
     for half, chunk in enumerate(plan.chunks):
         fetched = chunk * size // block_k - plan.first[:, chunk]
-        # Rows of similar lengths share a call. The blocks before a row's first one are never read.
+        # Rows of similar lengths share a call. Blocks before the first block of a row are never read.
         bucket = fetched.double().clamp(min=0.5).log2().ceil()
         for one in bucket.unique():
             chosen = (bucket == one).nonzero()[:, 0]
@@ -269,7 +273,7 @@ def _local_calls(plan: Plan, q: Tensor, pool: Tensor) -> Iterator[_LocalCall]:
 
 
 class _AttendShards(torch.autograd.Function):
-    """Sends and receives keys, calls the backend, and returns the gradients of keys to their ranks."""
+    """Exchanges keys, calls the backend, and returns the gradients of the keys to the ranks that own them."""
 
     @staticmethod
     def forward(ctx, q, k, v, log_fgate, plan: Plan):
@@ -297,7 +301,7 @@ class _AttendShards(torch.autograd.Function):
         q, pool, out, *saved = ctx.saved_tensors
         dout, dq = dout.reshape(q.shape), torch.empty_like(q)
         block, head_dim = pool.shape[2:]
-        # dk, dv and the gradient of the gates of each key, in float32: parts of it are summed over ranks.
+        # dk, dv and the gradient of the gates of each key, in float32 because they are summed over ranks.
         width = 2 * head_dim + q.shape[1]
         grads = torch.zeros(pool.shape[1], block, width, dtype=torch.float32, device=q.device)
         with without_autocast(q):
@@ -307,7 +311,7 @@ class _AttendShards(torch.autograd.Function):
                 dq_part, dk, dv, dgates = plan.backend.partial_gradients(given, one.call, *results)
                 dq[:, :, one.queries][one.rows] = dq_part.to(q.dtype)
                 parts = torch.cat((dk[:, 0], dv[:, 0], dgates.mT), -1)
-                # No number comes twice but that of the zero, so the sum has one order.
+                # Only the index of the zero block occurs twice, so the order of the sums is fixed.
                 grads.index_add_(0, one.blocks.flatten() % len(grads), parts.reshape(-1, block, width))
         own = plan.own.numel()
         returned = all_to_all(
@@ -337,11 +341,11 @@ class _Exchange(torch.autograd.Function):
 
 
 def _move(x: Tensor, group: dist.ProcessGroup, step: int) -> Tensor:
-    """(B, 2, ...): what ``x`` is for the chunks ``step`` before this rank's two; 0 for a chunk outside."""
+    """(B, 2, ...): ``x`` of the chunks ``step`` before this rank's two; 0 for chunks outside the sequence."""
     rank, ranks = group.rank(), group.size()
     last = 2 * ranks - 1
     chunks = own_chunks(rank, ranks)
-    # (owner, which of this rank's chunks), sorted by the owner, as all-to-all sends and receives.
+    # Pairs (other rank, 0 or 1 for this rank's chunks), sorted by rank, the order of an all-to-all.
     sends = sorted((min(t, last - t), n) for n, c in enumerate(chunks) if 0 <= (t := c + step) <= last)
     takes = sorted((min(s, last - s), n) for n, c in enumerate(chunks) if 0 <= (s := c - step) <= last)
     sent = x.movedim(1, 0)[[n for _, n in sends]]
@@ -374,7 +378,7 @@ def _cut(x: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
 
 
 def join_shards(shards: Tensor) -> Tensor:
-    """(L, ...) of all ranks' shards (P, T, ...)."""
+    """The sequence (L, ...) from the shards (P, T, ...) of all ranks."""
     early, late = shards.chunk(2, 1)
     return torch.cat((early, late.flip(0))).flatten(0, 1)
 
@@ -389,7 +393,7 @@ def all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def all_to_all(x: Tensor, sizes: list[int], counts: list[int], group: dist.ProcessGroup) -> Tensor:
-    """(sum of counts, ...): what each rank sends to this one; ``sizes`` cut x (n, ...) for the ranks."""
+    """(sum of counts, ...): the data from each rank; ``sizes`` splits x (n, ...) among the receivers."""
     x = x.contiguous()
     received = x.new_empty((sum(counts), *x.shape[1:]))
     with _one_line("all-to-all"):
@@ -398,9 +402,9 @@ def all_to_all(x: Tensor, sizes: list[int], counts: list[int], group: dist.Proce
 
 
 def _view_bytes(x: Tensor) -> Tensor:
-    """A contiguous x (n, ...) as (n, bytes), because gloo does not know every dtype."""
+    """A contiguous x (n, ...) as (n, bytes), because gloo does not support every dtype."""
     row = math.prod(x.shape[1:])
-    return x.as_strided((len(x), row), (row, 1)).view(torch.uint8)  # x may have any stride along a size of 1
+    return x.as_strided((len(x), row), (row, 1)).view(torch.uint8)  # dimensions of size 1 have any stride
 
 
 @contextlib.contextmanager
@@ -410,6 +414,6 @@ def _one_line(collective: str) -> Iterator[None]:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise RuntimeError(
-            f"context_parallel: an {collective} failed, because another rank stopped or passed other shapes; "
-            f"see the errors of the other ranks ({reason})"
+            f"context_parallel: an {collective} failed, because another rank stopped or passed different "
+            f"shapes; see the errors of the other ranks ({reason})"
         ) from error

@@ -1,4 +1,4 @@
-"""Attention of one or a few query tokens over a cache (Appendix F): its checks and its operator."""
+"""Attention of one or a few query tokens over a cache (Appendix F): argument checks and the operator."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .backends import find_backend
 from .checks import check_gates, check_seq_start, check_threshold, check_values
 from .kvcache import PagedKVCache
 
-# The most query rows that one program computes together: tokens times query heads that share keys.
+# The largest number of query rows of one program: tokens times query heads per key head.
 MOST_ROWS = 64
 
 
 def check_decode_arguments(
     q: Tensor, cache: PagedKVCache, start_block: Tensor | None, seq_start: Tensor | None
 ) -> None:
-    """Checks shapes, dtypes and devices of a decoding call, q (B, H, T, D)."""
+    """Checks the shapes, dtypes and devices of a decoding call with q (B, H, T, D)."""
     k, v, c, table, seqlens = cache[:5]
     batch, heads, seqlen_q, head_dim = q.shape
     if k.dim() != 3 or table.dim() != 3:
@@ -49,7 +49,7 @@ def check_decode_arguments(
 
 
 def check_new_tokens(q: Tensor, cache: PagedKVCache, k, v, log_fgate, head_first: bool) -> None:
-    """Checks what a call appends for q (B, H, T, D): k, v and log_fgate in the layout of the call."""
+    """Checks the tokens that a call with q (B, H, T, D) appends: k, v and log_fgate in the call's layout."""
     batch, heads, tokens, head_dim = q.shape
     for name, x, dtype, own_heads, *size in (
         ("k", k, q.dtype, cache.block_table.shape[1], head_dim),
@@ -60,14 +60,14 @@ def check_new_tokens(q: Tensor, cache: PagedKVCache, k, v, log_fgate, head_first
         _check_tensor(name, x, dtype, (batch, *order, *size), q.device)
     check_gates(log_fgate)
     check_values(
-        "cache.seqlens", cache.seqlens, 0, cache.capacity - tokens, f" before {tokens} more are appended"
+        "cache.seqlens", cache.seqlens, 0, cache.capacity - tokens, f" to append {tokens} more tokens"
     )
 
 
 def _check_tensor(name: str, x: Tensor | None, dtype: torch.dtype, shape: tuple, device) -> None:
     if not isinstance(x, Tensor) or (x.dtype, tuple(x.shape), x.device) != (dtype, shape, device):
         found = f"{x.dtype} of {tuple(x.shape)} on {x.device}" if isinstance(x, Tensor) else repr(x)
-        raise ValueError(f"{name} must be {dtype} of shape {shape} on {device}, as q, got {found}")
+        raise ValueError(f"{name} must be {dtype} of shape {shape} on {device} like q, got {found}")
 
 
 def run_decode(
@@ -84,7 +84,7 @@ def run_decode(
     implementation: str,
     window_size: int | None = None,
 ) -> Tensor:
-    """Output (B, H, T, D) in the dtype of q; ``start_block`` is moved forward."""
+    """Output (B, H, T, D) in the dtype of q; advances ``start_block`` in place."""
     cache = PagedKVCache(k, v, c, block_table, seqlens)
     check_threshold(threshold)
     check_values("seq_start", seq_start, 0, math.inf)

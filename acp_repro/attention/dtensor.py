@@ -1,4 +1,4 @@
-"""Forgetting attention of DTensors: rows of the batch and heads are independent, so both may be sharded."""
+"""Forgetting attention of DTensors: batch rows and heads are independent, so both may be sharded."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def register_dtensor_sharding() -> None:
     Calls with ``seq_start`` or ``adaptive_threshold`` as ordinary tensors or numbers need the context
     ``torch.distributed.tensor.experimental.implicit_replication()``. In a cache, ``block_table``, ``seqlens``
     and ``start_block`` are sharded, and ``k``, ``v`` and ``c`` are replicated. Append new tokens with
-    :meth:`PagedKVCache.write` before the cache is distributed.
+    :meth:`PagedKVCache.write` before distributing the cache.
 
-    Importing the package registers nothing, because PyTorch imports DTensor slowly.
+    Importing the package does not register the operators, because importing DTensor is slow.
     """
     register = importlib.import_module("torch.distributed.tensor.experimental").register_sharding
     operators = torch.ops.acp_repro
@@ -34,19 +34,19 @@ def register_dtensor_sharding() -> None:
     register(operators.forgetting_attention_with_kvcache.default)(_shard_decoding)
 
 
-# What the first two dimensions of a tensor are: rows and heads, rows alone, or neither. None is no tensor.
+# The leading dimensions of a tensor: rows and heads, only rows, or neither. None is an absent tensor.
 _HEADS, _ROWS, _WHOLE = "heads", "rows", "whole"
 
 
 def _list_shardings(q: Any, k_heads: int, outputs: list, inputs: list) -> list[tuple[list, list]]:
-    """The placements of outputs and inputs, each given by its dimensions, that need no communication."""
+    """The placements of outputs and inputs, each described by its dimensions, that need no communication."""
     tensor = importlib.import_module("torch.distributed.tensor")
     whole, rows, heads = tensor.Replicate(), tensor.Shard(0), tensor.Shard(1)
     choices = [
         {_HEADS: whole, _ROWS: whole, _WHOLE: whole, None: None},
         {_HEADS: rows, _ROWS: rows, _WHOLE: whole, None: None},
     ]
-    if q.shape[1] == k_heads or k_heads % q.mesh.size() == 0:  # else a rank lacks keys of its queries
+    if q.shape[1] == k_heads or k_heads % q.mesh.size() == 0:  # else a rank lacks keys
         choices.append({_HEADS: heads, _ROWS: whole, _WHOLE: whole, None: None})
     return [([choice[x] for x in outputs], [choice[x] for x in inputs]) for choice in choices]
 
@@ -56,7 +56,7 @@ def _given(x: Any, dimensions: str) -> str | None:
 
 
 def _saved(q: Any, implementation: str) -> str:
-    """The dimensions of what an implementation saves for its backward pass, which may be an empty tensor."""
+    """The dimensions of the tensor that a backend saves for its backward pass, which may be empty."""
     return _HEADS if len(find_backend(implementation).saved_shape(q)) > 1 else _WHOLE
 
 

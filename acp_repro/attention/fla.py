@@ -1,9 +1,9 @@
-"""The forgetting attention of flash-linear-attention (fla), computed by this package.
+"""A drop-in replacement for the forgetting attention of flash-linear-attention (fla).
 
     from acp_repro.attention import fla
-    fla.use(adaptive_threshold="auto")  # fla's ForgettingAttention layers and models, from now on
+    fla.use(adaptive_threshold="auto")  # all ForgettingAttention layers and models of fla use this package
 
-fla computes the same equation without pruning; docs/compare.md compares the two.
+fla computes the same equation without pruning; docs/compare.md compares both.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ def parallel_forgetting_attn(
     *,
     adaptive_threshold: None | float | str | Tensor = None,
 ) -> Tensor:
-    """``fla.ops.forgetting_attn.parallel_forgetting_attn`` with one more argument, for ACP.
+    """``fla.ops.forgetting_attn.parallel_forgetting_attn`` with an additional argument for ACP.
 
     Args:
         q: (batch, seqlen_q, heads, head_dim), bfloat16, float16 or float32.
         k, v: (batch, seqlen_k, kv_heads, head_dim), ``heads`` a multiple of ``kv_heads``.
         g: (batch, seqlen_k, heads), log forget gates, at most 0; converted to float32.
         scale: default ``1 / sqrt(head_dim)``.
-        window_size: keys that a query sees at most, its own included; None is all.
+        window_size: maximum number of keys that a query sees, its own included; None for all.
         cu_seqlens: (documents + 1,), starts of documents packed into a batch of one.
-        adaptive_threshold: None is exact, as fla is; see :func:`acp_repro.attention.forgetting_attention`.
+        adaptive_threshold: None for exact attention, as in fla; see
+            :func:`acp_repro.attention.forgetting_attention`.
 
     Returns:
         (batch, seqlen_q, heads, head_dim) in the dtype of q.
@@ -61,8 +62,8 @@ def use(adaptive_threshold: None | float | str | Tensor = None) -> None:
     """Makes every ``ForgettingAttention`` layer of fla in this process call :func:`parallel_forgetting_attn`.
 
     Args:
-        adaptive_threshold: of :func:`acp_repro.attention.forgetting_attention`, for all layers. ``"auto"``
-            bounds scores by the norms of each call's q and k.
+        adaptive_threshold: as in :func:`acp_repro.attention.forgetting_attention`, for all layers. ``"auto"``
+            bounds the scores of each call by the norms of its q and k.
 
     Raises:
         ImportError: fla is not installed.
@@ -81,4 +82,6 @@ def _import_layer() -> Any:
     try:
         return importlib.import_module("fla.layers.forgetting_attn")
     except ImportError as error:
-        raise ImportError(f"fla cannot be imported ({error}); pip install flash-linear-attention") from error
+        raise ImportError(
+            f"fla cannot be imported ({error}); run `pip install flash-linear-attention`"
+        ) from error

@@ -1,4 +1,4 @@
-"""Forgetting attention for FlexAttention: its score modification, and the boundary as a block mask."""
+"""Forgetting attention for FlexAttention: a score modification, and the boundary as a block mask."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def as_flex(
     head_first: bool = False,
     block_size: int | tuple[int, int] = 128,
 ) -> tuple[Callable, BlockMask]:
-    """The two arguments with which ``flex_attention`` computes :func:`.forgetting_attention` with ACP.
+    """The arguments of ``flex_attention`` that compute :func:`.forgetting_attention` with ACP.
 
         score_mod, block_mask = as_flex(log_fgate, log_pruning_tolerance=-10.0, logit_bound=bound)
         out = flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask)  # q, k, v heads first
 
-    Compiled ``flex_attention`` skips the pruned blocks. Without ``torch.compile`` it masks their entries.
-    With the blocks of :func:`.pruning_grid` the result is that of :func:`.forgetting_attention`.
+    Compiled ``flex_attention`` skips the pruned blocks; without ``torch.compile`` it masks their entries.
+    With the block sizes of :func:`.pruning_grid`, the result equals that of :func:`.forgetting_attention`.
 
     Args:
         log_fgate: (batch, length, heads) float32, at most 0, or (batch, heads, length) with ``head_first``.
-            There are as many queries as keys, and one gate for each query head.
+            The numbers of queries and keys are equal, with one gate per query head.
         adaptive_threshold, log_pruning_tolerance, logit_bound, window_size: as in
-            :func:`.forgetting_attention`, but ``log_pruning_tolerance`` requires a ``logit_bound``, because q
+            :func:`.forgetting_attention`, but ``log_pruning_tolerance`` requires ``logit_bound``, because q
             and k are unknown here.
-        block_size: of queries and of keys, or (queries, keys), in tokens. Pruning is on this grid.
+        block_size: the pruning grid in tokens: one size for queries and keys, or (queries, keys).
 
     Returns:
         ``score_mod``, which adds the decay ``D_ij``, and the ``BlockMask`` of all blocks from the boundary to
@@ -69,17 +69,18 @@ def as_flex(
         return kept if window_size is None else kept & (j > i - window_size)
 
     row = torch.arange(0, length, block_q, device=gates.device)
-    # In the blocks from `first` to `last`, no entry is masked: after the window's edge, under the diagonal.
+    # Blocks from `first` to `last` have no masked entry: they are after the window's edge and below the
+    # diagonal.
     edge = torch.zeros_like(row)
     if window_size is not None:
         edge = ((row + block_q - window_size).clamp(min=0) + block_k - 1) // block_k
-    # A short last row has none: only a mask sets the weights of the queries behind the text to 0.
+    # A short last query block has no full block: the mask must set the weights of queries past the end to 0.
     first, last = torch.maximum(boundary, edge), (row + 1) // block_k * (row + block_q <= length)
     end = ((row + block_q).clamp(max=length) - 1) // block_k + 1
     blocks = torch.arange(-(-length // block_k), device=gates.device)
     from_boundary = (blocks >= boundary[..., None]) & (blocks < end[:, None])
     full = (blocks >= first[..., None]) & (blocks < last[:, None])
-    flex = importlib.import_module("torch.nn.attention.flex_attention")  # it imports the compiler
+    flex = importlib.import_module("torch.nn.attention.flex_attention")  # imports the compiler
     return add_decay, flex.BlockMask.from_kv_blocks(
         *_list_blocks(from_boundary & ~full),
         *_list_blocks(full),
@@ -90,6 +91,6 @@ def as_flex(
 
 
 def _list_blocks(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of chosen blocks in each row (B, H, M), and their indices, which come first (B, H, M, N)."""
+    """The number of chosen blocks per row (B, H, M), and block indices (B, H, M, N), chosen ones first."""
     order = chosen.int().argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32), order.int()

@@ -1,8 +1,8 @@
-"""Keys, values and decays of past tokens, in blocks that belong to one head each (Appendix F).
+"""A paged cache of keys, values and decays of past tokens, with separate blocks for each head (Appendix F).
 
-A block holds ``block_size`` neighbouring tokens of one head. ``block_table`` says where each block is stored,
-so heads can free blocks one by one. ``c``, the running sum of the log gates, is float64. After a million
-tokens with gates of mean log -5 its spacing is 1e-9, so differences stay exact without a second base.
+A block contains ``block_size`` consecutive tokens of one head. ``block_table`` contains the storage index of
+each block, so heads can evict individual blocks. ``c``, the running sum of the log gates, is float64. After a
+million tokens with a mean log gate of -5 its spacing is 1e-9, so differences need no second reference value.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class PagedKVCache(NamedTuple):
     Attributes:
         k, v: (num_blocks, block_size, head_dim), block_size a power of two, at least 16.
         c: (num_blocks, group, block_size) float64, the running sum of log forget gates of the ``group`` query
-            heads that read the block. Any base will do if it is the same for all blocks of one head.
-        block_table: (batch, kv_heads, max_blocks) int32, the block that holds the tokens
+            heads that read the block. All blocks of a head share an arbitrary additive constant.
+        block_table: (batch, kv_heads, max_blocks) int32, the index of the block with the tokens
             ``n * block_size ...`` of each head. Entries of blocks that no query reads may be any number from
             0 to num_blocks - 1.
-        seqlens: (batch,) int32, tokens of each row, the newest ones included; 0 for an idle row.
+        seqlens: (batch,) int32, the number of tokens of each row, including the newest; 0 for an idle row.
         start_block: (batch, heads) int32, the first block that each query head reads, or None if the caller
-            passes that tensor with every call.
+            passes this tensor with every call.
     """
 
     k: Tensor
@@ -52,12 +52,14 @@ class PagedKVCache(NamedTuple):
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
     ) -> PagedKVCache:
-        """An empty cache with the blocks for ``tokens`` tokens in each of ``batch`` rows.
+        """An empty cache with blocks for ``tokens`` tokens in each of ``batch`` rows.
 
         Args:
-            heads: query heads. kv_heads: heads of k and v, by default as many; a divisor of ``heads``.
-            block_size: tokens per block, a power of two of at least 16.
-            dtype: dtype of q, k and v. This and ``device`` default to those of :func:`torch.zeros`.
+            heads: number of query heads. kv_heads: number of heads of k and v, a divisor of ``heads``;
+            default
+                ``heads``.
+            block_size: tokens per block, a power of two, at least 16.
+            dtype: dtype of q, k and v. ``dtype`` and ``device`` default to those of :func:`torch.zeros`.
         """
         kv_heads = heads if kv_heads is None else kv_heads
         columns = -(-tokens // block_size)
@@ -70,39 +72,39 @@ class PagedKVCache(NamedTuple):
 
     @property
     def block_size(self) -> int:
-        """Tokens of one block."""
+        """Tokens per block."""
         return self.k.shape[1]
 
     @property
     def capacity(self) -> int:
-        """The number of tokens per row that ``block_table`` has columns for."""
+        """The largest number of tokens per row that ``block_table`` can address."""
         return self.block_table.shape[2] * self.block_size
 
     def positions(self, seqlen_q: int) -> Tensor:
-        """(batch, seqlen_q) int64, where each row's last ``seqlen_q`` tokens are; below 0 if it has fewer."""
+        """(batch, seqlen_q) int64, positions of the last ``seqlen_q`` tokens; negative in shorter rows."""
         return self.seqlens.long()[:, None] + torch.arange(-seqlen_q, 0, device=self.seqlens.device)
 
     def c_at(self, positions: Tensor) -> Tensor:
-        """(batch, heads, T) float64: c at ``positions`` (batch, T); 0 before the first token."""
+        """(batch, heads, T) float64: c at ``positions`` (batch, T); 0 at negative positions."""
         blocks = self._blocks_at(positions)
         c = self.c[blocks, :, (positions % self.block_size)[:, None]]  # (B, Hkv, T, G)
         c = c.masked_fill((positions < 0)[:, None, :, None], 0.0)
         return c.transpose(2, 3).flatten(1, 2)
 
     def _blocks_at(self, positions: Tensor) -> Tensor:
-        """(batch, kv_heads, T) int64, the blocks that hold ``positions`` (batch, T)."""
+        """(batch, kv_heads, T) int64, the indices of the blocks that contain ``positions`` (batch, T)."""
         columns = positions.clamp(min=0) // self.block_size
         heads = self.block_table.shape[1]
         return self.block_table.long().gather(2, columns[:, None].expand(-1, heads, -1))
 
     def write(self, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
-        """Writes the newest tokens to the blocks that the table names. The host does not wait for the device.
+        """Writes the newest tokens to the blocks in the table, without host synchronisation.
 
         Args:
-            k, v: (batch, kv_heads, T, head_dim); ``seqlens`` already counts these T tokens. Of a row that
-                holds fewer, the last ones are its tokens, and the others are not written.
+            k, v: (batch, kv_heads, T, head_dim); ``seqlens`` already includes these T tokens. For a row with
+                fewer tokens, only the last ``seqlens`` of the T are written.
             log_fgate: (batch, heads, T) float32, clamped to :data:`.decay.LOG_FGATE_FLOOR`. Decoding is exact
-                up to scores that differ by :data:`.decay.MOST_ACROSS_FLOOR`.
+                if scores differ by at most :data:`.decay.MOST_ACROSS_FLOOR`.
         """
         positions = self.positions(k.shape[2])
         if not positions.numel():
@@ -114,12 +116,12 @@ class PagedKVCache(NamedTuple):
         check_gates(log_fgate)
         c = log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1) + self.c_at(positions[:, :1] - 1)
         c = c.unflatten(1, (-1, self.c.shape[1])).transpose(2, 3)
-        # What is no token writes to the place of the longest row's newest token what is written there anyway.
+        # Entries without a token are redirected to the newest token of the longest row and repeat its values.
         longest = self.seqlens.argmax()[None]
         block, slot = blocks[longest, :, -1:], slots[longest, :, -1:]
         blocks, slots = torch.where(real, blocks, block), torch.where(real, slots, slot)
         for cached, x in ((self.k, k), (self.v, v), (self.c.transpose(1, 2), c)):
-            there = cached[block, slot]  # if all rows are idle
+            there = cached[block, slot]  # the current content, in case all rows are idle
             there = torch.where(real[longest, :, -1:, None], x[longest, :, -1:].to(cached.dtype), there)
             cached[blocks, slots] = torch.where(real[..., None], x.to(cached.dtype), there)
 
@@ -131,16 +133,17 @@ class PagedKVCache(NamedTuple):
         seq_start: Tensor | None = None,
         window_size: int | None = None,
     ) -> None:
-        """Moves each head's first kept block forward, in place, as far as the oldest of the queries allows.
+        """Advances the first kept block of each head in place, as far as the oldest query permits.
 
         Block l is pruned if ``c[position of the oldest query] - c[last position of l] < threshold``. The
-        block that holds that query is never pruned. Later queries prune no less, so each block is passed only
-        once. Blocks wholly before ``seq_start`` or the window of the oldest query are passed too.
+        block that contains the oldest query is never pruned. Later queries prune at least as much, so every
+        block is skipped only once. Blocks entirely before ``seq_start`` or the oldest query's window are
+        skipped too.
 
         Args:
             start_block: (batch, heads) int32.
             threshold: (batch, heads) float32, delta; None prunes nothing.
-            seqlen_q: the number of query tokens, the last ones of each row.
+            seqlen_q: the number of query tokens, which are the last tokens of each row.
             seq_start: (batch,) int64. window_size: keys that a query sees.
         """
         first = self.positions(seqlen_q)[:, :1].clamp(min=0)

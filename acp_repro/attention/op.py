@@ -1,9 +1,9 @@
-"""The custom operator: one forward and one backward, whichever implementation runs them.
+"""The custom operators: one forward and one backward for all implementations.
 
-`torch.compile` sees two opaque operators with known output shapes, so the graph does not break. The running
-sum and the boundary are computed once and shared by both passes. :func:`attend` calls the operators, also
-under the transforms of `torch.func`. Where PyTorch does not need to see an operator, the functions inside it
-are called directly. The dispatcher's path through a Python operator costs the host half a millisecond.
+`torch.compile` sees two opaque operators with known output shapes, so it has no graph break. The running sum
+and the boundary are computed once and shared by both passes. :func:`attend` calls the operators, also under
+the transforms of `torch.func`. If PyTorch does not have to see an operator, :func:`attend` calls the
+functions inside it directly, because dispatching a Python operator costs half a millisecond on the host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .threshold import DEFAULT_LOG_PRUNING_TOLERANCE, find_threshold, logit_boun
 def _run_forward(
     *arguments, for_backward: bool = True
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """The four results of :meth:`Backend.forward` for the fields of a call."""
+    """The four results of :meth:`Backend.forward` for the fields of an :class:`AttentionCall`."""
     call = AttentionCall(*arguments)
     check_gates(call.log_fgate)
     check_threshold(call.threshold)
@@ -46,7 +46,7 @@ def _run_backward(
 
 
 def without_autocast(q: Tensor) -> contextlib.AbstractContextManager:
-    """Products inside use the dtypes that the implementation chose."""
+    """A context in which matrix products use the dtypes of the implementation, not those of autocast."""
     if torch.is_autocast_enabled(q.device.type):
         return torch.autocast(q.device.type, enabled=False)
     return contextlib.nullcontext()
@@ -90,8 +90,9 @@ def _(dout, q, k, v, log_fgate, *_):
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """out (B, H, Tq, D) like q and boundary (B, H, M) int32, also under the transforms of ``torch.func``.
 
-    Forward-mode and second derivatives raise NotImplementedError but of a backend with ``by_autograd``: the
-    operators have no formula for them, and torch would silently give a tangent of zero.
+    Backends with ``by_autograd`` support derivatives of any mode and order. For all others, forward-mode and
+    second derivatives raise NotImplementedError: the operators have no formula for them, and torch would
+    silently return a tangent of zero.
     """
     if find_backend(call.implementation).by_autograd:
         out, _, _, boundary = _run_forward(*call)
@@ -111,14 +112,14 @@ def infer(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def launches_alone(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether a call on these is for :func:`infer`, and reads no value of them."""
+    """Whether :func:`infer` can serve a call on ``tensors`` without reading their values."""
     plain = _needs_no_operator(tensors) and all(isinstance(x, Tensor) for x in tensors)
     return plain and not (_wants_gradients(tensors) or torch.is_anomaly_enabled())
 
 
 def _needs_no_operator(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether PyTorch runs eagerly, without transforms, and no mode watches operators."""
-    # Such modes are those of FakeTensor, `make_fx` and selective checkpoints.
+    """Whether PyTorch runs eagerly, without transforms or modes that intercept operators."""
+    # FakeTensor, `make_fx` and selective checkpointing use such modes.
     if torch.compiler.is_compiling():
         return False
     return not (
@@ -127,7 +128,7 @@ def _needs_no_operator(tensors: tuple[Tensor | None, ...]) -> bool:
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_tracing()
         or any(
-            # `torch.set_default_device` is such a mode too, but it ignores operators that have inputs.
+            # `torch.set_default_device` also sets a mode, but that mode ignores operators with inputs.
             not isinstance(torch._C._get_function_stack_at(n), DeviceContext)
             for n in range(torch._C._len_torch_function_stack())
         )
@@ -135,10 +136,10 @@ def _needs_no_operator(tensors: tuple[Tensor | None, ...]) -> bool:
 
 
 def _holds_its_values(x: Tensor | None) -> bool:
-    """Whether ``x`` is an ordinary tensor whose memory holds its values."""
-    # A gradient of ``is_grads_batched`` or ``vectorize`` looks like one tensor but is many, without a
-    # transform: PyTorch calls the operator once for each. A tensor with the negative bit, such as
-    # ``z.conj().imag``, has the other sign in memory: PyTorch resolves it before it calls the operator.
+    """Whether ``x`` is None or an ordinary tensor whose memory contains its values."""
+    # With ``is_grads_batched`` or ``vectorize``, a gradient is a batch that appears as one tensor, without an
+    # active transform; PyTorch calls the operator once per element. A tensor with the negative bit, such as
+    # ``z.conj().imag``, has the opposite sign in memory; PyTorch resolves it before it calls the operator.
     if x is None:
         return True
     if type(x) not in (Tensor, torch.nn.Parameter) or x.is_neg():
@@ -151,11 +152,12 @@ def _wants_gradients(tensors: tuple[Tensor, ...]) -> bool:
 
 
 def _call_operator(operator, transformable: type[torch.autograd.Function], arguments: tuple):
-    """Calls the operator, or the autograd.Function that stands for it while torch transforms functions."""
+    """Calls the operator or, under a function transform of torch, its autograd.Function."""
     forward_mode = forward_ad._current_level >= 0
     if torch.compiler.is_compiling():
-        # Dynamo traces through an autograd.Function, drops its jvp, and cannot trace its vmap. The operator
-        # has both rules. It has none for torch.func.grad, which torch refuses there with an error.
+        # Dynamo traces through an autograd.Function, drops its jvp and cannot trace its vmap. The operator
+        # has rules for both. It has no rule for torch.func.grad, for which torch raises an error in compiled
+        # code.
         if forward_mode:
             raise NotImplementedError(_ONLY_REFERENCE.format("forward-mode derivatives"))
     elif forward_mode or torch._C._are_functorch_transforms_active():
@@ -164,7 +166,7 @@ def _call_operator(operator, transformable: type[torch.autograd.Function], argum
 
 
 _ONLY_REFERENCE = (
-    "forgetting_attention offers {} with implementation='reference' only; the others have gradients "
+    "forgetting_attention supports {} only with implementation='reference'; the others support gradients "
     "(backward, torch.func.grad, vjp, jacrev) and vmap"
 )
 
@@ -193,9 +195,9 @@ forgetting_attention_backward_op.register_autograd(_refuse_second_derivatives)
 
 
 class _AttendPlainly(torch.autograd.Function):
-    """The two passes without operators; a second derivative calls the backward operator, which refuses it."""
+    """The two passes without operators; a second derivative calls the backward operator, which rejects it."""
 
-    # No `setup_context`: with one, PyTorch looks up the signature of `forward` at each call.
+    # A separate `setup_context` would make PyTorch look up the signature of `forward` at each call.
     @staticmethod
     def forward(ctx, *arguments):
         outputs = _run_forward(*arguments)
@@ -211,7 +213,7 @@ class _AttendPlainly(torch.autograd.Function):
 
 
 class _Attend(torch.autograd.Function):
-    """The operator with its derivatives, in the form that torch.func can transform."""
+    """The forward operator with its derivatives, in the form that torch.func can transform."""
 
     generate_vmap_rule = True
     forward = staticmethod(lambda *arguments: forgetting_attention_op(*arguments))
@@ -237,7 +239,7 @@ class _AttendBackward(torch.autograd.Function):
 
 
 def _fold_into_batch(operator):
-    """Registers how ``torch.vmap`` maps an operator whose tensors begin with the batch: in a larger batch."""
+    """Registers the ``torch.vmap`` rule of a batch-first operator: fold the new dimension into the batch."""
 
     def rule(info, in_dims, *arguments):
         size = info.batch_size
@@ -259,7 +261,7 @@ _fold_into_batch(forgetting_attention_backward_op)
 
 @torch.library.custom_op("acp_repro::threshold_from_norms", mutates_args=())
 def threshold_from_norms_op(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
-    """delta (B, H) of ``U = factor max_i ||q_i|| max_j ||k_j||`` and L = Tk, on a GPU; no gradient."""
+    """delta (B, H) from ``U = factor max_i ||q_i|| max_j ||k_j||`` and L = Tk, on a GPU, without gradient."""
     return kernels().threshold_from_norms(q, k, factor, log_pruning_tolerance)
 
 
@@ -274,9 +276,9 @@ def threshold_from_norms(
     sm_scale: float | None = None,
     log_pruning_tolerance: float = DEFAULT_LOG_PRUNING_TOLERANCE,
 ) -> Tensor:
-    """:func:`pruning_threshold` (B, H) with U from :func:`logit_bound_from_norms` and L the keys of k."""
+    """:func:`pruning_threshold` (B, H) with U from :func:`logit_bound_from_norms` and L = Tk."""
     if HAS_TRITON and all(x.is_cuda and x.dtype.itemsize <= 4 for x in (q, k)):
-        # Three kernels with the same number of roundings: torch's own reduction takes six times as long.
+        # Three kernels with the same number of roundings; torch's own reduction takes six times as long.
         call = kernels().threshold_from_norms if _needs_no_operator((q, k)) else threshold_from_norms_op
         return call(q.detach(), k.detach(), norms_factor(q.shape[-1], sm_scale), log_pruning_tolerance)
     return find_threshold(logit_bound_from_norms(q, k, sm_scale), k.shape[2], log_pruning_tolerance)
@@ -284,11 +286,12 @@ def threshold_from_norms(
 
 @functools.cache
 def register_flop_formulas() -> None:
-    """Makes ``torch.utils.flop_counter.FlopCounterMode`` count forgetting attention; call it before a counter
-    is made. Importing the package does not do it, because PyTorch's counter imports Triton.
+    """Makes ``torch.utils.flop_counter.FlopCounterMode`` count forgetting attention.
 
-    It counts the scores on and under the diagonal in visited blocks, or in all causal blocks where the
-    boundary has no values (fake and meta tensors). On a GPU each count waits for the boundary.
+    Call this function before a counter is created. Importing the package does not register the formulas,
+    because PyTorch's counter imports Triton. The formulas count the scores on and below the diagonal in
+    visited blocks, or in all causal blocks if the boundary has no values (fake and meta tensors). On a GPU
+    each count synchronises the host with the device to read the boundary.
     """
     register = importlib.import_module("torch.utils.flop_counter").register_flop_formula
     register(torch.ops.acp_repro.forgetting_attention, get_raw=True)(
@@ -305,6 +308,6 @@ def _visited_flops(q: Tensor, k: Tensor, boundary: Tensor, implementation: str, 
     if type(boundary) is Tensor and not boundary.is_meta:
         block_q, block_k = find_backend(implementation).block_sizes(head_dim, q.dtype)
         queries = torch.full(boundary.shape[-1:], block_q, device=boundary.device)
-        queries[-1] = seqlen_q - block_q * (len(queries) - 1)  # the last row of blocks may be short
+        queries[-1] = seqlen_q - block_q * (len(queries) - 1)  # the last query block may be short
         scores -= block_k * int((boundary * queries).sum())
     return int(attention_flops(scores, 1, 1, head_dim, backward))

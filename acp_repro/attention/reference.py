@@ -1,6 +1,6 @@
-"""Equations 1 to 3 as written: dense, differentiable by autograd, in any dtype. This is the oracle.
+"""Equations 1 to 3 as written: dense, differentiable by autograd, in any dtype.
 
-It is slow on purpose. It uses no other implementation, so it can check them all.
+This implementation is the oracle for all others. It favours simplicity over speed and uses none of them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .kvcache import PagedKVCache
 
 
 def decay_bias(log_fgate: Tensor, seqlen_q: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """D of Equation 1, (B, H, Tq, Tk): the log gates between key and query for the last Tq rows, ``-inf``
-    above the diagonal and across a gate of exactly 0."""
+    """D of Equation 1, (B, H, Tq, Tk), for the last Tq positions: the sum of the log gates from key to query,
+    ``-inf`` above the diagonal and across a gate of exactly 0."""
     seqlen_k = log_fgate.shape[-1]
     finite = log_fgate.double().masked_fill(log_fgate == float("-inf"), 0.0)
-    below_floor = (finite - finite.clamp(min=LOG_FGATE_FLOOR)).cumsum(-1)  # what c leaves out
+    below_floor = (finite - finite.clamp(min=LOG_FGATE_FLOOR)).cumsum(-1)  # the part that c clamps
     c, below_floor, closed = (
         x[..., seqlen_k - seqlen_q :, None] - x[..., None, :]
         for x in (cumulative_log_fgate(log_fgate), below_floor, count_closed_gates(log_fgate))
@@ -28,7 +28,7 @@ def decay_bias(log_fgate: Tensor, seqlen_q: int, dtype: torch.dtype = torch.floa
 
 
 def kept_entries(boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, block_k: int) -> Tensor:
-    """(B, H, Tq, Tk) bool: True where the entry's block is at or right of the boundary."""
+    """(B, H, Tq, Tk) bool: True for entries whose block is at or right of the boundary."""
     rows = torch.arange(seqlen_q, device=boundary.device) // block_q
     columns = torch.arange(seqlen_k, device=boundary.device) // block_k
     return columns >= boundary[..., rows, None]
@@ -49,10 +49,10 @@ def attention_scores(
     kept: Tensor | None = None,
     window_size: int | None = None,
 ) -> Tensor:
-    """``S = sm_scale Q K^T + D`` (B, H, Tq, Tk) with every excluded entry at ``-inf``, float32 or float64.
+    """``S = sm_scale Q K^T + D`` (B, H, Tq, Tk), float32 or float64, with ``-inf`` at every excluded entry.
 
-    ``kept``, broadcastable to (B, H, Tq, Tk), are entries that are not pruned (Equation 3); all else is that
-    of :class:`.checks.AttentionCall`.
+    ``kept`` (bool, broadcastable to (B, H, Tq, Tk)) is True for entries that are not pruned (Equation 3); the
+    other arguments are documented in :class:`.checks.AttentionCall`.
     """
     bias = decay_bias(log_fgate, q.shape[-2], dtype=torch.promote_types(q.dtype, torch.float32))
     scores = (q @ shared_heads(k, q.shape[1]).mT * sm_scale).to(bias.dtype) + bias
@@ -78,14 +78,14 @@ def forgetting_attention(
     kept: Tensor | None = None,
     window_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Forgetting attention, dense (Equation 2; with ``kept``, Equation 3 at block level).
+    """Dense forgetting attention (Equation 2; with ``kept``, Equation 3 at block level).
 
-    Arguments are those of :func:`attention_scores`, and v like k. The softmax is in float32, or in float64
-    for float64 inputs.
+    The arguments are those of :func:`attention_scores`, and v, which has the shape of k. The softmax is
+    computed in float32, or in float64 for float64 inputs.
 
     Returns:
-        out (B, H, Tq, D) in the dtype of q, and lse (B, H, Tq), the log of each row's sum. A row with
-        no key left (before ``seq_start``) gives 0 and ``-inf``.
+        out (B, H, Tq, D) in the dtype of q, and lse (B, H, Tq), the log-sum-exp of each row. A row without
+        keys (before ``seq_start``) has out 0 and lse ``-inf``.
     """
     options = {"seq_start": seq_start, "sm_scale": sm_scale, "kept": kept, "window_size": window_size}
     scores = attention_scores(q, k, log_fgate, **options)
@@ -97,21 +97,21 @@ def forgetting_attention(
 def pruned_mass(
     q: Tensor, k: Tensor, log_fgate: Tensor, kept: Tensor, *, seq_start: Tensor | None = None, sm_scale: float
 ) -> Tensor:
-    """``sum_j 1{pruned} A_ij`` (B, H, Tq) float64 under the exact weights A: what Appendix A bounds.
+    """``sum_j 1{pruned} A_ij`` (B, H, Tq) float64 for the exact weights A, the sum that Appendix A bounds.
 
-    ``kept``, broadcastable to (B, H, Tq, Tk), is False where an entry is pruned; the rest as in
-    :func:`attention_scores`.
+    ``kept`` (bool, broadcastable to (B, H, Tq, Tk)) is False for pruned entries; the other arguments are
+    those of :func:`attention_scores`.
     """
     scores = attention_scores(q.double(), k.double(), log_fgate, seq_start=seq_start, sm_scale=sm_scale)
     return scores.softmax(-1).nan_to_num(0.0).masked_fill(kept, 0.0).sum(-1)
 
 
 def decode(q: Tensor, cache: PagedKVCache, start_block, seq_start, sm_scale, window_size=None) -> Tensor:
-    """Equation 3 over the keys from ``start_block`` on, one head after the other: (B, H, T, D) like q."""
+    """Equation 3 over the keys from ``start_block`` on, one head at a time: (B, H, T, D) like q."""
     out = torch.zeros_like(q)
     size, group = cache.block_size, q.shape[1] // cache.block_table.shape[1]
     for b, length in enumerate(cache.seqlens.tolist()):
-        tokens = min(q.shape[2], length)  # the queries before them stand for no token
+        tokens = min(q.shape[2], length)  # earlier queries have no token
         for h in range(q.shape[1] if tokens else 0):
             first = int(start_block[b, h])
             blocks = cache.block_table[b, h // group, first : -(-length // size)].long()

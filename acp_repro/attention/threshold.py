@@ -1,7 +1,7 @@
-"""The pruning threshold delta and the bounds it needs (Section 3, Appendices A and E).
+"""The pruning threshold delta and the bounds on the scores (Section 3, Appendices A and E).
 
-``delta = -2 U - log L + log epsilon`` makes the pruned weights of every row sum to less than epsilon. This
-needs ``U >= |s_ij|`` for the scores as they are computed, so both bounds below cover rounding.
+With ``delta = -2 U - log L + log epsilon``, the pruned weights of every row sum to less than epsilon. The
+proof requires ``U >= |s_ij|`` for the scores as computed, so both bounds below include rounding errors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .decay import LOG_FGATE_FLOOR, MOST_ACROSS_FLOOR, SMALLEST_NORMAL, threshol
 
 DEFAULT_LOG_PRUNING_TOLERANCE = -10.0
 
-# Unit roundoff of a value rounded to nearest in each dtype.
+# Unit roundoff of each dtype, for rounding to nearest.
 _UNIT_ROUNDOFF = {
     torch.bfloat16: 2.0**-8,
     torch.float16: 2.0**-11,
@@ -28,22 +28,24 @@ _UNIT_ROUNDOFF = {
 
 
 def _dot_margin(head_dim: int) -> float:
-    """A factor, with room, by which a float32 sum of ``head_dim`` products can exceed its exact value."""
+    """An upper bound on the ratio of a float32 sum of ``head_dim`` products to its exact value."""
     return 1.0 + (head_dim + 8) * 2.0**-23
 
 
 class Tolerance(NamedTuple):
-    """log epsilon, and U per head or None for the norms of q and k: what delta is computed from."""
+    """The inputs of delta: log epsilon, and U per head or None to compute U from the norms of q and k."""
 
     log_pruning_tolerance: float
     logit_bound: Any = None
 
 
 def choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound) -> Any:
-    """``adaptive_threshold`` as it is, or a :class:`Tolerance` if epsilon sets delta, as under ``"auto"``.
+    """``adaptive_threshold`` unchanged, or a :class:`Tolerance` if epsilon determines delta, as with
+    ``"auto"``.
 
     Raises:
-        ValueError: ``adaptive_threshold`` comes with another argument, or ``logit_bound`` comes alone.
+        ValueError: ``adaptive_threshold`` is combined with another argument, or ``logit_bound`` is passed
+            without ``log_pruning_tolerance``.
     """
     if log_pruning_tolerance is None and logit_bound is None:
         if isinstance(adaptive_threshold, str) and adaptive_threshold == "auto":
@@ -51,7 +53,7 @@ def choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound) -> An
         return adaptive_threshold
     if log_pruning_tolerance is None or adaptive_threshold is not None:
         raise ValueError(
-            "adaptive_threshold and log_pruning_tolerance exclude each other, and logit_bound needs "
+            "adaptive_threshold and log_pruning_tolerance are mutually exclusive, and logit_bound needs "
             "log_pruning_tolerance: pass either adaptive_threshold, or log_pruning_tolerance with or without "
             "logit_bound"
         )
@@ -59,9 +61,10 @@ def choose_pruning(adaptive_threshold, log_pruning_tolerance, logit_bound) -> An
 
 
 def resolve_threshold(pruning: Any, shape: tuple[int, ...], seqlen: int, device: torch.device | None) -> Any:
-    """delta (B, H) float32 of :func:`choose_pruning`'s result without q and k, or None for exact attention.
+    """delta (B, H) float32 from the result of :func:`choose_pruning`, or None for exact attention.
 
-    ``shape`` is (B, H). Without a device a number is returned as a float.
+    ``shape`` is (B, H). This function does not use q or k, so a :class:`Tolerance` must contain U. If
+    ``device`` is None, a number is returned as a float.
     """
     if pruning is None:
         return None
@@ -78,7 +81,7 @@ def pruning_threshold(
     """``delta = -2 U - log L + log epsilon`` (Section 3; proof in Appendix A).
 
     Args:
-        logit_bound: U, any shape, an upper bound of ``|q.k| * sm_scale``, finite and at least 0.
+        logit_bound: U, any shape, an upper bound on ``|q.k| * sm_scale``, finite and at least 0.
         seqlen: L, the number of keys, an integer.
         log_pruning_tolerance: log epsilon, negative.
 
@@ -86,11 +89,12 @@ def pruning_threshold(
         float32 tensor of the shape of ``logit_bound``.
 
     Raises:
-        ValueError: if ``seqlen`` is under 1 or no integer, ``log_pruning_tolerance`` is not a negative finite
-            number, or U is negative, infinite or NaN. On a GPU, U is checked only under
+        ValueError: if ``seqlen`` is less than 1 or not an integer, ``log_pruning_tolerance`` is not a
+        negative
+            finite number, or U is negative, infinite or NaN. On a GPU, U is checked only under
             ``torch.autograd.set_detect_anomaly(True)``.
     """
-    # A tensor stays on its device, but torch.as_tensor would move it to the default device.
+    # torch.as_tensor would move a tensor to the default device.
     bound = (
         logit_bound.float()
         if isinstance(logit_bound, Tensor)
@@ -103,7 +107,7 @@ def pruning_threshold(
 
 
 def find_threshold(bound: Tensor, seqlen: int, log_pruning_tolerance: float) -> Tensor:
-    """:func:`pruning_threshold` of a float32 tensor, where an infinite U prunes nothing."""
+    """:func:`pruning_threshold` for a float32 tensor that may contain infinity, which prunes nothing."""
     offset = threshold_offset(seqlen, log_pruning_tolerance, bound.device)
     delta = torch.rsub(bound, -offset, alpha=2)  # -2 bound - offset in one kernel; a product by 2 is exact
     # Three float32 roundings happen above. One step outwards for each keeps the proof's inequality.
@@ -111,14 +115,14 @@ def find_threshold(bound: Tensor, seqlen: int, log_pruning_tolerance: float) -> 
 
 
 def check_floor(call: checks.AttentionCall, lowest: float, find_bound: Callable | None = None) -> None:
-    """Rejects scores that reach across gates in ``[lowest, LOG_FGATE_FLOOR)``, which c clamps to the floor.
+    """Rejects scores too large for gates in ``[lowest, LOG_FGATE_FLOOR)``, which c clamps to the floor.
 
     Args:
-        find_bound: U of q, k and the scale; by default :func:`logit_bound_from_norms`.
+        find_bound: computes U from q, k and the scale; by default :func:`logit_bound_from_norms`.
 
     Raises:
-        ValueError: scores may differ by more than :data:`.decay.MOST_ACROSS_FLOOR`. Values are read where
-            :func:`.checks.reads_values` allows it.
+        ValueError: scores may differ by more than :data:`.decay.MOST_ACROSS_FLOOR`. Values are read only if
+            :func:`.checks.reads_values` permits it.
     """
     gates = call.log_fgate
     if checks.reads_values(gates) and bool(((gates < LOG_FGATE_FLOOR) & (gates >= lowest)).any()):
@@ -142,21 +146,21 @@ def logit_bound_from_qk_norm(
 ) -> Tensor:
     """U from the weights of the two RMSNorms of QK-norm (Appendix E): ``gamma_q gamma_k d sm_scale``.
 
-    RMSNorm gives ``||q|| <= max|gamma_q| sqrt(d)`` in exact arithmetic. A factor covers rounding: three
-    roundings to ``dtype`` (normalised value, weight, product), and the float32 sums of the norm and the dot
-    product.
+    In exact arithmetic, RMSNorm implies ``||q|| <= max|gamma_q| sqrt(d)``. A factor accounts for rounding:
+    three roundings to ``dtype`` (normalised value, weight, product), and the float32 sums of the norm and the
+    dot product.
 
     Args:
         q_weight, k_weight: (head_dim,) shared by the heads, or (heads * head_dim,).
         sm_scale: score scale, default ``1 / sqrt(head_dim)``.
-        dtype: the dtype in which q and k are multiplied.
-        num_kv_heads: heads of k where query heads share them; default num_heads.
+        dtype: dtype of the operands of the product of q and k.
+        num_kv_heads: number of key heads under grouped-query attention; default num_heads.
 
     Returns:
-        (num_heads,) float32 on the weights' device, without a host synchronisation.
+        (num_heads,) float32 on the weights' device, computed without host synchronisation.
 
     Raises:
-        ValueError: if a weight has another shape, or num_kv_heads does not divide num_heads.
+        ValueError: if a weight has a different shape, or num_kv_heads does not divide num_heads.
     """
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     if num_kv_heads < 1 or num_heads % num_kv_heads:
@@ -177,13 +181,13 @@ def logit_bound_from_qk_norm(
 
 
 def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) -> Tensor:
-    """U from the norms themselves (Section 3): ``max_i ||q_i|| max_j ||k_j|| sm_scale``.
+    """U from the norms of q and k (Section 3): ``max_i ||q_i|| max_j ||k_j|| sm_scale``.
 
-    Norms are accumulated in float32 (float64 for float64 inputs), where products of bfloat16 and float16
-    values are exact. They are then rounded up by the largest error of such a sum.
+    Norms are accumulated in float32 (float64 for float64 inputs), in which products of bfloat16 and float16
+    values are exact, and then scaled up by the largest rounding error of such a sum.
 
     Args:
-        q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. Any floating dtype.
+        q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. Any floating-point dtype.
         sm_scale: score scale, default ``1 / sqrt(head_dim)``.
 
     Returns:
@@ -195,18 +199,18 @@ def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) 
 
 def longest_norms(x: Tensor, heads: int) -> Tensor:
     """(B, heads) float32: the largest norm of the rows of x (B, H or Hkv, T, D), rounded to nearest."""
-    # Squares neither underflow nor overflow if each head is divided by the exponent of its largest entry.
-    # A power of two changes no bit of the norms that need no scale.
+    # Dividing each head by the power of two of its largest entry prevents underflow and overflow of the
+    # squares. Scaling by a power of two leaves all other norms bitwise identical.
     x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
     largest = x.abs().amax((-2, -1)).clamp(torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max)
     scale = largest / (2 * largest.frexp().mantissa)
     norm = (torch.linalg.vector_norm(x / scale[..., None, None], dim=-1).amax(-1) * scale).float()
-    # Here and in join_norms, underflow would lower the bound.
+    # Underflow would lower the bound, here and in join_norms.
     return norm.clamp(min=SMALLEST_NORMAL).repeat_interleave(heads // x.shape[1], 1)
 
 
 def join_norms(longest: Tensor, head_dim: int, sm_scale: float | None) -> Tensor:
-    """U (B, H) of the largest norms of q and k (2, B, H), covering the rounding of norms and of scores."""
+    """U (B, H) from the largest norms of q and k (2, B, H), including rounding errors of norms and scores."""
     return (longest[0] * longest[1]).clamp(min=SMALLEST_NORMAL) * norms_factor(head_dim, sm_scale)
 
 

@@ -1,1 +1,1 @@
-"""Shared by every part: errors for users, files that are whole or not there. Standard library only."""
+"""Code shared by all packages: errors, atomic files, artifacts. It needs only the standard library."""

@@ -1,14 +1,14 @@
-"""The artifact store: files and folders that are intact and up to date, or rejected with one line.
+"""The artifact store: it accepts intact, up-to-date files and folders, and rejects others in one line.
 
 A manifest is a JSON object, written last and atomically::
 
     {FACTS..., "inputs": {...}, "sha256": {"NAME": "...", ...}, "digest": "..."}
 
-``inputs`` identify what the artifact was made from. ``sha256`` has the hash of every file of a folder, or is
-the hash of a single file. ``digest`` covers the rest of the manifest, so an edited manifest is rejected,
-whatever the shape of the edit. The manifest of a folder is its ``manifest.json``. The manifest of a file is
-named by the caller, and a JSON file can be its own manifest. ``done.json`` beside published weights has only
-facts and ``sha256``; such a manifest matches any inputs.
+``inputs`` identify the sources of the artifact. ``sha256`` contains the hash of every file of a folder, or is
+the hash of a single file. ``digest`` covers the rest of the manifest, so any edit of the manifest is
+detected. The manifest of a folder is its ``manifest.json``. The caller names the manifest of a file, and a
+JSON file can be its own manifest. ``done.json`` beside published weights contains only facts and ``sha256``;
+such a manifest matches any inputs.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from .errors import UserError
 from .files import lock, read_json, sha256_of, sync, write_json
 
 MANIFEST = "manifest.json"
-REMEDY = "copy it back, or delete it to make it again"
+REMEDY = "restore it from a copy, or delete it to build it again"
 _log = logging.getLogger(__name__)
 
 
 class ArtifactError(UserError, ValueError):
-    """An artifact is missing, damaged or made from other inputs; the message says where and what to do."""
+    """An artifact is missing, damaged or made from other inputs; the message names its path and a remedy."""
 
 
 def identify_run(description: Mapping[str, Any]) -> dict[str, str]:
-    """The inputs of a run's checkpoints and weights, from the content of its ``run.json``."""
+    """The inputs that identify a run's checkpoints and weights, from the content of its ``run.json``."""
     return {"settings": hash_json(description.get("settings"))}
 
 
 def read_object(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
-    """The JSON object in a file; :class:`ArtifactError` if the file is missing, empty or something else."""
+    """The JSON object in a file; raises :class:`ArtifactError` if the file does not contain one."""
     content = read_json(path)
     if not content:
         raise ArtifactError(f"{path} is missing, empty or not a JSON object; {remedy}")
@@ -55,8 +55,8 @@ def open_or_explain(
 
     Args:
         path: a folder, or a file with its ``manifest``.
-        inputs: values of JSON's types; None accepts any inputs.
-        remedy: what the user can do about an error; the end of its message.
+        inputs: JSON values; None accepts any inputs.
+        remedy: what the user can do about an error, as the end of its message.
 
     Raises:
         ArtifactError: the artifact is missing, damaged or made from other inputs.
@@ -67,12 +67,12 @@ def open_or_explain(
     recorded = content.get("inputs")
     expected = recorded if inputs is None or published else json.loads(json.dumps(inputs))
     if not published and content.pop("digest", None) != hash_json(content):
-        wrong = f"has a {file.name} that was edited"
+        wrong = f"has an edited {file.name}"
     elif recorded != expected:
         names = [key for key in {**recorded, **expected} if recorded.get(key) != expected.get(key)]
         wrong = f"was made from other inputs ({', '.join(names)})"
     else:
-        wrong = f"is missing, cut or changed: it does not match the SHA-256 in {file}"
+        wrong = f"is missing, truncated or changed: it does not match the SHA-256 in {file}"
         with contextlib.suppress(OSError):
             if content.get("sha256") == _hash(path, file):
                 return content
@@ -98,15 +98,15 @@ def write_manifest(
 
 
 def begin(path: Path) -> Path:
-    """An empty folder beside ``path`` for the files of the artifact, until :func:`publish`."""
+    """Creates an empty temporary folder beside ``path``, which :func:`publish` renames to ``path``."""
     temporary = path.with_name(f".{path.name}")
-    shutil.rmtree(temporary, ignore_errors=True)  # what a killed process left
+    shutil.rmtree(temporary, ignore_errors=True)  # a killed process may have left one
     temporary.mkdir(parents=True)
     return temporary
 
 
 def publish(path: Path, inputs: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Syncs the folder of :func:`begin` to disk, names it ``path`` and returns its manifest."""
+    """Syncs the folder of :func:`begin` to disk, renames it to ``path`` and returns its manifest."""
     temporary = path.with_name(f".{path.name}")
     for file in temporary.iterdir():
         sync(file)
@@ -121,16 +121,16 @@ def publish(path: Path, inputs: Mapping[str, Any], facts: Mapping[str, Any]) -> 
 def open_or_build(
     path: Path, inputs: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The manifest of the folder ``path``, built now unless it is current; of several processes one builds.
+    """The manifest of the folder ``path``, which is built unless it is current; only one process builds it.
 
-    ``build`` writes files into the folder that it is given, and returns facts of JSON's types.
+    ``build`` writes files into the folder in its argument and returns facts as JSON values.
     """
     with contextlib.suppress(ArtifactError):
         return open_or_explain(path, inputs)
     with lock(path.with_name(f"{path.name}.lock")):
         try:
             return open_or_explain(path, inputs, remedy="building it again")
-        except ArtifactError as error:  # otherwise another process has just built it
+        except ArtifactError as error:  # no other process has built it in the meantime
             if path.exists():
                 _log.warning("%s", error)
         temporary = begin(path)

@@ -1,7 +1,7 @@
-"""The bounds of a setting, beside its type: ``Annotated[float, within("[0, 1)")]`` or ``Literal``.
+"""Bounds of settings, declared in their types: ``Annotated[float, within("[0, 1)")]`` or ``Literal``.
 
-pydantic checks them when a suite file is read, and puts their words into its error. The methods need only
-torch, so their settings use :func:`check`. This module uses only the standard library.
+pydantic validates the bounds of a suite file and quotes their descriptions in its errors. The methods depend
+on torch alone, so their settings use :func:`check`. This module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Must:
-    """A bound of a type: a value must be ``words``, and is if it ``holds``; ``known`` words are suggested."""
+    """A bound: ``words`` describe valid values, ``holds`` tests a value, ``known`` names are suggested."""
 
     words: str
     holds: Callable[[Any], bool]
     known: tuple[str, ...] = ()
 
     def ask(self, name: str, value: Any, otherwise: str = "") -> None:
-        """Raises ValueError, beginning with ``name``, if the bound does not hold for ``value``."""
+        """Raises ValueError, whose message begins with ``name``, if ``value`` violates the bound."""
         if not self.holds(value):
             near = did_you_mean(value, self.known)
             raise ValueError(f"{name}: must be {self.words}{otherwise}, got {value!r}{near}")
@@ -45,17 +45,17 @@ class Must:
 
 
 def number(words: str, holds: Callable[[float], bool], kind: Any = int | float) -> Must:
-    """A number, not a bool, for which ``holds``."""
+    """The bound of a number, not a bool, for which ``holds`` is true."""
     return Must(words, lambda x: isinstance(x, kind) and not isinstance(x, bool) and holds(x))
 
 
 def whole(least: int) -> Must:
-    """A whole number from ``least`` on."""
+    """The bound of a whole number of at least ``least``."""
     return number(f"a whole number of at least {least}", lambda x: x >= least, int)
 
 
 def within(interval: str) -> Must:
-    """A number of an interval such as ``[0, 1)``; a square bracket includes its end."""
+    """The bound of a number in an interval such as ``[0, 1)``; a square bracket includes its end."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = operator.ge if interval[0] == "[" else operator.gt
     below = operator.le if interval[-1] == "]" else operator.lt
@@ -76,7 +76,7 @@ Axis = Annotated[Distinct[T], Must("a list of different values, at least one", l
 
 
 def one_of(*known: str) -> Must:
-    """A word of these, as ``Literal`` has it."""
+    """The bound of one of several strings, as in ``Literal``."""
     *first, last = known
     words = f"{', '.join(first)} or {last}" if first else last
     return Must(words, lambda x: isinstance(x, str) and x in known, known)
@@ -86,7 +86,7 @@ _FLAG = Must("true or false", lambda x: isinstance(x, bool))
 
 
 def check(settings: Any) -> None:
-    """Checks the bounds of each field of a dataclass: else ValueError, which begins with the field's name."""
+    """Checks the bounds of a dataclass's fields; raises ValueError, which begins with the field's name."""
     for name, optional, bounds in _bounds(type(settings)):
         value = getattr(settings, name)
         for must in () if optional and value is None else bounds:
@@ -95,7 +95,7 @@ def check(settings: Any) -> None:
 
 @functools.cache
 def _bounds(cls: type) -> list[tuple[str, bool, list[Must]]]:
-    """For each field its name, whether it may be None, and its bounds."""
+    """(name, whether None is valid, bounds) of each field."""
     found = []
     for name, hint in get_type_hints(cls, include_extras=True).items():
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -1,4 +1,4 @@
-"""How every command reads its options, and ends: for a user's mistake with one line and no traceback."""
+"""The shell of all commands: options, signals and exit codes. A user's mistake ends in one line."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .bounds import Count
 from .errors import UsageError, UserError, did_you_mean, is_out_of_memory
 
 Main = Callable[..., int | None]
-DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
+DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest context length, used in its Figures 4 to 6
 CHECKPOINT = "a checkpoint folder, or a run folder"
-PUBLISHED = "pretrained/pro-13m-4k-acp"  # comes with a clone
+PUBLISHED = "pretrained/pro-13m-4k-acp"  # included in a clone
 RENAMED = {  # former names of options
     "--again": "--force",
     "--checkpoint": "MODEL",
@@ -34,7 +34,7 @@ RENAMED = {  # former names of options
     "--official": "--with-official",
     "--rivals": "--baselines",
 }
-# Libraries of the extras of pyproject.toml, by the name that is imported; the package needs the first two.
+# Import names of the libraries of each extra in pyproject.toml; "" lists those of the package itself.
 _PIPELINE = ("safetensors", "pandas", "pydantic", "scipy", "yaml", "tqdm", "fsspec")
 _EXTRAS = {
     "": ("torch", "numpy"),
@@ -46,23 +46,26 @@ _EXTRAS = {
     "transformers": ("safetensors", "tokenizers", "transformers"),
     "eval": ("safetensors", "tokenizers", "transformers", "lm_eval"),
 }
-# The errors of a wrong output path; the second line is a file where a folder should be.
+# Errors of an output path; the second line is for a file in the place of a folder, or the reverse.
 _NOT_WRITABLE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG),
     *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
 )
 
 
-def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
-    """Makes a ``main`` that returns an exit code and turns a user's mistakes into one line.
+def command(
+    resume: str = "", *, extra: str = "", smaller: str = "reduce the requested sizes"
+) -> Callable[[Main], Main]:
+    """A decorator for ``main`` functions: they return an exit code and report a user's mistake in one line.
 
-    :class:`UserError` becomes ``error: ...``. The same holds for a missing library, a full disk, a path that
-    cannot be written to, and where memory runs out. Ctrl-C prints ``stopped`` and gives 130.
+    :class:`UserError`, a missing library, a full disk, an output path that is not writable, and exhausted
+    memory become ``error: ...``. Ctrl-C prints ``stopped`` and returns 130.
 
     Args:
-        resume: what the same command does next time, printed after Ctrl-C. An interrupt's own message
-            replaces it.
-        extra: the extra that installs all that the command needs, named if a library is missing.
+        resume: what the same command will do next time, printed after Ctrl-C. The message of the interrupt
+            replaces it, if there is one.
+        extra: the extra with all libraries of the command; the error about a missing library names it.
+        smaller: what to do if memory runs out.
     """
 
     def decorate(main: Main) -> Main:
@@ -73,21 +76,21 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
             except UserError as error:
                 return fail(str(error), error.exit_code)
             except ImportError as error:
-                return fail(_about_missing(error, extra), 2)
+                return fail(_explain_missing(error, extra), 2)
             except KeyboardInterrupt as interrupt:
                 print("; ".join(filter(None, ["\nstopped", str(interrupt) or resume])), file=sys.stderr)
                 return 130
-            except BrokenPipeError:  # `| head` stops reading
+            except BrokenPipeError:  # the reader has ended, as in `| head`
                 return _close_pipe()
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
                 reason = next(iter(str(error).splitlines()), "")
-                return fail(f"there is not enough memory; make what was asked for smaller ({reason})")
+                return fail(f"there is not enough memory; {smaller} ({reason})")
             except OSError as error:
                 if error.errno not in _NOT_WRITABLE:
                     raise
-                return fail(f"{error.filename or 'writing'}: {error.strerror}; nothing is left half written")
+                return fail(f"{error.filename or 'writing'}: {error.strerror}; no partial file remains")
 
         return one_line
 
@@ -96,17 +99,17 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
 
 @contextlib.contextmanager
 def imports_of(extra: str) -> Iterator[None]:
-    """For imports at the top of a command's module: a missing library ends the process with one line that
-    names ``extra``."""
+    """A context for imports at the top of a command's module: if a library is missing, the process ends with
+    one line that names ``extra``."""
     try:
         yield
     except ImportError as error:
-        sys.exit(fail(_about_missing(error, extra), 2))
+        sys.exit(fail(_explain_missing(error, extra), 2))
 
 
-def _about_missing(error: ImportError, extra: str) -> str:
-    """One line for a missing library of an extra. Raises any other ImportError, a mistake of the code."""
-    # A library may raise an error of its own from that of a missing library.
+def _explain_missing(error: ImportError, extra: str) -> str:
+    """One line about a missing library of an extra. Re-raises any other ImportError, which is a bug."""
+    # A library may wrap the error about a missing library in one of its own.
     name = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
     having = [one for one, libraries in _EXTRAS.items() if name in libraries]
     if not having:
@@ -120,14 +123,14 @@ def _about_missing(error: ImportError, extra: str) -> str:
 def run_command(main: Main) -> None:
     """Runs a ``main`` as the process and exits with its code.
 
-    A pipe that closes early (``| head``) ends the process silently. A character that the terminal cannot show
-    is written as its escape. Under Make the process ends when Make is killed.
+    A pipe that closes early (``| head``) ends the process silently. Characters that the terminal cannot
+    encode are written as escape sequences. Under Make the process ends when Make is killed.
     """
     sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     if "MAKELEVEL" in os.environ:
         threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
-    # Threads that wait by spinning make small operators many times slower on a machine that is shared. The
-    # variable is read when torch is imported, which commands do later.
+    # On a shared machine, spinning threads make small operators many times slower. torch reads the variable
+    # on import, which happens later.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     code = main()
     try:
@@ -138,9 +141,9 @@ def run_command(main: Main) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Sends this process a SIGTERM when its parent has ended, or when Make, its parent, was asked to stop.
+    """Sends SIGTERM to this process when its parent has ended, or when its parent, Make, received a signal.
 
-    Make passes on no SIGINT and no SIGHUP: it resets the signal's handler and waits for the process.
+    Make does not forward SIGINT and SIGHUP: it resets the signal's handler and waits for the process.
     """
     before = _handled_signals(parent)
     while os.getppid() == parent and not before & ~_handled_signals(parent):
@@ -149,7 +152,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def _handled_signals(process: int) -> int:
-    """The signals for which a process has handlers, as a mask; 0 where the system does not tell."""
+    """The bit mask of signals for which a process has handlers; 0 if the system does not report them."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{process}/status").read_text().partition("SigCgt:")[2].split()[0], 16)
     return 0
@@ -161,8 +164,9 @@ STOPPED = 130  # the exit code of a command that a signal stopped
 
 @contextlib.contextmanager
 def stop_signals(handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """A context in which the signals to stop call ``handler``, except those that the process ignores, such as
-    Ctrl-C in a shell's background jobs. Only the main thread gets signals; in others nothing changes."""
+    """A context in which :data:`STOP_SIGNALS` call ``handler``, except signals that the process ignores, such
+    as Ctrl-C in a shell's background jobs. Only the main thread receives signals; in other threads the
+    context does nothing."""
     is_main = threading.current_thread() is threading.main_thread()
     wanted = [n for n in STOP_SIGNALS if is_main and signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in wanted}
@@ -174,10 +178,10 @@ def stop_signals(handler: Callable[[int, Any], object]) -> Iterator[None]:
 
 
 def run_words(words: str) -> int:
-    """Runs a command in another process, ``python`` by this interpreter; returns its exit code.
+    """Runs a command line in another process and returns its exit code; ``python`` is this interpreter.
 
-    A signal to stop reaches the process as SIGTERM, and the code is then 130. A terminal sends Ctrl-C to both
-    processes, so the SIGTERM comes half a second later: the process has said then what it saved.
+    A stop signal is forwarded to the process as SIGTERM, and the code is then 130. A terminal sends Ctrl-C to
+    both processes, so SIGTERM is delayed by half a second, in which the process can report what it saved.
     """
     first, *rest = shlex.split(words)
     process, asked = subprocess.Popen([sys.executable if first == "python" else first, *rest]), []
@@ -190,11 +194,11 @@ def run_words(words: str) -> int:
         code = process.wait()
     if asked:
         return STOPPED
-    return code if code >= 0 else 128 - code  # as a shell says which signal ended it
+    return code if code >= 0 else 128 - code  # a shell's exit code after a signal
 
 
 def _close_pipe() -> int:
-    """Lets Python end without an error although the pipe is closed: its reader has stopped."""
+    """Redirects stdout to the null device, so that Python ends without an error about the closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -206,12 +210,12 @@ def fail(message: str, code: int = 1) -> int:
 
 
 def plain(doc: str) -> str:
-    """``doc`` without what reStructuredText puts around names: double backticks and roles."""
+    """``doc`` without reStructuredText markup around names: double backticks and roles."""
     return re.sub(r":\w+:`~?\.?([^`]+)`", r"\1", doc).replace("``", "")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that suggests an option for an unknown one, or its present name for a former one."""
+    """A parser that suggests a similar option for an unknown one, and the current name of a renamed one."""
 
     def error(self, message: str) -> NoReturn:
         if unknown := re.search(r"^unrecognized arguments:.*? (--?[^\s=]+)", message):
@@ -224,8 +228,8 @@ class Parser(argparse.ArgumentParser):
 def described_parser(name: str, doc: str | None, **more: Any) -> Parser:
     """The parser of ``python -m acp_repro.NAME``, described by its module's docstring.
 
-    Lines stay as they are where there is an ``epilog``. Else the docstring becomes one paragraph, without the
-    command in its first line.
+    With an ``epilog``, the line breaks of the docstring are kept. Otherwise the docstring becomes one
+    paragraph, without the command in its first line.
     """
     doc = doc or ""  # of `python -OO`
     if "epilog" in more:
@@ -247,7 +251,7 @@ def checkpoint_parser(name: str, doc: str) -> argparse.ArgumentParser:
 
 
 def add_text_options(parser: argparse._ActionsContainer) -> None:
-    """Adds the options for the text that a checkpoint reads, and its length."""
+    """Adds the options for the text that a checkpoint reads and for the context length."""
     text = parser.add_mutually_exclusive_group()
     text.add_argument(
         "--text",
@@ -268,10 +272,10 @@ def add_text_options(parser: argparse._ActionsContainer) -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
-    """Rows of cells as lines, each column of one width.
+    """Rows of cells as lines of text with aligned columns.
 
     Args:
-        left: the columns that are aligned left; the others are numbers.
+        left: indices of the left-aligned columns; the others, of numbers, are right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -284,7 +288,7 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[s
 
 
 def bounded(hint: Any) -> Callable[[str], Any]:
-    """The type of an option that is a number of :mod:`.bounds`, such as ``Count``."""
+    """The type of an option whose value is a number with a bound of :mod:`.bounds`, such as ``Count``."""
     kind, must = get_args(hint)
 
     def read(text: str) -> Any:
@@ -314,13 +318,13 @@ def output_file(text: str) -> Path:
     path = Path(text)
     above = next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
     if path.is_dir() or not (path.exists() or (above.is_dir() and os.access(above, os.W_OK))):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written: a folder, or in none that you may write")
+        raise argparse.ArgumentTypeError(f"{text} is not writable: it is a folder, or in a read-only one")
     return path
 
 
 def progress_bar(*arguments: Any, **options: Any) -> Any:
-    """A bar of tqdm, with its arguments. Without a terminal it writes plain lines: one after five seconds,
-    then one every half minute, and one at the end."""
+    """A tqdm progress bar with tqdm's arguments. Without a terminal it writes plain lines: one after five
+    seconds, then one every 30 seconds, and one at the end."""
     from tqdm import tqdm
 
     if sys.stderr.isatty():
@@ -333,7 +337,7 @@ def progress_bar(*arguments: Any, **options: Any) -> Any:
 
 
 class _PlainLines:
-    """A stream for a bar: what the bar shows becomes a line of stderr, without cursor codes."""
+    """An output stream for a progress bar: each update becomes a line of stderr without cursor codes."""
 
     def write(self, text: str) -> None:
         if line := re.sub(r"\x1b\[A|[\r\n]", "", text).rstrip():
@@ -344,12 +348,12 @@ class _PlainLines:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use; in a container, fewer than the machine has."""
+    """The number of cores that this process may use; in a container, fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_device(name: str | None):
-    """The ``torch.device`` of an option ``--device``; None is a GPU if there is one."""
+    """The ``torch.device`` for the value of ``--device``; None selects a GPU if there is one."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name or "cuda"):
         raise UsageError(f"--device {name}: no such device; use cpu, cuda or cuda:1")
     if "torch" not in sys.modules and importlib.util.find_spec("torch"):
@@ -360,5 +364,5 @@ def choose_device(name: str | None):
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device(name or ("cuda" if gpus else "cpu"))
     if device.type == "cuda" and (device.index or 0) >= gpus:
-        raise UsageError(f"--device {name}: PyTorch finds {gpus or 'no'} GPU here; leave --device out")
+        raise UsageError(f"--device {name}: PyTorch finds {gpus} GPUs on this machine; omit --device")
     return device

@@ -1,4 +1,4 @@
-"""Hashes of content, the same on every machine: for keys of a cache, and for splits and samples."""
+"""Content hashes, identical on every machine, for cache keys, splits and samples."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def hash_json(value: Any) -> str:
-    """The SHA-256 of a value of JSON's types, as hexadecimal digits."""
+    """The SHA-256 of a JSON value, as hexadecimal digits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def hash_number(data: bytes) -> int:
-    """A number from 0 to 2**64 - 1, evenly distributed: the first eight bytes of the SHA-256 of ``data``."""
+    """The first eight bytes of the SHA-256 of ``data``: a uniformly distributed integer in [0, 2**64)."""
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "big")

@@ -1,4 +1,4 @@
-"""The one base class of errors that end a command in one line."""
+"""The base class of errors that end a command with one line, and helpers for their messages."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
-    """An error that the user can mend; the message is one line that says how.
+    """An error that the user can fix; the message is one line that says how.
 
-    A command prints it as ``error: ...`` and ends with ``exit_code``. In Python it is an ordinary exception.
+    A command prints the message as ``error: ...`` and ends with ``exit_code``. In Python the error is an
+    ordinary exception.
     """
 
     exit_code = 1
 
 
 class UsageError(UserError, ValueError):
-    """An option or a value that is not allowed; the command ends with exit code 2, as with argparse."""
+    """An invalid option or value; the command ends with exit code 2, as with argparse."""
 
     exit_code = 2
 
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turns a library's error about a file or value that the user named into a :class:`UsageError`."""
+    """A context that converts errors about a file or value of the user into :class:`UsageError`."""
     try:
         yield
     except UsageError:
@@ -34,7 +35,7 @@ def usage_errors() -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; torch has more than one class of error for that."""
+    """Whether an error means that memory is exhausted; torch has several error classes for this."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     words = str(error).lower()
@@ -42,7 +43,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """``; did you mean X?`` if a known name is like ``name``, else nothing; for the end of an error."""
+    """``; did you mean X?`` if a known name is similar to ``name``, else an empty string, to end an error."""
     text, known = str(name).lower(), list(known)
     near = (
         [one for one in known if one.lower() == text]

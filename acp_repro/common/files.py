@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written under another name, flushed to the disk, renamed."""
+"""Atomic files: written under a temporary name, flushed to disk, then renamed. Also JSON, CSV and locks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Locked(UserError, RuntimeError):
 
 @contextlib.contextmanager
 def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside ``target`` that gets its name on success and is deleted otherwise.
+    """A temporary path beside ``target``, which is renamed to ``target`` on success and deleted otherwise.
 
-    The folder of ``target`` is created if it does not exist. No reader, full disk or crash leaves half a
-    file. A link stays one. An OSError names the target.
+    The folder of ``target`` is created if it does not exist. Readers see the old file or the new one, also
+    after a crash or with a full disk. A symbolic link stays a link. An OSError names ``target``.
     """
     given, target = Path(target), Path(os.path.realpath(target))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -39,34 +39,34 @@ def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
     except BaseException as error:
         path.unlink(missing_ok=True)
         number = re.search(r"\(os error (\d+)\)", str(error))
-        if number and type(error).__name__ == "SafetensorError":  # it wraps what the system said
+        if number and type(error).__name__ == "SafetensorError":  # it wraps a system error
             code = int(number[1])
             raise OSError(code, os.strerror(code), os.fspath(given)) from error
-        if isinstance(error, OSError) and error.filename in (None, os.fspath(path)):
-            error.filename, error.filename2 = os.fspath(given), None
+        if isinstance(error, OSError) and error.errno and error.filename in (None, os.fspath(path)):
+            raise OSError(error.errno, error.strerror, os.fspath(given)) from error
         raise
     sync(target.parent)
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Writes the whole file or none of it; returns its path."""
+    """Writes the file atomically and returns its path."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return Path(path)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """:func:`write_bytes` of UTF-8, with ``\\n`` at the ends of lines on every system."""
+    """:func:`write_bytes` of text in UTF-8, with ``\\n`` as line end on every system."""
     return write_bytes(path, text.encode())
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> Path:
-    """:func:`write_text` of JSON, indented, with a line end."""
+    """:func:`write_text` of indented JSON with a final line end."""
     return write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object in a file; empty if the file is missing or damaged, or holds no object."""
+    """The JSON object in a file; empty if the file is missing, damaged or contains another JSON value."""
     try:
         content = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -75,20 +75,20 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_json_lines(path: str | os.PathLike[str]) -> list[Any]:
-    """The values of a file of JSON lines. Only ``\\n`` ends a line: JSON text may hold U+2028 as it is."""
+    """The values of a JSON Lines file. Only ``\\n`` ends a line, because JSON may contain a raw U+2028."""
     with Path(path).open(encoding="utf-8", newline="\n") as file:
         return [json.loads(line) for line in file]
 
 
 def write_csv(path: str | os.PathLike[str], names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Path:
-    """:func:`write_text` of a CSV: the columns' names, then the rows."""
+    """:func:`write_text` of CSV: a header with the column names, then the rows."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([names, *rows])
     return write_text(path, text.getvalue())
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """fsync of a file's content, or of a folder's entries, which not every system can open."""
+    """Calls fsync on a file, or on a folder, which only POSIX systems can open."""
     if os.name != "posix" and Path(path).is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -106,13 +106,13 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
 
 @contextlib.contextmanager
 def lock(path: str | os.PathLike[str], *, refuse: str = "") -> Iterator[None]:
-    """One process inside at a time. The lock is released when the process ends, for any reason.
+    """A context for one process at a time. The lock is released when the process ends, for any reason.
 
     Args:
-        path: a file that is created for it, and stays.
-        refuse: raise :class:`Locked` with these words if another process is inside; empty waits for it.
+        path: the lock file, which is created and never deleted.
+        refuse: the message of :class:`Locked`, raised if another process holds the lock. If empty, wait.
     """
-    import fcntl  # not on Windows, where the library is enough
+    import fcntl  # missing on Windows, which supports only the library
 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How much a grid of blocks lets a head save, and which heads are local (Section 4.3). No imports."""
+"""The largest pruned ratio that a grid of blocks allows, and the kinds of heads (Section 4.3). No imports."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ KINDS = ("local", "between", "global")
 
 
 def largest_pruned_ratio(seqlen: int, block_q: int, block_k: int) -> float:
-    """The most that a grid can prune: the ratio of a head that keeps two keys a query.
+    """The largest possible pruned ratio: that of a head that keeps two keys per query.
 
-    Those are the query's own key (D_ii = 0) and the one before, which is a single gate away. No gate of a
-    trained model comes near delta. So the diagonal blocks stay, and those that touch them.
+    These are the query's own key (D_ii = 0) and the previous key, whose decay is a single gate. No gate of a
+    trained model is near delta. Each row of blocks therefore keeps the diagonal blocks and the block of the
+    key before its first query.
 
     Args:
-        seqlen, block_q, block_k: in tokens.
+        seqlen, block_q, block_k: sizes in tokens.
     """
     pruned = causal = 0
     for first in range(0, seqlen, block_q):
@@ -24,10 +25,11 @@ def largest_pruned_ratio(seqlen: int, block_q: int, block_k: int) -> float:
 
 
 def head_kind(pruned_ratio: float, largest: float) -> str | None:
-    """``local`` if at least 95 % of the blocks that can be pruned are, ``global`` under 5 %, else ``between``
-    (Section 4.3); None if none can be.
+    """``local`` if at least 95 % of the prunable blocks are pruned, ``global`` if less than 5 %, otherwise
+    ``between`` (Section 4.3); None if the grid has no prunable blocks.
 
-    Of all blocks, the diagonal and its neighbour are more than 5 % at short contexts: no head could be local.
+    The ratio is relative to the prunable blocks, because at short contexts the diagonal blocks and their
+    neighbours are more than 5 % of all blocks, and no head could be local.
 
     Args:
         largest: from :func:`largest_pruned_ratio`.

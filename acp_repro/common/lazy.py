@@ -1,4 +1,4 @@
-"""Names of a package that load on first use, so that importing the package costs nothing."""
+"""Lazy imports: names of a package that load on first use, so that importing the package is fast."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 
 
 def names(package: str, home: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` for a package's ``__init__``.
+    """``__getattr__`` and ``__dir__`` for the ``__init__`` of a package.
 
     Args:
-        package: its ``__name__``.
-        home: each name with the module of the package that has it; empty if the name is a module itself.
+        package: ``__name__`` of the package.
+        home: maps each name to the module that defines it, or to an empty string if the name is a module.
     """
 
     def load(name: str) -> object:

@@ -1,8 +1,8 @@
-"""The uncertainty of numbers: intervals, paired differences, equivalence, Holm's correction. For every paper.
+"""Statistics for all papers: confidence intervals, paired differences, equivalence tests, Holm's correction.
 
-The unit of evidence is what was drawn at random, and the caller chooses it. One number a training, or a pair
-of trainings, goes to :func:`over_draws`. One number a test item goes to :func:`over_items`. So it tells two
-*models* apart, and two seeds of one method are two models as well.
+The unit of evidence is the quantity that was sampled at random, and the caller chooses it. Use
+:func:`over_draws` for one number per training run, or per pair of runs, and :func:`over_items` for one number
+per test item. The latter compares two *models*; two seeds of one method are also two models.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from scipy import optimize, stats
 
 from .errors import UsageError
 
-LEVEL = 0.05  # of a test; an interval covers the rest
+LEVEL = 0.05  # significance level of a test; an interval covers 1 - LEVEL
 _FLIPS = 10_000
 _SEED = 0
 
 
 class Interval(NamedTuple):
-    """A mean and its confidence interval; both ends are NaN for a single value."""
+    """A mean and its confidence interval; both bounds are NaN for a single value."""
 
     mean: float
     low: float
@@ -30,22 +30,22 @@ class Interval(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A mean, its standard error (NaN for one value) and the degrees of freedom of that error."""
+    """A mean, its standard error (NaN for one value) and the degrees of freedom of the error."""
 
     mean: float
     error: float
     freedom: float
 
     def interval(self, level: float = LEVEL) -> Interval:
-        """The confidence interval by Student's t."""
+        """The confidence interval from Student's t distribution."""
         half = float(stats.t.ppf(1 - level / 2, self.freedom)) * self.error if self.freedom > 0 else math.nan
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def p_above(self, bound: float) -> float:
-        """One-sided p of a test that the true mean is above ``bound``.
+        """One-sided p-value of a test that the true mean is above ``bound``.
 
-        0 or 1 if three values or more do not spread. Two that are equal are too few to say that none will be
-        apart, so their p is 1.
+        p is 0 or 1 if three or more values are equal. Two equal values are too few to conclude that there is
+        no variance, so p is 1.
         """
         if self.error == 0:
             return float(self.mean <= bound or self.freedom < 2)
@@ -60,10 +60,10 @@ class Difference(NamedTuple):
 
 
 class Equivalence(NamedTuple):
-    low: float  # the interval that is within the margin if the two tests agree
+    low: float  # the interval is within the margin if both tests reject
     high: float
-    p_value: float  # the larger of the two; below LEVEL the difference is smaller than the margin
-    beyond_p_value: float  # of the opposite test; below LEVEL the difference is larger than the margin
+    p_value: float  # the larger p of both tests; below LEVEL the difference is smaller than the margin
+    beyond_p_value: float  # p of the opposite test; below LEVEL the difference is larger than the margin
 
     @property
     def shown(self) -> bool | None:
@@ -72,16 +72,16 @@ class Equivalence(NamedTuple):
 
 
 class Homogeneity(NamedTuple):
-    p_value: float  # of a test that shuffles items among the groups and compares chi-squared
-    # The upper bound of Cohen's w, by the noncentral chi-squared distribution. w is the root of chi-squared,
-    # as it would be without chance, over the number of items; 0.3 is a medium effect.
+    p_value: float  # of a permutation test of chi-squared, which shuffles items among the groups
+    # The upper bound of Cohen's w from the noncentral chi-squared distribution. w is the square root of the
+    # noncentrality per item; 0.3 is a medium effect.
     effect_high: float
 
 
 def finite(
     values: Sequence[float], what: str = "the statistics", items: Sequence[object] | None = None
 ) -> np.ndarray:
-    """``values`` as float64, for a test or a verdict: comparisons with NaN are false, and do not say so."""
+    """``values`` as a float64 array without NaN, for which comparisons are silently false, and infinity."""
     values = np.asarray(values, dtype=float)
     for place in np.flatnonzero(~np.isfinite(values)):
         item = place if items is None else items[place]
@@ -90,11 +90,11 @@ def finite(
 
 
 def over_draws(values: Sequence[float], weights: Sequence[float] | None = None) -> Estimate:
-    """The mean of values that were drawn separately: seeds, pairs of trainings, texts.
+    """The mean of independent values: one per seed, pair of training runs, or text.
 
     Args:
-        weights: how many words each text's log-likelihood covers. The mean is then the sum over their sum,
-            and its error that of a ratio, by the delta method.
+        weights: the number of words in each text's log-likelihood. The mean is then the sum of the values
+            over the sum of the weights, and the delta method gives the error of this ratio.
     """
     values, count = finite(values), len(values)
     mean, residues = float(values.mean()), values
@@ -107,10 +107,10 @@ def over_draws(values: Sequence[float], weights: Sequence[float] | None = None) 
 
 
 def over_items(apart: Sequence[float], weights: Sequence[float] | None = None) -> Estimate:
-    """The mean of differences item by item: :func:`over_draws`, except for items that are right or wrong.
+    """The mean of differences per item: :func:`over_draws`, except for items that are right or wrong.
 
-    Those use Bonett and Price's adjusted Wald method for paired shares, which adds one item up and one down.
-    Otherwise ten items on which two models agree would leave no doubt.
+    For the latter it uses Bonett and Price's adjusted Wald method for paired proportions, which adds one item
+    in each direction. Without it, ten items on which two models agree would have a standard error of 0.
     """
     apart = np.asarray(apart, dtype=float)
     if (weights is None or (np.asarray(weights) == 1).all()) and np.isin(apart, (-1.0, 0.0, 1.0)).all():
@@ -121,12 +121,12 @@ def over_items(apart: Sequence[float], weights: Sequence[float] | None = None) -
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The mean of values that were drawn separately, and its interval."""
+    """The mean of independent values, and its confidence interval."""
     return over_draws(values).interval()
 
 
 def paired_difference(apart: Sequence[float], weights: Sequence[float] | None = None) -> Difference:
-    """The mean of differences item by item, its interval (see :func:`over_items`) and :func:`p_value`."""
+    """The mean of differences per item, its interval (see :func:`over_items`) and :func:`p_value`."""
     apart = np.asarray(apart, dtype=float)
     mean = float(apart.sum() / (len(apart) if weights is None else np.sum(weights)))
     _, low, high = over_items(apart, weights).interval()
@@ -134,13 +134,13 @@ def paired_difference(apart: Sequence[float], weights: Sequence[float] | None = 
 
 
 def equivalence(estimate: Estimate, margin: float) -> Equivalence:
-    """Two one-sided tests that a difference is within ``margin`` of 0, the smallest that would matter.
+    """Two one-sided tests that a difference is within ``margin``, the smallest relevant difference, of 0.
 
-    To find no difference does not show that there is none: two items or two seeds never differ significantly.
-    These tests need enough items to rule out a difference as large as the margin.
+    A difference that is not significant is no evidence of equivalence: two items or two seeds never differ
+    significantly. These tests need enough items to rule out a difference as large as the margin.
     """
     below = estimate._replace(mean=-estimate.mean)
-    _, low, high = estimate.interval(2 * LEVEL)  # each of its ends is one of the tests
+    _, low, high = estimate.interval(2 * LEVEL)  # each bound corresponds to one of the tests
     return Equivalence(
         low,
         high,
@@ -150,7 +150,7 @@ def equivalence(estimate: Estimate, margin: float) -> Equivalence:
 
 
 def homogeneity(counts: Sequence[Sequence[int]]) -> Homogeneity:
-    """Whether groups (rows) draw their kinds (columns) from one distribution."""
+    """Tests whether all groups (rows) have the same distribution over categories (columns)."""
     counts = np.asarray(counts, dtype=int)
     counts = counts[:, counts.any(axis=0)]
     if min(counts.shape) < 2:
@@ -169,11 +169,12 @@ def homogeneity(counts: Sequence[Sequence[int]]) -> Homogeneity:
 
 
 def p_value(apart: np.ndarray) -> float:
-    """Two-sided p of a paired test that the differences ``apart`` (items,) are equally likely up and down.
+    """Two-sided p-value of a paired test that positive and negative differences ``apart`` (items,) are
+    equally likely.
 
-    If they all have one size, as for right and wrong, it is McNemar's exact test. Otherwise signs are
-    flipped: in all ways if there are at most 10,000, else in 10,000 random ones with a fixed seed. (scipy's
-    ``permutation_test`` does the same and takes ten times as long over 5,000 items.)
+    If all differences have the same size, as for right and wrong, it is McNemar's exact test. Otherwise it is
+    a sign-flip test over all sign patterns if there are at most 10,000, else over 10,000 random ones with a
+    fixed seed. (scipy's ``permutation_test`` does the same but is ten times slower for 5,000 items.)
     """
     apart = finite(apart)
     apart = apart[apart != 0]
@@ -190,7 +191,7 @@ def p_value(apart: np.ndarray) -> float:
 
 
 def _signs(count: int) -> Iterator[np.ndarray]:
-    """Rows of ``count`` signs: all of them, if there are no more than the draws."""
+    """Arrays whose rows are patterns of ``count`` signs: all patterns if at most 10,000, else random ones."""
     if 2**count <= _FLIPS:
         yield 1 - 2 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
         return
@@ -200,7 +201,7 @@ def _signs(count: int) -> Iterator[np.ndarray]:
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """p after Holm's correction, (n,) float64; scipy corrects only the rate of false discoveries."""
+    """p-values after Holm's correction, (n,) float64; scipy only controls the false discovery rate."""
     p_values = np.asarray(p_values, dtype=float)
     order = np.argsort(p_values)
     factors = np.arange(len(p_values), 0, -1)
@@ -211,10 +212,10 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def p_above_guessing(right: int, count: int, guess: float) -> float:
-    """One-sided p of a test that ``right`` answers of ``count`` are more than guessing gives."""
+    """One-sided p-value of a test that ``right`` correct answers of ``count`` exceed the rate of guessing."""
     return float(stats.binomtest(right, count, guess, "greater").pvalue)
 
 
 def share_error(share, count):
-    """The standard error of a share of ``count`` items, for numbers or for columns of them."""
+    """The standard error of a proportion of ``count`` items, for scalars or arrays."""
     return (share * (1 - share) / count) ** 0.5

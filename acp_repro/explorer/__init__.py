@@ -1,5 +1,4 @@
-"""Shows every head of a trained model on a text as an interactive page: ``explore(model, tokens,
-tokenizer)``.
+"""An interactive page of every head of a trained model on a text: ``explore(model, tokens, tokenizer)``.
 
 ``python -m acp_repro.inspect CHECKPOINT --html heads.html`` writes the same page to a file.
 """

@@ -1,8 +1,8 @@
-"""What each head of a decoder keeps, and which blocks it could leave out: the table of ``read_heads``.
+"""The keys that each head of a decoder needs and the blocks that it could skip: the table of ``read_heads``.
 
-A block is 64 queries by 64 keys. A block may be skipped if no row of weights loses epsilon or more. Which
-blocks these are is known beforehand from a certificate of decay (ACP); on the way from each block's scores
-(:func:`seen_on_the_way`); or afterwards from all weights, by an oracle (:func:`known_afterwards`).
+A block is 64 queries by 64 keys. A block may be skipped if every row loses less than epsilon of its weight.
+These blocks are known a priori from a decay certificate (ACP); found online from the scores of each block
+(:func:`seen_on_the_way`); or found afterwards from all weights, by an oracle (:func:`known_afterwards`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .weights import RowSums
 BLOCK = 64
 EPSILONS = {"e-10": math.exp(-10), "1e-3": 1e-3, "1e-2": 1e-2}
 SHARES = {"90": 0.9, "99": 0.99, "99.9": 0.999}
-MOST_QUERIES = 512  # evenly spaced queries whose keys are sorted
+MOST_QUERIES = 512  # the number of evenly spaced queries whose keys are sorted
 
 
 def settle(decide: Callable[[Tensor], Tensor], kept: Tensor) -> Tensor:
-    """The blocks that a kernel leaves out, where each decision depends on the blocks kept before it.
+    """The blocks that a kernel skips if each decision depends on the blocks kept before.
 
-    ``decide(kept)`` returns, for every block at once, whether it is skipped if exactly ``kept`` are kept. The
-    n-th block that is visited depends on n - 1 others, so its answer is final after n calls or fewer. The
-    loop ends when nothing changes, usually after three calls.
+    ``decide(kept)`` returns for all blocks whether each is skipped if exactly ``kept`` are kept. The decision
+    for the n-th visited block depends on n - 1 others, so it is final after at most n calls. The loop ends
+    when no decision changes, usually after three calls.
 
     Args:
-        kept: bool, True everywhere.
+        kept: bool, initially True everywhere.
     """
     while not torch.equal(left_out := decide(kept), ~kept):
         kept = ~left_out
@@ -39,17 +39,18 @@ def settle(decide: Callable[[Tensor], Tensor], kept: Tensor) -> Tensor:
 
 
 def seen_on_the_way(largest: Tensor, mass: Tensor, visible: Tensor, epsilon: float) -> Tensor:
-    """(..., M) bool: the blocks that a kernel leaves out when it visits them from the diagonal leftwards.
+    """(..., M) bool: the blocks that a kernel skips online, visiting them from the diagonal to the left.
 
-    A row agrees if the block's largest score s has ``exp(s - m) / l < epsilon / n``, where m and l are the
-    row's running maximum and sum over the blocks kept so far, and n the keys that the row sees. A block is
-    left out if all its rows agree (the forward test of flash-sparse-attention with threshold epsilon).
-    ``m + log(l)`` only grows, so each key left out weighs less than epsilon / n in the end, and fewer than n
-    keys are left out. Each row therefore loses less than epsilon, for any softmax and without calibration.
+    A row permits skipping a block if the block's largest score s satisfies ``exp(s - m) / l < epsilon / n``,
+    where m and l are the row's running maximum and sum over the blocks kept so far, and n is the number of
+    keys that the row sees. A block is skipped if all its rows permit it (the forward test of
+    flash-sparse-attention with threshold epsilon). ``m + log(l)`` never decreases, so the final weight of
+    each skipped key is less than epsilon / n, and fewer than n keys are skipped. Each row therefore loses
+    less than epsilon, for any softmax and without calibration.
 
     Args:
-        largest, mass: (..., R, M), each row's largest weight in each block, and its sum of weights there; in
-            any unit of the row. The diagonal is the last column; blocks after it weigh 0.
+        largest, mass: (..., R, M), the largest weight and the sum of weights of each row in each block, up to
+            a factor per row. The diagonal is the last column; blocks after it have weight 0.
         visible: (..., R), n.
     """
     needed = largest * (visible.to(largest.dtype) / epsilon)[..., None]
@@ -63,12 +64,12 @@ def seen_on_the_way(largest: Tensor, mass: Tensor, visible: Tensor, epsilon: flo
 
 
 def known_afterwards(mass: Tensor, epsilon: float) -> Tensor:
-    """(..., M) bool: blocks that may be left out together, so that no row of ``mass`` loses epsilon or more.
+    """(..., M) bool: blocks that can be skipped together such that every row loses less than epsilon.
 
-    Blocks are removed in the order of their largest row sum, which is a lower bound of the best choice.
+    Blocks are removed in the order of their largest row sum, which gives a lower bound on the optimum.
 
     Args:
-        mass: (..., R, M), each row's sum of weights in each block.
+        mass: (..., R, M), the sum of weights of each row in each block.
     """
     order = mass.amax(-2).argsort(-1)
     sums = mass.gather(-1, order[..., None, :].expand_as(mass)).cumsum(-1)
@@ -76,17 +77,17 @@ def known_afterwards(mass: Tensor, epsilon: float) -> Tensor:
 
 
 class HeadSums(RowSums):
-    """The sums of one head over one sequence, gathered in the pass of :func:`head_weights`.
+    """The sums of one head over one sequence, accumulated in the pass of :func:`head_weights`.
 
     Args:
         c: (T,) float64, the running sum of the log forget gates, or zeros.
         threshold: delta of the certificate, one number; None without decay.
-        late: the first query whose weights count in :attr:`received_late`.
+        late: the first query that contributes to :attr:`received_late`.
         window_size: keys that a query sees, its own included; None for all.
     """
 
     def __init__(self, c: Tensor, threshold: Tensor | None, late: int, window_size: int | None):
-        # Blocks left of the window, and those that the certificate leaves out too, of each query block.
+        # For each query block: the blocks left of the window, and those plus the certificate's blocks.
         self.outside, self.certified = (
             find_boundary(c[None, None], delta, len(c), BLOCK, BLOCK, window_size=window_size)[0, 0].tolist()
             for delta in (None, None if threshold is None else threshold.view(1, 1))
@@ -119,14 +120,14 @@ class HeadSums(RowSums):
                 self.after[name] += int(known_afterwards(mass, epsilon).sum())
         falling = weights[-first % self.stride :: self.stride].sort(-1, descending=True).values.cumsum(-1)
         shares = torch.tensor([*SHARES.values()], device=block.device, dtype=falling.dtype)
-        needed = shares * falling[:, -1:].clamp(max=1)  # less than 1 where a sink takes the rest
+        needed = shares * falling[:, -1:].clamp(max=1)  # a learned sink has the rest
         self.kept_keys.append(1 + (falling[:, None] < needed[..., None]).sum(-1).cpu())
         if first + len(block) > self.late:
             late = weights[max(0, self.late - first) :].sum(0, dtype=torch.float64)
             self.received_late[: len(late)] += late.cpu()
 
     def columns(self) -> dict[str, float]:
-        """The head's columns of the table; see :func:`read_heads`."""
+        """The columns of the table for this head; see :func:`read_heads`."""
         keys = torch.cat(self.kept_keys).double()
         return {
             **{f"keys_{name}": float(keys[:, i].median()) for i, name in enumerate(SHARES)},

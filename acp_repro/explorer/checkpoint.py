@@ -1,4 +1,4 @@
-"""A checkpoint folder: its config, weights and tokenizer. Opening one imports no torch."""
+"""A checkpoint folder with config, weights and tokenizer. Opening one does not import torch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
     from acp_repro.model.tokenizer import Tokenizer
 
-# Names, in other projects' tokenizers, of the token in front of a document; GPT-2's comes first.
+# Names of the BOS token in tokenizers of other projects; GPT-2's is the first choice.
 _BOS_NAMES = ("<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
 
 
 def is_fox(path: str) -> bool:
-    """Whether ``path`` is read as a FoX: not as a folder of another model, nor as a name on the Hub."""
+    """Whether ``path`` is a FoX checkpoint, and not a folder of another model or a name on the Hub."""
     file = Path(path) / "config.json"
     if not file.is_file():
         return Path(path).parent.exists() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path)
-    # A damaged file counts as a FoX: the error of FoX names what is damaged.
+    # A damaged file counts as FoX, because the error of the FoX loader names the damage.
     return "forgetting" in read_json(file).get("model_type", "forgetting")
 
 
@@ -34,10 +34,10 @@ class Checkpoint:
     """A folder in the authors' format, or a run folder ``runs/SUITE/RUN``, whose weights are in ``model/``.
 
     Attributes:
-        folder: the folder of ``config.json`` and ``model.safetensors``.
+        folder: the folder with ``config.json`` and ``model.safetensors``.
 
     Raises:
-        UsageError: there are no such files. It is a ValueError, and so are the errors of the attributes.
+        UsageError: the files do not exist. UsageError is a ValueError; attributes raise it too.
     """
 
     def __init__(self, path: str | Path):
@@ -45,49 +45,50 @@ class Checkpoint:
         folders = [folder for folder in (path, path / "model") if (folder / "config.json").is_file()]
         if not folders:
             if (path / "run.json").is_file():
-                raise UsageError(f"{path} holds no weights yet: its training is not finished")
+                raise UsageError(f"{path} contains no weights, because its training run has not finished")
             run = min((file.parent for file in path.glob("*/run.json")), default="runs/cpu/NAME")
-            wrong = "holds no config.json" if path.exists() else "does not exist"
+            wrong = "contains no config.json" if path.exists() else "does not exist"
             raise UsageError(
-                f"{path} {wrong}; give a folder with config.json and model.safetensors, or a run folder such "
+                f"{path} {wrong}; pass a folder with config.json and model.safetensors, or a run folder such "
                 f"as {run}"
             )
         self.folder = folders[0]
 
     @property
     def name(self) -> str:
-        """The name of the run, or of the folder."""
+        """The name of the run or the folder."""
         folder = self.folder.resolve()
         return folder.parent.name if folder.name == "model" else folder.name
 
     @functools.cached_property
     def run(self) -> dict[str, Any] | None:
-        """The content of the run's ``run.json``; None for a model from elsewhere."""
+        """The content of the run's ``run.json``; None for a model without a run of this project."""
         folder = self.folder.resolve()
         file = folder.parent / "run.json"
-        # Only a folder of this name can be a run's weights; elsewhere run.json belongs to another program.
+        # Only a folder named "model" contains weights of a run; other run.json files belong to other
+        # programs.
         return read_object(file) if folder.name == "model" and file.is_file() else None
 
     @property
     def context_length(self) -> int | None:
-        """Tokens of the run's training sequences; the authors' format does not have it."""
+        """The number of tokens of the run's training sequences; None in the authors' format."""
         return None if self.run is None else self.run["settings"]["context_length"]
 
     @functools.cached_property
     @usage_errors()
     def config(self) -> model.FoXConfig:
-        """The shape of the model; :class:`UsageError` if it is no FoX."""
+        """The config of the model; :class:`UsageError` if the model is not a FoX."""
         return model.load_config(self.folder)
 
     @usage_errors()
     def load(self, device: torch.device | str = "cpu", **options: Any) -> model.FoXForCausalLM:
-        """The model; options and errors are those of :func:`acp_repro.load_pretrained`."""
+        """Loads the model; options and errors are those of :func:`acp_repro.load_pretrained`."""
         return model.load_pretrained(self.folder, device=device, **options)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of ``tokenizer.json`` next to the weights, or bytes if the model has their 257 ids;
-        else None.
+        """The tokenizer in ``tokenizer.json`` next to the weights, or the byte tokenizer if the vocabulary
+        size is 257; otherwise None.
 
         Raises:
             UsageError: the file is damaged.
@@ -106,10 +107,10 @@ class Checkpoint:
         return model.BPETokenizer(text, *[name for name in _BOS_NAMES if name in own][:1])
 
     def require_tokenizer(self) -> Tokenizer:
-        """:attr:`tokenizer`; :class:`UsageError` if there is none."""
+        """:attr:`tokenizer`; :class:`UsageError` if it is None."""
         if self.tokenizer is None:
             raise UsageError(
-                f"{self.folder} has {self.config.vocab_size} token ids and no tokenizer.json; put the "
-                "model's there"
+                f"{self.folder} has {self.config.vocab_size} token ids and no tokenizer.json; copy the "
+                "model's tokenizer.json to that folder"
             )
         return self.tokenizer

@@ -1,8 +1,8 @@
-"""Reads q and k of every attention layer, of a FoX model or of any causal decoder of transformers.
+"""Captures q and k of every attention layer of a FoX model or any causal decoder of transformers.
 
-A function registered with transformers' ``AttentionInterface`` hands q and k on, and sdpa computes the
-output. BLOOM and MPT have no such interface: hooks call their projections. The T x T weights are never
-computed.
+A function registered with ``AttentionInterface`` of transformers captures q and k, and sdpa computes the
+output. BLOOM and MPT do not support this interface, so hooks call their projections. The T x T weights are
+never materialised.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from acp_repro.common.errors import UsageError
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.layers import ForgettingAttentionCore
 
-NAME = "acp_repro"  # of the attention function in transformers
-# Keyword arguments of a layer's attention that are handled below or do not change its weights.
+NAME = "acp_repro"  # the name of the attention function in transformers
+# Keyword arguments of attention that this module handles or that do not affect the weights.
 _KNOWN = {
     "cache_position",
     "dropout",
@@ -45,19 +45,19 @@ class NotReadable(UsageError):
 
 @dataclass
 class LayerInputs:
-    """What one layer's attention computes its scores from. Tensors without B are of the first sequence.
+    """The inputs of one layer's attention scores. Tensors without B belong to the first sequence.
 
     Attributes:
-        q: (B, H, T, D). k: (B, Hkv, T, D), rotated already where the model rotates. values: (B, Hkv, T, V).
+        q: (B, H, T, D). k: (B, Hkv, T, D), after rotary embedding if any. values: (B, Hkv, T, V).
         scaling: factor of ``q.k``.
-        softcap: s becomes ``softcap * tanh(s / softcap)``; None for none.
+        softcap: replaces a score s by ``softcap * tanh(s / softcap)``; None for no cap.
         window_size: keys that a query sees, its own included; None for all.
-        sinks: (H,) learned logits (gpt-oss): one more term in the sum of every row, without a key; None for
-            none.
-        c: (H, T) float64, the running sum of the log forget gates, or of ALiBi's slopes: a score falls by the
-            slope for each token of distance. None if nothing decays.
-        threshold: (H,) delta, where the model computes it: in a Forgetting Transformer that prunes.
-        score: gives the scores (Hkv, T) of a scorer of keys; None where only q and k are read.
+        sinks: (H,) learned logits (gpt-oss): an additional term without a key in the softmax sum of every
+            row; None for no sinks.
+        c: (H, T) float64, the running sum of the log forget gates, or of ALiBi's slopes, by which a score
+            falls per token of distance. None without decay.
+        threshold: (H,) delta, if the model computes it (a Forgetting Transformer with pruning).
+        score: returns the scores (Hkv, T) of a scorer of keys; None if only q and k are captured.
     """
 
     q: Tensor
@@ -77,10 +77,10 @@ def read_layers(
 ) -> list[str]:
     """Runs ``model`` on ``input_ids`` (B, T) int64 and calls ``on_layer(layer, inputs)`` for each attention.
 
-    The model runs in evaluation mode; afterwards each module has its own mode again.
+    The model runs in evaluation mode; the mode of each module is restored afterwards.
 
     Returns:
-        A line for each layer that was not read, with the reason.
+        One line for each skipped layer, with the reason.
 
     Raises:
         NotReadable: no attention layer of the model can be read, or one computes its weights in an
@@ -115,11 +115,11 @@ def read_layers(
         watch, run = watch_attention(model, read_fox), decoder.model
     else:
         config, length = text_config(model), input_ids.shape[1]
-        own = {"mpt": "max_seq_len", "bloom": ""}.get(config.model_type)  # BLOOM reads any length
+        own = {"mpt": "max_seq_len", "bloom": ""}.get(config.model_type)  # BLOOM has no limit
         limit = getattr(config, "max_position_embeddings" if own is None else own, None)
         if limit and length > limit:
             raise NotReadable(
-                f"{length} tokens are more than the model's {limit} positions; give fewer (--context-length)"
+                f"{length} tokens are more than the model's {limit} positions; reduce --context-length"
             )
         watch = _watch(model, read_layer, skipped)
         run = functools.partial(decoder.base_model, use_cache=False)
@@ -131,7 +131,7 @@ def read_layers(
         for module, mode in modes.items():
             module.training = mode
     if not layers:
-        whys = [*_lines(skipped), "it calls no attention that transformers knows"]
+        whys = [*_lines(skipped), "it calls no attention function of transformers"]
         raise NotReadable(f"{type(model).__name__} cannot be read: {whys[0]}")
     for layer in {*range(getattr(model.config, "num_hidden_layers", 0))} - layers:
         skipped.setdefault(layer, "no softmax attention over tokens")
@@ -143,13 +143,13 @@ def _lines(skipped: dict[int, str]) -> list[str]:
 
 
 def text_config(model: nn.Module) -> Any:
-    """The config of a FoX, or of the decoder in a model of transformers."""
+    """The config of a FoX model, or of the text decoder in a model of transformers."""
     config = cast(Any, model.config)
     return getattr(config, "get_text_config", lambda: config)()
 
 
 def load_decoder(path: str, device: torch.device) -> tuple[nn.Module, Any]:
-    """A causal decoder that transformers loads, and its tokenizer or None.
+    """Loads a causal decoder with transformers; returns the decoder and its tokenizer or None.
 
     Raises:
         UsageError: the decoder cannot be loaded; see :func:`acp_repro.model.third_party.load_model`.
@@ -169,7 +169,7 @@ _watcher: ContextVar[Callable[..., None]] = ContextVar("watcher")
 
 
 def _attend(module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs):
-    """The function that transformers calls for each layer: tells the watcher, then computes the output."""
+    """The function that transformers calls for each layer: calls the watcher and computes the output."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     _watcher.get()(module, query, key, value, attention_mask, scaling, softcap, kwargs)
@@ -180,7 +180,7 @@ def _attend(module, query, key, value, attention_mask, scaling=None, softcap=Non
 
 
 def _attend_in_rows(query, key, value, mask, scaling, softcap, sinks, rows: int = 256) -> Tensor:
-    """(B, T, H, D): sdpa has neither a soft cap nor sinks. A few rows at a time."""
+    """(B, T, H, D): attention with a soft cap and sinks, which sdpa lacks, some rows at a time."""
     value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
     out = query.new_empty(*query.shape[:3], value.shape[-1])
     for first in range(0, query.shape[2], rows):
@@ -190,7 +190,7 @@ def _attend_in_rows(query, key, value, mask, scaling, softcap, sinks, rows: int 
 
 
 def _weigh(query, key, mask, scaling, softcap, sinks, own=slice(None)) -> Tensor:
-    """(B, H, rows, T): the weights of the queries ``own``, as eager attention computes them."""
+    """(B, H, rows, T): the weights of the queries ``own`` by eager attention."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = query[:, :, own] @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
@@ -209,7 +209,7 @@ def _weigh(query, key, mask, scaling, softcap, sinks, own=slice(None)) -> Tensor
 def _watch(
     model: Any, on_layer: Callable[[int, LayerInputs], None], skipped: dict[int, str]
 ) -> Iterator[None]:
-    """While open, calls ``on_layer`` for each layer of a decoder of transformers."""
+    """A context that calls ``on_layer`` for each layer of a transformers decoder."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -221,14 +221,14 @@ def _watch(
         layer = getattr(module, "layer_idx", None)
         layer = len(given) if layer is None else layer
         if any(query is one for one in latest):
-            return  # DiffLlama weighs two halves of its values with the same weights
+            return  # DiffLlama applies the same weights to both halves of its values
         latest[:] = [query]
         new = [n for n, v in kwargs.items() if n not in _KNOWN and v is not None and v is not False]
         if new or layer in attended:
             passes = f"passes {', '.join(new)} to its attention, whose weights then do not follow from q, k "
             why = passes + "and a mask" if new else "attends more than once, as a recurrent model does"
             raise NotReadable(
-                f"{type(model).__name__} cannot be read: layer {layer} {why}; give another model"
+                f"{type(model).__name__} cannot be read: layer {layer} {why}; use another model"
             )
         attended.add(layer)
         if why := _why_not(module, query, key, mask, kwargs):
@@ -270,7 +270,7 @@ def _watch(
                 hook = module.register_forward_pre_hook(read_alibi, with_kwargs=True)
             elif hasattr(module, "layer_idx"):
                 hook = module.register_forward_pre_hook(keep_arguments, with_kwargs=True)
-                if not hasattr(module, "rotary_emb"):  # where kvpress' presses look for it
+                if not hasattr(module, "rotary_emb"):  # where presses of kvpress expect it
                     module.rotary_emb = rotary
                     stack.callback(delattr, module, "rotary_emb")
             else:
@@ -285,19 +285,19 @@ def _watch(
 
 
 def _score(module, kwargs, keys, values, weigh: Callable[[], Tensor], scorer) -> Tensor:
-    """(Hkv, T) on the CPU: the scores of the first sequence, computed as kvpress calls its presses."""
+    """(Hkv, T) on the CPU: the scores of the first sequence, by the calling convention of kvpress."""
     score = functools.partial(scorer.score, module, kwargs["hidden_states"], keys, values)
     try:
         scores = score(None, kwargs)
-    except AssertionError:  # kvpress' ObservedAttentionPress asserts that it is given weights
+    except AssertionError:  # ObservedAttentionPress of kvpress asserts that weights are passed
         scores = score(weigh(), kwargs)
     if scores.shape != keys.shape[:3]:
-        raise NotReadable(f"a scorer must give {tuple(keys.shape[:3])}, got {tuple(scores.shape)}")
+        raise NotReadable(f"a scorer must return shape {tuple(keys.shape[:3])}, got {tuple(scores.shape)}")
     return scores[0].float().cpu()
 
 
 def _why_not(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> str:
-    """Why a call is not causal attention of tokens on themselves; empty if it is."""
+    """The reason why a call is not causal self-attention; empty if it is."""
     if q.shape[2] != k.shape[2]:
         return "has more or fewer keys than queries (cross-attention, or compressed keys)"
     if not getattr(module, "is_causal", True):

@@ -1,4 +1,4 @@
-"""The page: every head of one model, or of two side by side, in one HTML file that needs no other file."""
+"""The page: every head of one model, or of two side by side, in one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .pack import Listing, pack_model, pack_text, render
 
 
 class Decoder(Protocol):
-    """Any tokenizer that returns the text of a token."""
+    """Any tokenizer that decodes token ids to text."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class Explorer:
-    """A page over one model or two. A notebook shows it as the last line of a cell; ``save`` writes a file.
+    """A page of one or two models. A notebook displays it at the end of a cell; ``save`` writes a file.
 
     Args:
         models: the heads of one model, or of two with the same number of layers and heads on the same tokens.
-        tokenizer: returns the text of tokens; None shows their ids.
-        height: of the frame in a notebook, in pixels.
+        tokenizer: decodes tokens; None shows their ids.
+        height: height of the frame in a notebook, in pixels.
 
     Raises:
         UsageError: the two models cannot be compared head by head.
@@ -45,10 +45,10 @@ class Explorer:
             first, second = models
             if first.shape != second.shape or not torch.equal(first.input_ids, second.input_ids):
                 raise UsageError(
-                    f"{first.name} and {second.name} differ in layers, heads or tokens; give models of one "
-                    "shape the same tokens"
+                    f"{first.name} and {second.name} differ in layers, heads or tokens; compare models of "
+                    "one shape on the same tokens"
                 )
-            if first.name == second.name:  # such as two seeds in folders of one name
+            if first.name == second.name:  # such as two seeds in folders with the same name
                 self.models = tuple(
                     replace(one, name=f"{one.name} ({place})")
                     for one, place in zip(models, ("first", "second"), strict=True)
@@ -56,7 +56,7 @@ class Explorer:
 
     @cached_property
     def html(self) -> str:
-        """The whole page, as HTML."""
+        """The HTML of the page."""
         listing = Listing.of(self.models)
         pieces, text = pack_text(token_pieces(self.models[0].input_ids, self.tokenizer))
         packed = [pack_model(model, _facts(model), listing) for model in self.models]
@@ -67,12 +67,12 @@ class Explorer:
         return render("Heads of " + " and ".join(model.name for model in self.models), about, blobs)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the page to ``path``. A failed write leaves no half file."""
+        """Writes the page to ``path`` atomically and returns the path."""
         return files.write_text(path, self.html)
 
     def _repr_html_(self) -> str:
-        # A frame, so that the page's style and a notebook's stay apart. It needs no extension and no kernel,
-        # so it works in every viewer of notebooks.
+        # A frame separates the styles of the page and the notebook. The frame needs no extension and no
+        # running kernel, so it works in every notebook viewer.
         return (
             f'<iframe title="heads" srcdoc="{html.escape(self.html)}" style="width: 100%; '
             f'height: {self.height}px; border: 1px solid #8886; border-radius: 8px"></iframe>'
@@ -89,20 +89,19 @@ def explore(
     log_pruning_tolerance: float | None = None,
     dtype: str = "float32",
 ) -> Explorer:
-    """Every head of ``model`` on ``tokens``, as a page: in a notebook, or as a file by ``save(path)``.
+    """A page of every head of ``model`` on ``tokens``, for a notebook or, by ``save(path)``, as a file.
 
     Args:
-        tokens: int64 ids, (T,) or (sequences, T), as the model reads them, BOS included. The page shows the
-            first sequence. The numbers of each head are over all sequences.
+        tokens: int64 ids, (T,) or (sequences, T), with BOS if the model expects it. The page shows the first
+            sequence; the statistics of each head are over all sequences.
         tokenizer: an object whose ``decode([id])`` returns the text of a token; None shows ids.
-        compare: a second model of the same shape, shown beside the first. Both models read the same tokens,
-            at one length.
+        compare: a second model of the same shape, shown beside the first. Both models read the same tokens.
         names: names of the models on the page.
         log_pruning_tolerance, dtype: see :func:`weigh_heads`.
 
     Raises:
-        UsageError: fewer tokens than two blocks, or no ids of the model; or the models differ in shape. It is
-            a ValueError.
+        UsageError: there are fewer tokens than two blocks, the ids are not in the vocabulary, or the models
+            differ in shape. UsageError is a ValueError.
     """
     models = [model] if compare is None else [model, compare]
     if compare is not None:
@@ -128,10 +127,10 @@ def check_comparable(first: str, first_config: FoXConfig, second: str, second_co
 
 
 def token_pieces(ids: Tensor, tokenizer: Decoder | None) -> list[str]:
-    """The text of each of the ``ids`` (T,) int64. A token without text, such as BOS, is shown by its id.
+    """The text of each token of ``ids`` (T,) int64. A token without text, such as BOS, is shown by its id.
 
-    Where tokens end within a character, the first has the text of all that are needed to end it, and the
-    others have none. The concatenated pieces are therefore the text.
+    If a character spans several tokens, the first token has the text of all tokens up to the end of the
+    character, and the others are empty. The concatenated pieces are therefore the text.
     """
 
     @cache
@@ -151,6 +150,6 @@ def _facts(model: ModelHeads) -> list[str]:
         f"{layers} layers of {heads} heads",
         f"{model.length:,} tokens",
         f"blocks of {block_q} × {block_k}",
-        *([f"numbers over {measured:,} tokens"] if measured > model.length else []),
+        *([f"statistics over {measured:,} tokens"] if measured > model.length else []),
         *model.facts,
     ]

@@ -1,5 +1,5 @@
-"""Measures every head of a model on a text: savings, effective context, gates, distribution of the weight
-(Section 4.3)."""
+"""Statistics of every head of a model on a text: pruned ratio, effective context, gates, and distribution of
+the attention weight (Section 4.3)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from acp_repro.model.capture import AttentionInputs, watch_attention
 
 from .weights import HeadWeights, cell_tokens, head_weights
 
-STRONGEST = 8  # keys of each query that are kept
+STRONGEST = 8  # the number of strongest keys stored per query
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Head:
 
     Attributes:
         log_fgate: (T,), the log forget gates; None without gates.
-        weights: sums of its weights.
+        weights: sums of the head's attention weights.
         logits: (T,), ``q.k / sqrt(D)`` of each query and its strongest key, in nats; None without gates.
-        threshold: delta of the sequence, in nats; None without gates.
+        threshold: delta for this sequence, in nats; None without gates.
     """
 
     layer: int
@@ -47,18 +47,18 @@ class Head:
 
 @dataclass
 class ModelHeads:
-    """A model's heads.
+    """The statistics of all heads of a model.
 
     Attributes:
-        table: the frame of :func:`inspect_heads` over all sequences, and more columns, of the first sequence
-            alone: see :func:`weigh_heads`.
-        heads: in the table's order.
+        table: the frame of :func:`inspect_heads` over all sequences, with additional columns over the first
+            sequence; see :func:`weigh_heads`.
+        heads: the heads in the order of the table.
         input_ids: (T,) int64, the first sequence.
-        cell: tokens of a square of :attr:`HeadWeights.cells`.
-        grid: tokens of a query block and of a key block.
-        own_log_pruning_tolerance: log epsilon of the model's config; None if it is exact.
-        name, facts: what the page calls the model, and lines about it, such as its text.
-        rules: what rules of sparse attention skip and lose, from :func:`head_map`; None for no such view.
+        cell: the side of a square of :attr:`HeadWeights.cells` in tokens.
+        grid: the sizes of query blocks and key blocks in tokens.
+        own_log_pruning_tolerance: log epsilon of the model's config; None if the model is exact.
+        name, facts: the name of the model on the page, and lines about it, such as the source of the text.
+        rules: the results of sparse-attention rules from :func:`head_map`; None to omit that view.
     """
 
     table: pd.DataFrame
@@ -73,16 +73,16 @@ class ModelHeads:
 
     @property
     def length(self) -> int:
-        """Tokens of the first sequence."""
+        """The number of tokens of the first sequence."""
         return len(self.input_ids)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Layers, and heads of each."""
+        """The number of layers, and of heads per layer."""
         return len({*self.table["layer"]}), len({*self.table["head"]})
 
     def head(self, layer: int, head: int) -> Head:
-        """The head of that layer and number; KeyError if there is none."""
+        """The head with this layer and index; KeyError if it does not exist."""
         return {(one.layer, one.head): one for one in self.heads}[layer, head]
 
 
@@ -90,7 +90,7 @@ def check_ids(tokens: Tensor | Sequence[int], vocab_size: int) -> Tensor:
     """``tokens`` as int64 ids, (sequences, T).
 
     Raises:
-        UsageError: they are not whole numbers of that shape, or not from 0 to ``vocab_size - 1``.
+        UsageError: ``tokens`` are not integers of that shape, or not in the range 0 to ``vocab_size - 1``.
     """
     try:
         ids = torch.as_tensor(tokens)
@@ -104,15 +104,15 @@ def check_ids(tokens: Tensor | Sequence[int], vocab_size: int) -> Tensor:
     least, most = int(ids.min()), int(ids.max())
     if least < 0 or most >= vocab_size:
         raise UsageError(
-            f"token id {least if least < 0 else most} is not from 0 to {vocab_size - 1}; take the tokenizer "
-            "that the model was trained with"
+            f"token id {least if least < 0 else most} is not in the range 0 to {vocab_size - 1}; "
+            "use the tokenizer that the model was trained with"
         )
     return ids
 
 
 @contextlib.contextmanager
 def certified(model: nn.Module, log_pruning_tolerance: float) -> Iterator[None]:
-    """While open, a FoX model computes the certificate's threshold."""
+    """A context in which a FoX model computes the threshold of the certificate."""
     layers = [module for module in model.modules() if isinstance(module, ForgettingAttentionLayer)]
     before = [layer.log_pruning_tolerance for layer in layers]
     for layer in layers:
@@ -132,31 +132,31 @@ def inspect_heads(
     log_pruning_tolerance: float | None = None,
     dtype: str = "float32",
 ) -> pd.DataFrame:
-    """One row a head, over all sequences of ``batches``.
+    """A table with one row per head, over all sequences of ``batches``.
 
     Args:
-        model: left as it was.
-        batches: input_ids (B, L), all of the same L, on the model's device.
-        log_pruning_tolerance: log epsilon; default: the model's own, or -10 if it is exact.
+        model: a FoX model, which is not modified.
+        batches: input_ids (B, L), all with the same L, on the model's device.
+        log_pruning_tolerance: log epsilon; default: the model's own, or -10 if the model is exact.
         dtype: ``"bfloat16"`` for autocast, or ``"float32"``.
 
     Returns:
         A frame in the order of layers and heads with the columns
 
-        - ``pruned_ratio``: share of pruned blocks of the causal grid; ``largest_pruned_ratio``: the
-            most that the grid allows at this L (:func:`largest_pruned_ratio`);
-            ``token_pruned_ratio``: the same share with blocks of one token;
+        - ``pruned_ratio``: pruned blocks divided by causal blocks; ``largest_pruned_ratio``: the achievable
+            maximum at this L (:func:`largest_pruned_ratio`); ``token_pruned_ratio``: the ratio with
+            blocks of one token;
         - ``kind``: see :func:`head_kind`;
-        - ``median_window_tokens``, ``q90_window_tokens``: keys j with ``D_ij >= delta`` of a query i,
-            its own included; the smallest number that is enough for half, and for 90 %, of the queries;
+        - ``median_window_tokens``, ``q90_window_tokens``: effective context: the number of keys j with
+            ``D_ij >= delta`` of a query i, its own included; median and 90 % quantile over the queries;
         - ``mean_forget_gate``: mean of f over tokens, from 0 to 1;
         - ``logit_bound``: U, and ``threshold_nats``: delta. If they differ between sequences (without
             QK-norm), the largest U and the lowest delta;
         - ``context_length_tokens``, ``measured_tokens``, ``block_q_tokens``, ``block_k_tokens``,
-            ``log_pruning_tolerance``: what it was measured with.
+            ``log_pruning_tolerance``: the settings of the measurement.
 
     Raises:
-        ValueError: there is no batch, or sequences differ in length.
+        ValueError: ``batches`` is empty, or sequences differ in length.
     """
     if log_pruning_tolerance is None:
         own = model.config.log_pruning_tolerance
@@ -171,11 +171,11 @@ def inspect_heads(
         for input_ids in batches:
             lengths.add(input_ids.shape[1])
             if len(lengths) > 1:
-                raise ValueError(f"sequences must be equally long, got {sorted(lengths)}")
+                raise ValueError(f"sequences must be equally long, got lengths {sorted(lengths)}")
             model.model(input_ids)
             tokens += input_ids.numel()
     if not tokens:
-        raise ValueError("there is no batch")
+        raise ValueError("`batches` is empty; pass at least one batch of token ids")
     (length,) = lengths
     rows = [tally.rows(layer, length, tokens, log_pruning_tolerance) for layer, tally in enumerate(tallies)]
     return pd.DataFrame(itertools.chain(*rows))
@@ -189,18 +189,18 @@ def weigh_heads(
     log_pruning_tolerance: float | None = None,
     dtype: str = "float32",
 ) -> ModelHeads:
-    """The heads of ``model`` on the first sequence of ``batches``, and their table over all of them.
+    """The heads of ``model`` on the first sequence of ``batches``, and their table over all sequences.
 
-    Memory grows with the length, never with its square.
+    Memory is linear in the sequence length.
 
     Args:
         batches: token ids, (B, T) int64 each.
-        model, log_pruning_tolerance, dtype: of :func:`inspect_heads`, which makes the table.
+        model, log_pruning_tolerance, dtype: as in :func:`inspect_heads`, which computes the table.
 
     Returns:
         The heads. The table has these columns in addition to those of ``inspect_heads``:
 
-        - ``half_weight_tokens``: the distance that contains half of the weight, in tokens;
+        - ``half_weight_tokens``: the median attention distance in tokens;
         - ``strongest_weight``: the mean weight of a query's strongest key;
         - ``first_token_weight``: the mean weight on the first token;
         - ``largest_pruned_mass``: the largest weight that a row loses by pruning;
@@ -209,12 +209,12 @@ def weigh_heads(
 
     Raises:
         UsageError: sequences are shorter than two blocks.
-        ValueError: there is no batch, or sequences differ in length.
+        ValueError: ``batches`` is empty, or sequences differ in length.
     """
     batches = iter(batches)
     first = next(batches, None)
     if first is None:
-        raise ValueError("there is no batch")
+        raise ValueError("`batches` is empty; pass at least one batch of token ids")
     length = first.shape[1]
     cell = cell_tokens(length)
     layers: dict[int, list[Head]] = {}
@@ -227,7 +227,7 @@ def weigh_heads(
         if length < 2 * max(grid[0]):
             raise UsageError(
                 f"{length} tokens are fewer than two blocks of {max(grid[0])}, so nothing can be pruned; "
-                f"give {2 * max(grid[0])} or more (--context-length {2 * max(grid[0])})"
+                f"pass {2 * max(grid[0])} or more (--context-length {2 * max(grid[0])})"
             )
         layers[layer] = [*_weigh_layer(layer, inputs, cell)]
 
@@ -256,7 +256,7 @@ def _weigh_layer(layer: int, inputs: AttentionInputs, cell: int) -> Iterator[Hea
 
 
 def weight_columns(heads: list[Head], input_ids: Tensor) -> dict[str, list[float]]:
-    """The columns of the table that follow from weights; see :func:`weigh_heads`. ``input_ids`` is (T,)."""
+    """The columns of :func:`weigh_heads` that are computed from weights. ``input_ids`` is (T,)."""
     every = [head.weights for head in heads]
     return {
         "half_weight_tokens": [int((w.by_distance.cumsum(0) < w.by_distance.sum() / 2).sum()) for w in every],
@@ -271,8 +271,8 @@ def weight_columns(heads: list[Head], input_ids: Tensor) -> dict[str, list[float
 def _induction_weight(weights: HeadWeights, input_ids: Tensor) -> float:
     """The mean weight on tokens that follow an earlier occurrence of the query's own token.
 
-    The mean is over the queries whose token occurred before, and counts the strongest keys of each query, so
-    it is a lower bound of the weight on all such tokens.
+    The mean is over the queries whose token occurred before. Only the strongest keys of each query count, so
+    the result is a lower bound on the weight of all such tokens.
     """
     keys = weights.keys.long()
     follows = (keys > 0) & (input_ids[keys - 1] == input_ids[:, None])
@@ -281,7 +281,7 @@ def _induction_weight(weights: HeadWeights, input_ids: Tensor) -> float:
 
 
 class _Tally:
-    """Sums over the calls of one layer; windows as a histogram, so memory does not grow with text."""
+    """Statistics accumulated over the calls of one layer; windows are a histogram, so memory is constant."""
 
     def __init__(self):
         self.pruned = self.token_pruned = self.windows = self.gates = cast(Any, 0)
@@ -307,7 +307,7 @@ class _Tally:
         self.threshold = self.threshold.minimum(inputs.threshold.expand(batch, heads).amin(0).cpu())
 
     def rows(self, layer: int, length: int, tokens: int, log_pruning_tolerance: float) -> Iterator[dict]:
-        """One a head, with the columns of :func:`inspect_heads`."""
+        """One row per head, with the columns of :func:`inspect_heads`."""
         most = largest_pruned_ratio(length, *self.grid)
         queries = int(self.windows[0].sum())
         zero = float(pruning_threshold(0.0, length, log_pruning_tolerance))
@@ -323,7 +323,7 @@ class _Tally:
                 "median_window_tokens": _quantile(self.windows[head], 0.5),
                 "q90_window_tokens": _quantile(self.windows[head], 0.9),
                 "mean_forget_gate": float(self.gates[head]) / queries,
-                # U as the model used it, however it was computed: delta is linear in U.
+                # The U that the model used: delta is linear in U.
                 "logit_bound": (zero - delta) / 2,
                 "threshold_nats": delta,
                 "context_length_tokens": length,
@@ -335,6 +335,6 @@ class _Tally:
 
 
 def _quantile(histogram: Tensor, share: float) -> int:
-    """The smallest value that at least ``share`` of the counted values do not exceed."""
+    """The smallest value v such that at least a fraction ``share`` of the counted values are at most v."""
     cumulative = histogram.cumsum(0)
     return int((cumulative < share * cumulative[-1]).sum())

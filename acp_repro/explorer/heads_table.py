@@ -1,4 +1,4 @@
-"""Heads as tables in a terminal or a pipe; needs the library `rich`."""
+"""Tables of heads for a terminal or a pipe; requires the library `rich`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from acp_repro.common.grid import GLOBAL, KINDS, LOCAL
 from .blocks import EPSILONS
 from .palette import ROLES
 
-NAMES = {"between": "intermediate"}  # of a kind, to a reader
+NAMES = {"between": "intermediate"}  # displayed names of kinds
 
 
 def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
-    """Prints the frame of :func:`inspect_heads` with a summary of the layers; sorted by what is pruned, or
-    by layer.
+    """Prints the frame of :func:`inspect_heads`, sorted by pruned ratio or by layer, and a summary per layer.
 
-    A table drops columns from its right until it fits the terminal (80 columns in a pipe).
+    A table drops its rightmost columns until it fits the terminal (80 columns in a pipe).
     """
     console, facts = Console(highlight=False), heads.iloc[0]
-    console.out(  # as it stands: a pipe's reader wraps lines, or does not
+    console.out(  # without wrapping, which is left to the reader of a pipe
         f"{title}: {heads['layer'].nunique()} layers of {heads['head'].nunique()} heads",
         f"{facts['measured_tokens']:,} tokens in sequences of {facts['context_length_tokens']:,}, "
         f"log epsilon {facts['log_pruning_tolerance']:g}, "
@@ -29,7 +28,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
         sep="\n",
     )
     if sort == "pruned":
-        # Many local heads prune the achievable maximum; windows in tokens distinguish them.
+        # Many local heads reach the achievable maximum; the token-level ratio distinguishes them.
         heads = heads.sort_values("token_pruned_ratio", ascending=False, kind="stable")
     print_table(
         console,
@@ -61,7 +60,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
     console.out(
         f"pruned  {heads['pruned_ratio'].mean():.1%} of all blocks (achievable maximum "
         f"{facts['largest_pruned_ratio']:.1%}), {heads['token_pruned_ratio'].mean():.1%} at token level",
-        "grid    blocks at the diagonal always stay, so no head can prune all of its blocks",
+        "grid    blocks at the diagonal are never pruned, so no head can prune all of its blocks",
         f"kind    local: at least {LOCAL:.0%} of the achievable maximum; global: under {GLOBAL:.0%}",
         "p50,p90 effective context: keys that a query keeps at token level, median and 90 % quantile",
         "gate    mean forget gate; U bounds the scores, delta is the threshold in nats",
@@ -70,7 +69,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
 
 
 def _contexts(heads: pd.DataFrame, column: str) -> list[str]:
-    """Effective contexts in tokens. A global head keeps (nearly) all keys of the causal mask."""
+    """Effective contexts in tokens; "all" for a global head, which keeps nearly all causal keys."""
     return [
         "all" if kind == "global" else f"{v:,}" for kind, v in zip(heads["kind"], heads[column], strict=True)
     ]
@@ -82,7 +81,7 @@ def _range_of_contexts(heads: pd.DataFrame) -> str:
 
 
 def print_decoder(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
-    """Prints the table of :func:`read_heads`: keys, distances, and blocks that could be left out."""
+    """Prints the table of :func:`read_heads`: keys, distances, and prunable blocks."""
     console, facts = Console(highlight=False), heads.iloc[0]
     console.out(
         f"{title}: {heads['layer'].nunique()} layers of {heads['head'].nunique()} heads",
@@ -107,19 +106,19 @@ def print_decoder(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None
     mean = heads.mean(numeric_only=True)
     console.out(
         *(
-            f"blocks  at {name}: {mean['known']:.1%} known beforehand, "
-            f"{mean[f'seen_{name}']:.1%} seen on the way, {mean[f'after_{name}']:.1%} by an oracle"
+            f"blocks  at epsilon {name}: {mean['known']:.1%} prunable a priori, "
+            f"{mean[f'seen_{name}']:.1%} online, {mean[f'after_{name}']:.1%} by an oracle"
             for name in EPSILONS
         ),
-        "        these, of 64 x 64, could be left out, so that no row loses epsilon of its weight",
-        "in      keys that hold so much of a query's weight: the median of the queries",
-        "half    distance within which half of the weight lies; first: on the first token; nats: entropy",
+        "        blocks of 64 x 64 that can be skipped with less than epsilon of any row's weight lost",
+        "in      keys that receive this percentage of a query's weight: the median of the queries",
+        "half    median attention distance; first: attention-sink weight; nats: entropy",
         sep="\n",
     )
 
 
 def print_table(console: Console, columns: dict[str, list[str]], left: tuple[str, ...] = ("kind",)) -> None:
-    """Prints columns of cells, aligned to the right unless they are in ``left``; those that fit."""
+    """Prints the columns that fit, aligned to the right unless they are in ``left``."""
     shown = list(columns)
     widths = [2 + max(map(len, [name, *columns[name]])) for name in shown]
     while len(shown) > 3 and sum(widths[: len(shown)]) > console.width:

@@ -1,7 +1,7 @@
-"""The page's file: a model's heads as numbers rounded to bytes, deflated, in base64, and what draws them.
+"""Serialises the page: quantised statistics of a model's heads, deflated and base64-encoded, and the scripts.
 
-``page/data.js`` reads the numbers. Numbers of more than a byte are written a byte at a time, all the lowest
-bytes first, because that deflates better.
+``page/data.js`` decodes the numbers. Multi-byte numbers are stored as byte planes, the lowest bytes first,
+because byte planes compress better.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from acp_repro.attention.decay import cumulative_log_fgate
 from .heads import Head, ModelHeads
 from .palette import ROLES
 
-GATE_STEPS = 64  # of log(f / (1 - f)), a step: 0.4 % of f at most; also of q.k, in nats
+GATE_STEPS = 64  # steps per unit of log(f / (1 - f)), so f is within 0.4 %; also steps per nat of q.k
 CELL_FLOOR, RECEIVED_FLOOR = 1e-5, 1e-3
 BINS_PER_OCTAVE = 4
-# Keys that the page lists, about 1.4 bytes each. A query's strongest key is always listed. Others are listed
-# from the first of these weights on with which all fit. If none fits, only every 2nd, 4th ... query has a
-# list.
+# The maximum number of keys that the page lists, about 1.4 bytes each. The strongest key of a query is always
+# listed. Other keys are listed if their weight reaches the first of LEAST_WEIGHTS with which all keys fit. If
+# none fits, only every 2nd, 4th ... query has a list.
 MOST_KEYS = 2_500_000
 LEAST_WEIGHTS = (0.01, 0.02, 0.05)
 D3 = "7.9.0"
@@ -47,14 +47,14 @@ _SCRIPTS = (
 
 
 class Listing(NamedTuple):
-    """Which of the strongest keys the page lists: those of every n-th query, from some weight on."""
+    """The selection of listed keys: of every ``stride``-th query, from weight ``least_weight`` on."""
 
     stride: int
     least_weight: float
 
     @classmethod
     def of(cls, models: Sequence[ModelHeads], most: int = MOST_KEYS) -> Listing:
-        """The fullest listing with at most ``most`` keys, over all models together."""
+        """The largest listing with at most ``most`` keys in total over all models."""
         count, least = 0, 0.0
         for least in LEAST_WEIGHTS:
             count = sum(int(cls(1, least).mask(head).sum()) for model in models for head in model.heads)
@@ -63,7 +63,7 @@ class Listing(NamedTuple):
         return cls(1 << max(0, math.ceil(math.log2(count / most))), least)
 
     def mask(self, head: Head) -> np.ndarray:
-        """(queries, K) bool, of every query that has a list."""
+        """(queries, K) bool: the listed keys of every query with a list."""
         keys, weights = (x[:: self.stride].numpy() for x in (head.weights.keys, head.weights.weights))
         listed = (weights >= self.least_weight) & (keys >= 0)
         listed[:, 0] = True
@@ -71,9 +71,9 @@ class Listing(NamedTuple):
 
 
 def pack_model(model: ModelHeads, facts: Sequence[str], listing: Listing) -> tuple[dict[str, Any], list[str]]:
-    """A model's part of the page: what it shows at first, and one text in base64 for each head."""
+    """The data of one model: the metadata for the first view, and one base64 string for each head."""
     edges, own = distance_bins(model.length), model.own_log_pruning_tolerance
-    with ThreadPoolExecutor() as threads:  # zlib releases Python's lock
+    with ThreadPoolExecutor() as threads:  # zlib releases the GIL
         packed = list(threads.map(lambda head: _pack_head(head, listing, edges, model.grid), model.heads))
     about = {
         "name": model.name,
@@ -97,21 +97,21 @@ def pack_model(model: ModelHeads, facts: Sequence[str], listing: Listing) -> tup
 
 
 def distance_bins(length: int) -> np.ndarray:
-    """Edges of bins of distances, (n,) int64: 0, 1, 2, ... and later :data:`BINS_PER_OCTAVE` to an octave."""
+    """Edges of distance bins, (n,) int64: 0, 1, 2, ..., then :data:`BINS_PER_OCTAVE` bins per octave."""
     octaves = np.arange(0, math.log2(length) + 1 / BINS_PER_OCTAVE, 1 / BINS_PER_OCTAVE)
     edges = np.unique(np.concatenate([[0], np.round(2**octaves)]).astype(int))
     return np.append(edges[edges < length], length)
 
 
 def pack_text(pieces: Sequence[str]) -> tuple[list[str], str]:
-    """The distinct ones of ``pieces``, the text of each token; and in base64 which of them each token is."""
+    """The distinct texts of ``pieces`` (the text of each token), and the index of each token in base64."""
     places: dict[str, int] = {}
     which = [places.setdefault(piece, len(places)) for piece in pieces]
     return list(places), encode([np.array(which, "<u4")])
 
 
 def encode(arrays: Iterable[np.ndarray]) -> str:
-    """Arrays of any shape, deflated, in base64: one after the other, the lowest bytes of each first."""
+    """Concatenates arrays of any shape as byte planes (lowest first), deflates them and encodes in base64."""
     contiguous = map(np.ascontiguousarray, arrays)
     raw = b"".join(one.view(np.uint8).reshape(-1, one.itemsize).T.tobytes() for one in contiguous)
     return base64.b64encode(zlib.compress(raw, 9)).decode()
@@ -134,7 +134,7 @@ def _pack_head(
     cells = w.cells.numpy()[np.tril_indices(len(w.cells))]
     arrays = [
         gate.numpy().astype("<u2"),
-        # All that the boundary depends on, so the page computes the boundary of any epsilon as ACP does.
+        # The boundary depends only on these values, so the page can compute the boundary of any epsilon.
         c[:: grid[0]].astype("<f8"),
         c[grid[1] - 1 :: grid[1]].astype("<f8"),
         np.diff(w.first_kept.numpy(), prepend=0).astype("<i4"),
@@ -152,13 +152,13 @@ def _pack_head(
 
 
 def logarithmic(values: np.ndarray, least: float, most: float) -> np.ndarray:
-    """``values`` as uint8 on a logarithmic scale: 0 under ``least``, 1 there, 255 at ``most``."""
+    """``values`` as uint8 on a logarithmic scale: 0 below ``least``, 1 at ``least``, 255 at ``most``."""
     share = np.log(np.maximum(values, least) / least) / math.log(most / least)
     return np.where(values < least, 0, 1 + np.round(254 * share.clip(0, 1))).astype("<u1")
 
 
 def _plain(column) -> list:
-    """Numbers with six digits; missing values become null."""
+    """Numbers with six significant digits; missing values become null."""
     values = column.tolist()
     return [
         float(f"{v:.6g}") if isinstance(v, float) and math.isfinite(v) else None if v != v else v
@@ -167,7 +167,7 @@ def _plain(column) -> list:
 
 
 def render(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
-    """The whole page: what it shows at first, and texts in base64 by the names that the scripts look for."""
+    """The HTML of the page, with metadata ``about`` and base64 strings ``blobs`` by element id."""
     folder = resources.files("acp_repro.explorer") / "page"
 
     def read(name: str) -> str:
@@ -186,6 +186,6 @@ def render(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
     colours = "".join(f"--{role}:{colour};" for role, colour in ROLES.items())
     parts = {"title": html.escape(title), "style": f":root{{{colours}}}\n{read('style.css')}", "d3": D3}
     parts |= {"data": "\n".join(data), "scripts": "\n".join(scripts)}
-    # The template is cut before it is filled, because the filling may hold braces.
+    # The template is split before it is filled, because inserted text may contain braces.
     pieces = re.split(r"\{\{(\w+)\}\}", read("page.html"))
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))

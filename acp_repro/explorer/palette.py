@@ -1,7 +1,7 @@
-"""Okabe and Ito's colours by role: one list for the figures and the explorer's page. No imports."""
+"""The Okabe-Ito colours by role, shared by the figures and the explorer. This module has no imports."""
 
-# Of Figures 1 and 6 too. It stands out from the blues of the decay and from viridis, and has a contrast of 3
-# or more with a white and a dark page, so a saved picture has one look.
+# Figures 1 and 6 use the same colour. It differs from the blues of the decay and from viridis, and has a
+# contrast of at least 3 with a white and a dark page, so saved images look the same in both themes.
 BOUNDARY = "#D55E00"
 ROLES = {
     "acp": "#0072B2",

@@ -1,4 +1,4 @@
-"""What each head of a decoder keeps and could leave out: ``read_heads(model, tokens)`` returns the table."""
+"""The keys that each head of a decoder needs, and the blocks that it could skip: ``read_heads``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .decoders import LayerInputs, NotReadable, read_layers, text_config
 from .heads import STRONGEST, Head, ModelHeads, certified, check_ids, weight_columns
 from .weights import cell_tokens, head_weights
 
-LATE = 8  # the last eighth of the queries tells which of the keys before it were needed
+LATE = 8  # the last eighth of the queries determines which earlier keys are needed
 SINKS = 4
-MOST_HEADS = 256  # whose pages hold 33 kB of squares a head; of more, a quarter of that
+MOST_HEADS = 256  # with more heads, the page stores a quarter of the squares, instead of 33 kB per head
 
 
 class Scorer(Protocol):
-    """A method that scores the keys of a cache, in the convention of kvpress."""
+    """A method that scores the keys of a cache, with the interface of kvpress."""
 
     def score(
         self,
@@ -37,22 +37,23 @@ class Scorer(Protocol):
         attentions: Tensor | None,
         kwargs: dict[str, Any],
     ) -> Tensor:
-        """(B, Hkv, T): a key with a larger score is kept longer.
+        """(B, Hkv, T): scores; keys with larger scores are evicted later.
 
         Args:
-            attentions: None, as kvpress passes it with sdpa. If the scorer then raises AssertionError, it is
-                called again with the weights (B, H, T, T), whose memory grows with the square of the length.
-            kwargs: of the forward of the layer's attention, ``position_embeddings`` among them.
+            attentions: None, as in kvpress with sdpa. A scorer that raises AssertionError is called again
+            with
+                the weights (B, H, T, T), whose memory is quadratic in the length.
+            kwargs: keyword arguments of the attention layer's forward, including ``position_embeddings``.
         """
         ...
 
 
 @dataclass
 class DecoderHeads(ModelHeads):
-    """What :func:`read_heads` found. ``Explorer(heads, tokenizer=...)`` makes its page.
+    """The result of :func:`read_heads`. ``Explorer(heads, tokenizer=...)`` creates its page.
 
     Attributes:
-        skipped: a line for each layer that was not read, with the reason.
+        skipped: one line for each skipped layer, with the reason.
     """
 
     skipped: Sequence[str] = ()
@@ -71,45 +72,45 @@ def read_heads(
     budget: float = 0.5,
     progress: bool = False,
 ) -> DecoderHeads:
-    """The heads of a causal decoder on ``tokens``. Memory grows with the length, never with its square.
+    """The heads of a causal decoder on ``tokens``. Memory is linear in the sequence length.
 
     Args:
-        model: a FoX model, or a causal decoder of transformers; it is left as it was.
+        model: a FoX model, or a causal decoder of transformers; the model is not modified.
         tokens: int64 ids, (T,) or (sequences, T), without padding.
         log_pruning_tolerance: log epsilon of the certificate, by default -10.
-        scorers: methods that choose keys, by name: your own, or presses of kvpress, whose compression ratio
-            is not read.
+        scorers: methods that select keys, by name: your own, or presses of kvpress, whose compression ratio
+            is ignored.
         budget: fraction of the keys that a scorer may keep.
-        progress: show a bar of heads, where stderr is a terminal.
+        progress: show a progress bar of heads if stderr is a terminal.
 
     Returns:
-        A table with a row a head, over all sequences:
+        A table with one row per head, over all sequences:
 
         - ``keys_90``, ``keys_99``, ``keys_99.9``: keys that receive this percentage of a query's weight on
             keys, the median over at most 512 evenly spaced queries; ``q90_keys_90`` and so on: their 90 %
             quantile;
-        - ``entropy_nats``: mean entropy of a row of weights; a learned sink (gpt-oss) is no key and not
-            counted, so a row with one sums to less than 1;
-        - of the first sequence alone ``half_weight_tokens``, the distance that contains half of the weight;
-            ``strongest_weight``, a query's strongest key, and ``first_token_weight``, in the mean;
-            ``largest_pruned_mass``, the most that the certificate's blocks weigh in a row; ``sink_weight``,
-            the mean weight of a learned sink; ``previous_token_weight`` and ``induction_weight`` as in
-            :func:`weigh_heads`;
-        - ``known``: share of the blocks of 64 x 64, within the causal triangle and the window, that the
-            certificate of FoX's gates or ALiBi's slopes leaves out before q and k are multiplied; 0 without
+        - ``entropy_nats``: mean entropy of a row of weights; a learned sink (gpt-oss) is not a key and is
+            not counted, so a row with a sink sums to less than 1;
+        - over the first sequence: ``half_weight_tokens``, the median attention distance;
+            ``strongest_weight``, the mean weight of a query's strongest key; ``first_token_weight``, its
+            mean weight on the first token; ``largest_pruned_mass``, the largest weight of a row on the
+            certificate's blocks; ``sink_weight``, the mean weight of a learned sink;
+            ``previous_token_weight`` and ``induction_weight`` as in :func:`weigh_heads`;
+        - ``known``: fraction of the blocks of 64 x 64, within the causal triangle and the window, that the
+            certificate of FoX's gates or ALiBi's slopes skips before q and k are multiplied; 0 without
             decay;
-        - ``seen_e-10``, ``seen_1e-3``, ``seen_1e-2``: share that :func:`seen_on_the_way` leaves out at this
-            epsilon; ``seen_besides_e-10`` and so on: those that the certificate keeps;
-        - ``after_e-10``, ``after_1e-3``, ``after_1e-2``: share that the oracle leaves out
+        - ``seen_e-10``, ``seen_1e-3``, ``seen_1e-2``: fraction that :func:`seen_on_the_way` skips at this
+            epsilon; ``seen_besides_e-10`` and so on: of these, the blocks that the certificate keeps;
+        - ``after_e-10``, ``after_1e-3``, ``after_1e-2``: fraction that the oracle skips
             (:func:`known_afterwards`);
-        - with ``scorers``: ``lost_NAME``, the weight that the last eighth of the queries give to keys before
-            them which NAME does not keep; and the same for ``oracle`` (the most needed keys of this head),
-            ``window`` (4 first keys and the latest ones) and ``random``.
+        - with ``scorers``: ``lost_NAME``, the weight of the last eighth of the queries on earlier keys that
+            NAME does not keep; likewise for ``oracle`` (the most needed keys of this head), ``window``
+            (the first 4 keys and the latest ones) and ``random``.
 
     Raises:
         NotReadable: the model has no causal attention that can be read, has fewer positions than there are
-            tokens, or its values cannot be given to scorers (FoX, BLOOM, MPT).
-        UsageError: ``tokens`` are no ids of the model.
+            tokens, or does not expose its values to scorers (FoX, BLOOM, MPT).
+        UsageError: ``tokens`` are not ids of the model.
     """
     config = text_config(model)
     ids = check_ids(tokens, config.vocab_size).to(next(model.parameters()).device)
@@ -124,7 +125,7 @@ def read_heads(
     def on_layer(layer: int, inputs: LayerInputs) -> None:
         if scorers and inputs.score is None:
             raise NotReadable(
-                "scorers choose keys of models whose attention transformers calls by its interface; "
+                "scorers require a model whose attention uses the AttentionInterface of transformers; "
                 f"this one is a {type(model).__name__}"
             )
         threshold = certificate(inputs, log_epsilon)
@@ -160,7 +161,7 @@ def read_heads(
             bar.update()
 
     for scorer in (scorers or {}).values():
-        getattr(scorer, "post_init_from_model", lambda _: None)(model)  # as kvpress does first
+        getattr(scorer, "post_init_from_model", lambda _: None)(model)  # as in kvpress
     skipped: list[str] = []
     bar = progress_bar(unit="head", leave=False, disable=not progress)
     with bar, certified(model, log_epsilon):
@@ -180,7 +181,7 @@ def read_heads(
 
 
 def certificate(inputs: LayerInputs, log_pruning_tolerance: float) -> Tensor | None:
-    """(H,) delta of the first sequence; None where nothing decays."""
+    """(H,) delta of the first sequence; None without decay."""
     if inputs.threshold is not None or inputs.c is None:
         return inputs.threshold
     return threshold_from_norms(inputs.q, inputs.k, inputs.scaling, log_pruning_tolerance)[0]
@@ -189,7 +190,7 @@ def certificate(inputs: LayerInputs, log_pruning_tolerance: float) -> Tensor | N
 def _losses(
     received: Tensor, late: int, budget: float, scores: dict[str, Tensor], generator: torch.Generator
 ) -> dict[str, float]:
-    """What the queries from ``late`` on lose if of the keys before them only a share ``budget`` is kept.
+    """The weight that the queries from ``late`` on lose if a fraction ``budget`` of the earlier keys is kept.
 
     Args:
         received: (T,) float64, the weight of these queries on each key.

@@ -1,4 +1,4 @@
-"""What each rule of ``rules.py`` would skip in each head of a decoder, and what that loses."""
+"""The tiles that each rule of ``rules.py`` would skip in each head of a decoder, and the lost weight."""
 
 from __future__ import annotations
 
@@ -24,28 +24,26 @@ from .rules import NOT_COMPUTABLE, RULES, SPAN, HeadInputs, Rule, Tiles
 from .weights import RowSums, head_weights
 
 CHUNK_SCORES_CPU, CHUNK_SCORES_GPU = 2**21, 2**26
-NOTHING = 1e-30  # the epsilon at which a rule that loses nothing is compared with the certificate
-MOST_LOST = 1 - 1e-6  # a row that loses more has no output
+NOTHING = 1e-30  # the epsilon at which a lossless rule is compared with the certified test
+MOST_LOST = 1 - 1e-6  # a row that loses more weight has no output
 COLUMNS = ("skipped", "worst_row_loss", "mean_row_loss", "output_error", "certified_skipped")
 
 
 class RuleSums(RowSums):
-    """The losses of each rule in one head, gathered in the pass of :func:`head_weights`.
+    """The losses of each rule in one head, accumulated in the pass of :func:`head_weights`.
 
     Args:
-        head: the head's inputs, on the device that computes.
-        rules: those that are measured.
+        head: the head's inputs, on the compute device.
+        rules: the rules to measure.
     """
 
     def __init__(self, head: HeadInputs, rules: Sequence[Rule]):
         self.head, self.rules = head, rules
         self.values = torch.cat([head.values, torch.ones_like(head.values[:, :1])], 1)
-        self.counts: dict[Rule, list[Tensor]] = {}  # skipped and visible, of each chunk
-        self.losses: dict[
-            Rule, list[Tensor]
-        ] = {}  # (R, 2) of each chunk: lost weight, and error of the output
+        self.counts: dict[Rule, list[Tensor]] = {}  # skipped and visible counts per chunk
+        self.losses: dict[Rule, list[Tensor]] = {}  # (R, 2) per chunk: lost weight, and error of the output
         self.tiles: list[Tiles] = []
-        self.shown: dict[tuple[int, int], Tensor] = {}  # what the rows of the chunk see, by size of blocks
+        self.shown: dict[tuple[int, int], Tensor] = {}  # visible blocks of the chunk, by block size
 
     def add_scores(self, first: int, block: Tensor) -> None:
         self.maxima = block.unflatten(1, (-1, BLOCK)).amax(-1)
@@ -66,7 +64,7 @@ class RuleSums(RowSums):
                 self.losses.setdefault(rule, []).append(_loss_and_error(out, of_rule))
 
     def _losses(self, tiles: Tiles, weights: Tensor, parts: Tensor) -> Iterator[tuple[list[Rule], Tensor]]:
-        """Rules, and what they lose of each row's output and weight, (R, rules, V + 1)."""
+        """Rules and the output and weight that each row loses under them, (R, rules, V + 1)."""
         of_tiles, of_rows = {}, {}
         self.shown.clear()
         for rule in self.rules:
@@ -90,7 +88,7 @@ class RuleSums(RowSums):
         yield [*of_tiles], lost.unflatten(2, (BLOCK, -1)).transpose(1, 2).flatten(0, 1)
 
     def _count(self, rule: Rule, tiles: Tiles, skipped: Tensor, rows: int, keys: int) -> Tensor:
-        """Counts what is skipped of all that is visible, and returns it in units of ``rows`` by ``keys``."""
+        """Counts skipped and visible blocks; returns the skipped ones in units of ``rows`` by ``keys``."""
         if (rows, keys) not in self.shown:
             self.shown[rows, keys] = show(tiles, rows, keys)
         shown = self.shown[rows, keys]
@@ -100,7 +98,7 @@ class RuleSums(RowSums):
         return skipped
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each rule that applies to the head, with :data:`COLUMNS`."""
+        """One row for each rule that applies to the head, with :data:`COLUMNS`."""
         length = len(self.head.k)
         count = length // BLOCK
         largest, mass = (
@@ -125,10 +123,10 @@ class RuleSums(RowSums):
 
 
 def _loss_and_error(out: Tensor, lost: Tensor) -> Tensor:
-    """(R, 2): the lost weight, and the largest error of the output without what is lost.
+    """(R, 2): the lost weight, and the largest error of the renormalised output without the skipped keys.
 
     Args:
-        out, lost: (R, V + 1), a row's output and its sum of weights: of all keys, and of the skipped ones.
+        out, lost: (R, V + 1), each row's output and sum of weights over all keys and over the skipped keys.
     """
     share = lost[:, -1:].clamp(min=0)
     error = (out * share - lost)[:, :-1].abs().amax(1) / (1 - share[:, 0]).clamp(min=1 - MOST_LOST)
@@ -137,7 +135,7 @@ def _loss_and_error(out: Tensor, lost: Tensor) -> Tensor:
 
 
 def show(tiles: Tiles, rows: int, keys: int) -> Tensor:
-    """Bool, of the rows of a chunk: blocks of ``rows`` by ``keys`` tokens with a key that a row sees."""
+    """Bool, for the rows of a chunk: blocks of ``rows`` by ``keys`` tokens with at least one visible key."""
     distance = tiles.offsets(rows, keys)
     return (distance > -rows) & (distance < (tiles.head.window_size or len(tiles.head.k)) + keys - 1)
 
@@ -150,7 +148,7 @@ def measure_rules(
     rules: Sequence[Rule] = RULES,
     progress: bool = False,
 ) -> pd.DataFrame:
-    """What each of ``rules`` skips and loses in each head, on one sequence. All weights are exact.
+    """The tiles that each of ``rules`` skips and the loss in each head, on one sequence with exact weights.
 
     Args:
         model: a FoX model, or a causal decoder that :func:`read_heads` accepts.
@@ -158,23 +156,23 @@ def measure_rules(
         log_pruning_tolerance: log epsilon of ACP's certificate, by default -10.
 
     Returns:
-        A frame with a row for each layer, head and rule that applies to it:
+        A frame with one row for each layer, head and applicable rule:
 
-        - ``skipped``: share of what is visible: of tiles of 64 x 64; of (row, tile) for rules by row; of
-            (row, keys) for rules by key;
-        - ``worst_row_loss``, ``mean_row_loss``: weight of exact attention on what is skipped;
-        - ``output_error``: largest ``|out - exact|`` of a row after renormalization, over ``max |v|``;
-        - ``certified_skipped``: share of tiles that the certified test on the way skips with epsilon =
+        - ``skipped``: fraction of the visible tiles of 64 x 64; of (row, tile) pairs for rules by row; of
+            (row, key block) pairs for finer rules;
+        - ``worst_row_loss``, ``mean_row_loss``: exact attention weight on the skipped part of a row;
+        - ``output_error``: largest ``|out - exact|`` of a row after renormalisation, over ``max |v|``;
+        - ``certified_skipped``: fraction of tiles that the certified online test skips with epsilon =
             ``worst_row_loss``.
 
     Raises:
-        NotReadable: as :func:`read_heads`.
-        UsageError: ``tokens`` are no ids of the model, more than one sequence, or fewer than 256.
+        NotReadable: as in :func:`read_heads`.
+        UsageError: ``tokens`` are not ids of the model, more than one sequence, or fewer than 256.
     """
     ids = check_ids(tokens, text_config(model).vocab_size).to(next(model.parameters()).device)
     ids = ids[:, : ids.shape[1] // SPAN * SPAN]
     if len(ids) != 1 or ids.shape[1] < 2 * SPAN:
-        raise UsageError(f"rules take one sequence of {2 * SPAN} tokens or more (--context-length)")
+        raise UsageError(f"rules require one sequence of {2 * SPAN} tokens or more (--context-length)")
     log_epsilon = DEFAULT_LOG_PRUNING_TOLERANCE if log_pruning_tolerance is None else log_pruning_tolerance
     found: list[dict[str, Any]] = []
     bar = progress_bar(unit="head", leave=False, disable=not progress)
@@ -208,7 +206,7 @@ def measure_rules(
 
 
 def split_heads(inputs: LayerInputs, log_pruning_tolerance: float) -> Iterator[HeadInputs]:
-    """Each head of the first sequence."""
+    """The inputs of each head on the first sequence."""
     threshold = certificate(inputs, log_pruning_tolerance)
     for head in range(inputs.q.shape[1]):
         group = head // (inputs.q.shape[1] // inputs.k.shape[1])
@@ -224,7 +222,7 @@ def split_heads(inputs: LayerInputs, log_pruning_tolerance: float) -> Iterator[H
 
 
 def summarize(table: pd.DataFrame) -> pd.DataFrame:
-    """A row a rule, in the rules' order: means over heads, and the worst of all rows."""
+    """One row per rule, in the order of the rules: means over heads, and maxima for the worst-row columns."""
     of_all: Any = dict.fromkeys(COLUMNS, "mean") | {"worst_row_loss": "max", "output_error": "max"}
     return table.groupby("rule", sort=False).agg(of_all)
 
@@ -266,7 +264,7 @@ def _rounded(row: dict) -> dict[str, float]:
 
 
 def print_rules(table: pd.DataFrame) -> None:
-    """Prints a row a rule over all heads."""
+    """Prints one row per rule, over all heads."""
     console, rules = Console(highlight=False), summarize(table)
     columns = {
         "skip %": rules["skipped"].map("{:.1%}".format).str.rstrip("%"),
@@ -278,10 +276,10 @@ def print_rules(table: pd.DataFrame) -> None:
     print_table(console, {"rule": [*rules.index], **{n: [*x] for n, x in columns.items()}}, left=("rule",))
     lines = [f"not computable: {name}: {why}" for name, why in NOT_COMPUTABLE.items()]
     console.out(
-        "skip       of the visible tiles of 64 x 64 (rules by row or key: of those), mean of the heads",
-        "worst      weight of the skipped tiles in exact attention, worst row of all heads; mean: mean row",
+        "skip       % of the visible tiles of 64 x 64 (finer rules: of their units), mean of the heads",
+        "worst      exact attention weight of the skipped tiles, worst row of all heads; mean: mean row",
         "error      largest error of a row's output, over max |v|",
-        "certified  % that the certified test skips, allowed to lose what the rule's worst row loses",
+        "certified  % of the tiles that the certified test skips at the rule's worst-row loss",
         *lines,
         sep="\n",
     )

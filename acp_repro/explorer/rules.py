@@ -1,9 +1,9 @@
-"""Rules by which published sparse attentions skip tiles of scores, applied to the exact scores of one head.
+"""The skip rules of published sparse attentions, applied to the exact scores of one head.
 
-Each function returns what a rule skips. Tests after q.k read ``Tiles``; tests before q.k see pooled q and k.
-The rules also receive the decay of FoX or ALiBi, as one more column of q (ones) and of k (-c), which the
-projects' own code does not have. Sources, versions and the differences from the projects' code:
-docs/rules.md.
+Each function returns the tiles that a rule skips. Tests after q.k read ``Tiles``; tests before q.k use pooled
+q and k. The rules also include the decay of FoX or ALiBi, as an additional column of q (ones) and of k (-c),
+which the projects' own code does not support. docs/rules.md lists the sources, versions and differences from
+the projects' code.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from acp_repro.attention.boundary import find_boundary
 
 from .blocks import BLOCK, known_afterwards, seen_on_the_way, settle
 
-SPAN = 128  # the longest block of queries of a rule; lengths are multiples of it
+SPAN = 128  # the largest query block of a rule; sequence lengths are multiples of it
 
 
 @dataclass
 class HeadInputs:
-    """What one head computes its scores from, for T tokens, a multiple of :data:`SPAN`.
+    """The inputs of one head's scores for T tokens, a multiple of :data:`SPAN`.
 
     Attributes:
-        q: (T, D) float64, multiplied by the factor of ``q.k``. k: (T, D) float64: a rule that ranks weights
-            would choose at random among those that underflow in float32. values: (T, V) float32.
+        q: (T, D) float64, multiplied by the factor of ``q.k``. k: (T, D) float64, because a rule that ranks
+            weights would choose at random among those that underflow in float32. values: (T, V) float32.
         c: (T,) float64, the running sum of the log forget gates; None without decay.
         threshold: delta, one number; None without decay.
         softcap, window_size: as in :class:`LayerInputs`.
-        made: results of :meth:`once`, by name.
+        made: the cached results of :meth:`once`, by name.
     """
 
     q: Tensor
@@ -48,13 +48,13 @@ class HeadInputs:
     made: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, name: Any, make: Callable[[], Any]) -> Any:
-        """``make()``, computed once for all chunks of rows."""
+        """The cached result of ``make()``, computed once for all chunks of rows."""
         if name not in self.made:
             self.made[name] = make()
         return self.made[name]
 
     def pooled(self, rows: slice, size_q: int, size_k: int) -> Tensor:
-        """Products of the mean q of blocks of ``rows`` and the mean k of blocks up to the last row."""
+        """Scores of the mean q of each block of ``rows`` and the mean k of each block up to the last row."""
         scores = pool(self.q[rows], size_q) @ pool(self.k[: rows.stop], size_k).T
         if self.c is None:
             return scores
@@ -62,7 +62,7 @@ class HeadInputs:
         return scores + (c_q[:, None] - c_k)
 
     def last_weights(self, count: int) -> Tensor:
-        """(count, T): the exact weights of the last queries."""
+        """(count, T): the exact weights of the last ``count`` queries."""
         length = len(self.k)
         scores = self.q[-count:] @ self.k.T
         if self.softcap is not None:
@@ -80,8 +80,8 @@ class Tiles:
 
     Attributes:
         maxima: (R, N), the largest score of each row in each tile, in base 2.
-        largest, mass: (R, N), the largest weight there, and the sum of weights.
-        visible: (R,), keys that a row sees.
+        largest, mass: (R, N), the largest weight and the sum of weights of each row in each tile.
+        visible: (R,), the number of keys that a row sees.
     """
 
     head: HeadInputs
@@ -101,7 +101,7 @@ class Tiles:
         return of_rows.unflatten(0, (-1, BLOCK))
 
     def offsets(self, size_q: int, size_k: int) -> Tensor:
-        """Blocks of queries (rows here) by blocks of keys: by how many tokens the first ones differ."""
+        """(Q, K) int64: first query of each block of these rows minus first key of each key block."""
         return offsets(self.first, self.last, self.last, size_q, size_k, self.mass.device)
 
 
@@ -111,9 +111,9 @@ class Rule:
 
     Attributes:
         source: the project, its version and its file.
-        skip: (R / rows, K) bool of the rows of ``Tiles``: what is skipped, in units of ``rows`` queries by
+        skip: returns (R / rows, K) bool for the rows of ``Tiles``, the skipped units of ``rows`` queries by
             ``keys`` keys; None if the rule does not apply to the head.
-        certified: no row loses epsilon or more, on any text.
+        certified: whether every row loses less than epsilon on any text.
     """
 
     name: str
@@ -130,22 +130,22 @@ def pool(x: Tensor, size: int) -> Tensor:
 
 
 def offsets(first: int, last: int, keys: int, size_q: int, size_k: int, device: torch.device) -> Tensor:
-    """(Q, K) int64: first query of each block, from ``first`` to ``last``, less first key of each block."""
+    """(Q, K) int64: first query of each block, from ``first`` to ``last``, minus first key of each block."""
     starts = torch.arange(first, last, size_q, device=device)
     return starts[:, None] - torch.arange(0, keys, size_k, device=device)
 
 
 def keep_top(scores: Tensor, count: int) -> Tensor:
-    """Bool, True at the ``count`` largest of each row."""
+    """Bool, True at the ``count`` largest scores of each row."""
     chosen = scores.topk(min(count, scores.shape[1]), -1).indices
     return torch.zeros_like(scores, dtype=torch.bool).scatter(1, chosen, True)
 
 
-# Before q.k, from the decay alone
+# Tests before q.k, from the decay
 
 
 def skip_by_certificate(tiles: Tiles) -> Tensor | None:
-    """ACP: the tiles before the boundary."""
+    """ACP: skips the tiles before the boundary."""
     head = tiles.head
     if head.c is None or head.threshold is None:
         return None
@@ -156,8 +156,8 @@ def skip_by_certificate(tiles: Tiles) -> Tensor | None:
 
 
 def skip_by_gate(tiles: Tiles) -> Tensor | None:
-    """flash-sparse-attention's test of a gate before q.k, with the decay as the gate: largest D of the tile
-    less the largest of the query block, against ``log(1 / T)``."""
+    """The gate test of flash-sparse-attention before q.k, with the decay as the gate: the largest D of the
+    tile minus the largest D of the query block is compared with ``log(1 / T)``."""
     c = tiles.head.c
     if c is None:
         return None
@@ -167,17 +167,17 @@ def skip_by_gate(tiles: Tiles) -> Tensor | None:
     return decay - top < -math.log(len(c))
 
 
-# After q.k, on the way
+# Online tests after q.k
 
 
 def skip_by_running_sum(tiles: Tiles, threshold: float) -> Tensor:
-    """flash-sparse-attention's forward, and our certified test: see :func:`seen_on_the_way`."""
+    """The forward test of flash-sparse-attention, and our certified test: see :func:`seen_on_the_way`."""
     largest, mass, visible = map(tiles.blocks, (tiles.largest, tiles.mass, tiles.visible))
     return seen_on_the_way(largest, mass, visible, threshold)
 
 
 def skip_by_final_sum(tiles: Tiles, threshold: float) -> Tensor:
-    """flash-sparse-attention's backward: the same test with the final sum of what the forward keeps."""
+    """The backward test of flash-sparse-attention, with the final sum over blocks kept by the forward."""
     kept = ~skip_by_running_sum(tiles, threshold)
     mass = tiles.blocks(tiles.mass)
     total = (mass * kept[:, None]).sum(-1, keepdim=True)
@@ -188,8 +188,8 @@ def skip_by_final_sum(tiles: Tiles, threshold: float) -> Tensor:
 def skip_by_maximum(
     tiles: Tiles, threshold: float, rows: int = BLOCK, keys: int = BLOCK, leftwards: bool = False
 ) -> Tensor:
-    """Skip softmax (BLASST): ``exp(tile maximum - running maximum) < threshold`` in all rows; the first tile
-    that is visited is kept. From key 0 to the diagonal, or ``leftwards``, from the diagonal."""
+    """Skip softmax (BLASST): ``exp(tile maximum - running maximum) < threshold`` in all rows. The first
+    visited tile is kept. The order is from key 0 to the diagonal, or with ``leftwards`` from the diagonal."""
     maxima = tiles.maxima.unflatten(1, (-1, keys // BLOCK)).amax(-1).unflatten(0, (-1, rows))
     if leftwards:
         maxima = maxima.flip(-1)
@@ -204,16 +204,16 @@ def skip_by_maximum(
 
 
 def skip_rows_in_backward(tiles: Tiles, threshold: float) -> Tensor:
-    """Model-Optimizer's backward: a row of a tile whose weights are all under ``threshold``."""
+    """The backward of Model-Optimizer: skips a row of a tile if all its weights are below ``threshold``."""
     return tiles.largest < threshold
 
 
-# Before q.k, from pooled q and k
+# Tests before q.k, from pooled q and k
 
 
 def skip_unlike_means(tiles: Tiles, similarity: float, mass: float | None, share: float = 0.0) -> Tensor:
-    """SpargeAttn's first stage, 128 x 64: blocks by the softmax of mean q and mean k, until ``mass``, or the
-    ``share`` of all key blocks. Blocks whose tokens are unlike one another are always kept."""
+    """The first stage of SpargeAttn, 128 x 64: keeps blocks in the order of the softmax of mean q and mean k,
+    up to ``mass`` or a fraction ``share`` of all key blocks. Blocks of dissimilar tokens are always kept."""
     head, size_q, size_k = tiles.head, SPAN, BLOCK
     keys = head.k - head.once("mean key", lambda: head.k.mean(0))
 
@@ -224,7 +224,7 @@ def skip_unlike_means(tiles: Tiles, similarity: float, mass: float | None, share
     scores = head.pooled(tiles.rows, size_q, size_k)
     hidden = tiles.offsets(size_q, size_k) <= -size_q
     weights = scores.masked_fill(hidden | ~alike_k, -math.inf).softmax(1).nan_to_num(0)
-    falling, order = weights.sort(dim=1, descending=True, stable=True)  # of weights that are 0 the leftmost
+    falling, order = weights.sort(dim=1, descending=True, stable=True)  # zeros: leftmost first
     if mass is None:
         count = torch.full((len(weights),), int(share * len(head.k) // size_k), device=weights.device)
     else:
@@ -235,8 +235,8 @@ def skip_unlike_means(tiles: Tiles, similarity: float, mass: float | None, share
 
 
 def skip_by_antidiagonals(tiles: Tiles, stride: int, mass: float) -> Tensor:
-    """XAttention, 128 x 128: blocks by the softmax of the mean score on each cell's antidiagonal, until
-    ``mass``. The diagonal is kept, and block 0 by the padding of indices; the sum lags by one block."""
+    """XAttention, 128 x 128: keeps blocks in the order of the softmax of the mean score on each cell's
+    antidiagonal, up to ``mass``. Index padding keeps block 0; the diagonal is kept; the sum lags a block."""
     head, rows, last = tiles.head, tiles.rows, tiles.last
     queries = head.q[rows].unflatten(0, (-1, stride)).flip(1).flatten(1)
     scores = queries @ head.k[:last].unflatten(0, (-1, stride)).flatten(1).T / stride
@@ -256,8 +256,9 @@ def skip_by_antidiagonals(tiles: Tiles, stride: int, mass: float) -> Tensor:
 
 
 def choose_columns_and_diagonals(head: HeadInputs, gamma: float, tau: float, least: int) -> Tensor:
-    """FlexPrefill's mask of the whole head, blocks of 128: columns and diagonals that hold ``gamma`` of the
-    weight of the last 128 queries, and in a query-aware head the blocks that hold it by pooled scores."""
+    """The mask of FlexPrefill for the full head, in blocks of 128: columns and diagonals with ``gamma`` of
+    the weight of the last 128 queries, and in a query-aware head the blocks with ``gamma`` of the pooled
+    scores."""
     length, blocks, device = len(head.k), len(head.k) // SPAN, head.k.device
     weights = head.last_weights(SPAN)
     columns, diagonals = weights.mean(0), sum_by_distance(weights) / SPAN
@@ -297,8 +298,8 @@ def sum_by_distance(weights: Tensor) -> Tensor:
 
 
 def choose_lines(head: HeadInputs, columns: int, diagonals: int) -> Tensor:
-    """(T / 64, T) bool: MInference's vertical lines and diagonals, from the last 64 queries. A diagonal is
-    kept 64 keys wide, and a run of diagonals grows by whole 64."""
+    """(T / 64, T) bool: the vertical lines and diagonals of MInference, from the last 64 queries. A diagonal
+    is 64 keys wide, and a run of diagonals grows in steps of 64."""
     length, device = len(head.k), head.k.device
     weights = head.last_weights(BLOCK)
     of_column, of_distance = weights.sum(0), sum_by_distance(weights)
@@ -326,21 +327,21 @@ def choose_lines(head: HeadInputs, columns: int, diagonals: int) -> Tensor:
 
 
 def skip_by_mask(tiles: Tiles, choose: Callable[..., Tensor], rows: int, keys: int, **how: Any) -> Tensor:
-    """What the mask of the whole head leaves out, which ``choose`` makes once, by ``rows`` and ``keys``."""
+    """Skips by the mask of the full head, computed once by ``choose``, in units of ``rows`` by ``keys``."""
     kept = tiles.head.once((choose, *how.items()), lambda: choose(tiles.head, **how))
     return ~kept[tiles.first // rows : tiles.last // rows, : tiles.last // keys]
 
 
 def skip_outside_window(tiles: Tiles, sinks: int, recent: int) -> Tensor:
-    """StreamingLLM: the first tokens and the latest ones stay, by key."""
+    """StreamingLLM, by key: keeps the first ``sinks`` tokens and the ``recent`` latest tokens."""
     far = tiles.offsets(1, 1) >= recent
     far[:, :sinks] = False
     return far
 
 
 def skip_by_mean_keys(tiles: Tiles, size: int, count: int) -> Tensor:
-    """MoBA, and NSA's selection with mean pooling in place of its MLP, by row: the own block, and of the
-    others those with the largest product of q and mean k."""
+    """MoBA, and the selection of NSA with mean pooling instead of its MLP, by row: keeps the own block and
+    the blocks with the largest product of q and mean k."""
     scores = tiles.head.pooled(tiles.rows, 1, size)
     own = tiles.offsets(1, size)
     scores = scores.masked_fill(own < 0, -math.inf).masked_fill((own >= 0) & (own < size), math.inf)
@@ -348,7 +349,7 @@ def skip_by_mean_keys(tiles: Tiles, size: int, count: int) -> Tensor:
 
 
 def skip_by_page_bound(tiles: Tiles, page: int, tokens: int) -> Tensor:
-    """Quest, by row, as if each were decoded: pages with the largest upper bound of their scores."""
+    """Quest, by row, as in decoding: keeps the pages with the largest upper bounds on their scores."""
     head, rows, last = tiles.head, tiles.rows, tiles.last
     up, down = head.q[rows].clamp(min=0), head.q[rows].clamp(max=0)
     pages = head.k[:last].unflatten(0, (-1, page))
@@ -364,7 +365,7 @@ def skip_by_page_bound(tiles: Tiles, page: int, tokens: int) -> Tensor:
 
 
 def skip_at_random(tiles: Tiles, share: float) -> Tensor:
-    """A share of the tiles; the diagonal and the first tile stay."""
+    """Skips a random fraction of the tiles; the diagonal and the first tile are kept."""
     generator = torch.Generator().manual_seed(tiles.first)
     own = tiles.offsets(BLOCK, BLOCK)
     skipped = (torch.rand(own.shape, generator=generator) < share).to(own.device) & (own != 0)
@@ -400,7 +401,7 @@ RULES = (
     ),
     Rule(
         "BLASST 1000, diagonal first",
-        "the same test in the other order",
+        "the same test in reverse order",
         lambda tiles: skip_by_maximum(tiles, 1000 / len(tiles.head.k), leftwards=True),
     ),
     Rule(
@@ -490,11 +491,11 @@ RULES = (
         16,
     ),
     Rule("top 16 tiles", "all weights", lambda tiles: ~keep_top(tiles.blocks(tiles.mass).sum(1), 16)),
-    Rule("random half", "the diagonal and the first tile stay", partial(skip_at_random, share=0.5)),
+    Rule("random half", "the diagonal and the first tile are kept", partial(skip_at_random, share=0.5)),
 )
 NOT_COMPUTABLE = {
-    "SeerAttention": "its gate is distilled for each model and head (SeerAttention aba03e3, attn_gate.py)",
-    "flash-sparse-attention, gated": "its gates are learned for each token (flash_gated_fwd.py)",
+    "SeerAttention": "its gate is distilled per model and head (SeerAttention aba03e3, attn_gate.py)",
+    "flash-sparse-attention, gated": "its gates are learned per token (flash_gated_fwd.py)",
     "DuoAttention's choice of heads": "which heads stream is learned (duo-attention fe93c31)",
-    "NSA's compressed branch and gates": "an MLP and gates that are trained with the model",
+    "NSA's compressed branch and gates": "they need an MLP and gates that are trained with the model",
 }

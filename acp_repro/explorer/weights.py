@@ -1,6 +1,6 @@
-"""The attention weights of one head, a few rows at a time. Memory never contains a T x T matrix.
+"""Statistics of the attention weights of one head, computed in chunks of rows without a T x T matrix.
 
-It gives sums by block, by distance and by key, and the strongest keys of every query.
+The statistics are sums by block, by distance and by key, and the strongest keys of every query.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from torch import Tensor
 
 from acp_repro.attention.boundary import find_boundary
 
-# Scores held at a time. A CPU is fastest inside its caches, a GPU with many rows per launch.
+# Scores per chunk. A CPU is fastest within its caches, a GPU with many rows per launch.
 CHUNK_SCORES_CPU, CHUNK_SCORES_GPU = 2**20, 2**26
-# Rows that share one base for their decays: see `_scores`.
+# Rows that share one reference value for their decays; see `_scores`.
 ROWS_OF_BASE = 64
-_GROUP = 32  # columns of a group: see `_largest`
+_GROUP = 32  # columns per group; see `_largest`
 
 
 class RowSums:
-    """Gathers more sums in the pass of :func:`head_weights`, chunk by chunk; this one gathers none."""
+    """Accumulates additional sums in the pass of :func:`head_weights`; the base class accumulates none."""
 
     def add_scores(self, first: int, block: Tensor) -> None:
-        """``block`` (R, W): logits in base 2 of the queries from ``first`` on; -inf where masked."""
+        """Processes ``block`` (R, W), the base-2 logits of the queries from ``first`` on; -inf if masked."""
 
     def add_weights(self, first: int, block: Tensor, total: Tensor) -> None:
-        """The same queries' weights, before their division by ``total`` (R,)."""
+        """Processes the weights of the same queries before their division by ``total`` (R,)."""
 
 
 @dataclass
 class HeadWeights:
-    """What is left of a head's matrix A (Equation 2, exact), T queries by T keys.
+    """Statistics of the exact weight matrix A (Equation 2) of a head, T queries by T keys.
 
     Attributes:
         first_kept: (T,) int32, the first key j of each query with ``D_ij >= delta``: blocks of one token.
         boundary: (M,) int32, n_m: the first kept key block of each query block.
-        keys: (T, K) int32, each query's K strongest keys, the strongest first; -1 where there are fewer.
-        weights: (T, K), their weights A; 0 where there are fewer.
-        pruned_mass: (T,), the weight of the blocks that are pruned: what Appendix A bounds by epsilon. The
-            weight of a kept key under pruning (Equation 3) is A over 1 less this.
-        cells: (N, N), the mean weight of the queries of a square of ``cell`` tokens on its keys; each
-            row sums to 1, or with a sink to 1 less the sink's weight.
-        by_distance: (T,) float64, the mean weight at each distance i - j; sums to the mean of those sums.
-        received: (T,) float64, the weight of all queries on each key.
+        keys: (T, K) int32, the K strongest keys of each query, the strongest first; padded with -1.
+        weights: (T, K), their weights A, padded with 0.
+        pruned_mass: (T,), the weight of the pruned blocks, which Appendix A bounds by epsilon. With pruning
+            (Equation 3), the weight of a kept key is A / (1 - pruned_mass).
+        cells: (N, N), the mean weight of the queries of a square of ``cell`` tokens on its keys; each row
+            sums to 1, or with a sink to 1 minus the sink's weight.
+        by_distance: (T,) float64, the mean weight at each distance i - j; its sum is the mean of those sums.
+        received: (T,) float64, the total weight of all queries on each key.
     """
 
     first_kept: Tensor
@@ -57,12 +57,12 @@ class HeadWeights:
     received: Tensor
 
     def cpu(self) -> HeadWeights:
-        """The same sums on the CPU."""
+        """A copy on the CPU."""
         return HeadWeights(*(getattr(self, field.name).cpu() for field in fields(self)))
 
 
 def cell_tokens(length: int, cells: int = 256) -> int:
-    """The side of a square: the smallest power of two that cuts ``length`` into ``cells`` or fewer."""
+    """The side of a square: the smallest power of two that splits ``length`` into at most ``cells`` parts."""
     return 1 << max(0, (-(-length // cells) - 1).bit_length())
 
 
@@ -82,19 +82,19 @@ def head_weights(
     sink: Tensor | None = None,
     sums: RowSums | None = None,
 ) -> HeadWeights:
-    """Every sum over one head's A in one pass over it.
+    """All statistics of one head's A, computed in one pass.
 
     Args:
-        q, k: (T, D); sums are in float32, or in float64 if these are.
+        q, k: (T, D); sums are float32, or float64 for float64 inputs.
         c: (T,) float64, the running sum of the log forget gates; None without decay.
         threshold: delta, one number; None prunes nothing.
-        grid: tokens of a query block and of a key block.
-        cell: tokens of a square of ``cells``, from :func:`cell_tokens`.
+        grid: the sizes of query blocks and key blocks in tokens.
+        cell: the side of a square of ``cells`` in tokens, from :func:`cell_tokens`.
         strongest: K.
-        chunk_scores: scores in memory at a time, at least 64 rows.
-        scaling, softcap, window_size: as in :class:`LayerInputs`; default ``1 / sqrt(D)`` and none.
-        sink: the head's logit of :attr:`LayerInputs.sinks`, one number; None for none.
-        sums: more to gather in the same pass.
+        chunk_scores: scores in memory at once; a chunk has at least 64 rows.
+        scaling, softcap, window_size: as in :class:`LayerInputs`; default ``1 / sqrt(D)``, no cap, no window.
+        sink: the head's entry of :attr:`LayerInputs.sinks`, one number; None for no sink.
+        sums: additional sums to accumulate in the same pass.
     """
     q, k = (x.to(torch.promote_types(x.dtype, torch.float32)).contiguous() for x in (q, k))
     length, device = len(q), q.device
@@ -118,7 +118,7 @@ def head_weights(
     by_distance, received = (torch.zeros(length, dtype=torch.float64, device=device) for _ in range(2))
     scores = q.new_empty(min(rows, length), length)
     future = torch.ones(len(scores), len(scores), dtype=torch.bool, device=device).triu_(1)
-    # Powers of 2, because exp on a CPU is many times slower where its result is almost 0, as most are here.
+    # Base 2, because exp on a CPU is many times slower if the result is almost 0, as for most scores here.
     scaling = float(q.shape[1] ** -0.5) if scaling is None else scaling
     q, decay = q * (scaling / (softcap or math.log(2))), decay / math.log(2)
     for first in range(0, length, rows):
@@ -146,7 +146,7 @@ def head_weights(
         keys[here, : index.shape[1]] = index.int().masked_fill(~found, -1)
         weights[here, : index.shape[1]] = (values - peak).exp2_() / total[:, None]
         share = 1 / total
-        for start in range(first - first % cell, last, cell):  # a square may go on in the next chunk
+        for start in range(first - first % cell, last, cell):  # a square may continue in the next chunk
             own = slice(max(start, first) - first, min(start + cell, last) - first)
             of_keys = block[own].T @ share[own]  # (last,)
             received[:last] += of_keys
@@ -159,10 +159,10 @@ def head_weights(
 
 
 def _scores(q: Tensor, k: Tensor, c: Tensor, first: int, out: Tensor) -> None:
-    """Logits in base 2 of the rows from ``first`` on, up to a constant per row, which the softmax ignores.
+    """Writes the base-2 logits of the rows from ``first`` on, up to a constant per row, to ``out``.
 
-    The decay is computed as ``c_base - c_j``, in float64, from a base near the row. From a base far away,
-    float32 would lose the small differences near the diagonal.
+    The softmax is invariant to the constant. The decay is computed as ``c_base - c_j`` in float64 with a base
+    near the row. With a distant base, float32 would lose the small differences near the diagonal.
     """
     last = out.shape[1]
     keys = k[:last].T
@@ -173,7 +173,7 @@ def _scores(q: Tensor, k: Tensor, c: Tensor, first: int, out: Tensor) -> None:
 
 
 def _leave_window(block: Tensor, first: int, window_size: int) -> None:
-    """Masks the keys at a distance of ``window_size`` or more; row r of ``block`` is query ``first + r``."""
+    """Masks keys at a distance of at least ``window_size``; row r of ``block`` is query ``first + r``."""
     rows, width = block.shape
     oldest = first + torch.arange(rows, device=block.device)[:, None] - window_size
     keys = torch.arange(min(width, max(0, first + rows - window_size)), device=block.device)
@@ -181,10 +181,10 @@ def _leave_window(block: Tensor, first: int, window_size: int) -> None:
 
 
 def _largest(block: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(R, count) values and columns, as ``block.topk`` returns them.
+    """(R, count) values and columns, the result of ``block.topk``.
 
-    Scores grow along a row because of the decays, which is the worst case for a search from the left. Columns
-    are therefore divided into groups, and only the groups with the largest maxima are searched.
+    Scores increase along a row because of the decay, which is the worst case of topk's search from the left.
+    Columns are therefore divided into groups, and only the groups with the largest maxima are searched.
     """
     width = block.shape[1]
     groups = width // _GROUP
@@ -202,10 +202,10 @@ def _largest(block: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _add_by_distance(block: Tensor, share: Tensor, first: int, out: Tensor) -> None:
     """Adds to ``out`` the weight at each distance; row r of ``block`` is query ``first + r``."""
     rows, width = block.shape
-    # If each row is read one place further, a column holds one distance: `first` on the left, 0 at the end.
+    # With each row shifted by one element, a column has one distance: `first` on the left, 0 at the end.
     slanted = block.as_strided((rows, first + 1), (width + 1, 1), block.storage_offset())
     out[: first + 1] += (slanted.T @ share).flip(0)
-    # The keys before those: j < r, at distances above `first`.
+    # The remaining keys j < r, at distances greater than `first`.
     corner = block.new_zeros(rows, 2 * rows)
     corner[:, rows:] = block[:, :rows].tril(-1)
     slanted = corner.as_strided((rows, rows), (2 * rows + 1, 1))

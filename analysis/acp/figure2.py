@@ -168,24 +168,24 @@ def sizes_alike(pruned_ratio: pd.DataFrame) -> Verdict:
 
 def time_saved(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run saves what the paper's range says; beyond if some save more."""
-    table = by_length.in_order(
-        statistics.on_devices(statistics.time_reduction(attention_time), attention_time)
-    )
-    low, high = naming.PUBLISHED.range("figure2", "attention_time_reduction")
-    ours, values = by_length.listed(table), by_length.by_model(table)
-    axis = "attention time saved (%)"
-    return in_range(naming.settled(table)["percent"], low, high, ours, values=values, axis=axis)
+    table = statistics.on_devices(statistics.time_reduction(attention_time), attention_time)
+    return _in_paper_range(table, "attention_time_reduction", "attention time saved (%)")
 
 
 def throughput_gained(throughput: pd.DataFrame, checkpointed: pd.DataFrame | None = None) -> Verdict:
     """Met if every run gains what the paper's range says; beyond if some gain more. Gradient
     checkpointing, which the paper uses, decides where it was timed."""
     throughput = throughput if checkpointed is None else checkpointed
-    table = by_length.in_order(statistics.on_devices(statistics.throughput_gain(throughput), throughput))
-    low, high = naming.PUBLISHED.range("figure2", "throughput_gain")
-    ours, values = by_length.listed(table, sign="+"), by_length.by_model(table)
-    axis = "training throughput gain (%)"
-    return in_range(naming.settled(table)["percent"], low, high, ours, values=values, axis=axis)
+    table = statistics.on_devices(statistics.throughput_gain(throughput), throughput)
+    return _in_paper_range(table, "throughput_gain", "training throughput gain (%)", sign="+")
+
+
+def _in_paper_range(table: pd.DataFrame, quantity: str, axis: str, sign: str = "") -> Verdict:
+    """Judges ``percent`` of the runs past the undertrained stage by the paper's range of a quantity."""
+    table = by_length.in_order(table)
+    ends = naming.PUBLISHED.range("figure2", quantity)
+    ours, values = by_length.listed(table, sign=sign), by_length.by_model(table)
+    return in_range(naming.settled(table)["percent"], *ends, ours, values=values, axis=axis)
 
 
 def gains_grow(throughput: pd.DataFrame) -> Verdict:

@@ -16,12 +16,13 @@ POSITION_NATS = 0.01  # at one position, of a mean over a window
 ONE_BIT, REPEAT = "loss, one weight moved", "exact, a second time"  # of same_weights, of first_divergence
 WEAK_TOLERANCE = -20.0
 LEFT = ("figure3", "figure11")  # the needle is on their right, see figure3_right
-PAIR = ["architecture", "size", "context_length_tokens", "seed"]
+MODEL = ["size", "context_length_tokens"]
+PAIR = ["architecture", *MODEL, "seed"]
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """A column a size: the losses at each position, and ACP less exact over the band of seeds, a colour a
-    context length.
+    """A column for each size and context: the losses at each position with ACP and exact, and below them
+    their difference over the band of seeds.
 
     Args:
         records: ``loss_curve`` records of runs with ACP and of their exact pairs.
@@ -29,37 +30,35 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     Raises:
         UnfitRecords: a run lacks its pair.
     """
-    import seaborn as sns
-
     curves, unlike = statistics.loss_differences(records), versions.unlike(records, PAIR)
     gaps, seeds = statistics.largest_gaps(curves), seeds_apart(records)
     marked = dict(zip(records["size"], naming.marked(records), strict=True))
-    lengths = sorted(curves["context_length_tokens"].unique())
-    colours = dict(zip(lengths, sns.color_palette("viridis", len(lengths) + 1), strict=False))
-    figure, axes = drawing.panels(curves["size"].nunique(), 3.9, rows=2, sharex="col", squeeze=False)
-    for (top, ax), (size, of_size) in zip(axes.T, curves.groupby("size", sort=False), strict=True):
-        pairs = gaps[gaps["size"] == size]
+    models = list(curves.groupby(MODEL, sort=False))
+    options = {"rows": 2, "sharex": "col", "sharey": "row", "squeeze": False}
+    width = style.COLUMN_INCHES if len(models) == 1 else style.PAGE_INCHES
+    figure, axes = drawing.panels(len(models), 3.4, width, **options)
+    for (top, ax), (model, of_model) in zip(axes.T, models, strict=True):
+        size, length = model
+        pairs = gaps[(gaps[MODEL] == list(model)).all(axis=1)]
         mark = "†" * any(_mark(row, unlike) for row in pairs.itertuples())
-        top.set_title(f"{marked[size]}{mark}")
+        top.set_title(f"{marked[size]}, {style.length_label(length)}{mark}")
         if size in seeds.index:
             apart = seeds[size]
             ax.fill_between(apart.index, -apart, apart, color="0.9", lw=0, label="two seeds")
         for end in (-LOSS_WITHIN_NATS, LOSS_WITHIN_NATS):
-            ax.axhline(end, color="0.4", lw=0.8, ls="--", label=f"the criterion, {LOSS_WITHIN_NATS:g} nats")
-        for (length, _), curve in of_size.groupby(["context_length_tokens", "seed"]):
-            look = {"color": colours[length], "lw": 1, "zorder": 2 + 1 / length}  # shorter: on top
-            top.plot(curve["position"], curve["exact"], ls="-", alpha=0.45, lw=2.5, color=colours[length])
-            top.plot(curve["position"], curve["acp"], label=style.length_label(length), **look)
-            ax.plot(curve["position"], curve["difference"], **look)
+            ax.axhline(end, color="0.4", lw=0.8, ls="--", label=f"criterion, ±{LOSS_WITHIN_NATS:g} nats")
+        for _, curve in of_model.groupby("seed"):
+            position = curve["position"]
+            top.plot(position, curve["exact"], color=style.ROLES["exact"], alpha=0.4, lw=2.5, label="exact")
+            top.plot(position, curve["acp"], color=style.ROLES["acp"], lw=1, label="ACP")
+            ax.plot(position, curve["difference"], color=style.ROLES["acp"], lw=1)
         if same := (pairs["gap_nats"] == 0).sum():
-            words = f"{same} of {len(pairs)} pairs identical (difference 0)"
-            ax.text(0.98, 0.7, words, transform=ax.transAxes, ha="right", va="top")
-        style.token_axis(ax.xaxis, int(of_size["context_length_tokens"].max()))
+            words = f"{same} of {len(pairs)} identical"
+            ax.text(0.97, 0.97, words, transform=ax.transAxes, ha="right", va="top")
+        style.token_axis(ax.xaxis, int(length))
         ax.set_xlabel("token position")
     axes[0, 0].set_ylabel("loss (nats)")
     axes[1, 0].set_ylabel("ACP − exact (nats)")
-    for ax in axes[:, 1:].flat:
-        ax.sharey(axes[0 if ax in axes[0] else 1, 0])
     drawing.legend(figure, 5, title=versions.notes(unlike) or None)
     return figure
 
@@ -109,11 +108,11 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     noise = f" Two seeds of one setting differ by up to {apart.max():.3f}." if len(apart) else ""
     columns = ("measured_tokens", "window_tokens")
     tokens, windows = (", ".join(f"{n:,}" for n in records[column].unique()) for column in columns)
-    caption = f"""**{label}.** {first} The models are {name}. Top: the loss with ACP (thin) and
-exact (wide, pale). Bottom: their difference. Each point is the mean over {windows} positions
-around it. {band}Dashed: the criterion, for the mean over all positions. The text is the same at every
-length: {tokens} held-out tokens, in whole windows. Paired runs differ in ACP alone, in training
-and evaluation, and are
+    caption = f"""**{label}.** {first} The models are {name}, one in a column.
+Top: the loss with ACP (thin line) and exact (wide, pale line), for each seed. Bottom: their difference. Each
+point is the mean over {windows} positions around it. {band}Dashed: the criterion, for the mean over all
+positions. The text is the same at every length: {tokens} held-out tokens, in whole windows. Paired runs
+differ in ACP alone, in training and evaluation, and are
 trained apart. Each pair of these sizes is drawn. The largest difference of each pair in nats, and where:
 {numbers}.{noise}"""
     return draw(records), caption

@@ -15,9 +15,9 @@ RECALL_POINTS = 10.0  # a loss of recall that an interval must rule out to show 
 TITLES = {"acp": "with ACP", "exact": "without"}
 
 
-def draw(records: pd.DataFrame, facts: pd.DataFrame | None = None) -> drawing.Figure:
+def draw(records: pd.DataFrame, facts: pd.DataFrame | None = None) -> drawing.Figure | None:
     """The likelihood of many facts, a panel a seed; without any a heat map a method and kind of model, depth
-    of the needle over context length. A sentence where nobody finds the needle.
+    of the needle over context length. None if no model finds the needle.
 
     Args:
         records, facts: ``needle`` and ``needle_facts`` records with both methods for each training length,
@@ -26,7 +26,7 @@ def draw(records: pd.DataFrame, facts: pd.DataFrame | None = None) -> drawing.Fi
     if facts is not None:
         return _seeds(facts)
     if not _finds(records):
-        return drawing.sentence(found_words(records))
+        return None
     cells = needle_statistics.cells(records)
     key = needle_statistics.SETTING
     settings = cells[key].drop_duplicates().sort_values(key)
@@ -63,9 +63,10 @@ def _seeds(facts: pd.DataFrame) -> drawing.Figure:
     )
     for ax, (seed, nats) in zip(axes[0], seeds, strict=True):
         apart = nats["acp"] - nats["exact"]
-        same = f"the likelihoods of all {len(nats)} facts agree to the last digit"
-        words = f"single facts are up to {apart.abs().max():.1f} nats apart, the mean {abs(apart.mean()):.3f}"
-        ax.set_title(f"Seed {seed}: {words if apart.any() else same}")
+        largest, mean = apart.abs().max(), abs(apart.mean())
+        words = f"largest difference {largest:.1f}\nof the means {mean:.3f}" if largest else "all identical"
+        ax.set_title(f"Seed {seed}")
+        ax.text(0.97, 0.03, words, transform=ax.transAxes, ha="right", va="bottom")
         ax.axline((0, 0), slope=1, color=style.PAPER, lw=0.8, zorder=1)
         ax.scatter(nats["exact"], nats["acp"], 12, alpha=0.8)
         ax.set(xlabel="NLL, exact (nats)", xlim=ends, ylim=ends, aspect="equal")
@@ -88,7 +89,7 @@ def found_words(records: pd.DataFrame) -> str:
     return f"With ACP the model finds {with_acp} % of the hidden words, without {without} %."
 
 
-def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure | None, str]:
     records, facts = context.records["needle"], context.records.get("needle_facts")
     first = records.iloc[0]
     table = needle_statistics.differences(records)
@@ -116,12 +117,12 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
         if table["needle_fraction"].any()
         else ""
     )
-    result, shown = found_words(records), "Every model finds too few words for a picture"
+    result, shown = found_words(records), "Every model finds too few words for a plot"
     if facts is not None:
         result = f"{needle_facts.kept(facts).ours}."
         shown = (
-            "Each point is one of many facts, asked for in turn, with ACP and exact. Nats from certain: the "
-            "mean negative log-likelihood of the right answer, 0 if certain. The grey line: both are equal. "
+            "Each point is one of many facts, asked for in turn, with ACP and exact. NLL: the mean "
+            "negative log-likelihood of the right answer, 0 if certain. The grey line: both are equal. "
             "Older pairs are in Table A1. The remaining results use a single fact and are not plotted"
         )
     elif _finds(records):

@@ -25,7 +25,6 @@ WORDS = {
     "between": "intermediate",
     "local": f"local (≥ {100 * LOCAL:g} % of limit)",
 }
-LIMIT_LINE = {"color": "0.2", "lw": 0.8, "ls": (0, (3, 2))}
 TOO_COARSE = Verdict(Word.INCONCLUSIVE, "the grid has too few blocks for any head to be local")
 
 
@@ -72,11 +71,11 @@ def describe(records: pd.DataFrame, panels: str) -> str:
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
     return f"""Of the {len(records)} heads of {naming.run_name(one)}, {percent["local"]} are local,
 {percent["global"]} global and {percent["between"]} intermediate. {panels} A local head prunes
-{100 * LOCAL:g} % or more of the limit, a global head under {100 * GLOBAL:g} % of it. The limit
-(dashed) is the most that the grid
-allows: {100 * limit:.1f} % at {one["context_length_tokens"]:,} tokens in blocks of {grid}. Each row keeps its
-diagonal block and the one before, unless a single forget gate closes. {at_limit.sum()} heads are within a
-percentage point of the limit. Savings are over {one["measured_tokens"]:,} held-out tokens."""
+{100 * LOCAL:g} % or more of the limit, a global head under {100 * GLOBAL:g} % of it. The limit is the most
+that the grid allows, and the shaded region is beyond it: {100 * limit:.1f} % at
+{one["context_length_tokens"]:,} tokens in blocks of {grid}. Each row keeps its diagonal block and the one
+before, unless a single forget gate closes. {at_limit.sum()} heads are within a percentage point of the limit.
+Savings are over {one["measured_tokens"]:,} held-out tokens."""
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
@@ -85,19 +84,26 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     Args:
         records: ``pruned_ratio`` records of one run.
     """
-    limit, _ = grid_limit(records)
-    found, bins, below = head_kinds(records), savings_bins(records), np.zeros(BINS)
     figure, ax = drawing.panels()
-    for kind, colour in KINDS.items():
-        share = 100 * np.bincount(bins[found == kind], minlength=BINS) / len(records)
-        look = {"align": "edge", "color": colour, "edgecolor": "white", "lw": 0.5}
-        ax.bar(EDGES, share, 100 / BINS, below, label=WORDS[kind], **look)
-        below += share
-    ax.axvline(100 * limit, label=f"the grid's limit, {100 * limit:.0f} %", **LIMIT_LINE)
-    ax.axvspan(100 * limit, 100, color="0.9", lw=0, zorder=0, label="excluded by the grid")
+    histogram(ax, records, np.ones(len(records), dtype=bool), 100 / len(records))
     ax.set(xlim=(0, 100), ylim=(0, 100), xlabel="pruned ratio of a head's blocks (%)", ylabel="heads (%)")
     drawing.legend(figure, 2)
     return figure
+
+
+def histogram(ax: drawing.Axes, records: pd.DataFrame, chosen: np.ndarray, unit: float) -> None:
+    """Bars of the ``chosen`` heads of one run, each of height ``unit``; what the grid excludes is shaded, and
+    the bar of the limit's bin ends at the limit."""
+    limit = 100 * grid_limit(records)[0]
+    found, bins, below = head_kinds(records), savings_bins(records), np.zeros(BINS)
+    has_limit = (limit > EDGES) & (limit < EDGES + 100 / BINS)
+    widths = np.where(has_limit, limit - EDGES, 100 / BINS)
+    for kind, colour in KINDS.items():
+        heights = unit * np.bincount(bins[chosen & (found == kind)], minlength=BINS)
+        look = {"align": "edge", "color": colour, "edgecolor": "white", "lw": 0.3, "label": WORDS[kind]}
+        ax.bar(EDGES, heights, widths, below, **look)
+        below += heights
+    ax.axvspan(limit, 100, color="0.88", lw=0, zorder=0, label=f"excluded (> {limit:.0f} %)")
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:

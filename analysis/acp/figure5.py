@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, holm, homogeneity
@@ -12,18 +11,7 @@ from acp_repro.common.statistics import LEVEL, holm, homogeneity
 from .. import drawing, style
 from ..verdict import Verdict, Word
 from . import naming
-from .figure4 import (
-    BINS,
-    EDGES,
-    KINDS,
-    LIMIT_LINE,
-    TOO_COARSE,
-    WORDS,
-    describe,
-    grid_limit,
-    head_kinds,
-    savings_bins,
-)
+from .figure4 import TOO_COARSE, describe, grid_limit, head_kinds, histogram
 
 COLUMNS = 6  # of panels
 LIKE_PAPER = ("760M", 4096)  # the model of the paper's Figure 5
@@ -43,17 +31,11 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     figure, axes = drawing.panels(
         columns, 0.6 + 0.8 * rows, rows=rows, sharex=True, sharey=True, squeeze=False
     )
-    found, bins = head_kinds(records), savings_bins(records)
     for ax, layer in itertools.zip_longest(axes.flat, layers):
         if layer is None:
             ax.set_visible(False)
             continue
-        below = np.zeros(BINS)
-        for kind, colour in KINDS.items():
-            heads = np.bincount(bins[(found == kind) & (records["layer"] == layer)], minlength=BINS)
-            ax.bar(EDGES, heads, 100 / BINS, below, align="edge", color=colour, lw=0, label=WORDS[kind])
-            below += heads
-        ax.axvline(100 * grid_limit(records)[0], label="limit of the grid", **LIMIT_LINE)
+        histogram(ax, records, (records["layer"] == layer).to_numpy(), 1)
         drawing.note(ax, f"layer {layer}", (2, ax.get_ylim()[1]), (1, -1))
     axes[0, 0].set(xlim=(0, 100))
     for ax in axes[:, 0]:

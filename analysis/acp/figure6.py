@@ -15,54 +15,50 @@ from ..verdict import Verdict
 from . import naming, statistics
 
 SPARSE_PERCENT = 1.0  # of the causal entries; fewer than that over 0.1 count as "very sparse"
+ZOOM_TOKENS = 128  # the first of a sequence, in which the weights of a local head can be told apart
 MOST_PIXELS = 700  # per side of D: more than a page can show; at 16k tokens the whole of D takes 2 GB
 
 
 def draw(records: Mapping[str, pd.DataFrame]) -> drawing.Figure:
-    """One column per head, in the order of the records: D with the boundary, and the large entries of A.
+    """One column per head, in the order of the records: D with the boundary, the large entries of A, and
+    those of the first :data:`ZOOM_TOKENS` queries.
 
     Args:
         records: ``decay`` and ``attention_weights`` records of one run.
     """
-    from matplotlib import pyplot as plt
-
     decay = one_each(records["decay"], ["run", "layer", "head", "position"], "decay")
     weights = records["attention_weights"]
     heads = list(decay.groupby(["layer", "head"], sort=False))
     low = 1.5 * decay["threshold_nats"].min()  # NaN for exact attention: the scale is then D's own
     low = low if np.isfinite(low) else decay["cumulative_log_fgate_nats"].min()
-    size = (style.PAGE_INCHES * len(heads) / 3, 4.7)
-    figure, axes = plt.subplots(
-        2, len(heads), figsize=size, squeeze=False, sharex=True, sharey=True, layout="constrained"
-    )
-    for (top, bottom), (_, head) in zip(axes.T, heads, strict=True):
+    options = {"rows": 3, "sharex": "row", "sharey": "row", "squeeze": False}
+    width = min(style.PAGE_INCHES, 0.6 + 1.7 * len(heads))
+    figure, axes = drawing.panels(len(heads), 5.4, width, **options)
+    for (top, middle, bottom), (key, head) in zip(axes.T, heads, strict=True):
+        length = len(head)
         image = _decay(top, head, low)
-        top.set_title(title(head.iloc[0], len(head)))
-        entries = weights.merge(head[["layer", "head"]].drop_duplicates())
-        dots = bottom.scatter(
-            entries["key_position"],
-            entries["query_position"],
-            marker="s",
-            lw=0,
-            s=max(0.6, (90 / len(head)) ** 2 * 8),
-            c=entries["attention_weight"],
-            cmap="viridis_r",
-            vmin=-0.3,
-            vmax=1,
-            rasterized=True,
-        )
-        bottom.plot([0, len(head)], [0, len(head)], color="0.8", lw=0.5, zorder=0)
+        top.set_title(title(head.iloc[0], length))
+        entries = weights[(weights[["layer", "head"]] == list(key)).all(axis=1)]
+        _weights(middle, entries, (90 / length) ** 2 * 8)
+        dots = _weights(bottom, entries, 2.5)
+        zoom = min(ZOOM_TOKENS, length // 2)
+        for ax in (top, middle):
+            style.token_axis(ax.xaxis, length)
+            style.token_axis(ax.yaxis, length)
+        for axis in (bottom.xaxis, bottom.yaxis):
+            axis.axes.set(**{f"{axis.axis_name}lim": (0, zoom)})
+            axis.set_ticks([0, zoom // 2, zoom])
         bottom.set_xlabel("key position")
-    for ax in axes.flat:
-        for axis in (ax.xaxis, ax.yaxis):
-            style.token_axis(axis, len(head))
-        ax.invert_yaxis()
-        ax.set_aspect("equal")
     for ax in axes[:, 0]:
         ax.set_ylabel("query position")
+        ax.invert_yaxis()  # of the whole row
+    for ax in axes.flat:
+        ax.set_aspect("equal")
+        ax.grid(visible=False)
+        ax.axline((0, 0), slope=1, color="0.8", lw=0.5, zorder=0)
     for row, mappable, label in (
         (axes[0], image, "decay $D_{ij}$ (nats)"),
-        (axes[1], dots, "weight $A_{ij}$ over 0.1"),
+        (axes[1:], dots, "weight $A_{ij}$ over 0.1"),
     ):
         extend = "min" if mappable is image else "neither"
         bar = figure.colorbar(mappable, ax=row, shrink=0.9, aspect=22, pad=0.015, extend=extend)
@@ -70,6 +66,22 @@ def draw(records: Mapping[str, pd.DataFrame]) -> drawing.Figure:
         bar.outline.set_visible(False)
     bar.ax.set_ylim(0.1, 1)  # the last bar: the palest colours of its map are left out
     return figure
+
+
+def _weights(ax: drawing.Axes, entries: pd.DataFrame, size: float) -> drawing.PathCollection:
+    """The recorded entries of A as squares of ``size`` points squared, in the colour of their weight."""
+    return ax.scatter(
+        entries["key_position"],
+        entries["query_position"],
+        marker="s",
+        lw=0,
+        s=max(0.6, size),
+        c=entries["attention_weight"],
+        cmap="viridis_r",
+        vmin=-0.3,
+        vmax=1,
+        rasterized=True,
+    )
 
 
 def title(head: pd.Series, length: int) -> str:
@@ -102,7 +114,8 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     name = naming.run_name(records["decay"].iloc[0])
     caption = f"""**Figure 6.** {lost or "None"} of the {large:,} attention weights over 0.1 lies left of the
 orange boundary, where blocks are pruned. Top: decay matrices D, whose colours end at 1.5 times the lowest
-delta. Bottom: attention weights A, of which only entries over 0.1 are shown. The heads are of {name}, on the
+delta. Middle: attention weights A, of which only entries over 0.1 are shown.
+Bottom: the same weights of the first {min(ZOOM_TOKENS, length // 2)} tokens. The heads are of {name}, on the
 first held-out sequence, {length:,} tokens. Unless named by hand, they are those with the largest savings,
 with a boundary that shows in the first blocks, with savings nearest to halfway, and with the smallest
 savings. Titles count layers and heads from 0 and give the savings on this one sequence."""

@@ -14,24 +14,25 @@ TENTHS = 10  # of a training run, in which its speed is compared
 
 
 def draw(records: pd.DataFrame, epoch_tokens: int | None = None) -> drawing.Figure:
-    """Left: pruned ratio, by layer and of all. Right: training loss with and without ACP.
+    """(a) Pruned ratio, by layer and of all. (b) Training loss with and without ACP.
 
     Args:
         records: ``training_log`` records of a run with ACP and, if there is one, of its exact pair.
         epoch_tokens: the length of an epoch, whose ends are marked.
     """
+    from matplotlib.ticker import LogLocator, NullLocator
+
     figure, (left, right) = drawing.panels(2, 2.8)
     _pruned(left, records)
     _loss(right, records)
-    first, last = training_logs.before_change(records), training_logs.paper_tokens(records)
+    limits = training_logs.before_change(records), records["tokens"].max()
     for ax in (left, right):
         for end in epoch_ends(records, epoch_tokens):
             ax.axvline(end, color="0.7", lw=0.8, ls=":", label="end of an epoch")
-        ax.axvline(last, color=style.PAPER, label=f"the paper's {style.count_label(last)} tokens")
-        ax.set(xscale="log", xlabel="tokens trained")
-        ax.set_xlim(first, 1.2 * max(last, records["tokens"].max()))
+        ax.set(xscale="log", xlabel="tokens trained", xlim=limits)
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(lambda x, _: style.count_label(x))
-        ax.minorticks_off()
     drawing.legend(figure, 3)
     return figure
 
@@ -54,17 +55,16 @@ def _pruned(ax: drawing.Axes, records: pd.DataFrame) -> None:
     ax.plot(mean["tokens"], mean["percent"], color="0.1", lw=2, label="all layers")
     low, high = naming.PUBLISHED.range("figure2", "pruned_ratio")
     ax.axhline((low + high) / 2, color=style.PAPER, ls="--", label="the paper's 70 %")
+    ax.set(title="Pruned ratio", ylabel="attention pruned (%)")
     ax.set_ylim(min(10 * np.floor(shares.min(axis=None) / 10), (low + high) / 2 - 10), 101)
 
 
 def _loss(ax: drawing.Axes, records: pd.DataFrame) -> None:
     points = training_logs.losses(records)
-    ends = []
     for exact, some in points.groupby(points["log_pruning_tolerance"].isna()):
-        look = {"color": "0.2", "ls": (0, (4, 2)), "lw": 1} if exact else {"color": style.SIZES[0], "lw": 2}
-        name = "exact" if exact else "with ACP"
-        ax.plot(some["tokens"], some["loss_nats"], label=f"loss, {name}", **look)
-        ends.append(f"{some['loss_nats'].iloc[-1]:.3f} {name}")
+        name, look = ("exact", {"alpha": 0.4, "lw": 2.5, "zorder": 1}) if exact else ("ACP", {"lw": 1})
+        role = style.ROLES[name.lower()]
+        ax.plot(some["tokens"], some["loss_nats"], color=role, label=f"loss, {name}", **look)
     seen = points.loc[points["tokens"] >= training_logs.before_change(records), "loss_nats"]
     ax.set_ylim(top=np.quantile(seen, 0.97) * 1.05)
     ax.set(title="Training loss", ylabel="loss (nats per token), axis cut")

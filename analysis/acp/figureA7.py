@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,7 +29,7 @@ def difference(run: FoXRun, base: FoXRun) -> str:
     if ours.qk_norm_share_param_across_head != theirs.qk_norm_share_param_across_head:
         parts.append("QK-norm weights shared by all heads")
     if ours.vocab_size != theirs.vocab_size:
-        parts.append(f"{ours.vocab_size:,} words")
+        parts.append(f"vocabulary of {ours.vocab_size:,}")
     return " and ".join(parts)
 
 
@@ -66,9 +67,9 @@ def counts(table: pd.DataFrame) -> pd.Series:
 
 
 def draw(table: pd.DataFrame) -> drawing.Figure:
-    """Left: the pruned ratio of each training of :func:`shares`. (b) The kinds of its heads."""
+    """(a) The pruned ratio of each training run of :func:`shares`. (b) The kinds of its heads."""
     table = table.iloc[::-1]  # the first on top
-    figure, (left, right) = drawing.panels(2, 0.9 + 0.26 * len(table), sharey=True)
+    figure, (left, right) = drawing.panels(2, 0.9 + 0.32 * len(table), sharey=True)
     places, base = np.arange(len(table)), table["is_base"].to_numpy()
     mean = table.loc[base, "percent"].mean()
     band = f"±{COUNTS_POINTS:g} points of the seeds: does not count"
@@ -76,12 +77,12 @@ def draw(table: pd.DataFrame) -> drawing.Figure:
     left.axvline(70, color="0.4", ls="--", lw=1, label='the paper: "about 70 %"')
     for some, look in (
         (base, {"label": "a seed"}),
-        (~base, {"mfc": "white", "label": "a change, one training"}),
+        (~base, {"mfc": "white", "label": "one change, one training run"}),
     ):
         left.plot(table["percent"][some], places[some], "o", ms=5, color=style.SIZES[0], **look)
     for place, percent in zip(places, table["percent"], strict=True):
         drawing.note(left, f"{percent:.1f}", (percent, place), (6, 0))
-    left.set_yticks(places, table["what"])
+    left.set_yticks(places, [textwrap.fill(words, 40) for words in table["what"]])
     left.margins(x=0.12)
     left.set(ylim=(-0.6, len(table) - 0.4), xlabel="pruned ratio (%)", title="Pruned ratio")
     start = pd.Series(0.0, index=table.index)

@@ -1,4 +1,4 @@
-"""Figure A8: FoX (Pro) against its RoPE twin, the Transformer (Pro), which the paper builds on."""
+"""Figure A8: FoX (Pro) against its RoPE baseline, the Transformer (Pro), which the paper builds on."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ ON_PAR_NATS = 0.01  # 1 % of perplexity
 KEY = ["size", "context_length_tokens", "seed"]
 
 
-def twins(records: pd.DataFrame, *more: str) -> pd.DataFrame:
-    """``difference``, FoX less RoPE in nats, of each pair of one seed; ``more`` may be the position."""
-    table = side_by_side(records, [*KEY, *more], "architecture", "loss_nats", ("pro", "rope"), "twins")
+def rope_pairs(records: pd.DataFrame, *more: str) -> pd.DataFrame:
+    """The loss difference FoX − RoPE in nats (column ``difference``) of each pair of one seed."""
+    table = side_by_side(records, [*KEY, *more], "architecture", "loss_nats", ("pro", "rope"), "FoX and RoPE")
     return table.assign(difference=table["pro"] - table["rope"])
 
 
 def fox_is_on_par(loss: pd.DataFrame, loss_curve: pd.DataFrame) -> Verdict:
     """Met if the pairs rule out that FoX is worse by :data:`ON_PAR_NATS`; missed if they show that it is."""
-    apart = twins(loss)["difference"]
+    apart = rope_pairs(loss)["difference"]
     seeds = f"FoX − RoPE in nats: {', '.join(f'{gap:+.4f}' for gap in apart)}"
     more = {"n": len(apart), "unit": "pair"}
     if len(apart) < paired.LEAST_PAIRS:
@@ -31,7 +31,7 @@ def fox_is_on_par(loss: pd.DataFrame, loss_curve: pd.DataFrame) -> Verdict:
         return Verdict(Word.INCONCLUSIVE, f"{short}. {seeds}", short, **more)
     mean, low, high = over_draws(apart).interval(2 * LEVEL)
     met = True if high < ON_PAR_NATS else False if low > ON_PAR_NATS else None
-    curve = twins(loss_curve, "position")
+    curve = rope_pairs(loss_curve, "position")
     eighth = 8 * curve["position"] // curve["context_length_tokens"]
     first, last = (f"{curve['difference'][eighth == end].mean():+.4f}" for end in (0, 7))
     tokens = style.count_span(loss["trained_tokens"])
@@ -41,7 +41,7 @@ def fox_is_on_par(loss: pd.DataFrame, loss_curve: pd.DataFrame) -> Verdict:
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
-    curves = twins(context.records["loss_curve"], "position")
+    curves = rope_pairs(context.records["loss_curve"], "position")
     figure, ax = drawing.panels()
     for seed, curve in curves.groupby("seed"):
         ax.plot(curve["position"], curve["difference"], lw=1, label=f"seed {seed}")
@@ -50,6 +50,6 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     ax.set(xlabel="token position", ylabel="loss, FoX − RoPE (nats)")
     verdict = fox_is_on_par(context.records["loss"], context.records["loss_curve"])
     drawing.legend(figure)
-    caption = f"""**Figure A8.** FoX (Pro) against its RoPE twin: the same parts with RoPE in place of the
-gate, both exact. The pairs of one seed read the same batches: {verdict.ours}."""
+    caption = f"""**Figure A8.** FoX (Pro) against its RoPE baseline: the same parts with RoPE in place of
+the gate, both exact. The pairs of one seed read the same batches: {verdict.ours}."""
     return figure, caption

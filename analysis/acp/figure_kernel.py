@@ -43,6 +43,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         label, color = BASELINES.get(name, ("ours", style.SIZES[0]))
         look = {"color": color, "ls": DASHES[method], "marker": "o", "ms": 3}
         look["lw"] = 1 if name in BASELINES else 2
+        if method == "no gates":
+            look |= {"marker": "s", "ms": 6, "mfc": "none", "zorder": 1}
         how = method.replace("acp", "ACP")
         lengths, ms = rows["length_tokens"], rows["forward_backward_ms"]
         tflops = 1e3 * rows["nominal_forward_backward_tflop"] * (1 - rows["pruned_ratio"]) / ms

@@ -126,8 +126,8 @@ def caption(context: drawing.DrawContext) -> str:
     more = (apart["verdict"] == paired.DIFFERS).sum()
     harness = ", ".join(sorted(records["harness_version"].astype(str).unique()))
     text = [
-        f"**{context.item.label}.** {more} of {len(apart)} differences of pairs are more than chance and seeds "
-        f"explain. Downstream tasks of {naming.ARCHITECTURES[context.runs[0].architecture]} by the LM "
+        f"**{context.item.label}.** {more} of {len(apart)} differences of pairs are more than chance and "
+        f"seeds explain. Downstream tasks of {naming.ARCHITECTURES[context.runs[0].architecture]} by the LM "
         f"Evaluation Harness (lm-eval {harness}), without examples in the prompt. Accuracies are in percent; "
         '"acc-n" is that of log-likelihoods normalised by length, "ppl" perplexity. ± is the standard error '
         "of sampling items. Differences of paired runs are tested item by item (McNemar's exact test; sign "

@@ -12,8 +12,8 @@ from ..tables import UnfitRecords, side_by_side
 from ..verdict import Verdict, in_range
 from . import by_length, naming, versions
 from .figure_kernel import BASELINES
-from .figure_scaling import OFFICIAL
 from .statistics import METHODS
+from .table_scaling import OFFICIAL
 
 SHARE_PERCENT = (65.0, 70.0)  # what gates "paper" of the benchmarks are drawn for
 RECOMPUTED = "-recomputed"  # ends the name of a size of suite h200-speed with gradient checkpointing

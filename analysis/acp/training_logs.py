@@ -19,11 +19,6 @@ def paper_name(records: pd.DataFrame) -> str:
     return size if size in known else "125M"
 
 
-def paper_tokens(records: pd.DataFrame) -> float:
-    """The tokens that the paper trains :func:`paper_name` with."""
-    return float(naming.paper_size(paper_name(records)).tokens)
-
-
 def shares(records: pd.DataFrame) -> pd.DataFrame:
     """``percent`` pruned by ``tokens``, a column a layer, of the run with ACP."""
     layers = records[records["layer"].notna()]
@@ -80,7 +75,7 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
     return f"""**Figure A5.** The pruned ratio is {peak["percent"]:.0f} % at most, after
 {style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
 {style.count_label(last["tokens"])}. The paper says around 70 %, and trains its {paper_name(records)} on
-{style.count_label(paper_tokens(records))} tokens. The curves are from the logs of
+{style.count_label(naming.paper_size(paper_name(records)).tokens)} tokens. The curves are from the logs of
 {" and ".join(records["run"].unique())}{unlike[:1]}, trained on {devices}. The axes begin at
 {style.count_label(before_change(records))} tokens: until then no layer's share has changed by more than
 {CHANGE_POINTS:g} percentage points. (a) Each layer on the first sequence of a batch, and the mean of all.

@@ -1,28 +1,27 @@
-"""Accuracy against compression, soft and removed, and free writing; the run without gates beside them."""
+"""Accuracy and free-running scores against the keep ratio, with the run without gates as a baseline."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from .. import drawing, style
+from .. import drawing
 from ..tables import one_each
 from . import naming
 
 COLOURS = {"soft": "#0072B2", "straight_through": "#009E73", "hard_concrete": "#D55E00"}
 UNGATED = "0.2"
-FREE = {"bleu": ("D", "BLEU"), "exact_match": ("s", "whole texts")}
+FREE = {"bleu": ("D", "BLEU"), "exact_match": ("s", "exact match")}
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """Left a line from each run's soft point (hollow) to its removed one (full); right its free writing.
+    """(a) A line from each run's soft point (hollow) to its removed one (filled). (b) Its free-running
+    scores.
 
     Args:
         records: ``reconstruction`` records.
     """
     one_each(records, ["run", "decoding"], "figure_curve")
     figure, (left, right) = drawing.panels(2, 2.9)
-    after: dict[str, list[float]] = {}
-    whole: dict[str, list[float]] = {}
     for _, run in records.groupby("run", sort=False):
         points, first = run.set_index("decoding"), run.iloc[0]
         gated = pd.notna(first["compression"])
@@ -37,24 +36,16 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         for column, (marker, _) in FREE.items():
             free = points.loc["free"]
             right.plot(free["keep_ratio"], free[column], marker, color=colour, alpha=0.7, clip_on=False)
-        after.setdefault(name, []).append(accuracies[1])
-        whole.setdefault(name, []).append(100 * points.loc["free", "exact_match"])
     left.plot([], [], "o", color="0.5", mfc="white", label="under the soft mask")
     left.plot([], [], "o", color="0.5", label="tokens removed")
     for marker, name in FREE.values():
-        right.plot([], [], marker, color="0.5", label=f"{name}, written freely")
-    left.set_title("Accuracy")
-    right.set_title("Exact match")
-    left.set_ylabel("token accuracy, true tokens before")
-    right.set_ylabel("score, written freely")
+        right.plot([], [], marker, color="0.5", label=f"{name}, free-running")
+    left.set(title="Teacher forcing", ylabel="token accuracy")
+    right.set(title="Free-running", ylabel="score")
     for ax in (left, right):
-        ax.set(xlim=(0, 1.05), ylim=(0, 1.05), xlabel="share of tokens kept")
+        ax.set(xlim=(0, 1.05), ylim=(0, 1.05), xlabel="keep ratio")
     drawing.legend(figure)
     return figure
-
-
-def _listed(values: dict[str, list[float]], form: str) -> str:
-    return ", ".join(f"{style.span(pd.Series(each), form)} ({name})" for name, each in values.items())
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
@@ -62,7 +53,8 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     with_gates = records[records["compression"].notna()]
     wide = with_gates.pivot(index="run", columns="decoding", values="token_accuracy")
     gaps = naming.each_in_words({run: f"{row.soft - row.removed:+.3f}" for run, row in wide.iterrows()})
-    caption = f"""**Accuracy against compression.** Accuracy lost by removal: {gaps}. (a) A full point is a
-model with tokens really removed. A hollow point is the same weights under the soft mask. The share that it
-keeps is {naming.SOFT_RATIO}. (b) Texts that the model writes from what is kept alone."""
+    caption = f"""**Accuracy against compression.** Accuracy lost by removal: {gaps}. (a) Token accuracy with
+teacher forcing. A filled point is a model whose tokens are really removed; a line joins it to the hollow
+point of the same weights under the soft mask, whose keep ratio is {naming.SOFT_RATIO}. (b) Scores of texts
+that the model decodes from the kept vectors alone."""
     return draw(records), caption

@@ -1,4 +1,4 @@
-"""Training dynamics: accuracy, the overall ratio and each gate's against steps."""
+"""Training dynamics: accuracy, the overall keep ratio and that of each gate against steps."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from ..verdict import Verdict
 from . import naming
 
 SMALL_ACCURACY = 0.9  # what a minute's model must reach
+MOST_KEPT = 0.99  # of the tokens: above this, no gate counts as removing any
 GATES = ("#56B4E9", "#CC79A7", "#E69F00", "#555555")
 
 
-def draw(records: pd.DataFrame) -> drawing.Figure:
-    """(a) Accuracy and overall ratio, removed and soft. Right: the ratio of each gate.
+def draw(records: pd.DataFrame) -> drawing.Figure | None:
+    """(a) Accuracy and overall keep ratio, removed and soft. (b) The keep ratio of each gate. None if no gate
+    removes a token, because every curve is then a line at 1.
 
     Args:
         records: ``dynamics`` records of one run.
     """
+    if records.loc[records["series"] == "keep_ratio", "value"].min() > MOST_KEPT:
+        return None
     figure, (left, right) = drawing.panels(2, 2.8, sharey=True)
     last = records["gate_index"].max()
-    for name, colour, label in (
-        ("accuracy", "#009E73", "accuracy"),
-        ("keep_ratio", "#D55E00", "tokens kept"),
-    ):
+    for name, colour, label in (("accuracy", "#009E73", "accuracy"), ("keep_ratio", "#D55E00", "keep ratio")):
         for prefix, line in (("", "-"), ("soft_", (0, (2, 1.5)))):
             series = prefix + name.replace("kept_", "") if prefix else name
             curve = records[records["series"] == series]
@@ -40,22 +41,26 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         right.plot(ratios.index, share, color=GATES[gate % 4], label=f"gate {gate + 1}")
     left.set_title("Accuracy and keep ratio")
     right.set_title("Keep ratio of each gate")
-    left.set(ylim=(0, 1.03), ylabel="share", xlabel="step")
-    right.set(ylabel="kept of what reached the gate", xlabel="step")
+    left.set(ylim=(0, 1.03), ylabel="accuracy, keep ratio", xlabel="step")
+    right.set(ylabel="tokens kept / tokens that reach the gate", xlabel="step")
     drawing.legend(figure)
     return figure
 
 
-def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure | None, str]:
     records = context.records["dynamics"]
     run = context.runs[0]
     name = naming.name_of(run.compression, run.training_mask)
-    caption = f"""**Training dynamics.** Run {run.name} ({name}): {judge(records).ours}, from the
-first evaluation to the last tenth of training. (a) Accuracy on held-out text with teacher forcing, and
-the share of tokens kept. Full lines: tokens really removed. Dashed: the soft mask; where both agree, one
-line hides the other. The share that it keeps is {naming.SOFT_RATIO}. (b) The share that each gate keeps
-of what reaches it."""
-    return draw(records), caption
+    curves = f"{judge(records).ours}, from the first evaluation to the last tenth of training"
+    figure = draw(records)
+    if figure is None:
+        words = f"Run {run.name} ({name}) removes no token, so its curves are not plotted: {curves}."
+        return None, f"**Training dynamics.** {words}"
+    caption = f"""**Training dynamics.** Run {run.name} ({name}): {curves}. (a) Accuracy on held-out text with
+teacher forcing, and the keep ratio. Full lines: tokens really removed. Dashed: the soft mask; where both
+agree, one line hides the other. The share that it keeps is {naming.SOFT_RATIO}. (b) The share that each gate
+keeps of what reaches it."""
+    return figure, caption
 
 
 def judge(dynamics: pd.DataFrame) -> Verdict:

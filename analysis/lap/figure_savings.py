@@ -1,4 +1,4 @@
-"""What removal saves: time of encoder and decoder and memory against the kept share."""
+"""What removal saves: time and memory of encoder and decoder against the keep ratio."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PANELS = {
 
 
 def relative(records: pd.DataFrame, column: str) -> pd.DataFrame:
-    """``relative``: with removal over with masks, by length and kept share."""
+    """``relative``: with removal over with masks, by length and keep ratio."""
     key, sides = ["run", "length_tokens", "keep_ratio"], ("masked", "removed")
     table = side_by_side(records, key, "method", column, sides, "figure_savings")
     return table.assign(relative=table["removed"] / table["masked"])
@@ -77,17 +77,18 @@ def at_half(records: pd.DataFrame) -> str:
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """Removal relative to masks against the kept share, a panel a length.
+    """Removal relative to masking against the keep ratio, a panel a length. The memory held while decoding
+    coincides with the decoder's peak and is not drawn.
 
     Args:
         records: ``removal_time`` records of one run.
     """
     lengths = sorted(records["length_tokens"].unique())
     figure, axes = drawing.panels(len(lengths), 2.8, sharey=True, squeeze=False)
-    for column, title in PANELS.items():
+    for column, title in list(PANELS.items())[:-1]:
         table = relative(records, column).sort_values("keep_ratio")
         ls = "--" if column in TIMES else "-"
-        colour = style.SIZES[0 if "encoder" in column else 1 if "decoder" in column else 2]
+        colour = style.SIZES[0 if "encoder" in column else 1]
         for ax, length in zip(axes[0], lengths, strict=True):
             line = table[table["length_tokens"] == length]
             ax.plot(100 * line["keep_ratio"], 100 * line["relative"], "o", ls=ls, color=colour, label=title)
@@ -95,7 +96,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         ax.set_title(f"Texts of {length} tokens")
         ax.axhline(100, color="0.4", lw=1, zorder=1)
         ax.set(xlim=(0, 105), ylim=(0, None), xlabel="tokens kept (%)")
-    axes[0, 0].set_ylabel("with removal (% of with masks)")
+    axes[0, 0].set_ylabel("relative to masking (%)")
     drawing.legend(figure, 5)
     return figure
 
@@ -113,8 +114,8 @@ masks. Under 100 %, removal saves. Dashed: times. The gates' bias sets the share
 {bound_by(records)}
 Batches have {texts} texts, and times are medians of {repeats}. A batch is as long as
 what is left of its longest text. The decoder writes 16 tokens, with a cache. Peak memory is the most that is
-held at once beside the weights. *Held* is what stays from token to token: vectors, and their keys and
-values. {where}"""
+allocated at once, without the weights. The memory held from token to token while decoding (vectors, and their
+keys and values) nearly coincides with the decoder's peak and is not drawn. {where}"""
     return draw(records), caption
 
 
@@ -144,7 +145,7 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
     worst = pd.concat({column: _worst(removal_time, column) for column in columns})
     few = worst.index.get_level_values("percent") <= 100 * FASTER_BELOW
     if not few.any():
-        return Verdict(Word.INCONCLUSIVE, "no kept share was that small")
+        return Verdict(Word.INCONCLUSIVE, "no keep ratio was that small")
     if not told(removal_time, columns):
         return Verdict(Word.INCONCLUSIVE, "time hardly grows with the tokens")
     less = (worst["relative"] < 1) & (worst["of_all"] <= LESS)

@@ -29,14 +29,18 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     figure, (left, right) = drawing.panels(2, 2.4, width_ratios=(2, 1))
     for eos, label in LABELS.items():
         curve = shares[(shares["is_eos"] == eos) & (shares["distance"].abs() <= REACH)]
-        left.plot(curve["distance"], 100 * curve["share"], "o-", ms=3, color=COLOURS[eos], label=label)
+        offset = 0.2 if eos else -0.2
+        left.bar(curve["distance"] + offset, 100 * curve["share"], 0.4, color=COLOURS[eos], label=label)
         part = thirds[thirds["is_eos"] == eos].set_index("third")["share"].reindex(range(slices.THIRDS))
         if len(curve):
-            places = [place + (0.2 if eos else -0.2) for place in part.index]
-            right.bar(places, 100 * part.fillna(0), 0.4, color=COLOURS[eos])
+            right.bar(part.index + offset, 100 * part.fillna(0), 0.4, color=COLOURS[eos])
     left.set_title("By distance from the token")
     right.set_title("By third of the text")
-    left.set(xlim=(-REACH, REACH), ylim=(0, None), xlabel="written token − origin of the vector (tokens)")
+    left.set(
+        xlim=(-REACH - 0.5, REACH + 0.5),
+        ylim=(0, None),
+        xlabel="written token − origin of the vector (tokens)",
+    )
     left.set_ylabel("share of attribution (%)")
     right.axhline(100 / slices.THIRDS, color="0.4", lw=1, ls="--", label="spread evenly")
     right.set(ylim=(0, 100), xlabel="third of the text")
@@ -63,7 +67,7 @@ Shown are {texts}."""
 
 
 def _beyond(table: pd.DataFrame) -> str:
-    """What share of the attribution the left panel leaves out, as the end of a sentence."""
+    """The share of the attribution that panel (a) leaves out, as the end of a sentence."""
     shares = slices.by_distance(table)
     far = shares[shares["distance"].abs() > REACH].groupby("is_eos")["share"].sum()
     parts = [f"{100 * share:.0f} % ({LABELS[bool(eos)]})" for eos, share in far.items() if share]

@@ -14,8 +14,8 @@ from . import (
     figure_savings,
     figure_shap,
     figure_slices,
-    figure_words,
     table_scores,
+    table_words,
 )
 
 CLAIMED = claims_of(__package__)
@@ -69,8 +69,8 @@ ITEMS = tuple(
             ours=True,
         ),
         FigureSpec(
-            "figure_words",
-            figure_words.make,
+            "table_words",
+            table_words.make,
             "Which tokens are kept",
             ("keep_ratio_by_word",),
             lambda suite: [suite.main_run],

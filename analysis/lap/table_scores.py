@@ -1,4 +1,4 @@
-"""Accuracy, BLEU and ROUGE of held-out text: soft mask, tokens removed, and written freely."""
+"""Accuracy, BLEU and ROUGE of held-out text: soft mask, tokens removed, and free-running."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from . import naming
 
 ACCURACY, BLEU, ROUGE = 0.98, 0.95, 0.94  # Section Results
 COLUMNS = {
-    "keep_ratio": "kept",
+    "keep_ratio": "keep ratio",
     "token_accuracy": "accuracy",
     "bleu": "BLEU",
     "rouge_l": "ROUGE-L",
-    "exact_match": "whole texts",
-    "edits_per_token": "edits a token",
+    "exact_match": "exact match",
+    "edits_per_token": "edits per token",
 }
 DECODING = {
-    "soft": "true tokens before, soft mask",
-    "removed": "true tokens before, tokens removed",
-    "free": "written freely, tokens removed",
+    "soft": "teacher forcing, soft mask",
+    "removed": "teacher forcing, tokens removed",
+    "free": "free-running, tokens removed",
 }
 
 
@@ -38,7 +38,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     shown["decoding"] = records["decoding"].map(DECODING).to_list()
     for column, title in COLUMNS.items():
         shown[title] = [f"{value:.3f}" for value in records[column]]
-    paper = {"model": "article, Flan-T5-small on Yelp", "decoding": "true tokens before"}
+    paper = {"model": "article, Flan-T5-small on Yelp", "decoding": "teacher forcing"}
     for column, title in COLUMNS.items():
         table = naming.PUBLISHED.table
         rows = table[(table["item"] == "table_scores") & (table["quantity"] == column)]
@@ -49,9 +49,10 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
 def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     records = context.records["reconstruction"]
     texts = ", ".join(f"{n:,}" for n in records["measured_texts"].unique())
-    caption = f"""**Scores.** {_of_run(records, context.suite.main_run.name)}Shown is how well {texts} held-out
-texts are reconstructed. *Kept* is the share of tokens really left. Under the soft mask it is
-{naming.SOFT_RATIO}. Accuracy counts tokens at their place. *Whole texts* come back word for word. Edits are
+    caption = f"""**Scores.** {_of_run(records, context.suite.main_run.name)}The table scores the
+reconstruction of {texts} held-out texts. The keep ratio is that of the tokens that are really left; under the
+soft mask it is {naming.SOFT_RATIO}. Accuracy counts tokens at their position. An exact match is a text that
+is reconstructed word for word. Edits are
 Levenshtein's, counted in tokens. A dash: the article does not say."""
     return tabulate(records), caption
 
@@ -64,8 +65,8 @@ def _of_run(records: pd.DataFrame, name: str) -> str:
     removed, free = ways.loc["removed"], ways.loc["free"]
     return (
         f"With {100 * (1 - removed['keep_ratio']):.0f} % of the tokens removed ({name}), accuracy is "
-        f"{100 * removed['token_accuracy']:.1f} % with true tokens before. Written freely, "
-        f"{100 * free['exact_match']:.0f} % of the texts come back whole. "
+        f"{100 * removed['token_accuracy']:.1f} % with teacher forcing. Free-running, the model reconstructs "
+        f"{100 * free['exact_match']:.0f} % of the texts exactly. "
     )
 
 

@@ -1,6 +1,6 @@
 """Everything that the report of a suite shows: its claims from the ledger, its records and its figures.
 
-A paper's analysis may have a module ``models`` that describes its models: ``run_cells(run)``,
+A paper's analysis has a module ``naming`` that describes its models: ``run_cells(run)``,
 ``describe(suite)``, and for the ledger ``shapes(runs)``,
 ``at_paper_scale(item, runs)`` and, where scale matters, ``past_start(runs)``, ``largest(runs)`` and
 ``distance(item, runs)``.
@@ -18,7 +18,6 @@ import pandas as pd
 from acp_repro.pipeline import planner
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.paper import FigureSpec, Suite
-from acp_repro.pipeline.run import Run
 from acp_repro.pipeline.suite_file import load_suite
 
 from .. import ledger
@@ -35,12 +34,10 @@ class Entry:
     rows: tuple[Row, ...]
     absent: str
     records: tuple[Path, ...]
-    unmeasured: tuple[str, ...]
-    steps: tuple[str, ...]
 
     @property
     def made(self) -> bool:
-        return (self.text if self.item.is_table else self.image) is not None
+        return self.text is not None
 
     @property
     def shown(self) -> bool:
@@ -77,7 +74,7 @@ def gather(name: str) -> Report:
     shown = tuple(e for e in entries if e.made or planner.is_usual(suite, e.item))
     return Report(
         suite,
-        models.describe(suite) if models and of_runs else "",
+        models.describe(suite) if of_runs else "",
         note,
         facts(records),
         runs_table(suite, of_runs, models),
@@ -102,13 +99,10 @@ def _rows(suite: Suite, records: Mapping[str, pd.DataFrame]) -> tuple[dict[str, 
 
 def entry(item: FigureSpec, suite: Suite, rows: Mapping[str, Row]) -> Entry:
     """The section of one item."""
-    runs, found, unmeasured = item.runs(suite), [], {}
+    runs, found = item.runs(suite), []
     for metric in map(suite.paper.metric, item.metrics):
-        for run, path in record_paths(suite, metric, item.runs_with(suite, metric)):
-            if path.is_file():
-                found.append(path)
-            else:
-                unmeasured.setdefault(run, []).append(metric.name)
+        paths = [path for _, path in record_paths(suite, metric, item.runs_with(suite, metric))]
+        found += filter(Path.is_file, paths)
     main = item.path(suite.name)
     image, text = main.with_suffix(".png"), main.with_suffix(".md")
     of_item = f"{suite.paper.name}.{item.name}."
@@ -119,17 +113,7 @@ def entry(item: FigureSpec, suite: Suite, rows: Mapping[str, Row]) -> Entry:
         tuple(row for id, row in rows.items() if runs and id.startswith(of_item)),
         "" if runs else planner.why_not(suite, item).removeprefix(f"{item.name}: "),
         tuple(found),
-        tuple(f"{run}: {', '.join(metrics)}" for run, metrics in unmeasured.items()),
-        tuple(_steps(item, suite)),
     )
-
-
-def _steps(item: FigureSpec, suite: Suite) -> list[str]:
-    metrics = [suite.paper.metric(name) for name in item.metrics]
-    measured = [metric.name for metric in metrics if not metric.command]
-    steps = [f"python -m acp_repro.measure {' '.join(measured)} --suite {suite.option}"] if measured else []
-    steps += [metric.command_for(suite.name) for metric in metrics if metric.command]
-    return [*steps, f"python -m analysis {item.name} --suite {suite.option}"]
 
 
 def facts(records: Mapping[str, pd.DataFrame]) -> tuple[tuple[str, str], ...]:
@@ -153,9 +137,7 @@ def facts(records: Mapping[str, pd.DataFrame]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def runs_table(
-    suite: Suite, records: Mapping[str, pd.DataFrame], models: ModuleType | None = None
-) -> pd.DataFrame:
+def runs_table(suite: Suite, records: Mapping[str, pd.DataFrame], models: ModuleType) -> pd.DataFrame:
     """One row per run of the suite: what it is, how long it was trained, how many metrics are measured."""
     trained: dict[str, int] = {}
     measured: dict[str, int] = {}
@@ -166,7 +148,7 @@ def runs_table(
     return pd.DataFrame(
         {
             "run": run.name,
-            **(models.run_cells(run) if models else _cells(run)),
+            **models.run_cells(run),
             "trained tokens": _tokens(trained.get(run.name)),
             "metrics": str(measured.get(run.name, 0)),
         }
@@ -178,10 +160,3 @@ def _tokens(trained: int | None) -> str:
     if trained is None:
         return "not measured"
     return f"{trained:,}" if trained else "fresh weights"
-
-
-def _cells(run: Run) -> dict[str, str]:
-    return {
-        name.replace("_", " "): "none" if value is None else str(value)
-        for name, value in run.columns().items()
-    }

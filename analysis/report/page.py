@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 
@@ -101,20 +100,10 @@ def _section(entry: Entry, report: Report) -> list[str]:
     blocks += ["### The paper and these runs"] * bool(entry.rows)
     for row in entry.rows:
         blocks += _card(row, suite)
-    lines = [f"<code>{html.escape(step)}</code>" for step in entry.steps]
-    lines += [f"not measured: {html.escape(line)}" for line in entry.unmeasured]
-    lines += [f'<a href="../../{p.as_posix()}">{p.as_posix()}</a>' for p in entry.records]
-    summary = "The steps one by one"
-    if entry.records:
-        summary += f", {_plural(len(entry.records), 'record')}"
-    if entry.unmeasured:
-        summary += f", {_plural(len(entry.unmeasured), 'run')} still to be measured"
-    steps = "\n".join(f"<li>{line}</li>" for line in lines)
-    return [
-        *filter(None, blocks),
-        f"Make it again: `{again}`",
-        f"<details><summary>{summary}</summary><ul>\n{steps}\n</ul></details>",
-    ]
+    records = "\n".join(f'<li><a href="../../{p.as_posix()}">{p.as_posix()}</a></li>' for p in entry.records)
+    summary = _plural(len(entry.records), "file") + " of results"
+    folded = f"<details><summary>{summary}</summary><ul>\n{records}\n</ul></details>"
+    return [*filter(None, blocks), f"Make it again: `{again}`", *([folded] if records else [])]
 
 
 def _card(row: Row, suite: Suite) -> list[str]:

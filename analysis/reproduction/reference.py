@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 import pandas as pd
 
 from acp_repro.pipeline.paper import RESULTS, Suite
-from acp_repro.pipeline.records import read_files
 
 from .. import ledger
 
@@ -18,7 +17,8 @@ def read(suite: Suite, names: Iterable[str]) -> dict[str, pd.DataFrame]:
     for metric in map(suite.paper.metric, names):
         ours = [path.relative_to(RESULTS) for _, path in ledger.record_paths(suite, metric, suite.runs)]
         if there := [path for one in ours if (path := ledger.REFERENCE / one).is_file()]:
-            found[metric.name] = read_files(suite, metric, there)
+            tables = [pd.read_csv(path, dtype={"size": str, "commit": str}) for path in there]
+            found[metric.name] = pd.concat(tables).reset_index(drop=True)
     return found
 
 

@@ -29,7 +29,7 @@ def counts(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """Left: what each gate counts as kept, by budget; right: by how much the gap is above lambda A.
+    """(a) What each gate counts as kept, by budget. (b) By how much the gap is above lambda A.
 
     Args:
         records: ``slackness`` records, one a trained gate.
@@ -50,9 +50,9 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     left.set_title("Kept tokens by two counts")
     above = (table["gap_nats"] - table["weighted_slack_nats"]).sort_values().to_numpy()
     right.axhspan(0, max(above.max(), 0) + 0.01, color="0.93", lw=0, zorder=0, label="the bound holds")
-    right.plot(range(len(above)), above, "o", ms=3, label="a gate")
+    right.plot(range(len(above)), above, "o", ms=3, color="0.2")
     right.set_title("Margin of the bound")
-    right.set(xlabel="gates, in order", ylabel="gap − $\\lambda A$ (nats)")
+    right.set(xlabel="trained gates, sorted", ylabel="hard − soft loss − $\\lambda A$ (nats)")
     drawing.legend(figure, 5)
     return figure
 

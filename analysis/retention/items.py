@@ -80,7 +80,7 @@ ITEMS = tuple(
         FigureSpec(
             "figure_gates",
             figure_gates.make,
-            "Where the gate stands",
+            "Position of the gate",
             ("pruned_dense", "bag_of_words", "score"),
             lambda suite: suite.dense and [*suite.dense, *suite.adaptive],
             "a dense model",

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acp import figure3, figure4, figure5, statistics
+from analysis.acp import figure3, figure4, statistics
 from tests.analysis import synthetic
 from tests.suites import YAML, write_suite
 
@@ -196,31 +196,6 @@ def test_head_figures_are_plotted_from_results(folder):
     for name in ("figure1", "figure4", "figure5", "figure6"):
         synthetic.draw(name)
         assert Path("figures/mini", f"{name}.png").is_file()
-
-
-def test_figure_4_counts_heads_by_kind_and_pruned_ratio():
-    # On a grid of 4 by 4 blocks the most is 3 of 10: rows 2 and 3 prune 1 and 2.
-    blocks = of_heads([6, 6, 6, 0, 6, 3, 0, 1], 20).assign(layer=[0] * 4 + [1] * 4, head=[*range(4)] * 2)
-    ax = figure4.draw(blocks.assign(run="one")).axes[0]
-    bars = [bar for bars in ax.containers for bar in bars if bar.get_height()]
-    assert max(bar.get_x() + bar.get_width() for bar in bars) == pytest.approx(30)
-    shares = [sum(bar.get_height() for bar in bars) for bars in ax.containers]
-    assert shares == pytest.approx([25, 25, 50])  # global, intermediate and local heads
-
-
-def test_figure_5_has_a_histogram_for_each_layer():
-    grid = {"context_length_tokens": 256, "block_q_tokens": 64, "block_k_tokens": 64, "run": "one"}
-    ratios = ([0.3, 0.1, 0.0], [0.3, 0.3, 0.2], [0.05, 0.3, 0.0])
-    records = pd.DataFrame(
-        grid
-        | {"pruned_blocks": round(20 * ratio), "causal_blocks": 20}
-        | {"layer": layer, "head": head, "pruned_ratio": ratio}
-        for layer, heads in enumerate(ratios)
-        for head, ratio in enumerate(heads)
-    )
-    panels = figure5.draw(records).axes
-    counts = [[sum(bar.get_height() for bar in bars) for bars in ax.containers] for ax in panels]
-    assert counts == [[1, 1, 1], [0, 1, 2], [1, 1, 1]]  # global, intermediate and local heads of each layer
 
 
 def test_spread_between_seeds():

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite_file import load_suite
-from analysis import drawing, style
+from analysis import style
 from analysis.acp import figure7, figureA1, figureA2, sweeps
 from analysis.tables import UnfitRecords
 from tests.analysis import synthetic
@@ -81,38 +81,6 @@ def test_figures_are_plotted_from_results_only(name):
     with pytest.raises(UnfitRecords, match=f"{metric}: more than one record"):
         module.draw(pd.concat([records, records[:1]]))
     assert "nan" not in synthetic.draw(name)
-
-
-def test_figure7_shows_savings_losses_and_masses_in_order_of_epsilon():
-    left, right = figure7.draw(records_of("epsilon_sweep", SWEEP)).axes
-    entries, blocks = (line for line in left.lines if len(line.get_xdata()) == 3)
-    assert blocks.get_xdata().tolist() == [-40, -10, -1]
-    assert blocks.get_ydata().tolist() == [0, 50, 60]
-    assert entries.get_ydata().tolist() == pytest.approx([10, 60, 70])
-    bound, mass = (line for line in right.lines if len(line.get_xdata()) == 3)
-    assert bound.get_ydata().tolist() == pytest.approx(np.exp([-40, -10, -1]).tolist())
-    assert np.isnan(mass.get_ydata()[0]) and mass.get_ydata()[2] == 1e-4
-    excluded = right.collections[0].get_paths()[0].vertices[:, 1]  # from the bound up to all of the weight
-    assert (excluded.min(), excluded.max()) == pytest.approx((math.exp(-40), 1))
-
-
-def test_figureA1_sorts_heads_by_their_largest_mass():
-    curve = figureA1.draw(records_of("pruned_mass", MASS)).axes[0].lines[1]
-    assert curve.get_ydata().tolist() == pytest.approx([(10 + math.log(300)) / math.log(10), 30])
-
-
-def test_figureA2_shows_the_maximum_of_each_grid():
-    most, measured = figureA2.draw(records_of("block_size", BLOCKS)).axes[0].lines
-    assert measured.get_xdata().tolist() == [1, 16, 64]
-    assert measured.get_ydata().tolist() == pytest.approx([90, 70, 25])
-    # 128 tokens in blocks of 16: 36 causal blocks, of which 8 + 7 stay.
-    assert most.get_ydata()[1] == pytest.approx(100 * 21 / 36) and most.get_ydata()[2] == 0
-
-
-def test_interval_is_plotted_from_end_to_end():
-    ax = drawing.forest({"a": (1.0, -2.0, 3.0), "b": 2.0}, "nats").axes[0]
-    drawn = [(line.get_xdata()[:], line.get_ydata()[:]) for line in ax.lines[:4]]
-    assert [(list(x), list(y)) for x, y in drawn] == [([-2, 3], [0, 0]), ([1], [0]), ([2], [1]), ([2], [1])]
 
 
 def test_caption_numbers_match_a_hand_computation():

@@ -1,13 +1,12 @@
-"""Tables 2 and 4, the paper's numbers, and Figure 10, from synthetic results."""
+"""Tables 2 and 4 and the paper's numbers, from synthetic results."""
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
 from acp_repro.pipeline import provenance
 from acp_repro.pipeline.suite_file import load_suite
 from analysis import drawing
-from analysis.acp import figure2, naming, statistics, table2, table4
+from analysis.acp import naming, statistics, table2, table4
 from analysis.published import published
 from analysis.tables import UnfitRecords, one_each, side_by_side
 from tests.analysis import synthetic
@@ -91,17 +90,6 @@ def test_averages_of_tables_1_and_3_match_their_columns():
         for _, row in models:
             means = row["quantity"] == "average_accuracy"
             assert row[~means]["low"].mean() == pytest.approx(row[means]["low"].item(), abs=0.0051)
-
-
-def test_figure10_is_figure2_for_llama(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    synthetic.two_lengths(tmp_path, "pro, llama")
-    synthetic.write_savings("pro")
-    synthetic.write_savings("llama")
-    figure, *_ = figure2.make(drawing.find("mini", "figure10"))
-    heights = [[bars[0].get_height() for bars in ax.containers][:2] for ax in figure.axes]
-    assert heights == [[50.0, 70.0], pytest.approx([50.0, 60.0]), pytest.approx([100.0, 150.0])]
-    plt.close(figure)
 
 
 def test_derived_tables_reject_duplicate_and_missing_rows():

@@ -1,4 +1,4 @@
-"""Expected results of a call in float64, with a rounding error budget for each element."""
+"""Expected results of a call in float64, with a rounding-error budget for each element."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ IMPLEMENTATIONS = [
     pytest.param("triton", marks=needs_triton),
 ]
 NAMES = ("out", "dq", "dk", "dv", "dlog_fgate")
-EPS = 2.0**-24  # unit roundoff of float32, the dtype of all values between two products
-SIGMAS = 6.0  # of a sum of uniform rounding errors, each with deviation bound / sqrt(3)
-LEVELS = 5.0  # roundings at the magnitude of lse or a decay, from a score to its weight
+EPS = 2.0**-24  # the unit roundoff of float32, the dtype of all values between two matrix products
+SIGMAS = 6.0  # standard deviations of a sum of roundings; a uniform rounding deviates by its bound / sqrt(3)
+LEVELS = 5.0  # roundings of a number of the size of lse or a decay between a score and its weight
 
 
 def expected(q, k, v, log_fgate, visible, scale, dtype, dout=None, fall=0.0):
     """{name: (value, budget)} of out and, with ``dout``, of every gradient (Equations 1 to 3).
 
-    A budget propagates each rounding to the result. The weights P, dS and out are rounded independently to
-    ``dtype`` (unit u): SIGMAS deviations of the sum. A float32 value has an error of a few EPS of its largest
-    intermediate, in the worst case of additive errors. A softmax cancels an error shared by all scores of a
-    row, so a score's error is scaled by 1 - p; the backward pass reads lse, whose error does not cancel.
+    A budget propagates each rounding to the result. The weights P, dS and out are rounded to ``dtype`` (unit
+    u) independently, which allows SIGMAS deviations of such a sum. Values in float32 have errors of a few EPS
+    of their largest intermediate, counted as if all errors added up. The softmax cancels errors that all
+    scores of a row share, so the error of a score counts by 1 - p; but the error of lse affects the backward
+    pass in full.
 
     Args:
         q, dout: (B, H, Tq, D). k, v: (B, Hkv, Tk, D). log_fgate: (B, H, Tk). All float64.
-        visible: (B, H, Tq, Tk) bool, entries that are neither masked nor pruned; the causal mask is added.
-        fall: nats that an implementation adds to all scores of a block and subtracts later.
+        visible: (B, H, Tq, Tk) bool, entries that are neither masked nor pruned, in addition to causality.
+        fall: nats that an implementation adds to all scores of a block and subtracts again.
     """
     u = torch.finfo(dtype).eps / 2
     least = torch.finfo(dtype).smallest_normal * u  # half of the smallest number
@@ -45,12 +46,12 @@ def expected(q, k, v, log_fgate, visible, scale, dtype, dout=None, fall=0.0):
     k, v = (reference.shared_heads(x, q.shape[1]) for x in (k, v))
     scores = reference.attention_scores(q, k, log_fgate, sm_scale=scale, kept=visible)
     lse = scores.logsumexp(-1, keepdim=True)
-    lse = lse.masked_fill(lse == -math.inf, 0.0)  # a row without visible keys
+    lse = lse.masked_fill(lse == -math.inf, 0.0)  # a row without keys
     p = (scores - lse).exp()
     out = p @ v
 
-    product = EPS * 4 * math.sqrt(head_dim)  # of a sum over D, of its terms' sizes
-    total = EPS * (8 + 2 * math.sqrt(k.shape[2]))  # of a sum over keys or queries
+    product = EPS * 4 * math.sqrt(head_dim)  # error of a sum over D, relative to its terms
+    total = EPS * (8 + 2 * math.sqrt(k.shape[2]))  # error of a sum over keys or queries
     c = cumulative_log_fgate(log_fgate)[..., shift:, None]
     decay = reference.decay_bias(log_fgate, q.shape[2])
     decay = decay.masked_fill(decay == -math.inf, 0.0)
@@ -63,10 +64,10 @@ def expected(q, k, v, log_fgate, visible, scale, dtype, dout=None, fall=0.0):
     if dout is not None:
         dp = dout @ v.mT
         ds = p * (dp - (dout * out).sum(-1, keepdim=True))
-        noise = noise + score_noise  # lse is stored and scores are recomputed, possibly in another order
+        noise = noise + score_noise  # lse is stored; scores are recomputed, maybe in another order
         p_wrong = p * (noise + total) + p.clamp(max=least)
         dp_noise = product * (dout.abs() @ v.abs().mT)
-        # delta, the row sums of dout * out, is computed from a rounded out with rounded weights.
+        # delta, the row sums of dout * out, is computed from a rounded out, whose weights were rounded too.
         variance = (dout * out).square().sum(-1, keepdim=True) + (p * dp).square().sum(-1, keepdim=True)
         delta_variance = chance**2 * variance
         delta_noise = (p * noise * dp.abs()).sum(-1, True) + product * (dout * out).abs().sum(-1, True)
@@ -86,13 +87,13 @@ def expected(q, k, v, log_fgate, visible, scale, dtype, dout=None, fall=0.0):
         variance = chance**2 * (p.square().mT @ dout.square())
         found["dv"] = gradient(*over_heads(p.mT @ dout, variance, p_wrong.mT @ dout.abs()))
 
-        # A gate contributes to the decay of each pair of an earlier key and a query at or after it.
+        # A gate affects the decay of each pair of an earlier key and a query at the gate or later.
         above = torch.ones_like(ds[0, 0], dtype=torch.bool).triu(shift + 1)
 
         def across(x):
             return (x.cumsum(-1) - x).masked_fill(above, 0.0)
 
-        # dc is a row sum minus a column sum of dS computed twice, so errors do not cancel in pairs.
+        # dc is a row sum minus a column sum. dS is computed once for each, so their errors do not cancel.
         apart = EPS * (2 + LEVELS * level) * ds.abs() + p * dp_noise
         sums = apart.sum(-2)
         sums[..., shift:] += apart.sum(-1)
@@ -106,10 +107,10 @@ def expected(q, k, v, log_fgate, visible, scale, dtype, dout=None, fall=0.0):
 
 
 def judge(actual: dict[str, torch.Tensor], right: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Returns the largest ratio of an error to its budget.
+    """The largest ratio of an error to its budget.
 
     Raises:
-        AssertionError: the ratio exceeds 1; the message names the element.
+        AssertionError: the ratio is greater than 1; the message names the element.
     """
     worst = 0.0
     for name, x in actual.items():
@@ -149,7 +150,7 @@ def make_inputs(seqlen_q, seqlen_k, heads=2, kv_heads=1, head_dim=16, batch=1, d
 
 
 def right(inputs, window, start, grid, documents=None, seq_start=None):
-    """{name: (value, budget)} where row i attends to keys i - window + 1 to i of its blocks and document."""
+    """{name: (value, budget)} if row i sees keys i - window + 1 to i of its kept blocks and its document."""
     q, k, v, log_fgate, dout = (x.double() for x in inputs)
     keys = torch.arange(k.shape[2], device=q.device)
     rows = keys[k.shape[2] - q.shape[2] :, None]

@@ -1,7 +1,7 @@
-"""Compiles the kernels for Hopper on any machine and prints the ptxas report, one line per kernel.
+"""Compiles the Hopper kernels on any machine and prints the messages of ptxas, one line per kernel.
 
-This is a separate script because the tests may run Triton's interpreter. It calls the project's launch
-functions on tensors without memory; launched kernels are compiled and not executed.
+This is a separate script because the tests may run Triton in its interpreter. It calls the launch functions
+of the project on tensors without memory; their kernels are compiled but not run.
 """
 
 import os
@@ -27,7 +27,7 @@ BATCH, HEADS, LENGTH, HEAD_DIM = 4, 12, 4096, 64
 
 
 class Device:
-    """Minimal driver that lets Triton compile without a GPU."""
+    """The part of a driver that Triton needs to compile without a GPU."""
 
     get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
     get_current_device = get_current_stream = staticmethod(lambda *_: 0)
@@ -35,7 +35,7 @@ class Device:
 
 
 def collect_launches() -> list[tuple[str, object]]:
-    """Makes launches compile their kernel and append (name, kernel) to the returned list."""
+    """Makes every launch compile its kernel and append (name, kernel) to the returned list."""
     compiled = []
 
     def compile_only(self, grid):
@@ -47,7 +47,7 @@ def collect_launches() -> list[tuple[str, object]]:
 
     triton.runtime.jit.JITFunction.__getitem__ = compile_only
     triton.runtime.driver.set_active(Device())
-    tiles._shared_memory = lambda device: 232_448  # bytes per block of an H100
+    tiles._shared_memory = lambda device: 232_448  # bytes per block on an H100
     return compiled
 
 
@@ -56,14 +56,14 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def compile_all(head_dim: int) -> Iterator[tuple[str, object]]:
-    """(name, kernel) of the kernels for Hopper, forward and backward: exact, pruned, and pruned with padding
-    and shared heads of keys."""
+    """(name, kernel) of the Hopper kernels, forward and backward: exact, pruned, and pruned with padding and
+    grouped-query heads."""
     compiled = collect_launches()
     for pruned, padded, shared in ((False, False, 1), (True, False, 1), (True, True, 4)):
         block_q, block_k = tiles.block_sizes(head_dim, torch.bfloat16)
 
         def rows(heads: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-            """(B, H, T, D) in the memory layout of the model, time before heads."""
+            """(B, H, T, D) in the memory layout of the model, with time before heads."""
             return empty(BATCH, LENGTH, heads, head_dim, dtype=dtype).transpose(1, 2)
 
         q, k, v = rows(HEADS), rows(HEADS // shared), rows(HEADS // shared)
@@ -72,7 +72,7 @@ def compile_all(head_dim: int) -> Iterator[tuple[str, object]]:
         boundary = lse.new_empty((BATCH, HEADS, LENGTH // block_q), dtype=torch.int32) if pruned else None
         seq_start = torch.empty(BATCH, dtype=torch.int64, device="meta") if padded else None
         given = (c, boundary, seq_start, head_dim**-0.5, block_q, block_k)
-        # Partial gradients of shared keys are accumulated in float32.
+        # Partial gradients of shared keys are summed in float32.
         grads = [rows(HEADS, torch.bfloat16 if shared == 1 else torch.float32) for _ in "kv"]
         grads = (rows(HEADS), *grads, torch.empty_like(lse))
         if head_dim == 128:
@@ -85,7 +85,7 @@ def compile_all(head_dim: int) -> Iterator[tuple[str, object]]:
 
 
 def small_operations(tokens: int, head_dim: int) -> None:
-    """Kernels around the attention: at the start of a sequence, and after it."""
+    """(name, kernel) of the kernels around the attention, at the start of a sequence and after it."""
     rows, mix = empty(BATCH, tokens, HEADS * head_dim), empty(BATCH, tokens, HEADS)
     weight = empty(HEADS * head_dim)
     for state in (None, empty(BATCH, 1, HEADS, head_dim)):
@@ -95,8 +95,8 @@ def small_operations(tokens: int, head_dim: int) -> None:
 
 
 def compile_decoding() -> Iterator[tuple[str, object]]:
-    """(name, kernel) of decoding, of cache writes and of the surrounding operations: one token pruned,
-    one exact, some tokens with padding and shared heads of keys, and heads whose size is no power of two."""
+    """(name, kernel) of decoding, cache writes and the surrounding kernels: one pruned token, one exact
+    token, several tokens with padding and grouped-query heads, and a head_dim that is not a power of two."""
     compiled = collect_launches()
     sys.modules[decode.__module__].num_splits = lambda *_: 64  # as on a GPU, for some rows
     for head_dim, tokens, group, pruned, padded in (
@@ -128,7 +128,7 @@ def compile_decoding() -> Iterator[tuple[str, object]]:
 
 
 def compile_training() -> list[tuple[str, object]]:
-    """(name, kernel) of the operations around the attention in a training step at 125M."""
+    """(name, kernel) of the kernels around the attention in a training step, at 125M."""
     compiled = collect_launches()
 
     training_kernels.swiglu_backward(empty(BATCH, LENGTH, 3584), empty(BATCH, LENGTH, 1792))
@@ -140,7 +140,7 @@ def compile_training() -> list[tuple[str, object]]:
 
 
 def compile_retention() -> list[tuple[str, object]]:
-    """(name, kernel) of attention with a bias on its keys, at DistilBERT's shape: keys split, and not."""
+    """(name, kernel) of attention with a key bias at DistilBERT's shape, with and without split keys."""
     compiled = collect_launches()
     for batch in (4, 32):
         shape = (batch, 512, 3, HEADS, HEAD_DIM)
@@ -152,7 +152,7 @@ def compile_retention() -> list[tuple[str, object]]:
 
 
 if __name__ == "__main__":
-    ptxas = triton.knobs.nvidia.ptxas.path  # the one that Triton takes on this machine
+    ptxas = triton.knobs.nvidia.ptxas.path  # the one that Triton uses on this machine
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         if "--decode" in sys.argv:

@@ -1,4 +1,4 @@
-"""Random decoding: consecutive steps on a shared paged cache, see :mod:`.fuzz_on_gpu`."""
+"""Random decoding: consecutive steps with a shared paged cache; see :mod:`.fuzz_on_gpu`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from .random_calls import (
 )
 
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
-# Tokens per step, key heads, query heads per key head, head_dim, dtype, tokens per block, table columns.
+# Tokens per step, key heads, query heads per key head, head_dim, dtype, tokens per block, columns of the
+# table.
 FAMILIES = [
     (1, 2, 1, 64, BRAIN, 64, 20),
     (1, 2, 4, 128, BRAIN, 64, 20),
@@ -38,14 +39,14 @@ FAMILIES = [
     (5, 2, 3, 20, SINGLE, 32, 24),
     (8, 1, 2, 64, BRAIN, 128, 9),
 ]
-NASTY = [math.nan, 1e9, -1e9, 0.0]  # c of unread entries: values that would prune or keep a block
+NASTY = [math.nan, 1e9, -1e9, 0.0]  # c of unread entries: values that would prune a block or keep it
 
 
 @dataclass
 class Steps:
-    """Decoding steps with the full past in float64 on the CPU, heads first."""
+    """Decoding steps with all past tokens, as float64 on the CPU, heads first."""
 
-    words: list[str]  # description for a reader
+    words: list[str]  # the description in a failure message
     family: tuple
     lengths: list[int]  # of the rows before the last step
     count: int
@@ -94,8 +95,8 @@ def draw_steps(seed: int) -> Steps:
 
 
 def check_steps(case: Steps, implementation: str = IMPLEMENTATION) -> float:
-    """Blocks are in random order. Table entries of unread blocks name any block, and unread values are NaN
-    or one of NASTY."""
+    """A cache with shuffled blocks. Table entries of unread blocks are arbitrary indices, and values that
+    must not be read are NaN or one of NASTY."""
     rng, (tokens, kv_heads, group, head_dim, dtype, block, columns) = case.rng, case.family
     batch, lengths, worst = len(case.lengths), case.lengths, 0.0
     sums, starts = cumulative_log_fgate(case.log_fgate), case.starts or [0] * batch
@@ -117,8 +118,8 @@ def check_steps(case: Steps, implementation: str = IMPLEMENTATION) -> float:
     k, v, c, start = (x.to(DEVICE) for x in (k, v, c, right))
     for step in range(case.count):
         memory = Memory(rng, case.alignment)
-        # Blocks are read from the first that one of the heads keeps, except padding, and the block of the
-        # token before the queries, to whose c theirs is added.
+        # The kernels read blocks from the first that one of the heads keeps, except padding, and the block of
+        # the token before the queries, whose c is added to theirs.
         first = right.view(batch, kv_heads, group).amin(-1)
         for b, n in enumerate(lengths):
             first[b] = first[b].clamp(min=starts[b] // block).clamp(max=max(0, n - tokens - 1) // block)
@@ -170,12 +171,12 @@ def check_steps(case: Steps, implementation: str = IMPLEMENTATION) -> float:
 
 
 def place_rows(memory, numbers, dtype):
-    """One number per row, possibly a column of a matrix or an expanded scalar."""
+    """One number per row, in a random layout: contiguous, a column of a matrix, or expanded."""
     return memory.place(torch.tensor(numbers, dtype=dtype), (0,) if len({*numbers}) == 1 else ())
 
 
 def write(cache, *new):
-    """As the model does it."""
+    """Decodes with the same calls as the model."""
     if DEVICE == "cuda":
         from acp_repro.attention.triton import write_kvcache
 
@@ -185,7 +186,7 @@ def write(cache, *new):
 
 
 def first_kept(case, sums, lengths, starts, start):
-    """Algorithm 1 of the paper from ``start`` on, for one head at a time."""
+    """Algorithm 1 of the paper from ``start`` on, one head at a time."""
     tokens, block, start = case.family[0], case.family[5], start.clone()
     for b, h in itertools.product(*map(range, start.shape)):
         first, n = lengths[b] - tokens, max(start[b, h].item(), starts[b] // block)

@@ -1,12 +1,12 @@
-"""Random calls: shapes, layouts, gates, thresholds and program states, against float64.
+"""Random calls against float64: random shapes, layouts, gates, thresholds and states of PyTorch.
 
-`make test-gpu` runs as many as its time limit allows; without a GPU a few run on the CPU implementation, and
-fewer in Triton's interpreter. A failure prints its seed and the command that reproduces it. A long run::
+`make test-gpu` runs as many cases as fit into its time limit; without a GPU, a few run on the CPU path and
+fewer in Triton's interpreter. A failure prints its seed and the command that reproduces it. For a long run::
 
     ACP_FUZZ_SEED=1000 ACP_FUZZ_SECONDS=7200 python -m pytest tests/attention -k random_calls
 
-Seeds below 1,000 share few compiled kernels; larger seeds use any width and compile their own kernels.
-Every element of every result has its own error budget, see :mod:`.budgets`.
+Cases with seeds below 1,000 share a few compiled kernels; later ones have arbitrary widths and compile their
+own kernels. Each element of a result has its own error budget; see :mod:`.budgets`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEED, SECONDS = int(os.environ.get("ACP_FUZZ_SEED", 0)), os.environ.get("ACP_FUZ
 
 
 def hunt(name, draw, check, seconds):
-    """Generates and checks one seed after another and reports all failures."""
+    """Generates and checks the case of each seed in turn, and reports all failures."""
     deadline = time.monotonic() + float(SECONDS or seconds)
     failures, worst = [], 0.0
     for seed in itertools.count(SEED):
@@ -92,7 +92,7 @@ def mapped(given, options):
 
 def compiled(given, options):
     torch._dynamo.reset()
-    given = [x.resolve_neg() for x in given]  # inductor drops the negative bit, of any function's arguments
+    given = [x.resolve_neg() for x in given]  # inductor drops the negative bit of arguments
     if isinstance(delta := options.get("adaptive_threshold"), torch.Tensor):
         options = options | {"adaptive_threshold": delta.resolve_neg()}
     backend = "inductor" if DEVICE == "cuda" else "aot_eager"
@@ -106,7 +106,7 @@ def captured(given, options):
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        plainly(static, options)  # compiles, which is not allowed during capture
+        plainly(static, options)  # compiles, which cannot be captured in a graph
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -150,10 +150,10 @@ def require_same(results, when):
 
 
 def check_call(call: Call, way=None) -> float:
-    """Calls by one of the methods; plain calls run three times, because the third uses cached launches."""
+    """The results of one way to call; plain calls run three times, because the third replays its launches."""
     layouts = call.rng.random()
     way = way or call.rng.choice([plainly, *LIGHT_WAYS])
-    only_plainly = ("autocast", "anomaly")  # autocast changes other methods too, anomaly mode synchronises
+    only_plainly = ("autocast", "anomaly")  # the first casts other operations too, the second synchronises
     call.words = [x for x in call.words if x not in only_plainly or way is plainly] + [way.__name__]
     results = []
     for _ in range(3 if way is plainly else 1):
@@ -230,7 +230,7 @@ def test_kernels_in_the_interpreter(fixed, monkeypatch):
 @pytest.mark.skipif(DEVICE == "cpu", reason="run make test-gpu where a GPU is")
 @pytest.mark.parametrize("order", [(2, 0, 1, 3), (0, 2, 1, 3), (0, 1, 2, 3)], ids=str)
 def test_more_than_two_to_the_31_elements(order):
-    """Sequence first: a token stride of 17 million elements; otherwise the last heads start past 2**31."""
+    """Sequence first, tokens are 17 million elements apart; otherwise the last heads start past 2**31."""
     if torch.cuda.get_device_properties(0).total_memory < 120e9:
         pytest.skip("run where a GPU has 120 GB of memory")
     shape = (2**14, 16, 132, 64)

@@ -1,14 +1,14 @@
-"""Runs Gluon kernels for Hopper on a CPU, because Triton's interpreter does not support them.
+"""Emulates Gluon kernels for Hopper on a CPU, because Triton's interpreter does not support them.
 
-The Python code of a kernel runs with PyTorch in place of the language. The hazards of these kernels are:
+The Python source of a kernel runs with PyTorch in place of the language. The emulation covers asynchrony:
 
-- groups of warps are threads, which synchronise at shared-memory barriers as on the GPU;
-- data of the copy engine is NaN until its barrier has been waited for;
-- a product reads shared memory only when it is waited for.
+- warp groups are threads, which synchronise at barriers in shared memory as on the GPU;
+- data written by the copy engine is NaN until a wait has completed;
+- a matrix product reads shared memory only when the kernel waits for the product.
 
-A stage that is read or released too early therefore gives NaN or a wrong number, and a barrier that is never
-completed is an error. Layouts, registers and speed are not emulated; a compiler and a GPU test them.
-:func:`launch` replaces the project's launch function.
+A stage that is read or released too early therefore gives NaN or a different number, and a barrier that never
+completes raises an error. Layouts, registers and speed are not emulated; they are tested with a compiler and
+on a GPU. :func:`launch` replaces the launch function of the project.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-PATIENCE_S = 20.0  # timeout of a barrier
-_here = threading.local()  # per thread: its pending products
-_program: dict[str, Any] = {}  # the running one: its number, the lock of its barriers, its failures
+PATIENCE_S = 20.0  # the timeout of a barrier
+_here = threading.local()  # the pending products of each thread
+_program: dict[str, Any] = {}  # the running program: its number, the lock of its barriers, its failures
 
 
 class Value(torch.Tensor):
@@ -83,7 +83,7 @@ def store(pointer: Pointer, x, mask=None) -> None:
 
 
 class Described:
-    """A matrix in global memory as a descriptor of the copy engine."""
+    """A descriptor of a matrix in global memory for the copy engine."""
 
     def __init__(self, descriptor: TensorDescriptor):
         self.pointer, self.dtype = Pointer.to_tensor(descriptor.base), descriptor.base.dtype
@@ -91,7 +91,7 @@ class Described:
         self.box, self.layout = descriptor.block_shape, descriptor.layout
 
     def read(self, corner: Sequence) -> Value:
-        """The box at ``corner``; 0 where it passes the end."""
+        """The box at ``corner``, zero-padded past the end."""
         offset, inside = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool)
         for first, size, stride, count in zip(corner, self.box, self.strides, self.shape, strict=True):
             along = int(first) + torch.arange(size)
@@ -101,7 +101,7 @@ class Described:
 
 
 class Shared:
-    """Shared memory, or a part of it."""
+    """Shared memory, or a slice of it."""
 
     def __init__(self, memory: torch.Tensor):
         self.memory, self.dtype = memory, memory.dtype
@@ -125,7 +125,7 @@ class Shared:
 
 
 class Barrier:
-    """An mbarrier: a phase completes when all threads and all announced bytes have arrived."""
+    """An mbarrier: a phase ends when all threads and all expected bytes have arrived."""
 
     def __init__(self):
         self.count = self.missing = self.announced = self.phase = 0
@@ -144,7 +144,7 @@ class Barriers(Barrier):
 
 
 class mbarrier:
-    """Emulates the module ``hopper.mbarrier``, hence its name."""
+    """Emulates the module ``hopper.mbarrier``, hence the lower-case name."""
 
     MBarrierLayout = staticmethod(lambda: "barriers")
 
@@ -195,7 +195,7 @@ def copy_tile(described: Described, corner, bar: Barrier, target: Shared, pred=T
 
 
 class Product:
-    """A pending product, without values until it is waited for."""
+    """An asynchronous product, which has no value before a wait."""
 
     def __init__(self, a, b, acc):
         self.factors, self.acc, self.done = (a, b), acc, None
@@ -245,7 +245,7 @@ def allocate_shared_memory(dtype, shape, layout):
 
 
 class Language:
-    """``gl`` and ``tl``, as far as our kernels use them."""
+    """The parts of ``gl`` and ``tl`` that the kernels use."""
 
     int32, int64, float16, bfloat16, float32 = (
         getattr(torch, name) for name in ("int32", "int64", "float16", "bfloat16", "float32")
@@ -290,7 +290,7 @@ _REPLACED = {
 
 @functools.cache
 def plain(function: Callable) -> Callable:
-    """A kernel function with its globals replaced by PyTorch."""
+    """A function of a kernel whose globals are replaced by their PyTorch counterparts."""
     named = set(function.__code__.co_names)
     names = {name: replaced(x) for name, x in function.__globals__.items() if name in named}
     return types.FunctionType(
@@ -310,7 +310,7 @@ def replaced(x):
 
 
 def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
-    """Replaces :func:`acp_repro.attention.triton.launch.launch`; programs run one after another."""
+    """Replaces :func:`acp_repro.attention.triton.launch.launch`; runs one program at a time."""
 
     def inside(x):
         if isinstance(x, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Inputs of :mod:`.fuzz_on_gpu`: tensors in unusual layouts, and random calls generated from a seed."""
+"""Random arguments for :mod:`.fuzz_on_gpu`: tensors with unusual layouts, and calls generated from a seed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .budgets import expected, require
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 IMPLEMENTATION = "triton" if DEVICE == "cuda" else "blockwise"
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
-OWN_KERNELS = 1000  # the first seed whose cases compile kernels of their own
+OWN_KERNELS = 1000  # the first seed whose case compiles its own kernels
 
 
 class Memory:
-    """Places tensors in buffers full of NaN and detects changed bytes of the buffers.
+    """Allocates tensors inside buffers filled with NaN, and detects writes outside the tensors.
 
     Args:
-        rng: draws layouts.
-        alignment: strides and offsets are all multiples of 16 elements ("16"), never ("1"), or "any"; it
-            decides what kernels are compiled for.
+        rng: generates layouts.
+        alignment: strides and offsets are multiples of 16 elements always ("16"), never ("1") or sometimes
+            ("any"), which selects the compiled kernels.
     """
 
     def __init__(self, rng: random.Random, alignment: str):
@@ -36,9 +36,9 @@ class Memory:
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def place(self, x, constant=()):
-        """``x`` on the device in a random layout; along the axes ``constant`` its stride may be 0."""
+        """``x`` on the device in a random layout; its stride may be 0 along the axes ``constant``."""
         rng, odd = self.rng, {"16": 0, "1": 1}.get(self.alignment, self.rng.randint(0, 1))
-        order = [*range(x.dim())]  # of the axes in memory: heads first, or time first, or any
+        order = [*range(x.dim())]  # order of the axes in memory: heads first, time first or any
         if x.dim() > 2:
             order[:3] = rng.choice([[0, 1, 2], [0, 1, 2], [0, 2, 1], [0, 2, 1], [2, 0, 1]])
         if rng.random() < 0.1:
@@ -68,14 +68,14 @@ class Memory:
 
 @contextlib.contextmanager
 def surroundings(names):
-    """Global PyTorch settings that may be active during a call."""
+    """A context with global settings that a caller may have changed."""
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", ".*does not compile the Hopper kernels.*")
         if "default dtype" in names:
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(BRAIN)
-        if "poison" in names:  # new tensors are full of NaN, and of the largest integer
+        if "poison" in names:  # fill new tensors with NaN or the largest integer
             stack.callback(torch.use_deterministic_algorithms, False)
             torch.use_deterministic_algorithms(True, warn_only=True)
         if "autocast" in names:
@@ -90,9 +90,9 @@ def surroundings(names):
         yield
 
 
-# Compile-time parameters of kernels: head_dim, dtype, query heads to a key head, padded, alignment, lengths.
+# Compile-time properties: head_dim, dtype, query heads per key head, padding, alignment, lengths.
 FAMILIES = [
-    (64, BRAIN, 1, False, "16", "multiples of 16"),  # on a Hopper GPU the kernels for it
+    (64, BRAIN, 1, False, "16", "multiples of 16"),  # the Hopper kernels, on such a GPU
     (48, HALF, 3, False, "1", "any"),
     (128, BRAIN, 2, True, "16", "multiples of 16"),
     (64, SINGLE, 1, True, "16", "any"),
@@ -109,7 +109,7 @@ LENGTHS = {
     "multiples of 4": [4, 60, 68, 132, 196, 500, 652],
     "any": [15, 63, 65, 129, 130, 257, 331, 513],
 }
-GATES = {  # functions of exponentially distributed x that return a negative log gate
+GATES = {  # minus the log gate, from an exponentially distributed x
     "local": lambda x: x * 0.3,
     "global": lambda x: x * 1e-4,
     "open": lambda x: x * 0.0,
@@ -124,9 +124,9 @@ NORMS = ["1"] * 8 + ["300", "0", "one key above all"]
 
 @dataclass
 class Call:
-    """A random call: its values in float64 on the CPU, heads first, and its options."""
+    """A generated call: its values as float64 on the CPU, heads first, and the way to call."""
 
-    words: list[str]  # description for a reader
+    words: list[str]  # the description in a failure message
     dtype: torch.dtype
     values: dict[str, torch.Tensor]  # q, k, v, log_fgate and dout
     constant: dict[str, tuple[int, ...]]  # axes along which values repeat
@@ -143,7 +143,7 @@ class Call:
         return self.options.get("sm_scale", self.values["q"].shape[3] ** -0.5)
 
     def place(self, memory: Memory):
-        """(q, k, v, log_fgate, dout) and the options, as arguments."""
+        """The arguments of the call: (q, k, v, log_fgate, dout) and the options."""
         given, head_first = [], memory.rng.random() < 0.4
         for name, x in self.values.items():
             if name == "v" and "k is v" in self.words:
@@ -166,7 +166,7 @@ class Call:
         return x.masked_fill(padding, value)
 
     def right(self, start):
-        """:func:`expected` over the blocks that ``start`` keeps, after a look at these."""
+        """:func:`expected` over the blocks that ``start`` keeps, after a check of ``start``."""
         q, k, v, log_fgate, dout = (self.fill_padding(x, 0.0).to(DEVICE) for x in self.values.values())
         seqlen_q, seqlen_k = q.shape[2], k.shape[2]
         grid = pruning_grid(IMPLEMENTATION, q.shape[3], self.dtype)
@@ -185,8 +185,8 @@ class Call:
             log_fgate = cut_documents(log_fgate, cu_seqlens)
             longest = cu_seqlens.diff().max().item()
 
-        # The boundary matches delta up to the last bits of c. Under "auto" it prunes at most what the
-        # bound on the scores allows, and little less.
+        # The boundary matches delta up to the last bits of c. "auto" prunes at most, and nearly, as much as
+        # the bound on the scores permits.
         c = cumulative_log_fgate(log_fgate)
         lower = upper = self.delta.to(DEVICE) if isinstance(self.delta, torch.Tensor) else None
         if isinstance(self.delta, str):
@@ -209,11 +209,11 @@ class Call:
 
 
 def draw_call(seed: int, **fixed) -> Call:
-    """The call of a seed, except for choices that are ``fixed`` by name."""
+    """The call of a seed, with the choices in ``fixed`` replaced by name."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
 
     def pick(name, options):
-        chosen = rng.choice(options)  # always drawn, so that later draws do not change
+        chosen = rng.choice(options)  # always drawn, so that later choices are unchanged
         return fixed.get(name, chosen)
 
     head_dim, dtype, group, padded, alignment, lengths = FAMILIES[fixed.get("family", seed % len(FAMILIES))]
@@ -276,7 +276,7 @@ def draw_call(seed: int, **fixed) -> Call:
         log_fgate = cut_documents(log_fgate, cu_seqlens)
 
     def draw_delta():
-        """Half of the thresholds equal the decay of a block, up to a few units of float32."""
+        """Thresholds; half of them equal the decay of a block up to a few bits of float32."""
         row = rng.randrange(0, seqlen_q, 128) + seqlen_k - seqlen_q
         column = max(0, rng.randrange(0, row // 64 + 1) * 64 - 1)
         b, h, factor = rng.randrange(batch), rng.randrange(heads), rng.choice([1, 1 - 1e-6, 1 + 1e-6])

@@ -1,4 +1,4 @@
-"""`forgetting_attention`: blockwise against the reference for every output and gradient, and its errors."""
+"""`forgetting_attention`: blockwise against the reference for outputs and gradients, and error messages."""
 
 import math
 import warnings
@@ -55,7 +55,7 @@ def test_steep_gates_of_one_head_leave_other_heads_bitwise_identical():
 
 
 def test_pruning_error_stays_within_the_bound_of_appendix_a():
-    """The pruned output is within 2 epsilon max|v| of the dense one, and something was pruned."""
+    """The pruned output is within 2 epsilon max|v| of the dense one, and blocks were pruned."""
     q, k, v, log_fgate = make_inputs(1000, 1000, 16)
     q, k = q * 0.3, k * 0.3
     pruned, start = forgetting_attention(
@@ -68,7 +68,7 @@ def test_pruning_error_stays_within_the_bound_of_appendix_a():
 
 @pytest.mark.parametrize("threshold", [0, torch.zeros(2)])
 def test_threshold_0_keeps_blocks_without_decay(threshold):
-    """The gates of the global head are 1, so the decay of its blocks is exactly 0, which is not below 0."""
+    """The gates of the global head are 1, so its blocks have a decay of exactly 0, which is not below 0."""
     q, k, v, log_fgate = (x.detach() for x in make_inputs(130, 130))
     log_fgate[..., 1] = 0.0
     _, start = forgetting_attention(q, k, v, log_fgate, adaptive_threshold=threshold, return_start_index=True)
@@ -76,7 +76,7 @@ def test_threshold_0_keeps_blocks_without_decay(threshold):
 
 
 def test_pruned_blocks_are_not_computed():
-    """The matrix products of both passes shrink by the pruned ratio; counted, as timings are noisy."""
+    """The FLOPs of both passes fall by the pruned ratio; FLOPs are counted, because timings are noisy."""
     q, k, v, log_fgate = (x.detach().transpose(1, 2) for x in make_inputs(1024, 1024, 16))
     c = cumulative_log_fgate(log_fgate)
     flops = []
@@ -94,7 +94,7 @@ def test_pruned_blocks_are_not_computed():
 
 
 def test_gates_below_the_floor_are_computed_or_rejected():
-    """The scores of the first key are 3e4 above the others, so a log gate of -2e4 does not mask it."""
+    """The scores of the first key exceed all others by 3e4, so a log gate of -2e4 does not hide it."""
     q, k, v = torch.randn(3, 1, 70, 1, 16, generator=torch.manual_seed(0), dtype=torch.float64)
     q, k = q.abs(), k / 100
     q[..., 0], k[:, 0, :, 0] = 4.0, 3e4
@@ -111,7 +111,7 @@ def test_gates_below_the_floor_are_computed_or_rejected():
         if implementation == "triton":
             pytest.importorskip("triton")
             inputs[3][:, 30] = -math.inf
-        with pytest.raises(ValueError, match="log gates below -10000 must lie in .0, 9900.0"):
+        with pytest.raises(ValueError, match="log gates below -10000 must be in .0, 9900.0"):
             forgetting_attention(*inputs, implementation=implementation)
         inputs[:2] = torch.ones(2, 1, 70, 1, 16)  # scores of 16 sm_scale, with differences up to twice that
         forgetting_attention(*inputs, implementation=implementation, sm_scale=9890 / 32)
@@ -182,12 +182,12 @@ def test_empty_inputs_return_empty_outputs(implementation):
         (dict.fromkeys("qkv", torch.zeros(2, 8, 2, 257)), ValueError, "head_dim must be from 16 to 256"),
         ({"k": torch.randn(2, 8, 2, 16, device="meta")}, ValueError, "k must be on the device of q"),
         ({"log_fgate": -torch.rand(2, 2, 8)}, ValueError, r"log_fgate must have shape \(2, 8, 2\)"),
-        ({"log_fgate": torch.rand(2, 8, 2)}, ValueError, "log_fgate must lie in"),
+        ({"log_fgate": torch.rand(2, 8, 2)}, ValueError, "log_fgate must be in"),
         ({"log_fgate": torch.full((2, 8, 2), torch.nan)}, ValueError, "got nan"),
         ({"adaptive_threshold": 3.0}, ValueError, "adaptive_threshold must be None, a number <= 0"),
         ({"adaptive_threshold": torch.zeros(3)}, ValueError, r"broadcastable to \(2, 2\).*\(3,\)"),
         ({"adaptive_threshold": "always"}, TypeError, "got 'always'"),
-        ({"seq_start": torch.tensor([0, 8])}, ValueError, r"seq_start must lie in \[0, 7\]"),
+        ({"seq_start": torch.tensor([0, 8])}, ValueError, r"seq_start must be in \[0, 7\]"),
         ({"seq_start": torch.tensor([0.0, 1.0])}, TypeError, "seq_start must be an int64"),
         ({"sm_scale": -1.0}, ValueError, "sm_scale must be a positive"),
     ],

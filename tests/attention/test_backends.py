@@ -9,7 +9,7 @@ from acp_repro.attention.backends import BACKENDS, Blockwise
 
 
 class Mine(Blockwise):
-    """A backend with another grid that supports only the meta device."""
+    """A backend with a different grid that supports only the meta device."""
 
     def supports(self, device):
         return device.type == "meta"

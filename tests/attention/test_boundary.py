@@ -1,4 +1,4 @@
-"""Section 3: the boundary is monotone, the parallel search equals Algorithm 1, and counts are correct."""
+"""Section 3: the boundary is monotone, the parallel search equals Algorithm 1, and block counts are exact."""
 
 import pytest
 import torch
@@ -53,8 +53,7 @@ def test_parallel_search_equals_algorithm_1(kind, seed, seqlen_k, missing, block
     assert (parallel.diff(dim=-1) >= 0).all()
     first = torch.arange(0, seqlen_q, block_q) + seqlen_k - seqlen_q
     assert (parallel <= first // block_k).all() and (parallel >= 0).all()
-    # Definition: left of the boundary every entry is below delta, and the boundary block contains an
-    # entry that is not.
+    # Definition: all entries left of the boundary are below delta, and an entry of the boundary block is not.
     for b, h in ((0, 0), (1, 1)):
         for m, position in enumerate(first.tolist()):
             edge = int(parallel[b, h, m])

@@ -1,4 +1,4 @@
-"""Context parallelism on 2, 3 and 4 ranks (gloo, CPU) against the call of one process."""
+"""Context parallelism on 2, 3 and 4 ranks (gloo, CPU) against a call in one process."""
 
 import contextlib
 import random
@@ -156,10 +156,10 @@ def check_errors():
         refuse("end with the length 256", x, x, x, gates, cu_seqlens=torch.tensor([0, 128]))
         with pytest.raises(ValueError, match="length of dimension 1, 130, .* twice the 2 ranks"):
             shard_sequence(torch.zeros(1, 130), group)
-        # Every rank rejects an argument that only one rank receives.
+        # Every rank raises the error, even if only one rank has the invalid input.
         wrong = gates.clone()
         wrong[:, 5] = 1.0 if group.rank() else -1.0
-        refuse("log_fgate must lie in", x, x, x, wrong)
+        refuse("log_fgate must be in", x, x, x, wrong)
         nan = x.clone()
         nan[:, 5] = torch.nan if group.rank() else 0.0
         refuse("NaN under 'auto'", x, nan, x, gates, adaptive_threshold="auto")

@@ -1,4 +1,4 @@
-"""Decoding cases not covered by :mod:`.fuzz_decoding_on_gpu`; without a GPU in Triton's interpreter."""
+"""Decoding tests that complement :mod:`.fuzz_decoding_on_gpu`; without a GPU, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ IMPLEMENTATIONS = [
 
 
 def make_cache(lengths, tokens=1, group=1, head_dim=16, block=16):
-    """q, a cache of two key heads with blocks in random order and NaN in unwritten entries, and its start.
+    """q, a cache of two key heads with shuffled blocks and NaN in unwritten entries, and its start.
 
-    Query heads are local and global in turn. The group of the second key head begins with a global head.
+    Query heads alternate between local and global; the group of the second key head begins with a global one.
     """
     generator = torch.Generator().manual_seed(0)
     batch, heads, columns = len(lengths), 2 * group, -(-max(lengths) // block) + 1
@@ -48,7 +48,7 @@ def relative(x, right):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_decoding_boundary_is_monotone_over_the_stream(implementation):
-    """Token by token, the boundary equals a search from the beginning and never decreases."""
+    """Token by token, the boundary equals a search from the beginning and is non-decreasing."""
     q, cache, start = make_cache([300])
     threshold = torch.full(start.shape, -6.0, device=DEVICE)
     for n in range(250, 301, 1 if DEVICE == "cuda" else 17):
@@ -65,8 +65,8 @@ def test_decoding_boundary_is_monotone_over_the_stream(implementation):
 @pytest.mark.parametrize("implementation", ["reference", *IMPLEMENTATIONS])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_rows_with_fewer_tokens_than_queries(implementation, tokens):
-    """Idle and new rows: queries without a token return 0 and are not written, the start is never before the
-    first block, and the row continues correctly. The table of the idle row names blocks of the active row."""
+    """Idle and new rows: queries without a token return 0 and write nothing, the start is never before the
+    first block, and the row is correct when it resumes. The idle row's table has the busy row's blocks."""
     block, heads, most = 16, 2, 60
     lengths = torch.tensor([0, 1, tokens - 1, 50], dtype=torch.int32)
     generator = torch.Generator().manual_seed(0)
@@ -142,7 +142,7 @@ def test_cache_writes_agree_between_implementations():
         cache.write(k, v, gates)
         if tokens <= 8:
             kernels.write_kvcache(copied, k, v, gates)
-        else:  # a prefill with known running sums
+        else:  # a prefill, which computes its sums
             before = cache.c_at(cache.seqlens.long()[:, None] - tokens - 1)
             kernels.write_kvcache(copied, k, v, gates, before + gates.double().clamp(min=-1e4).cumsum(-1))
         for a, b in zip(cache, copied, strict=True):
@@ -150,8 +150,8 @@ def test_cache_writes_agree_between_implementations():
 
 
 def test_decay_stays_exact_over_a_million_tokens():
-    """Strong gates: c passes -5e6, where float32 steps by 0.5. Decays over the last 500 tokens, against
-    sums of the gates themselves."""
+    """Strong gates: c is below -5e6, where float32 has a spacing of 0.5. Decays over the last 500 tokens are
+    compared with direct sums of the gates."""
     torch.manual_seed(0)
     tokens, block, chunk = 2**20, 64, 2**15
     table = torch.arange(tokens // block, dtype=torch.int32)[None, None]
@@ -172,7 +172,7 @@ def test_decay_stays_exact_over_a_million_tokens():
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("implementation", "head_first"), [("auto", True), ("reference", False)])
 def test_compiled_step_equals_the_eager_step(implementation, head_first, backend):
-    """Compiled as one graph: cache writes, updated starts and outputs."""
+    """In one graph: the cache writes, the advanced start and the outputs."""
     torch.compiler.reset()
     q, cache, start = make_cache([333, 129, 63])
     threshold = torch.full(start.shape, -12.0, device=DEVICE)
@@ -205,7 +205,7 @@ def test_compiled_step_equals_the_eager_step(implementation, head_first, backend
 def test_operator_passes_opcheck(implementation):
     q, cache, start = make_cache([70], 2)
     threshold = torch.full(start.shape, -12.0, device=DEVICE)
-    # Unread entries are NaN, which never compares equal.
+    # Unread entries are NaN, which compares unequal to itself.
     cache = PagedKVCache(*(x.nan_to_num(7.0) for x in cache))
     for first, second in ((1, 2), (1, 3)):  # time before heads, and heads as the last dimension
         rows = q.transpose(first, second).contiguous().transpose(first, second)
@@ -228,7 +228,7 @@ def test_operator_passes_opcheck(implementation):
             "seqlens must be torch.int32 of shape .1,.",
         ),
         ({"seq_start": torch.ones(1)}, TypeError, "seq_start must be an int64 tensor"),
-        ({"seqlens": torch.ones(1, dtype=torch.int32, device="meta")}, ValueError, "on cpu, as q, got"),
+        ({"seqlens": torch.ones(1, dtype=torch.int32, device="meta")}, ValueError, "on cpu like q, got"),
     ],
 )
 def test_invalid_arguments_are_rejected(change, error, message):

@@ -1,4 +1,4 @@
-"""Forgetting attention of DTensors on two ranks (gloo, CPU) against the call of one process."""
+"""Forgetting attention of DTensors on two ranks (gloo, CPU) against a call in one process."""
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ def make_inputs(heads=4, kv_heads=2, length=200):
 
 
 def attend(inputs, placement=None, mesh=None, **options):
-    """out and the gradients, as whole tensors, and the collectives that the two passes ran."""
+    """out and the gradients, as full tensors, and the collectives of both passes."""
 
     def place(x):
         return x if mesh is None else distribute_tensor(x, mesh, [placement])

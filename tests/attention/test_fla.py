@@ -1,4 +1,4 @@
-"""The function of flash-linear-attention (fla) on this package's attention, and fla layers that call it."""
+"""The replacement for fla's (flash-linear-attention's) forgetting attention, also inside fla's layers."""
 
 import sys
 import types
@@ -20,7 +20,7 @@ def inputs(heads=4, kv_heads=2, length=150):
 
 @pytest.mark.parametrize(("window", "bounds"), [(None, None), (8, None), (8, torch.tensor([0, 150]))])
 def test_fla_call_matches_the_equations_with_grouped_heads_and_a_window(window, bounds):
-    """Row i attends to keys i - window_size + 1 to i, as in the mask of fla's naive_forgetting_attn."""
+    """Row i sees keys i - window_size + 1 to i, as in the mask of fla's naive_forgetting_attn."""
     given = [x[: 2 if bounds is None else 1] for x in inputs()]
     rows = torch.arange(150)
     seen = torch.ones(150, 150, dtype=torch.bool).tril() & (rows > rows[:, None] - (window or 150))
@@ -30,7 +30,7 @@ def test_fla_call_matches_the_equations_with_grouped_heads_and_a_window(window, 
 
 
 def test_fla_layers_call_this_package_between_use_and_restore(monkeypatch):
-    """Uses a stub for fla, which need not be installed."""
+    """With a mock of fla, which does not have to be installed."""
     own = object()
     names = ("fla", "fla.layers", "fla.layers.forgetting_attn", "fla.ops", "fla.ops.forgetting_attn")
     for name in names:
@@ -51,7 +51,7 @@ def test_fla_layers_call_this_package_between_use_and_restore(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("packed", [False, True])
 def test_both_kernels_match_the_equations_on_a_gpu(packed):
-    """Outputs and every gradient in bfloat16, against the equations in float64; ours no worse than theirs."""
+    """Outputs and all gradients in bfloat16 against float64; our errors are at most those of fla."""
     fla = pytest.importorskip("fla.ops.forgetting_attn", reason="pip install flash-linear-attention")
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 700, heads, 64, device="cuda").bfloat16() for heads in (6, 2, 2))

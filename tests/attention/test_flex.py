@@ -1,4 +1,4 @@
-"""``as_flex`` against ``forgetting_attention``: values and visited blocks."""
+"""``as_flex`` against ``forgetting_attention``: values, and the blocks that FlexAttention visits."""
 
 import pytest
 import torch

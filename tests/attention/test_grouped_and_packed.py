@@ -1,4 +1,4 @@
-"""Query heads that share keys and values, and documents packed into one sequence, in every implementation.
+"""Grouped-query attention, and documents packed into one sequence, in every implementation.
 
 Without a GPU the kernels run in Triton's interpreter.
 """
@@ -13,7 +13,7 @@ from acp_repro.attention.decay import cumulative_log_fgate, cut_documents, docum
 from .budgets import DEVICE, IMPLEMENTATIONS, NAMES, make_inputs, run
 
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
-# For behaviour that one fast test in Triton's interpreter already covers.
+# For tests whose kernels one fast test already covers in Triton's interpreter.
 
 
 def test_weight_bound_supports_grouped_key_heads():
@@ -27,7 +27,7 @@ def test_weight_bound_supports_grouped_key_heads():
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_other_documents_do_not_affect_outputs_or_gradients(implementation):
-    """Outputs and gradients of a document are bitwise independent of the other documents."""
+    """A document is bitwise independent of the tokens and gradients of the others."""
     inputs, inside = make_inputs(100, 100, heads=1), slice(50, 80)
     options = {"cu_seqlens": torch.tensor([0, 50, 80, 100], dtype=torch.int32, device=DEVICE)}
     expected, _ = run(inputs, implementation, **options)
@@ -47,7 +47,7 @@ def test_other_documents_do_not_affect_outputs_or_gradients(implementation):
 
 @pytest.mark.parametrize("threshold", [None, -1e9, -20.0])
 def test_blocks_of_other_documents_are_skipped(threshold):
-    """Exact attention over 8 documents visits only the blocks of each document."""
+    """Exact attention over 8 documents visits only blocks within a document."""
     inputs = make_inputs(512, 512, 2, 2)
     options = {"cu_seqlens": torch.arange(0, 513, 64, device=DEVICE), "adaptive_threshold": threshold}
     _, start = run(inputs, "blockwise", **options)
@@ -55,7 +55,7 @@ def test_blocks_of_other_documents_are_skipped(threshold):
 
 
 def test_many_documents_preserve_precision():
-    """4,096 document boundaries lower c to -4e7; differences inside a document stay accurate."""
+    """4,096 document starts lower c to -4e7; differences within a document remain accurate."""
     log_fgate = -torch.rand(1, 1, 16384) * 1e-3
     cut = cut_documents(log_fgate, torch.arange(0, 16385, 4))
     c = cumulative_log_fgate(cut)
@@ -74,7 +74,7 @@ def test_many_documents_preserve_precision():
         (torch.tensor([1, 8]), ValueError, "must start with 0"),
         (torch.tensor([0, 9]), ValueError, "end with the length 8"),
         (torch.tensor([0, 7]), ValueError, "end with the length 8"),
-        (torch.tensor([0, 5, 4, 8]), ValueError, "never fall"),
+        (torch.tensor([0, 5, 4, 8]), ValueError, "be non-decreasing"),
         (torch.tensor([0, 8], device="meta"), ValueError, "on the device of q, .*, got .* on meta"),
     ],
 )
@@ -98,5 +98,5 @@ def test_packing_rejects_batches_padding_caches_and_huge_scores():
     one[0][:], one[1][:] = 24.7, 24.7  # norms of 24.7 sqrt(16), so 2 U is 4,881
     forgetting_attention(*one, **whole)
     one[0][:] = 24.9
-    with pytest.raises(ValueError, match=r"cu_seqlens must lie in \[0, 4900.0\]"):
+    with pytest.raises(ValueError, match=r"cu_seqlens must be in \[0, 4900.0\]"):
         forgetting_attention(*one, **whole)

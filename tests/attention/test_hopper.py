@@ -1,7 +1,7 @@
-"""The kernels for Hopper GPUs: rejected inputs, compilation, outputs and gradients.
+"""The Hopper kernels: unsupported inputs, compiler warnings and results.
 
-Triton's interpreter does not support these kernels, so :mod:`.gluon_on_cpu` runs them without a GPU. The
-compiler for Hopper is part of Triton and reports performance problems.
+Triton's interpreter does not support these kernels, so :mod:`.gluon_on_cpu` emulates them without a GPU.
+Triton includes a compiler for Hopper, which reports serialised products.
 """
 
 import math
@@ -51,10 +51,10 @@ def test_portable_implementation_rejects_other_kernels_in_both_passes(monkeypatc
     ("what", "kernels"), [("--narrow", 6), ("--wide", 9), ("--decode", 5 * (2 + 2 + 4)), ("--training", 6)]
 )
 def test_hopper_kernels_compile_without_spills_or_serialised_products(what, kernels):
-    """ptxas warns if it serialises products, which would defeat the purpose of the Hopper kernels.
+    """ptxas warns if it serialises products, which removes the advantage of the Hopper kernels.
 
     A multiprocessor has 228 KB of shared memory and reserves 1 KB per program. Two programs of the backward
-    must fit, and one of the forward, which is for wide heads only.
+    must fit, and one of the forward, which serves wide heads only.
     """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, str(Path(__file__).with_name("compile_for_hopper.py")), what]
@@ -105,7 +105,7 @@ def test_unsupported_triton_falls_back_with_a_reason(monkeypatch):
     ],
 )
 def test_every_output_and_gradient_without_a_gpu(monkeypatch, seqlen, kind, dtype, head_dim):
-    """389 and 600 positions need more tiles than stages. Padding before the start is NaN."""
+    """389 and 600 positions have more tiles than there are stages. Padding contains NaN."""
     from . import gluon_on_cpu
 
     monkeypatch.setattr(hopper, "launch", gluon_on_cpu.launch)

@@ -1,4 +1,4 @@
-"""The attention folder as a kernel of Hugging Face's ``kernels``, without the package acp_repro."""
+"""The attention folder as a kernel for Hugging Face's ``kernels``, without the package acp_repro."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Cached launches are bitwise identical to Triton's own; without a GPU in Triton's interpreter."""
+"""Replayed launches are bitwise identical to Triton's own; without a GPU, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ gpu = pytest.mark.gpu
 
 
 def run_interpreted(kernel, _, grid, arguments, constants):
-    """Replaces Triton's launcher with the interpreter, which receives addresses like the C function."""
+    """Replaces Triton's launcher by the interpreter, called with addresses like the launcher in C."""
     layouts = [(x.dtype, x.untyped_storage().nbytes()) if hasattr(x, "dtype") else None for x in arguments]
 
     def at(address, layout):
@@ -40,7 +40,7 @@ def run_interpreted(kernel, _, grid, arguments, constants):
 
 @pytest.fixture
 def repeated(monkeypatch):
-    """Clears the launch cache; yields a list with one entry per replayed pass."""
+    """Clears all recorded launches, and returns a list that grows by one with each replayed pass."""
     count, run = [], launch.Plan.__call__
     monkeypatch.setattr(launch.Plan, "__call__", lambda *given: (count.append(1), run(*given))[1])
     for call in (kernels.forward_pass, dispatch._backward, norms._find_threshold, attention._kept_ready()):
@@ -101,7 +101,7 @@ CASES += [pytest.param({**HALF, **more}, by, marks=gpu) for more in ON_GPU for b
 
 @pytest.mark.parametrize(("shape", "threshold"), CASES)
 def test_cached_launches_are_bitwise_identical_to_triton_launches(repeated, shape, threshold):
-    """New addresses and values, and one tensor passed twice."""
+    """With new addresses and values, and with one tensor passed twice."""
     problems = [inputs(seed=seed, **shape) for seed in range(3)]
     q, k, _, gates, dout = problems[2]
     for n, given in enumerate([*problems, (q, k, k, gates, dout)]):

@@ -1,4 +1,4 @@
-"""Statements in the text of the ACP paper about its method; REPRODUCTION.md names these tests."""
+"""Tests of side remarks of the ACP paper about its method; REPRODUCTION.md refers to these tests."""
 
 import math
 
@@ -76,7 +76,7 @@ def test_keys_and_values_of_pruned_blocks_are_not_read():
     length, forgotten = 512, 128
     q, k, v = (torch.randn(1, length, 1, 16, generator=generator) for _ in "qkv")
     log_fgate = torch.full((1, length, 1), -1e-3)
-    log_fgate[:, forgotten] = -100.0  # earlier keys are invisible to later queries
+    log_fgate[:, forgotten] = -100.0  # later queries see no earlier key
     results = []
     for poison in (0.0, math.nan):
         inputs = [x.clone() for x in (q, k, v, log_fgate)]
@@ -91,10 +91,10 @@ def test_keys_and_values_of_pruned_blocks_are_not_read():
 
 
 def algorithm_1(c: list[float], delta: float, block: int, as_printed: bool) -> tuple[list[int], int]:
-    """Algorithm 1 line by line, counting from 1; returns the boundary and the blocks visited by line 5.
+    """Algorithm 1 line by line, with indices from 1: the boundary, and how often line 5 tests a block.
 
-    As printed, line 8 uses ``l`` after line 6 has increased it; otherwise the block at which the loop ends,
-    where the next row continues.
+    As printed, line 8 stores ``l`` after line 6 has increased it; otherwise it stores the block at which the
+    loop ends, from which the next row continues.
     """
     boundary, looks, column = [], 0, 1
     for row in range(1, len(c) // block + 1):

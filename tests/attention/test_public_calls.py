@@ -1,4 +1,4 @@
-"""Public functions around the attention: epsilon instead of delta, the pruned ratio, one-call decoding."""
+"""The public API around the attention: epsilon instead of delta, the pruned ratio, and one-call decoding."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_tolerance_and_its_threshold_are_equivalent(implementation, seqlen):
         found = run(inputs, **options)
         right = run(inputs, adaptive_threshold=delta, implementation=implementation)
         assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True)), bound
-    assert seqlen < 129 or found[1][:, 0].max() > 0  # something is pruned
+    assert seqlen < 129 or found[1][:, 0].max() > 0  # blocks are pruned
     time_first = [x.transpose(1, 2) for x in inputs]
     out = forgetting_attention(*time_first, **options)
     assert torch.equal(out.transpose(1, 2), found[0])
@@ -75,8 +75,8 @@ def test_threshold_of_a_tolerance_matches_the_paper(cu_seqlens):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"adaptive_threshold": -3.0, "log_pruning_tolerance": -10.0}, ValueError, "exclude each other"),
-        ({"adaptive_threshold": "auto", "log_pruning_tolerance": -10.0}, ValueError, "exclude each other"),
+        ({"adaptive_threshold": -3.0, "log_pruning_tolerance": -10.0}, ValueError, "mutually exclusive"),
+        ({"adaptive_threshold": "auto", "log_pruning_tolerance": -10.0}, ValueError, "mutually exclusive"),
         ({"adaptive_threshold": -3.0, "logit_bound": 2.0}, ValueError, "logit_bound needs"),
         ({"log_pruning_tolerance": 1.0}, ValueError, "log_pruning_tolerance is log.epsilon."),
         ({"log_pruning_tolerance": -9.0, "logit_bound": -1.0}, ValueError, "logit_bound must.*got -1.0"),
@@ -132,7 +132,7 @@ def test_start_index_of_another_call_is_rejected():
     "implementation", ["reference", "blockwise", pytest.param("triton", marks=needs_triton)]
 )
 def test_single_call_appends_and_attends(implementation, seqlen):
-    """The first half is a prompt, followed by 1 and 3 tokens; compared with explicit cache writes."""
+    """The first half is a prompt; 1 and then 3 tokens follow. Compared with separate writes and reads."""
     group, block, tolerance = 2, 16, -4.0
     inputs = [x.detach() for x in make_inputs(seqlen + 4, seqlen + 4)]
     k, v = inputs[1:3]
@@ -175,12 +175,12 @@ def test_failed_call_appends_nothing():
     cache = PagedKVCache.allocate(BATCH, HEADS, 16, HEAD_DIM, block_size=16)
     right = {"k": k, "v": v, "log_fgate": gates}
     for change, error, message in (
-        ({"v": None}, ValueError, "v must be torch.float32 of shape (2, 2, 1, 16) on cpu, as q, got None"),
+        ({"v": None}, ValueError, "v must be torch.float32 of shape (2, 2, 1, 16) on cpu like q, got None"),
         ({"k": k[:, :1]}, ValueError, "k must be torch.float32 of shape (2, 2, 1, 16)"),
         ({"log_fgate": gates.double()}, ValueError, "log_fgate must be torch.float32 of shape (2, 2, 1)"),
-        ({"log_fgate": gates + 9}, ValueError, "log_fgate must lie in [-inf, 0]"),
+        ({"log_fgate": gates + 9}, ValueError, "log_fgate must be in [-inf, 0]"),
         ({"log_pruning_tolerance": -10.0}, TypeError, "logit_bound must be a finite number"),
-        ({"adaptive_threshold": -1.0, "log_pruning_tolerance": -1.0}, ValueError, "exclude each other"),
+        ({"adaptive_threshold": -1.0, "log_pruning_tolerance": -1.0}, ValueError, "mutually exclusive"),
     ):
         with pytest.raises(error, match=re.escape(message)):
             forgetting_attention_with_kvcache(q, cache, head_first=True, **{**right, **change})
@@ -188,5 +188,5 @@ def test_failed_call_appends_nothing():
         forgetting_attention_with_kvcache(q, cache._replace(start_block=None), head_first=True, **right)
     assert not cache.seqlens.any() and not cache.k.any()
     cache.seqlens.fill_(16)
-    with pytest.raises(ValueError, match="cache.seqlens must lie in .0, 15. before 1 more are appended"):
+    with pytest.raises(ValueError, match="cache.seqlens must be in .0, 15. to append 1 more tokens"):
         forgetting_attention_with_kvcache(q, cache, head_first=True, **right)

@@ -1,4 +1,4 @@
-"""Appendix A and E: the bounds cover the rounded products, and the pruned weight stays below epsilon."""
+"""Appendices A and E: the bounds hold for rounded q and k, and the pruned mass is less than epsilon."""
 
 import math
 
@@ -101,7 +101,7 @@ def test_qk_norm_bound_covers_the_rounded_products(seed, dtype, shared, gain):
     bound = logit_bound_from_qk_norm(*weights, heads, head_dim, dtype=dtype)
     assert bound.shape == (heads,) and bound.dtype == torch.float32
     assert (bound.double() >= largest).all()
-    # It is at most the product of the largest norms plus rounding; U is not counted twice.
+    # The bound is at most the product of the largest norms plus rounding, so U does not count twice.
     norms = [x.norm(dim=-1).amax(0) for x in scores]
     assert (bound.double() <= norms[0] * norms[1] / math.sqrt(head_dim) * 1.05).all()
 
@@ -162,7 +162,7 @@ def test_bounds_cover_sequentially_accumulated_scores():
     ("dtype", "head_dim", "weight"), [(torch.bfloat16, 75, 1 + 6 / 128), (torch.float16, 68, 1 + 48 / 1024)]
 )
 def test_qk_norm_bound_counts_roundings_exactly(dtype, head_dim, weight):
-    """Value, weight and product are all rounded up by nearly the maximum; five roundings would be too few."""
+    """Value, weight and product are rounded up by nearly the maximum, so five roundings would not suffice."""
     unit = torch.finfo(dtype).eps / 2
     weight = torch.tensor(weight - unit).nextafter(torch.tensor(2.0))  # the smallest value that rounds up
     value = torch.tensor(math.sqrt(head_dim), dtype=torch.float64).to(dtype)
@@ -184,9 +184,9 @@ def test_threshold_is_rounded_outwards_within_its_rounding_error():
 @pytest.mark.parametrize(
     ("bound", "length", "message"),
     [
-        (-1e-3, 10, "logit_bound U must lie in"),
-        (torch.tensor([1.0, math.inf]), 10, "logit_bound U must lie in"),
-        (math.nan, 10, "logit_bound U must lie in"),
+        (-1e-3, 10, "logit_bound U must be in"),
+        (torch.tensor([1.0, math.inf]), 10, "logit_bound U must be in"),
+        (math.nan, 10, "logit_bound U must be in"),
         (1.0, 2.5, "seqlen must be at least 1 and an integer.* got 2.5"),
         (1.0, math.inf, "seqlen must be at least 1 and an integer"),
     ],

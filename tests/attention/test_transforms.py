@@ -1,4 +1,4 @@
-"""`torch.func` and other derivatives through `forgetting_attention`: correct, or a clear error."""
+"""`torch.func` and other derivatives of `forgetting_attention` are correct or raise an informative error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from acp_repro.attention.backends import HAS_TRITON
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 THRESHOLD = -6.0  # prunes blocks of the local head, see `inputs`
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="pip install triton")
-# The code between torch.func and the implementations is shared; Triton's interpreter is slow.
+# All implementations share their interface to torch.func, and Triton's interpreter is slow.
 FAST = ["blockwise", pytest.param("triton", marks=[needs_triton, pytest.mark.slow])]
 ALL = ["reference", *FAST]
 
@@ -46,7 +46,7 @@ def gradients(implementation, one):
 
 @pytest.mark.parametrize("implementation", ALL)
 def test_vmap_equals_separate_calls(inputs, implementation):
-    """Covers single arguments, dimensions other than the first, and gradients."""
+    """Also over a single argument, over a dimension other than the first, and of gradients."""
     each = [calls(implementation)(*(x[n] for x in inputs)) for n in range(3)]
     assert torch.equal(func.vmap(calls(implementation))(*inputs), torch.stack(each))
     moved = [x.movedim(0, 2) for x in inputs]
@@ -62,7 +62,7 @@ def test_vmap_equals_separate_calls(inputs, implementation):
 
 
 def test_vmap_over_thresholds_and_starts(inputs):
-    one = [x[0].cpu() for x in inputs]  # CPU results are independent of the batch
+    one = [x[0].cpu() for x in inputs]  # a CPU checks values; its results are independent of the batch
     thresholds = torch.tensor([-3.0, -6.0, -9.0])
     starts = torch.tensor([[0, 1], [70, 5], [129, 0]])
 
@@ -74,14 +74,14 @@ def test_vmap_over_thresholds_and_starts(inputs):
     mapped = func.vmap(call)(thresholds, starts)
     for n in range(3):
         assert torch.equal(mapped[n], call(thresholds[n], starts[n]))
-    with pytest.raises(ValueError, match=r"seq_start must lie in \[0, 129\]"):
+    with pytest.raises(ValueError, match=r"seq_start must be in \[0, 129\]"):
         func.vmap(call)(thresholds, starts + 1)
 
 
 @needs_triton
 @pytest.mark.slow
 def test_one_start_index_is_shared_by_mapped_calls(inputs):
-    """A batch of one becomes a view of stride 0, where kernels could read out of bounds."""
+    """In a batch of one, the tensor becomes a view with stride 0, past whose end the kernels read."""
     problems = [x[:, :1, :70, :1].contiguous() for x in inputs]
     memory = torch.tensor([60, -(2**40), 2**40], device=DEVICE)
 
@@ -113,14 +113,14 @@ def test_forward_mode_of_the_reference_is_correct(inputs):
 @pytest.mark.parametrize("implementation", FAST)
 @pytest.mark.parametrize("argument", [0, 3])
 def test_unsupported_forward_mode_raises_instead_of_returning_zero(inputs, implementation, argument):
-    """Without the error, the tangent would silently be zero."""
+    """Without the error, the tangent would be zero."""
     one = [x[0] for x in inputs]
 
     def of_one(x):
         return calls(implementation)(*one[:argument], x, *one[argument + 1 :])
 
     x = one[argument]
-    message = "forward-mode derivatives with implementation='reference' only"
+    message = "forward-mode derivatives only with implementation='reference'"
     with pytest.raises(NotImplementedError, match=message):
         func.jvp(of_one, (x,), (torch.ones_like(x),))
     with torch.autograd.forward_ad.dual_level():
@@ -134,11 +134,11 @@ def test_unsupported_forward_mode_raises_instead_of_returning_zero(inputs, imple
 def test_second_derivatives_are_rejected(inputs, implementation):
     one = [x[0].requires_grad_() for x in inputs]
     (first,) = torch.autograd.grad(loss(implementation)(*one), one[0], create_graph=True)
-    message = "second derivatives with implementation='reference' only"
+    message = "second derivatives only with implementation='reference'"
     with pytest.raises(NotImplementedError, match=message):
         first.sum().backward()
     one = [x.detach() for x in one]
     with pytest.raises(NotImplementedError, match=message):
         func.grad(lambda *x: func.grad(loss(implementation))(*x).sum())(*one)
-    with pytest.raises(NotImplementedError, match="implementation='reference' only"):
+    with pytest.raises(NotImplementedError, match="only with implementation='reference'"):
         func.hessian(lambda s: loss(implementation)(one[0] * s, *one[1:]))(torch.tensor(1.0, device=DEVICE))

@@ -1,4 +1,4 @@
-"""The running sum of the gates and its adjoint as kernels, against the functions that define them."""
+"""The kernels of the running sum of the gates and its adjoint, against the functions that define them."""
 
 import math
 
@@ -60,7 +60,7 @@ def test_threshold_from_norms_matches_its_unfused_steps(length, dtype, kv_heads)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("q_size", "k_size", "factor"), [(1e-23, 1e18, 1e5), (1e-37, 1e15, 3e18)])
 def test_threshold_from_norms_of_small_rows(q_size, k_size, factor, dtype):
-    """Squares underflow in float32; NaN still propagates, and head 1 has ordinary magnitudes."""
+    """Squares underflow in float32, NaN propagates, and head 1 has ordinary magnitudes."""
     q = torch.randn(1, 2, 150, 24, device=DEVICE, dtype=torch.float64)
     size = torch.tensor([[q_size, k_size], [1.0, 1.0]], dtype=torch.float64, device=DEVICE)
     q, k = ((q * size[:, n, None, None]).to(dtype) for n in range(2))

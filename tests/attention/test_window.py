@@ -1,6 +1,6 @@
-"""A sliding window in forgetting attention, against the equations in float64 with an explicit mask.
+"""Sliding-window forgetting attention against the equations in float64 with an explicit mask.
 
-Random calls cover windows too. Inputs are float32; without a GPU the kernels run in Triton's interpreter.
+Random calls draw windows too. Inputs are float32; without a GPU the kernels run in Triton's interpreter.
 """
 
 import math
@@ -22,7 +22,7 @@ from .budgets import DEVICE, IMPLEMENTATIONS, NAMES, judge, make_inputs, right, 
 
 
 def each_with(values, fast):
-    """Every implementation with every value; the slow interpreter runs only the ``fast`` ones."""
+    """Every implementation with every value; the slow interpreter runs only the ``fast`` values."""
     return [
         pytest.param(*one.values, value, marks=[*one.marks, *([pytest.mark.slow] if slow else [])])
         for one in IMPLEMENTATIONS
@@ -34,7 +34,7 @@ def each_with(values, fast):
 @pytest.mark.parametrize("threshold", [None, -20.0])
 @pytest.mark.parametrize(("implementation", "length"), each_with((1, 63, 65, 129, 300), fast=(65,)))
 def test_row_attends_to_itself_and_preceding_keys_of_the_window(implementation, length, threshold):
-    """With a threshold, the later start applies: blocks kept by the threshold inside the window."""
+    """With a threshold, the boundary is the later of both starts: its kept blocks within the window."""
     inputs = make_inputs(length, length)
     grid = pruning_grid(implementation, 16, torch.float32)
     plain, alone = run(inputs, implementation, adaptive_threshold=threshold)
@@ -43,7 +43,7 @@ def test_row_attends_to_itself_and_preceding_keys_of_the_window(implementation, 
         judge(found, right(inputs, window, alone, grid))
         first = torch.arange(0, length, grid[0], device=DEVICE)
         assert torch.equal(start, alone.maximum((first - window + 1).clamp(min=0).int() // grid[1]))
-    assert all(torch.equal(found[name], plain[name]) for name in NAMES)  # a window that covers every key
+    assert all(torch.equal(found[name], plain[name]) for name in NAMES)  # a window over all keys
 
 
 def empty_cache(seqlen, heads, kv_heads, block=16):
@@ -56,7 +56,7 @@ def empty_cache(seqlen, heads, kv_heads, block=16):
 
 
 def evict(cache, start_block):
-    """Frees passed blocks of each head: other heads reuse them, and their table entries are invalid."""
+    """Evicts the blocks that each head has skipped: others reuse them, and the table is overwritten."""
     group = start_block.shape[1] // cache.block_table.shape[1]
     for h in range(cache.block_table.shape[1]):
         passed = int(start_block[0, h * group : (h + 1) * group].min())
@@ -81,7 +81,7 @@ def test_decoding_equals_the_last_row_and_keeps_keys_of_later_queries(
         end = begin + tokens
         cache.seqlens.fill_(end)
         cache.write(*(x[:, :, begin:end] for x in inputs[1:4]))
-        # Every step writes and few read, because the interpreter is slow.
+        # Every write but only few reads, because the interpreter is slow.
         if end not in (3, 18, 60, 81, 120):
             continue
         part = [inputs[0][:, :, begin:end], *(x[:, :, :end] for x in inputs[1:4]), inputs[4][:, :, begin:end]]
@@ -109,7 +109,7 @@ def test_blocks_before_the_window_count_as_pruned():
     ]
     assert all(count.causal == pruned[0].causal for count in pruned)
     nothing, window, gates, both = (count.pruned[0].tolist() for count in pruned)
-    # A block row visits the diagonal and the four blocks with the 199 keys before its first query.
+    # A query block sees its own key block and the four with the 199 keys before its first query.
     assert nothing == [0, 0] and window == [sum(max(0, n - 4) for n in range(16))] * 2
     assert both == [gates[0], window[1]] and gates[0] > window[0] and gates[1] < window[1]
 
@@ -118,8 +118,8 @@ def test_blocks_before_the_window_count_as_pruned():
     ("window", "error", "message"),
     [
         (0, ValueError, "window_size must be at least 1.*got 0"),
-        (2.0, TypeError, "whole number of keys.*got 2.0"),
-        (True, TypeError, "whole number of keys.*got True"),
+        (2.0, TypeError, "integer number of keys.*got 2.0"),
+        (True, TypeError, "integer number of keys.*got True"),
         ((64, 0), TypeError, r"\(left, 0\) is left \+ 1\), got \(64, 0\)"),
     ],
 )
@@ -130,7 +130,7 @@ def test_invalid_windows_are_rejected(window, error, message):
 
 @pytest.mark.gpu
 def test_cached_launches_and_compiled_code_apply_the_window():
-    """A replayed pass (from its third call on) must not reuse launches of another window."""
+    """A replayed pass (from the third call on) must not use the launches of another window."""
     inputs = make_inputs(1000, 1000, 4, 2, 64, dtype=torch.bfloat16)
     first = {window: run(inputs, "triton", window_size=window)[0] for window in (300, 301)}
     assert not any(torch.equal(first[300][name], first[301][name]) for name in NAMES)

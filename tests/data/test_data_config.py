@@ -1,4 +1,4 @@
-"""Corpus settings of a suite file."""
+"""Data settings: the valid keys and values of a suite file, and their errors."""
 
 import dataclasses
 import json
@@ -17,20 +17,20 @@ from acp_repro.pipeline.strict_yaml import build
         ({"tokeniser": "bytes"}, "tokeniser: unknown key; did you mean tokenizer"),
         ({"corpus": "novels"}, "corpus: 'novels' is not known; use stdlib, text, file, hf, .* qasper$"),
         ({"corpus": "cuad", "path": "x", "options": {"lest": 2}}, "options.lest: unknown; .* are least"),
-        ({"corpus": "facts", "options": {"examples": "many"}}, "options.examples: 'many' is no number"),
+        ({"corpus": "facts", "options": {"examples": "many"}}, "options.examples: 'many' is not a number"),
         ({"text_field": "body"}, "text_field: is for `corpus: text or file or hf`"),
         ({"corpus": "text"}, "path: None, but `corpus: text` needs the path of a file or a folder"),
         ({"path": "x"}, "path: `corpus: stdlib` takes none"),
         ({"corpus": "text", "path": []}, "path: must be .*a list of paths"),
         ({"corpus": "file", "path": ["a", "b"]}, "path: .* takes one path"),
         ({"heldout": 1}, r"heldout: must be a number in \[0, 1\)"),
-        ({"heldout": "x"}, "heldout: `corpus: stdlib` takes a share such as 0.05, not paths"),
+        ({"heldout": "x"}, "heldout: `corpus: stdlib` takes a fraction such as 0.05, not paths"),
         ({"tokenizer": "gpt3"}, "tokenizer: must be bytes, gpt2, {bpe: 258 or more} or {file: PATH}"),
         ({"tokenizer": {"bpe": 257}}, "tokenizer: must be .*258"),
         ({"tokenizer": {"bpe": 4096, "x": 1}}, "tokenizer: must be"),
         ({"corpus": "longcrawl64", "path": "x", "heldout": 0.1}, "heldout: .* heldout.zarr; remove"),
-        ({"corpus": "longcrawl64", "path": "x", "tokenizer": "bytes"}, "tokenizer: .* is GPT-2 ids"),
-        ({"corpus": "hf", "path": "a/b"}, "max_documents: missing, .* such as 10_000"),
+        ({"corpus": "longcrawl64", "path": "x", "tokenizer": "bytes"}, "tokenizer: .* consists of GPT-2 ids"),
+        ({"corpus": "hf", "path": "a/b"}, "max_documents: missing; .* such as 10_000"),
     ],
 )
 def test_suite_file_error_is_reported_in_one_line(settings, message):

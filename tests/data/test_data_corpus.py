@@ -1,4 +1,4 @@
-"""`prepare` from end to end, and the command."""
+"""`prepare` from end to end, and the data command."""
 
 import itertools
 import json
@@ -147,7 +147,7 @@ def test_corpus_without_heldout_text(folder):
     [
         ({"path": "nowhere"}, "path: .* does not exist"),
         ({"heldout": "nowhere"}, "heldout: .* does not exist"),
-        ({"text_field": "blank"}, "path: .* holds no text; it is empty or blank"),
+        ({"text_field": "blank"}, "path: .* contains no text; it is empty or blank"),
         ({"heldout": 1e-9}, "heldout: 1e-09 leaves 40 documents for training and holds out 0"),
         ({"heldout": 0.999999}, "leaves 0 documents for training and holds out 40"),
         ({"text_field": "body"}, r"a.jsonl:1: no field 'body'; this record has: text, blank"),

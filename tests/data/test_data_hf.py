@@ -1,4 +1,4 @@
-"""Hugging Face datasets without a network: a local folder through the library, and a stub of the library."""
+"""Hugging Face datasets without a network: a local folder read by the library, and a fake of the library."""
 
 import json
 import sys
@@ -96,7 +96,7 @@ def test_changed_local_folder_is_reread(tmp_path, monkeypatch):
     [
         (None, r"cannot be read .*pip install '\.\[hf\]'"),
         (ConnectionError("no\n route"), r"cannot be read \(no route\); .*network"),
-        ([{"text": " "}], "path: owner/name, split train, holds no text"),
+        ([{"text": " "}], "path: owner/name, split train, contains no text"),
     ],
 )
 def test_failure_is_reported_in_one_line_and_leaves_no_entry(cache, monkeypatch, found, message):

@@ -1,4 +1,4 @@
-"""Labelled sets: each reader on small files of its set's layout."""
+"""Labelled sets: each reader on small files with the layout of its dataset."""
 
 import csv
 import gzip
@@ -164,8 +164,8 @@ def test_csv_supports_labels_and_line_breaks_in_fields(tmp_path):
         ("cuad", "a.jsonl", b'{"file": 1}\n', "a.jsonl:1: no field 'type'; this record has: file"),
         ("cuad", "a.jsonl", b"{\n", "a.jsonl:1: not JSON"),
         ("csabstruct", "a.tar.xz", lzma.compress(b"no tar"), "a.tar.xz: cannot be read"),
-        ("sst2", "no.tar", None, "path: .*no.tar is no folder and no .tar"),
-        ("imdb", "no.jsonl", None, "path: .*no.jsonl is no file"),
+        ("sst2", "no.tar", None, "path: .*no.tar is neither a folder nor a .tar"),
+        ("imdb", "no.jsonl", None, "path: .*no.jsonl is not a file"),
         ("imdb", "empty.jsonl", b"", "path: .*empty.jsonl has texts of 0 classes; two are needed"),
         ("file", "one.csv", b"text,label\na,1\nb,1\n", "path: .*one.csv has texts of 1 classes"),
     ],

@@ -1,4 +1,4 @@
-"""Sequences: slices of one document, column by column, a pure function of seed and step."""
+"""Sequences: slices of one document, in column order, which depend only on seed and step."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def test_heldout_covers_its_budget_once_in_a_fixed_order(case, batch_size, max_t
     sequences = make(lengths, context, seed=1, split="heldout")
     rows = min(len(sequences), max_tokens // context)
     if not rows:
-        with pytest.raises(DataError, match="hold not one sequence"):
+        with pytest.raises(DataError, match="less than one sequence"):
             next(iter(sequences.iter_batches(batch_size, max_tokens)))
         return
     batches = list(counted := sequences.iter_batches(batch_size, max_tokens))
@@ -114,7 +114,7 @@ def test_every_context_length_uses_the_same_text(lengths, budget, column):
 
 
 def test_context_longer_than_every_document_is_reported_in_one_line():
-    with pytest.raises(DataError, match="no train document holds context_length = 10 .* longest of 3 has 9"):
+    with pytest.raises(DataError, match="no train document has context_length = 10 .* longest of 3 has 9"):
         make([3, 9, 5], 10)
     with pytest.raises(DataError, match="no heldout document .* longest of 0 has 0"):
         make([], 10, split="heldout")

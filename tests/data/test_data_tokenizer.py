@@ -1,4 +1,4 @@
-"""Tokenizers: exact round trips, unreachable BOS, and deterministic BPE training."""
+"""Tokenisers: exact round trips, no BOS from text, and a deterministic BPE."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_long_texts_are_encoded_in_pieces(bpe, monkeypatch):
 
 
 def test_too_little_text_for_the_vocabulary_is_rejected():
-    with pytest.raises(DataError, match=r"give 25\d ids of the 4096 asked.*write \{bpe: 25\d\}"):
+    with pytest.raises(DataError, match=r"yield only 25\d of 4096 ids.*set \{bpe: 25\d\}"):
         train_bpe(documents("ab ab"), 4096)
 
 

@@ -318,7 +318,7 @@ def test_damaged_weights_and_pickles_are_rejected(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "done.json").write_text(json.dumps({"sha256": "0"}))
     for given in ({}, {"subfolder": tmp_path.name}):
-        with pytest.raises(ValueError, match=r"cut or changed: .*done\.json"):
+        with pytest.raises(ValueError, match=r"truncated or changed: .*done\.json"):
             AutoModelForCausalLM.from_pretrained(tmp_path.parent if given else tmp_path, **given)
     (tmp_path / "done.json").unlink()
     tensors["model.norm.weight"][0] = math.inf

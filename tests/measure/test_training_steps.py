@@ -9,7 +9,7 @@ from acp_repro.papers.acp import training_steps
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite_file import load_suite
-from analysis.acp import figure_scaling
+from analysis.acp import table_scaling
 from tests.suites import write_suite
 
 CPU = torch.device("cpu")
@@ -71,5 +71,5 @@ def test_scaling_is_relative_to_the_fewest_ranks():
             ("triton", 4, "fsdp", 380.0),
         )
     ]
-    found = figure_scaling.of_linear(pd.DataFrame(rows))
+    found = table_scaling.of_linear(pd.DataFrame(rows))
     assert found.set_index("parallel")["of_linear"].to_dict() == {"none": 1.0, "ddp": 0.9, "fsdp": 0.95}

@@ -138,7 +138,7 @@ DAMAGES = [
     ),
     (
         lambda folder: (folder / "done.json").write_text('{"sha256": "0"}'),
-        "is missing, cut or changed: .*done.json",
+        "is missing, truncated or changed: .*done.json",
     ),
 ]
 

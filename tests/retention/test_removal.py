@@ -54,7 +54,7 @@ def test_top_m_kernel_matches_two_sorts(length):
     from acp_repro.retention.select_kernel import place, select
 
     torch.manual_seed(length)
-    scores = torch.randn(5, length).mul(4).round().div(4)  # many ties
+    scores = torch.randn(5, length).mul(4).round().div(4)  # many tiess
     scores[1] = scores[1].sign() * 0.0  # 0 and -0 are equal
     scores[2, length // 2] = torch.inf
     scores[3, : length // 3] = -torch.inf
@@ -91,7 +91,7 @@ def test_top_m_kernel_matches_two_sorts(length):
 @pytest.mark.slow
 def test_forward_with_kernels_equals_forward_without(kind, monkeypatch):
     device = on_a_device()
-    model, inputs = build(kind).to(device), batch(rows=5)
+    model, inputs = build(kind, "TokenClassification").to(device), batch(rows=5)
     for settings in (
         {"gates": "input"},
         {"gates": (2,), "method": "h2o"},

@@ -1,4 +1,4 @@
-"""Training on several ranks with gloo, or in one process that a test kills."""
+"""Training on several gloo ranks, or in one process that a test kills."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run resumes bitwise identically after any stop, and rejects invalid state."""
+"""Training: a resumed run is bitwise identical after any interruption, and invalid runs are refused."""
 
 import json
 import math
@@ -154,7 +154,7 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(run, trained, capsys):
     assert not newest.exists()  # otherwise it would count as one of the two kept checkpoints
     train_run(run, stop_after=5)
     out = capsys.readouterr().out
-    assert f"{newest} is missing, cut or changed" in out and "continuing from step 3" in out
+    assert f"{newest} is missing, truncated or changed" in out and "continuing from step 3" in out
     for path in run.folder.glob("checkpoints/step-*/*.safetensors"):
         path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(TrainingError, match="no checkpoint is intact.*; delete the folder"):
@@ -177,13 +177,13 @@ def test_checkpoints_and_weights_of_another_run_are_rejected(run, trained, tmp_p
     assert f"{checkpoints / foreign.name} was made from other inputs (settings); using an older" in out
     shutil.rmtree(checkpoints)
     shutil.copytree(foreign, checkpoints / foreign.name)
-    with pytest.raises(TrainingError, match=f"{checkpoints}: no checkpoint is .*of these settings; delete"):
+    with pytest.raises(TrainingError, match=f"{checkpoints}: no checkpoint is .*has these settings; delete"):
         train_run(run)
     shutil.rmtree(checkpoints)
     folder, linear = RunFolder(run), torch.nn.Linear(3, 2)
     folder.description = read_json(run.folder / "run.json")
     folder.save_checkpoint(1, linear, make_optimizer(linear, TrainingConfig(), 1e-3))
-    with pytest.raises(AssertionError, match="of another model"):
+    with pytest.raises(AssertionError, match="belongs to another model"):
         train_run(run)
     shutil.rmtree(checkpoints)
 
@@ -265,7 +265,7 @@ def test_changed_settings_are_rejected_with_the_difference(run, tmp_path, capsys
     with pytest.raises(TrainingError, match=r"size.learning_rate: 0.01, now 0.02.*rm -r runs/mini"):
         train_run(load_suite("mini").run(run.name))
     assert train_command.main(["--suite", "mini", "--run", run.name]) == 1
-    assert "error: runs/mini/pro-tiny-128-acp was begun with other" in capsys.readouterr().err
+    assert "error: runs/mini/pro-tiny-128-acp was started with other" in capsys.readouterr().err
     # The checkpoint schedule does not change the weights.
     write_suite(tmp_path, YAML.replace("checkpoint_every_seconds: 0", "checkpoint_every_seconds: 9"))
     train_run(load_suite("mini").run(run.name), stop_after=4)
@@ -336,7 +336,7 @@ def test_another_corpus_is_rejected(run, tmp_path):
     text = tmp_path / "text.txt"
     before = text.read_text()
     text.write_text(before.replace("fox", "cat"))
-    with pytest.raises(TrainingError, match="begun with other text .*Put it back, or delete"):
+    with pytest.raises(TrainingError, match="started with other text .*Restore the text, or delete"):
         train_run(run)
     text.write_text(before)
     train_run(run)
@@ -393,6 +393,12 @@ def test_nan_loss_stops_the_run(run, monkeypatch, spoil, device, said):
         train_run(run, device)
     assert [line["step"] for line in log_of(run)] == [0, 1]
     assert not is_done(run) and not run.weights_file.exists()
+
+
+def test_metrics_are_json_if_a_value_is_not_finite(run):
+    with RunFolder(run).open_log(0) as write:
+        write({"step": 0, "pruned_ratio": [math.nan, 0.5, math.inf]})
+    assert log_of(run) == [{"step": 0, "pruned_ratio": [None, 0.5, None]}]
 
 
 def test_non_finite_gradient_stops_the_run(run, monkeypatch):

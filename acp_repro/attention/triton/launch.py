@@ -63,7 +63,9 @@ def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
             compiled = kernel[grid](*arguments, **constants)
     except RuntimeError as error:
         if "C compiler" in str(error):  # Triton builds its launcher with one
-            raise RuntimeError("Triton finds no C compiler: install gcc, or take 'blockwise'") from error
+            raise RuntimeError(
+                "Triton needs a C compiler: install gcc, or pass implementation='blockwise'"
+            ) from error
         raise
     recording = getattr(_thread, "recording", None)
     if recording is not None:

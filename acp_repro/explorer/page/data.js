@@ -1,5 +1,5 @@
 "use strict";
-// What acp_repro/explorer/pack.py wrote, read back. Heads are inflated when they are first looked at.
+// Decodes the data that acp_repro/explorer/pack.py wrote. A head is inflated on first use.
 
 const about = JSON.parse(document.getElementById("about").textContent);
 const KINDS_OF_ARRAYS = ["u2", "f8", "f8", "i4", "u4", "f4", "u1", "u4", "u1", "u1", "f4", "u1", "i2"];
@@ -13,7 +13,7 @@ async function inflate(id) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// Arrays whose bytes lie one after the other, the lowest byte of every number first.
+// Splits concatenated arrays that are stored as byte planes, the lowest bytes first.
 function split(bytes, kinds, sizes) {
   let at = 0;
   return kinds.map((kind, which) => {
@@ -47,7 +47,7 @@ class Head {
     return x > 0 ? -Math.log1p(Math.exp(-x)) : x - Math.log1p(Math.exp(x));
   }
 
-  // Log odds of two gates: of the median token, where a head forgets 0.1 % or more, and of the 1 % that forget most.
+  // Log odds of two gates: the median gate, or 0.999 if the median is larger, and the 1 % quantile.
   usual() {
     if (!this.odds) {
       const odds = Float64Array.from(this.gates, (_, i) => this.logOdds(i)).sort(), least = Math.min(d3.quantileSorted(odds, 0.5), Math.log(999));
@@ -56,7 +56,7 @@ class Head {
     return this.odds;
   }
 
-  // Exact where it is written; between, the gates' own sum, stretched to meet it.
+  // c is exact at the stored positions; between them, the running sum of the gates is rescaled to match.
   #runningSum() {
     const n = this.gates.length, [, step] = this.model.grid, c = new Float64Array(n);
     for (let first = 0; first < n; first += step) {
@@ -72,15 +72,15 @@ class Head {
 
   // The decay D of a query and a key, in nats; null in a model without gates.
   decay(i, j) { return this.c.length ? this.c[i] - this.c[j] : null; }
-  // q.k of a query and a key of its list. The file has that of the strongest key; the others follow from the ratio of
-  // their weights, because the weight is exp(q.k + D) over one sum a query.
+  // q.k of a query and a listed key. The file stores q.k of the strongest key; the others follow from the ratio of the
+  // weights, because every weight of a query is exp(q.k + D) over the same sum.
   logit(query, k, strongest) {
     if (!this.logits.length || k.weight === 0 || strongest.weight === 0) return null;
     return this.logits[query] / this.model.gateSteps + this.decay(query, strongest.key) - this.decay(query, k.key) + Math.log(k.weight / strongest.weight);
   }
 
-  // Prunes at another epsilon, as acp_repro.attention.boundary.find_boundary does: a block is pruned if its largest
-  // decay is under delta. delta is log epsilon - log L - 2 U, so it moves with log epsilon.
+  // Computes the boundary of another epsilon like acp_repro.attention.boundary.find_boundary: a block is pruned if its
+  // largest decay is below delta. delta is log epsilon - log L - 2 U, so delta shifts with log epsilon.
   prune(logEpsilon) {
     if (logEpsilon === this.logEpsilon || this.ownLogEpsilon === null) return;
     this.logEpsilon = logEpsilon;
@@ -98,7 +98,7 @@ class Head {
       return column;
     });
   }
-  // Key by key, from c within its rounding.
+  // At token level, from the decoded c and therefore up to its rounding.
   #firstKeptAt(threshold) {
     let key = 0;
     return Int32Array.from(this.c, (c, i) => {
@@ -106,27 +106,27 @@ class Head {
       return key;
     });
   }
-  // Pruned blocks as a share of the blocks under the diagonal, in this sequence.
+  // Pruned blocks divided by causal blocks, in this sequence.
   get prunedRatio() {
     const [blockQ, blockK] = this.model.grid, T = this.model.length;
     const causal = d3.sum(this.boundary, (_, m) => Math.floor((Math.min(T, (m + 1) * blockQ) - 1) / blockK) + 1);
     return d3.sum(this.boundary) / causal;
   }
-  // The mean weight of what is pruned in any row of squares, at most: null where squares and blocks do not fit.
+  // The largest mean pruned weight of a row of squares; null if blocks do not consist of whole squares.
   get prunedMass() {
     const { cell, grid: [blockQ, blockK], length: T } = this.model;
     if (blockQ % cell || blockK % cell) return null;
     return d3.max(d3.range(Math.ceil(T / cell)), m => d3.sum(d3.range(this.firstOfBlocks(m * cell) / cell), n => this.square(m, n)));
   }
 
-  // The first key of the blocks that this query keeps.
+  // The first key of the first block that this query keeps.
   firstOfBlocks(i) {
     const [blockQ, blockK] = this.model.grid;
     return this.boundary[Math.floor(i / blockQ)] * blockK;
   }
   lostOf(i) { return this.lost[Math.floor(i / this.model.grid[0])]; }
 
-  // The query at or before token i whose keys are listed, and its strongest keys.
+  // The last query up to token i with listed keys, and its strongest keys.
   keysOf(i) {
     const row = Math.floor(i / this.model.stride), query = row * this.model.stride, keys = [];
     for (let at = this.starts[row]; at < this.starts[row + 1]; at++) {
@@ -138,7 +138,7 @@ class Head {
   }
   weightAt(at) { return (this.weights[at] / 255) ** 2; }
 
-  // The weight that the queries of square m give to the keys of square n; 0 where it is under the floor.
+  // The mean weight of the queries of square m on the keys of square n; 0 below the floor.
   square(m, n) { return logarithmic(this.cells[m * (m + 1) / 2 + n], this.model.cellFloor, 1); }
   received(j) { return logarithmic(this.receivedBytes[j], this.model.receivedFloor, this.model.length); }
 }
@@ -147,12 +147,12 @@ function logarithmic(byte, least, most) {
   return byte ? least * Math.exp((byte - 1) / 254 * Math.log(most / least)) : 0;
 }
 
-// What a head does with most of its weight: rules on the columns of the table. A head may have several labels.
+// Labels of heads, by rules on the columns of the table. A head may have several labels.
 const LABELS = [
-  { name: "current token", rule: "half of the weight or more lies on the query’s own token", holds: r => r.half_weight_tokens === 0 },
-  { name: "previous token", rule: "the token before the query gets 30\u00a0% of the weight or more", holds: r => r.previous_token_weight >= 0.3 },
-  { name: "attention sink", rule: "the first token of the text gets 30\u00a0% of the weight or more", holds: r => r.first_token_weight >= 0.3 },
-  { name: "induction", rule: "if the query’s token occurred before, the tokens that followed it get 10\u00a0% of the weight or more", holds: r => r.induction_weight >= 0.1 },
+  { name: "current token", rule: "at least 50\u00a0% of the weight is on the query’s own token", holds: r => r.half_weight_tokens === 0 },
+  { name: "previous token", rule: "at least 30\u00a0% of the weight is on the token before the query", holds: r => r.previous_token_weight >= 0.3 },
+  { name: "attention sink", rule: "at least 30\u00a0% of the weight is on the first token of the text", holds: r => r.first_token_weight >= 0.3 },
+  { name: "induction", rule: "at least 10\u00a0% of the weight is on tokens that followed an earlier occurrence of the query’s token", holds: r => r.induction_weight >= 0.1 },
 ];
 
 const models = about.models.map((model, index) => {
@@ -168,8 +168,8 @@ const models = about.models.map((model, index) => {
   return {
     ...model, index, rows,
     exact: model.ownTolerance == null,
-    pruning: model.ownTolerance == null ? `trained without ACP; shown is what log ε ${at} would prune`
-      : own === at ? `trained with ACP, log ε ${at}` : `trained with ACP at log ε ${own}; shown is log ε ${at}`,
+    pruning: model.ownTolerance == null ? `trained without ACP; the page shows the pruning at log ε ${at}`
+      : own === at ? `trained with ACP, log ε ${at}` : `trained with ACP at log ε ${own}; the page shows log ε ${at}`,
     layers: d3.max(rows, r => r.layer) + 1,
     heads: d3.max(rows, r => r.head) + 1,
     read(i) { return inflate(`m${index}h${i}`).then(bytes => new Head(this, rows[i], split(bytes, KINDS_OF_ARRAYS, model.sizes[i]))); },
@@ -180,7 +180,7 @@ const models = about.models.map((model, index) => {
   };
 });
 
-// The text: which piece each token is.
+// The text: the piece of each token.
 const text = { pieces: about.pieces, which: null, length: models[0].length };
 text.ready = inflate("text").then(bytes => { [text.which] = split(bytes, ["u4"], [text.length]); });
 text.piece = i => text.pieces[text.which[i]];

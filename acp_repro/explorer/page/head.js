@@ -1,5 +1,5 @@
 "use strict";
-// One head: gates and their running sum along the text, attention and decay with the boundary, weight by distance.
+// View of one head: gates and their running sum, attention and decay with the boundary, weight by distance.
 
 const headView = { id: "head", name: "Head", draw: drawHeadView };
 const isNarrow = () => matchMedia("(max-width: 600px)").matches;
@@ -8,7 +8,7 @@ async function drawHeadView(section, before) {
   const wanted = currentRow(), head = await currentHead();
   await text.ready;
   if (state.view !== "head" || wanted !== currentRow()) return;
-  // Another query of the same head: the picture stays, and the focus with it.
+  // Another query of the same head: the matrix and the focus are kept.
   if (before?.view === "head" && attention.head === head && before.epsilon === state.epsilon && attention.part === shownPart) return attention.choose();
   const focused = document.activeElement?.id === "attention";
   section.replaceChildren(
@@ -16,14 +16,14 @@ async function drawHeadView(section, before) {
     node("div", { class: "columns even" },
       figure("Attention weights", null,
         node("div", { class: "controls" },
-          node("span", { class: "zooms" }, zoomButton("+", "Zoom in", 2), zoomButton("−", "Zoom out", 0.5), zoomButton("whole", "The whole text", 0)), heatLegend(head)),
-        node("div", { id: "attention", tabindex: 0, role: "group", "aria-label": "Attention of this head: plus and minus zoom, arrows move, 0 shows the whole text" }),
-        node("p", { class: "quiet help" }, "Click or tap a square to read it. Drag to move; with a finger, start sideways. Pinch, Ctrl + wheel, + and − zoom."),
+          node("span", { class: "zooms" }, zoomButton("+", "Zoom in", 2), zoomButton("−", "Zoom out", 0.5), zoomButton("full", "Show the full text", 0)), heatLegend(head)),
+        node("div", { id: "attention", tabindex: 0, role: "group", "aria-label": "Attention of this head: plus and minus zoom, arrow keys pan, 0 shows the full text" }),
+        node("p", { class: "quiet help" }, "Click or tap a square for details. Drag to pan; on a touch screen, start sideways. Zoom with pinch, Ctrl + wheel, + or −."),
         saveButtons(rowFile("attention"), () => $("#attention svg"), () => attentionNumbers(head))),
       node("div", {},
         node("div", { id: "reading", "aria-live": "polite" }, node("p", { id: "readout" }), node("div", { id: "query" })),
         ...(GATED ? [decayFigure(head)] : []),
-        figure("Attention by distance", "Mean of all queries. The area of a bar is its share of the weight; its height is the weight per doubling of the distance.", node("div", { id: "distance" }),
+        figure("Attention by distance", "Mean over all queries. The area of a bar is its fraction of the weight; its height is the weight per doubling of the distance.", node("div", { id: "distance" }),
           saveButtons(rowFile("distance"), () => $("#distance svg"), () => distanceNumbers(head))),
         figure("This head", null, facts(wanted)))));
   drawAttention(head);
@@ -31,7 +31,7 @@ async function drawHeadView(section, before) {
   if (focused) $("#attention").focus({ preventScroll: true });
 }
 
-// What the head reacts to, which no number beside it says: the tokens where it forgets, and those that attract weight.
+// Summarises the tokens at which the head forgets and the tokens that receive weight, which no other number shows.
 function leadOf(head) {
   const of = new Map(), T = text.length;
   for (let i = 1; i < T; i++) {
@@ -43,18 +43,18 @@ function leadOf(head) {
   }
   const often = [...of.values()].filter(s => s.count >= Math.max(4, T / 500) && s.piece), most = key => d3.sort(often, (a, b) => b[key] / b.count - a[key] / a.count).slice(0, 3);
   const list = (key, written) => most(key).map(s => `“${readable(s.piece)}” (${written(s[key] / s.count)})`).join(", ");
-  if (!often.length) return "No token occurs often enough to say which tokens this head reacts to.";
-  const [worst] = most("forgets"), forgets = !GATED ? "" : worst.forgets / worst.count < 0.005 ? "Forgets next to nothing (1 − f is under 0.005 at every frequent token). " : `Forgets most (1 − f) at ${list("forgets", v => v.toFixed(2))}. `;
+  if (!often.length) return "No token occurs often enough to determine the tokens to which this head responds.";
+  const [worst] = most("forgets"), forgets = !GATED ? "" : worst.forgets / worst.count < 0.005 ? "Forgets almost nothing (1 − f is below 0.005 at every frequent token). " : `Forgets most (1 − f) at ${list("forgets", v => v.toFixed(2))}. `;
   return `${forgets}Attends most (weight received per token, in queries) to ${list("received", d3.format(".2~f"))}.`;
 }
 
-// The decay matrix, and what another epsilon would prune: c, the threshold and the grid are in the file.
+// The decay matrix and the pruning at another epsilon, from c, the threshold and the grid in the file.
 function decayFigure(head) {
   const own = head.ownLogEpsilon, slider = node("input", { type: "range", id: "epsilon", min: Math.min(-30, Math.floor(own)), max: -0.5, step: 0.5, value: state.epsilon ?? own, "aria-label": "log epsilon, the pruning tolerance", oninput: e => setEpsilon(head, Number(e.target.value)) });
-  const made = figure("Decay matrix D", "D is c of the query minus c of the key. A block is pruned if its largest D is under δ.",
+  const made = figure("Decay matrix D", "D is c of the query minus c of the key. A block is pruned if its largest D is below δ.",
     node("div", { class: "beside" }, node("div", { id: "decay" }), node("div", {},
     node("p", { class: "legend" }, node("span", { id: "decay-least" }), node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${d3.range(1, -0.01, -0.1).map(decayColour)})` }), "0 nats", node("span", {}, node("span", { class: "line" }), "boundary")),
-    node("div", { class: "epsilon" }, node("label", { for: "epsilon" }, "pruning tolerance log ε"), slider, node("button", { type: "button", id: "own-epsilon", onclick: () => { slider.value = own; setEpsilon(head, null); } }, `back to ${nats(own)}`)),
+    node("div", { class: "epsilon" }, node("label", { for: "epsilon" }, "pruning tolerance log ε"), slider, node("button", { type: "button", id: "own-epsilon", onclick: () => { slider.value = own; setEpsilon(head, null); } }, `reset to ${nats(own)}`)),
     node("p", { id: "pruning", "aria-live": "polite" }))),
     saveButtons(rowFile("decay"), () => $("#decay svg")));
   return made;
@@ -69,14 +69,14 @@ function setEpsilon(head, logEpsilon) {
 function sayPruning(head) {
   const at = head.logEpsilon, own = at === head.ownLogEpsilon, ratio = percent(head.prunedRatio), mass = head.prunedMass;
   $("#pruning").replaceChildren(
-    node("strong", {}, `pruned ratio ${ratio}`), ` of the blocks of this text, at log ε = ${nats(at)} (ε = ${percent(Math.exp(at))}) and δ = ${nats(head.threshold)} nats. `,
-    own ? `Max pruned mass: ${d3.max(head.lost) ? percent(d3.max(head.lost)) : "0"} of a query’s weight.` : mass === null ? "" : `Max pruned mass, mean of ${counted(head.model.cell, "query").replace("querys", "queries")}: ${mass < HEAT_FLOOR ? `under ${percent(HEAT_FLOOR)}` : percent(mass)}.`);
+    node("strong", {}, `pruned ratio ${ratio}`), ` of the causal blocks of this text, at log ε = ${nats(at)} (ε = ${percent(Math.exp(at))}) and δ = ${nats(head.threshold)} nats. `,
+    own ? `Max pruned mass: ${d3.max(head.lost) ? percent(d3.max(head.lost)) : "0"} of a query’s weight.` : mass === null ? "" : `Max pruned mass, mean of ${counted(head.model.cell, "query").replace("querys", "queries")}: ${mass < HEAT_FLOOR ? `less than ${percent(HEAT_FLOOR)}` : percent(mass)}.`);
   $("#own-epsilon").disabled = own;
   $("#epsilon").setAttribute("aria-valuetext", `log epsilon ${nats(at)}, pruned ratio ${ratio}`);
-  $("#decay-least").textContent = `${nats(1.5 * head.threshold)} nats and less`;
+  $("#decay-least").textContent = `${nats(1.5 * head.threshold)} nats or less`;
 }
 const DECAY_PIXELS = new Uint32Array(new Uint8ClampedArray(d3.range(256).flatMap(t => { const { r, g, b } = d3.rgb(decayColour(t / 255)); return [r, g, b, 255]; })).buffer);
-// D of the part that is in view, a pixel a query and key; nothing is above the diagonal.
+// D of the visible part, one pixel per query and key; empty above the diagonal.
 function decayImage(head, { key, query, tokens }, size) {
   const canvas = node("canvas", { width: size, height: size }), context = canvas.getContext("2d"), image = context.createImageData(size, size), T = head.c.length;
   const least = 1.5 * head.threshold, pixels = new Uint32Array(image.data.buffer), at = (start, p) => Math.floor(start + (p + 0.5) * tokens / size);
@@ -92,7 +92,7 @@ function decayImage(head, { key, query, tokens }, size) {
   context.putImageData(image, 0, 0);
   return canvas;
 }
-// Follows the picture of the weights: the same part, token and boundary.
+// Draws the same part, token and boundary as the matrix of the weights.
 function drawDecay(head, staircase, x, y, side, pick) {
   const place = $("#decay"), size = Math.max(220, Math.min(300, place.clientWidth - 48)), left = 44, ratio = Math.min(2, devicePixelRatio || 1), scale = size / side;
   const canvas = decayImage(head, { key: x.invert(0), query: y.invert(0), tokens: x.invert(side) - x.invert(0) }, Math.round(size * ratio));
@@ -120,26 +120,26 @@ function zoomButton(sign, says, factor) {
   return node("button", { type: "button", "aria-label": says, title: says, onclick: () => attention.zoomBy(factor) }, sign);
 }
 const HEAT_FLOOR = 1e-4;
-const FAINT = 0.35; // opacity of what is spread, so that it looks like no listed key
+const FAINT = 0.35; // opacity of the unlisted weight, which distinguishes it from listed keys
 const heatScale = v => Math.max(0, 1 - Math.log(v) / Math.log(HEAT_FLOOR));
 function heatLegend(head) {
   const stops = d3.range(0, 1.01, 0.1).map(heat);
   return node("p", { class: "legend" }, "weight 0.01 % ", node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), " 100 %",
     ...(GATED ? [node("span", {}, node("span", { class: "line" }), "boundary"), node("span", {}, node("span", { class: "line thin" }), "first kept key"),
       node("span", {}, node("span", { class: "swatch pruned" }), "pruned")] : []),
-    node("span", { id: "faint" }, node("span", { class: "swatch", style: `background: ${heat(0.5)}; opacity: ${FAINT}` }), "all weaker keys, as their mean"));
+    node("span", { id: "faint" }, node("span", { class: "swatch", style: `background: ${heat(0.5)}; opacity: ${FAINT}` }), "mean of all weaker keys"));
 }
 const attentionNumbers = head => [["query", "key", "distance", "weight", "rounded_by_up_to", ...(GATED ? ["qk_nats", "decay_nats"] : [])], d3.range(0, text.length, head.model.stride).flatMap(i => head.keysOf(i).keys.map(k => [k.query, k.key, k.distance, k.weight.toFixed(4), roundedBy(k.weight).toFixed(4), ...(GATED ? [k.logit?.toFixed(2), k.decay.toFixed(2)] : [])]))];
 const distanceNumbers = head => [["from_tokens", "to_tokens", "weight"], [...head.byDistance].map((v, i) => [head.model.bins[i], head.model.bins[i + 1] - 1, v.toPrecision(4)])];
 
-// The tokens that a scale shows, also in part.
+// The range of tokens that a scale shows, including partly visible ones.
 const tokensIn = (scale, side, T) => [Math.max(0, Math.floor(scale.invert(0) + 1e-6)), Math.min(T, Math.ceil(scale.invert(side) - 1e-6))];
 
 const attention = {};
 function drawAttention(head) {
   const { model } = head, T = model.length, place = $("#attention");
   const narrow = isNarrow(), left = narrow ? 40 : 54, right = narrow ? 4 : 10, strip = 40, gap = 18, strips = 2 * (strip + gap) * GATED;
-  // The whole picture has room in a window, with its legend; on a phone the matrix comes first, the gates under it.
+  // The figure and its legend fit into the window; on a phone the matrix comes first and the gates below it.
   const wide = Math.max(280, place.clientWidth) - left - right, side = narrow ? wide : Math.min(wide, 700, Math.max(340, innerHeight - 370));
   const width = side + left + right, top = (narrow ? 0 : strips) + 20;
   const ratio = Math.min(2, devicePixelRatio || 1);
@@ -167,14 +167,14 @@ function drawAttention(head) {
   let x = x0, y = x0, hovered = null;
   const say = () => {
     const square = hovered ?? (readSquare?.query === state.token ? readSquare : null);
-    $("#readout").textContent = square ? describe(head, square, painter, side) : "Point at a square of the matrix, or tap it: this place says who attends to what, and why.";
+    $("#readout").textContent = square ? describe(head, square, painter, side) : "Point at or tap a square of the matrix to see its query, its key, the weight and the scores.";
   };
 
   function redraw() {
     const [from, to] = tokensIn(x, side, T), [first, last] = tokensIn(y, side, T), every = Math.ceil((last - first) / (2 * side));
     painter.paint(canvas, ratio, x, y, side);
     $("#faint").hidden = !painter.near(side);
-    // Close enough, the axes read the text.
+    // At high zoom, the tick labels are the tokens.
     const words = shownPart.tokens <= side / 13;
     const reads = (axis, scale) => {
       const [start, end] = scale.domain();
@@ -194,7 +194,7 @@ function drawAttention(head) {
     });
     edge.attr("d", d3.line()(steps));
     pruned.attr("d", `${d3.line()([[x(0), y(0)], ...steps, [x(0), y(T)]])}Z`);
-    // The first kept key never moves back, so one query for each half pixel is enough.
+    // The first kept key is non-decreasing, so one query per half pixel suffices.
     kept.attr("d", d3.line(i => x(head.firstKept[Math.min(i, T - 1)]), y).curve(d3.curveStepBefore)(d3.range(first, last + 1, every)));
     if (GATED) drawStrip(gates, i => head.gate(i), [0, 1], from, to, x, strip, side, d3.format(".1~f"));
     if (GATED) drawStrip(sums, i => head.c[i], null, from, to, x, strip, side, null);
@@ -226,17 +226,17 @@ function drawAttention(head) {
     show({ key: Math.round(key - tokens / 2), query: Math.round(query - tokens / 2), tokens });
   };
   const sees = (v, first) => v >= first && v < first + shownPart.tokens;
-  // Onto the square that was clicked, or the chosen query's own, while it is in view; else onto the middle.
+  // Zooms to the clicked square or the diagonal of the selected query if visible, otherwise to the centre.
   attention.zoomBy = factor => {
-    hovered = null; // the square under a pointer that does not move is another one now
+    hovered = null; // the square below a resting pointer has changed
     const { key, query, tokens } = shownPart, i = state.token, onto = factor && i != null && sees(i, query);
     const column = onto ? [readSquare?.query === i ? readSquare.key : i, i].find(j => sees(j, key)) : undefined;
     centre(column === undefined ? key + tokens / 2 : column + 0.5, onto ? i + 0.5 : query + tokens / 2, factor ? tokens / factor : T);
   };
   attention.redraw = redraw;
-  attention.head = null; // nothing moves the address before all is drawn
+  attention.head = null; // prevents address updates until the drawing is complete
   attention.choose = () => {
-    // A token that was chosen elsewhere, as in the text, comes into view.
+    // A token that was selected in another view is scrolled into view.
     if (state.token != null && state.token !== attention.token && !sees(state.token, shownPart.query)) centre(state.token, state.token, shownPart.tokens);
     else redraw();
     attention.token = state.token;
@@ -244,16 +244,16 @@ function drawAttention(head) {
   };
   const place_ = (px, py) => ({ key: within(Math.floor(x.invert(px)), 0, T - 1), query: within(Math.floor(y.invert(py)), 0, T - 1) });
   const at = event => place_(...d3.pointer(event, pointer.node())), read = square => { readSquare = square; change({ token: square.query }); };
-  attention.token = state.token; // a link says which part is in view: its token does not move it
+  attention.token = state.token; // a link determines the visible part; its token does not move it
   pointer.call(zooming);
   show(shownPart);
   attention.choose();
   attention.head = head;
-  // One finger moves the picture from a sideways start; up and down is the page's (touch-action). Two are D3's.
+  // One finger pans after a sideways start; vertical moves scroll the page (touch-action). D3 handles two fingers.
   let finger = null, sideways = false;
   pointer.on("pointerdown", event => { finger = event.pointerType === "touch" && event.isPrimary ? d3.pointer(event) : null; sideways = false; })
     .on("pointerup pointercancel", () => { finger = null; })
-    .on("touchmove", event => { if (sideways && event.cancelable) event.preventDefault(); }) // no fling, which would swallow the next tap
+    .on("touchmove", event => { if (sideways && event.cancelable) event.preventDefault(); }) // prevents a fling, which would swallow the next tap
     .on("pointermove", event => {
       if (event.pointerType !== "touch") { hovered = at(event); say(); }
       if (!finger) return;
@@ -273,26 +273,26 @@ function drawAttention(head) {
   };
 }
 
-// The chosen query and its keys, beside the picture.
+// The table of the selected query and its keys, beside the matrix.
 function showQuery(head) {
   const i = state.token;
   if (i == null) return $("#query").replaceChildren();
   const { query, keys } = head.keysOf(i), { stride } = head.model;
   $("#query").replaceChildren(
-    node("p", {}, node("strong", {}, `Query ${whole(query)} `), node("code", {}, readable(text.piece(query))), stride > 1 ? ` and its strongest keys (every ${stride}th token has a list)` : " and its strongest keys"),
-    splitTable(head, keys), node("button", { type: "button", onclick: () => change({ view: "text" }) }, "Read it in the text"));
+    node("p", {}, node("strong", {}, `Query ${whole(query)} `), node("code", {}, readable(text.piece(query))), stride > 1 ? ` and its strongest keys (one in ${stride} tokens has a list)` : " and its strongest keys"),
+    splitTable(head, keys), node("button", { type: "button", onclick: () => change({ view: "text" }) }, "Show in the text"));
 }
 // The scores of a query's keys in two parts: the weight is the softmax of q.k + D.
 function splitTable(head, keys) {
-  const gated = head.logits.length, heads = ["key", "back", "weight", ...(gated ? ["q·k", "D", "q·k + D"] : [])];
+  const gated = head.logits.length, heads = ["key", "distance", "weight", ...(gated ? ["q·k", "D", "q·k + D"] : [])];
   const table = node("table", { class: "split" }, node("thead", {}, node("tr", {}, ...heads.map(h => node("th", { scope: "col" }, h)))),
     node("tbody", {}, ...keys.map(k => node("tr", { class: k.kept ? "" : "past" }, node("td", {}, node("code", {}, readable(text.piece(k.key))), k.kept ? "" : " pruned"), node("td", {}, k.distance ? whole(k.distance) : "itself"), node("td", {}, node("strong", {}, weightText(k.weight))),
       ...(gated ? [k.logit, k.decay, k.logit === null ? null : k.logit + k.decay].map(v => node("td", {}, v === null ? "–" : nats(v))) : [])))));
-  const says = gated ? node("p", { class: "quiet" }, `Scores in nats. The threshold is δ = ${nats(head.threshold)}: blocks whose largest D is under it are pruned. |q·k| is at most U = ${head.row.logit_bound.toFixed(1)}.`) : null;
+  const says = gated ? node("p", { class: "quiet" }, `Scores in nats. Blocks whose largest D is below the threshold δ = ${nats(head.threshold)} are pruned. |q·k| is at most U = ${head.row.logit_bound.toFixed(1)}.`) : null;
   return node("div", { class: "scroll" }, table, says ?? "");
 }
 
-// A square in a sentence: who attends to what, how much, and why.
+// Describes a square in a sentence: query, key, weight and scores.
 function describe(head, { key, query }, painter, side) {
   const { cell, length, stride, leastWeight } = head.model, gated = head.c.length;
   if (key > query) return "Above the diagonal: the causal mask hides later tokens from a query.";
@@ -301,17 +301,17 @@ function describe(head, { key, query }, painter, side) {
   const weight = head.square(m, n);
   if (!painter.single(side)) {
     const d = gated ? head.decay(m * cell, Math.min(m * cell, ends(n)[1])) : null;
-    return `${named("Queries", m)} give ${weight < HEAT_FLOOR ? "under 0.01\u00a0%" : weightText(weight)} of their weight to ${named("keys", n)}.${gated ? ` Their largest D is ${nats(d)} nats${isPruned ? `; the block is pruned, because its largest D is under δ = ${nats(head.threshold)}` : ""}.` : ""}`;
+    return `${named("Queries", m)} give ${weight < HEAT_FLOOR ? "less than 0.01\u00a0%" : weightText(weight)} of their weight to ${named("keys", n)}.${gated ? ` Their largest D is ${nats(d)} nats${isPruned ? `; the block is pruned, because its largest D is below δ = ${nats(head.threshold)}` : ""}.` : ""}`;
   }
   const one = listed.query === query ? listed.keys.find(k => k.key === key) : undefined;
   const back = query === key ? "itself" : `“${readable(text.piece(key))}” (key ${whole(key)}, ${counted(query - key, "token")} back)`;
-  const much = one ? weightText(one.weight) : listed.query === query ? `under ${percent(Math.min(listed.keys.at(-1).weight, listed.keys.length < 8 ? leastWeight : 1))}` : `an unlisted part (only every ${stride}th query has a list)`;
+  const much = one ? weightText(one.weight) : listed.query === query ? `less than ${percent(Math.min(listed.keys.at(-1).weight, listed.keys.length < 8 ? leastWeight : 1))}` : `an unlisted part (only one in ${stride} queries has a list)`;
   const why = !gated ? "" : one?.logit != null ? ` Its score is q·k ${nats(one.logit)} + D ${nats(one.decay)} = ${nats(one.logit + one.decay)} nats.` : ` D is ${nats(head.decay(query, key))} nats.`;
-  const verdict = !gated ? "" : isPruned ? ` The key’s block is pruned: its largest D is under δ = ${nats(head.threshold)}.` : head.decay(query, key) < head.threshold ? ` D is under δ = ${nats(head.threshold)}, but other pairs of the block are not, so the block is kept.` : ` D is not under δ = ${nats(head.threshold)}, so ACP keeps the key.`;
+  const verdict = !gated ? "" : isPruned ? ` The key’s block is pruned, because its largest D is below δ = ${nats(head.threshold)}.` : head.decay(query, key) < head.threshold ? ` D is below δ = ${nats(head.threshold)}, but the largest D of the block is not, so the block is kept.` : ` D is at least δ = ${nats(head.threshold)}, so ACP keeps the key.`;
   return `“${readable(text.piece(query))}” (query ${whole(query)}) gives ${much} of its weight to ${back}.${why}${verdict}`;
 }
 
-// A picture of squares, one pixel each.
+// An image with one pixel per square.
 function squaresImage(head, each) {
   const N = Math.ceil(head.model.length / head.model.cell), picture = node("canvas", { width: N, height: N }), context = picture.getContext("2d"), image = context.createImageData(N, N);
   const colours = d3.range(256).map(t => d3.rgb(heat(t / 255)));
@@ -324,11 +324,11 @@ function squaresImage(head, each) {
   return picture;
 }
 
-// The attention in squares; closer, single keys on top of them.
+// Paints the attention as squares; at high zoom, single keys on top of the squares.
 function squaresPainter(head) {
   const { cell, length: T, stride } = head.model, N = Math.ceil(T / cell), rows = m => Math.min(cell, T - m * cell);
   const make = each => squaresImage(head, each);
-  // What single keys leave of a square. Less than 3 % of it may be rounding.
+  // The weight of a square without its listed keys; a rest below 3 % may be rounding.
   let listed = null;
   const unlisted = (m, n) => {
     if (!listed) {
@@ -345,14 +345,14 @@ function squaresPainter(head) {
     near: isNear, single,
     paint(canvas, ratio, x, y, side) {
       const context = canvas.getContext("2d"), closer = isNear(side);
-      // On the diagonal half of a square's keys are later than its queries.
+      // On the diagonal, half of the (query, key) pairs of a square are masked.
       const picture = closer ? (near ??= make((m, n) => unlisted(m, n) / (m === n ? (rows(m) + 1) / 2 : cell))) : (far ??= make((m, n) => head.square(m, n)));
       context.setTransform(ratio, 0, 0, ratio, 0, 0);
       context.clearRect(0, 0, side, side);
       context.imageSmoothingEnabled = false;
       const [first, last] = tokensIn(y, side, T);
       const diagonal = single(side) ? d3.range(first, last).flatMap(i => [[i + 1, i], [i + 1, i + 1]]) : [[1, 0], [T, T - 1], [T, T]];
-      context.save(); // nothing stands above the diagonal
+      context.save(); // clips to the causal triangle
       context.beginPath();
       for (const [key, query] of [[0, diagonal[0][1]], ...diagonal, [0, diagonal.at(-1)[1]]]) context.lineTo(x(key), y(query));
       context.clip();
@@ -373,7 +373,7 @@ function squaresPainter(head) {
   };
 }
 
-// A curve as wide as its pixels: the least and the most of each column, and the mean.
+// A curve with the minimum, maximum and mean of each pixel column.
 function drawStrip(group, value, domain, from, to, x, height, side, format) {
   const columns = Math.min(Math.ceil(side), Math.max(1, to - from)), low = [], mean = [];
   for (let p = 0; p < columns; p++) {
@@ -388,15 +388,15 @@ function drawStrip(group, value, domain, from, to, x, height, side, format) {
   group.select(".yaxis").call(d3.axisLeft(y).ticks(2).tickFormat(format ?? y.tickFormat(2))).select(".domain").remove();
 }
 
-// One curve a head; two heads are compared in it.
+// The weight by distance of one head, or of two heads for comparison.
 function drawDistance(place, heads) {
   const { bins } = heads[0].model, width = Math.max(260, Math.min(460, place.clientWidth)), height = 230, left = 46, bottom = 36;
   const x = d3.scaleLog([1, bins.at(-1) + 1], [left, width - 10]), at = i => x(bins[i] + 1);
-  // Few whole tokens make bins of unequal width on this scale: what is drawn is the weight for each doubling of the distance.
+  // Bins of few tokens have unequal widths on this scale, so the height is the weight per doubling of the distance.
   const shares = heads.map(head => [...head.byDistance]), dense = (v, i) => v / Math.log2((bins[i + 1] + 1) / (bins[i] + 1));
   const y = d3.scaleLinear([0, d3.max(shares.flatMap(share => share.map(dense)))], [height - bottom, 12]).nice(4);
   const svg = d3.create("svg").attr("viewBox", `0 0 ${width} ${height}`).attr("width", width).attr("height", height).attr("role", "img")
-    .attr("aria-label", heads.map(h => `${headName(h.row)}: half of the weight lies within ${h.row.half_weight_tokens} tokens`).join("; "));
+    .attr("aria-label", heads.map(h => `${headName(h.row)}: half of the weight is within ${h.row.half_weight_tokens} tokens`).join("; "));
   svg.append("g").attr("class", "axes").attr("transform", `translate(${left},0)`).call(d3.axisLeft(y).ticks(4).tickFormat(v => `${d3.format(".0~f")(100 * v)} %`)).select(".domain").remove();
   const names = [0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144].filter(v => v < bins.at(-1));
   svg.append("g").attr("class", "axes").attr("transform", `translate(0,${height - bottom})`)
@@ -409,7 +409,7 @@ function drawDistance(place, heads) {
       .attr("y", (v, i) => y(dense(v, i))).attr("height", (v, i) => y(0) - y(dense(v, i)))
       .on("pointermove", (event, v) => {
         const i = share.indexOf(v);
-        showTip(event, `${whole(bins[i])}${bins[i + 1] - 1 > bins[i] ? `–${whole(bins[i + 1] - 1)}` : ""} back: ${percent(v)}`);
+        showTip(event, `distance ${whole(bins[i])}${bins[i + 1] - 1 > bins[i] ? `–${whole(bins[i + 1] - 1)}` : ""}: ${percent(v)}`);
       }).on("pointerleave", hideTip);
   });
   if (heads.length === 1) {

@@ -1,5 +1,5 @@
 "use strict";
-// Tabs, the chosen head, keys, colours: what holds the views together.
+// Tabs, the selected head, keyboard shortcuts and colour themes: the frame of all views.
 
 const views = [modelView, headView, textView, ...(RULES ? [rulesView] : []), ...(models.length > 1 ? [compareView] : [])];
 
@@ -23,7 +23,7 @@ function drawChosen() {
   if (place.hidden) return place.replaceChildren();
   place.replaceChildren(
     modelChoice() ?? "",
-    node("button", { type: "button", id: "previous", "aria-label": "Head before", disabled: !state.row, onclick: () => step(-1) }, "‹"),
+    node("button", { type: "button", id: "previous", "aria-label": "Previous head", disabled: !state.row, onclick: () => step(-1) }, "‹"),
     node("select", { id: "which", "aria-label": "Head", onchange: e => change({ row: Number(e.target.value) }) }, ...rows.map(r => node("option", { value: r.index, selected: r.index === state.row }, headName(r)))),
     node("button", { type: "button", id: "next", "aria-label": "Next head", disabled: state.row === rows.length - 1, onclick: () => step(1) }, "›"),
     ...(GATED ? [node("span", { class: "badge" }, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), row.kind ? `${kindName(row.kind)} head` : "nothing to prune")] : []),
@@ -31,8 +31,8 @@ function drawChosen() {
 }
 const step = way => change({ row: Math.max(0, Math.min(models[state.model].rows.length - 1, state.row + way)) });
 
-// What is drawn again is made anew, so the focus goes to what now stands where it was: what has the same id,
-// or is the same one inside that. Where nothing does, it goes to the view.
+// Drawing recreates elements, so the focus moves to the new element with the same id, or with the same index inside
+// an element with the same id. If there is none, the view gets the focus.
 const FOCUSABLE = "a[href], button, select, input, [tabindex]";
 function placeOf(element) {
   const around = element.closest("[id]");
@@ -56,7 +56,7 @@ function draw(before) {
     const section = $(`#view-${view.id}`);
     section.hidden = view.id !== state.view;
     if (view.id !== state.view) { section.replaceChildren(); continue; }
-    // A view left before it was ready says nothing: the one that is shown now has said it.
+    // A view that was left before it was ready does not report; the current view does.
     Promise.resolve(view.draw(section, before)).then(() => {
       if (view.id !== state.view) return;
       if (focus) putFocus(focus, section);
@@ -73,23 +73,23 @@ document.addEventListener("keydown", event => {
   if (event.key === "[") step(-1);
   else if (event.key === "]") step(1);
   else if (event.key === "?") explain();
-  // Arrows read the text, and + - 0 zoom the matrix, also before anything in the view has the focus.
+  // Arrow keys step through the text, and + - 0 zoom the matrix, even if no element of the view has the focus.
   else if (state.view === "text" && ["ArrowLeft", "ArrowRight"].includes(event.key) && !event.defaultPrevented) moveByKey(event);
   else if (state.view === "head" && "+=-0".includes(event.key) && !event.defaultPrevented) attention.zoomBy({ "+": 2, "=": 2, "-": 0.5, "0": 0 }[event.key]);
   else if (views[event.key - 1] && !$("#attention")?.contains(event.target)) change({ view: views[event.key - 1].id });
 });
 
-// Colours: as the system, or what is chosen here.
+// The colour theme: the system's or the selected one.
 const THEMES = { "": "◐ auto", light: "○ light", dark: "● dark" };
 function setTheme(name) {
   if (name) document.documentElement.dataset.theme = name;
   else delete document.documentElement.dataset.theme;
   $("#theme").textContent = THEMES[name];
-  $("#theme").setAttribute("aria-label", `Colours: ${name || "as the system"}`);
+  $("#theme").setAttribute("aria-label", `Colour theme: ${name || "system"}`);
 }
 $("#theme").addEventListener("click", () => {
   const names = Object.keys(THEMES), next = names[(names.indexOf(document.documentElement.dataset.theme ?? "") + 1) % 3];
-  try { localStorage.setItem("acp-heads-theme", next); } catch { /* a browser may forbid it; the choice is then lost on a reload */ }
+  try { localStorage.setItem("acp-heads-theme", next); } catch { /* a browser may forbid storage; a reload then resets the theme */ }
   setTheme(next);
   draw();
 });

@@ -1,5 +1,5 @@
 "use strict";
-// The model: layers x heads, pictures of all heads, a map of similar heads, a table.
+// View of the model: a grid of layers and heads, a scatter plot of similar heads, thumbnails and a table.
 
 const modelView = { id: "model", name: "Model", draw: drawModel };
 const sorting = { key: "layer", down: false };
@@ -7,7 +7,7 @@ let thumbsShow = "weights";
 const mapAxes = { x: "half_weight_tokens", y: "strongest_weight" };
 
 function openHead(row, model = state.model) { change({ model, row: row.index, view: "head" }); }
-// A click is the table's row's; with Ctrl, Shift or the middle button the browser opens the address elsewhere.
+// The table row handles a plain click; with Ctrl, Shift or the middle button the browser opens the link elsewhere.
 function headLink(row, view) {
   const elsewhere = e => e.ctrlKey || e.metaKey || e.shiftKey;
   return node("a", { href: `#${address({ view, row: row.index })}`, "aria-label": headName(row), onclick: e => { elsewhere(e) ? e.stopPropagation() : e.preventDefault(); } }, row.layer);
@@ -34,22 +34,22 @@ function kindChoice(rows) {
 function drawModel(section) {
   const model = models[state.model], { rows } = model, pruned = d3.mean(rows, r => r.pruned_ratio);
   const of = kind => rows.filter(r => r.kind === kind).length;
-  const says = !GATED ? `${rows.length} heads: in the median head 99 % of a query's weight lies on ${counted(d3.median(rows, r => r.keys_99), "key")}. Of the blocks of 64 × 64, ${percent(d3.mean(rows, r => r["seen_e-10"]))} could be pruned online, and ${percent(d3.mean(rows, r => r["after_e-10"]))} by an oracle, with less than e⁻¹⁰ of any row's weight lost.` : `${rows.length} heads: ${of("local")} local, ${of("between")} intermediate, ${of("global")} global. `
-    + `${percent(pruned)} of all blocks ${model.exact ? "would be" : "are"} pruned; at most ${percent(rows[0].largest_pruned_ratio)} can be, because ACP never prunes the blocks on and next to the diagonal.`;
+  const says = !GATED ? `${rows.length} heads. In the median head, 99 % of a query's weight is on ${counted(d3.median(rows, r => r.keys_99), "key")}. ${percent(d3.mean(rows, r => r["seen_e-10"]))} of the blocks of 64 × 64 could be pruned online and ${percent(d3.mean(rows, r => r["after_e-10"]))} by an oracle, with a loss of less than e⁻¹⁰ of any row's weight.` : `${rows.length} heads: ${of("local")} local, ${of("between")} intermediate, ${of("global")} global. `
+    + `${percent(pruned)} of all blocks ${model.exact ? "would be" : "are"} pruned. The achievable maximum is ${percent(rows[0].largest_pruned_ratio)}, because ACP never prunes the blocks on and next to the diagonal.`;
   section.replaceChildren(
     node("p", { class: "lead" }, says),
     node("div", { class: "controls" }, modelChoice(), shadeChoice(), GATED ? kindChoice(rows) : null),
     node("div", { class: "columns" },
-      figure("Layers and heads", "Each square is a head. Click one to look into it.", node("div", { id: "grid" }), legend(rows),
+      figure("Layers and heads", "Each square is a head. Click a square to open the head.", node("div", { id: "grid" }), legend(rows),
         saveButtons(() => fileName(model.name, "heads", state.shade), () => $("#grid svg"))),
-      figure("Similar heads", "Heads that are close together have similar values of both quantities. Names are layer.head.",
+      figure("Similar heads", "Nearby heads have similar values of both quantities. Labels are layer.head.",
         node("div", { class: "controls" }, ...["x", "y"].map(axis => columnChoice(`${axis} axis`, `map-${axis}`, NUMBERS, mapAxes[axis], key => { mapAxes[axis] = key; headMap($("#map"), rows); }))),
         node("div", { id: "map" }), legend(rows),
         saveButtons(() => fileName(model.name, "map"), () => $("#map svg")))),
     figure("All heads", null,
       node("div", { class: "controls" }, GATED ? node("label", {}, "show ", node("select", { id: "thumbs-show", onchange: e => { thumbsShow = e.target.value; drawThumbs($("#thumbs"), model); } },
         ...[["weights", "attention weights"], ["decay", "decay matrix D"]].map(([value, says]) => node("option", { value, selected: value === thumbsShow }, says)))) : null,
-        node("span", { class: "quiet" }, `Queries run down, keys to the right.${GATED ? " Everything left of the line is pruned." : ""} Click a head to open it.`)),
+        node("span", { class: "quiet" }, `Queries run down, keys to the right.${GATED ? " Keys left of the line are pruned." : ""} Click a head to open it.`)),
       node("div", { id: "thumbs" })),
     figure("All numbers", "Click a column to sort by it.", headTable(rows),
       saveButtons(() => fileName(model.name, "heads"), null, () => [Object.keys(rows[0]).filter(c => c !== "index"), rows.map(r => Object.entries(r).filter(([c]) => c !== "index").map(([, v]) => v))])));
@@ -67,8 +67,8 @@ function legend(rows, key = state.shade) {
   return node("p", { class: "legend" }, `${column.text(ends[0])} `, node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), ` ${column.text(ends[1])}`, node("span", { class: "quiet" }, `${titled(key)}: ${column.says}`));
 }
 
-// Layers x heads as squares; also of two models, where `value` gives what is written on a square. Returns
-// whether there is room for that.
+// Draws layers and heads as squares, also for two models; `value` returns the number on a square. Returns whether the
+// squares have room for numbers.
 function headGrid(place, model, shade, column, { value = row => row[state.shade], pick = row => openHead(row, model.index), tell = null } = {}) {
   const left = 44, top = 26, space = Math.max(220, place.clientWidth);
   const side = Math.max(12, Math.min(110, (space - left - 4) / model.heads)), high = Math.min(side, 44);
@@ -106,12 +106,12 @@ function headGrid(place, model, shade, column, { value = row => row[state.shade]
   return numbers;
 }
 
-// The same head stands out in the grid, the map and the table.
+// Highlights the same head in the grid, the scatter plot, the thumbnails and the table.
 function mark(row) {
   d3.selectAll(".cell, .place, .thumb, #heads tbody tr").classed("marked", function () { return row && this.dataset.head === `${row.layer}.${row.head}`; });
 }
 
-// A scale of a column with ticks: distances of 0 have a place on the logarithmic scale too.
+// The scale of a column, with ticks; a logarithmic scale of distances includes 0.
 function columnScale(column, rows, key, range) {
   const shift = column.log && !column.floor ? 1 : 0, values = rows.map(r => (column.log ? onScale({ floor: column.floor ?? 0, log: true }, r[key]) : r[key]) + shift);
   const [least, most] = d3.extent(values), domain = column.log ? [least, Math.max(most, 2 * least)] : least < most ? [least, most] : [least - 0.5, most + 0.5];
@@ -128,8 +128,8 @@ function headMap(place, rows) {
     shade: shader(state.shade, rows), name: r => `${r.layer}.${r.head}`, pick: openHead, tell: (event, r) => tipOfRow(event, r), heads: true });
 }
 
-// Rows by two of their columns, each given as a key and what is known of the column. `other` is the key of a second
-// number on the vertical axis, drawn as a ring.
+// A scatter plot of two columns, each passed as a key and its description. `other` is the key of a second vertical
+// value, drawn as a ring.
 function scatterPlot(place, rows, [acrossKey, across], [upKey, up], { says, shade, name, pick, tell, widest = 600, heads = false, other = null }) {
   const width = Math.max(260, Math.min(widest, place.clientWidth)), height = Math.min(heads ? 360 : 460, width * 0.78), left = 62, bottom = 40;
   const x = columnScale(across, rows, acrossKey, [left + 14, width - 32]), y = columnScale(up, rows, upKey, [height - bottom - 14, 30]);
@@ -150,8 +150,8 @@ function scatterPlot(place, rows, [acrossKey, across], [upKey, up], { says, shad
     .on("pointermove", (event, r) => { if (event.pointerType === "mouse") tell(event, r); if (heads) mark(r); }).on("pointerleave", () => { hideTip(); mark(null); });
   if (heads) places.attr("data-head", name).classed("faint", r => !shown(r)).classed("current", r => r.index === state.row);
   places.append("circle").attr("r", radius).attr("fill", shade);
-  places.filter(r => r.certified).raise(); // not under a rule at the same place
-  // Names where there is room: right of the point, else left, above or under it, where no point and no name is.
+  places.filter(r => r.certified).raise(); // above other rules at the same position
+  // Labels where there is room: right, left, above or below the point, without overlapping a point or a label.
   ruler.font = `11px ${getComputedStyle(document.body).fontFamily}`;
   const taken = rows.map(r => [px(r) - radius, py(r) - radius, px(r) + radius, py(r) + radius]);
   if (other) taken.push(...rows.map(r => [px(r) - 4, y.place(r[other]) - 4, px(r) + 4, y.place(r[other]) + 4]));
@@ -169,14 +169,14 @@ function scatterPlot(place, rows, [acrossKey, across], [upKey, up], { says, shad
   place.replaceChildren(svg.node());
 }
 
-// A picture of every head. Heads are read one after the other, and only the one that is opened is kept.
+// Thumbnails of all heads. Heads are decoded one at a time, and only opened heads are cached.
 async function drawThumbs(place, model) {
   const gap = 6, wide = Math.max(40, Math.min(200, Math.floor((place.clientWidth - 4) / model.heads) - gap)), ratio = Math.min(2, devicePixelRatio || 1);
   const thumbs = model.rows.map(row => node("button", { type: "button", class: `thumb${shown(row) ? "" : " faint"}${row.index === state.row ? " current" : ""}`, "data-head": `${row.layer}.${row.head}`, "aria-label": `${headName(row)}: ${[kindName(row.kind), row.labels].filter(Boolean).join(", ")}`, style: `width: ${wide}px`, tabindex: row.index === state.row || (state.row >= model.rows.length && !row.index) ? 0 : -1,
     onclick: () => openHead(row, model.index), onpointermove: e => { if (e.pointerType === "mouse") tipOfRow(e, row); mark(row); }, onpointerleave: () => { hideTip(); mark(null); } },
     node("canvas", { width: wide * ratio, height: wide * ratio, style: `width: ${wide}px; height: ${wide}px`, "aria-hidden": "true" }),
     node("span", {}, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), `${row.layer}.${row.head}`, row.labels && wide >= 100 ? node("span", { class: "quiet" }, ` ${row.labels}`) : null)));
-  // One of them is reached with Tab, the others from it with the arrows.
+  // Tab focuses one thumbnail, and the arrow keys move to the others.
   place.onkeydown = event => {
     const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: model.heads, ArrowUp: -model.heads }[event.key], here = thumbs.indexOf(event.target), next = thumbs[here + step];
     if (!step) return;
@@ -221,7 +221,7 @@ function headTable(rows) {
   }, row => ({ "data-head": `${row.layer}.${row.head}`, onclick: () => openHead(row), onpointerenter: () => mark(row), onpointerleave: () => mark(null) }));
 }
 
-// `sorting` is changed by a click on a column; `cell` gives what a row shows in a column, `valueOf` what it is sorted by.
+// A click on a column changes `sorting`; `cell` returns the content of a cell, `valueOf` the value to sort by.
 function sortableTable(id, rows, columns, sorting, cell, attributes, valueOf = (row, key) => row[key]) {
   const sorted = d3.sort(rows, (a, b) => (sorting.down ? d3.descending : d3.ascending)(valueOf(a, sorting.key) ?? "", valueOf(b, sorting.key) ?? "") || d3.ascending(a.index, b.index));
   const heads = Object.entries(columns).map(([key, column]) => node("th", { scope: "col", "aria-sort": sorting.key === key ? (sorting.down ? "descending" : "ascending") : "none" },

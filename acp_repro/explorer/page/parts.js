@@ -1,5 +1,5 @@
 "use strict";
-// What every view uses: the state of the page, numbers in words, colours, tips, saving.
+// Shared by all views: the state of the page, number formats, colours, tooltips and export.
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const whole = d3.format(",");
@@ -27,49 +27,49 @@ function percent(x) {
   return `${(100 * x).toFixed(x < 0.00995 ? 2 : 1)}\u00a0%`;
 }
 const counted = (n, what) => `${whole(n)} ${what}${n === 1 ? "" : "s"}`;
-// The file holds the root of a weight in steps of 1/255: no more digits than that allows.
+// The file stores the square root of a weight in steps of 1/255, which limits the number of digits.
 const roundedBy = weight => Math.sqrt(weight) / 255;
 const weightText = w => (w < 0.0995 ? percent(w) : `${Math.round(100 * w)}\u00a0%`);
 const gateText = f => (f > 0.9995 && f < 1 ? `1 − ${small(1 - f)}` : f.toFixed(3));
-const GATED = models.some(m => m.table.mean_forget_gate); // a model without forget gates has no panels of them
+const GATED = models.some(m => m.table.mean_forget_gate); // a model without forget gates has no gate panels
 const kindName = kind => (kind === "between" ? "intermediate" : kind ?? "–");
-// A global head keeps all keys, or nearly all: a count of them would be the causal mask's, not the head's.
+// A global head keeps all or nearly all keys, so a count would describe the causal mask and not the head.
 const contextText = (v, row) => (row?.kind === "global" ? "all keys" : whole(v));
 const nats = v => v.toFixed(1).replace(/^-0\.0$/, "0.0").replace("-", "−");
-// Every column that is shown: its name and unit, what it means, how it is written, whether its scale is logarithmic.
+// The displayed columns: name, unit, description, number format, and whether the scale is logarithmic.
 const COLUMNS = Object.fromEntries(Object.entries({
-  kind: { name: "kind", says: "local heads prune nearly all that can be pruned, global heads next to nothing", text: kindName, words: true },
-  labels: { name: "labels", says: "what the head does with most of its weight; the Glossary has the rules", text: v => v || "–", words: true },
-  pruned_ratio: { name: "pruned ratio", unit: "% of blocks", says: "share of the causal blocks that ACP skips", text: percent, domain: [0, 1] },
+  kind: { name: "kind", says: "local heads prune nearly the achievable maximum, global heads almost nothing", text: kindName, words: true },
+  labels: { name: "labels", says: "the main target of the head’s weight; the Glossary lists the rules", text: v => v || "–", words: true },
+  pruned_ratio: { name: "pruned ratio", unit: "% of blocks", says: "pruned blocks divided by causal blocks", text: percent, domain: [0, 1] },
   token_pruned_ratio: { name: "token-level pruned ratio", unit: "% of keys", says: "pruned ratio with blocks of one token", text: percent, domain: [0, 1] },
-  keep_ratio: { name: "keep ratio", unit: "% of keys", says: "share of a query’s past keys that are kept, token by token", text: percent, domain: [0, 1] },
-  median_window_tokens: { name: "effective context p50", unit: "tokens", says: "keys that a query keeps: the median of the queries", text: contextText, log: true },
-  q90_window_tokens: { name: "effective context p90", unit: "tokens", says: "keys that a query keeps: the 90th percentile of the queries", text: contextText, log: true },
-  mean_forget_gate: { name: "mean forget gate", unit: "0 to 1", says: "mean of f over the tokens; a gate of 1 forgets nothing", text: v => v.toFixed(3), domain: [0, 1] },
-  half_weight_tokens: { name: "median attention distance", unit: "tokens", says: "half of the attention weight lies within this distance", text: v => whole(v), log: true },
-  strongest_weight: { name: "max weight", unit: "% of a query’s weight", says: "weight of a query’s strongest key, mean of the queries", text: percent, domain: [0, 1] },
-  first_token_weight: { name: "attention-sink weight", unit: "% of a query’s weight", says: "weight on the first token of the text, mean of the queries", text: percent },
-  previous_token_weight: { name: "previous-token weight", unit: "% of a query’s weight", says: "weight on the token before the query, mean of the queries", text: percent },
+  keep_ratio: { name: "keep ratio", unit: "% of keys", says: "fraction of a query’s past keys that are kept, at token level", text: percent, domain: [0, 1] },
+  median_window_tokens: { name: "effective context p50", unit: "tokens", says: "keys that a query keeps: median over the queries", text: contextText, log: true },
+  q90_window_tokens: { name: "effective context p90", unit: "tokens", says: "keys that a query keeps: 90th percentile over the queries", text: contextText, log: true },
+  mean_forget_gate: { name: "mean forget gate", unit: "0 to 1", says: "mean of f over the tokens; with a gate of 1 the head forgets nothing", text: v => v.toFixed(3), domain: [0, 1] },
+  half_weight_tokens: { name: "median attention distance", unit: "tokens", says: "half of the attention weight is within this distance", text: v => whole(v), log: true },
+  strongest_weight: { name: "max weight", unit: "% of a query’s weight", says: "weight of a query’s strongest key, mean over the queries", text: percent, domain: [0, 1] },
+  first_token_weight: { name: "attention-sink weight", unit: "% of a query’s weight", says: "weight on the first token of the text, mean over the queries", text: percent },
+  previous_token_weight: { name: "previous-token weight", unit: "% of a query’s weight", says: "weight on the token before the query, mean over the queries", text: percent },
   induction_weight: { name: "induction weight", unit: "% of a query’s weight", says: "weight on tokens that followed an earlier occurrence of the query’s token", text: percent },
-  sink_weight: { name: "learned-sink weight", unit: "% of a query’s weight", says: "weight on a learned sink, which is no key", text: percent },
-  "keys_99": { name: "keys for 99\u00a0%", unit: "keys", says: "keys that hold 99\u00a0% of a query’s weight: the median of the queries", text: v => whole(v), log: true },
+  sink_weight: { name: "learned-sink weight", unit: "% of a query’s weight", says: "weight on a learned sink, which is not a key", text: percent },
+  "keys_99": { name: "keys for 99\u00a0%", unit: "keys", says: "keys that receive 99\u00a0% of a query’s weight: median over the queries", text: v => whole(v), log: true },
   entropy_nats: { name: "attention entropy", unit: "nats", says: "mean entropy of a row of weights", text: v => v.toFixed(2) },
-  known: { name: "prunable a priori", unit: "% of blocks", says: "share of blocks that a bound on the decay prunes before q·k is computed", text: percent, domain: [0, 1] },
-  "seen_e-10": { name: "prunable online", unit: "% of blocks", says: "share of blocks that the running sum prunes, at ε = e⁻¹⁰", text: percent, domain: [0, 1] },
-  "after_e-10": { name: "prunable by an oracle", unit: "% of blocks", says: "share of blocks that an oracle prunes, at ε = e⁻¹⁰", text: percent, domain: [0, 1] },
-  logit_bound: { name: "logit bound U", unit: "nats", says: "the largest |q·k| that the head can have", text: v => v.toFixed(2) },
-  threshold_nats: { name: "threshold δ", unit: "nats", says: "blocks whose decay D is under δ are pruned", text: nats },
-  largest_pruned_mass: { name: "max pruned mass", unit: "share of a query’s weight", says: "the most weight that pruning removes from a query", text: v => (v ? percent(v) : "0"), log: true, floor: 1e-45 }, // the least number of float32
+  known: { name: "prunable a priori", unit: "% of blocks", says: "fraction of blocks that a bound on the decay prunes before q·k is computed", text: percent, domain: [0, 1] },
+  "seen_e-10": { name: "prunable online", unit: "% of blocks", says: "fraction of blocks that the running sum prunes, at ε = e⁻¹⁰", text: percent, domain: [0, 1] },
+  "after_e-10": { name: "prunable by an oracle", unit: "% of blocks", says: "fraction of blocks that an oracle prunes, at ε = e⁻¹⁰", text: percent, domain: [0, 1] },
+  logit_bound: { name: "logit bound U", unit: "nats", says: "upper bound on |q·k| in the head", text: v => v.toFixed(2) },
+  threshold_nats: { name: "threshold δ", unit: "nats", says: "blocks whose largest decay D is below δ are pruned", text: nats },
+  largest_pruned_mass: { name: "max pruned mass", unit: "fraction of a query’s weight", says: "the largest weight that a query loses by pruning", text: v => (v ? percent(v) : "0"), log: true, floor: 1e-45 }, // the smallest positive float32
 }).filter(([key]) => models.every(m => key === "labels" ? m.rows[0].half_weight_tokens !== undefined : m.rows[0][key] !== undefined)));
 const titled = key => `${COLUMNS[key].name}${COLUMNS[key].unit ? ` (${COLUMNS[key].unit})` : ""}`;
 const SHADES = ["kind", "median_window_tokens", "pruned_ratio", "mean_forget_gate", "keys_99", "seen_e-10", "first_token_weight"].filter(key => COLUMNS[key]);
 const SORTS = Object.keys(COLUMNS), NUMBERS = SORTS.filter(key => !COLUMNS[key].words);
 
-// ---- state, kept in the address so that a reload or a link comes back to it ----
-// It begins with the head that shows most: the intermediate one that prunes nearest to four fifths of what it can.
+// ---- state, stored in the address so that a reload or a link restores it ----
+// The initial head is the intermediate head whose pruned ratio is closest to 80 % of the achievable maximum.
 const usual = d3.least(models[0].rows.filter(r => r.kind === "between"), r => Math.abs(r.pruned_ratio - 0.8 * r.largest_pruned_ratio))?.index ?? 0;
 const state = { view: "model", model: 0, row: usual, token: null, epsilon: null, rule: null, ruleHead: null, shade: SHADES[0], kinds: new Set(["local", "between", "global", "–"]) };
-// The part of the matrix that is in view, in tokens: it stays from head to head and when the page changes its size.
+// The visible part of the matrix, in tokens, which is preserved across heads and page sizes.
 const WHOLE = { key: 0, query: 0, tokens: Infinity };
 let shownPart = WHOLE;
 let readSquare = null; // the key and the query that were clicked last
@@ -97,7 +97,7 @@ function readAddress() {
   state.ruleHead = within("rule-head", models[0].rows.length, null);
   state.shade = SORTS.includes(words.get("shade")) ? words.get("shade") : SHADES[0];
 }
-// The words of the address, of the state or of another.
+// The parameters of the address for the state, updated by `changes`.
 function address(changes = {}) {
   const { view, model, row: index, token, shade, rule, ruleHead } = { ...state, ...changes }, row = models[model].rows[index];
   const words = new URLSearchParams({ view, ...(models.length > 1 && { model }), layer: row.layer, head: row.head });
@@ -110,15 +110,15 @@ function address(changes = {}) {
   if (shade !== SHADES[0]) words.set("shade", shade);
   return words;
 }
-// A jump is an entry of its own in the browser's history, as another view is.
+// A jump adds an entry to the browser's history, like a change of view.
 function change(changes, jump = false) {
   const before = { ...state };
   Object.assign(state, changes);
   // A page inside a notebook has no address of its own.
-  try { history[before.view === state.view && !jump ? "replaceState" : "pushState"](null, "", `#${address()}`); } catch { /* stays */ }
+  try { history[before.view === state.view && !jump ? "replaceState" : "pushState"](null, "", `#${address()}`); } catch { /* the address stays */ }
   listeners.forEach(listener => listener(before));
 }
-// A browser refuses addresses that change with every frame of a movement.
+// Browsers reject address updates at every frame of a movement.
 let addressing = null;
 function writeAddress() {
   clearTimeout(addressing);
@@ -136,7 +136,7 @@ const headName = row => `layer ${row.layer}, head ${row.head}`;
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const isDark = () => style("--dark") === "1";
 const kindColour = kind => style(`--${kind ? kindName(kind) : "none"}`) || style("--none");
-// Attention weights: viridis, as in Figure 6, from the page's colour for next to no weight. Decay: its blues.
+// Attention weights use viridis, as in Figure 6, with the page colour at no weight. The decay uses the blues of Figure 6.
 const HEATS = { light: d3.interpolateRgbBasis(["#ffffff", "#e0edb4", "#86d549", "#26ad81", "#2a788e", "#414487", "#440154"]), dark: d3.interpolateRgbBasis(["#171b20", "#45295f", "#414487", "#2a788e", "#26ad81", "#86d549", "#fde725"]) };
 const decayColour = t => d3.interpolateBlues(0.12 + 0.63 * t);
 const heat = t => HEATS[isDark() ? "dark" : "light"](t);
@@ -154,7 +154,7 @@ const inkOn = colour => {
   return l > 50 ? "#111" : "#fff"; // where both have the same contrast
 };
 
-// ---- the tip beside the pointer ----
+// ---- the tooltip ----
 const tip = $("#tip");
 function showTip(event, ...content) {
   tip.replaceChildren(...content);
@@ -170,7 +170,7 @@ function tipOfRow(event, row, ...more) {
     node("table", {}, ...lines.map(key => node("tr", {}, node("th", {}, COLUMNS[key].name), node("td", {}, COLUMNS[key].text(row[key], row))))), ...more);
 }
 
-// ---- saving ----
+// ---- export ----
 function download(name, content, type) {
   const link = node("a", { href: URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type })), download: name });
   link.click();
@@ -179,7 +179,7 @@ function download(name, content, type) {
 const csvField = v => (v == null ? "" : /[",\n\r]/.test(v) ? `"${String(v).replaceAll('"', '""')}"` : v);
 const csv = (names, rows) => [names, ...rows].map(row => row.map(csvField).join(",")).join("\n") + "\n";
 const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "fill-opacity", "font-size", "font-family", "font-weight", "text-anchor", "dominant-baseline", "visibility"];
-// What the page says beside a picture goes into its file: whose it is, its caption and its legend.
+// A saved image includes the name of the model and head, the caption and the legend.
 function captionOf(svg) {
   const figure = svg.closest("figure"), says = $("figcaption p", figure)?.textContent.replace(/\s*Click [^.]*\.?/, "");
   const heading = $("h2", figure).textContent, names = models.map(m => m.name), both = state.view === "compare";
@@ -190,7 +190,7 @@ const wordsOf = text => text.split(/[ \n]+/).filter(Boolean);
 const GAP = Symbol("gap");
 const itemsOf = element => [...element.childNodes].flatMap(child => (child.nodeType === Node.TEXT_NODE ? wordsOf(child.data) : child.hidden ? [] : child.hasChildNodes() ? [GAP, ...itemsOf(child), GAP] : [child]));
 const ruler = node("canvas").getContext("2d");
-// Words and samples of colours in lines of at most `width`; returns how high they are.
+// Lays out words and colour samples in lines of at most `width`; returns the total height.
 function flow(group, items, width, { size = 11, weight = 400, fill = style("--quiet") } = {}) {
   const { fontFamily } = getComputedStyle(document.body), high = size + 5;
   ruler.font = `${weight} ${size}px ${fontFamily}`;
@@ -208,7 +208,7 @@ function flow(group, items, width, { size = 11, weight = 400, fill = style("--qu
   }
   return items.length ? y + high : 0;
 }
-// The dot, line, square or ramp of a legend, as the page draws it.
+// Draws the dot, line, square or ramp of a legend.
 function sample(group, element, x, middle) {
   const looks = getComputedStyle(element), { offsetWidth: width, offsetHeight: height } = element;
   const colours = looks.backgroundImage.match(/rgba?\([^)]*\)/g), plain = parseFloat(looks.borderTopWidth) ? looks.borderTopColor : looks.backgroundColor;
@@ -217,7 +217,7 @@ function sample(group, element, x, middle) {
   group.append("rect").attr("x", x).attr("y", middle - height / 2).attr("width", width).attr("height", height).attr("opacity", looks.opacity)
     .attr("rx", looks.borderRadius === "50%" ? height / 2 : 0).attr("fill", colours ? "url(#ramp)" : plain);
 }
-// The drawing with its looks written into it; a canvas behind it becomes a picture in it.
+// A copy of the SVG with inline styles; a canvas behind the SVG becomes an embedded image.
 function standalone(svg) {
   const copy = svg.cloneNode(true), originals = [...svg.querySelectorAll("*")];
   [...copy.querySelectorAll("*")].forEach((element, i) => {
@@ -248,7 +248,7 @@ function savePNG(svg, name) {
   };
   picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(source)}`;
 }
-// Buttons under a figure. `numbers` gives [names, rows]; `name` the file's name without its end.
+// Export buttons of a figure. `numbers` returns [names, rows]; `name` returns the file name without extension.
 function saveButtons(name, svg, numbers) {
   const button = (what, action) => node("button", { type: "button", class: "save", "aria-label": `Save as ${what}`, onclick: action }, what);
   return node("span", { class: "saves" }, "save ",
@@ -262,7 +262,7 @@ function figure(title, says, ...content) {
   nameSaves(made, title);
   return made;
 }
-// Read aloud, each button also says what it saves.
+// The label of each button names the figure, for screen readers.
 function nameSaves(place, title) {
   for (const button of place.querySelectorAll(".save")) button.setAttribute("aria-label", `${button.getAttribute("aria-label")}: ${title}`);
 }

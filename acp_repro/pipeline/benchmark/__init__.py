@@ -1,1 +1,1 @@
-"""Times our kernels and other attention kernels; each is checked first."""
+"""Times this project's kernels and other attention kernels; each kernel is validated first."""

@@ -1,8 +1,8 @@
-"""The attention kernels alone, on random tokens: checked against float64 first, then timed.
+"""Benchmark of attention kernels on random inputs: validated against float64 first, then timed.
 
-A pruned pass is compared with a limit. The limit is the time of the fastest causal attention without gates,
-cuDNN's or FlashAttention-4's, times the share of blocks that are left. A pruned kernel would reach it if its
-blocks were as fast as those of that kernel.
+A pruned pass is compared with a lower bound: the time of the fastest causal attention without gates, cuDNN's
+or FlashAttention-4's, times the fraction of blocks that are kept. A pruned kernel would reach this bound if
+it processed each block as fast as that kernel.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from .timing import ORDER, Clock, device_ms, host_ms, in_columns, interleaved, o
 
 Key = tuple[str, str]  # a baseline and one of its methods
 
-# How many heads are local.
+# The number of local heads.
 GATES = {
     "mixed": lambda heads: round(heads * 2 / 3),
     "local": lambda heads: heads,
     "global": lambda heads: 0,
     "one-global": lambda heads: heads - 1,
 }
-PAPER = "paper_ratio"  # local heads until PAPER_SHARE is pruned at every length and number of heads
-PAPER_SHARE = 0.67  # of the 65 to 70 %
+PAPER = "paper_ratio"  # as many local heads as prune PAPER_SHARE, at every length and number of heads
+PAPER_SHARE = 0.67  # within the paper's 65 to 70 %
 _LOCAL, _GLOBAL = -0.2, -1e-4
 _CHECKED_ROWS = 64
-# Eager attention holds about six matrices of scores at once.
+# Eager attention allocates about six score matrices at once.
 _EAGER_LIMIT_BYTES = 20e9
 
 
 class Problem(NamedTuple):
-    q: Tensor  # (B, H, T, D), rows of norm sqrt(D), as QK-norm gives them
+    q: Tensor  # (B, H, T, D), rows of norm sqrt(D), as after QK-norm
     k: Tensor
     v: Tensor
     log_fgate: Tensor  # (B, H, T) float32
@@ -60,11 +60,11 @@ class Problem(NamedTuple):
         return {"exact": None, "no gates": None, "acp auto": "auto"}.get(method, self.threshold)
 
     def search(self, method: str) -> Tensor:
-        """(B, H, M) int32: the running sum and boundary search that ours does before its kernels."""
+        """The boundaries (B, H, M) int32, by the running sum and boundary search that precede our kernels."""
         return self._given(method).search()
 
     def pruned_ratio(self, method: str) -> float:
-        """The share of blocks that ours prunes on this device."""
+        """The pruned ratio of our kernels on this device."""
         if not method.startswith("acp"):
             return 0.0
         return self._given(method).count().pruned_ratio.mean().item()
@@ -78,17 +78,17 @@ class Problem(NamedTuple):
 
 
 def mean_gates(gates: str, heads: int, length: int = 0, head_dim: int = 64, **options: Any) -> Tensor:
-    """(H,) float, the mean log gate of each head, local heads first. With :data:`PAPER` the number of local
-    heads depends on the attention's shape, and one head between local and global makes up what whole heads
-    miss."""
+    """The mean log gate (H,) of each head, local heads first. With :data:`PAPER` the number of local heads
+    depends on the shape of attention, and one intermediate head compensates for the rounding to whole
+    heads."""
     mean = torch.full((heads,), _GLOBAL, **options)
     if gates != PAPER:
         mean[: GATES[gates](heads)] = _LOCAL
         return mean
-    delta, edge = float(threshold_of(length, head_dim)), 192  # blocks of 128 x 64 keep so many keys more
+    delta, edge = float(threshold_of(length, head_dim)), 192  # blocks of 128 x 64 keep 192 more keys
     of_local = max(0.0, 1 - (delta / _LOCAL + edge) / length) ** 2
     whole, rest = divmod(PAPER_SHARE * heads, of_local) if of_local else (heads, 0.0)
-    local = min(heads, int(whole))  # short contexts may not reach the share
+    local = min(heads, int(whole))  # short contexts may not reach PAPER_SHARE
     mean[:local] = _LOCAL
     mean[local : local + 1] = delta / (length * (1 - math.sqrt(rest)) - edge)
     return mean
@@ -97,7 +97,7 @@ def mean_gates(gates: str, heads: int, length: int = 0, head_dim: int = 64, **op
 def make_problem(
     length: int, heads: int, head_dim: int, gates: str, tokens: int, device: torch.device, dtype: torch.dtype
 ) -> Problem:
-    """``max(1, tokens // length)`` sequences (B, H, T, D); log gates are exponentially distributed."""
+    """A problem of ``max(1, tokens // length)`` sequences with exponentially distributed log gates."""
     generator = torch.Generator(device).manual_seed(0)
     batch = max(1, tokens // length)
 
@@ -114,18 +114,18 @@ def make_problem(
 
 
 def threshold_of(length: int, head_dim: int) -> Tensor:
-    """The threshold for rows of norm sqrt(D), with a margin for the rounding of norms to the dtype."""
+    """The threshold for rows of norm sqrt(D), with a margin for rounding to the dtype."""
     return pruning_threshold(math.sqrt(head_dim) * (1 + 2**-6), length)
 
 
 class Error(NamedTuple):
     relative: float  # ||x - truth|| / ||truth||
-    budgets: float  # the same over twice the error of eager PyTorch and 1e-3
+    budgets: float  # ||x - truth|| / (2 ||eager PyTorch - truth|| + 1e-3 ||truth||)
 
 
 def errors(call: Attend, problem: Problem, threshold: Tensor | str | None, gated: bool) -> dict[str, Error]:
-    """Error of the output and each gradient against the equations in float64, on the first sequence, with an
-    upstream gradient at its last rows only, so that the dense equations fit into memory."""
+    """The errors of the output and each gradient relative to the equations in float64, on the first sequence.
+    Only its last rows have an upstream gradient, so that the dense equations fit into memory."""
     first = [x[:1] for x in problem.inputs]
     if not gated:
         first[3] = torch.zeros_like(first[3])
@@ -155,9 +155,10 @@ def errors(call: Attend, problem: Problem, threshold: Tensor | str | None, gated
 def check_baseline(
     call: Attend, problem: Problem, threshold: Tensor | str | None, gated: bool
 ) -> tuple[str | None, float | None]:
-    """Why a baseline is wrong, and so is not timed, or None; and the error of its gate gradient.
+    """(why a baseline is wrong and not timed, or None; the relative error of its gate gradient).
 
-    That error is only recorded: kernels that leave out the row sums of dS are off by some percent there.
+    The error of the gate gradient is only recorded, because kernels that omit the row sums of dS deviate by a
+    few percent.
     """
     found = errors(call, problem, threshold, gated)
     gate = found.pop("dlog_fgate", Error(0.0, 0.0)).relative if gated else None
@@ -174,11 +175,12 @@ def shorten_error(error: Exception) -> str:
 
 
 def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Attend], repeats: int):
-    """Yields one record, or one line of text on why there is none, for each method of each baseline.
+    """Yields one record, or one line of text with the reason for its absence, for each method of each
+    baseline.
 
-    All methods of all baselines take turns: forward, forward + backward (the boundary search inside), and the
-    search alone; then by the host's clock. A method that fails, at any point, has no record, and its memory
-    is freed.
+    The calls of all methods and baselines are interleaved: forward, forward + backward (including the
+    boundary search), and the search alone, then the passes by the host's clock. A method that fails at any
+    point has no record, and its memory is freed.
     """
     batch, heads, length, head_dim = problem.q.shape
     device, gpu = problem.q.device, problem.q.device.type == "cuda"
@@ -190,12 +192,12 @@ def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Attend], re
     failed: dict[Key, str] = {}
 
     def attempt(key: Key, work: Callable[[], Any]) -> None:
-        """``work()``, unless the method has failed before."""
+        """Calls ``work()``, unless the method has failed before."""
         if key in failed:
             return
         try:
             work()
-        except Exception as error:  # any error of a baseline; the others are timed nevertheless
+        except Exception as error:  # after any error of a baseline, the others are still timed
             failed[key] = shorten_error(error)
         if key in failed:
             give_memory_back()
@@ -231,7 +233,7 @@ def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Attend], re
         "forward": timed(attend, device_ms, keys),
         "forward_backward": timed(both, device_ms, keys),
         "search": timed(lambda key: problem.search(key[1]), device_ms, searching),
-        # A CPU is both host and device.
+        # On a CPU, host and device time are equal.
         "forward_host": timed(torch.no_grad()(attend), host_ms, keys) if gpu else {},
         "forward_backward_host": timed(both, host_ms, keys) if gpu else {},
     }
@@ -258,7 +260,7 @@ def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Attend], re
 
 
 def give_memory_back() -> None:
-    """Frees the memory of a failed call: its error held its tensors, and the allocator holds their memory."""
+    """Frees the memory of a failed call: its error references tensors, and the allocator caches memory."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
-"""Other attention kernels, each behind one signature: ``call(q, k, v, log_fgate, threshold)``.
+"""Other attention kernels with a common signature: ``call(q, k, v, log_fgate, threshold)``.
 
-Tensors are (B, H, T, D), log_fgate (B, H, T) float32, threshold (B, H), "auto", or None for exact attention.
-A baseline that is not installed, or cannot run here, is left out with the reason.
+Tensors are (B, H, T, D), log_fgate is (B, H, T) float32, and threshold is (B, H), "auto", or None for exact
+attention. A baseline that is not installed or cannot run on this machine is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | str | None], Tensor]
 
 
 class Baseline(NamedTuple):
-    load: Callable[[], Attend]  # raises ImportError where it is not installed
+    load: Callable[[], Attend]  # raises ImportError if the baseline is not installed
     methods: tuple[str, ...]  # "acp", "acp auto" (U from norms), "exact", or "no gates"
     needs_gpu: bool = True
 
 
 def available(name: str, device: torch.device) -> Attend | str:
-    """The baseline's call, or one line on why there is none."""
+    """The function of the baseline, or one line with the reason why it is unavailable."""
     baseline = BASELINES[name]
     if baseline.needs_gpu and device.type != "cuda":
         return "needs a CUDA GPU"
@@ -79,7 +79,7 @@ def _official() -> Attend:
 
 
 def official_model(config: FoXConfig) -> nn.Module:
-    """The authors' model, whose config has fields of the same names."""
+    """The authors' model, whose config has the same field names."""
     theirs = importlib.import_module("forgetting_transformer.model.forgetting_transformer")
     values = dataclasses.asdict(config)
     return theirs.ForgettingTransformerForCausalLM(theirs.ForgettingTransformerConfig(**values))
@@ -87,13 +87,13 @@ def official_model(config: FoXConfig) -> nn.Module:
 
 @torch.no_grad()
 def decode_officially(model: nn.Module, prompt: Tensor, repeats: int) -> tuple[float, float, dict]:
-    """Milliseconds of the prefill and of a step of the authors' model; nothing of the memory of its cache."""
+    """Milliseconds of the prefill and of a step of the authors' model, without statistics of its cache."""
     kind = importlib.import_module("transformers.cache_utils").Cache
     made: list[Any] = []
-    # Transformers 5 asks its cache for arguments that theirs, which replaces all of it, does not give.
+    # In Transformers 5 the constructor of Cache has arguments that the authors' subclass does not pass.
     no_arguments = unittest.mock.patch.object(kind, "__init__", lambda self: None)
     with no_arguments, torch.autocast(prompt.device.type, torch.bfloat16):
-        # Without the logits of every place, which would not fit.
+        # Without the logits of all positions, which would not fit into memory.
         prefill_ms = device_ms(lambda: made.append(model.model(prompt, use_cache=True)), prompt.device)
         cache = made.pop().past_key_values
         step = functools.partial(model, prompt[:, :1], past_key_values=cache, use_cache=True)
@@ -113,11 +113,10 @@ def _fla() -> Attend:
 
 
 def _fa4() -> Attend:
-    """FlashAttention-4's kernels in CuTe, without gates; gradients as by default, summed in no fixed
-    order."""
+    """FlashAttention-4's CuTe kernels, without gates; by default the order of gradient sums is not fixed."""
     try:
         call = importlib.import_module("flash_attn.cute").flash_attn_func
-    except ImportError as error:  # of its package, or of one that it needs, such as `cutlass`
+    except ImportError as error:  # of the package or a dependency, such as `cutlass`
         raise ImportError(f"{error}: pip install flash-attn-4") from error
 
     def attend(q, k, v, log_fgate, threshold):
@@ -128,10 +127,11 @@ def _fa4() -> Attend:
 
 
 def _flex() -> Attend:
-    """FlexAttention on blocks of 128, which is also the grid that it prunes on.
+    """FlexAttention with blocks of 128, which are also the grid for pruning.
 
-    It is used as its documentation says: compiled, with the list of blocks to compute. The list comes from
-    where each row begins (``BlockMask.from_kv_blocks``), so that no matrix of length x length is ever held.
+    As its documentation recommends, it is compiled and has a list of the blocks to compute. The list is built
+    from the boundary of each row (``BlockMask.from_kv_blocks``), so no length x length matrix is
+    materialised.
     """
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -146,7 +146,7 @@ def _flex() -> Attend:
         c = cumulative_log_fgate(log_fgate)
         kept = find_boundary(c.detach(), threshold, length, size, size)
         rows = torch.arange(kept.shape[-1], dtype=torch.int32, device=q.device)
-        # Of row m: blocks n_m .. m - 1 whole, block m cut by the diagonal.
+        # Row m has the full blocks n_m .. m - 1 and the partial block m on the diagonal.
         whole = (kept[..., None] + rows).clamp_(max=len(rows) - 1)
         diagonal = rows[:, None].expand(*kept.shape, len(rows)).contiguous()
         mask = BlockMask.from_kv_blocks(
@@ -159,7 +159,7 @@ def _flex() -> Attend:
             seq_lengths=(length, length),
         )
         c = c.float()
-        own = c.detach()  # the softmax ignores a row's shift, so no gradient is lost
+        own = c.detach()  # softmax is invariant to a shift of a row, so its gradient is 0
 
         def decay(score, b, h, i, j):
             return score + (own[b, h, i] - c[b, h, j])
@@ -169,17 +169,16 @@ def _flex() -> Attend:
     return attend
 
 
-# One for every length and batch, with gradients and without: a user needs one or two of these, a table
-# dozens.
+# A variant per length and batch, with and without gradients: a user needs one or two, a table needs dozens.
 _COMPILED_VARIANTS = 256
 
 
 @functools.cache
 def _compiled(function, **options):
-    """``function`` compiled separately for each shape, or an error.
+    """``function`` compiled separately for each shape; it raises an error if a shape cannot be compiled.
 
-    PyTorch stops compiling at eight variants and runs further ones uncompiled. For FlexAttention that holds
-    all scores at once: another algorithm, whose times would be recorded as the kernel's.
+    By default PyTorch compiles eight variants and runs further ones uncompiled. Uncompiled FlexAttention
+    materialises all scores, another algorithm, whose times would be recorded as the kernel's.
     """
     from torch._dynamo import config
 

@@ -1,9 +1,9 @@
 """Context parallelism: time and bytes of our exchange, of an all-gather and of a ring of all keys.
 
 All three compute the same blocks with the same kernels, and differ in the keys that they exchange. The
-all-gather brings all keys and gates to every rank, and a reduce-scatter returns gradients. The ring passes
-shards from rank to rank until each rank has had them all. In the backward pass it passes them once more, with
-their gradients. Nothing overlaps with computation.
+all-gather sends all keys and gates to every rank, and a reduce-scatter returns the gradients. The ring sends
+shards from rank to rank until every rank has received all of them, and in the backward pass once more with
+their gradients. Communication does not overlap with computation.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ METHODS = ("acp", "exact")
 def time_exchanges(
     problem: Problem, gates: str, group: dist.ProcessGroup, repeats: int
 ) -> list[dict[str, Any]]:
-    """One record for each exchange and method, on every rank. A time is that of the slowest rank.
+    """One record for each exchange and method, on every rank. Times are those of the slowest rank.
 
-    ``difference`` is the largest relative difference of output and gradients from those of our exchange.
+    ``difference`` is the largest relative difference of the output and gradients from our exchange.
     """
     device, dim = problem.q.device, 2
     shards = [shard_sequence(x, group, dim) for x in (*problem.inputs, problem.dout)]
@@ -76,7 +76,7 @@ def time_exchanges(
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """One line a record, with bytes as shares of those of the all-gather."""
+    """One line per record, with bytes also as percentages of the all-gather's."""
     whole = {(r["length_tokens"], r["method"]): r for r in records if r["exchange"] == "all-gather"}
     row = "{:>8} {:<6}{:<11}{:>9}{:>9}{:>13}{:>8}{:>13}{:>8}"
     lines = [row.format("tokens", "", "", "f ms", "f+b ms", "f MB", "", "b MB", "")]
@@ -90,7 +90,7 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def attend(q, k, v, log_fgate, threshold, group: dist.ProcessGroup, exchange: str) -> Tensor:
-    """Forgetting attention (B, H, T, D) of this rank's shards, by one of :data:`EXCHANGES`."""
+    """Forgetting attention (B, H, T, D) of this rank's shards, with one of :data:`EXCHANGES`."""
     options: dict[str, Any] = {"head_first": True, "adaptive_threshold": threshold}
     if exchange == "suffixes":
         return forgetting_attention(q, k, v, log_fgate, context_parallel=group, **options)
@@ -105,8 +105,8 @@ def attend(q, k, v, log_fgate, threshold, group: dist.ProcessGroup, exchange: st
 
 
 def count_bytes(leaves: list[Tensor], threshold, group: dist.ProcessGroup, exchange: str) -> dict[str, int]:
-    """Bytes that all ranks send to others: gates; keys and values in the forward pass; what the backward pass
-    sends. And the most that one rank receives in the forward pass, gates included."""
+    """The bytes that all ranks send to others: gates, keys and values in the forward pass, and all data in
+    the backward pass; also the most that one rank receives in the forward pass, including gates."""
     q, k, v, log_fgate = (x.detach() for x in leaves)
     others, key_bytes = group.size() - 1, (k.numel() + v.numel()) * k.element_size()
     gates = others * log_fgate.numel() * 4
@@ -114,13 +114,13 @@ def count_bytes(leaves: list[Tensor], threshold, group: dist.ProcessGroup, excha
     if exchange == "suffixes":
         name = choose_implementation(q.device)
         plan = make_plan(AttentionCall(q, k, v, log_fgate, threshold, None, q.shape[3] ** -0.5, name), group)
-        rows = sum(plan.received) * plan.grid[1]  # of keys
+        rows = sum(plan.received) * plan.grid[1]  # rows of keys
         forward = rows * 2 * q.shape[3] * k.element_size()
         backward = rows * (2 * q.shape[3] + q.shape[1] // k.shape[1]) * 4
     else:
         forward, backward = others * key_bytes, others * gradients
         if exchange == "ring":
-            backward += others * key_bytes + gates  # shards pass once more, each with its gradient
+            backward += others * key_bytes + gates  # shards are sent once more, with their gradients
     numbers = torch.tensor([gates, forward, backward], device=q.device)
     total, most = numbers.clone(), (numbers[0] + numbers[1]).clone()
     dist.all_reduce(total, group=group)
@@ -130,7 +130,7 @@ def count_bytes(leaves: list[Tensor], threshold, group: dist.ProcessGroup, excha
 
 
 class _AllShards(torch.autograd.Function):
-    """The whole of a sharded tensor on every rank; gradients are summed over ranks in float32."""
+    """Gathers a sharded tensor on every rank; gradients are summed over ranks in float32."""
 
     @staticmethod
     def forward(ctx, x, dim, group, ring):
@@ -141,7 +141,7 @@ class _AllShards(torch.autograd.Function):
             return join_shards(all_gather(x, group)).movedim(0, dim)
         shards = [x] * group.size()
         for hop in range(1, group.size()):
-            shards[group.rank() - hop] = _pass_on(shards[group.rank() - hop + 1], group)
+            shards[group.rank() - hop] = _send_on(shards[group.rank() - hop + 1], group)
         return join_shards(torch.stack(shards)).movedim(0, dim)
 
     @staticmethod
@@ -157,20 +157,20 @@ class _AllShards(torch.autograd.Function):
         else:
             total = shards[rank - 1]
             for hop in range(2, ranks + 1):
-                x = _pass_on(x, group)
-                total = _pass_on(total, group) + shards[(rank - hop) % ranks]
+                x = _send_on(x, group)
+                total = _send_on(total, group) + shards[(rank - hop) % ranks]
         return total.to(grad.dtype).movedim(0, dim), None, None, None
 
 
-def _pass_on(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """What the rank before this one has as ``x``, which goes to the next rank."""
+def _send_on(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sends ``x`` to the next rank and returns the tensor ``x`` of the previous rank."""
     rank, ranks = group.rank(), group.size()
     sizes, counts = ([len(x) * (r == one % ranks) for r in range(ranks)] for one in (rank + 1, rank - 1))
     return all_to_all(x, sizes, counts, group)
 
 
 def _slowest(values: list[float], device: torch.device) -> list[float]:
-    """Each value as the largest of all ranks."""
+    """The maximum of each value over ranks."""
     numbers = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(numbers, dist.ReduceOp.MAX)
     return numbers.tolist()

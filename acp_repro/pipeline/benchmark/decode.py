@@ -1,4 +1,4 @@
-"""One decoding step, of attention and of a whole model, compared with one read of the data that it needs."""
+"""Times a decoding step, of attention and of a whole model, and one read of the required data."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from .baselines import Attend, available, decode_officially, official_model
 from .timing import ORDER, Call, Clock, device_ms, in_columns, interleaved, orders, peak_memory
 
 _BLOCK = 64
-# More bytes than the level-2 cache of any GPU: written between two calls, so that keys come from memory.
+# Larger than the L2 cache of any GPU: written between two calls, so that keys are read from memory.
 _FLUSH_BYTES = 256 << 20
 
 
 class DecodeProblem(NamedTuple):
-    q: Tensor  # (B, H, 1, D), rows of norm sqrt(D), as QK-norm gives them
-    cache: PagedKVCache  # with the boundary of a long stream
+    q: Tensor  # (B, H, 1, D), rows of norm sqrt(D), as after QK-norm
+    cache: PagedKVCache  # with the boundary of a long sequence
     threshold: Tensor  # (B, H): U = sqrt(D), log epsilon = -10
     log_fgate: Tensor  # (B, H, T) float32
 
     def kept_bytes(self, method: str) -> int:
-        """Bytes of keys and values that a step reads."""
+        """The number of bytes of keys and values that a step reads."""
         blocks = -(-self.cache.seqlens[:, None] // _BLOCK) - self.cache.start_block * (method == "acp")
         return int(blocks.sum()) * _BLOCK * 2 * self.q.shape[-1] * self.q.element_size()
 
     def step(self, method: str) -> Tensor:
-        """(B, H, 1, D), in the steady state: the boundary is where it stays."""
+        """The output (B, H, 1, D) of a step in the steady state, in which the boundary does not advance."""
         start = self.cache.start_block if method == "acp" else self.cache.start_block * 0
         return forgetting_attention_with_kvcache(
             self.q,
@@ -50,7 +50,7 @@ class DecodeProblem(NamedTuple):
         )
 
     def dense(self) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, T, D), for functions that take no block table."""
+        """Keys and values (B, H, T, D), for functions without a block table."""
         length = int(self.cache.seqlens[0])
         blocks = self.cache.block_table.long()
         return tuple(x[blocks].flatten(2, 3)[:, :, :length] for x in (self.cache.k, self.cache.v))
@@ -59,7 +59,7 @@ class DecodeProblem(NamedTuple):
 def make_decode_problem(
     batch: int, length: int, heads: int, head_dim: int, gates: str, device: torch.device, dtype: torch.dtype
 ) -> DecodeProblem:
-    """Random tokens in blocks in random order; log gates are exponentially distributed."""
+    """Random tokens with blocks in random order and exponentially distributed log gates."""
     generator = torch.Generator(device).manual_seed(0)
 
     def rows(*shape: int) -> Tensor:
@@ -69,7 +69,7 @@ def make_decode_problem(
     options = {"block_size": _BLOCK, "dtype": dtype, "device": device}
     cache = PagedKVCache.allocate(batch, heads, length, head_dim, **options)
     for k, v in zip(cache.k.split(1 << 14), cache.v.split(1 << 14), strict=True):
-        k.copy_(rows(*k.shape[:2]))  # in parts: the norms in float32 of all keys would not fit into memory
+        k.copy_(rows(*k.shape[:2]))  # in parts: the float32 norms of all keys would not fit into memory
         v.normal_(generator=generator)
     order = torch.randperm(len(cache.k), generator=generator, device=device)
     cache.block_table.copy_(order.view_as(cache.block_table))
@@ -84,7 +84,7 @@ def make_decode_problem(
 
 
 def output_error(problem: DecodeProblem, method: str) -> float:
-    """``||out - truth|| / ||truth||`` on the first row, against the equations in float64."""
+    """``||out - truth|| / ||truth||`` on the first sequence, where truth is the equations in float64."""
     k, v, c, table, seqlens, start = problem.cache
     blocks = table[0].flatten().long()
     own = torch.arange(len(blocks), dtype=torch.int32, device=blocks.device).view(table[:1].shape)
@@ -95,7 +95,7 @@ def output_error(problem: DecodeProblem, method: str) -> float:
 
 
 def _graphed(call: Call, device: torch.device) -> Call:
-    """On a GPU ``call`` as a CUDA graph, as a decoding model runs it."""
+    """``call`` as a CUDA graph, as in a decoding model; on a CPU ``call`` itself."""
     if device.type != "cuda":
         return call
     for _ in range(3):
@@ -105,14 +105,14 @@ def _graphed(call: Call, device: torch.device) -> Call:
     with torch.cuda.graph(graph):
         call()
 
-    def replay(_held: Call = call) -> None:  # with the tensors that the graph reads
+    def replay(_held: Call = call) -> None:  # the reference keeps the tensors that the graph reads alive
         graph.replay()
 
     return replay
 
 
 def _clock(device: torch.device) -> Clock:
-    """The device's time; on a GPU the level-2 cache is emptied before."""
+    """The device's clock; on a GPU it flushes the L2 cache before each call."""
     if device.type != "cuda":
         return device_ms
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
@@ -125,7 +125,7 @@ def _clock(device: torch.device) -> Clock:
 
 
 def _reads(count: int, device: torch.device) -> dict[str, Call]:
-    """Two reductions that read ``count`` bytes once and do nothing else; the faster one counts."""
+    """Two reductions that only read ``count`` bytes once; the faster one is the lower bound."""
     numbers = torch.zeros(max(count // 4, 1), dtype=torch.int32, device=device)
     reductions = {"amax": numbers.amax, "sum": numbers.view(torch.float32).sum}
     return {name: _graphed(reduce, device) for name, reduce in reductions.items()}
@@ -134,7 +134,7 @@ def _reads(count: int, device: torch.device) -> dict[str, Call]:
 def measure_attention(
     problem: DecodeProblem, gates: str, repeats: int, baselines: dict[str, Attend]
 ) -> list[dict]:
-    """A record for each implementation with and without ACP."""
+    """One record for each implementation and method, with and without ACP."""
     device, (batch, heads, _, head_dim) = problem.q.device, problem.q.shape
     shared = {
         "scope": "attention",
@@ -144,13 +144,13 @@ def measure_attention(
         "layers": 1,
         "heads": heads,
         "head_dim": head_dim,
-        "repeats": repeats + repeats % 2,  # many calls in turns
+        "repeats": repeats + repeats % 2,  # many interleaved calls
         "order": ORDER,
     }
     records, calls = [], {}
     for method in ("acp", "exact"):
         kept, found = problem.kept_bytes(method), output_error(problem, method)
-        assert found < 0.02, f"{method}: an error of {found:.2e} against float64"  # its time means nothing
+        assert found < 0.02, f"{method}: an error of {found:.2e} against float64"  # its time is meaningless
         ours = choose_implementation(device)
         calls[ours, method] = _graphed(functools.partial(problem.step, method), device)
         calls |= {(name, method): read for name, read in _reads(kept, device).items()}
@@ -160,7 +160,7 @@ def measure_attention(
     for name, call in baselines.items():
         k, v = problem.dense()
         for method, threshold in (("acp", problem.threshold), ("exact", None)):
-            # Not in a graph, which baselines may not support; the GPU's own time, without the launches.
+            # No CUDA graph, which baselines may not support: the GPU's own time without launch overhead.
             step = functools.partial(call, problem.q, k, v, problem.log_fgate, threshold)
             calls[name, method] = torch.no_grad()(step)
             records.append({**shared, "implementation": name, "method": method})
@@ -175,8 +175,8 @@ def measure_attention(
 def measure_model(
     config: FoXConfig, gates: str, batch: int, length: int, repeats: int, device: torch.device
 ) -> Iterator[dict]:
-    """A record with and one without ACP of a whole model of random weights: prefill, and the mean step. Then
-    those of the authors' model where it is installed: bfloat16 by autocast, and no CUDA graph."""
+    """One record with and one without ACP for a whole model with random weights: prefill and mean step. If
+    the authors' model is installed, also its records, with bfloat16 autocast and without a CUDA graph."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     nats = -mean_gates(gates, config.num_heads)
     torch.manual_seed(0)
@@ -190,7 +190,7 @@ def measure_model(
         model = make().to(device).requires_grad_(False)
         blocks = list(model.model.layers)
         for block in blocks:
-            block.attn.fgate_proj.bias.copy_(-nats.expm1().log())  # logsigmoid of it is -nats
+            block.attn.fgate_proj.bias.copy_(-nats.expm1().log())  # logsigmoid(bias) = -nats
 
         def once(method: str, model=model, blocks=blocks, decode=decode) -> tuple:
             for block in blocks:
@@ -198,7 +198,7 @@ def measure_model(
             return decode(model, prompt, repeats)
 
         peaks: dict[str, int | None] = dict.fromkeys(methods)
-        for method in methods:  # compiles
+        for method in methods:  # the first calls, which compile
             if device.type == "cuda":  # weights, cache, and the activations of a prefill
                 there = torch.cuda.memory_allocated(device)
                 peaks[method] = there + peak_memory(functools.partial(once, method), device)
@@ -233,11 +233,11 @@ def measure_model(
 
 @torch.no_grad()
 def _decode_once(model: FoXForCausalLM, prompt: Tensor, repeats: int) -> tuple[float, float, dict[str, int]]:
-    """Milliseconds of the prefill and of a step, and the memory of the cache at the end."""
+    """Milliseconds of the prefill and of a step, and the final memory of the cache."""
     cache = FoXCache(model.config.num_hidden_layers, max_length=prompt.shape[1] + repeats + 3)
     step = DecodeStep(model, cache)
     prefill_ms = device_ms(lambda: prefill(model, prompt, cache), prompt.device)
-    for _ in range(3):  # of which one captures the graph
+    for _ in range(3):  # one of these captures the graph
         step(prompt[:, 0])
     total_ms = device_ms(lambda: [step(prompt[:, 0]) for _ in range(repeats)], prompt.device)
     use = cache.memory()

@@ -1,8 +1,8 @@
-"""The forward pass with ACP in inference, at the 86 shapes of FlagAttention's benchmark, beside the authors'.
+"""The forward pass with ACP in inference, of our and the authors' kernels, at 86 shapes from FlagAttention.
 
 Shapes, gates, scale and threshold are those of ``benchmark/test_forgetting_attention_benchmark.py`` in
-flagos-ai/FlagAttention (commit 6913124). ``published_us`` in the table are its times on an H100, as far as
-its page prints them. So fast do these gates forget that a block of queries keeps two or three blocks of keys.
+flagos-ai/FlagAttention (commit 6913124). ``published_us`` in the table are its published times on an H100, if
+available. The gates decay so fast that a block of queries keeps two or three blocks of keys.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .baselines import available, find_official
 from .timing import ORDER, in_columns, orders, wall_ms
 
 SM_SCALE, THRESHOLD = 1.3, -10.0
-_CALLS = 40  # in a row, so that neither clock rate nor queue is that of the other implementation
+_CALLS = 40  # consecutive calls, so that the other implementation affects neither clock rate nor queue
 _WARM_UPS = 10
-_CHECKED_HEADS = 2  # of the first sequence
+_CHECKED_HEADS = 2  # heads of the first sequence that are validated
 
 
 def read_shapes() -> pd.DataFrame:
-    """One row a shape: batch, queries, keys, heads, head_dim, dtype and published_us."""
+    """One row per shape: batch, queries, keys, heads, head_dim, dtype and published_us."""
     return pd.read_csv(Path(__file__).with_name("flag_attention.csv"))
 
 
@@ -49,7 +49,7 @@ def draw(row: Any, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def error(out: Tensor, inputs: tuple[Tensor, ...]) -> float:
-    """Error of ours over its budget, twice that of eager PyTorch and 1e-3, against float64 on its blocks."""
+    """Our error over its budget, twice that of eager PyTorch plus 1e-3, against float64 on equal blocks."""
     few = [x[:1, :, :_CHECKED_HEADS].transpose(1, 2) for x in inputs]
     threshold = torch.full((1, few[0].shape[1]), THRESHOLD, device=out.device)
     given = AttentionInputs(*few, threshold)
@@ -65,7 +65,7 @@ def error(out: Tensor, inputs: tuple[Tensor, ...]) -> float:
 
 @torch.inference_mode()
 def time_forward(shapes: pd.DataFrame, device: torch.device, repeats: int) -> Iterator[dict[str, Any]]:
-    """One record for each shape and implementation. The whole call counts, with the wait for the host."""
+    """Yields one record per shape and implementation; the time of a call includes host overhead."""
     calls: dict[str, Callable[..., Tensor]] = {choose_implementation(device): forgetting_attention}
     missing = available("official", device)
     if isinstance(missing, str):
@@ -113,7 +113,7 @@ def _milliseconds(call: Callable[[], Tensor], device: torch.device) -> list[floa
 
 
 def summary(records: list[dict[str, Any]]) -> str:
-    """One line: the geometric mean of the authors' time over ours, and where ours is slower or wrong."""
+    """One line: the geometric mean of the authors' time over ours, and counts of wrong and slower shapes."""
     table = pd.DataFrame(records)
     shape = ["dtype_of_inputs", "batch", "queries", "keys", "heads", "head_dim"]
     times = table.set_index([*shape, "implementation"])["forward_ms"].unstack()
@@ -123,6 +123,6 @@ def summary(records: list[dict[str, Any]]) -> str:
         ratio = times.pop("official") / times.squeeze(axis=1)
         words += (
             f"; the authors' kernel takes {geometric_mean(ratio):.3f} times as long (geometric mean), "
-            f"at {int((ratio < 1).sum())} shapes less"
+            f"and is faster at {int((ratio < 1).sum())} shapes"
         )
     return words

@@ -1,7 +1,7 @@
-"""One timer for all comparisons, and the most memory that a piece of work holds at once.
+"""The timer of all comparisons, and the peak memory of a call.
 
-A call that runs first, or after heavier work, finds another machine: colder, busier, at another clock rate.
-So calls take turns, and no call keeps one place in the order.
+The first call, or a call after heavier work, runs under other conditions: temperature, load and clock rate.
+Calls are therefore interleaved, and their order is balanced.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Call = Callable[[], Any]
 Clock = Callable[[Call, torch.device], float]  # milliseconds of one call
 Name = TypeVar("Name", bound=Hashable)
 
-# The column `order` of calls that take turns by `orders`. The column is empty where the order was fixed.
+# The value of column `order` for calls interleaved by `orders`; the column is empty for a fixed order.
 ORDER = "balanced"
-# About 6 ms: the host queues a call while the GPU is busy, so the GPU's clock counts no wait for the host.
+# About 6 ms: the host queues the call while the GPU is busy, so the GPU's clock excludes host overhead.
 _HEAD_START_CYCLES = 12_000_000
 _CPU_IN_TRACE = 0  # "Device Type" in a profiler's trace
 
 
 def device_ms(call: Call, device: torch.device) -> float:
-    """Milliseconds on the device; on a GPU without the time that it waits for the host."""
+    """Milliseconds on the device; on a GPU this excludes waiting for the host."""
     if device.type != "cuda":
         return wall_ms(call, device)
     torch.cuda._sleep(_HEAD_START_CYCLES)
@@ -45,29 +45,30 @@ def device_ms(call: Call, device: torch.device) -> float:
 
 
 def wall_ms(call: Call, device: torch.device) -> float:
-    """Milliseconds from an idle device until it has finished the call."""
+    """Milliseconds from an idle device until the device has finished the call."""
     return host_ms(lambda: (call(), _wait(device)), device)
 
 
 def host_ms(call: Call, device: torch.device) -> float:
     """Milliseconds from an idle device until the host has launched the call."""
-    _wait(device)  # so that the host does not wait for a full queue of launches
+    _wait(device)  # otherwise a full launch queue could block the host
     begin = time.perf_counter()
     call()
     return (time.perf_counter() - begin) * 1e3
 
 
 def orders(names: Iterable[Name], repeats: int) -> Iterator[list[Name]]:
-    """The order of each turn. A name has each place, and each other name before it, equally often.
+    """The order of each turn, in which each name has every position, and every other name before it, equally
+    often.
 
-    A Williams design: a zigzag over the names that shifts by one, each order beside its reverse. There are
-    ``repeats`` turns, rounded up to an even number if there are several names.
+    The orders are a Williams design: shifts of a zigzag over the names, each followed by its reverse. There
+    are ``repeats`` turns, rounded up to an even number if there are several names.
     """
     names = list(names)
     zigzag = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(len(names))]  # 0 1 -1 2 -2 ...
     for turn in range(repeats + repeats % 2 * (len(names) > 1)):
         order = [names[(step + turn // 2) % len(names)] for step in zigzag]
-        yield order[::-1] if turn % 4 in (1, 2) else order  # so turns often meet at one name
+        yield order[::-1] if turn % 4 in (1, 2) else order  # consecutive turns often meet at one name
 
 
 def interleaved(
@@ -79,8 +80,8 @@ def interleaved(
     warm_ups: int = 1,
     title: str | None = None,
 ) -> dict[Name, list[float]]:
-    """Milliseconds of each call in each turn, in the order of :func:`orders`, after ``warm_ups`` turns that
-    do not count. ``title`` is of a progress bar; None shows none."""
+    """Milliseconds of each call in each turn, in the order of :func:`orders`, after ``warm_ups`` untimed
+    turns. ``title`` labels a progress bar; None shows no bar."""
     times: dict[Name, list[float]] = {name: [] for name in calls}
     turns = [list(calls)] * warm_ups + list(orders(calls, repeats))
     with progress_bar(
@@ -96,20 +97,20 @@ def interleaved(
 
 
 def in_columns(**times: Sequence[float]) -> dict[str, Any]:
-    """The median of each call's milliseconds, and all of them as words; None where there are none."""
+    """The median of each call's milliseconds and all samples as a string; None without samples."""
     each = {f"{k}_samples_ms": " ".join(f"{x:.5g}" for x in v) or None for k, v in times.items()}
     return {f"{k}_ms": median(v) if v else None for k, v in times.items()} | each
 
 
 def peak_memory(work: Call, device: torch.device) -> int:
-    """The most bytes of tensors that are alive at once in ``work``, in addition to those before it."""
+    """The peak number of bytes of tensors in ``work``, in addition to those allocated before."""
     if device.type == "cuda":
         _wait(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print when it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler prints when it starts and stops
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     with tempfile.TemporaryDirectory() as folder:
@@ -119,13 +120,13 @@ def peak_memory(work: Call, device: torch.device) -> int:
 
 
 def largest_sum(events: list[dict[str, Any]]) -> int:
-    """The most bytes that are allocated and not yet freed, from the events of a trace on the CPU."""
+    """The peak number of allocated bytes, from the events of a CPU trace."""
     memory = [e for e in events if e.get("name") == "[memory]" and e["args"]["Device Type"] == _CPU_IN_TRACE]
-    held = most = 0
+    live = peak = 0
     for event in sorted(memory, key=lambda e: e["ts"]):
-        held += event["args"]["Bytes"]  # negative where memory is freed
-        most = max(most, held)
-    return most
+        live += event["args"]["Bytes"]  # negative when memory is freed
+        peak = max(peak, live)
+    return peak
 
 
 def _wait(device: torch.device) -> None:

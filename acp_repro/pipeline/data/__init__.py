@@ -4,7 +4,7 @@
     train = corpus.sequences("train", context_length=1024, seed=0)
     input_ids, labels = train.batch(step=0, batch_size=8)
 
-Names load on first use. Only `TokenSequences` gives tensors; nothing else here imports torch.
+Names load on first use. Only `TokenSequences` returns tensors, and no other module here imports torch.
 """
 
 from acp_repro.common import lazy

@@ -1,4 +1,4 @@
-"""The data settings of a suite's YAML. pydantic checks each key, and this module what keys say together."""
+"""The data settings of a suite file. pydantic validates each key, and this module combinations of keys."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ Tokenizer = Annotated[
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """Which text: the first settings of every paper's data. Each paper adds ``options``, a mapping.
+    """The choice of a corpus, shared by the data settings of all papers; each adds a mapping ``options``.
 
     Attributes:
         corpus: the name of a function of `corpora`.
-        path: what that function reads: a file, a folder, a dataset.
+        path: the argument of this function: a file, a folder or a dataset.
     """
 
-    # Fields of a subclass that are options of some corpora.
+    # Fields of subclasses that are options of some corpora.
     NAMED: ClassVar[tuple[str, ...]] = ()
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -50,7 +50,7 @@ class CorpusConfig:
 
     @property
     def function(self) -> CorpusFunction:
-        """The function that gives the texts."""
+        """The function that reads the texts."""
         return find_corpus(self.corpus)
 
     def __post_init__(self) -> None:
@@ -66,13 +66,13 @@ class CorpusConfig:
                 raise DataError(f"{of.name}: is for `corpus: {' or '.join(takers)}`; remove it")
 
     def arguments(self) -> dict[str, Any]:
-        """The options of the function, as the settings have them."""
+        """The options of the function, from the settings."""
         given = {name: getattr(self, name) for name in self.NAMED if name in self.function.options}
         return {name: value for name, value in given.items() if value is not None} | self.options
 
     @contextlib.contextmanager
     def errors_at(self, place: str) -> Iterator[None]:
-        """Inside, an error of the corpus begins with ``place``, a suite's file and key."""
+        """A context in which errors of the corpus begin with ``place``, the file and key of a suite."""
         try:
             yield
         except DataError as error:
@@ -81,30 +81,30 @@ class CorpusConfig:
             raise DataError(f"{place}{'.' if is_key else ': '}{error}") from error
 
     def source(self) -> Source:
-        """The corpus, not read yet; see `CorpusFunction.open`."""
+        """The source of the corpus, not read yet; see `CorpusFunction.open`."""
         return self.function.open(self.path, self.arguments())
 
 
 @dataclass(frozen=True)
 class DataConfig(CorpusConfig):
-    """Which text, which part of it is held out, and how it becomes tokens.
+    """A corpus, its held-out split and its tokeniser.
 
     Attributes:
-        corpus, path: see `CorpusConfig`. For ``text`` a list of paths (kept as a tuple) is read one after the
-            other.
-        text_field: the field of ``.jsonl`` files, or of the dataset, that holds the text.
-        heldout: the share of documents held out (0 to less than 1), by default 0.05. Of a single document it
-            is the last part, cut where a paragraph ends. With 0 nothing is held out, so nothing can be
-            measured on this text. For ``text`` also a path or a list of paths (kept as a tuple), which may be
-            under ``path``: exactly their documents are held out. None for ``longcrawl64``, which is already
-            split.
-        tokenizer: ``"bytes"`` (the default); ``{"bpe": V}`` for a byte-pair encoding of V ids in all, BOS
-            among them, trained on the training documents; ``"gpt2"`` for GPT-2's; or ``{"file": PATH}`` for a
-            ``tokenizer.json`` that exists. ``longcrawl64`` already holds GPT-2 ids: there it is ``"gpt2"`` or
-            a file with GPT-2's, used to turn ids into text.
+        corpus, path: see `CorpusConfig`. For ``text``, ``path`` may be a list of paths (stored as a tuple),
+            which are read in order.
+        text_field: the field of ``.jsonl`` files, or of the dataset, that contains the text.
+        heldout: the fraction of documents that is held out (0 to less than 1), by default 0.05. Of a single
+            document the last part is held out, from the end of a paragraph. With 0 nothing is held out, and
+            nothing can be measured on this text. For ``text`` also a path or a list of paths (stored as a
+            tuple), which may be under ``path``: exactly their documents are held out. None for
+            ``longcrawl64``, which is already split.
+        tokenizer: ``"bytes"`` (the default); ``{"bpe": V}`` for a byte-pair encoding with V ids, including
+            BOS, trained on the training documents; ``"gpt2"`` for GPT-2's; or ``{"file": PATH}`` for an
+            existing ``tokenizer.json``. ``longcrawl64`` consists of GPT-2 ids, so it accepts ``"gpt2"`` or a
+            file with GPT-2's tokeniser, which decodes ids.
         config: for ``hf``: the dataset's configuration, if it has several.
-        split: for ``hf``: the dataset's split that is read, by default ``"train"``; ``heldout`` divides it.
-        max_documents: for ``hf``: how many documents are fetched, from the first one on.
+        split: for ``hf``: the split of the dataset, by default ``"train"``; ``heldout`` divides it.
+        max_documents: for ``hf``: the number of documents that are downloaded, from the first one on.
         options: other options of the corpus's function.
     """
 
@@ -128,15 +128,15 @@ class DataConfig(CorpusConfig):
         if is_split and self.heldout is not None:
             raise DataError("heldout: `corpus: longcrawl64` holds out heldout.zarr; remove the key")
         if is_split and (self.bpe_size or self.tokenizer == "bytes"):
-            raise DataError("tokenizer: `corpus: longcrawl64` is GPT-2 ids; remove the key")
+            raise DataError("tokenizer: `corpus: longcrawl64` consists of GPT-2 ids; remove the key")
         if self.heldout_paths and self.corpus != "text":
-            raise DataError(f"heldout: `corpus: {self.corpus}` takes a share such as 0.05, not paths")
+            raise DataError(f"heldout: `corpus: {self.corpus}` takes a fraction such as 0.05, not paths")
         if not is_split:
             self._set("heldout", DEFAULT_HELDOUT)
         if self.corpus == "hf":
             self._set("split", "train")
             if self.max_documents is None:
-                raise DataError("max_documents: missing, and `corpus: hf` needs it, such as 10_000")
+                raise DataError("max_documents: missing; `corpus: hf` requires a number such as 10_000")
 
     def _set(self, name: str, default: Any) -> None:
         if getattr(self, name) is None:
@@ -148,24 +148,24 @@ class DataConfig(CorpusConfig):
 
     @property
     def bpe_size(self) -> int | None:
-        """The number of ids of a BPE that is trained here, or None."""
+        """The vocabulary size of a BPE that is trained on the corpus, or None."""
         return self.tokenizer.get("bpe") if isinstance(self.tokenizer, Mapping) else None
 
     @property
     def tokenizer_file(self) -> str | None:
-        """The ``tokenizer.json`` that is given, or None."""
+        """The path of the given ``tokenizer.json``, or None."""
         return self.tokenizer.get("file") if isinstance(self.tokenizer, Mapping) else None
 
     @property
     def vocab_size(self) -> int | None:
-        """The number of ids if the settings determine it; None for ``{file: PATH}``."""
+        """The vocabulary size if the settings determine it; None for ``{file: PATH}``."""
         if self.corpus == "longcrawl64" or self.tokenizer == "gpt2":
             return GPT2_VOCAB_SIZE
         return self.bpe_size or (BYTES_VOCAB_SIZE if self.tokenizer == "bytes" else None)
 
     @property
     def heldout_paths(self) -> tuple[str, ...]:
-        """The held-out paths; empty if a share is given."""
+        """The held-out paths; empty if ``heldout`` is a fraction."""
         if isinstance(self.heldout, str):
             return (self.heldout,)
         return self.heldout if isinstance(self.heldout, tuple) else ()

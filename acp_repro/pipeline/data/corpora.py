@@ -1,4 +1,4 @@
-"""The corpora of every paper: a corpus is a function that gives its texts, registered by its name.
+"""The corpora of all papers: a corpus is a function that yields texts, registered by its name.
 
     @corpus(path="the path of the reviews", labels="sentiments")
     def reviews(path: str, least_stars: int = 0) -> Iterator[Row]:
@@ -7,10 +7,10 @@
             ...
             yield Row(text, label=sentiment)
 
-A suite names this corpus by ``corpus: reviews``; the function's parameters, except ``path``, are the keys of
-``options``. A labelled set is a corpus whose texts have labels. To add a corpus, write a function here; see
-CONTRIBUTING.md. ``python -m acp_repro.data --help`` shows the first line of its docstring. An error names
-the file and the line.
+A suite selects this corpus by ``corpus: reviews``; the function's parameters, except ``path``, are the keys
+of ``options``. A labelled set is a corpus whose texts have labels. To add a corpus, write a function in this
+module; see CONTRIBUTING.md. ``python -m acp_repro.data --help`` shows the first line of its docstring. Errors
+name the file and the line.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ from acp_repro.pipeline.data.sources import (
 
 @dataclass(frozen=True)
 class CorpusFunction:
-    """A function that gives a corpus, with facts about it.
+    """A function that reads a corpus, with a description.
 
     Attributes:
-        path: what its ``path`` must be, in words; empty if it takes none. One with a default may be left out.
-        labels: what labels are names of; ``{option}`` is replaced. Empty if its texts have none.
-        sides: for labels that are 1 or 0, the question that they answer, beginning with "whether".
-        called: what captions call its texts; ``{path}`` is replaced. Default: "texts of PATH".
+        path: a description of the ``path`` argument, which is optional if it has a default; empty if the
+            function has no ``path``.
+        labels: what the labels name; ``{option}`` is replaced. Empty if the texts have no labels.
+        sides: for labels 1 and 0, the question that they answer, beginning with "whether".
+        called: the name of the texts in captions; ``{path}`` is replaced. Default: "texts of PATH".
     """
 
     name: str
@@ -74,21 +75,21 @@ class CorpusFunction:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The parameters besides ``path``, with their defaults."""
+        """Maps the parameters except ``path`` to their defaults."""
         parameters = inspect.signature(self.read).parameters
         return {name: one.default for name, one in parameters.items() if name != "path"}
 
     def in_words(self, path: str | None) -> str:
-        """A name of its texts, for a caption."""
+        """The name of the texts for a caption."""
         return self.called.format(path=path) or (f"texts of {path}" if path else f"texts of {self.name}")
 
     def place(self, path: str | Sequence[str] | None) -> str:
-        """``path: PATH``, or ``corpus: NAME`` if it has none: how an error about its texts begins."""
+        """The beginning of an error about the texts: ``path: PATH``, or ``corpus: NAME`` without a path."""
         paths = [path] if isinstance(path, str) else path
         return f"path: {', '.join(paths)}" if paths else f"corpus: {self.name}"
 
     def check(self, path: Any, options: Mapping[str, Any]) -> None:
-        """Checks a path and options of a suite's file."""
+        """Checks the path and options of a suite file."""
         if (path is not None) > bool(self.path):
             raise DataError(f"path: `corpus: {self.name}` takes none; remove it")
         if not path and self.path and inspect.signature(self.read).parameters["path"].default is not None:
@@ -99,10 +100,10 @@ class CorpusFunction:
                 raise DataError(f"options.{name}: unknown; the options of `corpus: {self.name}` are {takes}")
             value, default = options[name], self.options[name]
             if isinstance(default, int) and not isinstance(value, int):
-                raise DataError(f"options.{name}: {value!r} is no number; the default is {default}")
+                raise DataError(f"options.{name}: {value!r} is not a number; the default is {default}")
 
     def open(self, path: Any = None, options: Mapping[str, Any] | None = None) -> Source:
-        """The corpus, not read yet."""
+        """The source of the corpus, not read yet."""
         given = dict(options or {})
         self.check(path, given)
         if path is not None:
@@ -115,7 +116,7 @@ CORPORA: dict[str, CorpusFunction] = {}
 
 
 def corpus(path: str = "", **facts: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function as the corpus of its name; ``facts`` are attributes of `CorpusFunction`."""
+    """A decorator that registers a function as a corpus; ``facts`` are attributes of `CorpusFunction`."""
 
     def register(read: Callable[..., Any]) -> Callable[..., Any]:
         CORPORA[read.__name__] = CorpusFunction(read.__name__, read, path, **facts)
@@ -125,7 +126,7 @@ def corpus(path: str = "", **facts: str) -> Callable[[Callable[..., Any]], Calla
 
 
 def find_corpus(name: str) -> CorpusFunction:
-    """The corpus of that name."""
+    """The corpus called ``name``."""
     if name not in CORPORA:
         advice = did_you_mean(name, CORPORA) or f"; use {', '.join(CORPORA)}"
         raise DataError(f"corpus: {name!r} is not known{advice}")
@@ -140,7 +141,7 @@ _SENTIMENTS = {"labels": "sentiments", "sides": "whether a review is positive or
 
 @corpus()
 def stdlib() -> Source:
-    """The running Python's own standard library; nothing to download."""
+    """The standard library of the running Python; needs no download."""
     return StdlibSource()
 
 
@@ -183,7 +184,7 @@ def hf(
 @corpus(path="the path of the folder with train.zarr and heldout.zarr")
 def longcrawl64(path: str) -> Source:
     """The ACP paper's corpus: a folder `path` with train.zarr and heldout.zarr."""
-    raise DataError("corpus: longcrawl64 holds GPT-2 ids, not text; use it for ACP, and another corpus here")
+    raise DataError("corpus: longcrawl64 consists of GPT-2 ids, not text; use another corpus")
 
 
 @corpus(
@@ -192,10 +193,10 @@ def longcrawl64(path: str) -> Source:
     called="sentences of the standard library's documentation",
 )
 def stdlib_sentences(min_chars: int = 20, max_chars: int = 160) -> Iterator[Row]:
-    """Sentences of the standard library's documentation, each once, labelled by what they document.
+    """Unique sentences of the standard library's documentation, labelled by the kind of object they document.
 
     Args:
-        min_chars, max_chars: the length of a sentence, in characters.
+        min_chars, max_chars: bounds of the length of a sentence, in characters.
     """
     for sentence, of_function in docstring_sentences(min_chars, max_chars).items():
         label = "function or method" if of_function else "class or module"
@@ -204,11 +205,11 @@ def stdlib_sentences(min_chars: int = 20, max_chars: int = 160) -> Iterator[Row]
 
 @corpus(called="short sentences of the standard library's documentation and of a novel")
 def short_sentences(min_chars: int = 20, max_chars: int = 160) -> Iterator[Row]:
-    """Sentences of the standard library's documentation and of the sample novel; no labels.
+    """Sentences of the standard library's documentation and of the sample novel, without labels.
 
     Args:
-        min_chars, max_chars: the length of a sentence, in characters. A longer one of the novel is cut into
-            clauses.
+        min_chars, max_chars: bounds of the length of a sentence, in characters. Longer sentences of the novel
+            are split into clauses.
     """
     for sentence in docstring_sentences(min_chars, max_chars) | novel_clauses(min_chars, max_chars):
         yield Row(sentence)
@@ -220,9 +221,9 @@ _PROSE = re.compile(r"[A-Za-z][\w'\-]*")
 
 
 def docstring_sentences(min_chars: int, max_chars: int) -> dict[str, bool]:
-    """Sentences of docstrings, and whether each documents a function or method; else a class or module.
+    """Maps each sentence of docstrings to whether it documents a function or method; else a class or module.
 
-    Of a sentence that stands in both the first one counts.
+    If a sentence occurs several times, the first occurrence counts.
     """
     found: dict[str, bool] = {}
     for document in StdlibSource().documents():
@@ -236,7 +237,7 @@ def docstring_sentences(min_chars: int, max_chars: int) -> dict[str, bool]:
 
 
 def novel_clauses(min_chars: int, max_chars: int) -> dict[str, None]:
-    """Sentences of the sample novel, in its order. A sentence that is too long is cut into its clauses."""
+    """Sentences of the sample novel in their order. Sentences that are too long are split into clauses."""
     found: dict[str, None] = {}
     for sentence in _sentences(sample_text()):
         pieces = [sentence] if len(sentence) <= max_chars else _CLAUSE_END.split(sentence)
@@ -247,7 +248,7 @@ def novel_clauses(min_chars: int, max_chars: int) -> dict[str, None]:
 def _docstrings(source: str) -> Iterator[tuple[str, bool]]:
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # a template, such as those of lib2to3
+    except SyntaxError:  # a template, for example in lib2to3
         return
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):
@@ -272,21 +273,21 @@ def stdlib_packages(
 ) -> Iterator[Row]:
     """Parts of the standard library, labelled by package.
 
-    The package's own name is left out of each line, so that it cannot simply be read.
+    The name of the package is masked in the text, so that a model cannot simply read the label.
 
     Args:
-        classes: how many packages; those with the most text are used.
+        classes: the number of packages; the packages with the most text are used.
         characters: the length of a part.
-        most_each: parts of one package, spread over its modules.
-        whole_modules: keep all parts of a module in one split, which tests what modules of a package share.
-            False puts each part in its own split, which tests the words of known modules.
+        most_each: the largest number of parts per package, spread over its modules.
+        whole_modules: assign all parts of a module to one split, which tests generalisation to other modules
+            of a package. False assigns each part separately, which tests the vocabulary of known modules.
     """
     parts: dict[str, list[tuple[str, str]]] = {}
     for document in StdlibSource().documents():
         package, _, module = document.name.partition("/")
         if not module or package == "help":
             continue
-        # Also within names such as xml_reader, because \b does not end a word at an underscore.
+        # This also matches within names such as xml_reader, where \b is no word boundary.
         alone = rf"(?<![^\W_]){re.escape(package)}(?![^\W_])"
         words = re.sub(alone, "_", document.data.decode())
         for start in range(0, len(words) - characters // 2, characters):
@@ -309,7 +310,7 @@ def sst2(path: str) -> Iterator[Row]:
 
 @corpus(path=_SET, **_SENTIMENTS)
 def imdb(path: str) -> Iterator[Row]:
-    """IMDb's reviews: JSON lines with `split` (train, test; else no label), `label` and `text`."""
+    """IMDb reviews: JSON lines with `split` (train or test; others have no label), `label` and `text`."""
     for where, record in read_records(path):
         review = text_of(record, "text", where).replace("<br />", " ")
         if (split := field_of(record, "split", where)) in ("train", "test"):
@@ -320,10 +321,10 @@ def imdb(path: str) -> Iterator[Row]:
 
 @corpus(path=_SET, labels="types of contract")
 def cuad(path: str, least: int = 10) -> Iterator[Row]:
-    """CUAD's contracts, labelled by type: JSON lines with `file`, `type` and `text`.
+    """CUAD contracts, labelled by type: JSON lines with `file`, `type` and `text`.
 
     Args:
-        least: types with fewer contracts are left out.
+        least: types with fewer contracts are excluded.
     """
     rows = []
     for where, record in read_records(path):
@@ -353,13 +354,13 @@ def books(
 ) -> Iterator[Row]:
     """Excerpts of books, labelled by author: JSON lines with `id`, `text` and `author`.
 
-    All excerpts of a book are in one split.
+    All excerpts of a book belong to one split.
 
     Args:
         characters: the length of an excerpt.
-        most_each: excerpts of one book, spread evenly.
-        least: an author needs at least this many books.
-        files: names in the folder; None reads all files.
+        most_each: the largest number of excerpts per book, evenly spaced.
+        least: the smallest number of books per author.
+        files: file names in the folder; None reads all files.
     """
     place = Path(path).expanduser()
     shards = sorted(filter(is_json, place.iterdir())) if place.is_dir() else [place]
@@ -373,7 +374,7 @@ def books(
         pieces = [words[at : at + characters] for at in range(0, len(words) - characters + 1, step)]
         found.setdefault(author, []).append((book, pieces[:most_each]))
     for author, of_author in sorted(found.items()):
-        # The split follows the rank among the author's books, so that every class has books in every split.
+        # The rank among the author's books determines the split, so that every split contains every class.
         ranked = sorted(of_author, key=lambda book: hashlib.sha256(book[0].encode()).digest())
         for rank, (book, pieces) in enumerate(ranked if len(ranked) >= least else ()):
             split = "test" if rank == 0 else "dev" if rank == 1 and len(ranked) > 3 else "train"
@@ -394,17 +395,17 @@ def facts(
     short: int = 0,
     short_characters: int = 700,
 ) -> Iterator[Row]:
-    """Short facts planted in long text, with a question about one of them; `path`, else the standard library.
+    """Short facts in long text, with a question about one of them; `path`, else the standard library.
 
-    "The code of Nora is amber." stands somewhere among other such facts. The question is Nora, and the class
-    is amber.
+    For example, "The code of Nora is amber." is inserted together with other such facts. The question is
+    about Nora, and the class is amber.
 
     Args:
-        examples: of all splits together.
-        facts: facts planted in each example, with different names and random codes.
-        classes: how many codes there are.
-        short: this many further examples, of `short_characters`, are for training alone. Where texts are
-            long, an encoder learns from them what the question means. Dev and test have long texts.
+        examples: the number of examples in all splits together.
+        facts: the number of facts in each example, with distinct names and random codes.
+        classes: the number of codes.
+        short: the number of additional training examples of length `short_characters`, from which an encoder
+            learns what the question means if other texts are long. Dev and test have only long texts.
     """
     names, codes = _NAMES.split(), _CODES.split()[:classes]
     if not 1 <= facts <= len(names) or not 2 <= classes <= len(codes):
@@ -412,7 +413,7 @@ def facts(
     source = StdlibSource() if path is None else TextSource([path])
     pool = "\n".join(document.data.decode() for document in source.documents())
     if len(pool) < 10 * characters:
-        raise DataError(f"path: {path}: {len(pool):,} characters are too few to plant facts in")
+        raise DataError(f"path: {path} has {len(pool):,} characters; facts need at least {10 * characters:,}")
     for number in range(examples + short):
         draw = _Draw(f"facts {number}")
         length = characters if number < examples else short_characters
@@ -433,7 +434,7 @@ def facts(
 
 
 class _Draw:
-    """Random numbers from a name, the same in every version of Python."""
+    """Random numbers seeded by a name, identical in every version of Python."""
 
     def __init__(self, name: str):
         self._name, self._count = name, 0
@@ -449,10 +450,10 @@ class _Draw:
 
 @corpus(path="the path of its JSON lines or of a .tar with them")
 def qasper(path: str) -> Iterator[Row]:
-    """Questions about papers whose answer is in the text word for word (LEval's sample of QASPER).
+    """Questions about papers with answers that are verbatim in the text (LEval's sample of QASPER).
 
-    JSON lines with ``input``, ``instructions`` and ``outputs``. The sample is too small to measure anything;
-    it shows that questions run.
+    The files are JSON lines with ``input``, ``instructions`` and ``outputs``. The sample is too small for
+    measurements; it only tests that questions work.
     """
     lines = (
         read_records(path)

@@ -1,4 +1,4 @@
-"""Prepares a corpus once, so that it opens fast later: text -> tokens in a cache -> sequences."""
+"""Tokenises a corpus once and caches it: text -> cached tokens -> sequences."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from acp_repro.pipeline.data.sequences import TokenSequences, describe_split
 from acp_repro.pipeline.data.sources import Document, TextSource, cut_tail, is_heldout
 from acp_repro.pipeline.data.tokenizer import gpt2_json, read_tokenizer, save_json, train_bpe
 
-FORMAT = 1  # raise it if the same text would give other files
+FORMAT = 1  # increment when the same text would produce other files
 SPLITS = ("train", "heldout")
-_GROUP_BYTES = 1 << 20  # of text for one thread: small reviews go together, a book goes alone
+_GROUP_BYTES = 1 << 20  # text per task of a thread: small reviews are grouped, a book is a group of its own
 
 Split = tuple[str, Document]  # a document with the name of its split
 
@@ -35,9 +35,9 @@ class Corpus:
     """A prepared corpus: its tokens on disk, its tokeniser, and sequences of any length.
 
     Attributes:
-        config: the `DataConfig` that it was made from.
-        folder: where it is cached.
-        tokenizer: encodes and decodes, and has ``vocab_size`` and ``bos_id``.
+        config: the `DataConfig` of the corpus.
+        folder: the folder of the cache entry.
+        tokenizer: the tokeniser, which encodes and decodes, and has ``vocab_size`` and ``bos_id``.
     """
 
     def __init__(self, config: DataConfig, folder: Path, manifest: Mapping[str, Any]):
@@ -49,11 +49,11 @@ class Corpus:
         self.vocab_size, self.bos_id = self.tokenizer.vocab_size, self.tokenizer.bos_id
 
     def tokens(self, split: str) -> np.ndarray:
-        """The split's tokens, memory-mapped: (tokens,) uint16, or uint32 if ids need it."""
+        """The split's tokens, memory-mapped: (tokens,) uint16, or uint32 for a large vocabulary."""
         return _map_array(self.folder / f"{split}.tokens", _token_dtype(self.vocab_size))
 
     def offsets(self, split: str) -> np.ndarray:
-        """Where documents start in `tokens`, and the end: (documents + 1,) int64."""
+        """The starts of documents in `tokens`, and the end: (documents + 1,) int64."""
         return _map_array(self.folder / f"{split}.offsets", "<i8")
 
     def sequences(self, split: str, context_length: int, seed: int = 0) -> TokenSequences:
@@ -67,11 +67,11 @@ class Corpus:
         )
 
     def describe(self, context_length: int | None = None) -> dict[str, Any]:
-        """Facts for provenance, in JSON's types.
+        """Provenance as JSON values.
 
-        ``hash`` stands for text, split and tokeniser together. A split's ``sha256`` is that of its tokens. A
-        ``context_length`` adds, to each split, the number of its sequences and the share (0 to 1) of tokens
-        in them.
+        ``hash`` covers text, split and tokeniser. The ``sha256`` of a split is the hash of its tokens. A
+        ``context_length`` adds the number of sequences of each split and the fraction (0 to 1) of its tokens
+        that are in sequences.
         """
         manifest = self._manifest
         splits = {
@@ -90,23 +90,23 @@ class Corpus:
         }
 
     def save_tokenizer(self, folder: str | Path) -> Path | None:
-        """Writes ``tokenizer.json`` into ``folder`` and gives its path; bytes need no file: None."""
+        """Writes ``tokenizer.json`` into ``folder`` and returns its path; None for bytes, without a file."""
         if isinstance(self.tokenizer, ByteTokenizer):
             return None
         return save_json(self.tokenizer.json_text, folder)
 
 
 def prepare(config: DataConfig | Mapping[str, Any]) -> Corpus | LongCrawl64:
-    """The corpus of ``config``. It is tokenised now, on all cores, unless `default_cache` has it.
+    """The corpus of ``config``. Unless it is in `default_cache`, it is tokenised now on all cores.
 
-    The entry's key is a hash of the text, so a changed file makes a new entry. If several processes call at
-    once (torchrun), one builds while the others wait.
+    The key of a cache entry is a hash of the text, so a changed file creates a new entry. If several
+    processes call the function concurrently (torchrun), one builds the entry while the others wait.
 
     Args:
         config: a `DataConfig` or a mapping with its keys.
     """
     config = config if isinstance(config, DataConfig) else DataConfig(**config)
-    if config.corpus == "longcrawl64":  # tokens already, and far too many to copy
+    if config.corpus == "longcrawl64":  # already tokenised, and far too large to copy
         return LongCrawl64(config)
     reader = Reader(config)
     tokens, fact = _tokenizer_facts(config)
@@ -121,7 +121,7 @@ def prepare(config: DataConfig | Mapping[str, Any]) -> Corpus | LongCrawl64:
 
 
 def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
-    """A name for the folder, and for the cache's key all that decides the ids, except the text."""
+    """A name for the cache folder, and the part of the cache key that determines the ids besides the text."""
     if config.bpe_size:
         return f"bpe{config.bpe_size}", config.bpe_size
     if config.tokenizer_file:
@@ -131,18 +131,18 @@ def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
 
 
 class Reader:
-    """Reads a config's documents, each with its split; ``identity`` stands for their text."""
+    """Reads the documents of a config with their splits; ``identity`` is a hash of their text."""
 
     def __init__(self, config: DataConfig):
         self._share = 0.0 if config.heldout_paths else float(config.heldout)
         self._heldout = None
-        if config.heldout_paths:  # first, so that an error names this key
+        if config.heldout_paths:  # opened first, so that an error names this key
             self._heldout = TextSource(config.heldout_paths, config.text_field, key="heldout")
         self._source = config.source()
         self.identity = hash_json([source.identity for source in (self._source, self._heldout) if source])
 
     def documents(self, doing: str) -> Iterator[Split]:
-        """Gives (split, document), behind a progress bar labelled ``doing``."""
+        """Yields (split, document) with a progress bar labelled ``doing``."""
         with progress_bar(desc=doing, unit="B", unit_scale=True, leave=False) as bar:
             for split, document in self._split():
                 yield split, document
@@ -183,7 +183,7 @@ def _build(config: DataConfig, reader: Reader, folder: Path) -> dict[str, Any]:
             f"{config.function.place(config.path)}: heldout: {config.heldout} leaves {train} documents for "
             f"training and holds out {heldout}; use another share, or more text"
             if train or heldout
-            else f"{config.function.place(config.path)} holds no text; it is empty or blank"
+            else f"{config.function.place(config.path)} contains no text; it is empty or blank"
         )
     return {"identity": reader.identity, "splits": {split: {"bytes": sizes[split]} for split in SPLITS}}
 
@@ -200,11 +200,11 @@ def _tokenizer_json(config: DataConfig, reader: Reader) -> str:
 def tokenise(
     documents: Iterable[Split], tokenizer: Tokenizer, workers: int | None = None
 ) -> Iterator[tuple[str, Document, np.ndarray]]:
-    """Gives (split, document, ids) in the order of ``documents``, the same for any number of threads.
+    """Yields (split, document, ids) in the order of ``documents``, independent of the number of threads.
 
-    Threads are enough, because the encoding library releases Python's lock while it works. Only making an
-    array of the ids takes the lock, a twenty-fifth of the time. Each thread has at most four groups of
-    documents at a time, which bounds the memory.
+    Threads suffice, because the tokeniser library releases the GIL while it encodes. Only the conversion of
+    ids to an array, 4 % of the time, needs the GIL. Each thread is assigned at most four groups of documents
+    at a time, which bounds the memory.
     """
     workers = workers or usable_cores()
 
@@ -231,7 +231,7 @@ def _groups(documents: Iterable[Split]) -> Iterator[list[Split]]:
 
 
 def _map_array(path: Path, dtype: str) -> np.ndarray:
-    """The file as a read-only, memory-mapped vector (n,) of ``dtype``."""
+    """The file as a read-only, memory-mapped array (n,) of ``dtype``."""
     if not path.stat().st_size:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")

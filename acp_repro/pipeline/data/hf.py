@@ -1,7 +1,7 @@
-"""Hugging Face datasets, fetched once into files of the cache.
+"""Hugging Face datasets, downloaded once into the cache.
 
-If a number of documents is given, the dataset is streamed, so no more of it is loaded. Later runs read the
-files, and need neither the network nor the library.
+With a limit on the number of documents the dataset is streamed, so that only these documents are downloaded.
+Later runs read the cached files and need neither the network nor the library.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _FILE = "documents.jsonl.zst"
 
 
 class HubSource(TextSource):
-    """Splits of a dataset. Blank documents are left out, and do not count.
+    """Splits of a dataset. Blank documents are skipped and not counted.
 
     Args:
-        path, config: of ``datasets.load_dataset``; ``path`` may be a folder.
-        splits: the names of the dataset's splits, by their names here: ``train``, ``dev``, ``test``, or None
-            for text without a split.
-        fields: the names of the fields that hold ``text`` and, if there is one, ``label``.
-        most: documents to fetch of each split; None fetches all.
+        path, config: arguments of ``datasets.load_dataset``; ``path`` may be a folder.
+        splits: maps ``train``, ``dev``, ``test``, or None for text without a split, to the names of the
+            dataset's splits.
+        fields: maps ``text`` and, if there are labels, ``label`` to the names of the dataset's fields.
+        most: the number of documents to download from each split; None downloads all.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class HubSource(TextSource):
 
 
 def _fetch(path: str, config: str | None, split: str, fields: Mapping[str, str], most: int | None) -> Path:
-    """The file of JSON lines with the fields of `Row`s; it is fetched again if a local folder changes."""
+    """The file of JSON lines with fields of `Row`; it is written again if a local folder changes."""
     others = {name: field for name, field in fields.items() if name != "text"}
     folder = Path(path)
     local = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
@@ -58,7 +58,7 @@ def _fetch(path: str, config: str | None, split: str, fields: Mapping[str, str],
     what = [path, config, split, fields["text"], most, *([others] if others else []), *state]
 
     def build(folder: Path) -> dict[str, int]:
-        from fsspec.compression import zstd  # so that a command without it says so in one line
+        from fsspec.compression import zstd  # imported late, so that a command reports it missing in one line
 
         documents = 0
         records = islice(_records(path, config, split, fields, most), most)
@@ -67,7 +67,7 @@ def _fetch(path: str, config: str | None, split: str, fields: Mapping[str, str],
                 file.write(json.dumps(record).encode() + b"\n")
                 documents += 1
         if not documents:
-            raise DataError(f"path: {path}, split {split}, holds no text")
+            raise DataError(f"path: {path}, split {split}, contains no text")
         return {"documents": documents}
 
     fetched = default_cache() / f"hf-fetched-{hash_json(what)[:16]}"
@@ -92,20 +92,20 @@ def _records(
                 yield _row(record, fields, names)
     except DataError:
         raise
-    except Exception as error:  # of the import, the network, the Hub's client, a file's format
+    except Exception as error:  # from the import, the network, the Hub client or a file's format
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            f"path: the dataset {path} cannot be read ({reason[:300]}); check path, config and split, the "
-            "network, which is needed once, and pip install '.[hf]'"
+            f"path: the dataset {path} cannot be read ({reason[:300]}); check path, config, split and "
+            "the network, and run pip install '.[hf]'"
         ) from error
 
 
 def _row(record: dict[str, Any], fields: Mapping[str, str], names: list[str] | None) -> dict[str, Any]:
-    """The fields of a `Row` that the record has."""
-    # Half of a surrogate pair is not a character, and no file of UTF-8 can hold it.
+    """The fields of a `Row` that are in the record."""
+    # UTF-8 cannot encode half of a surrogate pair, which is not a character.
     row = {"text": record[fields["text"]].encode(errors="replace").decode()}
     if "label" in fields and not names:
         row["label"] = str(record[fields["label"]])
-    elif "label" in fields and record[fields["label"]] >= 0:  # a test split may hide its labels: -1
+    elif "label" in fields and record[fields["label"]] >= 0:  # a test split may hide its labels as -1
         row |= {"label": names[record[fields["label"]]], "number": record[fields["label"]]}
     return row

@@ -1,8 +1,8 @@
 """Labelled sets for encoders: the texts of a corpus, each with a class or with an answer in the text.
 
-A set always gives the same three splits: ``train`` to learn from, ``dev`` to choose by, ``test`` to report. A
-corpus may have no such splits. Then a hash of a text's group (its document, its book) decides, so adding
-texts moves no other text.
+Every set has three splits: ``train`` for training, ``dev`` for model selection, ``test`` for results. If a
+corpus has no splits, a hash of a text's group (its document or book) determines the split, so that added
+texts do not change the split of other texts.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from acp_repro.pipeline.data.corpora import find_corpus
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.sources import SPLITS, Row, is_heldout
 
-_DEV, _TEST = 0.1, 0.2  # shares of what comes without a split
-_LATE_DEV = 26 / 256  # share of the training texts of a set without a dev split
+_DEV, _TEST = 0.1, 0.2  # fractions of a corpus without splits
+_LATE_DEV = 26 / 256  # fraction of the training texts, for a corpus without a dev split
 
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """A set in memory.
+    """A labelled set in memory.
 
     Attributes:
-        splits: texts by ``train``, ``dev``, ``test``; the ``number`` of each is that of its class.
-        classes: names of the classes in alphabetical order, which is the order of their numbers. Empty for
-            extractive questions.
-        classes_are: what the classes are names of, in words.
+        splits: maps ``train``, ``dev`` and ``test`` to texts, whose ``number`` is the index of the class.
+        classes: names of the classes in alphabetical order, by index. Empty for extractive questions.
+        classes_are: what the classes name, in words.
     """
 
     splits: dict[str, list[Row]]
@@ -42,7 +41,7 @@ class LabelledSet:
 
     @functools.cached_property
     def identity(self) -> str:
-        """A SHA-256 that changes when any text, question, class or answer does."""
+        """A SHA-256 of all texts, questions, classes and answers."""
         digest = hashlib.sha256()
         for split in SPLITS:
             for row in self.splits[split]:
@@ -52,7 +51,7 @@ class LabelledSet:
 
 
 def read_labelled(corpus: str, path: str | None = None, **options: Any) -> LabelledSet:
-    """A corpus as a labelled set. Texts without a label or an answer, and blank ones, are left out."""
+    """A corpus as a labelled set. Blank texts and texts without a label or an answer are skipped."""
     function = find_corpus(corpus)
     if "label_field" in function.options:
         options = {"label_field": "label", **options}
@@ -76,5 +75,5 @@ def _split_of(row: Row, has_dev: bool) -> str:
     key = (row.group or row.text).encode()
     if row.split is None:
         return "test" if is_heldout(key, _TEST) else "dev" if is_heldout(key, _TEST + _DEV) else "train"
-    # A tenth of the training texts, if the set has no dev split.
+    # If the corpus has no dev split, dev is a tenth of the training texts.
     return "dev" if row.split == "train" and not has_dev and is_heldout(key, _LATE_DEV) else row.split

@@ -1,14 +1,14 @@
-"""LongCrawl64, the paper's corpus: two zarr arrays of GPT-2 ids, read slice by slice where they lie.
+"""LongCrawl64, the paper's corpus: two zarr arrays of GPT-2 ids, read slice by slice without a copy.
 
-``train.zarr`` (6,609,334 x 65,536) and ``heldout.zarr`` (52,131 x 65,536), layout 2 or 3 of zarr, one
-document a row. Training walks column by column without a shuffle: the first slice of every document in
-the order of the rows, then the second slices. So the seed of a run changes its weights and not its data.
-The text was escaped as in JSON before it was tokenised: a line end reads ``\\n``.
+The arrays are ``train.zarr`` (6,609,334 x 65,536) and ``heldout.zarr`` (52,131 x 65,536), in zarr format 2 or
+3, with one document per row. Training proceeds column by column without a shuffle: first the first slices of
+all documents in the order of the rows, then the second slices. The seed of a run therefore changes its
+weights and not its data. The text was escaped as in JSON before tokenisation: a line end is ``\\n``.
 
-A chunk holds a whole document or more in the published arrays. The rest of what is decoded for one slice is
-needed six million documents later, and nothing can keep it that long. Recently decoded chunks are remembered.
-This serves neighbouring documents of one chunk, and the slices of one held-out document, which come one after
-another. Reading costs a chunk for each document at most, however short the slice.
+In the published arrays a chunk contains at least a whole document. The rest of the chunk decoded for one
+slice is needed again only six million documents later, which no cache can cover. Recently decoded chunks are
+cached for neighbouring documents of one chunk, and for the slices of one held-out document, which are
+consecutive. Reading decodes at most one chunk per document, however short the slice.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from acp_repro.pipeline.data.sequences import Sequences, describe_split
 from acp_repro.pipeline.data.tokenizer import gpt2_json, read_tokenizer, save_json
 
 _log = logging.getLogger(__name__)
-_REMEMBERED_BYTES = 256 << 20  # of decoded chunks, for each array
+_CACHE_BYTES = 256 << 20  # cache of decoded chunks, per array
 
 
 class LongCrawl64:
-    """The corpus at ``config.path``. The members are those of `Corpus`, except a vector of all tokens."""
+    """The corpus at ``config.path``, with the interface of `Corpus` except an array of all tokens."""
 
     vocab_size, bos_id = GPT2_VOCAB_SIZE, GPT2_VOCAB_SIZE - 1
 
@@ -44,11 +44,11 @@ class LongCrawl64:
 
     @functools.cached_property
     def tokenizer(self) -> BPETokenizer:
-        """GPT-2's, to read ids and to write prompts."""
+        """GPT-2's tokeniser, which decodes ids and encodes prompts."""
         file = self.config.tokenizer_file
         tokenizer = BPETokenizer(read_tokenizer(file) if file else gpt2_json())
         if tokenizer.name != "gpt2":
-            raise DataError(f"tokenizer: file: {file} is not GPT-2's, and LongCrawl64 is GPT-2 ids")
+            raise DataError(f"tokenizer: file: {file} is not GPT-2's tokenizer, whose ids LongCrawl64 has")
         return tokenizer
 
     def save_tokenizer(self, folder: str | Path) -> Path | None:
@@ -59,18 +59,18 @@ class LongCrawl64:
             return None
 
     def offsets(self, split: str) -> np.ndarray:
-        """Where documents would start in one vector, and its end: (documents + 1,) int64."""
+        """The starts of documents in a concatenated array, and its end: (documents + 1,) int64."""
         documents, length = self._arrays[split].shape
         return np.arange(documents + 1, dtype=np.int64) * length
 
     def sequences(self, split: str, context_length: int, seed: int = 0) -> ColumnSequences:
-        """The split's sequences of ``context_length`` tokens, a divisor of 65,536 or any other."""
+        """The split's sequences of ``context_length`` tokens, which need not divide 65,536."""
         return ColumnSequences(self._arrays[split], context_length, split, seed)
 
     def describe(self, context_length: int | None = None) -> dict[str, Any]:
-        """As `Corpus.describe`; ``hash`` stands for the shapes and each array's first and last row.
+        """Provenance as in `Corpus.describe`; ``hash`` covers the shapes and each array's first and last row.
 
-        To hash 870 GB would take an hour, and the number of bytes of text is not known: it is left out.
+        Hashing all 870 GB would take an hour. The size of the text in bytes is unknown and omitted.
         """
         splits = {
             split: describe_split(np.diff(self.offsets(split)), context_length) for split in self._arrays
@@ -95,9 +95,9 @@ class LongCrawl64:
 
 
 class ColumnSequences(Sequences):
-    """Sequences of an array whose rows are documents of one length, column by column.
+    """Sequences, column by column, of an array whose rows are documents of equal length.
 
-    The training order of six million documents times their slices is computed, never stored.
+    The training order of the slices of six million documents is computed on demand and never stored.
     """
 
     def __init__(self, tokens: ChunkedTokens, context_length: int, split: str, seed: int = 0):
@@ -115,7 +115,7 @@ class ColumnSequences(Sequences):
 
 
 class ChunkedTokens:
-    """A zarr array of (documents, length) token ids, read a chunk at a time and at most once in a while."""
+    """A zarr array of token ids (documents, length), read chunk by chunk with a cache of recent chunks."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -123,22 +123,24 @@ class ChunkedTokens:
             import zarr
 
             self._array = zarr.open_array(str(path), mode="r")
-        except Exception as error:  # of the import, of zarr, of its codecs, of JSON
+        except Exception as error:  # from the import, zarr, its codecs or JSON
             raise DataError(
-                f"path: {path} cannot be read ({error}); the folder must hold train.zarr and heldout.zarr, "
-                "gsutil -m cp -r 'gs://longcrawl64/*.zarr' FOLDER, and pip install '.[longcrawl64]'"
+                f"path: {path} cannot be read ({error}); the folder must contain train.zarr and "
+                "heldout.zarr; run gsutil -m cp -r 'gs://longcrawl64/*.zarr' FOLDER and "
+                "pip install '.[longcrawl64]'"
             ) from error
         if self._array.ndim != 2 or self._array.dtype.kind not in "iu":
             raise DataError(
-                f"path: {path} holds {self._array.dtype} {self._array.shape}, no documents of ids"
+                f"path: {path} is an array {self._array.shape} of {self._array.dtype}, not token ids "
+                "(documents, length)"
             )
         self.shape: tuple[int, int] = self._array.shape
         chunk_bytes = math.prod(self._array.chunks) * self._array.dtype.itemsize
-        remembered = max(1, _REMEMBERED_BYTES // chunk_bytes)
-        self._chunk = functools.lru_cache(remembered)(self._decode)
+        cached_chunks = max(1, _CACHE_BYTES // chunk_bytes)
+        self._chunk = functools.lru_cache(cached_chunks)(self._decode)
 
     def read(self, order: np.ndarray, length: int) -> np.ndarray:
-        """(sequences, length) int64: for each row (document, slice) of ``order``."""
+        """The tokens (sequences, length) int64 of each row (document, slice) of ``order``."""
         rows, width = self._array.chunks
         labels = np.empty((len(order), length), np.int64)
         for label, (document, number) in zip(labels, order.tolist(), strict=True):
@@ -150,7 +152,8 @@ class ChunkedTokens:
                 done += len(piece)
         if labels.size and not 0 <= labels.min() <= labels.max() < GPT2_VOCAB_SIZE:
             raise DataError(
-                f"{self.path}: a token id outside of GPT-2's near document {order[0, 0]}; copy it again"
+                f"{self.path} contains a token id outside of GPT-2's vocabulary near document {order[0, 0]}; "
+                "copy it again"
             )
         return labels
 
@@ -158,10 +161,10 @@ class ChunkedTokens:
         rows, width = self._array.chunks
         try:
             chunk = self._array[row * rows : (row + 1) * rows, column * width : (column + 1) * width]
-        except Exception as error:  # each codec has its own
+        except Exception as error:  # each codec has its own error class
             raise DataError(
                 f"{self.path}: chunk {row}.{column} cannot be decoded ({error}); copy it again"
             ) from error
-        if not chunk.any():  # zarr reads a file that is not there as zeros
+        if not chunk.any():  # zarr reads a missing file as zeros
             raise DataError(f"{self.path}: chunk {row}.{column} is missing; copy the array again")
         return chunk

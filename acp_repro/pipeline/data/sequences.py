@@ -1,9 +1,9 @@
-"""Makes training and held-out sequences from documents of tokens, by LongCrawl64's rules.
+"""Splits tokenised documents into training and held-out sequences, by LongCrawl64's rules.
 
-A sequence of L tokens is a slice of one document that starts at a multiple of L. Its labels are those tokens;
-its input is BOS and then all of them except the last. The rest of a document after its last whole slice is
-dropped. Training goes column by column: first the first slice of every document, then the second, and so on.
-Held-out text comes in a fixed order.
+A sequence of L tokens is a slice of one document that starts at a multiple of L. The labels are these tokens,
+and the input is BOS followed by all of them except the last. The remainder of a document after its last
+complete slice is dropped. The training order is column by column: first the first slice of every document,
+then the second, and so on. The held-out order is fixed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from acp_repro.pipeline.data.files import DataError
 if TYPE_CHECKING:
     import torch
 
-# Held-out text is read in parts of this many tokens of every document, at every context length. LongCrawl64's
-# documents have this length.
+# The column width in tokens of the held-out order, at every context length: the length of LongCrawl64's
+# documents.
 HELDOUT_COLUMN = 65536
 
 
 def describe_split(lengths: np.ndarray, context_length: int | None = None) -> dict[str, Any]:
-    """The documents, tokens and longest document of a split, from the lengths (documents,) of its documents;
-    with a context length also its sequences and the share (0 to 1) of tokens in them."""
+    """The number of documents and tokens and the longest document of a split, from the lengths (documents,)
+    of its documents; with a context length also the number of sequences and the fraction (0 to 1) of tokens
+    in sequences."""
     facts: dict[str, Any] = {"documents": len(lengths), "tokens": int(lengths.sum())}
     facts["longest"] = int(lengths.max(initial=0))
     if context_length is not None:
@@ -37,10 +38,10 @@ def describe_split(lengths: np.ndarray, context_length: int | None = None) -> di
 
 
 class Epochs:
-    """The order of an endless training run, in which each epoch has an order of its own.
+    """The order of examples over unlimited epochs, each with its own order.
 
     Args:
-        size: examples, or batches, of an epoch.
+        size: the number of examples, or batches, per epoch.
         order: computes the order of an epoch, (size, ...) integer, from the number of the epoch alone. The
             orders of the two latest epochs are cached, because a batch contains examples of at most two.
     """
@@ -49,7 +50,7 @@ class Epochs:
         self._size, self.order = size, functools.lru_cache(maxsize=2)(order)
 
     def take(self, first: int, count: int) -> np.ndarray:
-        """The ``count`` entries, (count, ...) integer, from number ``first`` of the run on."""
+        """``count`` consecutive entries, (count, ...) integer, beginning at entry ``first`` of the run."""
         parts, end = [], first + count
         while first < end:
             epoch, start = divmod(first, self._size)
@@ -65,7 +66,7 @@ def batches_by_length(order: np.ndarray, lengths: np.ndarray, size: int, sorted_
         order: (n,) integer, examples in random order.
         lengths: (examples,) integer, the length of every example.
         sorted_together: the number of consecutive batches whose examples are sorted by length. The longest
-            examples of the last group are left out if they do not fill a batch.
+            examples of the last group are dropped if they do not fill a batch.
     """
     batches = []
     for first in range(0, len(order), sorted_together * size):
@@ -76,19 +77,19 @@ def batches_by_length(order: np.ndarray, lengths: np.ndarray, size: int, sorted_
 
 
 class Sequences(ABC):
-    """What a trainer and a measure see of a split: sequences of ``context_length`` tokens.
+    """The interface of a split for trainers and metrics: sequences of ``context_length`` tokens.
 
-    A subclass defines the training order and reads the tokens: `_training_rows`, `_labels`. Use it from one
-    thread at a time.
+    Subclasses define the training order and read the tokens: `_training_rows`, `_labels`. The class is not
+    thread-safe.
 
     Args:
-        lengths: (documents,) int64, the tokens of each document.
+        lengths: (documents,) int64, the number of tokens of each document.
 
     Attributes:
-        context_length: L, tokens in a sequence.
-        split: the split's name, for messages.
-        seed: seed of the training order; the held-out order does not use it.
-        bos_id: the id in front of every input.
+        context_length: L, the number of tokens per sequence.
+        split: the name of the split, for messages.
+        seed: the seed of the training order; the held-out order does not depend on it.
+        bos_id: the first id of every input.
     """
 
     def __init__(self, lengths: np.ndarray, context_length: int, split: str, seed: int, bos_id: int):
@@ -97,51 +98,52 @@ class Sequences(ABC):
         self._count = int(self._slices.sum())
         if not self._count:
             raise DataError(
-                f"no {split} document holds context_length = {context_length} tokens: the longest of "
+                f"no {split} document has context_length = {context_length} tokens: the longest of "
                 f"{len(lengths)} has {lengths.max(initial=0)}; use a shorter context_length "
                 "(--context-length), or longer documents"
                 f"{' (or hold out other text, or none)' if split == 'heldout' else ''}"
             )
 
     def __len__(self) -> int:
-        """Sequences in an epoch."""
+        """The number of sequences per epoch."""
         return self._count
 
     def batch(self, step: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Training batch number ``step``, counted from 0, as (input_ids, labels).
 
-        Both are int64 of shape (batch_size, L). The result depends on the seed, the step and the batch size
-        alone. So a run that resumes at a step sees the same batches.
+        Both are int64 of shape (batch_size, L). The result depends only on the seed, the step and the batch
+        size, so a resumed run reads the same batches.
         """
         return self._tensors(self._training_rows(step * batch_size, batch_size))
 
     def iter_batches(
         self, batch_size: int, max_tokens: int | None = None, same_text_as: int | None = None
     ) -> Batches:
-        """Every sequence once, in a fixed order, as (input_ids, labels); ``len`` is the number of batches.
+        """Batches of all sequences in a fixed order, as (input_ids, labels); ``len`` is the number of
+        batches.
 
-        Both are int64 of shape (batch, L) with batch = ``batch_size``, or less in the last one. The first
-        65,536 tokens of every document come first, slice after slice, then the next 65,536. So a small budget
-        covers many documents. It also covers the same text at every context length, except for the documents'
-        ends, where a shorter context loses less.
+        Both are int64 of shape (batch, L) with batch = ``batch_size``, or less for the last batch. The order
+        begins with the first 65,536 tokens of every document, slice after slice, then the next 65,536. A
+        small budget therefore covers many documents. It also covers the same text at every context length,
+        except for the ends of documents, of which a shorter context drops less.
 
         Args:
-            max_tokens: a budget: as many whole sequences as fit in it, or all if there are fewer.
-            same_text_as: the longest context length of a comparison. The documents' ends are then dropped
-                alike. If it divides the budget, every context length that divides it sees exactly the same
-                tokens.
+            max_tokens: the budget: the batches contain as many complete sequences as fit, or all sequences.
+            same_text_as: the longest context length of a comparison. The ends of documents are then dropped
+                equally. If this length divides the budget, every context length that divides it reads exactly
+                the same tokens.
         """
         order = self.heldout_order(max_tokens, same_text_as)
         if not len(order):
             raise DataError(
-                f"{max_tokens} {self.split} tokens hold not one sequence of {self.context_length}"
+                f"{max_tokens} {self.split} tokens are less than one sequence of {self.context_length}"
             )
         return Batches(self, order, batch_size)
 
     def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
         """The order of `iter_batches`: (sequences, 2) int64 of (document, slice)."""
         length, grid = self.context_length, same_text_as or self.context_length
-        assert grid % length == 0, "same_text_as is a multiple of every context length"
+        assert grid % length == 0, "same_text_as must be a multiple of every context length"
         slices = self._lengths // grid * (grid // length)
         order = _slices_of(np.arange(len(slices)), slices)
         column = -(-HELDOUT_COLUMN // grid) * (grid // length)  # slices in a column
@@ -150,14 +152,14 @@ class Sequences(ABC):
 
     @abstractmethod
     def _training_rows(self, first: int, size: int) -> np.ndarray:
-        """Sequences ``first`` to ``first + size`` of an endless run: (size, 2) of (document, slice)."""
+        """Sequences ``first`` to ``first + size`` of a run without end: (size, 2) of (document, slice)."""
 
     @abstractmethod
     def _labels(self, order: np.ndarray) -> np.ndarray:
-        """The tokens of those slices: (sequences, L) int64."""
+        """The tokens of the slices in ``order``: (sequences, L) int64."""
 
     def _tensors(self, order: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        import torch  # here, so that preparing a corpus does not need it
+        import torch  # imported late, because preparing a corpus does not need it
 
         labels = self._labels(order)
         inputs = np.empty_like(labels)
@@ -167,8 +169,7 @@ class Sequences(ABC):
 
 
 class Batches:
-    """The batches of `Sequences.iter_batches`: each iteration reads them again, and their number is known
-    before."""
+    """The batches of `Sequences.iter_batches`, with a known length; each iteration reads them again."""
 
     def __init__(
         self, sequences: Sequences, order: np.ndarray, size: int, device: torch.device | str | None = None
@@ -184,16 +185,16 @@ class Batches:
             yield batch if self._device is None else tuple(x.to(self._device) for x in batch)
 
     def to(self, device: torch.device | str) -> Batches:
-        """The same batches on a device."""
+        """The same batches on ``device``."""
         return Batches(self._sequences, self._order, self._size, device)
 
 
 class TokenSequences(Sequences):
-    """The sequences of ``context_length`` tokens in tokens that lie in one vector.
+    """The sequences of ``context_length`` tokens of documents in one array.
 
     Args:
-        tokens: (tokens,) of any unsigned integers, memory-mapped or not: the documents' ids, one
-            document after another, without BOS.
+        tokens: (tokens,) of any unsigned integer type, memory-mapped or not: the concatenated ids of the
+            documents, without BOS.
         offsets: (documents + 1,) int64: document d is ``tokens[offsets[d]:offsets[d + 1]]``.
     """
 
@@ -214,10 +215,10 @@ class TokenSequences(Sequences):
     def epoch_order(self, epoch: int) -> np.ndarray:
         """The training order of an epoch: (sequences, 2) int64 of (document, slice).
 
-        Each epoch has a new permutation of the documents; all of its columns use the same one.
+        Each epoch has a new permutation of the documents, which all columns share.
         """
-        # Raw bits of a named generator: numpy promises that these stay the same in later versions, but not
-        # its permutation().
+        # Raw bits of a specific generator: numpy guarantees their stability over versions, but not that of
+        # permutation().
         bits = np.random.Philox(np.random.SeedSequence([self.seed, epoch]))
         documents = np.argsort(bits.random_raw(len(self._slices)), kind="stable")
         order = _slices_of(documents, self._slices[documents])
@@ -235,7 +236,7 @@ class TokenSequences(Sequences):
 
 
 def _slices_of(documents: np.ndarray, slices: np.ndarray) -> np.ndarray:
-    """(document, 0), (document, 1), ... for each of ``documents``, having ``slices`` slices."""
+    """(document, 0), (document, 1), ... for each of ``documents``, which has ``slices`` slices."""
     ends = np.cumsum(slices)
     within = np.arange(slices.sum(), dtype=np.int64) - np.repeat(ends - slices, slices)
     return np.stack([np.repeat(documents, slices), within], axis=1)

@@ -1,4 +1,4 @@
-"""A checkpoint with a text: of a run the text that its suite holds out, else any file, or a book."""
+"""A checkpoint with text: the held-out text of a run, any file, or the sample book."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ BATCH_TOKENS = 8192
 
 
 class TextCheckpoint(Checkpoint):
-    """A checkpoint with texts as sequences of its tokens."""
+    """A checkpoint that reads text as sequences of its tokens."""
 
     def autocast_dtype(self, device: torch.device) -> str:
-        """The dtype in which the model computes: as the run was trained, else bfloat16 on a GPU."""
+        """The compute dtype: that of the run's training, else bfloat16 on a GPU and float32 on a CPU."""
         usual = "bfloat16" if device.type == "cuda" else "float32"
         return self.run["settings"]["training"]["dtype"] if self.run else usual
 
@@ -33,7 +33,7 @@ class TextCheckpoint(Checkpoint):
         return "+".join(map(sha256_of, weight_files(self.folder)))
 
     def source(self, text: str | None = None, token_ids: str | None = None) -> str:
-        """The text that :meth:`input_ids` reads, in words."""
+        """A description of the text that :meth:`input_ids` reads."""
         if token_ids or text:
             return str(token_ids or text)
         if self.run:
@@ -43,11 +43,11 @@ class TextCheckpoint(Checkpoint):
     def corpus(self) -> Corpus:
         """The corpus on which the run was trained."""
         corpus = prepare(self.run["settings"]["data"])
-        # Bytes always match, but merges learnt from another text give other tokens.
+        # Byte tokens always match, but BPE merges trained on other text produce other tokens.
         if self.run["data"]["hash"] != corpus.describe()["hash"] and corpus.config.bpe_size:
             raise UsageError(
-                f"{self.folder.parent} was trained on other text than {corpus.config.corpus} holds "
-                "here, with another tokenizer; bring its cache entry, or give --text or --token-ids"
+                f"{self.folder.parent} was trained on other text than corpus {corpus.config.corpus} contains "
+                "here, with another tokenizer; copy its cache entry, or use --text or --token-ids"
             )
         return corpus
 
@@ -55,11 +55,11 @@ class TextCheckpoint(Checkpoint):
     def input_ids(
         self, context_length: int, tokens: int, *, text: str | None = None, token_ids: str | None = None
     ) -> Tensor:
-        """(sequences, context_length) int64: as many whole sequences as ``tokens`` allows, at least one.
+        """(sequences, context_length) int64: as many complete sequences as ``tokens`` allows, at least one.
 
         Args:
-            text: a file or folder of text. Default: the run's own held-out text, else the book that comes
-                with the project, on which no FoX model of the project was trained.
+            text: a file or folder of text. Default: the run's held-out text, else the book included in the
+                project, on which no FoX model of the project was trained.
             token_ids: a ``.npy`` file of integers, (tokens,) or (documents, tokens), instead of text.
         """
         tokens = max(tokens, context_length)
@@ -74,12 +74,12 @@ class TextCheckpoint(Checkpoint):
         return check_ids(ids, self.config.vocab_size)
 
     def _sequences(self, text: str | None, context_length: int, tokens: int) -> TokenSequences:
-        """Those of a text, as far as ``tokens`` reaches."""
+        """The sequences of a text, with at least ``tokens`` tokens if the text is long enough."""
         tokenizer = self.require_tokenizer()
         encoded, usable = [np.empty(0, np.int64)], 0
         for document in open_text(text).documents():
             encoded.append(tokenizer.encode(document.data).astype(np.int64))
-            # Sequences come column by column: later documents are read only when these are too few.
+            # The order is column by column, so further documents are needed only if these are too few.
             usable += min(len(encoded[-1]), HELDOUT_COLUMN) // context_length * context_length
             if usable >= tokens:
                 break
@@ -90,26 +90,28 @@ class TextCheckpoint(Checkpoint):
 
 
 def read_ids(path: str, context_length: int, tokens: int) -> Tensor:
-    """(sequences, context_length) int64 of a ``.npy`` file, at most ``tokens``."""
+    """The sequences (sequences, context_length) int64 of a ``.npy`` file, at most ``tokens`` tokens."""
     try:
         ids = np.atleast_2d(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError):  # numpy's own message would suggest unpickling it
+    except (OSError, ValueError, EOFError):  # numpy's own message suggests unpickling
         ids = np.empty(0)
     if ids.dtype.kind not in "iu":
         raise UsageError(
-            f"{path}: no array of integers, (tokens,) or (documents, tokens); write one with numpy.save"
+            f"{path}: not an array of integers, (tokens,) or (documents, tokens); write one with numpy.save"
         )
     per_document = ids.shape[1] // context_length
     if not per_document:
-        raise UsageError(f"{path}: a document has {ids.shape[1]} tokens; give that --context-length, or less")
+        raise UsageError(
+            f"{path}: a document has {ids.shape[1]} tokens; reduce --context-length to at most this"
+        )
     rows = ids[:, : per_document * context_length].reshape(-1, context_length)
     return torch.from_numpy(rows[: tokens // context_length].astype(np.int64))
 
 
 def labelled_batches(input_ids: Tensor, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """(input_ids, labels) on a device, batches of 8,192 tokens or of one sequence."""
+    """Batches (input_ids, labels) on ``device``, of 8,192 tokens or of one longer sequence."""
     rows = max(1, BATCH_TOKENS // input_ids.shape[1])
-    # The token after a sequence's last one is not in input_ids, so that position has no loss.
+    # The token after the last position of a sequence is not in input_ids, so this position has no loss.
     labels = input_ids.roll(-1, 1)
     labels[:, -1] = IGNORED_LABEL
     ids, labels = (x.to(device).split(rows) for x in (input_ids, labels))

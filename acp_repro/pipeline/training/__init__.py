@@ -1,1 +1,1 @@
-"""Training: optimiser and schedule (Appendix B), checkpoints that survive, and the loop."""
+"""Training: optimiser and schedule (Appendix B), checkpoints, and the training loop."""

@@ -1,6 +1,6 @@
-"""Ranks: one process, or several that torchrun starts, with DDP or FSDP2 around the model.
+"""Distributed training: one process, or several ranks started by torchrun, with DDP or FSDP2.
 
-Without a process group every function works too, as one rank. Ranks of one run share a disk.
+Without a process group all functions work as on one rank. The ranks of a run share a disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class DistributedError(UserError, RuntimeError):
-    """The ranks cannot be set up; the message says what to start instead."""
+    """The ranks cannot be set up; the message names a valid number of ranks or device."""
 
 
 def rank() -> int:
@@ -40,7 +40,7 @@ def world_size() -> int:
 
 @contextlib.contextmanager
 def process_group(device: str | None = None) -> Iterator[torch.device]:
-    """Joins the ranks if torchrun started this process, and gives it its device, a GPU for each rank."""
+    """A context with the device of this process, one GPU per rank; joins the ranks if torchrun started it."""
     chosen = choose_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield chosen
@@ -49,50 +49,49 @@ def process_group(device: str | None = None) -> Iterator[torch.device]:
         local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if chosen.index is not None or local >= gpus:
             raise DistributedError(
-                f"{os.environ['LOCAL_WORLD_SIZE']} ranks on {device}: each takes one of {gpus} GPUs; "
+                f"{os.environ['LOCAL_WORLD_SIZE']} ranks on {device} need one GPU each, of {gpus} GPUs; "
                 f"use --device cuda with --nproc-per-node {gpus} (make: NPROC={gpus}), or --device cpu"
             )
         chosen = torch.device("cuda", local)
         torch.cuda.set_device(chosen)
-        dist.init_process_group("cpu:gloo,cuda:nccl")  # small messages go through the CPU
+        dist.init_process_group("cpu:gloo,cuda:nccl")  # small messages are sent from the CPU
     else:
         dist.init_process_group("gloo")
     yield chosen
-    # Not in a `finally`: after an error of one rank this would wait for the others. torchrun ends them all
-    # once this process has ended. Errors of all ranks are handled inside.
+    # Not in a `finally`: after an error on one rank this call would wait for the others. torchrun terminates
+    # them when this process ends. Errors that all ranks raise are handled inside the context.
     dist.destroy_process_group()
 
 
 def check_ranks(run: Run, micro_batches: int, sharing: int = 1) -> None:
-    """Checks that each group of ``sharing`` ranks gets the same number of the ``micro_batches`` of a step."""
+    """Checks that the ``micro_batches`` of a step divide evenly among groups of ``sharing`` ranks."""
     ranks = world_size()
     if ranks % sharing or micro_batches % (ranks // sharing):
         possible = [str(n * sharing) for n in range(1, micro_batches + 1) if micro_batches % n == 0]
-        together = f", {sharing} ranks to each (context_parallel)" if sharing > 1 else ""
+        together = f", {sharing} ranks per micro-batch (context_parallel)" if sharing > 1 else ""
         raise DistributedError(
-            f"{run.name}: {ranks} ranks cannot share the {micro_batches} micro-batches of a step equally"
-            f"{together}; "
-            f"use NPROC={' or '.join(possible[-4:])}"
+            f"{run.name}: {ranks} ranks cannot divide the {micro_batches} micro-batches of a step evenly"
+            f"{together}; use NPROC={' or '.join(possible[-4:])}"
         )
 
 
 def context_group(sharing: int, device: torch.device) -> dist.ProcessGroup:
-    """The ``sharing`` ranks, neighbours, that hold shards of the same sequences as this rank."""
+    """The group of ``sharing`` consecutive ranks, with this rank, that have shards of the same sequences."""
     shape = (world_size() // sharing, sharing)
     return init_device_mesh(device.type, shape, mesh_dim_names=("data", "context")).get_group("context")
 
 
 def launch_ranks(ranks: int, module: str, arguments: list[str]) -> int:
-    """Runs ``python -m module arguments`` as ``ranks`` processes of this machine, and waits for them.
+    """Runs ``python -m module arguments`` as ``ranks`` processes on this machine, and waits for them.
 
-    Gives 0, or 1 if one of them failed. Rank 0 has then printed what is wrong; or, after a signal
-    (KeyboardInterrupt), what was saved.
+    Returns 0, or 1 if a process failed; rank 0 prints the error. After a signal it raises KeyboardInterrupt,
+    and rank 0 prints which checkpoint was saved.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    # Rank 0 prints the error in one line; the launcher's own report would fill a page.
+    # Rank 0 prints the error in one line; the launcher's own report is a page long.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         run(parse_args(["--standalone", "--nproc-per-node", str(ranks), "-m", "--", module, *arguments]))
@@ -104,19 +103,19 @@ def launch_ranks(ranks: int, module: str, arguments: list[str]) -> int:
 
 
 def parallelize(model: nn.Module, blocks: Sequence[nn.Module], mode: str, device: torch.device) -> nn.Module:
-    """Wraps ``model`` so that gradients are means over ranks; call the result instead of ``model``.
+    """Wraps ``model`` so that gradients are averaged over ranks; call the result instead of ``model``.
 
-    FSDP2 shards ``model`` in place, one group of weights a block. Weights stay float32 and products stay
-    under autocast, as on one rank, so the numbers agree within rounding.
+    FSDP2 shards ``model`` in place, with one group of weights per block. As on one rank, weights are float32
+    and matrix products run under autocast, so the results agree within rounding.
 
     Args:
-        model: with the same weights on every rank.
-        blocks: the parts that are sharded one by one.
+        model: a model with the same weights on every rank.
+        blocks: the submodules that are sharded separately.
         mode: ``none``, ``ddp`` or ``fsdp``.
         device: the model's device.
     """
     if mode == "ddp":
-        # Blocks are compiled one by one, so splitting their graphs at DDP's buckets would gain nothing.
+        # Blocks are compiled separately, so splitting their graphs at DDP's buckets has no benefit.
         torch._dynamo.config.optimize_ddp = False
         ids = [device] if device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
@@ -124,7 +123,7 @@ def parallelize(model: nn.Module, blocks: Sequence[nn.Module], mode: str, device
         # The output of forward may be a view; nothing writes into it.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* view", UserWarning)
         mesh = init_device_mesh(device.type, (world_size(),))
-        # Whole weights stay between micro-batches, so they are sent once a step; see gradient_sync.
+        # Unsharded weights are kept between micro-batches, so each step gathers them once; see gradient_sync.
         for block in blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=False)
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
@@ -133,10 +132,10 @@ def parallelize(model: nn.Module, blocks: Sequence[nn.Module], mode: str, device
 
 @contextlib.contextmanager
 def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
-    """Forward and backward inside add to the gradient. Ranks share it only if ``enabled``.
+    """A context in which backward passes accumulate gradients, and synchronise ranks if ``enabled``.
 
-    FSDP2 then also frees the whole weights and gradients. Until then each rank holds them, 8 bytes a weight;
-    sharding saves the optimiser's 8 bytes.
+    With ``enabled``, FSDP2 also frees the unsharded weights and gradients. Until then each rank stores 8
+    bytes per weight for them; sharding saves only the 8 bytes per weight of the optimiser.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(enabled)
@@ -149,8 +148,8 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
 
 
 def mean_over_ranks(value: Tensor) -> Tensor:
-    """The mean of each rank's ``value``, any shape and dtype, on every rank. The host does not wait for a
-    GPU."""
+    """The mean of ``value``, of any shape and dtype, over ranks, on every rank; the host does not
+    synchronise."""
     if world_size() == 1:
         return value
     value = value.clone()
@@ -159,7 +158,7 @@ def mean_over_ranks(value: Tensor) -> Tensor:
 
 
 def any_rank(*flags: bool) -> list[bool]:
-    """For each flag whether it is set on any rank; the same on every rank. All ranks must call."""
+    """Whether each flag is set on any rank; the result is the same on all ranks. All ranks must call."""
     if world_size() == 1:
         return list(flags)
     values = torch.tensor(flags, dtype=torch.int32)
@@ -168,14 +167,14 @@ def any_rank(*flags: bool) -> list[bool]:
 
 
 def on_rank_zero(action: Callable[[], T]) -> T:
-    """Rank 0 runs ``action``. Every rank gets its result or raises its error. All ranks must call."""
+    """Runs ``action`` on rank 0; every rank returns its result or raises its error. All ranks must call."""
     if world_size() == 1:
         return action()
     outcome: list[Any] = [None, None]
     if rank() == 0:
         try:
             outcome[0] = action()
-        except Exception as error:  # the others wait for this rank's outcome, also after an error
+        except Exception as error:  # the other ranks wait for the outcome, also after an error
             outcome[1] = error
     dist.broadcast_object_list(outcome, device=torch.device("cpu"))
     if outcome[1] is not None:

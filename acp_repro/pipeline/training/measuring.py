@@ -1,4 +1,4 @@
-"""Measures trained runs into records."""
+"""Measures trained runs and writes the records."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..run import Run
 def bring_up_to_date(
     suite: Suite, wanted: Iterable[tuple[Run, Metric]], device: str | None, *, again: bool = False
 ) -> None:
-    """Writes the records that are not up to date, and prints the file of each; one process at a time.
+    """Writes the records that are not up to date and prints their paths; one process at a time.
 
     Args:
-        wanted: the pairs of a run together, so that its weights are read once.
-        again: measure again even if up to date.
+        wanted: the records to write; pairs of one run are consecutive, so that its weights load once.
+        again: also measure records that are up to date.
     """
     with freshness.exclusive("measuring", "measures here"):
         stale = []
@@ -44,7 +44,7 @@ def _measure(suite: Suite, stale: list[tuple[Run, Metric]], device: Any) -> None
         stale, key=lambda pair: (pair[0], pair[1].untrained(pair[0]))
     ):
         if untrained:
-            from .task import Trained  # imports torch, which takes seconds
+            from .task import Trained  # importing torch takes seconds
 
             trained = Trained(suite, run, None, None, device, trained_tokens=0)
         else:

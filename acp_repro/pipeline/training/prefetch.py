@@ -1,4 +1,4 @@
-"""Prepares batches ahead of their use: a thread reads, pins and copies while the GPU computes."""
+"""Prefetches batches: a thread reads, pins and copies them while the GPU computes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Batch = tuple[Tensor, ...]
 class Prefetcher(AbstractContextManager):
     """An iterator over ``load(index)`` for each index, in order, on ``device``.
 
-    On a GPU a batch is copied from pinned memory on a separate stream, so a copy hides behind the step before
-    it. ``load`` gives tensors on the CPU and is called in another thread; its error rises at its place and
-    ends the iteration.
+    On a GPU, batches are copied from pinned memory on a separate stream, so that copies overlap with the
+    previous step. ``load`` returns tensors on the CPU and runs in another thread; ``next`` raises its error
+    for the same index, and the iteration ends.
 
     Attributes:
-        waited_seconds: how long ``next`` has waited for batches in all.
+        waited_seconds: the total time that ``next`` has waited for batches.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Prefetcher(AbstractContextManager):
         self.waited_seconds += time.perf_counter() - started
         if copied is not None:
             stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(copied)  # the GPU waits, the host does not
+            stream.wait_event(copied)  # only the GPU waits
             for tensor in batch:
-                # Made on the copying stream: its memory must not be reused while it is in use here.
+                # Allocated on the copy stream: its memory must not be reused while this stream reads it.
                 tensor.record_stream(stream)
         return batch
 
     def close(self) -> None:
-        """Stops the thread and drops the batches held ready; a second call does nothing."""
+        """Stops the thread and drops the prefetched batches; a second call does nothing."""
         self._ahead.clear()
         self._thread.shutdown(cancel_futures=True)
 
@@ -74,7 +74,7 @@ class Prefetcher(AbstractContextManager):
 
     def _open_stream(self) -> None:
         if self.device.type == "cuda":
-            if self.device.index is not None:  # a thread begins on GPU 0, and would open it
+            if self.device.index is not None:  # otherwise the thread would create a context on GPU 0
                 torch.cuda.set_device(self.device)
             self._stream = torch.cuda.Stream(self.device)
 
@@ -83,7 +83,7 @@ class Prefetcher(AbstractContextManager):
         if self._stream is None:
             return batch, None
         with torch.cuda.stream(self._stream):
-            # torch does not reuse pinned memory before a copy from it has ended.
+            # torch does not reuse pinned memory before copies from it have finished.
             batch = tuple(x.pin_memory().to(self.device, non_blocking=True) for x in batch)
             copied = torch.cuda.Event()
             copied.record(self._stream)

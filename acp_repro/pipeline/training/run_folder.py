@@ -1,22 +1,20 @@
-"""The folder of a run: what it contains, which process may write to it, its checkpoints, and the tests of its
-weights.
+"""The folder of a run: its lock, provenance, log, checkpoints, and the validation of its weights.
 
-A run folder holds all that explains it::
+A run folder documents the run completely::
 
-    run.json        what was run: the resolved settings, the data, ranks, versions and commit
-    metrics.jsonl   one line a step
+    run.json        provenance: the resolved settings, the data, ranks, versions and commit
+    metrics.jsonl   one line per step
     checkpoints/    the newest two, each with the content of run.json, until the run is done
-    model/          config.json and model.safetensors, in the authors' format, once it is done
+    model/          config.json and model.safetensors, in the authors' format, once the run is done
     done.json       tokens, seconds, the last loss, peak memory, the hashes of weights and settings
 
-A checkpoint is a folder ``step-00000042`` of safetensors files, one a rank. ``torch.distributed.checkpoint``
-writes and reads it. So a run can continue with another number of ranks, with DDP, FSDP2 or neither. Nothing
-is unpickled: the header of each file says where its pieces belong.
+A checkpoint is a folder such as ``step-00000042`` with one safetensors file per rank, which
+``torch.distributed.checkpoint`` writes and reads. A run can therefore resume with another number of ranks,
+and with or without DDP or FSDP2. Nothing is unpickled: the header of each file locates its shards.
 
-A checkpoint is an artifact, whose manifest has the content of ``run.json`` and the digest of the run's
-settings. A checkpoint that is damaged or belongs to a run of other settings is skipped with a warning, and
-the previous one is used. Two are kept. If the disk fills up while the third is written, the last good one is
-still there.
+A checkpoint is an artifact, whose manifest contains ``run.json`` and the digest of the run's settings. A
+checkpoint that is damaged or has other settings is skipped with a warning, and the previous one is loaded.
+Two checkpoints are kept. If the disk fills up while the third is written, an intact one remains.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -55,24 +53,21 @@ from ..provenance import commit, device_name, version
 from ..run import Run
 from .distributed import on_rank_zero, rank, world_size
 
-if TYPE_CHECKING:
-    from .task import Task
-
-KEEP = 2  # checkpoints
+KEEP = 2  # number of checkpoints
 _NAME = re.compile(r"step-(\d{8})")
 _STEP = "optimizer.step"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class TrainingError(UserError, RuntimeError):
-    """The run cannot continue; the message says why and what to do."""
+    """The run cannot continue; the message states the cause and the remedy."""
 
 
 class RunFolder:
-    """The folder of a run in training. All ranks call each method; rank 0 alone reads, decides and writes.
+    """The folder of a run in training. All ranks call each method; only rank 0 reads, decides and writes.
 
     Args:
-        report: called with lines for the user, on rank 0.
+        report: a function that rank 0 calls with lines for the user.
     """
 
     def __init__(self, run: Run, report: Callable[[str], None] = print):
@@ -82,7 +77,7 @@ class RunFolder:
         self._report = str if rank() else report  # str prints nothing
 
     def is_done(self) -> bool:
-        """Whether nothing is left to train, in which case the user is told."""
+        """Whether the run is already trained, which is then reported to the user."""
         if not on_rank_zero(lambda: is_done(self.run)):
             return False
         self._report(f"{self.run.name}: already done")
@@ -93,7 +88,7 @@ class RunFolder:
     def begin(self, stack: contextlib.ExitStack) -> bool:
         """Locks the folder until ``stack`` closes; False if another process has just finished the run.
 
-        Refuses to overwrite a run of other or unknown settings, or weights unlike ``done.json``.
+        Refuses to overwrite a run with other or unknown settings, or weights that do not match ``done.json``.
         """
         if self.run.weights is not None:
             raise TrainingError(
@@ -111,8 +106,8 @@ class RunFolder:
     def describe(self, device: torch.device, facts: dict[str, Any]) -> None:
         """Writes ``run.json``: settings, software, machine, and the facts of `Task.describe`.
 
-        Refuses to continue with other text. The settings stay those with which the run was begun, because
-        they identify its checkpoints: code that has gained a setting since then continues the run.
+        Refuses to resume with other text. The settings with which the run began are kept, because they
+        identify its checkpoints: a run can resume after a new setting was added to the code.
         """
         run, ranks = self.run, world_size()
         on_rank_zero(lambda: _check_same_text(run, facts["data"]))
@@ -131,8 +126,8 @@ class RunFolder:
         on_rank_zero(lambda: files.write_json(self.path / "run.json", self.description))
 
     def load_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Fills weights and optimiser from the newest intact checkpoint of this run; returns its step, or 0
-        without a checkpoint. The number of ranks that wrote the checkpoint makes no difference."""
+        """Loads weights and optimiser state from the newest intact checkpoint of this run and returns its
+        step, or 0 without a checkpoint. Any number of ranks may have written the checkpoint."""
         path = on_rank_zero(self._choose_checkpoint)
         if path is None:
             return 0
@@ -140,8 +135,8 @@ class RunFolder:
         reader = dcp.HuggingFaceStorageReader(str(path))
         stored = {name: tuple(x.size) for name, x in reader.read_metadata().state_dict_metadata.items()}
         wanted = {name: tuple(x.shape) for name, x in state.items()}
-        assert stored == wanted, f"{path} is of another model; delete {path.parent} to start again"
-        with _alone_is_fine():
+        assert stored == wanted, f"{path} belongs to another model; delete {path.parent} to train again"
+        with _hide_group_warning():
             dcp.load(state, storage_reader=reader)  # in place
         for of_parameter in optimizer.state.values():
             of_parameter["step"].copy_(state[_STEP][0])
@@ -150,7 +145,7 @@ class RunFolder:
         return step
 
     def _choose_checkpoint(self) -> Path | None:
-        """The newest intact checkpoint of the run; deletes the newer ones, which would count as kept."""
+        """The newest intact checkpoint of the run; deletes newer ones, which would count towards `KEEP`."""
         paths = _list_checkpoints(self.checkpoints)[::-1]
         for skipped, path in enumerate(paths):
             try:
@@ -162,19 +157,19 @@ class RunFolder:
                 return path
         if paths:
             raise TrainingError(
-                f"{self.checkpoints}: no checkpoint is intact and of these settings; delete the folder to "
-                "start again"
+                f"{self.checkpoints}: no checkpoint is intact and has these settings; delete the folder to "
+                "train again"
             )
         return None
 
     def save_checkpoint(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-        """Writes the checkpoint after ``step`` steps and returns its folder; the newest :data:`KEEP` stay."""
+        """Writes the checkpoint after ``step`` steps and returns its folder; keeps the newest `KEEP`."""
         path = self.checkpoints / f"step-{step:08d}"
         try:
-            on_rank_zero(lambda: _delete(self.checkpoints.glob(".step-*")))  # of a run that was killed
+            on_rank_zero(lambda: _delete(self.checkpoints.glob(".step-*")))  # left by a killed process
             temporary = on_rank_zero(lambda: begin(path))
             writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
-            with _alone_is_fine():
+            with _hide_group_warning():
                 dcp.save(training_state(model, optimizer), storage_writer=writer)
             on_rank_zero(lambda: publish(path, identify_run(self.description), self.description))
             on_rank_zero(lambda: _delete(_list_checkpoints(self.checkpoints)[:-KEEP]))
@@ -182,20 +177,20 @@ class RunFolder:
             on_rank_zero(lambda: _delete(self.checkpoints.glob(".step-*")))
             if isinstance(error, CheckpointException):  # the first rank's own error
                 error = next(cause for cause, _ in error.failures.values())
-            if not isinstance(error, Exception):  # no fault of the disk, such as Ctrl-C
+            if not isinstance(error, Exception):  # not a disk error, but Ctrl-C, for example
                 raise error
             raise TrainingError(
-                f"could not write {path}: {getattr(error, 'strerror', None) or error}; the last good one is "
-                f"{latest_checkpoint(self.run)}. Free some space, and the same command continues from there"
+                f"cannot write {path}: {getattr(error, 'strerror', None) or error}; the last good one is "
+                f"{latest_checkpoint(self.run)}. Free disk space, and the same command resumes from there"
             ) from error
         return path
 
     @contextlib.contextmanager
     def open_log(self, first_step: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-        """Gives a function that adds a step, of JSON's types, to ``metrics.jsonl``, one JSON object a step.
+        """A context with a function that appends a step, a JSON object, to ``metrics.jsonl``.
 
-        Lines of steps from ``first_step`` on are dropped first, because they will be written again. A last
-        line that a kill cut short is dropped too.
+        It first removes the lines of steps from ``first_step`` on, which will be written again, and a last
+        line that was truncated when the process was killed.
         """
         if rank():
             yield lambda step: None
@@ -207,23 +202,32 @@ class RunFolder:
                     kept.append(line + "\n")
         files.write_text(path, "".join(kept))
         with path.open("a") as log:
-            yield lambda step: print(json.dumps(step), file=log, flush=True)
+            # JSON has no NaN and no infinity: they are written as null.
+            finite = json.JSONDecoder(parse_constant=lambda name: None).decode
+            yield lambda step: print(json.dumps(finite(json.dumps(step))), file=log, flush=True)
 
-    def finish(self, task: Task, model: nn.Module) -> None:
-        """Writes the trained weights and ``done.json``, and deletes the checkpoints."""
+    def finish(self, model: nn.Module, save: Callable[..., None], step_tokens: int) -> None:
+        """Writes the trained weights and ``done.json``, and deletes the checkpoints.
+
+        Args:
+            save: `Task.save`, which writes the weights.
+            step_tokens: tokens of a step.
+        """
         weights = None
-        if isinstance(next(model.parameters()), DTensor):  # whole weights on the CPU of rank 0
+        if isinstance(next(model.parameters()), DTensor):  # gathers the weights on the CPU of rank 0
             whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
             weights = get_model_state_dict(model, options=whole)
-        on_rank_zero(lambda: self._publish(task, model, weights))
+        on_rank_zero(lambda: self._publish(model, weights, save, step_tokens))
         self._delete_checkpoints()
 
-    def _publish(self, task: Task, model: nn.Module, weights: dict[str, Tensor] | None) -> None:
-        # Weights get their name last, because Make takes them as the sign that the run is complete.
+    def _publish(
+        self, model: nn.Module, weights: dict[str, Tensor] | None, save: Callable[..., None], step_tokens: int
+    ) -> None:
+        # The weights are renamed last, because their existence tells Make that the run is complete.
         unnamed = self.path / ".model"
         unnamed.mkdir(exist_ok=True)
-        task.save(model, unnamed, weights)
-        write_done(self.run, task.step_tokens, unnamed / "model.safetensors")
+        save(model, unnamed, weights)
+        write_done(self.run, step_tokens, unnamed / "model.safetensors")
         shutil.rmtree(self.path / "model", ignore_errors=True)
         unnamed.replace(self.path / "model")
 
@@ -235,17 +239,17 @@ class RunFolder:
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The tensors from which a run continues: the model's, AdamW's two moments, and the number of updates.
+    """The tensors of a checkpoint: the model's state, AdamW's two moments, and the number of updates.
 
-    All except the last share memory with the model and the optimiser. Weights may be sharded (DTensor). State
-    that the optimiser does not have yet is created here, as zeros.
+    All except the last share memory with the model and the optimiser. Weights may be sharded (DTensor).
+    Missing optimiser state is created as zeros.
     """
-    # A tied weight appears once, under the first of its names.
+    # A tied weight is stored once, under the first of its names.
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     state = {f"model.{n}": t.detach() for n, t in model.state_dict().items() if n not in weights}
     for name, parameter in model.named_parameters():
         of_parameter = optimizer.state[parameter]
-        if not of_parameter:  # as AdamW itself begins
+        if not of_parameter:  # as AdamW initialises its state
             of_parameter["step"] = torch.zeros((), device=parameter.device)
             of_parameter.update({key: torch.zeros_like(parameter) for key in _MOMENTS})
         state[f"model.{name}"] = parameter.detach()
@@ -256,7 +260,7 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 def latest_checkpoint(run: Run) -> Path | None:
-    """The newest checkpoint by name, without reading it."""
+    """The newest checkpoint by name; its content is not read."""
     return max(_list_checkpoints(run.folder / "checkpoints"), default=None)
 
 
@@ -270,26 +274,26 @@ def _delete(folders: Iterable[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _alone_is_fine() -> Iterator[None]:
-    """Hides torch's warning that there is no process group: a single rank trains without one."""
+def _hide_group_warning() -> Iterator[None]:
+    """A context that hides torch's warning about a missing process group: a single rank needs none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
 
 
-# --- the folder on disk, also of runs that are not in training ----------------------------------------------
+# --- the folder on disk, whether or not the run is in training ----------------------------------------------
 
 
 def is_done(run: Run) -> bool:
-    """Whether the folder holds the complete weights of exactly these settings; ready ones have none."""
+    """Whether the folder contains complete weights of exactly these settings; ready weights have none."""
     return has_weights(run) and is_current(run.weights_file, _inputs(run), run.folder / "done.json")
 
 
 def check_done(run: Run) -> None:
-    """Checks that the folder holds finished weights of these settings."""
+    """Checks that the folder contains finished weights of these settings."""
     if not is_done(run):
         raise TrainingError(
-            f"{run.folder} holds no finished weights of these settings; train them with `{run.command}`"
+            f"{run.folder} contains no finished weights of these settings; train them with `{run.command}`"
         )
 
 
@@ -297,15 +301,15 @@ def _check_unchanged(run: Run) -> None:
     begun = latest_checkpoint(run) is not None
     finished = run.weights_file.is_file() and not begun
     before = description(run).get("settings")
-    if before is None and (begun or finished):  # otherwise there is nothing to lose
+    if before is None and (begun or finished):  # otherwise nothing would be overwritten
         raise TrainingError(
             f"{run.folder}/run.json is missing or damaged, so the weights' settings are unknown. Copy it "
             f"back, or delete the run to train again: rm -r {run.folder}"
         )
     if other := before is not None and differences(before, run):
         raise TrainingError(
-            f"{run.folder} was begun with other settings: {'; '.join(other)}. Put them back, or "
-            f"delete it to train again: rm -r {run.folder}"
+            f"{run.folder} was started with other settings: {'; '.join(other)}. Restore them, or "
+            f"delete the run to train again: rm -r {run.folder}"
         )
     if finished:
         remedy = f"copy the run's own file back, or delete the run to train again: rm -r {run.folder}"
@@ -313,37 +317,37 @@ def _check_unchanged(run: Run) -> None:
 
 
 def _inputs(run: Run) -> dict[str, str] | None:
-    """The identity of the run's weights; None for ready weights, whose settings are not in their folder."""
+    """The inputs that identify the run's weights; None for ready weights, whose folder has no settings."""
     return identify_run(description(run)) if run.weights is None else None
 
 
 def description(run: Run) -> dict[str, Any]:
-    """The content of ``run.json``, or of the newest checkpoint's manifest if that file is missing or damaged;
-    empty if neither can be read."""
+    """The content of ``run.json`` or, if it is missing or damaged, of the newest checkpoint's manifest; empty
+    if both are unreadable."""
     newest = latest_checkpoint(run) or run.folder
     return read_json(run.folder / "run.json") or read_json(newest / MANIFEST)
 
 
 def text_hash(run: Run) -> str | None:
-    """The hash of the text and tokeniser with which the run was begun, if its folder has it."""
+    """The hash of the text and tokeniser with which the run began, or None if it is not recorded."""
     return (description(run).get("data") or {}).get("hash")
 
 
 def _check_same_text(run: Run, data: dict[str, Any]) -> None:
-    """Refuses to continue with other text, or with a tokeniser that was trained on other text."""
+    """Refuses to resume with other text, or with a tokeniser that was trained on other text."""
     if text_hash(run) not in (None, data.get("hash")):
         raise TrainingError(
-            f"{run.folder} was begun with other text than corpus {data.get('corpus', 'of it')} holds "
-            "now (on another machine, or files came or went). Put it back, or delete the run to train "
+            f"{run.folder} was started with other text than corpus {data.get('corpus', 'of it')} "
+            "contains now (another machine, or changed files). Restore the text, or delete the run to train "
             f"again: rm -r {run.folder}"
         )
 
 
 def write_done(run: Run, step_tokens: int, weights: Path) -> None:
-    """Writes ``done.json``, from the lines of ``metrics.jsonl`` and the file of weights."""
+    """Writes ``done.json`` from the lines of ``metrics.jsonl`` and the file of weights."""
     lines = files.read_json_lines(run.folder / "metrics.jsonl")
     seconds = [step_tokens / x["throughput_tokens_per_s"] for x in lines]
-    gpus = [x["ranks"] for x in lines]  # a resume may have changed the number
+    gpus = [x["ranks"] for x in lines]  # the number may change when a run resumes
     tail = [x["loss_nats"] for x in lines[-max(1, len(lines) // 20) :]]
     memory = [x["peak_memory_bytes"] for x in lines if "peak_memory_bytes" in x]
     done = {
@@ -358,10 +362,10 @@ def write_done(run: Run, step_tokens: int, weights: Path) -> None:
 
 
 def compiles(run: Run, device: torch.device) -> bool:
-    """Whether blocks go through torch.compile. Never on a CPU, where it costs minutes and gains little."""
+    """Whether blocks are compiled; never on a CPU, where torch.compile takes minutes and gains little."""
     return run.training.compile and device.type == "cuda"
 
 
 def lock(folder: Path):
-    """A context that one process a run may be in; it is released when the process ends, for any reason."""
+    """A context that locks a run for one process; the lock ends with the process, for any reason."""
     return files.lock(folder / ".lock", refuse=f"{folder}: another process is training this run")

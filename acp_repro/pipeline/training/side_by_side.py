@@ -1,7 +1,8 @@
-"""Several runs at once, each in its own process.
+"""Trains several runs concurrently, each in its own process.
 
-On a CPU each has one thread, because a small model gains little from a second core. On GPUs they are dealt
-out in turn. With more runs than GPUs several share one, because a small model leaves most of it idle.
+On a CPU each process has one thread, because a small model gains little from a second core. GPUs are assigned
+round-robin. If there are more runs than GPUs, several share one, because a small model leaves most of a GPU
+idle.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from .trainer import GOES_ON, Stopped, announce_stop, train
 
 
 def train_side_by_side(suite: Suite, runs: list[Run], devices: list[torch.device], jobs: int | None) -> None:
-    """Trains ``runs``, ``jobs`` at a time. After an error or a signal the running ones save a checkpoint.
+    """Trains ``runs``, ``jobs`` at a time. After an error or a signal, active runs save a checkpoint.
 
-    A process trains several runs one after the other, so data that a paper keeps in memory are read once per
-    process. On a CPU each run has one thread whatever ``jobs`` is, so other runs do not change its bits.
+    A process trains several runs in sequence, so it loads data that a paper caches in memory only once. On a
+    CPU each run has one thread for any ``jobs``, so concurrent runs do not change its weights bitwise.
 
     Args:
-        devices: the CPU, or GPUs that the processes use in turn.
-        jobs: default: one a core, or one a GPU.
+        devices: the CPU, or GPUs, which are assigned to processes round-robin.
+        jobs: the number of processes; by default one per core, or one per GPU.
     """
     on_cpu = devices[0].type == "cpu"
     jobs = min(jobs or (usable_cores() if on_cpu else len(devices)), len(runs))
@@ -66,14 +67,14 @@ def train_side_by_side(suite: Suite, runs: list[Run], devices: list[torch.device
 
 
 def _stop(*_) -> None:
-    """Any signal stops as Ctrl-C does. Later only Ctrl-C stops at once, because launchers repeat others."""
+    """Treats any stop signal as Ctrl-C. Later ones are ignored, except Ctrl-C: launchers repeat signals."""
     for number in set(STOP_SIGNALS) - {signal.SIGINT}:
         signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt
 
 
 def _end(processes: list) -> bool:
-    """Ends all processes; whether one saved a checkpoint first. A Ctrl-C in the meantime ends all at once."""
+    """Terminates all processes; returns whether one saved a checkpoint. Ctrl-C meanwhile kills them all."""
     try:
         for process in processes:
             process.terminate()
@@ -91,7 +92,7 @@ _line, _device = 0, torch.device("cpu")
 
 def _begin(places, lock) -> None:
     global _line, _device
-    for number in set(STOP_SIGNALS) - {signal.SIGTERM}:  # the parent decides
+    for number in set(STOP_SIGNALS) - {signal.SIGTERM}:  # the parent process handles them
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     torch.set_num_threads(1)
@@ -108,9 +109,9 @@ def _train(suite_file: str, run_name: str) -> None:
     try:
         train(suite.paper, suite.run(run_name), device=_device, report=tqdm.write, position=_line)
     except Stopped as stop:
-        with contextlib.suppress(OSError):  # its reader may have ended
+        with contextlib.suppress(OSError):  # the reader of stdout may have ended
             tqdm.write(f"{run_name}: {stop}")
             sys.stdout.flush()
-        os._exit(STOPPED)  # or the pool would give this process the next run
-    except UserError as error:  # only its message is sent to the parent
+        os._exit(STOPPED)  # otherwise the pool would start the next run in this process
+    except UserError as error:  # only the message is sent to the parent
         raise UserError(str(error)) from None

@@ -1,4 +1,4 @@
-"""The interface between the trainer and a paper: the task of a run, and the trained run for measures."""
+"""The interface between the trainer and a paper: the task of a run, and the trained run for metrics."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Batch = tuple[Tensor, ...]
 
 
 class Task(ABC):
-    """How one run is trained. A paper derives from it; only four methods have no default.
+    """The training task of one run. Each paper defines a subclass; only four methods are abstract.
 
     Attributes:
         run: the run.
         steps: optimiser steps of the whole run.
-        micro_batches: batches of a step, shared by the ranks.
-        step_tokens: tokens of a step (or whatever the paper counts), for the log and the progress bar.
-        context_parallel: ranks that share the sequences of a batch; see :meth:`share_sequences`.
+        micro_batches: micro-batches per step, divided among the ranks.
+        step_tokens: tokens per step (or the paper's unit), for the log and the progress bar.
+        context_parallel: number of ranks that share the sequences of a batch; see :meth:`share_sequences`.
     """
 
     steps: int
@@ -44,73 +44,73 @@ class Task(ABC):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """A model with fresh weights on the CPU; torch's generator is seeded with the run's seed."""
+        """A model with initial weights on the CPU; torch's generator is seeded with the run's seed."""
 
     @abstractmethod
     def batch(self, index: int) -> Batch:
-        """Micro-batch ``index`` of the run, tensors on the CPU; a function of the settings and ``index``
-        alone."""
+        """Micro-batch ``index`` of the run, tensors on the CPU, which depend only on the settings and
+        ``index``."""
 
     @abstractmethod
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         """The mean loss of a batch, a float32 scalar; ``model`` may be a wrapper and must be called."""
 
     def share_sequences(self, model: nn.Module, group: ProcessGroup) -> None:
-        """Called where ``context_parallel`` is over 1: from here on, ``batch`` returns this rank's shards of
-        sequences, and ``model`` reads shards."""
+        """Enables context parallelism, if ``context_parallel`` is above 1: from now on ``batch`` returns this
+        rank's shards of sequences, and ``model`` reads shards."""
         raise NotImplementedError
 
     @abstractmethod
     def learning_rate(self, step: int) -> float:
-        """The learning rate of the step that follows ``step`` others."""
+        """The learning rate of step number ``step``, counted from 0."""
 
     def rates(self, model: nn.Module) -> Mapping[Tensor, float]:
-        """Weights whose learning rate is a multiple of the others', with that multiple."""
+        """Maps each weight with a learning-rate multiplier to this multiplier."""
         return {}
 
     def before_step(self, model: nn.Module, step: int) -> None:
-        """Called on every rank before the step that follows ``step`` others, with the model as it was built.
+        """A hook on every rank before step number ``step``, counted from 0; ``model`` is the unwrapped model.
 
-        A task whose model draws random numbers seeds them here, from the run's seed and the step. Then a
-        resume gives the same bits.
+        A task whose model samples random numbers seeds them here from the run's seed and the step, so that a
+        resumed run is bitwise identical.
         """
         return None
 
     def after_step(self, model: nn.Module, step: int) -> None:
-        """Called on every rank after the optimiser's step, for updates that are not gradient descent.
+        """A hook on every rank after the optimiser's step, for updates other than gradient descent.
 
-        What it changes must be in the model's state dict; otherwise a resume would lose it.
+        The state that it changes must be in the model's state dict; otherwise it is lost when a run resumes.
         """
         return None
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
-        """The parts that are compiled, and sharded by FSDP2, one by one; all alike in shape is best."""
+        """The submodules that are compiled and sharded separately; blocks of equal shape share one graph."""
         return []
 
     def watch(self, model: nn.Module, *batch: Tensor) -> dict[str, Any]:
-        """A look at the model every few steps, for the log. Called on every rank, without gradients.
+        """Statistics of the model for the log, every few steps. Called on every rank, without gradients.
 
-        ``model`` takes the same arguments as the one that was built; run it eagerly.
+        ``model`` has the same arguments as the result of :meth:`build`; run it eagerly.
         """
         return {}
 
     def shown(self, watched: dict[str, Any]) -> str:
-        """The part of :meth:`watch` that the progress bar shows."""
+        """The statistics of :meth:`watch` as text for the progress bar."""
         return ""
 
     def speed(self, tokens_per_s: float, device: torch.device, ranks: int, watched: dict) -> dict[str, float]:
-        """More numbers for the log that follow from the speed, such as the utilisation of the GPU."""
+        """Values for the log that are derived from the throughput, such as the utilisation of the GPU."""
         return {}
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
-        """For ``run.json``: ``parameters``, and ``data`` whose ``hash`` stands for text and tokeniser."""
+        """Facts for ``run.json``: ``parameters``, and ``data``, whose ``hash`` covers text and tokeniser."""
         return {"parameters": sum(p.numel() for p in model.parameters()), "data": {"hash": None}}
 
     def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Writes ``model.safetensors``, and other files of the trained model, into ``folder``.
+        """Writes ``model.safetensors`` and other files of the trained model into ``folder``.
 
         Args:
-            weights: whole weights on the CPU, if the model's own are sharded.
+            weights: unsharded weights on the CPU, if the weights of ``model`` are sharded.
         """
         tensors = {n: t.detach().cpu().contiguous() for n, t in (weights or model.state_dict()).items()}
         with files.replacing(folder / "model.safetensors") as path:
@@ -138,7 +138,7 @@ class Task(ABC):
 
 @dataclass
 class Trained:
-    """A trained run, loaded for measuring. A paper may derive from it, to add what its measures need."""
+    """A trained run, loaded for measuring. A paper may define a subclass with data for its metrics."""
 
     suite: Suite
     run: Run
@@ -151,21 +151,21 @@ class Trained:
 
     @property
     def measure_settings(self) -> Any:
-        """The suite's settings of the measures."""
+        """The suite's settings of the metrics."""
         return self.suite.measure_settings
 
     def once(self, compute: Callable[[Any], T]) -> T:
-        """``compute(self)``, computed once and shared by several metrics of one command."""
+        """``compute(self)``, which is cached for all metrics of one command."""
         name = f"{compute.__module__}.{compute.__qualname__}"
         if name not in self._once:
             self._once[name] = compute(self)
         return self._once[name]
 
     def when_written(self, delete: Callable[[], object]) -> None:
-        """Calls ``delete``, of a long measure's partial results, when all records of the run are written."""
+        """Registers ``delete``, which removes a metric's partial results once all records are written."""
         self._kept.append(delete)
 
     def written(self) -> None:
-        """Called when all records of the run are written."""
+        """Calls the functions of :meth:`when_written`, once all records of the run are written."""
         while self._kept:
             self._kept.pop()()

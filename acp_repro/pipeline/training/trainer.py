@@ -1,10 +1,10 @@
-"""Trains one run of a suite: :func:`train` reads top to bottom, from the run's folder to its trained weights.
+"""Trains one run of a suite; :func:`train` reads top to bottom, from the run's folder to its trained weights.
 
-Everything that decides the weights is a function of the settings and the step. A run that was killed
-continues as if it had not been: bit for bit with the same ranks, within rounding with others. Micro-batch i
-of a step goes to rank i mod ranks, so the data do not depend on the number of ranks. Under context
-parallelism it goes to a group of ranks, each of which reads its shard of every sequence. DDP and FSDP2 span
-all ranks, because the gradient is the mean over micro-batches and shards alike.
+The weights depend only on the settings and the step. A run that was killed resumes without a difference:
+bitwise identical with the same ranks, equal within rounding with others. Micro-batch i of a step is assigned
+to rank i mod ranks, so the data do not depend on the number of ranks. Under context parallelism it is
+assigned to a group of ranks, each of which reads its shard of every sequence. DDP and FSDP2 span all ranks,
+because the gradient is the mean over both micro-batches and shards.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GOES_ON = "the same command continues from there"
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal stopped the run, and a checkpoint to continue from is saved; the message says which."""
+    """A signal stopped the run after a checkpoint was saved; the message names the checkpoint."""
 
 
 def train(
@@ -57,17 +57,17 @@ def train(
     watch_every: int | None = None,
     position: int | None = None,
 ) -> Path:
-    """Trains ``run``, from its newest good checkpoint if there is one, and returns its folder.
+    """Trains ``run``, from its newest intact checkpoint if there is one, and returns its folder.
 
-    With several ranks (``distributed.process_group``) each of them calls this function. An error is raised on
-    every rank.
+    With several ranks (``distributed.process_group``) every rank calls this function, and errors are raised
+    on every rank.
 
     Args:
-        report: called with lines for the user, on rank 0.
-        stop_after: stop after this many steps in all, with a checkpoint (for tests).
-        watch_every: steps between the task's looks at the model, such as the pruned ratio of each layer.
-            Default: 100, or fewer in a short run, so that it has 25 looks.
-        position: the line of the progress bar, if several runs show theirs.
+        report: a function that rank 0 calls with lines for the user.
+        stop_after: total number of steps after which to stop with a checkpoint (for tests).
+        watch_every: steps between calls of `Task.watch`, which logs, for example, the pruned ratio of each
+            layer. Default: 100, or fewer in a short run, which then has 25 calls.
+        position: the line of the progress bar, if several runs have one.
     """
     folder = RunFolder(run, report)
     with contextlib.ExitStack() as stack:
@@ -108,7 +108,7 @@ def train(
                     batch = next(data)
                     batches = itertools.chain([batch], data)
                     with eager(device, run.training.dtype), torch.no_grad():
-                        # Without DDP, because gradients are not needed here.
+                        # Without the DDP wrapper, because no gradients are computed.
                         watched = task.watch(getattr(wrapped, "module", wrapped), *batch)
                     log.restart_clock()
                 waited = data.waited_seconds
@@ -135,8 +135,8 @@ def train(
                         raise Stopped(f"saved step {step + 1} of {task.steps} in {path}; {GOES_ON}")
             log.read_all()
         if last == task.steps:
-            folder.finish(task, model)
-        if any(any_rank(signals.asked is not None)):  # in the last step, or since
+            folder.finish(model, task.save, task.step_tokens)
+        if any(any_rank(signals.asked is not None)):  # a signal during or after the last step
             raise Stopped(f"{run.name} is done; {GOES_ON}")
     return folder.path
 
@@ -158,14 +158,14 @@ def train_step(
 
     Args:
         model: the model, or its wrapper from ``distributed.parallelize``.
-        loss_of: ``loss_of(model, *batch)``, the mean loss of a batch; see ``Task.loss``.
-        batches: gives batches of tensors, this rank's share of the step.
-        max_grad_norm: longer gradients are scaled down to this norm.
+        loss_of: ``loss_of(model, *batch)`` is the mean loss of a batch; see ``Task.loss``.
+        batches: an iterator over this rank's batches of tensors.
+        max_grad_norm: gradients with a larger norm are clipped to it.
         dtype: ``bfloat16`` (autocast over float32 weights) or ``float32``.
 
     Returns:
-        Mean loss in nats and the gradient's norm before clipping, of all ranks, as float32 scalars on
-        the device: reading them would make the host wait.
+        The mean loss in nats and the gradient norm before clipping, over all ranks, as float32 scalars on the
+        device, because reading them would synchronise the host.
     """
     optimizer.zero_grad(set_to_none=True)
     total = accumulate_gradients(model, loss_of, batches, num_batches, dtype=dtype)
@@ -180,8 +180,8 @@ def accumulate_gradients(
     *,
     dtype: str,
 ) -> Tensor:
-    """The first half of :func:`train_step`: adds gradients of the mean loss; returns that loss, a float32
-    scalar."""
+    """The first half of :func:`train_step`: accumulates the gradients of the mean loss and returns this loss,
+    a float32 scalar."""
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
     for index in range(num_batches):
@@ -198,7 +198,7 @@ def update(model: nn.Module, optimizer: torch.optim.AdamW, max_grad_norm: float)
     """The second half of :func:`train_step`: clips the gradients and updates the weights.
 
     Returns:
-        The gradient's norm before clipping, a float32 scalar.
+        The gradient norm before clipping, a float32 scalar.
     """
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     if isinstance(norm, DTensor):
@@ -210,10 +210,10 @@ def update(model: nn.Module, optimizer: torch.optim.AdamW, max_grad_norm: float)
 def make_optimizer(
     model: nn.Module, config: TrainerConfig, learning_rate: float, rates: Mapping[Tensor, float] | None = None
 ) -> torch.optim.AdamW:
-    """AdamW, fused. Weight decay applies to matrices only, not to norms and biases.
+    """A fused AdamW. Weight decay applies to matrices only, not to norms and biases.
 
     Args:
-        rates: weights of any shape and dtype, whose learning rate is this multiple of the others'.
+        rates: maps weights, of any shape and dtype, to multipliers of their learning rate.
     """
     rates = rates or {}
     groups: dict[tuple[float, float], list[Tensor]] = {}
@@ -230,16 +230,16 @@ def make_optimizer(
 
 
 def set_learning_rate(optimizer: torch.optim.AdamW, learning_rate: float) -> None:
-    """Sets the learning rate of all weights; each group multiplies it by its own ``rate``."""
+    """Sets the learning rate of all weights, multiplied by the ``rate`` of each group."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["rate"]
 
 
 def warmup_and_cosine(before: int, step: int, warmup: int, total: int) -> float:
-    """Share of the peak learning rate for a step (Appendix B). All arguments have one unit, such as tokens.
+    """The fraction of the peak learning rate (Appendix B). All arguments have one unit, such as tokens.
 
-    Linear from 0 over ``warmup``, then a cosine to 0 at ``total``. The step's own tokens count for the
-    warm-up, so that the first step changes the weights.
+    The schedule is linear from 0 over ``warmup``, then a cosine to 0 at ``total``. The warm-up includes the
+    step's own tokens, so that the first step changes the weights.
 
     Args:
         before: tokens before the step.
@@ -252,13 +252,13 @@ def warmup_and_cosine(before: int, step: int, warmup: int, total: int) -> float:
 
 
 def autocast(device: torch.device, dtype: str):
-    """bfloat16 autocast over float32 weights, or nothing for float32."""
+    """A context with bfloat16 autocast over float32 weights; it has no effect for float32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
 
 
 @contextlib.contextmanager
 def eager(device: torch.device, dtype: str) -> Iterator[None]:
-    """Inside, torch.compile is off, and the dtype's autocast is on."""
+    """A context in which torch.compile is disabled and autocast for ``dtype`` is enabled."""
     with torch.compiler.set_stance("force_eager"), autocast(device, dtype):
         yield
 
@@ -267,12 +267,12 @@ def eager(device: torch.device, dtype: str) -> Iterator[None]:
 def compiled_blocks(
     blocks: Sequence[nn.Module], enabled: bool, *, whole: bool = True, backend: str = "inductor"
 ) -> Iterator[None]:
-    """Inside, if ``enabled``, each block's forward goes through torch.compile: one graph that all blocks
-    share, or without ``whole`` several, where a block exchanges tokens with other ranks.
+    """A context in which, if ``enabled``, each block's forward is compiled: to one graph that all blocks
+    share or, without ``whole``, to several graphs, because a block exchanges tokens with other ranks.
 
-    Names of weights stay. Only ``forward`` is compiled, not the call around it, so FSDP2's hooks and gradient
-    checkpointing stay outside the graph. Graphs of other models are dropped, because torch.compile keeps only
-    a few graphs for one function.
+    The names of weights do not change. Only ``forward`` is compiled, so FSDP2's hooks and gradient
+    checkpointing are outside the graph. Graphs of other models are dropped, because torch.compile caches only
+    a few graphs per function.
     """
     if enabled:
         torch.compiler.reset()
@@ -291,8 +291,8 @@ def compiled_blocks(
 class StepLog(contextlib.AbstractContextManager):
     """Reads the losses of launched steps, checks that they are finite, and writes them to the run's folder.
 
-    On a GPU the host launches a step before it reads the loss of the step before, so the GPU never waits for
-    the host. All losses are read before a checkpoint, so none is written after a NaN.
+    On a GPU the host launches a step before it reads the previous step's loss, so the GPU never waits for the
+    host. All losses are read before a checkpoint is written, so no checkpoint follows a NaN.
     """
 
     def __init__(
@@ -314,11 +314,11 @@ class StepLog(contextlib.AbstractContextManager):
             disable=rank() > 0,
             position=position,
         )
-        # (record, loss and norm, when they will be ready) of the steps that are launched but not yet read
+        # (record, loss and norm, the moment they are ready) of steps that are launched but not yet read
         self.unread: list[tuple[dict[str, Any], Tensor, _Moment]] = []
         self.watched: dict[str, Any] = {}
         if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)  # drops those of earlier runs
+            torch.cuda.reset_peak_memory_stats(device)  # discards the peak of earlier runs
         self.restart_clock()
 
     def __exit__(self, *_) -> None:
@@ -333,7 +333,7 @@ class StepLog(contextlib.AbstractContextManager):
         waited_seconds: float,
         watched: dict[str, Any] | None,
     ) -> None:
-        """Notes a launched step, and reads the steps that are due."""
+        """Adds a launched step, and reads the steps that are due."""
         if watched is not None:
             self.watched = watched
         record = {
@@ -353,11 +353,11 @@ class StepLog(contextlib.AbstractContextManager):
         self._read(0)
 
     def restart_clock(self) -> None:
-        """Restarts the clock, so that time outside of training counts for no step."""
+        """Restarts the clock, so that no step includes time outside of training."""
         self.before = _Moment(self.device)
 
     def _read(self, keep: int) -> None:
-        """Reads and logs all but the newest ``keep`` of the steps launched."""
+        """Reads and logs all launched steps except the newest ``keep``."""
         while len(self.unread) > keep:
             record, numbers, ready = self.unread.pop(0)
             ready.wait()
@@ -390,7 +390,7 @@ class StepLog(contextlib.AbstractContextManager):
 
 
 class _Moment:
-    """The time at which the device has done all that was launched until now."""
+    """The time at which the device finishes all work launched so far."""
 
     def __init__(self, device: torch.device):
         self.event = None
@@ -404,20 +404,20 @@ class _Moment:
             self.event.synchronize()
 
     def seconds_since(self, earlier: _Moment) -> float:
-        """Seconds on the device's own clock, so it does not matter when the host reads it."""
+        """Seconds since ``earlier`` on the device's own clock, independent of when the host reads it."""
         if self.event is None:
             return self.at - earlier.at
         return earlier.event.elapsed_time(self.event) / 1e3
 
 
 class StopSignals:
-    """Notes signals to stop, as the handler of `stop_signals`. :func:`train` reads ``asked`` after each step.
+    """Records stop signals, as the handler of `stop_signals`. :func:`train` reads ``asked`` after each step.
 
-    A Ctrl-C after any signal stops at once. SIGTERM and SIGHUP may arrive again, also after a Ctrl-C, because
-    launchers send them too.
+    Ctrl-C after any signal stops at once. Repeated SIGTERM and SIGHUP have no effect, also after Ctrl-C,
+    because launchers send them too.
 
     Args:
-        speak: after a Ctrl-C, print what happens now.
+        speak: print a message after the first Ctrl-C.
     """
 
     def __init__(self, speak: bool):
@@ -433,5 +433,5 @@ class StopSignals:
 
 
 def announce_stop() -> None:
-    """Prints what a first Ctrl-C does; not by print, because a signal may interrupt a write to the stream."""
+    """Reports the first Ctrl-C; writes to the descriptor, because a signal may interrupt a buffered write."""
     os.write(2, b"\nstopping: a checkpoint is saved after this step; Ctrl-C again stops at once\n")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pandas as pd
 
 from .. import drawing, style
@@ -11,8 +9,7 @@ from ..tables import one_each
 
 SETTING = ["architecture", "size", "context_length_tokens", "vocab_size"]
 OFFICIAL = "official"
-DASHES = {"acp": "-", "exact": "--"}
-MODES = {"ddp": ("DDP", "o"), "fsdp": ("FSDP2", "s"), "none": ("one process", "o")}
+MODES = {"ddp": "DDP", "fsdp": "FSDP2", "none": "one process"}
 
 
 def of_linear(records: pd.DataFrame) -> pd.DataFrame:
@@ -25,43 +22,31 @@ def of_linear(records: pd.DataFrame) -> pd.DataFrame:
     return ours.assign(of_linear=each / first)
 
 
-def draw(records: pd.DataFrame) -> drawing.Figure:
-    """The share of linear growth against the number of GPUs, a panel a setting.
+def tabulate(records: pd.DataFrame) -> drawing.Table:
+    """One row per setting, method, mode and number of GPUs.
 
     Args:
-        records: ``training_step`` records of one suite; what was measured on one GPU alone is left out
-            where there is more.
+        records: ``training_step`` records of one suite; a setting that was measured on one GPU alone is left
+            out if others were measured on several.
     """
     ours = of_linear(records)
     grown = ours.groupby(SETTING)["ranks"].transform("max") > 1
-    settings = list((ours[grown] if grown.any() else ours).groupby(SETTING, sort=False))
-    figure, axes = drawing.panels(len(settings), 2.5, sharey=True, squeeze=False)
-    for ax, (setting, rows) in zip(axes[0], settings, strict=True):
-        for (method, mode), curve in _curves(rows):
-            name, marker = MODES[mode]
-            look = {"color": style.SIZES[method != "acp"], "ls": DASHES[method], "marker": marker}
-            label = f"{'ACP' if method == 'acp' else method}, {name}"
-            ax.plot(curve["ranks"], 100 * curve["of_linear"], label=label, **look)
-        ax.set_title(_in_words(setting))
-        ax.axhline(100, color=style.PAPER, lw=1, zorder=0)
-        drawing.powers_of_two(ax, sorted(rows["ranks"].unique()))
-        ax.set_xlabel("processes, one a GPU")
-    axes[0, 0].set(
-        ylabel="share of linear growth (%), axis cut", ylim=(min(70, 100 * ours["of_linear"].min() - 5), 105)
+    ours = (ours[grown] if grown.any() else ours).sort_values([*SETTING, "method"], kind="stable")
+    values = ours[[*SETTING, "method", "parallel", "ranks", "throughput_tokens_per_s", "of_linear"]]
+    shown = pd.DataFrame(
+        {
+            "model": [_in_words(setting) for setting in values[SETTING].itertuples(index=False, name=None)],
+            "method": values["method"].str.replace("acp", "ACP"),
+            "mode": values["parallel"].map(MODES).to_list(),
+            "GPUs": values["ranks"].map(str),
+            "tokens/s": values["throughput_tokens_per_s"].map("{:,.0f}".format),
+            "of linear growth": values["of_linear"].map("{:.1%}".format),
+        }
     )
-    drawing.legend(figure)
-    return figure
+    return drawing.Table(shown, values)
 
 
-def _curves(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:
-    """((method, mode), rows by ranks) of one setting; every mode begins at the single process."""
-    several = rows["ranks"] > 1
-    for method, same in rows.groupby("method", sort=False):
-        for mode in sorted(same.loc[several, "parallel"].unique()) or ["none"]:
-            yield (method, mode), same[(same["ranks"] == 1) | (same["parallel"] == mode)]
-
-
-def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     records = context.records["training_step"]
     ours, first = of_linear(records), records.iloc[0]
     several = ours[(ours["method"] == "acp") & (ours["ranks"] > 1)]
@@ -77,12 +62,12 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
 random tokens. The weights are new, and the gates are set so that ACP prunes {pruned} % of the blocks. Each
 GPU has one process, and each process takes equally many tokens. Times are medians of {first["repeats"]} times
 {first["steps"]} steps. {beside}"""
-    return draw(records), caption
+    return tabulate(records), caption
 
 
 def _in_words(setting: tuple) -> str:
     architecture, size, length, words = setting
-    return f"{size} ({architecture}) at {style.length_label(length)}, vocabulary {words:,}"
+    return f"{size} ({architecture}), {style.length_label(length)}, vocabulary {words:,}"
 
 
 def _against(baselines: pd.DataFrame, ours: pd.DataFrame) -> str:
