@@ -101,7 +101,7 @@ def test_skip_softmax_matches_a_loop_over_tiles(gate, threshold, leftwards):
 
 
 @pytest.mark.parametrize("threshold", [1e-2, 1.0])
-def test_the_backward_of_flash_sparse_attention_skips_what_its_forward_does(threshold):
+def test_flash_sparse_attention_backward_skips_the_blocks_of_its_forward(threshold):
     head = random_head(spread=4.0)
     tiles = whole_tiles(head, dense_scores(head))
     forward, backward = (skip(tiles, threshold) for skip in (skip_by_running_sum, skip_by_final_sum))

@@ -21,7 +21,7 @@ from triton.errors import TritonError
 from acp_repro.attention import forgetting_attention
 from acp_repro.attention.triton import block_sizes, dispatch, hopper, tiles
 
-from .test_triton import DEVICE, attend, boundary_for, check, lone_keys, make_inputs, run
+from .test_triton import DEVICE, attend, boundary_for, check, single_key_inputs, make_inputs, run
 
 IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
@@ -169,7 +169,7 @@ def test_every_output_and_gradient(monkeypatch, poisoned, seqlen, dtype, kind, h
 @pytest.mark.gpu
 @WIDTHS
 def test_weight_of_1_is_exact_in_both_passes(head_dim):
-    inputs = lone_keys(131, head_dim, torch.float16)
+    inputs = single_key_inputs(131, head_dim, torch.float16)
     assert dispatch.find_hopper(*inputs[1:4], 128, 64, inputs[0]) is hopper
     boundary = torch.zeros(2, 2, 2, dtype=torch.int32, device=DEVICE)
     out, _, _, dv, *_ = run(inputs, boundary, None, 0.11, 128, 64)

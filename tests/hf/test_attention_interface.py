@@ -59,7 +59,7 @@ def run(model, name, ids, **inputs):
 
 
 @pytest.mark.parametrize("name", ["alibi", "alibi-acp"])
-def test_a_grouped_llama_with_alibi(llama, ids, name):
+def test_grouped_llama_with_alibi(llama, ids, name):
     query = torch.empty(2, 4, 150, 16)
     c = alibi_log_fgate(llama, query, query).cumsum(-1)
     bias = (c[..., :, None] - c[..., None, :]).masked_fill(torch.ones(150, 150).triu(1).bool(), float("-inf"))

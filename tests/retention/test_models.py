@@ -269,7 +269,7 @@ class OwnModel(transformers.BertForSequenceClassification):
 
 @pytest.mark.parametrize("make", [OwnModel, transformers.BertModel, transformers.LongformerModel])
 @torch.no_grad()
-def test_a_retained_model_survives_pickling(make):
+def test_retained_model_survives_pickling(make):
     model = make(CONFIGS["Longformer" if "Longformer" in make.__name__ else "Bert"]()).eval()
     gated, file = retained(model, initial_multiplier=0.5), io.BytesIO()
     torch.save(gated, file)
