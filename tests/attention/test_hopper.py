@@ -21,7 +21,7 @@ from triton.errors import TritonError
 from acp_repro.attention import forgetting_attention
 from acp_repro.attention.triton import block_sizes, dispatch, hopper, tiles
 
-from .test_triton import DEVICE, attend, boundary_for, check, single_key_inputs, make_inputs, run
+from .test_triton import DEVICE, attend, boundary_for, check, make_inputs, run, single_key_inputs
 
 IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
