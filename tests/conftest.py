@@ -1,5 +1,5 @@
-"""Without a GPU the Triton kernels run in Triton's interpreter, which must be asked for before
-Triton is imported, and tests of a GPU say why they skip. And the fixtures that several folders use."""
+"""Enables Triton's interpreter without a GPU, before Triton is imported; skips GPU tests with a reason;
+and provides fixtures shared by several folders."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ SHIPPED = REPO_ROOT / "pretrained" / "pro-13m-4k-acp"
 
 
 def pytest_collection_modifyitems(items):
-    # First what starts processes and takes longest, or one core would still be at it when others are done.
+    # The slowest tests with processes run first; otherwise one core would finish long after the others.
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
     if torch.cuda.is_available():
         return
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def poisoned():
-    """Memory that is not written shows: new tensors are full of NaN, or of the largest integer."""
+    """Makes unwritten memory visible: new tensors are full of NaN or of the largest integer."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -35,7 +35,7 @@ def poisoned():
 
 @pytest.fixture(scope="session")
 def small_fox(tmp_path_factory) -> Path:
-    """Folder of a small FoX of random bfloat16 weights, with the tokenizer of the shipped one."""
+    """Folder of a small FoX with random bfloat16 weights and the tokenizer of the published model."""
     from tests.hf.tiny import saved  # imports Triton
 
     folder = tmp_path_factory.mktemp("models") / "small-fox"
@@ -46,7 +46,7 @@ def small_fox(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def official_pro() -> Path:
-    """Folder of the random-weight model of the authors' code, with its answers."""
+    """Folder of the random-weight model of the authors' code with its recorded outputs."""
     folder = REPO_ROOT.parent / "shared" / "fixtures" / "official_pro"
     if not (folder / "expected.safetensors").is_file():
         pytest.skip(

@@ -1,4 +1,4 @@
-"""Functions that run on several ranks with gloo, each in a process of its own.
+"""Runs functions on several ranks with gloo, each in a separate process.
 
 The processes are forked from a server that has imported torch once, so each starts in milliseconds, and not
 from the test process, whose threads would not survive a fork.
@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-import torch._dynamo  # an optimizer imports it: else each process would, for a second
+import torch._dynamo  # imported once here; otherwise each process would spend a second on it
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 
@@ -34,7 +34,7 @@ def run_on(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with contextlib.chdir(ROOT):  # where the server finds this module, and not another checkout's
+    with contextlib.chdir(ROOT):  # so that the server imports this checkout's module
         multiprocessing.forkserver.ensure_running()
     pairs = [_CONTEXT.Pipe(duplex=False) for _ in range(ranks)]
     processes = []

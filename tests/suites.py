@@ -1,4 +1,4 @@
-"""A suite so small that a run takes a second, for the tests of the pipeline."""
+"""A suite whose runs take a second each, for tests of the pipeline."""
 
 import dataclasses
 import importlib
@@ -30,7 +30,7 @@ measure: {pruned_ratio_tokens: 256, timing_tokens: 128, timing_repeats: 1, loss_
 
 
 def write_suite(folder: Path, text: str = YAML, name: str = "mini") -> None:
-    """``experiments/NAME.yaml`` and its corpus under ``folder``, which is to be the working folder."""
+    """Writes ``experiments/NAME.yaml`` and its corpus under ``folder``, the working folder."""
     (folder / "experiments").mkdir(exist_ok=True)
     (folder / "experiments" / f"{name}.yaml").write_text(text)
     words = "the quick brown fox jumps over the lazy dog while it forgets what it saw before "
@@ -39,35 +39,35 @@ def write_suite(folder: Path, text: str = YAML, name: str = "mini") -> None:
 
 
 def run_here(words: str) -> int:
-    """A command of make in this process, in place of ``run_words``."""
+    """Runs a command of make in this process, as a replacement for ``run_words``."""
     module, *arguments = shlex.split(words)[2:]
     return importlib.import_module(module).main(arguments)
 
 
 def records(metric: str, *names: str, suite: str = "mini"):
-    """The records of a metric, of the runs named or of all that have some."""
+    """The results of a metric, for the named runs or for all runs with results."""
     loaded = load_suite(suite)
     return read_records(loaded, metric, [loaded.run(n) for n in names] or loaded.runs, partial=not names)
 
 
 def train_run(run, device="cpu", **options):
-    """Trains a run of ACP."""
+    """Trains an ACP run."""
     return train(PAPER, run, device=torch.device(device), **options)
 
 
 def with_measure(suite, **settings):
-    """The suite with other settings of the measures."""
+    """The suite with other measurement settings."""
     measure = dataclasses.replace(suite.measure_settings, **settings)
     return dataclasses.replace(suite, file=dataclasses.replace(suite.file, measure=measure))
 
 
 def trained_run(name: str, suite: str = "mini"):
-    """A finished run, loaded for measuring."""
+    """A finished run, loaded for measurement."""
     loaded = load_suite(suite)
     return FoXTask(loaded.run(name)).trained(loaded, torch.device("cpu"))
 
 
 def slow_every_other(monkeypatch) -> None:
-    """A clock by which every piece of work takes 1 s and every other one 4 % more, whatever it is."""
+    """A clock on which each piece of work takes 1 s and every second one 4 % more."""
     seconds = itertools.accumulate(itertools.cycle((0.0, 1.0, 0.0, 1.04)))
     monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))

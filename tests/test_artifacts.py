@@ -1,4 +1,4 @@
-"""An artifact is intact and up to date, or one line says what is wrong with it."""
+"""An artifact is intact and up to date, or one line names the problem."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ def replaced(text):
 
 
 def flip(folder):
-    """A change that shows neither in the size nor in the date."""
+    """A change that alters neither size nor date."""
     stat = (folder / "a").stat()
     (folder / "a").write_bytes(b"same tokens")
     os.utime(folder / "a", ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -68,7 +68,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_one_line_and_repaired(folder, kind, caplog):
+def test_damage_is_reported_in_one_line_and_repaired(folder, kind, caplog):
     assert is_current(folder, None) and is_current(folder, INPUTS)
     damage, wrong = DAMAGE[kind]
     damage(folder)
@@ -83,19 +83,19 @@ def test_damage_is_one_line_and_repaired(folder, kind, caplog):
     assert sorted(path.name for path in folder.parent.iterdir()) == ["entry", "entry.lock"]
 
 
-def test_other_inputs_are_named(folder):
+def test_changed_inputs_are_reported(folder):
     assert not is_current(folder, {})
     with pytest.raises(ArtifactError, match=rf"^{folder} was made from other inputs \(text, new\); "):
         open_or_explain(folder, INPUTS | {"text": "cat", "new": 1})
 
 
-def test_a_file_has_its_manifest_beside_it_or_inside(tmp_path):
+def test_manifest_is_next_to_the_file_or_inside_it(tmp_path):
     weights, done = tmp_path / "weights", tmp_path / "done.json"
     weights.write_bytes(b"w")
     artifacts.write_manifest(done, weights, INPUTS, {"tokens": 3})
     assert open_or_explain(weights, INPUTS, manifest=done)["tokens"] == 3
     assert not is_current(weights, {}, done)
-    # As published: without inputs, which then may be any.
+    # As published: without recorded inputs, so any inputs are valid.
     done.write_text(json.dumps({"sha256": artifacts.sha256_of(weights)}))
     assert is_current(weights, INPUTS, done)
     weights.write_bytes(b"v")
@@ -106,7 +106,7 @@ def test_a_file_has_its_manifest_beside_it_or_inside(tmp_path):
     assert not is_current(done, None, done)
 
 
-def test_every_file_is_on_the_disk_before_the_artifact_gets_its_name(tmp_path, monkeypatch):
+def test_files_are_synced_before_the_artifact_is_renamed(tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
 
     def record(descriptor):
@@ -122,19 +122,19 @@ def test_every_file_is_on_the_disk_before_the_artifact_gets_its_name(tmp_path, m
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_killed_build_leaves_nothing(tmp_path, error):
+def test_killed_build_leaves_no_files(tmp_path, error):
     def dies(folder):
         assert not any(folder.iterdir())
         build(folder)
         raise error
 
-    (tmp_path / ".entry" / "left").mkdir(parents=True)  # of a build that was killed without a chance
+    (tmp_path / ".entry" / "left").mkdir(parents=True)  # left by a build that was killed
     with pytest.raises(error):
         open_or_build(tmp_path / "entry", INPUTS, dies)
     assert [path.name for path in tmp_path.iterdir()] == ["entry.lock"]
 
 
-def test_one_of_many_builds(tmp_path):
+def test_concurrent_builds_produce_one_artifact(tmp_path):
     built = []
 
     def slow(folder):

@@ -15,7 +15,7 @@ BUDGET = tomllib.loads((ROOT / "budget.toml").read_text())
 
 
 def count_statements(folder: str, pattern: str = "**/*.py") -> int:
-    """The statements of a folder without its docstrings, so joining lines gains nothing."""
+    """The number of statements in a folder without docstrings, which is independent of line breaks."""
     files = sorted((ROOT / folder).glob(pattern))
     assert files, folder
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
@@ -66,7 +66,7 @@ def count_surface() -> dict[str, int]:
 
 
 def collect_keys(kind: object, keys: set[tuple[type, str]]) -> None:
-    """Adds the keys of a suite file that a type and the types inside it declare."""
+    """Adds the suite-file keys that a type and its nested types declare."""
     for inner in typing.get_args(kind):
         collect_keys(inner, keys)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -83,7 +83,7 @@ def check(counted: dict[str, int], allowed: dict[str, int]) -> None:
     assert not over, f"over the budget (count, allowed): {over}; remove something first"
 
 
-def test_nothing_exceeds_its_budget():
+def test_code_stays_within_its_budget():
     check({folder: count_statements(folder) for folder in BUDGET["statements"]}, BUDGET["statements"])
     check({"acp_repro": count_statements("acp_repro", "*.py")}, BUDGET["commands"])
     check(count_surface(), BUDGET["surface"])

@@ -1,4 +1,4 @@
-"""What a person meets at the end of a command: one line for a mistake, a word on Ctrl-C, no half files."""
+"""How commands end: one-line errors, a message on Ctrl-C, no incomplete files."""
 
 import errno
 import os
@@ -42,12 +42,12 @@ def start(*arguments, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell's background jobs ignore Ctrl-C, and so would what they start.
+        # Background jobs of a shell ignore Ctrl-C, and so do their children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
-def test_text_that_is_empty_or_too_short_is_reported_before_torch_is_loaded(work, tmp_path):
+def test_empty_or_short_text_is_reported_before_torch_is_loaded(work, tmp_path):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "short.txt").write_text("short")
     write_suite(work, YAML.replace("text.txt", str(tmp_path / "empty.txt"), 1), "empty")
@@ -81,7 +81,7 @@ assert "torch" not in sys.modules
         assert line.startswith(f"error: {begins}"), done.stderr
 
 
-def test_one_process_measures_at_a_time(work):
+def test_only_one_process_measures_at_a_time(work):
     with freshness.exclusive("measuring", "measures here"):
         second = start("acp_repro.measure", "throughput", "--suite", "mini", "--run", RUN)
         until = time.monotonic() + 60
@@ -94,7 +94,7 @@ def test_one_process_measures_at_a_time(work):
     assert second.returncode == 0 and f"results/mini/{RUN}/throughput.csv" in output, error
 
 
-def test_a_full_disk_leaves_the_old_record_and_no_other_file(work, monkeypatch, capsys):
+def test_full_disk_keeps_the_old_results_and_no_other_file(work, monkeypatch, capsys):
     assert measure.main(["loss", "--suite", "mini", "--run", RUN]) == 0
     folder = work / "results/mini" / RUN
     before, listed = (folder / "loss.csv").read_bytes(), sorted(folder.iterdir())
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_the_old_record_and_no_other_file(work, monkeypatch, 
     assert (folder / "loss.csv").read_bytes() == before and sorted(folder.iterdir()) == listed
 
 
-def test_a_link_stays_one_and_an_error_names_the_file(tmp_path):
+def test_symbolic_links_are_preserved_and_errors_name_the_file(tmp_path):
     link, real = tmp_path / "link", tmp_path / "real"
     link.symlink_to(real)
     files.write_text(link, "through")
@@ -118,11 +118,11 @@ def test_a_link_stays_one_and_an_error_names_the_file(tmp_path):
     with pytest.raises(OSError, match="No space left on device: .*/link"), files.replacing(link):
         raise type("SafetensorError", (Exception,), {})("I/O error (os error 28)")
     with pytest.raises(FileNotFoundError, match="/no/input"), files.replacing(link):
-        Path("/no/input").read_text()  # not the file that is written
+        Path("/no/input").read_text()  # not the output file
     assert real.read_text() == "through" and sorted(tmp_path.iterdir()) == [link, real]
 
 
-def test_a_pipe_that_closes_early_is_no_error():
+def test_closed_pipe_is_not_an_error():
     line = f"{sys.executable} -m acp_repro.suite paper | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.startswith("paper: ") and not done.stderr and done.returncode == 0
@@ -130,7 +130,7 @@ def test_a_pipe_that_closes_early_is_no_error():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_runs_train_side_by_side_as_alone(work, device):
+def test_concurrent_runs_equal_separate_runs(work, device):
     suites = {f"together-{device}": "2", f"alone-{device}": "1"}
     for name, jobs in suites.items():
         write_suite(work, name=name)
@@ -144,7 +144,7 @@ def test_runs_train_side_by_side_as_alone(work, device):
     "error",
     [RuntimeError("can't allocate memory: 9 bytes"), torch.OutOfMemoryError("9 GiB\nmore"), MemoryError()],
 )
-def test_memory_that_runs_out_is_one_line(capsys, monkeypatch, error):
+def test_out_of_memory_is_reported_in_one_line(capsys, monkeypatch, error):
     def load_suite(name):
         raise error
 
@@ -158,8 +158,8 @@ def test_memory_that_runs_out_is_one_line(capsys, monkeypatch, error):
 
 
 @pytest.mark.slow
-def test_what_trains_side_by_side_ends_with_its_command(work):
-    """However that was killed: else nobody could train these runs before they are done."""
+def test_concurrent_runs_end_with_their_command(work):
+    """However it was killed; otherwise these runs would stay locked until they finish."""
     parent = start_training(work, "acp_repro.train", "--jobs 2")
     folders = [work / "runs/signals" / run for run in (RUN, EXACT)]
     parent.kill()
@@ -171,7 +171,7 @@ LONG = YAML.replace("tokens: 1536", "tokens: 1536000").replace("seconds: 0", "se
 
 
 def start_training(work, module, how):
-    """A process that trains suite ``signals``, some steps after its start; ``how`` names the runs."""
+    """A process that trains suite ``signals`` and has done some steps; ``how`` names the runs."""
     write_suite(work, LONG, name="signals")
     shutil.rmtree(work / "runs/signals", ignore_errors=True)
     process = start(module, "--suite", "signals", "--device", "cpu", *how.replace("RUN", RUN).split())
@@ -189,7 +189,7 @@ def start_training(work, module, how):
         pytest.param("--run RUN --nproc 2", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_saves_a_checkpoint_and_says_so(work, capsys, how, number):
+def test_signal_saves_a_checkpoint_and_reports_it(work, capsys, how, number):
     process = start_training(work, "acp_repro.train", how)
     runs = [run for run in load_suite("signals").runs if run.name == RUN or "--jobs" in how]
     process.send_signal(number)
@@ -204,7 +204,7 @@ def test_a_signal_saves_a_checkpoint_and_says_so(work, capsys, how, number):
 
 
 @pytest.mark.parametrize("how", ["--run RUN", pytest.param("--jobs 2", marks=pytest.mark.slow)])
-def test_a_second_ctrl_c_stops_at_once(work, how):
+def test_second_ctrl_c_stops_immediately(work, how):
     (work / "stuck.py").write_text(
         "import sys, time\n"
         "from acp_repro import train\n"
@@ -239,7 +239,7 @@ def wait_until(true, seconds):
 
 
 @pytest.mark.slow
-def test_ranks_of_one_machine_are_started_by_the_command(work):
+def test_command_starts_the_ranks_of_one_machine(work):
     ranks = start("acp_repro.train", "--suite", "mini", "--run", EXACT, "--nproc", "2", "--device", "cpu")
     _, error = ranks.communicate(timeout=240)
     assert ranks.returncode == 0, error

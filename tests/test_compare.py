@@ -15,13 +15,13 @@ DATE = "2026-01-31T12-00-00.123456"
 
 
 def samples(folder: Path, task: str, metrics: dict[str, list], kind: str = "none", date: str = DATE) -> Path:
-    """A file as lm-eval 0.4.13 writes it with ``--log_samples --output_path``."""
+    """Writes a file in the format of lm-eval 0.4.13 with ``--log_samples --output_path``."""
     path = folder / "org__model" / f"samples_{task}_{date}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     count = len(next(iter(metrics.values())))
     with path.open("a", encoding="utf-8") as file:
         for i in range(count):
-            doc = {"question": f"{task}\u2028{i}\x85"}  # which lines of JSON hold as they are
+            doc = {"question": f"{task}\u2028{i}\x85"}  # unescaped in JSON lines
             line = {
                 "doc_id": i,
                 "doc": doc,
@@ -41,7 +41,7 @@ def right(count: int, of: int) -> list[float]:
 
 @pytest.fixture
 def two(tmp_path, monkeypatch):
-    """Folders ``a`` and ``b``: A better at one task, the same at another, and a page task."""
+    """Folders ``a`` and ``b``: A is better at one task, equal at another, plus a perplexity task."""
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     words = [100 + i for i in range(40)]
@@ -65,14 +65,14 @@ def rows(*arguments: str) -> dict[tuple[str, str], dict[str, str]]:
         return {(row["task"], row["metric"]): row for row in csv.DictReader(file)}
 
 
-def test_two_folders_of_the_harness_are_compared_item_by_item(two):
+def test_harness_folders_are_compared_item_by_item(two):
     found = rows("a", "b")
     assert list(found) == [
         ("arc_easy", "acc"),
         ("piqa", "acc"),
         ("wikitext", "bits_per_byte"),
         ("wikitext", "word_perplexity"),
-    ]  # mcc is no mean of items
+    ]  # mcc is not a mean over items
     piqa = found["piqa", "acc"]
     assert (piqa["items"], piqa["a"], piqa["b"], piqa["verdict"]) == ("1000", "0.56", "0.5", "differ")
     assert float(piqa["difference"]) == pytest.approx(0.06)
@@ -87,14 +87,14 @@ def test_two_folders_of_the_harness_are_compared_item_by_item(two):
     wiki = found["wikitext", "word_perplexity"]
     total, words = sum(np.random.default_rng(0).normal(-300, 10, 40)), sum(range(100, 140))
     assert float(wiki["a"]) == pytest.approx(math.exp(-total / words))
-    # A's page is 12 nats likelier, so its perplexity is the smaller.
+    # A's page is 12 nats more likely, so its perplexity is lower.
     assert float(wiki["difference"]) == pytest.approx(-12 * 40 / words)
     bits = found["wikitext", "bits_per_byte"]
     assert float(bits["a"]) == pytest.approx(-total / words / 6 / math.log(2))
     assert float(bits["difference"]) == pytest.approx(-12 * 40 / words / 6 / math.log(2))
 
 
-def test_a_perplexity_beyond_float64_is_infinite_and_its_logarithm_is_compared(two, capsys):
+def test_overflowing_perplexity_is_compared_by_its_logarithm(two, capsys):
     samples(Path("good"), "toy", {"perplexity": [-5.0 - i % 3 for i in range(30)]})
     samples(Path("broken"), "toy", {"perplexity": [-800.0 - i % 3 for i in range(30)]})
     found = rows("broken", "good")["toy", "perplexity"]
@@ -103,7 +103,7 @@ def test_a_perplexity_beyond_float64_is_infinite_and_its_logarithm_is_compared(t
     assert "inf" in capsys.readouterr().out
 
 
-def test_few_items_that_agree_are_not_equivalent(two):
+def test_agreement_on_few_items_is_not_equivalence(two):
     for name in "ab":
         samples(Path(name), "copa", {"acc": right(60, 100)})
     assert rows("a", "b", "--tasks", "copa")["copa", "acc"]["verdict"] == "open"
@@ -112,7 +112,7 @@ def test_few_items_that_agree_are_not_equivalent(two):
     assert margin["piqa", "acc"]["verdict"] == "differ, by less than the margin"
 
 
-def test_filters_and_metrics_are_told_apart(two):
+def test_filters_and_metrics_are_distinguished(two):
     for name in "ab":
         for kind, count in (("strict-match", 4), ("flexible-extract", 6)):
             samples(Path(name), "gsm8k", {"exact_match": right(count, 12)}, kind)
@@ -121,15 +121,15 @@ def test_filters_and_metrics_are_told_apart(two):
     assert list(rows("a", "b", "--metrics", "acc")) == [("arc_easy", "acc"), ("piqa", "acc")]
 
 
-def test_items_that_one_side_lacks_are_left_out_and_said(two, capsys):
+def test_missing_items_are_excluded_and_reported(two, capsys):
     path = samples(Path("c"), "piqa", {"acc": right(50, 100)})
     path.write_text(path.read_text().replace("hash of piqa 7", "another") + "\n")
     assert rows("a", str(path))["piqa", "acc"]["items"] == "89"  # 7 and 70 to 79 are other documents
     assert "89 items" in capsys.readouterr().out
 
 
-def test_what_our_own_command_and_records_keep_can_be_compared(two):
-    """Their items have a number and no hash."""
+def test_results_of_our_commands_can_be_compared(two):
+    """Their items have a number instead of a hash."""
     kept = Path("kept/piqa-0123456789abcdef.json")
     kept.parent.mkdir()
     metric = {"value": 0.5, "standard_error": 0.0, "items": [[x, 1.0] for x in right(500, 1000)]}
@@ -160,7 +160,7 @@ MISTAKES = {
 }
 
 
-def test_what_cannot_be_compared_is_one_line(two, capsys):
+def test_incomparable_input_is_reported_in_one_line(two, capsys):
     Path("empty").mkdir()
     samples(Path("other"), "copa", {"acc": [1.0]})
     path = samples(Path("strangers"), "piqa", {"acc": [1.0]})

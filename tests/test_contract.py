@@ -1,4 +1,4 @@
-"""What every paper does: train, resume, measure, draw, and nothing twice."""
+"""The contract of every paper module: train, resume, measure, plot, and repeat nothing."""
 
 import json
 from pathlib import Path
@@ -38,9 +38,9 @@ measure: {scored_texts: 24, batch_texts: 8}
 
 class Chain(NamedTuple):
     yaml: str
-    item: str  # of few and quick records
+    item: str  # with few and fast results
     title: str  # in `make help`
-    wrong: tuple[str, str, str]  # an edit of the suite, and what its one line says
+    wrong: tuple[str, str, str]  # an edit of the suite, and its one-line error
 
 
 PAPERS = {
@@ -56,12 +56,12 @@ PAPERS = {
 
 
 class Killed(BaseException):
-    """What no code of the trainer answers to."""
+    """An exception that the trainer does not catch."""
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working folder with all texts. Make's commands run in this process."""
+    """A working folder with all corpora. Commands of make run in this process."""
     write_suite(tmp_path)
     rows = [
         {
@@ -84,15 +84,15 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_a_paper_goes_from_a_suite_to_a_figure(name, folder, monkeypatch, capsys):
+def test_paper_module_runs_from_suite_to_figure(name, folder, monkeypatch, capsys):
     paper = PAPERS[name]
     write_suite(folder, paper.yaml)
     (folder / "elsewhere").mkdir()
-    twin = folder / "elsewhere/twin.yaml"  # a suite may lie anywhere
-    twin.write_text(paper.yaml)
+    external = folder / "elsewhere/external.yaml"  # a suite file may be anywhere
+    external.write_text(paper.yaml)
     asked = [paper.item, "--suite", "mini"]
 
-    # One line for what is wrong.
+    # Errors are one line.
     before, after, words = paper.wrong
     assert before in paper.yaml
     write_suite(folder, paper.yaml.replace(before, after), "wrong")
@@ -102,7 +102,7 @@ def test_a_paper_goes_from_a_suite_to_a_figure(name, folder, monkeypatch, capsys
         assert error.startswith(f"error: experiments/{suite}.yaml: ") and line in error
         assert error.count("\n") == 1
 
-    # A training that is killed goes on, and ends with the bits of one that was not.
+    # A killed training run resumes and ends bitwise identical to an uninterrupted one.
     (run,) = load_suite("mini").runs
     steps = []
 
@@ -121,12 +121,12 @@ def test_a_paper_goes_from_a_suite_to_a_figure(name, folder, monkeypatch, capsys
     assert make.main(asked) == 0
     output = capsys.readouterr().out
     assert "continuing from step 3" in output
-    assert train.main(["--suite", str(twin)]) == 0
-    (other,) = load_suite(str(twin)).runs
+    assert train.main(["--suite", str(external)]) == 0
+    (other,) = load_suite(str(external)).runs
     assert run.weights_file.read_bytes() == other.weights_file.read_bytes()
-    assert list(twin.parent.iterdir()) == [twin]
+    assert list(external.parent.iterdir()) == [external]
 
-    # What is trained and measured is there, and a second call only draws.
+    # Trained and measured results exist, so a second call only plots.
     suite = load_suite("mini")
     kinds = [suite.paper.metric(name) for name in suite.paper.item(paper.item).metrics]
     assert kinds

@@ -1,4 +1,4 @@
-"""What the heads of any decoder keep: the reference is transformers itself, and no row loses epsilon."""
+"""Kept keys in the heads of any decoder: transformers is the reference, and no row loses epsilon."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from tests.test_heads import small_model
 
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 T = 150
-# Model types that the documentation lists, with what differs from the sizes that they have in common.
+# Documented model types, with their differences from the common sizes.
 LISTED = re.findall(
     r"`([\w-]+)`", (REPO_ROOT / "docs/heads.md").read_text().split("<!-- model types")[1].split("<!-- end")[0]
 )
@@ -76,7 +76,7 @@ def tiny_model(model_type: str, auto=transformers.AutoModelForCausalLM, **own):
 
 
 def largest_difference(inputs, weights) -> float:
-    """Between the rows of the explorer and of eager attention; each sums to 1, without a sink's weight."""
+    """Largest difference between rows of the explorer and of eager attention, normalised without a sink."""
     c, worst = inputs.c, 0.0
     for head in range(inputs.q.shape[1]):
         rows = head_weights(
@@ -101,7 +101,7 @@ def ids():
     return torch.randint(0, 97, (1, T), generator=torch.Generator().manual_seed(1))
 
 
-def test_every_listed_model_type_is_read_as_eager_attention_computes_it(ids):
+def test_listed_model_types_match_eager_attention(ids):
     known = [name for name in LISTED if name in transformers.CONFIG_MAPPING]
     assert len(LISTED) == len({*LISTED}) and len(known) > 50
     far = {}
@@ -118,8 +118,8 @@ def test_every_listed_model_type_is_read_as_eager_attention_computes_it(ids):
 
 
 @pytest.mark.parametrize("name", ["mistral", "gpt_oss", "mimo_v2_flash"])  # a window, and learned sinks
-def test_the_table_is_that_of_the_weights_of_eager_attention(name, ids, monkeypatch):
-    """A sink is one more logit of each row: it has no key, and takes weight from those that are."""
+def test_table_matches_the_weights_of_eager_attention(name, ids, monkeypatch):
+    """A sink is an extra logit of each row: it has no key and reduces the weights of the keys."""
     monkeypatch.setattr("acp_repro.explorer.weights.CHUNK_SCORES_CPU", BLOCK * T)  # three chunks
     model = tiny_model(name, sliding_window=70)
     model = model.double() if name == "mistral" else model  # float64 has no grouped product of experts
@@ -137,11 +137,11 @@ def test_the_table_is_that_of_the_weights_of_eager_attention(name, ids, monkeypa
         ("sink_weight", 1 - weights.sum(-1).mean(-1)),
     ):
         assert table[column].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-    assert (table["known"] == 0).all()  # nothing decays; the third block row has one block out of the window
+    assert (table["known"] == 0).all()  # no decay; one block of the third block row is outside the window
     assert (table["seen_1e-2"] <= table["after_1e-2"]).all() and "<table" in found._repr_html_()
 
 
-def test_reading_depends_on_no_mode_and_keeps_the_mode_of_each_module(ids):
+def test_reading_is_independent_of_and_preserves_training_mode(ids):
     model = tiny_model("gpt2", attn_pdrop=0.5, resid_pdrop=0.5)
     expected = read_heads(model, ids).table
     model.train().transformer.h[0].eval()
@@ -154,15 +154,15 @@ def test_reading_depends_on_no_mode_and_keeps_the_mode_of_each_module(ids):
 
 
 @pytest.mark.parametrize(("surplus", "kept"), [(1.0001, True), (0.9999, False)])
-def test_the_bound_of_the_running_sum_is_reached(surplus, kept):
-    """A row whose last block holds equal weights, and whose other keys weigh as much as may be left out."""
+def test_running_sum_bound_is_tight(surplus, kept):
+    """A row whose last block has equal weights and whose other keys reach the prunable weight."""
     epsilon, length = 1e-2, 64 * BLOCK
     scores = torch.full((1, length), math.log(surplus * epsilon * BLOCK / length), dtype=torch.float64)
     scores[:, -BLOCK:] = 0.0
     tiles = scores.softmax(-1).view(1, -1, BLOCK)
     visible = torch.tensor([length])
     left_out = seen_on_the_way(tiles.amax(-1), tiles.sum(-1), visible, epsilon)
-    assert left_out.tolist() == [True] * 62 + [not kept, False]  # a block that is kept raises the sum
+    assert left_out.tolist() == [True] * 62 + [not kept, False]  # a kept block raises the sum
     lost = tiles[:, left_out].sum()
     assert kept or 0.95 * epsilon < lost < epsilon
 
@@ -170,8 +170,8 @@ def test_the_bound_of_the_running_sum_is_reached(surplus, kept):
 @given(
     seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([0.1, 3.0, 30.0, 300.0]), log2=st.integers(-30, -1)
 )
-def test_blocks_are_those_of_a_kernel_that_visits_them_in_turn(seed, spread, log2):
-    """Scores that rise, fall or jump to the left, rows that see few keys, and any epsilon."""
+def test_blocks_match_a_sequential_kernel(seed, spread, log2):
+    """Scores that increase, decrease or jump to the left, rows with few visible keys, and any epsilon."""
     generator, epsilon = torch.Generator().manual_seed(seed), 2.0**log2
     rows, blocks, width = 4, 9, 8
     scores = spread * torch.randn(rows, blocks, width, generator=generator, dtype=torch.float64)
@@ -194,7 +194,7 @@ def test_blocks_are_those_of_a_kernel_that_visits_them_in_turn(seed, spread, log
     assert weights[:, oracle].sum((1, 2)).max() < epsilon * (1 + 1e-12)
 
 
-def test_alibi_has_a_certificate(ids):
+def test_alibi_is_certified(ids):
     model, seen = tiny_model("bloom"), {}
     for weight in model.parameters():
         weight.data.mul_(0.2)
@@ -209,7 +209,7 @@ def test_alibi_has_a_certificate(ids):
         read_heads(model, ids, log_pruning_tolerance=0)
 
 
-def test_fox_has_the_certificate_of_acp():
+def test_fox_is_certified_by_acp():
     hf = pytest.importorskip("acp_repro.hf", reason="pip install -e '.[transformers]'")
     model = small_model()
     ids = torch.randint(0, 256, (2, 512), generator=torch.Generator().manual_seed(0))
@@ -229,14 +229,14 @@ def test_fox_has_the_certificate_of_acp():
 
 
 class Norms:
-    """Keeps the keys of small norm, as kvpress's KnormPress does."""
+    """Keeps keys of small norm, as KnormPress of kvpress does."""
 
     def score(self, module, hidden_states, keys, values, attentions, kwargs):
         return -keys.norm(dim=-1)
 
 
 class Press:
-    """Needs what kvpress' presses need: the model beforehand, RoPE's angles and eager attention's weights."""
+    """Needs the inputs of kvpress presses: the model, RoPE's angles and the weights of eager attention."""
 
     seen = ()
 
@@ -253,7 +253,7 @@ class Press:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])  # Gemma 2 has a soft cap and a window
-def test_scorers_are_called_as_kvpress_calls_its_presses(name, ids):
+def test_scorers_follow_the_kvpress_calling_convention(name, ids):
     model, press = tiny_model(name), Press()
     modules = {name for name, _ in model.named_modules()}
     with torch.no_grad():
@@ -261,7 +261,7 @@ def test_scorers_are_called_as_kvpress_calls_its_presses(name, ids):
     table = read_heads(model, ids, scorers={"press": press, "norms": Norms()}, budget=0.2).table
     for seen, weights in zip(press.seen, expected, strict=True):
         assert (seen - weights).abs().max() < 1e-6
-    assert {name for name, _ in model.named_modules()} == modules  # RoPE's module is gone from each layer
+    assert {name for name, _ in model.named_modules()} == modules  # RoPE's module is removed from each layer
     for other in ("press", "norms", "window", "random"):
         assert (table["lost_oracle"] <= table[f"lost_{other}"]).all()
     late = T - T // 8  # 132 keys, of which 26 stay in the window: 0 to 3 and 110 to 131
@@ -272,7 +272,7 @@ def test_scorers_are_called_as_kvpress_calls_its_presses(name, ids):
     assert everything["lost_norms"].abs().max() < 1e-6
 
 
-def test_the_command_and_its_page(tmp_path, capsys):
+def test_decoder_command_writes_its_page(tmp_path, capsys):
     tiny_model("llama").save_pretrained(tmp_path / "llama")
     np.save(tmp_path / "ids.npy", np.arange(2 * T) % 97)
     given = [str(tmp_path / "llama"), "--token-ids", str(tmp_path / "ids.npy"), "--context-length", str(T)]
@@ -284,7 +284,7 @@ def test_the_command_and_its_page(tmp_path, capsys):
     assert "has no tokenizer; give token ids" in capsys.readouterr().err
 
 
-def test_our_rope_baseline_is_read_like_any_decoder(ids, tmp_path):
+def test_rope_baseline_is_read_like_any_decoder(ids, tmp_path):
     shape = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2}
     for name in ("rope", "pro"):
         torch.manual_seed(1)
@@ -329,7 +329,7 @@ def test_weights_that_do_not_follow_from_q_k_and_a_mask_are_rejected(make, messa
     assert model.config._attn_implementation == "eager"
 
 
-def test_harmless_arguments_are_read_and_scorers_need_the_interface_of_transformers(ids):
+def test_harmless_arguments_are_accepted_and_scorers_require_transformers_attention(ids):
     expected = read_heads(tiny_model("llama"), ids).table
     for value in (None, False):
         assert read_heads(with_argument("indices", value), ids).table.equals(expected)

@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# A notebook of what was done keeps the names of its day.
+# The lab notebook keeps historical names.
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -22,7 +22,7 @@ PAGES = [
 ]
 
 
-# A block that cannot run has its reason in a comment above it, which no reader sees.
+# A block that cannot run states its reason in an invisible comment above it.
 BLOCK = re.compile(r"(<!-- not run: [^\n]+ -->\n)?^ *```(\w*)\n(.*?)^ *```$", re.S | re.M)
 
 
@@ -32,7 +32,7 @@ def python_that_runs(text: str) -> str:
     )
 
 
-# Each page in a process of its own; they share an import of torch.
+# Each page runs in a separate process; the processes share one import of torch.
 RUNNER = """
 import json, os, sys, traceback
 import torch, acp_repro
@@ -50,7 +50,7 @@ for page, code in json.load(sys.stdin).items():
 
 
 @pytest.mark.slow
-def test_python_runs():
+def test_documented_python_blocks_run():
     scripts = {
         str(page.relative_to(ROOT)): code
         for page in PAGES

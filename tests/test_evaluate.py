@@ -1,4 +1,4 @@
-"""``python -m acp_repro.evaluate`` keeps its results, each for its settings."""
+"""``python -m acp_repro.evaluate`` saves results per settings."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from acp_repro import evaluate
 pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
 
 
-def test_results_are_printed_and_kept(small_fox, tmp_path, monkeypatch, capsys):
+def test_results_are_printed_and_saved(small_fox, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     asked = [str(small_fox), "--tasks", "book_last_word", "--items", "4", "--device", "cpu"]
     assert evaluate.main([*asked, "--context-length", "32"]) == 0
@@ -20,7 +20,7 @@ def test_results_are_printed_and_kept(small_fox, tmp_path, monkeypatch, capsys):
     assert [line for line in again.splitlines() if " acc " in line] == [
         line for line in first.splitlines() if " acc " in line
     ]
-    # Other settings are kept beside it, not instead of it.
+    # Results of other settings are added and do not replace it.
     assert evaluate.main([*asked, "--context-length", "16", "--exact"]) == 0
     assert "finished before" not in capsys.readouterr().out and kept.is_file()
     assert evaluate.main([*asked, "--context-length", "32", "--force"]) == 0

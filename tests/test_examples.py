@@ -1,4 +1,4 @@
-"""The scripts of examples do what they say."""
+"""The scripts in examples work as documented."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load(name: str):
     return module
 
 
-def test_own_model_learns_with_pruning_on():
+def test_custom_model_learns_with_pruning_enabled():
     own_model = load("own_model")
     torch.manual_seed(0)
     model = own_model.OwnModel()

@@ -1,4 +1,4 @@
-"""The first half hour: a missing environment, wrong options, signals to make, a log, a first suite."""
+"""First use: a missing environment, wrong options, signals to make, a log, a new suite."""
 
 import io
 import os
@@ -36,7 +36,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("module", COMMANDS)
-def test_without_its_libraries_a_command_names_them_in_one_line(module, tmp_path):
+def test_missing_libraries_are_reported_in_one_line(module, tmp_path):
     import yaml
 
     (tmp_path / "yaml").symlink_to(Path(yaml.__file__).parent)  # as many systems have it
@@ -50,7 +50,7 @@ def test_without_its_libraries_a_command_names_them_in_one_line(module, tmp_path
 
 
 @pytest.mark.parametrize("module", ["acp_repro.train", "analysis"])
-def test_an_older_python_is_named_in_one_line(module):
+def test_old_python_is_reported_in_one_line(module):
     code = "import runpy, sys; sys.version_info, sys.version = (3, 10, 0), '3.10.0'\n"
     code += f"runpy.run_module({module!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -59,7 +59,7 @@ def test_an_older_python_is_named_in_one_line(module):
 
 
 @pytest.mark.parametrize("number", command.STOP_SIGNALS)
-def test_a_signal_to_a_command_ends_what_it_started(number):
+def test_signal_to_a_command_terminates_its_children(number):
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.pause()"
     before = signal.signal(number, signal.default_int_handler)  # a background job ignores SIGINT
     try:
@@ -72,8 +72,8 @@ def test_a_signal_to_a_command_ends_what_it_started(number):
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGKILL"])
-def test_a_command_ends_when_its_make_is_killed(name, tmp_path):
-    """Of these signals make passes on none, and waits after the first two."""
+def test_command_terminates_when_its_make_is_killed(name, tmp_path):
+    """Make forwards none of these signals, and waits after the first two."""
     waits = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     code = f"from acp_repro.common import command; command.run_command(lambda: exec('{waits}'))"
     (tmp_path / "Makefile").write_text(f'all:\n\t@exec {sys.executable} -c "{code}"\n')
@@ -94,7 +94,7 @@ def test_a_command_ends_when_its_make_is_killed(name, tmp_path):
     started.communicate(timeout=10)
 
 
-def test_progress_in_a_log_is_lines_without_cursor_codes(monkeypatch):
+def test_progress_in_a_log_has_no_cursor_codes(monkeypatch):
     log, now = io.StringIO(), [100.0]
     monkeypatch.setattr(sys, "stderr", log)
     bar = command.progress_bar(total=100, desc="run", position=3, leave=True)
@@ -106,10 +106,10 @@ def test_progress_in_a_log_is_lines_without_cursor_codes(monkeypatch):
     bar.close()
     assert not re.search(r"[\r\x1b]|\n\n", log.getvalue())
     shares = re.findall(r"^run: +(\d+)%", log.getvalue(), re.M)
-    assert shares == ["5", "35", "65", "95", "100"] and bar.miniters == 1  # or a thread writes lines too
+    assert shares == ["5", "35", "65", "95", "100"] and bar.miniters == 1  # else a thread writes lines too
 
 
-def test_the_page_of_keys_is_current(capsys):
+def test_page_of_keys_is_current(capsys):
     assert suite.main(["--keys"]) == 0
     page = (ROOT / "docs/suite-keys.md").read_text()
     assert page.endswith(f"\n\n{capsys.readouterr().out}"), "run python -m acp_repro.suite --keys"
@@ -117,7 +117,7 @@ def test_the_page_of_keys_is_current(capsys):
 
 
 def write_first_suite(folder, documents):
-    """The loaded ``mine.yaml`` for a folder of texts, about 40,000 bytes in all."""
+    """The loaded ``mine.yaml`` for a folder of texts with about 40,000 bytes."""
     folder.mkdir()
     for number in range(documents):
         words = " ".join(f"word{number * i % 91}" for i in range(6000 // documents))
@@ -127,18 +127,18 @@ def write_first_suite(folder, documents):
 
 
 @pytest.mark.parametrize("documents", [1, 12])
-def test_a_first_suite_fits_its_text(documents, tmp_path, monkeypatch, capsys):
+def test_new_suite_fits_its_text(documents, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     mine = write_first_suite(tmp_path / "my: #texts", documents)
     assert "make figure2 SUITE=mine.yaml" in capsys.readouterr().out
     for run in mine.runs:
         for split in prepare(run.data).describe(run.context_length)["splits"].values():
             assert split["share_used"] > 0.4
-    # The text decides the contexts, so that Figure 2 has two bars of each kind.
+    # The text size determines the contexts, so that Figure 2 has two bars of each kind.
     assert len({run.context_length for run in mine.runs}) == 2 and mine.pairs("pro") == list(mine.runs)
 
 
-def test_a_first_suite_overwrites_nothing_and_needs_long_enough_text(tmp_path, capsys):
+def test_new_suite_overwrites_nothing_and_requires_enough_text(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("short")
     (there := tmp_path / "there.yaml").write_text("")
     assert suite.main(["--new", str(there), "--text", str(tmp_path / "a.txt")]) == 2

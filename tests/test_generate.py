@@ -1,4 +1,4 @@
-"""The command that continues a text, and its pieces of text."""
+"""The command that continues a text, and its streamed text pieces."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def check_pieces(tokenizer, text):
 
 @settings(deadline=None)
 @given(TEXTS)
-def test_characters_come_whole_by_bytes(text):
+def test_byte_tokens_stream_whole_characters(text):
     pieces = check_pieces(ByteTokenizer(), text)
     if "\N{REPLACEMENT CHARACTER}" not in text:
-        assert len(pieces) == len(text)  # each as soon as its last byte is there
+        assert len(pieces) == len(text)  # each character as soon as its last byte arrives
 
 
-def test_characters_come_whole_by_byte_pairs(bpe):
+def test_bpe_tokens_stream_whole_characters(bpe):
     @settings(deadline=None)
     @given(TEXTS)
     def check(text):
@@ -55,7 +55,7 @@ def test_characters_come_whole_by_byte_pairs(bpe):
 
 @settings(deadline=None)
 @given(st.lists(st.text("abc", max_size=4), max_size=12), st.lists(st.text("abc", min_size=1, max_size=4)))
-def test_stops_cut_where_the_whole_text_has_the_first(pieces, stops):
+def test_stop_strings_truncate_at_the_first_match(pieces, stops):
     shown, text = "".join(cut_at_stop(pieces, stops)), "".join(pieces)
     if not any(one in text for one in stops):
         assert shown == text
@@ -63,7 +63,7 @@ def test_stops_cut_where_the_whole_text_has_the_first(pieces, stops):
         assert text.startswith(shown) and shown != text and not any(one in shown for one in stops)
 
 
-def test_it_writes_on_and_repeats_by_seed(bpe, small_fox, capsys):
+def test_generate_command_continues_and_is_reproducible_by_seed(bpe, small_fox, capsys):
     def written(*options):
         assert main([str(small_fox), "--max-new-tokens", "12", *options]) == 0
         return capsys.readouterr()
@@ -78,7 +78,7 @@ def test_it_writes_on_and_repeats_by_seed(bpe, small_fox, capsys):
     assert written("--prompt", "It was", "--seed", seed).out == unseeded.out
 
 
-def test_it_stops_at_text_and_at_tokens(bpe, small_fox, capsys):
+def test_generate_command_stops_at_strings_and_at_tokens(bpe, small_fox, capsys):
     def written(*options):
         arguments = [str(small_fox), "--prompt", "It was", "--temperature", "0", "--max-new-tokens", "25"]
         assert main([*arguments, *options]) == 0

@@ -1,5 +1,4 @@
-"""On a real GPU: the operator under torch.compile and on huge tensors, and a model that trains as the CPU
-one does."""
+"""On a GPU: the operator under torch.compile and on huge tensors, and a training step against the CPU."""
 
 import pytest
 import torch
@@ -12,8 +11,8 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
-def test_a_step_on_the_gpu_is_the_step_on_the_cpu(architecture):
-    """float32 on both, so only the order of sums differs; then a compiled bfloat16 step runs."""
+def test_gpu_step_matches_cpu_step(architecture):
+    """Both in float32, so only the summation order differs; then a compiled bfloat16 step runs."""
 
     def mean_loss(model, input_ids, labels):
         return model(input_ids, labels=labels).mean()
@@ -41,8 +40,8 @@ def test_a_step_on_the_gpu_is_the_step_on_the_cpu(architecture):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_gradients_under_checkpointing_are_the_same_bits(compiled):
-    """Blocks computed again in the backward pass give what they gave the first time."""
+def test_gradients_under_checkpointing_are_bitwise_identical(compiled):
+    """Blocks recomputed in the backward pass are bitwise identical to the forward pass."""
     config = FoXConfig.pro(
         vocab_size=64, hidden_size=128, num_hidden_layers=2, num_heads=2, log_pruning_tolerance=-10.0
     )

@@ -1,4 +1,4 @@
-"""The explorer's numbers: against the dense reference in float64, and what the page makes of them."""
+"""The explorer's values: against the dense reference in float64, and as used by the page."""
 
 import math
 
@@ -17,7 +17,7 @@ from acp_repro.model.capture import attention_inputs
 
 
 def small_model(architecture="pro", heads=2, **settings):
-    """Two layers; the first head of each forgets fast, the last hardly at all."""
+    """Two layers; the first head of each forgets fast and the last hardly."""
     torch.manual_seed(0)
     shape = {"vocab_size": 257, "hidden_size": 16 * heads, "num_hidden_layers": 2, "num_heads": heads}
     settings = {"log_pruning_tolerance": -10.0} | shape | settings
@@ -29,15 +29,15 @@ def small_model(architecture="pro", heads=2, **settings):
 
 
 def dense(q, k, log_fgate, kept=None):
-    """A of one head, (T, T) in float64, by the reference."""
+    """Attention weights A of one head, (T, T) in float64, from the reference."""
     q, k, gates = (x.double()[None, None] for x in (q, k, log_fgate))
     return attention_scores(q, k, gates, sm_scale=q.shape[-1] ** -0.5, kept=kept)[0, 0].softmax(-1)
 
 
 @pytest.mark.parametrize(("length", "cell", "rows"), [(130, 16, 128), (257, 16, 128), (1000, 128, 192)])
-@pytest.mark.parametrize("gate", [-6.0, 0.0, 4.0, 9.0])  # from 1 to all of the past
+@pytest.mark.parametrize("gate", [-6.0, 0.0, 4.0, 9.0])  # effective context from 1 token to the full past
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_every_sum_is_that_of_the_dense_matrix(length, cell, rows, gate, dtype):
+def test_sums_match_the_dense_matrix(length, cell, rows, gate, dtype):
     """Rows in chunks that divide neither the length nor squares; float32 within its rounding of logits about
     20."""
     torch.manual_seed(1)
@@ -59,7 +59,7 @@ def test_every_sum_is_that_of_the_dense_matrix(length, cell, rows, gate, dtype):
     if dtype == torch.float64:
         there = torch.arange(length)[:, None] >= torch.arange(5)
         assert torch.equal(found.keys, torch.where(there, keys, -1).int())
-    # Under pruning: the rest of the weights, taken up to 1.
+    # Under pruning: the remaining weights, normalised to 1.
     kept = kept_entries(found.boundary[None, None], length, length, *grid)
     pruned = dense(q, k, log_fgate, kept)
     same(found.pruned_mass, exact.masked_fill(kept[0, 0], 0.0).sum(-1))
@@ -79,7 +79,7 @@ def test_every_sum_is_that_of_the_dense_matrix(length, cell, rows, gate, dtype):
 
 
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
-def test_heads_are_those_that_the_model_multiplies_and_kinds_those_of_inspect(architecture):
+def test_heads_match_the_model_and_kinds_match_inspect(architecture):
     model, ids = small_model(architecture), torch.randint(0, 257, (3, 300))
     found = weigh_heads(model, ids.split(2))
     expected = inspect_heads(model, ids.split(2))
@@ -104,7 +104,7 @@ def test_heads_are_those_that_the_model_multiplies_and_kinds_those_of_inspect(ar
 
 
 @pytest.mark.parametrize("cell", [16, 1024])
-def test_memory_is_that_of_the_rows_and_not_of_the_square(monkeypatch, cell):
+def test_memory_is_linear_in_the_length(monkeypatch, cell):
     largest, length = 0, 4096
     new_empty = torch.Tensor.new_empty
 
@@ -121,7 +121,7 @@ def test_memory_is_that_of_the_rows_and_not_of_the_square(monkeypatch, cell):
     assert 0 < largest <= weights.CHUNK_SCORES_CPU
 
 
-def test_tokens_that_are_not_the_models_are_refused():
+def test_tokens_outside_the_vocabulary_are_rejected():
     model = small_model()
     for tokens, message in (
         ([0, 257], "token id 257 is not in the range 0 to 256; use the tokenizer"),

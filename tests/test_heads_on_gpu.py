@@ -1,4 +1,4 @@
-"""The explorer's sums on a GPU: those of the CPU in float64; 64k tokens in bounded time and memory."""
+"""The explorer's sums on a GPU: equal to the CPU in float64; 64k tokens in bounded time and memory."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def made(length, gate):
 
 
 @pytest.mark.parametrize("gate", [-3.0, 3.0, 9.0])
-def test_sums_are_those_of_the_cpu(gate):
+def test_sums_match_the_cpu(gate):
     length = 2500
     q, k, c = made(length, gate)
     settings = {"grid": GRID, "cell": cell_tokens(length)}

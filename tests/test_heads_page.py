@@ -1,4 +1,4 @@
-"""The explorer's page: what it holds, and what a browser shows of it."""
+"""The explorer's page: its contents and its rendering in a browser."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 ]
-PATIENCE_MS = 180_000  # the 30 s of a wait by default were too short on a machine under load
+PATIENCE_MS = 180_000  # the default timeout of 30 s is too short on a loaded machine
 
 
 def tokens(length=LENGTH):
@@ -55,10 +55,10 @@ def page(seen, tmp_path_factory):
     return folder
 
 
-# ---- what it holds ---------------------------------------------------------------------------
+# ---- contents --------------------------------------------------------------------------------
 
 
-def test_names_and_text_cannot_become_a_part_of_the_page(seen):
+def test_names_and_text_are_escaped_in_the_page(seen):
     strange = replace(seen[0], name="</script><b>x</b>", facts=["<i>"])
     text = Explorer(strange, tokenizer=ByteTokenizer()).html
     assert "<b>x</b>" not in text and "<i>" not in text and "default-src 'none'" in text
@@ -70,18 +70,18 @@ def test_names_and_text_cannot_become_a_part_of_the_page(seen):
     ("text", "pieces"),
     [
         ("naïve 日", ["⟨256⟩", *"na", "ï", "", *"ve ", "日", "", ""]),
-        ([255, 65, 195], ["\ufffd", "A", "\ufffd"]),  # bytes that no text has, and the start of a character
+        ([255, 65, 195], ["\ufffd", "A", "\ufffd"]),  # invalid bytes, and an incomplete character
     ],
 )
-def test_tokens_that_share_a_character_read_as_it(text, pieces):
+def test_tokens_sharing_a_character_show_that_character(text, pieces):
     tokenizer = ByteTokenizer()
     ids = tokenizer.prompt(text) if isinstance(text, str) else text
     assert token_pieces(torch.tensor(ids), tokenizer) == pieces
 
 
 @pytest.mark.parametrize("strips", [True, False])
-def test_pieces_of_tokenizers_that_drop_a_space_in_front_are_the_text(strips):
-    """Those of Llama 2, Mistral, Phi-3 and T5: a token that is decoded by itself loses its space."""
+def test_pieces_of_space_stripping_tokenizers_form_the_text(strips):
+    """Tokenizers of Llama 2, Mistral, Phi-3 and T5: a token decoded separately loses its space."""
     tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     decoders = tokenizers.decoders
     bytes_ = [f"<0x{byte:02X}>" for byte in "日".encode()]
@@ -97,13 +97,13 @@ def test_pieces_of_tokenizers_that_drop_a_space_in_front_are_the_text(strips):
     assert pieces == ["the", " cat", "  ", "sat", "\n", " ", "日", "", "", " mats"]
 
 
-def test_two_models_must_fit_each_other(seen):
+def test_compared_models_must_match(seen):
     with pytest.raises(UsageError, match="one and three differ in layers, heads or tokens"):
         Explorer(seen[0], replace(seen[0], name="three", input_ids=seen[0].input_ids.flip(0)))
     assert [model.name for model in Explorer(seen[0], seen[0]).models] == ["one (first)", "one (second)"]
 
 
-# ---- what a browser shows --------------------------------------------------------------------
+# ---- rendering -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, page):
-    """Opens the page; at the end nothing may have been complained of, and nothing asked of a network."""
+    """Opens the page; fails at the end if the browser logged an error or used the network."""
     problems = []
 
     def go(name="one.html", at="", width=1280):
@@ -139,11 +139,11 @@ def visit(browser, page):
 @pytest.mark.parametrize(
     "view", ["head&layer=1&head=1", "text&layer=0&head=2&token=699", "compare&layer=0&head=0", "rules"]
 )
-def test_every_view_is_drawn_without_an_error(visit, width, view):
+def test_every_view_renders_without_errors(visit, width, view):
     visit("two.html", f"#view={view}", width)
 
 
-def test_a_link_keeps_zoom_token_and_epsilon_and_arrows_read_the_text_at_once(visit):
+def test_link_preserves_zoom_token_and_epsilon_and_arrow_keys_update_the_text(visit):
     tab = visit(at="#view=head&layer=0&head=1&token=300&part=250,250,100&log-epsilon=-3")
     assert "log ε = −3.0" in tab.locator("#pruning").inner_text()
     tab.locator("#own-epsilon").click()
@@ -153,20 +153,20 @@ def test_a_link_keeps_zoom_token_and_epsilon_and_arrows_read_the_text_at_once(vi
     text.wait_for_url(lambda url: "token=301" in url)
 
 
-def test_the_rules_view_shows_the_numbers_of_head_map(visit, seen):
+def test_rules_view_shows_the_head_map_values(visit, seen):
     tab, heads = visit(at="#view=rules&rule=FSA+forward,+threshold+1"), seen[0].rules["heads"]
     cells = tab.locator("#rules tbody tr").nth(2).locator("td, th").all_inner_texts()
     expected = heads[2]["rules"]["FSA forward, threshold 1"]
     assert cells[0] == "0.2" and cells[2] == f"{100 * expected['skipped']:.1f}\u00a0%"
-    tab.locator("#rules tbody tr").nth(2).click()  # all rules in that head
+    tab.locator("#rules tbody tr").nth(2).click()  # shows all rules in that head
     tab.locator("[data-sort=worst_row_loss]").click()
     worst = max(heads[2]["rules"], key=lambda name: heads[2]["rules"][name]["worst_row_loss"])
     assert tab.locator("#rules tbody tr th").first.inner_text() == worst
     assert "rule-head=2" in tab.url
 
 
-def test_what_the_page_reads_is_what_was_packed(visit, seen):
-    """Every number of every head, within what rounding to bytes allows."""
+def test_page_decodes_the_packed_data(visit, seen):
+    """Every value of every head, within the rounding error of bytes."""
     tab, heads, inputs = visit(), seen[0], attention_inputs(small_model(heads=3), tokens())
     for index, head in enumerate(heads.heads):
         read = tab.evaluate(

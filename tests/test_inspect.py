@@ -1,4 +1,4 @@
-"""`python -m acp_repro.inspect`: its numbers against dense matrices, its output, its refusals."""
+"""`python -m acp_repro.inspect`: values against dense matrices, output, and rejected inputs."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
-def test_numbers_are_those_of_the_dense_matrices(architecture):
+def test_inspect_matches_the_dense_matrices(architecture):
     model = small_model(architecture)
     batches = [torch.randint(0, 257, (2, LENGTH)), torch.randint(0, 257, (1, LENGTH))]
     table = inspect_heads(model, batches)
@@ -77,7 +77,7 @@ def test_numbers_are_those_of_the_dense_matrices(architecture):
     assert table["kind"].tolist() == ["local", "global"] * 2
 
 
-def test_the_model_is_left_as_it_was_and_an_exact_one_gets_the_papers_epsilon():
+def test_inspect_restores_the_model_and_uses_the_papers_epsilon_for_exact_ones():
     model, ids = small_model(log_pruning_tolerance=None), torch.randint(0, 257, (1, LENGTH))
     before = model(ids)
     table = inspect_heads(model, [ids])
@@ -90,12 +90,12 @@ def test_the_model_is_left_as_it_was_and_an_exact_one_gets_the_papers_epsilon():
     assert model.config.log_pruning_tolerance is None
 
 
-def test_kinds_and_limits_by_hand():
+def test_head_kinds_and_limits_match_a_hand_computation():
     # 8 x 8 blocks: of 36 causal ones, 8 on the diagonal and 7 beside it stay.
     assert largest_pruned_ratio(512, 64, 64) == 21 / 36
     assert largest_pruned_ratio(128, 64, 64) == 0.0
     for length, block_q, block_k in ((512, 64, 64), (1000, 128, 64), (1000, 64, 128), (65, 64, 64)):
-        c = -torch.arange(length, dtype=torch.float64)[None, None]  # two keys a query are over the threshold
+        c = -torch.arange(length, dtype=torch.float64)[None, None]  # two keys per query exceed the threshold
         boundary = find_boundary(c, torch.full((1, 1), -1.0), length, block_q, block_k)
         expected = float(count_blocks(boundary, length, length, block_q, block_k).pruned_ratio)
         assert largest_pruned_ratio(length, block_q, block_k) == pytest.approx(expected)
@@ -104,13 +104,13 @@ def test_kinds_and_limits_by_hand():
     assert head_kind(0.0, 0.0) is None
 
 
-def test_a_run_folder_knows_its_text_and_length(folder):
+def test_run_folder_provides_its_text_and_length(folder):
     assert inspect([RUN, "--csv", "out/heads.csv", "--tokens", "300"]) == 0
     table = pd.read_csv(folder / "out" / "heads.csv")
     assert " ".join(table.columns) == COLUMNS and (table["context_length_tokens"] == 128).all()
 
 
-def test_a_folder_in_the_authors_format_with_any_text_and_a_page(folder):
+def test_folder_in_the_authors_format_accepts_any_text_and_writes_a_page(folder):
     (folder / "prose.txt").write_text("to forget is to keep what matters. " * 100)
     np.save(folder / "ids.npy", np.arange(2000, dtype=np.uint16).reshape(2, 1000) % 257)
     arguments = [
@@ -137,7 +137,7 @@ def test_a_folder_in_the_authors_format_with_any_text_and_a_page(folder):
     assert (folder / "out" / "page.html").is_file()
 
 
-def test_a_wrong_path_is_reported_before_torch_is_imported():
+def test_wrong_path_is_reported_before_torch_is_imported():
     code = (
         "import sys; from acp_repro.inspect import main; main(['nowhere']); sys.exit('torch' in sys.modules)"
     )

@@ -12,7 +12,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 
 ROOT = Path(__file__).parent.parent
 AR, LAP = "pretrained/ar-tiny-stdlib", "pretrained/lap-0.6m"
-CASES = [  # a command, its arguments, and what its message must name
+CASES = [  # a command, its arguments, and the required words of its message
     ("train", "--suite none", "experiments/none.yaml"),
     ("train", "--suite none --device gpu", "experiments/none.yaml"),
     ("train", "--jobs 0", "--jobs"),
@@ -89,7 +89,7 @@ CASES = [  # a command, its arguments, and what its message must name
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, small_fox):
-    """A working folder with checkpoints and texts, most of them spoilt."""
+    """A working folder with checkpoints and texts, most of them damaged."""
     missing = {"fox": "-", "mute": "tokenizer.json", "half": "model.safetensors", "bare": "config.json"}
     files = {
         "damaged/tokenizer.json": b'{"mod',
@@ -125,7 +125,7 @@ def folders(tmp_path_factory, small_fox):
 
 
 @pytest.mark.parametrize(("module", "arguments", "named"), CASES)
-def test_a_mistake_is_named_without_a_traceback(folders, capsys, module, arguments, named):
+def test_user_errors_are_reported_without_a_traceback(folders, capsys, module, arguments, named):
     if module in ("convert", "lap.compress", "retention.show"):
         pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
     try:

@@ -19,7 +19,7 @@ NAMES = [path.stem for path in refresh.NOTEBOOKS]
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """What a notebook finds in a clone without runs, figures and weights."""
+    """A clone without runs, figures and weights, for the notebooks."""
     for name in ("notebooks", "experiments"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("acp_repro", "analysis", "pretrained", "pyproject.toml"):
@@ -31,7 +31,7 @@ def project(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs_from_top_to_bottom(project, name):
+def test_notebook_runs_from_top_to_bottom(project, name):
     start = "." if name.startswith("02") else "notebooks"
     before = set(project.iterdir())
     refresh.execute(project / "notebooks" / f"{name}.ipynb", project / start)

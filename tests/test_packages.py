@@ -1,4 +1,4 @@
-"""The wall that pyproject.toml draws, and what needs no torch or triton."""
+"""The import contracts of pyproject.toml, and modules that need no torch or Triton."""
 
 import ast
 import pkgutil
@@ -21,7 +21,7 @@ LIGHT = [
 ]
 
 
-def test_imports_go_one_way():
+def test_imports_follow_the_layers():
     pytest.importorskip("importlinter", reason="pip install -e '.[test]'")
     linter = [
         sys.executable,
@@ -33,7 +33,7 @@ def test_imports_go_one_way():
     assert done.returncode == 0, done.stdout
 
 
-def test_the_attention_can_be_moved_as_a_folder():
+def test_attention_package_is_relocatable():
     """The rules of Hugging Face's `kernels`: relative imports, torch, Triton and the standard library."""
     folder, allowed = ROOT / "acp_repro" / "attention", {"torch", "triton", *sys.stdlib_module_names}
     paths = list(folder.rglob("*.py"))
@@ -68,7 +68,7 @@ def test_the_attention_can_be_moved_as_a_folder():
         ),
     ],
 )
-def test_light_parts_import_no_heavy_library(forbidden, statement):
+def test_light_modules_import_no_heavy_library(forbidden, statement):
     # torch is absent, not None: scipy takes None in sys.modules for the library itself.
     block = (
         "import sys\n"

@@ -1,4 +1,4 @@
-"""A plan is right where it can be checked: against models and the paper's names."""
+"""Plans are compared with real models and the paper's model names."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.suites import YAML, write_suite
 ROOT = Path(__file__).parent.parent
 
 
-def test_sizes_of_the_paper_have_the_weights_of_their_names(monkeypatch):
+def test_parameter_counts_match_the_paper_sizes(monkeypatch):
     monkeypatch.chdir(ROOT)
     runs = load_suite("paper").runs
     assert len(runs) == 36
@@ -24,7 +24,7 @@ def test_sizes_of_the_paper_have_the_weights_of_their_names(monkeypatch):
         assert cost.tokens == run.size.tokens == cost.steps * 2**19  # the budgets are whole steps
 
 
-def test_context_parallelism_by_hand(tmp_path, monkeypatch, capsys):
+def test_context_parallelism_matches_a_hand_computation(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     yaml = YAML.replace("[128]", "[1024]").replace("micro_batch_tokens: 128", "micro_batch_tokens: 1024")
     yaml = yaml.replace("256,", "2048,", 1).replace("1536", "4096").replace("float32", "bfloat16")
@@ -41,7 +41,7 @@ def test_context_parallelism_by_hand(tmp_path, monkeypatch, capsys):
     assert "sent GB" in capsys.readouterr().out
 
 
-def test_a_run_by_hand_and_its_states_after_a_step(tmp_path, monkeypatch):
+def test_memory_plan_matches_a_hand_computation_and_a_real_step(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     run, other = load_suite("mini").runs

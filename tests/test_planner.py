@@ -1,4 +1,4 @@
-"""What is made for a figure, and when: the planner, its command, and the Makefile that calls it."""
+"""Dependencies of a figure and their invalidation: the planner, its command, and the Makefile."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ LONG = LONG.replace("size: [tiny]", "size: [tiny, long]")
 
 
 def kinds(suite, *goals):
-    """What is missing: the runs to train, the records to measure, and what is drawn."""
+    """The missing steps: runs to train, results to measure, and items to plot."""
     missing = planner.missing(suite, planner.targets(suite, goals))
     runs = {target.name for target in missing if isinstance(target, Run)}
     records = {(run and run.name, q.name) for run, q in (t for t in missing if isinstance(t, tuple))}
@@ -36,7 +36,7 @@ def kinds(suite, *goals):
 
 
 @pytest.mark.parametrize("name", [n for n in suite_names() if load_suite(n).file.published])
-def test_published_records_are_drawn_without_training(name, monkeypatch):
+def test_published_results_are_plotted_without_training(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     suite = load_suite(name)
     drawn = [item.name for item in suite.paper.items if item.path(name).is_file()]
@@ -45,11 +45,11 @@ def test_published_records_are_drawn_without_training(name, monkeypatch):
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """A working folder whose Makefile runs this interpreter, with suite mini made up to Figure 2."""
+    """A working folder whose Makefile runs this interpreter, with suite mini complete up to Figure 2."""
     folder = tmp_path_factory.mktemp("planner")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS", "GOALS"):  # of the `make test` that runs this
+        for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS", "GOALS"):  # set by an outer `make test`
             patch.delenv(name, raising=False)
         write_suite(folder)
         for name in ("Makefile", "pyproject.toml", "uv.lock"):
@@ -76,7 +76,7 @@ def run_make(*arguments, expect=0):
     return done.stdout + done.stderr
 
 
-def test_a_second_run_only_draws_and_gives_the_same_bytes(work, capsys):
+def test_second_run_only_plots_and_writes_identical_bytes(work, capsys):
     assert {path.name for path in Path("runs/mini").iterdir()} == {RUN}
     before = Path("figures/mini/figure2.png").read_bytes()
     for path in work.rglob("*"):
@@ -87,10 +87,10 @@ def test_a_second_run_only_draws_and_gives_the_same_bytes(work, capsys):
     assert Path("figures/mini/figure2.png").read_bytes() == before
 
 
-def test_an_edit_makes_again_what_it_changes_and_no_more(work, tmp_path, monkeypatch):
+def test_edit_rebuilds_only_what_it_affects(work, tmp_path, monkeypatch):
     drawn = (set(), set(), {"figure2"})
     figure2 = ({RUN}, {(RUN, name) for name in PAPER.item("figure2").metrics}, {"figure2"})
-    texts = {  # an edit of the suite, and what is missing then
+    texts = {  # an edit of the suite, and the steps that it invalidates
         YAML + "# a comment\n": drawn,
         YAML.replace("timing_repeats: 1", "timing_repeats: 2"): (set(), *figure2[1:]),
         YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"): figure2,
@@ -102,7 +102,7 @@ def test_an_edit_makes_again_what_it_changes_and_no_more(work, tmp_path, monkeyp
     write_suite(work)
     suite = load_suite("mini")
     assert kinds(suite, "figure2") == drawn
-    # What only training left behind does not matter, until a record lacks.
+    # Training artifacts are irrelevant until a result is missing.
     shutil.move("runs/mini", tmp_path / "runs")
     assert kinds(suite, "figure2") == drawn
     record = PAPER.metric("pruned_ratio").path("mini", RUN).rename(tmp_path / "record")
@@ -115,7 +115,7 @@ def test_an_edit_makes_again_what_it_changes_and_no_more(work, tmp_path, monkeyp
         assert kinds(suite, "figure2") == (set(), *figure2[1:])
 
 
-def test_make_heads_writes_the_page_of_the_weights_that_are_there(work):
+def test_make_heads_writes_the_page_of_the_present_weights(work):
     suite = load_suite("mini")
     command = f"python -m acp_repro.inspect runs/mini/{RUN}/model --html figures/mini/heads.html"
     assert planner.stages(suite, planner.missing(suite, planner.targets(suite, ["heads"]))) == [
@@ -125,7 +125,7 @@ def test_make_heads_writes_the_page_of_the_weights_that_are_there(work):
 
 @pytest.fixture
 def savings(tmp_path, monkeypatch):
-    """Records of Figure 2 by hand."""
+    """Synthetic results for Figure 2."""
     monkeypatch.chdir(tmp_path)
     synthetic.two_lengths(tmp_path)
     synthetic.write_savings()
@@ -143,7 +143,7 @@ DAMAGE = {
 }
 
 
-def test_a_record_that_is_not_as_it_was_measured_is_refused(savings):
+def test_modified_results_are_rejected(savings):
     before = savings.read_text()
     for name, damage in DAMAGE.items():
         assert damage(before) != before, name
@@ -154,7 +154,7 @@ def test_a_record_that_is_not_as_it_was_measured_is_refused(savings):
     assert drawing.draw("mini", "figure2").is_file()
 
 
-def test_a_folder_that_is_copied_to_another_run_is_refused(savings):
+def test_folder_copied_to_another_run_is_rejected(savings):
     other = Path("results/mini/pro-tiny-512-acp")
     shutil.rmtree(other)
     shutil.copytree(savings.parent, other)
@@ -164,7 +164,7 @@ def test_a_folder_that_is_copied_to_another_run_is_refused(savings):
 
 @needs_make
 @pytest.mark.slow
-def test_make_stopped_keeps_finished_weights_and_goes_on(work):
+def test_interrupted_make_keeps_finished_weights_and_resumes(work):
     write_suite(work, LONG, name="long")
     process = subprocess.Popen(
         ["make", "figure2", "SUITE=long"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -193,7 +193,7 @@ HOSTILE = (
 
 @needs_make
 @pytest.mark.parametrize("words", HOSTILE)
-def test_what_a_user_writes_is_never_run(work, words):
+def test_user_input_is_never_executed(work, words):
     (stub := Path("stub/python")).parent.mkdir(exist_ok=True)
     stub.write_text("#!/bin/sh\nexit 1\n")
     stub.chmod(0o755)
@@ -213,8 +213,8 @@ def test_what_a_user_writes_is_never_run(work, words):
 
 @needs_make
 @pytest.mark.parametrize("words", HOSTILE)
-def test_no_variable_is_expanded(work, words):
-    """Neither by make nor by a shell, where recipes run with it, or are only printed."""
+def test_make_variables_are_not_expanded(work, words):
+    """Not by make and not by a shell, whether recipes are executed or only printed."""
     stubs = Path("stubs")
     stubs.mkdir(exist_ok=True)
     for name in ("python", "pip"):
@@ -233,7 +233,7 @@ def test_no_variable_is_expanded(work, words):
 
 
 @needs_make
-def test_a_misspelt_variable_is_refused(work):
+def test_misspelt_variable_is_rejected(work):
     assert "SUIT is no variable of this Makefile; did you mean SUITE?" in run_make("SUIT=h100", expect=2)
     assert "the variables are SUITE RUN" in run_make("-n", "figure2", "DO=$(shell touch pwned)", expect=2)
     assert not Path("pwned").exists()
@@ -241,10 +241,10 @@ def test_a_misspelt_variable_is_refused(work):
 
 @needs_make
 @pytest.mark.slow
-def test_make_hands_its_goals_and_options_to_one_process(work):
+def test_make_passes_its_goals_and_options_to_one_process(work):
     Path("asked").unlink(missing_ok=True)
     output = run_make("-n", "figure3", "figure4", "SUITE=mini", "NPROC=2", "JOBS=3")
-    assert f"acp_repro.train --suite mini --run {RUN}" not in output  # it is trained
+    assert f"acp_repro.train --suite mini --run {RUN}" not in output  # it is already trained
     assert f"python -m acp_repro.train --suite mini --run {EXACT} --nproc 2 --jobs 3\n" in output
     assert f"python -m acp_repro.measure loss_curve loss --suite mini --run {RUN} --run {EXACT}\n" in output
     assert Path("asked").read_text().count("acp_repro.make") == 1
@@ -254,14 +254,14 @@ def test_make_hands_its_goals_and_options_to_one_process(work):
     assert Path("runs/mini").is_dir()
 
 
-def test_what_came_with_the_project_is_not_deleted(work):
+def test_published_files_are_not_deleted(work):
     write_suite(work, YAML + "published: true\n", name="ours")
     Path("results/ours").mkdir()
     assert make.main(["clean", "--suite", "ours"]) == 2 and Path("results/ours").is_dir()
     assert make.main(["clean", "--suite", "ours", "--force"]) == 0 and not Path("results/ours").exists()
 
 
-def test_the_libraries_of_a_paper_are_installed_before_its_first_training(monkeypatch):
+def test_paper_libraries_are_installed_before_the_first_training(monkeypatch):
     monkeypatch.chdir(ROOT)
     suite = load_suite("lap")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "shap" or None)

@@ -1,4 +1,4 @@
-"""A trained run becomes a folder of the project, and is measured from there without any training."""
+"""A trained run is exported to pretrained/ and measured from there without training."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ READY = (
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A working folder with a run of suite `mini` in pretrained/, its own folder deleted."""
+    """A working folder with a run of suite `mini` in pretrained/, with its run folder deleted."""
     pytest.importorskip("tokenizers", reason="byte-pair tokenisers: pip install -e '.[bpe]'")
     folder = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch:
@@ -44,7 +44,7 @@ def published(tmp_path_factory):
         yield trained
 
 
-def test_the_folder_holds_the_model_and_its_card(published):
+def test_folder_contains_the_model_and_its_card(published):
     run = load_suite("ready").run(RUN)
     assert sorted(path.name for path in run.folder.iterdir()) == [
         "README.md",
@@ -63,19 +63,19 @@ def test_the_folder_holds_the_model_and_its_card(published):
     )
 
 
-def test_it_is_measured_and_drawn_without_training(published, monkeypatch):
+def test_pretrained_model_is_measured_and_plotted_without_training(published, monkeypatch):
     assert measure(["pruned_ratio", "loss", "--suite", "ready"]) == 0
     drawing.draw("ready", "figure4")
     assert Path("figures/ready/figure4.png").is_file() and not Path("runs").exists()
 
 
-def test_training_it_is_refused_with_the_command_that_does(published, capsys):
+def test_training_the_pretrained_model_is_rejected_with_the_right_command(published, capsys):
     assert train_command.main(["--suite", "ready"]) == 2
     assert "python -m acp_repro.train --suite mini --run pro-tiny-128-acp" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 
-def test_other_weights_are_not_taken_for_it(published, capsys):
+def test_other_weights_are_not_accepted_as_the_pretrained_model(published, capsys):
     run = load_suite("ready").run(RUN)
     path = run.model_folder / "model.safetensors"
     before, done = path.read_bytes(), run.folder / "done.json"

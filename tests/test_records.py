@@ -1,4 +1,4 @@
-"""What a record holds, and where it comes from: the commit, marked if the files differ from it."""
+"""The contents and provenance of results: the commit, marked as dirty if files differ."""
 
 import subprocess
 import time
@@ -37,7 +37,7 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path, git
 
 
-def test_a_commit_is_dirty_if_tracked_files_differ(checkout, monkeypatch):
+def test_commit_is_dirty_if_tracked_files_differ(checkout, monkeypatch):
     folder, git = checkout
     commit, find = git("rev-parse", "--short=12", "HEAD"), provenance.commit.__wrapped__
     (folder / "results.csv").write_text("new, and not tracked")
@@ -57,7 +57,7 @@ def mini(tmp_path, monkeypatch):
     return load_suite("mini")
 
 
-def test_the_same_values_give_the_same_bytes_at_any_time(mini, monkeypatch):
+def test_equal_values_are_written_as_identical_bytes(mini, monkeypatch):
     path, found = PAPER.metric("loss_curve").path("mini", RUN), []
     assert path.suffix == ".gz"
     for now in (1e9, 1.5e9):
@@ -67,7 +67,7 @@ def test_the_same_values_give_the_same_bytes_at_any_time(mini, monkeypatch):
     assert found[0] == found[1]
 
 
-def test_records_of_some_runs_are_read_if_there_are_any(mini):
+def test_results_of_some_runs_are_read_if_present(mini):
     with pytest.raises(RecordError, match="no records of loss in results/mini for pro-tiny-128-acp, pro-"):
         read_records(mini, "loss", partial=True)
     synthetic.write(RUN, "loss", {"loss_nats": 3.0})
@@ -77,7 +77,7 @@ def test_records_of_some_runs_are_read_if_there_are_any(mini):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_not_written(mini, value):
+def test_non_finite_values_are_not_written(mini, value):
     with pytest.raises(AssertionError, match="loss: not finite, so nothing is written"):
         synthetic.write(RUN, "loss", {"loss_nats": value})
     assert not PAPER.metric("loss").path("mini", RUN).exists()

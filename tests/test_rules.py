@@ -1,4 +1,4 @@
-"""What published rules of sparse attention skip and lose: against dense matrices and loops in float64."""
+"""Skipped blocks and losses of published sparse-attention rules, against dense float64 computations."""
 
 import json
 import math
@@ -31,7 +31,7 @@ T = 384
 def random_head(gate: float | None = 3.0, window: int | None = None, spread: float = 2.0) -> HeadInputs:
     generator = torch.Generator().manual_seed(0)
     q, k, values = (torch.randn(T, 16, generator=generator, dtype=torch.float64) for _ in range(3))
-    k += 0.3 * spread * torch.randn(T // 16, 16, generator=generator).repeat_interleave(16, 0)  # alike pages
+    k += 0.3 * spread * torch.randn(T // 16, 16, generator=generator).repeat_interleave(16, 0)  # equal pages
     c = None
     if gate is not None:
         noise = torch.randn(T, generator=generator, dtype=torch.float64)
@@ -56,7 +56,7 @@ def whole_tiles(head: HeadInputs, scores: torch.Tensor) -> Tiles:
 
 
 @pytest.mark.parametrize(("gate", "window"), [(3.0, None), (None, None), (None, 150)])
-def test_losses_are_those_of_dense_attention(gate, window):
+def test_losses_match_dense_attention(gate, window):
     head = random_head(gate, window)
     scores = dense_scores(head)
     weights, tiles = scores.softmax(1), whole_tiles(head, scores)
@@ -87,8 +87,8 @@ def test_losses_are_those_of_dense_attention(gate, window):
 @pytest.mark.parametrize("gate", [None, 3.0])
 @pytest.mark.parametrize("threshold", [1e-3, 0.3, 4.0])
 @pytest.mark.parametrize("leftwards", [False, True])
-def test_skip_softmax_is_a_loop_over_the_tiles(gate, threshold, leftwards):
-    """Also with a threshold above 1, under which a tile above the running maximum is skipped."""
+def test_skip_softmax_matches_a_loop_over_tiles(gate, threshold, leftwards):
+    """Covers a threshold above 1, which skips a tile above the running maximum."""
     head = random_head(gate, spread=6.0)
     tiles = whole_tiles(head, dense_scores(head))
     found = skip_by_maximum(tiles, threshold, leftwards=leftwards)
@@ -101,14 +101,14 @@ def test_skip_softmax_is_a_loop_over_the_tiles(gate, threshold, leftwards):
 
 
 @pytest.mark.parametrize("threshold", [1e-2, 1.0])
-def test_the_backward_of_flash_sparse_attention_skips_what_its_forward_does(threshold):
+def test_flash_sparse_attention_backward_skips_the_blocks_of_its_forward(threshold):
     head = random_head(spread=4.0)
     tiles = whole_tiles(head, dense_scores(head))
     forward, backward = (skip(tiles, threshold) for skip in (skip_by_running_sum, skip_by_final_sum))
     assert bool(forward.any()) and bool((forward <= backward).all())
 
 
-def test_model_optimizers_backward_gives_rows_of_many_keys_no_gradient():
+def test_model_optimizer_backward_gives_long_rows_no_gradient():
     """Flat scores of 256 keys, threshold 0.05: a row of more than 20 keys has no weight above it."""
     weights = (torch.ones(256, 256).tril() / torch.arange(1, 257)[:, None]).unflatten(1, (-1, BLOCK))
     maxima = torch.zeros(256, 4)
@@ -138,7 +138,7 @@ def test_certified_rules_lose_less_than_epsilon_in_every_head_of_a_model():
             measure_rules(model, tokens)
 
 
-def test_the_command_writes_a_map_of_heads_and_shows_it_on_the_page(tmp_path, capsys):
+def test_rules_command_writes_a_head_map_and_its_page(tmp_path, capsys):
     save_pretrained(small_model(), tmp_path / "small")
     (tmp_path / "text.txt").write_text("a text of some tokens. " * 50)
     file, page = tmp_path / "map.json", tmp_path / "page.html"

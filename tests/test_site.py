@@ -1,4 +1,4 @@
-"""The documentation site builds without a broken link, renders equations and notebooks, and loads nothing."""
+"""The documentation site builds without a broken link, renders equations and notebooks, offline."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def site(tmp_path_factory):
     return folder
 
 
-def test_no_page_loads_anything_from_elsewhere(site):
+def test_pages_load_no_external_resources(site):
     assert len(list(site.rglob("*.html"))) > 20
     for page in site.rglob("*.html"):
         loaded = LOADED.findall(page.read_text(encoding="utf-8"))
@@ -45,7 +45,7 @@ def test_equations_of_a_notebook_are_rendered(site, browser):  # noqa: F811
     assert page.locator(".arithmatex").count() and not page.locator(".katex-error").count()
 
 
-def test_search_leaves_out_the_lab_notebook(site):
+def test_search_excludes_the_lab_notebook(site):
     pages = re.findall(
         r'"location":"([^"]*)"', (site / "search/search_index.json").read_text(encoding="utf-8")
     )

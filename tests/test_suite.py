@@ -1,4 +1,4 @@
-"""The suite loader: the grid, and one clear line for everything that can be wrong in a file."""
+"""The suite loader: the grid, and a clear one-line error for every invalid file."""
 
 import copy
 import dataclasses
@@ -34,10 +34,10 @@ def load(tmp_path, monkeypatch):
     return load_text
 
 
-def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
+def test_grid_defines_the_runs_and_pairs_differ_in_one_key(load):
     suite = load(YAML.replace("tokens: 1536", "tokens: 1.536e3"))
     acp, exact = suite.runs
-    assert (acp.size.tokens, type(acp.size.tokens)) == (1536, int)  # a whole number may have an exponent
+    assert (acp.size.tokens, type(acp.size.tokens)) == (1536, int)  # an integer may have an exponent
     assert (acp.name, exact.name) == ("pro-tiny-128-acp", "pro-tiny-128-exact")
     before, after = acp.as_dict(), exact.as_dict()
     assert [key for key in before if before[key] != after[key]] == ["log_pruning_tolerance"]
@@ -47,7 +47,7 @@ def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
     assert suite.pairs("pro", largest=False) == [] and suite.run_for_heads == suite.run_for_sweep == acp
 
 
-def test_a_run_may_begin_with_one_weight_moved(load):
+def test_run_can_start_from_one_perturbed_weight(load):
     suite = load(YAML.replace("[-10, null]", "[null, -10], perturb_init: [false, true, 2]"))
     plain, perturbed, other, *pruned = suite.runs
     assert (perturbed.name, other.name) == ("pro-tiny-128-exact-nudged", "pro-tiny-128-exact-nudged2")
@@ -65,7 +65,7 @@ def test_a_run_may_begin_with_one_weight_moved(load):
 
 
 def current(suite, *metrics):
-    """The names of the runs, or of ``metrics`` of the first run, whose records are up to date."""
+    """The names of the runs, or of ``metrics`` of the first run, with up-to-date results."""
     if metrics:
         run = suite.runs[0]
         return {name for name in metrics if freshness.is_current(suite, run, suite.paper.metric(name))}
@@ -73,13 +73,13 @@ def current(suite, *metrics):
 
 
 def record(suite, run, *metrics):
-    """Records of a run, as if measured with the suite's settings."""
+    """Writes results of a run, as if measured with the suite's settings."""
     for metric in map(suite.paper.metric, metrics):
         row = dict.fromkeys(metric.columns, 1)
         write_records(suite, run, metric, [row], device="a", dtype="float32", trained_tokens=1)
 
 
-def test_a_record_is_of_its_own_settings_whatever_its_date(load):
+def test_results_are_matched_by_settings_and_not_by_date(load):
     suite = load(YAML)
     assert current(suite) == set()
     for run in suite.runs:
@@ -88,21 +88,21 @@ def test_a_record_is_of_its_own_settings_whatever_its_date(load):
     names = {run.name for run in suite.runs}
     more = YAML.replace("[-10, null]", "[-10, -5, null]")
     assert current(suite) == current(load(more + "# a comment\n")) == names
-    # Keys that decide how a run is trained, and not what comes out, change nothing.
+    # Keys that change how a run is trained but not its weights invalidate nothing.
     assert (
         current(load(YAML.replace("{batch_tokens", "{parallel: fsdp, compile: false, batch_tokens"))) == names
     )
-    # A key that selects a run for the measurements changes no record.
+    # A key that selects a run for measurement invalidates no results.
     other = more.replace("loss_tokens: 256", "loss_tokens: 256, run_for_sweep: pro-tiny-128-acp5")
     assert current(load(other)) == names
     assert current(load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"))) == set()
     assert current(load(more.replace("timing_repeats: 1", "timing_repeats: 2"))) == set()
-    freshness.settings_path(suite.runs[0]).unlink()  # then nothing says what it is
+    freshness.settings_path(suite.runs[0]).unlink()  # its settings are then unknown
     assert current(load(YAML)) == {suite.runs[1].name}
 
 
 @pytest.mark.parametrize("text", ['{"records": []}', '{"records": {"loss.csv": [1]}}', '{"trained": [1]}'])
-def test_settings_of_another_shape_are_one_line(load, text):
+def test_settings_of_another_shape_are_reported_in_one_line(load, text):
     suite = load(YAML)
     record(suite, suite.runs[0], "loss")
     path = freshness.settings_path(suite.runs[0])
@@ -111,7 +111,7 @@ def test_settings_of_another_shape_are_one_line(load, text):
         current(suite)
 
 
-def test_a_record_is_of_the_weights_that_are_there(load):
+def test_results_belong_to_the_present_weights(load):
     suite = load(YAML)
     run = suite.runs[0]
     done = run.folder / "done.json"
@@ -124,17 +124,15 @@ def test_a_record_is_of_the_weights_that_are_there(load):
     of_shape = dataclasses.replace(suite.paper.metric("loss"), untrained=lambda run: True)
     assert freshness.is_current(suite, run, of_shape)
     record(suite, run, "loss")
-    assert current(suite, *names) == {"loss"}  # decay is of the first weights
+    assert current(suite, *names) == {"loss"}  # decay belongs to the first weights
     record(suite, run, "decay")
     done.unlink()
-    assert current(suite, *names) == set(names)  # weights that are gone do not count
+    assert current(suite, *names) == set(names)  # deleted weights do not count
 
 
 @pytest.mark.parametrize(("items", "current"), [(None, True), (5, False)])
-def test_a_key_that_is_new_makes_older_records_stale_unless_it_has_its_default(
-    tmp_path, monkeypatch, items, current
-):
-    """A record that was made before a measure had its setting is of the default, and of no other value."""
+def test_new_key_invalidates_older_results_unless_it_has_its_default(tmp_path, monkeypatch, items, current):
+    """Results from before a setting existed are valid for its default and for no other value."""
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     suite = load_suite("mini")
@@ -144,18 +142,18 @@ def test_a_key_that_is_new_makes_older_records_stale_unless_it_has_its_default(
     del recorded["measure"]["lm_eval_items"]
     recorded["measure"]["a_key_that_became_a_constant"] = 3
     files.write_json(freshness.settings_path(run), recorded | {"records": {}})
-    record(with_measure(suite, lm_eval_items=None), run, "loss")  # as of before the key
+    record(with_measure(suite, lm_eval_items=None), run, "loss")  # as measured before the key existed
     assert "lm_eval_items" not in freshness.recorded_settings(run)["measure"]
     later = with_measure(suite, lm_eval_items=items)
     assert freshness.is_current(later, run, metric) == current
     record(later, run, "decay")
     assert freshness.is_current(later, run, metric) == current
-    # Another value of a key that there was is another setting.
+    # Another value of an existing key is another setting.
     other = with_measure(later, lm_eval_items=6)
     assert not freshness.is_current(other, run, metric)
 
 
-def test_records_that_were_not_measured_again_stay_older(load):
+def test_unmeasured_results_keep_their_old_date(load):
     def measured(text, *metrics):
         suite = load(text)
         record(suite, suite.runs[0], *metrics)
@@ -163,12 +161,12 @@ def test_records_that_were_not_measured_again_stay_older(load):
 
     other = YAML.replace("warmup_tokens: 512", "warmup_tokens: 256")
     assert measured(YAML, "loss", "decay") == {"loss", "decay"}
-    assert measured(other, "loss") == {"loss"}  # decay is of the first training
+    assert measured(other, "loss") == {"loss"}  # decay belongs to the first training run
     assert measured(other, "decay") == {"loss", "decay"}
     assert measured(other.replace("loss_tokens: 256", "loss_tokens: 128"), "loss") == {"loss"}
 
 
-def test_a_size_can_set_what_fits_its_gpu(load):
+def test_size_can_override_gpu_settings(load):
     suite = load(
         YAML.replace(
             "learning_rate: 1e-2",
@@ -178,10 +176,10 @@ def test_a_size_can_set_what_fits_its_gpu(load):
     run = suite.runs[0]
     assert (run.training.micro_batch_tokens, run.training.gradient_checkpointing) == (256, True)
     moved = YAML.replace("micro_batch_tokens: 128", "micro_batch_tokens: 256, gradient_checkpointing: true")
-    assert run.as_dict() == load(moved).runs[0].as_dict()  # the same training, wherever the keys are
+    assert run.as_dict() == load(moved).runs[0].as_dict()  # the same run, wherever the keys are
 
 
-def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
+def test_paper_suite_has_36_runs(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     suite = load_suite("paper")
     names = {
@@ -193,14 +191,14 @@ def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
     }
     assert len(suite.runs) == 36 and {run.name for run in suite.runs} == names
     assert suite.pairs("pro") + suite.pairs("llama") == list(suite.runs)
-    # Training facts of the paper that no default says.
+    # Training settings of the paper that differ from the defaults.
     micro = {run.size_name: run.training.micro_batch_tokens for run in suite.runs}
     assert micro == {"125M": 32_768, "360M": 16_384, "760M": 16_384}
     assert suite_main(["paper", "--names"]) == 0
     assert capsys.readouterr().out.split() == [run.name for run in suite.runs]
 
 
-def test_the_pretrained_suite_is_what_its_trainer_trains(monkeypatch):
+def test_pretrained_suite_matches_its_trainer(monkeypatch):
     monkeypatch.chdir(ROOT)
     runs = load_suite("pretrained").runs
     assert runs
@@ -214,7 +212,7 @@ def test_the_pretrained_suite_is_what_its_trainer_trains(monkeypatch):
         assert "weights" not in run.as_dict()
 
 
-def test_names_tell_length_tolerance_and_seed(load):
+def test_run_names_state_length_tolerance_and_seed(load):
     text = YAML.replace("context_length: [128]", "context_length: [1024], seed: [0, 3]")
     text = text.replace("[-10, null]", "[-10, -2.5, null]").replace(
         "micro_batch_tokens: 128", "micro_batch_tokens: 1024"
@@ -269,14 +267,14 @@ def test_names_tell_length_tolerance_and_seed(load):
         ("loss_tokens: 256", "needle_depths: [2]", r"needle_depths\[0\]: must be a number in \[0, 1\]"),
     ],
 )
-def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):
+def test_suite_errors_name_file_and_key_in_one_line(load, old, new, message):
     assert old in YAML
     with pytest.raises(SuiteError, match=message) as caught:
         load(YAML.replace(old, new, 1))
     assert str(caught.value).startswith("experiments/mini.yaml: ") and "\n" not in str(caught.value)
 
 
-def test_a_file_elsewhere_goes_by_its_name_and_is_asked_for_by_its_path(load, tmp_path):
+def test_external_suite_file_is_requested_by_path_and_named_by_stem(load, tmp_path):
     load(YAML)
     elsewhere = tmp_path / "my suites"
     elsewhere.mkdir()
@@ -285,7 +283,7 @@ def test_a_file_elsewhere_goes_by_its_name_and_is_asked_for_by_its_path(load, tm
     run, metric = suite.runs[0], suite.paper.metric("loss")
     assert (suite.name, run.folder) == ("mine", Path("runs/mine") / run.name)
     assert json.loads(json.dumps(run.as_dict()))["suite"] == "mine"
-    option = f"--suite '{file}' --run {run.name}"  # as a shell takes it
+    option = f"--suite '{file}' --run {run.name}"  # quoted for a shell
     assert run.command.endswith(option) and metric.command_for(suite.name, [run]).endswith(option)
     assert copy.deepcopy(run).command == pickle.loads(pickle.dumps(run)).command == run.command
     with pytest.raises(RecordError, match=f"measure loss --suite '{file}'"):

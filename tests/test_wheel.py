@@ -1,4 +1,4 @@
-"""The wheel, installed elsewhere: what other projects import needs torch and NumPy, nothing else."""
+"""The wheel, installed elsewhere: its library modules need only torch and NumPy."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """A copy of the sources alone, so that nothing is taken that only this checkout has."""
+    """A copy of the sources only, so that no untracked file of this checkout is used."""
     pytest.importorskip("setuptools", "77", reason="building a wheel: pip install 'setuptools>=77'")
     folder = tmp_path_factory.mktemp("beside") / "acp_repro"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
@@ -28,7 +28,7 @@ def clone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(clone, tmp_path_factory):
-    """The interpreter of an environment with the wheel; a .pth leads to the other packages that are here."""
+    """The interpreter of an environment with the wheel; a .pth adds the installed packages."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(clone)]
     subprocess.run(build, check=True)
@@ -44,18 +44,18 @@ def python(clone, tmp_path_factory):
 
 
 def run(python: Path, *arguments: str) -> str:
-    command = [str(python), "-I", *arguments]  # the folder that it runs in is not on its path
+    command = [str(python), "-I", *arguments]  # the working folder is not on its path
     return subprocess.run(command, cwd=python.parent, capture_output=True, text=True, check=True).stdout
 
 
-def test_readme_and_commands_work_from_another_folder(python):
+def test_readme_and_commands_work_outside_the_repository(python):
     code = """
 from acp_repro.pipeline.data import sample_text
 from acp_repro.explorer.pack import render
 print(len(sample_text()), len(render("heads", {}, {})))
 """
     text, page = map(int, run(python, "-c", code).split())
-    assert text > 100_000 and page > 300_000  # the files that the package reads; D3 alone has 280 kB
+    assert text > 100_000 and page > 300_000  # package data files; D3 has 280 kB
     run(python, "-c", python_that_runs((ROOT / "README.md").read_text(encoding="utf-8")))
     model = str(SHIPPED)
     assert "local" in run(
@@ -64,7 +64,7 @@ print(len(sample_text()), len(render("heads", {}, {})))
     assert run(python, "-m", "acp_repro.generate", model, "--prompt", "It was", "--max-new-tokens", "5")
 
 
-def test_the_methods_need_torch_and_numpy_alone(python):
+def test_methods_require_only_torch_and_numpy(python):
     code = f"""
 import sys
 for name in {EXTRAS.split()}: sys.modules[name] = None

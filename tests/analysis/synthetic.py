@@ -1,4 +1,4 @@
-"""Records by hand for the suite of ``tests.suites``, so that no model has to be trained."""
+"""Synthetic results for the suite of ``tests.suites``, which require no trained model."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ FACTS = {"device": "a processor", "dtype": "float32", "trained_tokens": 1536}
 
 
 def draw(item: str, suite: str = "mini") -> str:
-    """``make ITEM SUITE=SUITE`` in this process, from records that are there; the caption in one line."""
+    """Runs ``make ITEM SUITE=SUITE`` in this process on existing results; returns the caption as one line."""
     path = drawing.draw(suite, item)
     return " ".join(path.with_suffix(".md").read_text().split())
 
@@ -28,7 +28,7 @@ def two_lengths(folder, architectures: str = "pro") -> None:
 
 
 def published_savings(folder) -> Path:
-    """Suite ``mini``, published, with its runs' savings, in the working directory ``folder``; its file."""
+    """Publishes suite ``mini`` with its runs' savings in working folder ``folder``; returns its file."""
     two_lengths(folder)
     path = folder / "experiments" / "mini.yaml"
     path.write_text(f"{path.read_text()}\npublished: true\n")
@@ -37,7 +37,7 @@ def published_savings(folder) -> Path:
 
 
 def write(run_name: str, metric: str, *rows: dict, suite: str = "mini") -> None:
-    """Records of one run of a suite; columns that a row leaves out are 1."""
+    """Writes results of one run of a suite; missing columns default to 1."""
     suite = load_suite(suite)
     kind = suite.paper.metric(metric)
     rows = [dict.fromkeys(kind.columns, 1) | row for row in rows]
@@ -45,7 +45,7 @@ def write(run_name: str, metric: str, *rows: dict, suite: str = "mini") -> None:
 
 
 def write_savings(architecture: str = "pro", suite: str = "mini") -> None:
-    """At 256 tokens half the blocks, half the time, twice the throughput are saved; at 512 more."""
+    """Writes savings: half the blocks and time and twice the throughput at 256 tokens, more at 512."""
     for length, pruned, fast in ((256, 5, 1.0), (512, 7, 0.8)):
         run = f"{architecture}-tiny-{length}-acp"
         write(

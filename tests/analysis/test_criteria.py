@@ -1,4 +1,4 @@
-"""The criteria of ACP's claims: records small enough to check by hand, and the verdict that they must get."""
+"""The criteria of ACP's claims: small results that can be checked by hand, with their expected verdicts."""
 
 import math
 
@@ -34,7 +34,7 @@ RUN = {
     "trained_tokens": 10**9,
     "device": "a GPU",
 }
-MOST = 36 / 55  # of ten by ten blocks, since each row keeps its own and the one before
+MOST = 36 / 55  # of ten by ten blocks: each row keeps the diagonal block and its predecessor
 
 
 def table(*rows: dict) -> pd.DataFrame:
@@ -42,7 +42,7 @@ def table(*rows: dict) -> pd.DataFrame:
 
 
 def blocks(*pruned: int, lengths=(512, 1024), **columns) -> pd.DataFrame:
-    """One head a run, ``pruned`` of 100 blocks."""
+    """One head per run that prunes ``pruned`` of 100 blocks."""
     sides = {"layer": 0, "head": 0, "causal_blocks": 100, "block_q_tokens": 16, "block_k_tokens": 16}
     return table(
         *(
@@ -69,7 +69,7 @@ def rates(acp: float) -> pd.DataFrame:
 
 
 def heads(*ratios: float, layers=None, length: int = 640, run: str = "one") -> pd.DataFrame:
-    """Heads of ten by ten blocks that prune shares of the most that they can."""
+    """Heads of ten by ten blocks that prune the given shares of their maximum."""
     grid = {"context_length_tokens": length, "block_q_tokens": 64, "block_k_tokens": 64}
     layers = layers or [0] * len(ratios)
     return table(
@@ -81,7 +81,7 @@ def heads(*ratios: float, layers=None, length: int = 640, run: str = "one") -> p
 
 
 def layers(*counts: tuple[int, int, int], run: str = "one") -> pd.DataFrame:
-    """Two local layers, and then such numbers of local, global and other heads."""
+    """Two local layers, followed by layers with the given numbers of local, global and intermediate heads."""
     drawn = [
         [share for share, n in zip((1.0, 0.0, 0.5), layer, strict=True) for _ in range(n)] for layer in counts
     ]
@@ -133,12 +133,12 @@ MASS = sweep({-1: 0.7, -10: 0.7}, largest_pruned_mass=[0.3, math.exp(-10.1)])
 AUTHORS, SLOWER = (steps("official", (ms, 2.0), scope="attention") for ms in (0.9, 2.1))
 OURS, GAINED = steps("triton", (1.0, 2.2), (1.0, 2.2)), steps("official", (1.0, 1.2))
 CASES = [
-    # The longest context of every size counts, and one does not make up for another.
+    # The longest context of every size counts; sizes do not compensate for each other.
     (figure2.pruned_at_longest, blocks(10, 70), MEASURED),
     (figure2.pruned_at_longest, both(blocks(10, 70), blocks(60, 81, size="b")), OTHER),
     (figure2.pruned_at_longest, both(blocks(70, 10), blocks(60, 81, size="b")), OTHER),
     (figure2.pruned_at_longest, blocks(70, 0), NO),
-    # The start of training decides only where there is nothing else.
+    # Undertrained runs decide only if no other runs exist.
     (figure2.pruned_at_longest, both(blocks(60, 70), blocks(70, 90, **YOUNG)), MEASURED),
     (figure2.pruned_at_longest, blocks(70, 90, **YOUNG), OTHER),
     (figure2.savings_grow, blocks(50, 60), MEASURED),
@@ -172,11 +172,11 @@ CASES = [
     ),
     (figure4.heads_bimodal, heads(1, 1, 0, 0.5), MEASURED),
     (figure4.heads_bimodal, heads(1, 1, 0.5), NO),  # no global head
-    (figure4.heads_bimodal, heads(1, 0, 0.5, 0.5), NO),  # as many between
+    (figure4.heads_bimodal, heads(1, 0, 0.5, 0.5), NO),  # as many intermediate heads
     (figure4.heads_bimodal, heads(0.0, length=128), UNTOLD),  # two by two blocks: nothing can be pruned
     (figure4.most_heads_local, heads(1, 1, 0.5), MEASURED),
     (figure4.most_heads_local, heads(1, 0.5), NO),
-    # The model of the paper's figure decides, and a miss only after a tenth of its tokens.
+    # The model of the paper's figure decides; a failure requires a tenth of its training tokens.
     (figure5.first_layers_local, heads(1, 1, 0.1, layers=[0, 1, 2]).assign(**LIKE), MEASURED),
     (figure5.first_layers_local, heads(1, 0.1, 1, layers=[0, 1, 2]).assign(**LIKE), UNTOLD),
     (
@@ -189,17 +189,17 @@ CASES = [
     (figure4.every_run_bimodal, both(heads(1, 1, 0), heads(1, 1, run="b")).assign(suite="s"), NO),
     (figure5.layers_match_model, layers(*ALIKE), MEASURED),
     (figure5.layers_match_model, layers(*[(12, 0, 0)] * 3), MEASURED),
-    (figure5.layers_match_model, layers(*DRAWN), UNTOLD),  # drawn from one model: that is chance
+    (figure5.layers_match_model, layers(*DRAWN), UNTOLD),  # sampled from one model: explained by chance
     (figure5.layers_match_model, layers((2, 1, 0), (3, 0, 0)), UNTOLD),
     (figure5.layers_match_model, layers(*SPLIT), NO),
     (figure5.layers_match_model, both(layers(*ALIKE, run="b"), layers(*SPLIT)), NO),
-    (figure5.layers_match_model, layers(*RARE), NO),  # 2.3 % of cases, and of three runs no longer
+    (figure5.layers_match_model, layers(*RARE), NO),  # 2.3 % of cases, too rare for three runs
     (figure5.layers_match_model, both(*(layers(*RARE, run=run) for run in "abc")), UNTOLD),
     (figure5.a_head_prunes_nothing, heads(1.0, 0.0), MEASURED),
     (figure5.a_head_prunes_nothing, heads(1.0, 0.1), NO),
     (figureA5.throughput_settles, FAST, MEASURED),
     (figureA5.throughput_settles, both(FAST, SLOW.assign(run="b", size="b")), OTHER),  # a little slower
-    (figureA5.throughput_settles, speeds(1040, *[1000] * 7, 1045, 1000), NO),  # no more than it varies
+    (figureA5.throughput_settles, speeds(1040, *[1000] * 7, 1045, 1000), NO),  # within its variation
     (figureA5.throughput_settles, speeds(1200, *[1000] * 6, 1060, 1000, 1000), NO),  # not level
     (figure7.savings_fall_with_epsilon, SWEEP, MEASURED),
     (figure7.savings_fall_with_epsilon, sweep({-40: 0.7, -1: 0.6}), NO),
@@ -232,7 +232,7 @@ CASES = [
         both(SLOWER, steps("triton", (0.9, 2.0), scope="attention")),
         NO,
     ),
-    # Our model in CUDA graphs says nothing of the authors'.
+    # Our model in CUDA graphs is no evidence for the authors' model.
     (figure_decode.decoding_not_faster, OURS, UNTOLD),
     (figure_decode.decoding_not_faster, both(OURS, steps("official", (1.0, 1.05))), MEASURED),
     (figure_decode.decoding_not_faster, both(GAINED, steps("official", (1.0, 1.0))), NO),  # any timing counts
@@ -246,7 +246,7 @@ def test_verdicts(check, records, word):
     assert check(records).word is word
 
 
-def test_large_weights_are_counted_and_few():
+def test_large_weights_are_few():
     decay = table(
         *({**HEAD, "position": i, "first_kept_key_position": min(i, 1)} for i in range(19))
     )  # 190 entries
@@ -257,7 +257,7 @@ def test_large_weights_are_counted_and_few():
     assert figure6.large_weights_kept(decay, weights.assign(key_position=0)).word is NO
 
 
-def test_values_are_those_that_were_measured():
+def test_values_match_the_measurements():
     assert figure2.throughput_gained(rates(120.0)).values == pytest.approx({"a at 512": 20.0})
     mixed = both(rates(120.0), rates(150.0).assign(context_length_tokens=1024, device="NVIDIA H200"))
     assert "+20 % at 512 (a), +50 % at 1k (H200)" in figure2.throughput_gained(mixed).ours
@@ -265,8 +265,8 @@ def test_values_are_those_that_were_measured():
         in_range(pd.Series([3.0, math.nan], index=[1, 7]), 2, 6, "a")
 
 
-def test_two_tolerances_are_never_averaged():
-    """200 and 20 tokens a second are no run of 110."""
+def test_tolerances_are_never_averaged():
+    """A mean of 110 tokens per second over 200 and 20 must not be reported."""
     grid = both(*(rates(fast).assign(log_pruning_tolerance=e) for e, fast in ((-10.0, 200.0), (-1.0, 20.0))))
     assert statistics.throughput_gain(grid)["acp"].tolist() == [200.0, 20.0]
     for twice in (grid, both(rates(120.0), rates(120.0)[:1])):
@@ -276,12 +276,12 @@ def test_two_tolerances_are_never_averaged():
         figure2.pruned_at_longest(both(blocks(70), blocks(60).assign(log_pruning_tolerance=-1.0)))
 
 
-def test_kinds_of_heads_are_relative_to_what_the_grid_allows():
+def test_head_kinds_are_relative_to_the_maximum_of_the_grid():
     kinds = figure4.head_kinds(heads(1.0, 0.951, 0.949, 0.051, 0.049))
     assert kinds.tolist() == ["local", "local", "between", "between", "global"]
 
 
-def test_the_same_weights_are_compared_prompt_by_prompt():
+def test_same_weights_are_compared_prompt_by_prompt():
     prompt = {"suite": "s", "needle_fraction": 0.75, "evaluated_length_tokens": 512, "depth": 0.5}
     prompt |= {"haystack_sample": 0, "answer_log_likelihood_nats": -2.0, "answer": "a"}
     rows = [prompt | {"fact": fact, "method": method} for fact in (0, 1) for method in ("acp", "exact")]
@@ -292,8 +292,8 @@ def test_the_same_weights_are_compared_prompt_by_prompt():
     assert needle_facts.same_weights(table(*rows[:1])).word is UNTOLD
 
 
-def test_speed_is_judged_at_the_papers_pruned_share_alone():
-    """Of the authors' kernels: ours are given next to them, and other baselines nowhere."""
+def test_speed_is_judged_only_at_the_papers_pruned_ratio():
+    """The authors' kernels decide; our kernels are quoted and other baselines are not."""
     shape = {"length_tokens": 4096, "heads": 12, "head_dim": 64, "device": "a GPU"}
     baselines = {"triton": (9.0, 10.0), "official": (4.0, 10.0), "flex": (1.0, 10.0)}
     kernels = pd.DataFrame(

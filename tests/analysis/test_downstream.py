@@ -1,4 +1,4 @@
-"""Tables 1 and 3: what is tested item by item, what counts as different, and what the table shows."""
+"""Tables 1 and 3: tests over paired items, significant differences, and the contents of the tables."""
 
 import math
 
@@ -37,7 +37,7 @@ def right(count: int, of: int = 1000, first: int = 0) -> np.ndarray:
     return values
 
 
-def test_only_what_chance_does_not_explain_differs():
+def test_only_significant_differences_count():
     # 500 and 530 right of 1000: the same 500 and 30 more, or 265 of each alone.
     nested = pd.concat([items("acp", right(500)), items("exact", right(530))])
     (row,) = paired.differences(nested).itertuples()
@@ -45,7 +45,7 @@ def test_only_what_chance_does_not_explain_differs():
     apart = pd.concat([items("acp", right(500)), items("exact", right(530, first=470))])
     (row,) = paired.differences(apart).itertuples()
     assert row.verdict == paired.SAME and row.difference == pytest.approx(-0.03) and row.p_value > 0.1
-    # Two seeds that differ as much say that it is not the method.
+    # Two seeds with the same difference show that the method is not its cause.
     seeds = pd.concat([nested, items("acp", right(535), seed=1)])
     (row,) = paired.differences(seeds).itertuples()
     assert row.verdict == paired.AS_RUNS
@@ -54,7 +54,7 @@ def test_only_what_chance_does_not_explain_differs():
     assert row.verdict == paired.DIFFERS
 
 
-def test_seeds_differ_where_chance_does_not_explain_it():
+def test_seeds_differ_only_if_significant():
     one = pd.concat([items("acp", right(700)), items("acp", right(500), "boolq"), items("exact", right(710))])
     assert table1.seeds_differ(one).word == Word.INCONCLUSIVE
     same = pd.concat([one, items("acp", right(702), seed=1), items("acp", right(500), "boolq", seed=1)])
@@ -63,13 +63,13 @@ def test_seeds_differ_where_chance_does_not_explain_it():
     other = pd.concat([one, items("acp", right(740), seed=1), items("acp", right(500), "boolq", seed=1)])
     told = table1.seeds_differ(other)
     assert told.word == Word.REPRODUCED
-    assert table1.seeds_differ(other.assign(commit=other["seed"])).word is Word.INCONCLUSIVE  # of two codes
+    assert table1.seeds_differ(other.assign(commit=other["seed"])).word is Word.INCONCLUSIVE  # other code
     assert table1.seeds_differ(other.assign(commit=other["log_pruning_tolerance"].map(str))) == told
     guessed = other.assign(value=other["value"] * (other["item"] < 510))
     assert table1.seeds_differ(guessed).word is Word.INCONCLUSIVE
 
 
-def test_without_a_second_seed_the_paper_s_own_pairs_say_what_runs_differ_by():
+def test_pairs_of_the_paper_define_run_variance_without_a_second_seed():
     gaps = paired.paper_gaps()
     assert gaps["wikitext", "word_perplexity"] == pytest.approx(math.log(31.64 / 31.05))  # Table 3, 8k
     assert gaps["winogrande", "acc"] == pytest.approx(0.0213)  # Table 3, 4k: 48.78 and 50.91
@@ -97,7 +97,7 @@ def test_perplexities_are_compared_by_their_log_likelihoods():
 
 
 def pairs(task: str, *counts: tuple[int, int], metric: str = "acc") -> pd.DataFrame:
-    """A seed for each (right with ACP, right without) of 1000."""
+    """One seed per pair (correct with ACP, correct without) of 1000 items."""
     return pd.concat(
         [
             items(method, right(count), task, metric, seed)
@@ -107,42 +107,42 @@ def pairs(task: str, *counts: tuple[int, int], metric: str = "acc") -> pd.DataFr
     )
 
 
-def test_tasks_match_where_pairs_rule_out_what_the_papers_own_differ_by():
+def test_tasks_match_if_pairs_rule_out_the_papers_differences():
     # The paper's pairs differ by up to 2.13 points of winogrande (Table 3, 4k: 48.78 and 50.91).
     close = pairs("winogrande", (700, 701), (720, 718), (691, 690))
     assert table1.tasks_match(close).word == Word.REPRODUCED
     exact = close["log_pruning_tolerance"].isna()
     marked = table1.tasks_match(close.assign(commit=["new" if new else "old" for new in exact]))
     assert marked.word == Word.INCONCLUSIVE
-    # Equal bits say nothing of what another pair would do.
+    # A bitwise identical pair does not predict another pair.
     assert table1.tasks_match(pairs("winogrande", *[(700, 700)] * 3, (701, 700))).word == Word.INCONCLUSIVE
-    # Not significantly apart, and far from the same.
+    # Neither significantly different nor equivalent.
     assert (
         table1.tasks_match(pairs("winogrande", (700, 730), (720, 690), (700, 701))).word == Word.INCONCLUSIVE
     )
-    for apart in (-60, 60):  # better is not the same, either
+    for apart in (-60, 60):  # an improvement is not equivalence either
         far = [(700 + apart, 700), (690 + apart, 691), (720 + apart, 720)]
         assert table1.tasks_match(pairs("winogrande", *far)).word == Word.CONTRADICTED
         mixed = pd.concat([close.assign(task="piqa"), pairs("winogrande", *far)])
         assert table1.tasks_match(mixed).word == Word.CONTRADICTED
 
 
-def test_models_that_guess_show_nothing_of_tasks():
-    """A coin is as good with ACP as without."""
+def test_chance_level_models_are_inconclusive():
+    """A chance-level model scores the same with and without ACP."""
     guessing = pairs("winogrande", (500, 501), (501, 502), (499, 500))
     assert table1.tasks_match(guessing).word == Word.INCONCLUSIVE
-    # BoolQ says yes to 62 %, so 60 % is a habit.
+    # 62 % of BoolQ's answers are yes, so 60 % is the chance level.
     assert table1.tasks_match(pairs("boolq", (600, 601), (600, 602), (601, 600))).word == Word.INCONCLUSIVE
     known = pairs("arc_easy", (400, 401), (410, 409), (405, 406))
     assert table1.tasks_match(pd.concat([guessing, known])).word == Word.REPRODUCED
-    # The perplexity of a task whose accuracy is guessed is of words that the model does not know.
+    # If the accuracy of a task is at chance level, its perplexity is not evidence either.
     lambada = pairs("lambada_openai", (16, 16), (15, 15), (16, 16))
     of_words = lambada.assign(metric="perplexity", value=-4.0)
     assert table1.tasks_match(pd.concat([known, lambada, of_words])).word == Word.INCONCLUSIVE
     assert {column.task for column in COLUMNS if column.is_accuracy and column.guess is None} == set()
 
 
-def test_a_perplexity_above_the_vocabulary_is_no_knowledge():
+def test_perplexity_above_the_vocabulary_size_is_undertrained():
     words = pairs("wikitext", (0, 0), (0, 0), (0, 0), metric="word_perplexity").assign(value=-math.log(99))
     (row,) = paired.equivalences(paired.differences(words), 100)[0].itertuples()
     assert row.adjusted_p_value == 0
@@ -150,7 +150,7 @@ def test_a_perplexity_above_the_vocabulary_is_no_knowledge():
     assert table.empty and unknown == ["wikitext word_perplexity"]
 
 
-def test_columns_are_corrected_for_their_number():
+def test_columns_are_corrected_for_multiple_testing():
     apart = [(700, 715), (720, 700), (710, 711)]
     one = pairs("winogrande", *apart)
     both = pd.concat([one, one.assign(task="piqa")])
@@ -161,13 +161,13 @@ def test_columns_are_corrected_for_their_number():
     assert together.loc["winogrande", "adjusted_p_value"] == pytest.approx(2 * p_value)
 
 
-def test_tasks_are_not_judged_without_a_pair_or_a_column_of_the_papers():
+def test_tasks_require_a_pair_and_a_column_of_the_paper():
     assert table1.tasks_match(items("acp", right(500))).word == Word.INCONCLUSIVE
     book = table1.tasks_match(pairs("book_last_word", (700, 701), (710, 711), (700, 702)))
     assert book.word == Word.INCONCLUSIVE
 
 
-def test_pairs_over_different_items_are_refused():
+def test_pairs_over_different_items_are_rejected():
     with pytest.raises(UnfitRecords, match="not the same items"):
         paired.differences(pd.concat([items("acp", right(5, 10)), items("exact", right(5, 9))]))
     with pytest.raises(UnfitRecords, match="more than one record"):
@@ -176,8 +176,8 @@ def test_pairs_over_different_items_are_refused():
         paired.differences(pd.concat([items(side, [-1.0, math.nan]) for side in ("acp", "exact")]))
 
 
-def test_items_count_by_their_weight():
-    """A metric that is a share of characters: of one item 2 of 2 are right, of the other 1 of 6."""
+def test_items_are_weighted():
+    """A metric per character: 2 of 2 are correct in one item and 1 of 6 in the other."""
     both = items("acp", [2.0, 1.0])
     both["weight"] = [2, 6]
     assert paired.score(both, "acc") == pytest.approx(3 / 8)

@@ -1,4 +1,4 @@
-"""Figures 1, 3 to 6, 8 and 11 and their statistics, from records written by hand; no torch."""
+"""Figures 1, 3 to 6, 8 and 11 and their statistics, from synthetic results; torch is not needed."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def record(name: str, metric: str, rows: list[dict]) -> None:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working folder with the suite and no record."""
+    """A working folder with the suite and without results."""
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, SUITE)
     return tmp_path
@@ -105,8 +105,8 @@ def of_heads(pruned: list[int], causal: int, length: int = 256) -> pd.DataFrame:
     return blocks.assign(block_q_tokens=64, block_k_tokens=64)
 
 
-def test_savings_fall_into_the_papers_bins():
-    # 5 % opens the second bin and 90 % the 19th. 100 % is in the last.
+def test_savings_use_the_bins_of_the_paper():
+    # 5 % is in the second bin, 90 % in the 19th and 100 % in the last.
     found = figure4.savings_bins(of_heads([0, 1, 18, 20, 10], 20, 65_536))
     assert found.tolist() == [0, 1, 18, 19, 10] and figure4.BINS == 20
     # The grid allows 30 %, an edge: what is there is left of it, and what a closed gate takes past it is not.
@@ -152,9 +152,9 @@ def test_curves_are_paired_position_by_position():
     assert (gap.context_length_tokens, gap.position) == (256, 2)
     assert gap.gap_nats == pytest.approx(0.2)
     more = pd.concat([table, curve(None, [3.1, 2.5, 1.2], seed=1)])
-    # A seed without its pair says nothing of the difference.
+    # An unpaired seed has no difference.
     pd.testing.assert_frame_equal(statistics.loss_differences(more), statistics.loss_differences(table))
-    # With it there are two pairs, each with its own gap: the mean of both would hide the larger one.
+    # The paired seed gives two pairs with one gap each; their mean would hide the larger gap.
     pairs = statistics.loss_differences(pd.concat([more, curve(-10.0, [3.0, 2.0, 1.0], seed=1)]))
     of_seed = pairs.groupby("seed")["difference"].apply(list).to_dict()
     assert of_seed == {0: pytest.approx([-0.1, 0.0, -0.2]), 1: pytest.approx([-0.1, -0.5, -0.2])}
@@ -167,7 +167,7 @@ def test_curves_are_paired_position_by_position():
 
 
 @pytest.mark.parametrize("block_q", [64, 128])
-def test_the_grid_of_figure_1_is_the_codes(block_q):
+def test_grid_of_figure_1_matches_the_code(block_q):
     head = pd.DataFrame(decay_rows(0.1, 0, 0, block_q))
     grid = statistics.block_grid(head, 16)
     c = head["cumulative_log_fgate_nats"].to_numpy()
@@ -177,13 +177,13 @@ def test_the_grid_of_figure_1_is_the_codes(block_q):
     assert np.array_equal(causal, ~np.isnan(grid.largest_decay))
     assert np.allclose(grid.largest_decay[causal], blocks[causal])
     assert grid.last.tolist() == (causal.sum(1) - 1).tolist()
-    # What is left of the boundary is under delta, and the block at the boundary is not.
+    # Blocks left of the boundary are below delta and the block at the boundary is not.
     assert len(grid.first_kept) == len(blocks)
     for row, first in enumerate(grid.first_kept):
         assert (blocks[row, :first] < -10).all() and blocks[row, first] >= -10
 
 
-def test_the_boundary_is_a_staircase_in_token_coordinates():
+def test_boundary_is_a_staircase_in_token_coordinates():
     x, y = statistics.staircase(np.array([0, 0, 0, 2, 2, 4]))
     assert list(zip(x, y, strict=True)) == [(0, 0), (0, 3), (2, 3), (2, 5), (4, 5), (4, 6)]
 
@@ -191,14 +191,14 @@ def test_the_boundary_is_a_staircase_in_token_coordinates():
 # --- figures
 
 
-def test_figures_of_heads_are_drawn_from_records(folder):
+def test_head_figures_are_plotted_from_results(folder):
     write_heads()
     for name in ("figure1", "figure4", "figure5", "figure6"):
         synthetic.draw(name)
         assert Path("figures/mini", f"{name}.png").is_file()
 
 
-def test_how_far_seeds_lie_apart():
+def test_spread_between_seeds():
     same = [3.0, 2.0, 1.0]
     pairs = ((-10.0, same, 0), (None, same, 0), (-10.0, same, 1), (None, [3.0, 2.1, 1.0], 1))
     records = pd.concat([curve(tolerance, losses, seed=seed) for tolerance, losses, seed in pairs])

@@ -1,4 +1,4 @@
-"""The figures of the needle test (3 right, 9, 11 right, A6) and A5 from records written by hand."""
+"""The figures of the needle test (3 right, 9, 11 right, A6) and A5 from synthetic results."""
 
 import itertools
 
@@ -82,14 +82,14 @@ def test_heat_maps_of_a_pair(name, length, suffix):
         assert number in caption
 
 
-def test_heat_maps_hold_the_means_of_the_haystacks():
+def test_heat_maps_show_the_means_over_haystacks():
     records = pair(512, lambda s, d: d, lambda s, d: s / 2)
     maps = [ax.images[0].get_array() for ax in figure3_right.draw(records).axes[:2]]
     np.testing.assert_allclose(maps[0], np.repeat([[0], [50], [100]], 3, 1))
     np.testing.assert_allclose(maps[1], 50)
 
 
-def test_table_a1_has_the_pairs_of_before_and_todays():
+def test_table_a1_has_all_pairs():
     for method, recall in (("acp", 0.5), ("exact", 0.9)):
         write_needle(f"pro-tiny-512-{method}-needles10", lambda s, d, recall=recall: recall, share=0.1)
     records = needle_records(*(run.name for run in load_suite("mini").trained_with_needles))
@@ -97,14 +97,14 @@ def test_table_a1_has_the_pairs_of_before_and_todays():
     table = tableA1.pairs(records)
     assert len(table) == before + 1 and table["difference_nats"].iloc[-1] == pytest.approx(4.0)
     known = records.assign(commit=table["kernel_commit"].iloc[0])
-    assert len(tableA1.pairs(known)) == before  # its records stand in the file already
+    assert len(tableA1.pairs(known)) == before  # the file already contains its results
 
 
 @pytest.mark.parametrize(
     ("acp", "exact", "status"),
     [
         (lambda s, d: 0.88 + 0.02 * (s == 1), lambda s, d: 0.9 - 0.01 * (s == 2), Word.REPRODUCED),
-        # The interval reaches 0, and -17 points: no damage is not shown by what shows nothing.
+        # The interval contains 0 and -17 points, so the absence of damage is not shown.
         (lambda s, d: 0.8 + 0.1 * (s == 1), lambda s, d: 0.9 - 0.05 * (s == 2), Word.INCONCLUSIVE),
         (lambda s, d: 0.5 + 0.01 * s, lambda s, d: 0.9, Word.CONTRADICTED),
         (lambda s, d: 0.9, lambda s, d: 0.5, Word.REPRODUCED),
@@ -118,7 +118,7 @@ def test_verdict_on_retrieval(acp, exact, status):
     assert verdict.word == status
 
 
-def test_one_haystack_cannot_tell():
+def test_one_haystack_is_inconclusive():
     records = pair(512, lambda s, d: 0.0, lambda s, d: 0.85)
     alone = records[records["haystack_sample"] == 0].assign(run="one model")
     assert figure3_right.retrieval_kept(alone).word == Word.INCONCLUSIVE
@@ -152,17 +152,17 @@ def test_figure_a5():
     caption = synthetic.draw("figureA5")
     end = 100 * (1.61 - 0.04 * np.log(1e8))
     assert f"and {end:.0f} % after 100M" in caption
-    assert figureA5.epoch_ends(records, None) == []  # of this text nobody knows it
+    assert figureA5.epoch_ends(records, None) == []  # unknown for this corpus
     assert figureA5.epoch_ends(records, 30_000_000) == [30_000_000, 60_000_000, 90_000_000]
 
 
-def test_losses_of_logs_thinned_apart_are_compared_over_the_same_steps():
+def test_differently_thinned_logs_are_compared_over_common_steps():
     every_step = 9 * np.exp(-np.arange(96) / 20)
     rows = [
         {"run": run, "step": end - 1, "tokens": 1000 * end, "layer": layer, "averaged_steps": end - start}
         | {"loss_nats": every_step[start:end].mean(), "log_pruning_tolerance": tolerance}
         for run, ends, layers, tolerance in (
-            ("acp", [1, 24, 48, 72, 96], (0, 1), -10.0),  # a look at the first step, as short runs have
+            ("acp", [1, 24, 48, 72, 96], (0, 1), -10.0),  # evaluated at the first step, as in short runs
             ("exact", range(6, 97, 6), (None,), np.nan),
         )
         for start, end in itertools.pairwise([0, *ends])

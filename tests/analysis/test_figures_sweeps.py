@@ -1,4 +1,4 @@
-"""Figures 7, A1 and A2 from records written by hand, and the numbers that their captions tell."""
+"""Figures 7, A1 and A2 from synthetic results, with the numbers in their captions."""
 
 import math
 
@@ -69,13 +69,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def records_of(metric: str, rows: list[dict]) -> pd.DataFrame:
-    """``rows`` written and read back as records of the suite's run."""
+    """Writes ``rows`` as results of the suite's run and reads them back."""
     synthetic.write(RUN, metric, *rows)
     return read_records(load_suite("mini"), metric)
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_each_is_drawn_from_records_alone(name):
+def test_figures_are_plotted_from_results_only(name):
     module, metric, rows = FIGURES[name]
     records = records_of(metric, rows)
     with pytest.raises(UnfitRecords, match=f"{metric}: more than one record"):
@@ -83,7 +83,7 @@ def test_each_is_drawn_from_records_alone(name):
     assert "nan" not in synthetic.draw(name)
 
 
-def test_numbers_by_hand():
+def test_caption_numbers_match_a_hand_computation():
     sweep = pd.DataFrame(
         {"swept_log_pruning_tolerance": [-1.0, -2.0], "largest_pruned_mass": [np.exp(-3), np.nan]}
     )

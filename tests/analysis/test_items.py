@@ -1,4 +1,4 @@
-"""What the papers declare: items, their metrics and claims agree with each other."""
+"""Declarations of the papers: items, metrics and claims are consistent."""
 
 import pytest
 
@@ -11,7 +11,7 @@ PAPERS = [find_paper(name) for name in paper_names()]
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
-def test_what_is_declared_is_there(paper):
+def test_declared_items_exist(paper):
     names = [item.name for item in paper.items]
     ids = [id for id, _, _ in numbered(paper)]
     assert 0 < len(set(names)) == len(names) and 0 < len(set(ids)) == len(ids)
@@ -26,7 +26,7 @@ def test_what_is_declared_is_there(paper):
             assert claim.check
 
 
-def test_the_command_draws_from_records_or_says_what_is_missing(tmp_path, monkeypatch, capsys):
+def test_command_plots_from_results_or_reports_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     synthetic.two_lengths(tmp_path, "pro, llama")
     assert analysis.main(["figure2", "--suite", "mini"]) == 1

@@ -1,4 +1,4 @@
-"""The ledger: one row a claim, the right suite decides, and the committed pages are those of the rows."""
+"""The ledger: one row per claim, the deciding suite, and committed pages that match the rows."""
 
 import itertools
 import json
@@ -29,13 +29,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def rows():
-    """Those that are committed."""
+    """The committed ledger rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         yield ledger.read()
 
 
-def test_the_committed_pages_are_those_of_the_rows(rows, monkeypatch, tmp_path):
+def test_committed_pages_match_the_rows(rows, monkeypatch, tmp_path):
     for name in ("experiments", "results"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "README.md", tmp_path)
@@ -52,7 +52,7 @@ def test_the_committed_pages_are_those_of_the_rows(rows, monkeypatch, tmp_path):
     assert plots and all((ROOT / "docs/claims/plots" / name).is_file() for name in plots)
 
 
-def test_each_claim_has_a_row_with_evidence_and_a_short_answer(rows, monkeypatch):
+def test_every_claim_has_a_row_with_evidence_and_a_short_answer(rows, monkeypatch):
     monkeypatch.chdir(ROOT)
     papers = ("acp", "lap", "retention")
     assert list(rows) == [id for name in papers for id, *_ in ledger.numbered(find_paper(name))]
@@ -71,7 +71,7 @@ def test_each_claim_has_a_row_with_evidence_and_a_short_answer(rows, monkeypatch
         assert re.search(rf"^def {function}\(", Path(file).read_text("utf-8"), re.M), test
 
 
-def test_the_rows_are_of_the_records_that_are_here(monkeypatch):
+def test_rows_match_the_committed_results(monkeypatch):
     monkeypatch.chdir(ROOT)
     published = [name for name in suite_names() if load_suite(name).file.published]
     assert [name for name in published if not ledger.is_judged(name)] == [], "run `make reproduction`"
@@ -80,8 +80,8 @@ def test_the_rows_are_of_the_records_that_are_here(monkeypatch):
         assert sorted(re.findall(rf"^!/{folder}/(.*)/$", ignore, re.M)) == published != []
 
 
-def test_published_records_are_of_the_present_settings(monkeypatch):
-    """So a fresh clone only draws them: an edit of a suite waits until the runs are measured again."""
+def test_published_results_match_the_present_settings(monkeypatch):
+    """A fresh clone only plots them; an edited suite requires the runs to be measured again."""
     monkeypatch.chdir(ROOT)
     found = [
         (suite, run, metric)
@@ -100,13 +100,13 @@ def judge(id: str) -> ledger.Row:
 
 @pytest.fixture
 def mini(tmp_path, monkeypatch):
-    """Savings of suite ``mini``, published, in a folder of its own."""
+    """Published savings of suite ``mini`` in a separate folder."""
     monkeypatch.chdir(tmp_path)
     return synthetic.published_savings(tmp_path)
 
 
 def another(name: str, *pairs: tuple[bytes, bytes]) -> None:
-    """Suite ``mini`` under another name, with its record of one context alone and other numbers."""
+    """Suite ``mini`` under another name, with other results at one context only."""
     shutil.copy("experiments/mini.yaml", f"experiments/{name}.yaml")
     shutil.copytree("results/mini", f"results/{name}")
     shutil.rmtree(f"results/{name}/pro-tiny-512-acp")
@@ -118,7 +118,7 @@ def another(name: str, *pairs: tuple[bytes, bytes]) -> None:
 
 
 def took(gpu_seconds: float | None, seconds: float = 1, suite: str = "mini") -> None:
-    """Says how long each run of a suite was trained, on one H, and how long each record was measured."""
+    """Records the training time of each run of a suite on one H100 and the time of each measurement."""
     paths = list(Path("results", suite).glob("*/settings.json"))
     assert paths
     for path in paths:
@@ -143,12 +143,12 @@ def took(gpu_seconds: float | None, seconds: float = 1, suite: str = "mini") -> 
         ("acp.text.9", Word.TESTED, "", None),
     ],
 )
-def test_rows(mini, id, word, ours, n):
+def test_ledger_rows(mini, id, word, ours, n):
     row = judge(id)
     assert (row.verdict, row.n) == (word, n) and ours in row.ours
 
 
-def test_the_suite_nearest_to_the_paper_decides_and_others_are_quoted(mini):
+def test_suite_nearest_to_the_paper_decides_and_others_are_quoted(mini):
     another("other", (b",5,10,0.5,", b",1,10,0.1,"))
     share, growth = judge("acp.figure2.1"), judge("acp.figure2.2")
     assert (share.suite, share.verdict) == (growth.suite, growth.verdict) == ("mini", Word.SMALL_SCALE)
@@ -159,7 +159,7 @@ def test_the_suite_nearest_to_the_paper_decides_and_others_are_quoted(mini):
     assert judge("acp.figure2.1").others == share.others
     shutil.rmtree("results/mini/pro-tiny-512-acp")
     assert judge("acp.figure2.2").verdict is Word.INCONCLUSIVE
-    # As many runs each: the longer context is nearer to the paper's.
+    # With equal numbers of runs, the longer context is nearer to the paper.
     shutil.copytree("results/mini", "results/near")
     shutil.copy("experiments/mini.yaml", "experiments/near.yaml")
     shutil.rmtree("results/near/pro-tiny-256-acp")
@@ -168,7 +168,7 @@ def test_the_suite_nearest_to_the_paper_decides_and_others_are_quoted(mini):
     assert judge("acp.figure2.1").suite == "near"
 
 
-def test_a_cost_is_time_on_a_gpu(mini):
+def test_cost_is_time_on_a_gpu(mini):
     took(898)
     row = judge("acp.figure2.1")  # two training runs, two records
     assert row.devices == ["H"]
@@ -176,7 +176,7 @@ def test_a_cost_is_time_on_a_gpu(mini):
     assert ledger.duration(5580) == "about 1 h 33 min"
 
 
-def test_what_a_theorem_decides_is_proved_and_small_training_runs_say_so(mini, monkeypatch):
+def test_theorems_are_proved_and_small_runs_are_marked_as_such(mini, monkeypatch):
     monkeypatch.setattr(naming, "at_paper_scale", lambda item, runs: True)
     row = judge("acp.figure2.1")
     assert row.verdict is Word.REPRODUCED and "(the paper's scale)" in row.scale
@@ -218,7 +218,7 @@ def test_a_criterion_is_first_only_if_it_is_older_than_every_measurement(monkeyp
     assert ledger._criterion_first("x.y.1", []) is None
 
 
-def test_git_gives_the_times_of_the_commits_and_knows_each_changed_criterion(rows, monkeypatch):
+def test_git_history_dates_every_changed_criterion(rows, monkeypatch):
     monkeypatch.chdir(ROOT)
     asked = ["git", "show", "-s", "--format=%ct"]
     known = {row["commit"]: row["time"] for row in ledger._history("commits")}
@@ -244,7 +244,7 @@ def test_claims_json_follows_its_schema_and_loads_without_torch(rows):
     assert done.stdout.split() == [str(len(rows)), "False"]
 
 
-def test_the_ledger_is_of_the_records_as_they_were(mini):
+def test_ledger_uses_the_results_as_measured(mini):
     synthetic.write("pro-tiny-256-acp", "loss", {"loss_nats": 2.5})
     took(300)
     first, second = ledger.models()
@@ -257,7 +257,7 @@ def test_the_ledger_is_of_the_records_as_they_were(mini):
     assert not ledger.is_judged("mini")
 
 
-def test_a_pooled_claim_is_judged_once_on_all_suites(mini):
+def test_pooled_claim_is_judged_once_on_all_suites(mini):
     for length, loss in ((256, 3.001), (512, 3.002)):
         for method, nats in (("acp", loss), ("exact", 3.0)):
             synthetic.write(f"pro-tiny-{length}-{method}", "loss", {"loss_nats": nats})
@@ -270,7 +270,7 @@ def test_a_pooled_claim_is_judged_once_on_all_suites(mini):
 
 @pytest.fixture
 def again(mini, monkeypatch):
-    """``make claim`` on suite ``mini``, whose ledger is written; commands are noted and not run."""
+    """``make claim`` on suite ``mini`` with a ledger; commands are recorded instead of executed."""
     monkeypatch.setattr(ledger, "models", list)
     ledger.write(ledger.judge_all())
     called = []
@@ -285,7 +285,7 @@ def again(mini, monkeypatch):
     return called
 
 
-def test_a_claim_is_trained_measured_and_judged_again(again, monkeypatch, capsys):
+def test_make_claim_retrains_remeasures_and_rejudges(again, monkeypatch, capsys):
     assert claim.main(["acp.figure2.1"]) == 0
     runs = "--run pro-tiny-256-acp --run pro-tiny-512-acp"
     assert again == [
@@ -300,7 +300,7 @@ def test_a_claim_is_trained_measured_and_judged_again(again, monkeypatch, capsys
     assert claim.main([]) == 0 and "acp.figure2.1 " in capsys.readouterr().out
 
 
-def test_a_small_suite_is_compared_with_its_reference_results(again, monkeypatch, capsys):
+def test_small_suite_is_compared_with_its_reference_results(again, monkeypatch, capsys):
     took(90)
     shutil.copytree("results/mini", "reference/results/mini")
     assert claim.main(["acp.figure2.1", "--suite", "mini"]) == 0
@@ -309,7 +309,7 @@ def test_a_small_suite_is_compared_with_its_reference_results(again, monkeypatch
     assert re.search("new: different magnitude: .*10 % at 512", said)
     assert "  head: identical" in said
     assert "  pruned_blocks: mean 3, reference 6; at most 8.6e-01 of the largest value apart" in said
-    shutil.rmtree("results/mini")  # as in a fresh clone: all is to be made, and the cost is known
+    shutil.rmtree("results/mini")  # as in a fresh clone: everything must be computed at a known cost
     suite = load_suite("mini")
     assert len(planner.missing(suite, planner.targets(suite, ["figure2"]))) > len(suite.runs)
     monkeypatch.setattr(claim, "run_words", lambda words: 3)
@@ -328,13 +328,13 @@ def test_a_small_suite_is_compared_with_its_reference_results(again, monkeypatch
         (["acp.figure10.1", "--suite", "mini"], "suite mini cannot show acp.figure10.1"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(again, capsys, arguments, words):
+def test_unmeasurable_claim_is_reported_in_one_line(again, capsys, arguments, words):
     assert claim.main(arguments) != 0
     error = capsys.readouterr().err
     assert error.startswith("error: ") and words in error and error.count("\n") == 1
 
 
-def test_a_gpu_training_does_not_begin_on_a_cpu(rows, monkeypatch, capsys):
+def test_gpu_training_does_not_start_on_a_cpu(rows, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(claim, "choose_device", lambda _: torch.device("cpu"))
     assert claim.main(["acp.figure2.1"]) == 2

@@ -1,4 +1,4 @@
-"""Many facts: the verdict over pairs of trainings, and Table A1 with runs that lack some records."""
+"""Many facts: the verdict over pairs of training runs, and Table A1 with incomplete results."""
 
 import itertools
 
@@ -25,8 +25,8 @@ def asked(nats: float, recall: float, method: str, fact: int = 0, depth: float =
 
 
 def records(*differences: float, recall: float = 0.9) -> pd.DataFrame:
-    """A pair for each difference in nats. Fact 0 is asked twice and fact 1 once, and they count alike. ACP's
-    weights are also tested without pruning, which is no training."""
+    """One pair per difference in nats. Fact 0 is asked twice and fact 1 once, with equal weight. ACP's
+    weights are also tested without pruning, which is not a separate training run."""
     rows = []
     for (seed, apart), trained in itertools.product(enumerate(differences), ("acp", "exact")):
         shared = {"architecture": "pro", "size": "tiny", "context_length_tokens": 512, "seed": seed}
@@ -45,10 +45,10 @@ def records(*differences: float, recall: float = 0.9) -> pd.DataFrame:
     ("differences", "status"),
     [
         ([0.06, 0.1, 0.2], Word.REPRODUCED),
-        ([-3.0, -2.0, -1.0], Word.REPRODUCED),  # better is no damage
-        ([0.0, 0.0, 0.0], Word.INCONCLUSIVE),  # equal bits say nothing of a pair that parts
+        ([-3.0, -2.0, -1.0], Word.REPRODUCED),  # an improvement is not damage
+        ([0.0, 0.0, 0.0], Word.INCONCLUSIVE),  # bitwise identical pairs do not predict a diverging pair
         ([0.0, 0.1, 0.2], Word.INCONCLUSIVE),
-        ([0.3, 0.4, 0.5], Word.INCONCLUSIVE),  # the mean is below the margin, and its interval is not
+        ([0.3, 0.4, 0.5], Word.INCONCLUSIVE),  # the mean is below the margin but its interval is not
         ([-1.0, 0.0, 2.0], Word.INCONCLUSIVE),
         ([0.7, 0.8, 0.9], Word.CONTRADICTED),
         ([0.0, 0.0], Word.INCONCLUSIVE),
@@ -56,24 +56,24 @@ def records(*differences: float, recall: float = 0.9) -> pd.DataFrame:
         ([9.0], Word.INCONCLUSIVE),
     ],
 )
-def test_verdict_over_pairs_of_trainings(differences, status):
+def test_verdict_over_pairs_of_training_runs(differences, status):
     verdict = needle_facts.kept(records(*differences))
     assert verdict.word == status
     assert f"difference {sum(differences) / len(differences):+.3f}" in verdict.ours
 
 
-def test_a_pair_with_two_versions_of_the_code_is_not_counted():
+def test_pair_with_two_code_versions_is_not_counted():
     table = records(0.7, 0.8, 0.9, -9.0)
     other = (table["seed"] == 3) & table["run"].str.startswith("exact")
     verdict = needle_facts.kept(table.assign(commit=other.map({True: "b", False: "a"})))
     assert verdict.word is Word.CONTRADICTED
 
 
-def test_what_is_not_found_cannot_be_damaged():
+def test_facts_not_found_by_the_baseline_cannot_be_damaged():
     assert needle_facts.kept(records(0.0, 0.1, 0.2, recall=0.1)).word == Word.INCONCLUSIVE
 
 
-def test_a_training_alone_is_no_pair():
+def test_single_run_is_not_a_pair():
     three = records(0.0, 0.1, 0.2)
     alone = needle_facts.kept(three[three["run"] == "acp-1"])
     assert alone.word == Word.INCONCLUSIVE
@@ -85,7 +85,7 @@ def test_a_training_alone_is_no_pair():
         needle_facts.kept(pd.concat([three, three]))
 
 
-def test_step_at_which_losses_part():
+def test_step_at_which_losses_diverge():
     losses = pd.DataFrame(
         {"run": run, "step": step, "loss_nats": 3.0 + (run == "b" and step >= 2) * 1e-15 * 10}
         for run in "abc"

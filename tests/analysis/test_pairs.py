@@ -1,4 +1,4 @@
-"""Pairs of trainings: which are of one code, and what their losses show."""
+"""Pairs of training runs: pairs of one code version, and the verdicts on their losses."""
 
 import hashlib
 import subprocess
@@ -22,7 +22,7 @@ RUN = {"architecture": "pro", "size": "a", "context_length_tokens": 512, "traine
 
 
 def losses(*pairs: tuple[float, float]) -> pd.DataFrame:
-    """A seed for each (with ACP, exact)."""
+    """One seed per pair of losses (with ACP, exact)."""
     return pd.DataFrame(
         [
             RUN | {"log_pruning_tolerance": tolerance, "seed": seed, "loss_nats": loss}
@@ -36,9 +36,9 @@ CASES = [
     # Two one-sided tests over pairs, at a margin of 0.002.
     ([(3.0001, 3.0), (3.2, 3.20005), (3.1, 3.1001)], MEASURED),
     ([(3.02, 3.0), (3.0211, 3.001), (3.0206, 3.0)], CONTRADICTED),
-    ([(2.98, 3.0), (2.9811, 3.001), (2.9806, 3.0)], CONTRADICTED),  # better is not the same either
-    ([(3.1, 3.0), (3.1, 3.101), (3.1, 3.2), (3.25, 3.1)], UNTOLD),  # one pair does not make up for another
-    # Of few pairs that part nobody knows what the next would do, whatever pairs of equal bits there are.
+    ([(2.98, 3.0), (2.9811, 3.001), (2.9806, 3.0)], CONTRADICTED),  # an improvement is not equivalence either
+    ([(3.1, 3.0), (3.1, 3.101), (3.1, 3.2), (3.25, 3.1)], UNTOLD),  # pairs do not compensate for each other
+    # Few diverging pairs are inconclusive, however many bitwise identical pairs exist.
     ([(3.0001, 3.0)], UNTOLD),
     ([(3.0, 3.0), (3.1, 3.1), (3.2, 3.2)], UNTOLD),
     ([(3.0001, 3.0), (3.1, 3.1001), (3.2, 3.2), (3.3, 3.3)], UNTOLD),
@@ -46,7 +46,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("pairs", "word"), CASES)
-def test_losses_match_where_pairs_that_part_rule_out_a_difference(pairs, word):
+def test_losses_match_if_diverging_pairs_rule_out_a_difference(pairs, word):
     assert figure3.losses_match(losses(*pairs)).word is word
 
 
@@ -55,7 +55,7 @@ GAPS = {MEASURED: RIGHT, CONTRADICTED: WRONG, UNTOLD: [(-0.05, 0.04, 0.0), (-0.0
 
 
 @pytest.mark.parametrize(("gaps", "word"), [(one, word) for word, some in GAPS.items() for one in some])
-def test_fox_is_set_beside_its_rope_twin(gaps, word, tmp_path, monkeypatch):
+def test_fox_against_the_rope_baseline(gaps, word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     grid = f"[null], architecture: [rope, pro], seed: {[*range(len(gaps))]}"
     write_suite(tmp_path, YAML.replace("[-10, null]", grid))
@@ -70,16 +70,16 @@ def test_fox_is_set_beside_its_rope_twin(gaps, word, tmp_path, monkeypatch):
         assert f"mean FoX − RoPE: {sum(gaps) / 3:+.4f}" in synthetic.draw("figureA8")
 
 
-def test_a_pair_of_two_codes_is_shown_and_not_counted():
+def test_pair_of_two_code_versions_is_shown_but_not_counted():
     records = losses((3.001, 3.0), (3.2, 3.2005), (3.099, 3.1), (3.9, 3.0))
-    commits = ["one", "one", "two", "two", None, "two", "one", "two"]  # what is not recorded says nothing
+    commits = ["one", "one", "two", "two", None, "two", "one", "two"]  # an unrecorded commit is no evidence
     found = figure3.losses_match(records.assign(commit=commits))
     assert found.n == 3 and "+0.9000" in found.ours
     for one_code in (["ca18a47ca0f3", "dd1eb2f4643d"], ["2071518815ee", "b5154bbd8eb4"]):
         assert "†" not in figure3.losses_match(records[:2].assign(commit=one_code)).ours
 
 
-def test_the_table_has_the_digest_of_the_training_code_of_each_published_run(monkeypatch):
+def test_table_lists_the_training_code_digest_of_each_published_run(monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     parts = ("attention", "model", "training", "data", "pipeline/training", "pipeline/data")
     only_guide_a_run = ("/training/run_folder.py", "/training/side_by_side.py", "/training/task.py")
@@ -98,7 +98,7 @@ def test_the_table_has_the_digest_of_the_training_code_of_each_published_run(mon
     assert digests == versions.TRAINING_CODE
 
 
-def test_the_same_weights_are_judged_by_what_one_bit_does():
+def test_same_weights_are_judged_against_the_one_bit_baseline():
     names = ["loss", figure3.ONE_BIT, "needle"]
     same = pd.DataFrame({"suite": "s", "run": "one", "test": names, "items": 9, "differing_items": 1})
     for most, word in (([0.05, 0.1, 0], MEASURED), ([0, 0.1, 0.15], UNTOLD), ([0.3, 0.1, 0], CONTRADICTED)):
@@ -106,7 +106,7 @@ def test_the_same_weights_are_judged_by_what_one_bit_does():
         assert figure3.same_weights(records).word is word
 
 
-def test_trainings_of_one_nudge_are_compared_in_pairs():
+def test_equally_perturbed_runs_are_compared_in_pairs():
     near = [(3.0 + n / 1e2, 3.0005 + n / 1e2 - n / 1e4) for n in range(4)]
     for apart, count, word in ((0, 4, MEASURED), (0.01, 4, CONTRADICTED), (0, 2, UNTOLD)):
         nats = [(acp + apart, exact) for acp, exact in near][:count]
@@ -119,7 +119,7 @@ def test_trainings_of_one_nudge_are_compared_in_pairs():
         figure3.ensembles_match(losses((3.0, 3.0)).assign(run="one"))
 
 
-def test_trainings_are_the_same_if_no_step_differs():
+def test_runs_are_identical_if_no_step_differs():
     pairs = losses(*[(3.0, 3.0)] * 3).replace({"log_pruning_tolerance": {-10.0: -20.0}})
     steps = pd.concat([pairs.assign(suite="s", run="one", step=step) for step in range(3)], ignore_index=True)
     assert figure3.same_steps(steps).word is MEASURED
@@ -127,4 +127,4 @@ def test_trainings_are_the_same_if_no_step_differs():
     steps.loc[6, "loss_nats"] += 1e-7  # of seed 0 at step 1
     found = figure3.same_steps(steps, pd.DataFrame({"training": [figure3.REPEAT], "diverges_here": [0]}))
     assert found.word is CONTRADICTED
-    assert figure3.same_steps(steps).word is UNTOLD  # the machine may do that, and not pruning
+    assert figure3.same_steps(steps).word is UNTOLD  # the cause may be the machine and not pruning

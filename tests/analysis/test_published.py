@@ -1,11 +1,11 @@
-"""What papers print against themselves."""
+"""Internal contradictions of the papers."""
 
 from analysis.retention.naming import PUBLISHED
 
 TABLE = PUBLISHED.table.set_index(["item", "method", "quantity"])["low"]
 
 
-def test_the_threshold_row_repeats_h2o():
+def test_threshold_row_repeats_h2o():
     threshold = TABLE["table3"]["Threshold instead of top-M"].drop(["throughput", "memory"])
     h2o = {"50": TABLE["table1"]["H2O"], "30": TABLE["table2"]["H2O"]}
     same = [value == h2o[name[-2:]][name[:-3]] for name, value in threshold.items()]

@@ -1,4 +1,4 @@
-"""The report: one Markdown page that shows what is drawn and says what is missing."""
+"""The report: one Markdown page that shows existing figures and lists missing ones."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from analysis.tables import markdown_table
 from tests.analysis import synthetic
 
 
-def test_a_users_matplotlibrc_changes_no_figure():
+def test_user_matplotlibrc_has_no_effect():
     style.use_style()
     usual = dict(plt.rcParams)
     theirs = {"text.usetex": True, "font.family": "serif", "axes.facecolor": "black", "savefig.bbox": "tight"}
@@ -20,7 +20,7 @@ def test_a_users_matplotlibrc_changes_no_figure():
         assert dict(plt.rcParams) == usual
 
 
-def test_links_lead_to_sections_pictures_and_records(tmp_path, monkeypatch):
+def test_links_resolve_to_sections_images_and_results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     synthetic.two_lengths(tmp_path)
     synthetic.write_savings()
@@ -39,6 +39,6 @@ def test_links_lead_to_sections_pictures_and_records(tmp_path, monkeypatch):
     assert all(Path("figures/mini", file).resolve().is_file() for file in files)
 
 
-def test_a_table_escapes_its_cells_and_aligns_numbers():
+def test_table_escapes_cells_and_aligns_numbers():
     text = markdown_table(["a", "b"], [["1|2", "x  y"]], right=True)
     assert text == "| a | b |\n| --- | ---: |\n| 1\\|2 | x y |"

@@ -1,4 +1,4 @@
-"""Tables 2 and 4, the paper's numbers, and Figure 10, from records written by hand."""
+"""Tables 2 and 4 and the paper's numbers, from synthetic results."""
 
 import pandas as pd
 import pytest
@@ -20,7 +20,7 @@ def suite(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_search_share_by_hand():
+def test_search_share_matches_a_hand_computation():
     run = {
         "architecture": "pro",
         "size": "a",
@@ -42,17 +42,17 @@ def test_search_share_by_hand():
         statistics.search_share(times[1:])
 
 
-def test_table2_has_the_suite_and_the_paper(suite):
+def test_table2_shows_the_suite_and_the_paper(suite):
     _, values = table2.tabulate(load_suite("mini"))
     assert values.iloc[0, 2:].tolist() == [2, 32, 16, 0.01, 1536]
     paper = values[values["source"] == "paper"].set_index("size")
     assert paper.loc["360M"].tolist()[1:] == [24, 1024, 64, 0.002, 7.5e9]
 
 
-def test_table4_by_hand(suite):
+def test_table4_matches_a_hand_computation(suite):
     _, values = table4.tabulate(drawing.find("mini", "table4").records["attention_time"])
     synthetic.draw("table4")
-    written = pd.read_csv("figures/mini/table4.csv")  # of numbers, not of what is shown
+    written = pd.read_csv("figures/mini/table4.csv")  # numbers, not formatted cells
     assert written["percent"].tolist() == pytest.approx(values["percent"].tolist())
     ours = values[values["source"] == "measured"]
     # 0.1 of 2 ms at 256 tokens, 0.08 of 1.6 at 512.
@@ -61,14 +61,14 @@ def test_table4_by_hand(suite):
     assert values[values["source"] == "paper"]["search_ms"].isna().all()
 
 
-def test_a_caption_says_which_commit_measured(suite, monkeypatch):
+def test_caption_names_the_measuring_commit(suite, monkeypatch):
     for commit, words in (("abc-dirty", "commit abc-dirty)"), (None, "commit not recorded)")):
         monkeypatch.setattr(provenance, "commit", lambda commit=commit: commit)
         synthetic.write_savings()
         assert words in synthetic.draw("table4")
 
 
-def test_paper_values_are_whole():
+def test_paper_values_are_complete():
     table = published("analysis.acp").table
     assert (table["low"] <= table["high"]).all()
     assert table[["item", "quantity", "unit", "place"]].notna().all(axis=None)
@@ -80,8 +80,8 @@ def test_paper_values_are_whole():
     assert naming.PUBLISHED.range("table4", "boundary_search_share") == (2.0, 6.0)
 
 
-def test_averages_of_tables_1_and_3_are_those_of_their_columns():
-    """A slip of the pen in one of 132 cells would show here."""
+def test_averages_of_tables_1_and_3_match_their_columns():
+    """Detects a transcription error in any of 132 cells."""
     table = published("analysis.acp").table
     for item in ("table1", "table3"):
         rows = table[(table["item"] == item) & table["quantity"].str.contains("accuracy")]
@@ -92,11 +92,11 @@ def test_averages_of_tables_1_and_3_are_those_of_their_columns():
             assert row[~means]["low"].mean() == pytest.approx(row[means]["low"].item(), abs=0.0051)
 
 
-def test_derived_tables_refuse_what_they_would_have_to_average():
+def test_derived_tables_reject_duplicate_and_missing_rows():
     table = pd.DataFrame({"a": [1, 1, 2, 2], "b": [None, None, 3, 4], "kind": list("xyxy"), "v": range(4)})
     assert one_each(table, ["a", "b", "kind"], "t") is table
     with pytest.raises(UnfitRecords, match="^t: more than one record for a = 1, b = nan$"):
-        one_each(table, ["a", "b"], "t")  # a missing value is a key too
+        one_each(table, ["a", "b"], "t")  # a missing value is a valid key
     both = side_by_side(table.assign(b=0), ["a"], "kind", "v", ("x", "y"), "t")
     assert both.to_dict("list") == {"a": [1, 2], "x": [0, 2], "y": [1, 3]}
     for some in (table[:3], table[:1], table[1:]):

@@ -55,7 +55,7 @@ def hunt(name, draw, check, seconds):
         raise AssertionError("\n".join(lines)) from failures[0][2]
 
 
-# --- ways to make a call: each returns out, start_index and the gradients of q, k, v and log_fgate -------
+# --- calling methods: each returns out, start_index and the gradients of q, k, v and log_fgate -------
 def function_of(options):
     def attend(*x):
         return forgetting_attention(*x, return_start_index=True, implementation=IMPLEMENTATION, **options)
@@ -100,7 +100,7 @@ def compiled(given, options):
 
 
 def captured(given, options):
-    """A CUDA graph, captured with other values of q."""
+    """A CUDA graph that was captured with other values of q."""
     static = [x.clone() for x in given]
     static[0].zero_()
     stream = torch.cuda.Stream()
@@ -117,7 +117,7 @@ def captured(given, options):
 
 
 def in_threads(given, options):
-    """Two threads at once, each with a stream of its own."""
+    """Two concurrent threads, each with its own stream."""
     results, errors = [], []
 
     def work(stream):
@@ -184,7 +184,7 @@ def test_random_calls():
 @pytest.mark.parametrize(
     "way", [*LIGHT_WAYS[1:], pytest.param(compiled, marks=pytest.mark.slow)], ids=lambda way: way.__name__
 )
-def test_every_way(way, seed):
+def test_every_calling_method(way, seed):
     check_call(draw_call(seed, around=[]), way)
 
 
@@ -204,7 +204,7 @@ def test_every_way(way, seed):
     ],
     ids=str,
 )
-def test_extremes(fixed):
+def test_extreme_values(fixed):
     for family, length in ((0, 256), (3, 257), (6, 196)):
         check_call(draw_call(SEED + 4, family=family, length=length, packed=False, **fixed), plainly)
 

@@ -36,7 +36,7 @@ CASES += [(130, 130, torch.bfloat16, 80), (130, 130, torch.float16, 256)]
 
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k", "dtype", "head_dim"), CASES, ids=str)
 @pytest.mark.parametrize(("threshold", "padded"), [(None, False), (-20.0, True), ("auto", False)])
-def test_blockwise_against_reference(seqlen_q, seqlen_k, dtype, head_dim, threshold, padded):
+def test_blockwise_matches_the_reference(seqlen_q, seqlen_k, dtype, head_dim, threshold, padded):
     inputs = budgets.make_inputs(seqlen_q, seqlen_k, 2, 2, head_dim, batch=2, dtype=dtype)
     seq_start = torch.tensor([0, min(70, seqlen_k - 1)], device=DEVICE) if padded else None
     options = {"adaptive_threshold": threshold, "seq_start": seq_start}
@@ -46,7 +46,7 @@ def test_blockwise_against_reference(seqlen_q, seqlen_k, dtype, head_dim, thresh
     judge(found, right(inputs, seqlen_k, start, (64, 64), seq_start=seq_start))
 
 
-def test_a_head_with_steep_gates_does_not_change_the_bits_of_the_others():
+def test_steep_gates_of_one_head_leave_other_heads_bitwise_identical():
     inputs = budgets.make_inputs(256, 256, 2, 2)
     alone, _ = run(inputs, "blockwise")
     inputs[3][:, 1, 64:] *= 1e4  # of one head: c falls by more than 128 within a block
@@ -54,7 +54,7 @@ def test_a_head_with_steep_gates_does_not_change_the_bits_of_the_others():
     assert all(torch.equal(alone[name][:, 0], found[name][:, 0]) for name in NAMES)
 
 
-def test_pruning_changes_the_output_by_no_more_than_appendix_a_proves():
+def test_pruning_error_stays_within_the_bound_of_appendix_a():
     """The pruned output is within 2 epsilon max|v| of the dense one, and blocks were pruned."""
     q, k, v, log_fgate = make_inputs(1000, 1000, 16)
     q, k = q * 0.3, k * 0.3
@@ -67,7 +67,7 @@ def test_pruning_changes_the_output_by_no_more_than_appendix_a_proves():
 
 
 @pytest.mark.parametrize("threshold", [0, torch.zeros(2)])
-def test_a_threshold_of_0_keeps_what_has_not_decayed(threshold):
+def test_threshold_0_keeps_blocks_without_decay(threshold):
     """The gates of the global head are 1, so its blocks have a decay of exactly 0, which is not below 0."""
     q, k, v, log_fgate = (x.detach() for x in make_inputs(130, 130))
     log_fgate[..., 1] = 0.0
@@ -75,7 +75,7 @@ def test_a_threshold_of_0_keeps_what_has_not_decayed(threshold):
     assert start[0].tolist() == [[0, 1, 2], [0, 0, 0]]
 
 
-def test_pruned_blocks_cost_no_work():
+def test_pruned_blocks_are_not_computed():
     """The FLOPs of both passes fall by the pruned ratio; FLOPs are counted, because timings are noisy."""
     q, k, v, log_fgate = (x.detach().transpose(1, 2) for x in make_inputs(1024, 1024, 16))
     c = cumulative_log_fgate(log_fgate)
@@ -93,7 +93,7 @@ def test_pruned_blocks_cost_no_work():
     assert flops[0] < 0.65 * flops[1]
 
 
-def test_gates_below_the_floor_are_computed_or_refused():
+def test_gates_below_the_floor_are_computed_or_rejected():
     """The scores of the first key exceed all others by 3e4, so a log gate of -2e4 does not hide it."""
     q, k, v = torch.randn(3, 1, 70, 1, 16, generator=torch.manual_seed(0), dtype=torch.float64)
     q, k = q.abs(), k / 100
@@ -113,13 +113,13 @@ def test_gates_below_the_floor_are_computed_or_refused():
             inputs[3][:, 30] = -math.inf
         with pytest.raises(ValueError, match="log gates below -10000 must be in .0, 9900.0"):
             forgetting_attention(*inputs, implementation=implementation)
-        inputs[:2] = torch.ones(2, 1, 70, 1, 16)  # scores of 16 sm_scale; they may differ by twice as much
+        inputs[:2] = torch.ones(2, 1, 70, 1, 16)  # scores of 16 sm_scale, with differences up to twice that
         forgetting_attention(*inputs, implementation=implementation, sm_scale=9890 / 32)
         with pytest.raises(ValueError, match="log gates below"):
             forgetting_attention(*inputs, implementation=implementation, sm_scale=9910 / 32)
 
 
-def test_operator_is_registered_soundly_and_compiles_without_breaks():
+def test_operator_passes_opcheck_and_compiles_without_graph_breaks():
     inputs = [x.detach().transpose(1, 2).clone().requires_grad_() for x in make_inputs(65, 65)]
     for options in ((None, None, 0.2, "blockwise", 9), (torch.full((2, 2), -20.0), None, 0.2, "blockwise")):
         torch.library.opcheck(forgetting_attention_op, (*inputs, *options))
@@ -138,8 +138,8 @@ def test_operator_is_registered_soundly_and_compiles_without_breaks():
     [{"adaptive_threshold": -20.0}, {"adaptive_threshold": "auto", "cu_seqlens": torch.tensor([0, 30, 66])}],
     ids=["number", "auto and packed"],
 )
-def test_one_graph_serves_every_length(options):
-    """More lengths than PyTorch keeps graphs for one function, which is eight."""
+def test_one_compiled_graph_handles_every_length(options):
+    """More lengths than the eight graphs that PyTorch caches per function."""
     torch.compiler.reset()
 
     def attend(q, k, v, log_fgate, cu_seqlens=None):
@@ -156,7 +156,7 @@ def test_one_graph_serves_every_length(options):
 
 
 @pytest.mark.parametrize("implementation", ["auto", "reference"])
-def test_empty_inputs_give_empty_outputs(implementation):
+def test_empty_inputs_return_empty_outputs(implementation):
     for batch, seqlen_q, seqlen_k in ((0, 5, 5), (2, 0, 0), (2, 0, 7)):
         q_shape, k_shape = (batch, seqlen_q, 2, 16), (batch, seqlen_k, 2, 16)
         q = torch.randn(q_shape, requires_grad=True)
@@ -192,7 +192,7 @@ def test_empty_inputs_give_empty_outputs(implementation):
         ({"sm_scale": -1.0}, ValueError, "sm_scale must be a positive"),
     ],
 )
-def test_wrong_arguments_are_named(changes, error, message):
+def test_invalid_arguments_are_rejected(changes, error, message):
     names = ("q", "k", "v", "log_fgate")
     arguments = dict(zip(names, (x.detach() for x in make_inputs(6, 8, 16)), strict=True))
     for implementation in ("auto", "reference") if "float32" not in message else ("auto",):

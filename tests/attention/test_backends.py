@@ -27,7 +27,7 @@ def given(length=100):
     return [x.requires_grad_() for x in (q, k, v, -torch.rand(1, 2, length))]
 
 
-def test_a_backend_is_one_entry(monkeypatch):
+def test_backend_is_one_table_entry(monkeypatch):
     monkeypatch.setitem(BACKENDS, "mine", Mine())
     assert choose_implementation(torch.device("meta")) == "mine"
     assert choose_implementation(torch.device("cpu")) == "blockwise"

@@ -42,7 +42,7 @@ def make_c(kind, seed, batch, heads, seqlen):
     block_k=st.sampled_from([1, 4, 5, 16, 64]),
     delta=st.sampled_from([0.0, -1e-3, -15.0, -30.0, -1e5]),
 )
-def test_parallel_search_is_algorithm_1(kind, seed, seqlen_k, missing, block_q, block_k, delta):
+def test_parallel_search_equals_algorithm_1(kind, seed, seqlen_k, missing, block_q, block_k, delta):
     seqlen_q = max(1, seqlen_k - missing)
     c = make_c(kind, seed, 2, 2, seqlen_k)
     threshold = torch.tensor([[delta, delta / 2], [delta * 2, delta]])
@@ -62,12 +62,12 @@ def test_parallel_search_is_algorithm_1(kind, seed, seqlen_k, missing, block_q, 
             assert decay[edge * block_k : (edge + 1) * block_k].max() >= threshold[b, h]
 
 
-def test_seq_start_skips_padding_blocks_and_nan_prunes_nothing():
+def test_padding_blocks_are_skipped_and_nan_prunes_nothing():
     c = torch.zeros(2, 1, 32, dtype=torch.float64)
     boundary = find_boundary(c, None, 32, 8, 4, seq_start=torch.tensor([0, 13]))
     assert boundary[0, 0].tolist() == [0, 0, 0, 0]
-    assert boundary[1, 0].tolist() == [0, 2, 3, 3]  # never past the block of the first query
-    # With a threshold, the later of the two boundaries counts.
+    assert boundary[1, 0].tolist() == [0, 2, 3, 3]  # at most the block of the first query
+    # With a threshold, the later of the two boundaries applies.
     fallen = torch.arange(32).mul(-1.0).double()[None, None].expand(2, 1, 32)
     both = find_boundary(fallen, torch.full((2, 1), -6.5), 32, 8, 4, seq_start=torch.tensor([0, 13]))
     assert both[:, 0].tolist() == [[0, 0, 2, 4], [0, 2, 3, 4]]
@@ -76,7 +76,7 @@ def test_seq_start_skips_padding_blocks_and_nan_prunes_nothing():
     assert boundary.tolist() == [[[0, 0, 0, 0]]] * 2
 
 
-def test_counts_flops_and_bytes_by_hand():
+def test_block_counts_flops_and_bytes_match_a_hand_computation():
     boundary = torch.tensor([[[0, 0, 1, 2]]], dtype=torch.int32)
     assert causal_blocks(129, 129, 64, 64) == 6 and causal_blocks(4, 6, 2, 1) == 10
     count = count_blocks(boundary, 256, 256, 64, 64)
@@ -86,7 +86,7 @@ def test_counts_flops_and_bytes_by_hand():
     assert attention_flops(7, 64, 64, 32, backward=True) == 7 * 10 * 64 * 64 * 32
     assert attention_bytes(7, 64, 32, 2) == 7 * 2 * 64 * 32 * 2
     c = cumulative_log_fgate(torch.full((1, 1, 4), -1.0))
-    # D = 0 on the diagonal, -1, -2, -3 below it: with delta = -1.5 the last two go, 2 + 1 entries of 10.
+    # D = 0 on the diagonal, -1, -2, -3 below it: delta = -1.5 prunes the last two, 2 + 1 entries of 10.
     assert token_level_pruned_ratio(c, torch.tensor([[-1.5]])).item() == pytest.approx(0.3)
 
 

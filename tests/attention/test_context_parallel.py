@@ -22,7 +22,7 @@ from .random_calls import Memory, draw_call, surroundings
 def ranks_of_gloo():
     dist.init_process_group("gloo")
     yield dist.group.WORLD
-    dist.destroy_process_group()  # not after an error: it would wait for the others
+    dist.destroy_process_group()  # skipped after an error, where it would wait for the other ranks
 
 
 def require_success(ends):
@@ -43,7 +43,7 @@ def attend(given, options, group=None):
 
 
 def draw_calls(ranks, seeds, chunk=64):
-    """The calls with as many queries as keys, in chunks of ``chunk`` tokens, or of twice as many."""
+    """Calls with equal numbers of queries and keys, in chunks of ``chunk`` tokens or twice as many."""
     for seed in seeds:
         call = draw_call(seed, length=2 * chunk * ranks * (2 if ranks == 2 and seed % 2 else 1))
         if call.values["q"].shape[2] == call.values["k"].shape[2]:
@@ -89,7 +89,7 @@ def check_special_calls():
     with ranks_of_gloo() as group:
         mesh = init_device_mesh("cpu", (group.size(),))
         q, k, v, log_fgate, dout = make_inputs(256, 256, heads=2, kv_heads=1)
-        # Small scores and slow decays: whether a block is pruned depends on the last unit of log L.
+        # With small scores and slow decay, pruning of a block depends on the last unit of log L.
         log_fgate = -torch.linspace(0.03, 0.1, 2)[:, None].expand_as(log_fgate).contiguous()
         given = (q * 0.1, k * 0.1, v, log_fgate, dout)
         for options in OPTIONS:
@@ -99,7 +99,7 @@ def check_special_calls():
                 continue
             alone = attend(given, options)
             for n, (a, b) in enumerate(zip(shared, alone, strict=True)):
-                # out, start_index and dq have the bits of one process.
+                # out, start_index and dq are bitwise identical to one process.
                 torch.testing.assert_close(a, b, rtol=0, atol=0 if n < 3 else 2e-5, msg=f"{n}, {options}")
 
         q, k, v, log_fgate, _ = (shard_sequence(x, group, 2).requires_grad_() for x in given)
@@ -115,7 +115,7 @@ def check_special_calls():
         assert all(map(torch.equal, *results)), "compiled code computes other bits"
 
 
-def test_windows_meshes_and_compiled_code():
+def test_sliding_windows_meshes_and_compiled_code():
     require_success(run_on(2, Path.cwd(), check_special_calls))
 
 
@@ -135,7 +135,7 @@ def check_tokens_before_chunks():
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_each_chunk_gets_the_token_before_it(ranks):
+def test_each_chunk_receives_the_preceding_token(ranks):
     require_success(run_on(ranks, Path.cwd(), check_tokens_before_chunks))
 
 
@@ -165,7 +165,7 @@ def check_errors():
         refuse("NaN under 'auto'", x, nan, x, gates, adaptive_threshold="auto")
 
 
-def test_what_shards_cannot_do_is_an_error_of_one_line_on_every_rank():
+def test_unsupported_options_raise_a_one_line_error_on_every_rank():
     require_success(run_on(2, Path.cwd(), check_errors))
 
 
@@ -178,7 +178,7 @@ def fail_on_one_rank():
         out.sum().backward()
 
 
-def test_a_rank_that_fails_ends_all():
+def test_failed_rank_terminates_all_ranks():
     ends = run_on(3, Path.cwd(), fail_on_one_rank)
     assert ends[1] == (1, "MemoryError: this rank has no memory")
     for code, message in (ends[0], ends[2]):

@@ -47,7 +47,7 @@ def relative(x, right):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_the_boundary_moves_on_with_the_stream(implementation):
+def test_decoding_boundary_is_monotone_over_the_stream(implementation):
     """Token by token, the boundary equals a search from the beginning and is non-decreasing."""
     q, cache, start = make_cache([300])
     threshold = torch.full(start.shape, -6.0, device=DEVICE)
@@ -64,7 +64,7 @@ def test_the_boundary_moves_on_with_the_stream(implementation):
 
 @pytest.mark.parametrize("implementation", ["reference", *IMPLEMENTATIONS])
 @pytest.mark.parametrize("tokens", [1, 3])
-def test_rows_that_hold_fewer_tokens_than_queries(implementation, tokens):
+def test_rows_with_fewer_tokens_than_queries(implementation, tokens):
     """Idle and new rows: queries without a token return 0 and write nothing, the start is never before the
     first block, and the row is correct when it resumes. The idle row's table has the busy row's blocks."""
     block, heads, most = 16, 2, 60
@@ -114,7 +114,7 @@ def test_rows_that_hold_fewer_tokens_than_queries(implementation, tokens):
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="values are checked on a CPU; run make test where no GPU is")
-def test_values_that_attention_refuses_are_refused_while_decoding():
+def test_values_rejected_by_attention_are_rejected_in_decoding():
     q, cache, start = make_cache([70])
     delta = torch.tensor([-1.0, math.nan])
     with pytest.raises(ValueError, match="adaptive_threshold"):
@@ -127,25 +127,25 @@ def test_values_that_attention_refuses_are_refused_while_decoding():
             forgetting_attention_with_kvcache(q, wrong, start, head_first=True)
 
 
-def test_writing_is_the_same_on_both_sides():
+def test_cache_writes_agree_between_implementations():
     kernels = pytest.importorskip("acp_repro.attention.triton", reason="pip install triton")
     _, cache, _ = make_cache([70, 45], 1, 2, 24, 32)
     generator = torch.Generator().manual_seed(3)
-    for tokens in (1, 8, 49):  # the last over three blocks of the second row
+    for tokens in (1, 8, 49):  # the last spans three blocks of the second row
         cache.seqlens.add_(tokens)
         k, v = (
             torch.randn(2, tokens, 2, 24, generator=generator).to(DEVICE).transpose(1, 2) for _ in range(2)
         )
         gates = -torch.rand(2, tokens, 4, generator=generator).to(DEVICE).transpose(1, 2) * 4
         gates[0, 1, 0] = -math.inf
-        twin = PagedKVCache(*(x.clone() for x in cache))._replace(seqlens=cache.seqlens)
+        copied = PagedKVCache(*(x.clone() for x in cache))._replace(seqlens=cache.seqlens)
         cache.write(k, v, gates)
         if tokens <= 8:
-            kernels.write_kvcache(twin, k, v, gates)
+            kernels.write_kvcache(copied, k, v, gates)
         else:  # a prefill, which computes its sums
             before = cache.c_at(cache.seqlens.long()[:, None] - tokens - 1)
-            kernels.write_kvcache(twin, k, v, gates, before + gates.double().clamp(min=-1e4).cumsum(-1))
-        for a, b in zip(cache, twin, strict=True):
+            kernels.write_kvcache(copied, k, v, gates, before + gates.double().clamp(min=-1e4).cumsum(-1))
+        for a, b in zip(cache, copied, strict=True):
             assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
 
 
@@ -171,7 +171,7 @@ def test_decay_stays_exact_over_a_million_tokens():
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("implementation", "head_first"), [("auto", True), ("reference", False)])
-def test_a_compiled_step_is_the_step(implementation, head_first, backend):
+def test_compiled_step_equals_the_eager_step(implementation, head_first, backend):
     """In one graph: the cache writes, the advanced start and the outputs."""
     torch.compiler.reset()
     q, cache, start = make_cache([333, 129, 63])
@@ -202,12 +202,12 @@ def test_a_compiled_step_is_the_step(implementation, head_first, backend):
     "implementation",
     ["blockwise", pytest.param("triton", marks=[*IMPLEMENTATIONS[1].marks, pytest.mark.slow])],
 )
-def test_the_operator_is_registered_soundly(implementation):
+def test_operator_passes_opcheck(implementation):
     q, cache, start = make_cache([70], 2)
     threshold = torch.full(start.shape, -12.0, device=DEVICE)
     # Unread entries are NaN, which compares unequal to itself.
     cache = PagedKVCache(*(x.nan_to_num(7.0) for x in cache))
-    for first, second in ((1, 2), (1, 3)):  # time before heads, and heads last of all
+    for first, second in ((1, 2), (1, 3)):  # time before heads, and heads as the last dimension
         rows = q.transpose(first, second).contiguous().transpose(first, second)
         arguments = (rows, *cache[:5], start.clone(), threshold, None, 0.25, implementation)
         torch.library.opcheck(decode_op, arguments)
@@ -231,7 +231,7 @@ def test_the_operator_is_registered_soundly(implementation):
         ({"seqlens": torch.ones(1, dtype=torch.int32, device="meta")}, ValueError, "on cpu like q, got"),
     ],
 )
-def test_wrong_arguments_are_named(change, error, message):
+def test_invalid_arguments_are_rejected(change, error, message):
     k, c = torch.zeros(5, 16, 16), torch.zeros(5, 1, 16, dtype=torch.float64)
     cache = PagedKVCache(k, k, c, torch.zeros(1, 2, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32))
     cache = cache._replace(**{name: x for name, x in change.items() if name in cache._fields})

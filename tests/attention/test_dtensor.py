@@ -93,9 +93,9 @@ def check_decoding():
     dist.destroy_process_group()
 
 
-def test_two_ranks_compute_both_passes_of_one(tmp_path):
+def test_two_ranks_match_one_rank_in_both_passes(tmp_path):
     assert run_on(2, tmp_path, check_both_passes) == [(0, "")] * 2
 
 
-def test_two_ranks_decode_as_one(tmp_path):
+def test_two_ranks_decode_like_one(tmp_path):
     assert run_on(2, tmp_path, check_decoding) == [(0, "")] * 2

@@ -19,7 +19,7 @@ def inputs(heads=4, kv_heads=2, length=150):
 
 
 @pytest.mark.parametrize(("window", "bounds"), [(None, None), (8, None), (8, torch.tensor([0, 150]))])
-def test_it_is_the_equations_with_shared_heads_and_a_window(window, bounds):
+def test_fla_call_matches_the_equations_with_grouped_heads_and_a_window(window, bounds):
     """Row i sees keys i - window_size + 1 to i, as in the mask of fla's naive_forgetting_attn."""
     given = [x[: 2 if bounds is None else 1] for x in inputs()]
     rows = torch.arange(150)
@@ -29,7 +29,7 @@ def test_it_is_the_equations_with_shared_heads_and_a_window(window, bounds):
     torch.testing.assert_close(out.transpose(1, 2).double(), right, atol=1e-5, rtol=1e-5)
 
 
-def test_layers_call_it_from_use_to_restore(monkeypatch):
+def test_fla_layers_call_this_package_between_use_and_restore(monkeypatch):
     """With a mock of fla, which does not have to be installed."""
     own = object()
     names = ("fla", "fla.layers", "fla.layers.forgetting_attn", "fla.ops", "fla.ops.forgetting_attn")
@@ -50,7 +50,7 @@ def test_layers_call_it_from_use_to_restore(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("packed", [False, True])
-def test_on_a_gpu_both_kernels_are_the_equations(packed):
+def test_both_kernels_match_the_equations_on_a_gpu(packed):
     """Outputs and all gradients in bfloat16 against float64; our errors are at most those of fla."""
     fla = pytest.importorskip("fla.ops.forgetting_attn", reason="pip install flash-linear-attention")
     torch.manual_seed(0)

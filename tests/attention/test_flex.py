@@ -31,7 +31,7 @@ def test_flex_computes_forgetting_attention(options, length):
     score_mod, block_mask = as_flex(gates, head_first=True, block_size=64, **options)
     out = flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-    # What compiled Flex visits: all blocks from the boundary to the diagonal.
+    # Compiled Flex visits all blocks from the boundary to the diagonal.
     n = torch.arange(start.shape[-1])
     assert torch.equal(block_mask.to_dense().bool(), (n >= start[..., None]) & (n <= n[:, None]))
     if length == 320 and "logit_bound" in options:
@@ -40,7 +40,7 @@ def test_flex_computes_forgetting_attention(options, length):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["exact", "window", "ACP", "ACP and window"])
 @pytest.mark.parametrize("grid", [(64, 64), (128, 32), (32, 128)])
-def test_full_blocks_are_those_without_masked_entries(options, grid):
+def test_full_blocks_have_no_masked_entries(options, grid):
     gates = make_inputs(320)[3]
     _, mask = as_flex(gates, head_first=True, block_size=grid, **options)
     kept = create_block_mask(mask.mask_mod, 2, 2, 320, 320, device="cpu", BLOCK_SIZE=grid)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 # For tests whose kernels one fast test already covers in Triton's interpreter.
 
 
-def test_bound_from_weights_of_fewer_key_heads():
+def test_weight_bound_supports_grouped_key_heads():
     q_weight, k_weight = torch.ones(4 * 16), torch.ones(2, 16)
     k_weight[1] = 3.0
     bound = logit_bound_from_qk_norm(q_weight, k_weight.flatten(), 4, 16, num_kv_heads=2)
@@ -26,7 +26,7 @@ def test_bound_from_weights_of_fewer_key_heads():
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_what_other_documents_hold_leaves_no_trace(implementation):
+def test_other_documents_do_not_affect_outputs_or_gradients(implementation):
     """A document is bitwise independent of the tokens and gradients of the others."""
     inputs, inside = make_inputs(100, 100, heads=1), slice(50, 80)
     options = {"cu_seqlens": torch.tensor([0, 50, 80, 100], dtype=torch.int32, device=DEVICE)}
@@ -40,7 +40,7 @@ def test_what_other_documents_hold_leaves_no_trace(implementation):
     found, _ = run(other, implementation, **options)
     for name in NAMES[:4]:
         assert torch.equal(found[name][:, :, inside], expected[name][:, :, inside]), name
-    # A gate's gradient is a running sum from the end, whose later documents cancel to rounding.
+    # A gate's gradient is a running sum from the end; later documents cancel up to rounding.
     a, b = (x["dlog_fgate"][..., inside] for x in (found, expected))
     assert (a - b).norm() < 1e-4 * b.norm()
 
@@ -54,7 +54,7 @@ def test_blocks_of_other_documents_are_skipped(threshold):
     assert torch.equal(start, torch.arange(8, device=DEVICE, dtype=torch.int32).expand(1, 2, 8))
 
 
-def test_many_documents_lose_no_precision():
+def test_many_documents_preserve_precision():
     """4,096 document starts lower c to -4e7; differences within a document remain accurate."""
     log_fgate = -torch.rand(1, 1, 16384) * 1e-3
     cut = cut_documents(log_fgate, torch.arange(0, 16385, 4))
@@ -78,13 +78,13 @@ def test_many_documents_lose_no_precision():
         (torch.tensor([0, 8], device="meta"), ValueError, "on the device of q, .*, got .* on meta"),
     ],
 )
-def test_wrong_packing_is_named(cu_seqlens, error, message):
+def test_invalid_packing_is_rejected(cu_seqlens, error, message):
     inputs = [x.cpu() for x in make_inputs(8, 8)[:4]]
     with pytest.raises(error, match=message):
         forgetting_attention(*inputs, head_first=True, cu_seqlens=cu_seqlens)
 
 
-def test_packing_excludes_batches_padding_a_cache_and_huge_scores():
+def test_packing_rejects_batches_padding_caches_and_huge_scores():
     whole = {"head_first": True, "cu_seqlens": torch.tensor([0, 8])}
     inputs = [x.cpu() for x in make_inputs(8, 8, batch=2)[:4]]
     one = [x[:1] for x in inputs]

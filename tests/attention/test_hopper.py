@@ -21,14 +21,14 @@ from triton.errors import TritonError
 from acp_repro.attention import forgetting_attention
 from acp_repro.attention.triton import block_sizes, dispatch, hopper, tiles
 
-from .test_triton import DEVICE, attend, boundary_for, check, lone_keys, make_inputs, run
+from .test_triton import DEVICE, attend, boundary_for, check, make_inputs, run, single_key_inputs
 
 IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
 needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="run make test-gpu where an H100 is")
 
 
-def test_the_portable_implementation_refuses_other_kernels_in_both_passes(monkeypatch):
+def test_portable_implementation_rejects_other_kernels_in_both_passes(monkeypatch):
     reasons = []
 
     def look(*inputs, **options):
@@ -50,7 +50,7 @@ def test_the_portable_implementation_refuses_other_kernels_in_both_passes(monkey
 @pytest.mark.parametrize(
     ("what", "kernels"), [("--narrow", 6), ("--wide", 9), ("--decode", 5 * (2 + 2 + 4)), ("--training", 6)]
 )
-def test_they_compile_without_spills_and_without_waiting(what, kernels):
+def test_hopper_kernels_compile_without_spills_or_serialised_products(what, kernels):
     """ptxas warns if it serialises products, which removes the advantage of the Hopper kernels.
 
     A multiprocessor has 228 KB of shared memory and reserves 1 KB per program. Two programs of the backward
@@ -69,7 +69,7 @@ def test_they_compile_without_spills_and_without_waiting(what, kernels):
         assert int(line.rpartition(" ")[2]) <= (227 if "forward" in line else 113) * 1024, done.stdout
 
 
-def test_a_triton_that_refuses_them_falls_back_with_a_reason(monkeypatch):
+def test_unsupported_triton_falls_back_with_a_reason(monkeypatch):
     inputs = make_inputs(64, 64, 16, torch.float32)
     grid = (None, None, 0.25, 64, 64)
     expected = run(inputs, *grid)
@@ -86,7 +86,7 @@ def test_a_triton_that_refuses_them_falls_back_with_a_reason(monkeypatch):
             actual = run(inputs, *grid)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)) and calls
     assert "no such builtin" in dispatch.why_portable(*inputs[1:4], 64, 64)
-    others = make_inputs(64, 64, 32, torch.float32)[1:4]  # which other kernels would serve
+    others = make_inputs(64, 64, 32, torch.float32)[1:4]  # supported by other kernels
     assert "no such builtin" not in dispatch.why_portable(*others, 64, 64)
 
 
@@ -111,9 +111,9 @@ def test_every_output_and_gradient_without_a_gpu(monkeypatch, seqlen, kind, dtyp
     monkeypatch.setattr(hopper, "launch", gluon_on_cpu.launch)
     monkeypatch.setattr(dispatch, "find_hopper", lambda *_, **options: hopper)
     monkeypatch.setattr(dispatch, "tiles_for", lambda *_: tiles._LARGE[128])
-    scale = 0.5 if kind == "huge" else 0.125  # the first with room below the level
+    scale = 0.5 if kind == "huge" else 0.125  # the first scale keeps scores below the level
     inputs, grid = make_inputs(seqlen, seqlen, head_dim, dtype, batch=1 + (kind == "padded")), (128, 64)
-    if kind == "huge":  # a key that two rows love far more than their own
+    if kind == "huge":  # a key that two rows score far above their own
         inputs[1][:, :, 400:402] = 30
         inputs[2][:, :, 300] = 30
     if kind == "shared":
@@ -168,8 +168,8 @@ def test_every_output_and_gradient(monkeypatch, poisoned, seqlen, dtype, kind, h
 @needs_hopper
 @pytest.mark.gpu
 @WIDTHS
-def test_a_weight_of_1_is_1_in_both_passes(head_dim):
-    inputs = lone_keys(131, head_dim, torch.float16)
+def test_weight_of_1_is_exact_in_both_passes(head_dim):
+    inputs = single_key_inputs(131, head_dim, torch.float16)
     assert dispatch.find_hopper(*inputs[1:4], 128, 64, inputs[0]) is hopper
     boundary = torch.zeros(2, 2, 2, dtype=torch.int32, device=DEVICE)
     out, _, _, dv, *_ = run(inputs, boundary, None, 0.11, 128, 64)
@@ -178,10 +178,10 @@ def test_a_weight_of_1_is_1_in_both_passes(head_dim):
 
 @needs_hopper
 @pytest.mark.gpu
-@pytest.mark.parametrize("heads", [1, 14])  # 14: a whole group of heads, and the rest of another
+@pytest.mark.parametrize("heads", [1, 14])  # 14: a complete group of heads and a partial one
 @pytest.mark.parametrize("grid", [(128, 64), (64, 128), (192, 64), (128, 128)])
 @WIDTHS
-def test_every_grid(heads, grid, head_dim):
+def test_every_launch_grid(heads, grid, head_dim):
     inputs = make_inputs(1000, 1000, head_dim, torch.bfloat16, heads=heads, batch=1)
     boundary = boundary_for(inputs[4], 1000, *grid)
     actual = run(inputs, boundary, None, 0.125, *grid)
@@ -191,7 +191,7 @@ def test_every_grid(heads, grid, head_dim):
 @needs_hopper
 @pytest.mark.gpu
 @WIDTHS
-def test_more_rows_of_blocks_than_are_read_at_once(head_dim):
+def test_more_block_rows_than_one_read(head_dim):
     inputs = make_inputs(40_000, 40_000, head_dim, torch.bfloat16, batch=1)
     boundary = boundary_for(inputs[4], 40_000, 128, 64)
     check(inputs, boundary, None, 0.125, 128, 64)

@@ -38,7 +38,7 @@ assert not any(name.partition(".")[0] == "acp_repro" for name in sys.modules), "
 
 
 @pytest.mark.parametrize("loader", [LOADER, PACKAGE], ids=["steps", "kernels"])
-def test_the_folder_alone_loads_and_computes(tmp_path, loader):
+def test_kernel_folder_works_standalone(tmp_path, loader):
     if loader == PACKAGE:
         pytest.importorskip("kernels", reason="pip install kernels")
     shutil.copytree(FOLDER, tmp_path / "kernel", ignore=shutil.ignore_patterns("__pycache__"))

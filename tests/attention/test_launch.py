@@ -51,7 +51,7 @@ def repeated(monkeypatch):
         interpret = InterpretedFunction.run
 
         def unseen(self, *arguments, **options):
-            with _disable_current_modes():  # on a GPU no launch calls an operator of PyTorch
+            with _disable_current_modes():  # on a GPU, launches call no PyTorch operator
                 return interpret(self, *arguments, **options)
 
         monkeypatch.setattr(InterpretedFunction, "run", unseen)
@@ -100,7 +100,7 @@ CASES += [pytest.param({**HALF, **more}, by, marks=gpu) for more in ON_GPU for b
 
 
 @pytest.mark.parametrize(("shape", "threshold"), CASES)
-def test_a_repeated_pass_gives_the_bits_of_tritons_own_launches(repeated, shape, threshold):
+def test_cached_launches_are_bitwise_identical_to_triton_launches(repeated, shape, threshold):
     """With new addresses and values, and with one tensor passed twice."""
     problems = [inputs(seed=seed, **shape) for seed in range(3)]
     q, k, _, gates, dout = problems[2]
@@ -111,7 +111,7 @@ def test_a_repeated_pass_gives_the_bits_of_tritons_own_launches(repeated, shape,
     assert len(repeated) == 2 * (3 if threshold == "auto" else 2)
 
 
-def test_a_call_in_inference_is_repeated_whole_and_still_checked(repeated, monkeypatch):
+def test_inference_calls_are_replayed_and_still_validated(repeated, monkeypatch):
     monkeypatch.setattr(checks, "reads_values", lambda x: False)  # as on a GPU
     call = functools.partial(forgetting_attention, implementation="triton", return_start_index=True)
     for seed in range(3):

@@ -31,7 +31,7 @@ def gates(kind: str, length: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", GATES)
-def test_the_decay_bias_is_monotone_in_both_coordinates(kind):
+def test_decay_bias_is_monotone_in_both_coordinates(kind):
     length = 65
     bias = reference.decay_bias(gates(kind, length), length)[0, 0]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -42,10 +42,10 @@ def test_the_decay_bias_is_monotone_in_both_coordinates(kind):
 
 @settings(max_examples=50, deadline=None)
 @given(bound=st.floats(0, 50), below=st.floats(0, 500))
-def test_the_bound_printed_in_section_3_is_never_below_one(bound, below):
+def test_bound_printed_in_section_3_is_never_below_one(bound, below):
     decay = -2 * bound - below
     assert 2 * bound - decay >= 0  # the logarithm of exp(2U - D)
-    assert 2 * bound + decay == pytest.approx(-below)  # of exp(2U + D), which falls with D
+    assert 2 * bound + decay == pytest.approx(-below)  # of exp(2U + D), which decreases with D
 
 
 @settings(max_examples=50, deadline=None)
@@ -55,7 +55,7 @@ def test_the_bound_printed_in_section_3_is_never_below_one(bound, below):
     scale=st.floats(0.1, 3.0),
     log_epsilon=st.sampled_from([-0.5, -10.0]),
 )
-def test_every_pruned_weight_is_at_most_epsilon_over_the_length(seed, length, scale, log_epsilon):
+def test_pruned_weights_are_at_most_epsilon_over_the_length(seed, length, scale, log_epsilon):
     generator = torch.Generator().manual_seed(seed)
     q, k = (scale * torch.randn(1, 1, length, 16, generator=generator).double() for _ in "qk")
     log_fgate = gates("strong", length, seed)
@@ -65,7 +65,7 @@ def test_every_pruned_weight_is_at_most_epsilon_over_the_length(seed, length, sc
     assert not (weights[pruned] > math.exp(log_epsilon) / length).any()
 
 
-def test_bfloat16_rounds_by_about_a_thousandth():
+def test_bfloat16_rounding_error_is_about_a_thousandth():
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     error = ((x.bfloat16().double() - x) / x).abs().mean()
     assert 0.0005 < error < 0.005
@@ -123,7 +123,7 @@ def test_algorithm_1_as_printed_skips_boundary_blocks():
 
 
 @pytest.mark.parametrize("kind", ["mild", "strong", "open"])
-def test_a_step_of_decoding_begins_no_earlier_than_the_row_of_training(kind):
+def test_decoding_boundary_is_never_before_the_training_boundary(kind):
     length, block, delta = 300, 16, torch.full((1, 1), -5.0)
     log_fgate = gates(kind, length)
     rows = find_boundary(cumulative_log_fgate(log_fgate), delta, length, block, block)[0, 0]
@@ -137,11 +137,11 @@ def test_a_step_of_decoding_begins_no_earlier_than_the_row_of_training(kind):
         seen.append(int(start))
     trained = rows.repeat_interleave(block)[:length]
     assert (torch.tensor(seen) >= trained).all()
-    assert seen[::block] == rows.tolist()  # at the first row of a block both prune the same
+    assert seen[::block] == rows.tolist()  # both prune the same at the first row of a block
     assert (max(seen) > 0) == (kind != "open")
 
 
-def test_algorithm_1_looks_at_no_more_blocks_than_rows_and_columns():
+def test_algorithm_1_visits_at_most_rows_plus_columns_blocks():
     for _, c in running_sums():
         for block in (4, 16, 64):
             looks = algorithm_1(c[0, 0].tolist(), -15.0, block, as_printed=False)[1]

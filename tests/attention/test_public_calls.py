@@ -45,7 +45,7 @@ def run(inputs, **options):
 
 @pytest.mark.parametrize("seqlen", LENGTHS)
 @pytest.mark.parametrize("implementation", ["reference", "blockwise"])
-def test_a_tolerance_is_the_threshold_that_follows_from_it(implementation, seqlen):
+def test_tolerance_and_its_threshold_are_equivalent(implementation, seqlen):
     inputs = make_inputs(seqlen, seqlen)
     for bound in _BOUNDS:
         upper = logit_bound_from_norms(*inputs[:2]) if bound is None else bound
@@ -61,8 +61,8 @@ def test_a_tolerance_is_the_threshold_that_follows_from_it(implementation, seqle
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, torch.tensor([0, 129, 200])])
-def test_the_threshold_of_a_tolerance_is_that_of_the_paper(cu_seqlens):
-    """The decay of one block is just above delta in the first head and just below delta in the second."""
+def test_threshold_of_a_tolerance_matches_the_paper(cu_seqlens):
+    """The decay of one block is slightly above delta in the first head and slightly below in the second."""
     length = 129 if cu_seqlens is None else 200
     q, k, v, _ = make_inputs(length, length, batch=1)
     delta = -2 * _BOUND - math.log(129) - 4.0  # L is the length of the longest document
@@ -84,7 +84,7 @@ def test_the_threshold_of_a_tolerance_is_that_of_the_paper(cu_seqlens):
         ({"log_pruning_tolerance": -9.0, "logit_bound": torch.ones(3)}, ValueError, r"got shape \(3,\)"),
     ],
 )
-def test_wrong_tolerances_are_named(options, error, message):
+def test_invalid_tolerances_are_rejected(options, error, message):
     with pytest.raises(error, match=message) as caught:
         forgetting_attention(*make_inputs(5, 5), head_first=True, **options)
     assert "\n" not in str(caught.value)
@@ -92,7 +92,7 @@ def test_wrong_tolerances_are_named(options, error, message):
 
 @pytest.mark.parametrize("seqlen_k", LENGTHS)
 @pytest.mark.parametrize("implementation", ["auto", "reference"])
-def test_the_pruned_ratio_counts_blocks_with_causal_entries(implementation, seqlen_k):
+def test_pruned_ratio_counts_blocks_with_causal_entries(implementation, seqlen_k):
     """Compared with a count over entries: a block is causal or kept if one of its entries is."""
     for seqlen_q in {1, seqlen_k}:
         inputs = make_inputs(seqlen_q, seqlen_k)
@@ -121,7 +121,7 @@ def test_the_pruned_ratio_counts_blocks_with_causal_entries(implementation, seql
     assert seqlen_k < 129 or found[:, 0].min() > 0
 
 
-def test_a_start_index_of_another_call_is_refused():
+def test_start_index_of_another_call_is_rejected():
     q, k, *_ = make_inputs(129, 129)
     with pytest.raises(ValueError, match=r"start_index must have 3 query blocks.*got shape \(2, 2, 1\)"):
         pruned_ratio(torch.zeros(2, 2, 1, dtype=torch.int32), q, k, head_first=True)
@@ -131,23 +131,23 @@ def test_a_start_index_of_another_call_is_refused():
 @pytest.mark.parametrize(
     "implementation", ["reference", "blockwise", pytest.param("triton", marks=needs_triton)]
 )
-def test_one_call_appends_and_attends(implementation, seqlen):
+def test_single_call_appends_and_attends(implementation, seqlen):
     """The first half is a prompt; 1 and then 3 tokens follow. Compared with separate writes and reads."""
     group, block, tolerance = 2, 16, -4.0
     inputs = [x.detach() for x in make_inputs(seqlen + 4, seqlen + 4)]
     k, v = inputs[1:3]
     q, gates = (x.repeat_interleave(group, 1) for x in (inputs[0], inputs[3]))
     heads = HEADS * group
-    cache, twin = (
+    cache, copied = (
         PagedKVCache.allocate(BATCH, heads, seqlen + 4, HEAD_DIM, kv_heads=HEADS, block_size=block)
         for _ in range(2)
     )
-    start = torch.zeros_like(twin.start_block)
+    start = torch.zeros_like(copied.start_block)
     delta = pruning_threshold(_BOUND.repeat_interleave(group), cache.capacity, tolerance)
     for begin, end in ((0, seqlen), (seqlen, seqlen + 1), (seqlen + 1, seqlen + 4)):
         new = [x[:, :, begin:end] for x in (k, v, gates)]
-        twin.seqlens.add_(end - begin)
-        twin.write(*new)
+        copied.seqlens.add_(end - begin)
+        copied.write(*new)
         if begin == 0:
             cache.seqlens.add_(end)
             cache.write(*new)
@@ -155,7 +155,7 @@ def test_one_call_appends_and_attends(implementation, seqlen):
         row = q[:, :, begin:end]
         options = {"implementation": implementation}
         expected = forgetting_attention_with_kvcache(
-            row, twin, start, head_first=True, adaptive_threshold=delta, **options
+            row, copied, start, head_first=True, adaptive_threshold=delta, **options
         )
         out = forgetting_attention_with_kvcache(
             *(row.transpose(1, 2), cache),
@@ -166,11 +166,11 @@ def test_one_call_appends_and_attends(implementation, seqlen):
         )
         assert torch.equal(out.transpose(1, 2), expected)
         assert torch.equal(cache.start_block, start)
-        assert all(torch.equal(a, b) for a, b in zip(cache[:5], twin[:5], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(cache[:5], copied[:5], strict=True))
     assert seqlen < 129 or start.max() > 0
 
 
-def test_an_appending_call_that_fails_appends_nothing():
+def test_failed_call_appends_nothing():
     q, k, v, gates = (x.detach() for x in make_inputs(1, 1))
     cache = PagedKVCache.allocate(BATCH, HEADS, 16, HEAD_DIM, block_size=16)
     right = {"k": k, "v": v, "log_fgate": gates}

@@ -61,8 +61,8 @@ def test_pruned_weights_of_every_row_sum_below_epsilon(
     assert mass.max() < math.exp(log_epsilon)
 
 
-def test_the_bound_is_nearly_met_so_the_property_can_fail():
-    """With epsilon counted 20 times too large, the adversarial case breaks the bound."""
+def test_worst_case_nearly_reaches_the_bound():
+    """With a 20 times larger epsilon, the adversarial case exceeds the bound."""
     seqlen, scale, sm_scale = 64, 1.5, 0.25
     q, k, log_fgate = adversarial_inputs(0, seqlen, 16, scale, 0.0, aligned=True)
     bound = logit_bound_from_norms(q, k, sm_scale)
@@ -143,7 +143,7 @@ def test_norm_bound_covers_scores_of_every_magnitude(q_size, k_size, sm_scale, d
     assert tight[:, 1].all() and (tight[:, 0].all() or min(q_size, k_size, q_size * k_size) < 1e-38)
 
 
-def test_bounds_cover_scores_that_are_summed_one_product_after_the_other():
+def test_bounds_cover_sequentially_accumulated_scores():
     """Every product after the first is rounded up, which is the worst case for a sum of 256 products."""
     x = torch.full((256,), math.sqrt(2.0**-24 * 1.001))
     x[0] = 1.0
@@ -161,10 +161,10 @@ def test_bounds_cover_scores_that_are_summed_one_product_after_the_other():
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "weight"), [(torch.bfloat16, 75, 1 + 6 / 128), (torch.float16, 68, 1 + 48 / 1024)]
 )
-def test_qk_norm_bound_has_no_rounding_too_few_or_too_many(dtype, head_dim, weight):
+def test_qk_norm_bound_counts_roundings_exactly(dtype, head_dim, weight):
     """Value, weight and product are rounded up by nearly the maximum, so five roundings would not suffice."""
     unit = torch.finfo(dtype).eps / 2
-    weight = torch.tensor(weight - unit).nextafter(torch.tensor(2.0))  # the least that rounds up
+    weight = torch.tensor(weight - unit).nextafter(torch.tensor(2.0))  # the smallest value that rounds up
     value = torch.tensor(math.sqrt(head_dim), dtype=torch.float64).to(dtype)
     score = (value * weight.to(dtype)).double() ** 2
     weights = torch.zeros(head_dim)
@@ -173,7 +173,7 @@ def test_qk_norm_bound_has_no_rounding_too_few_or_too_many(dtype, head_dim, weig
     assert score <= bound <= score * (1 + unit)
 
 
-def test_threshold_is_rounded_outwards_by_no_more_than_its_roundings():
+def test_threshold_is_rounded_outwards_within_its_rounding_error():
     bound = torch.rand(20_000, dtype=torch.float64, generator=torch.manual_seed(0)) * 4
     exact = -2 * bound - 16.3
     assert ((-2 * bound.float() - 16.3).double() > exact).any()
@@ -191,13 +191,13 @@ def test_threshold_is_rounded_outwards_by_no_more_than_its_roundings():
         (1.0, math.inf, "seqlen must be at least 1 and an integer"),
     ],
 )
-def test_a_threshold_that_proves_nothing_is_refused(bound, length, message):
+def test_threshold_without_a_guarantee_is_rejected(bound, length, message):
     with pytest.raises(ValueError, match=message):
         pruning_threshold(bound, length)
 
 
-def test_a_query_whose_norm_overflows_prunes_nothing():
-    """U is infinite in float32, so under "auto" every block is visited."""
+def test_query_with_overflowing_norm_prunes_nothing():
+    """U is infinite in float32, so "auto" visits every block."""
     q, k, v = torch.ones(3, 1, 130, 1, 16)
     log_fgate = torch.full((1, 130, 1), -50.0)
     options = {"adaptive_threshold": "auto", "return_start_index": True}
@@ -209,7 +209,7 @@ def test_a_query_whose_norm_overflows_prunes_nothing():
     assert logit_bound_from_norms(q.transpose(1, 2), k.transpose(1, 2)).item() == math.inf
 
 
-def test_the_default_device_changes_nothing():
+def test_default_device_has_no_effect():
     q, k, v = torch.randn(3, 1, 130, 1, 16, generator=torch.manual_seed(0))
     log_fgate = torch.full((1, 130, 1), -1.0)
     options = {"adaptive_threshold": "auto", "return_start_index": True}

@@ -45,7 +45,7 @@ def gradients(implementation, one):
 
 
 @pytest.mark.parametrize("implementation", ALL)
-def test_vmap_is_one_call_for_each(inputs, implementation):
+def test_vmap_equals_separate_calls(inputs, implementation):
     """Also over a single argument, over a dimension other than the first, and of gradients."""
     each = [calls(implementation)(*(x[n] for x in inputs)) for n in range(3)]
     assert torch.equal(func.vmap(calls(implementation))(*inputs), torch.stack(each))
@@ -80,7 +80,7 @@ def test_vmap_over_thresholds_and_starts(inputs):
 
 @needs_triton
 @pytest.mark.slow
-def test_one_start_serves_all_that_is_mapped(inputs):
+def test_one_start_index_is_shared_by_mapped_calls(inputs):
     """In a batch of one, the tensor becomes a view with stride 0, past whose end the kernels read."""
     problems = [x[:, :1, :70, :1].contiguous() for x in inputs]
     memory = torch.tensor([60, -(2**40), 2**40], device=DEVICE)
@@ -100,7 +100,7 @@ def test_one_start_serves_all_that_is_mapped(inputs):
             assert torch.equal(a, torch.stack(b))
 
 
-def test_forward_mode_of_the_reference_is_right(inputs):
+def test_forward_mode_of_the_reference_is_correct(inputs):
     one = [x[0].double() for x in inputs]
     tangents = [torch.randn_like(x) for x in one]
     _, tangent = func.jvp(calls("reference"), tuple(one), tuple(tangents))
@@ -112,7 +112,7 @@ def test_forward_mode_of_the_reference_is_right(inputs):
 
 @pytest.mark.parametrize("implementation", FAST)
 @pytest.mark.parametrize("argument", [0, 3])
-def test_forward_mode_is_refused_and_never_zero(inputs, implementation, argument):
+def test_unsupported_forward_mode_raises_instead_of_returning_zero(inputs, implementation, argument):
     """Without the error, the tangent would be zero."""
     one = [x[0] for x in inputs]
 
@@ -127,11 +127,11 @@ def test_forward_mode_is_refused_and_never_zero(inputs, implementation, argument
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
         with pytest.raises(NotImplementedError, match=message):
             of_one(dual)
-        of_one(x)  # nothing of it has a tangent
+        of_one(x)  # none of its inputs has a tangent
 
 
 @pytest.mark.parametrize("implementation", FAST)
-def test_second_derivatives_are_refused(inputs, implementation):
+def test_second_derivatives_are_rejected(inputs, implementation):
     one = [x[0].requires_grad_() for x in inputs]
     (first,) = torch.autograd.grad(loss(implementation)(*one), one[0], create_graph=True)
     message = "second derivatives only with implementation='reference'"

@@ -166,7 +166,7 @@ def test_every_output_and_gradient(seqlen_q, seqlen_k, head_dim, dtype, padded):
 
 
 @pytest.mark.parametrize("grid", [slow((16, 16)), slow((64, 16)), slow((128, 128)), (48, 80)])
-def test_the_grid_is_whatever_is_asked(grid):
+def test_any_launch_grid_is_supported(grid):
     length, more, width = (70, 200, 16) if SMALLER else (150, 200, 32)
     inputs = make_inputs(length, length + more, width, torch.float32, batch=1)
     boundary = boundary_for(inputs[4], length, *grid, delta=-1.0)
@@ -174,7 +174,7 @@ def test_the_grid_is_whatever_is_asked(grid):
     check(inputs, boundary, None, 0.2, *grid)
 
 
-def lone_keys(length, head_dim, dtype):
+def single_key_inputs(length, head_dim, dtype):
     """Inputs (dout, q, k, v, c) with norms about 300, where each query gives all weight to its own key.
 
     Scores are sums of integers, so they are exact in any order of summation.
@@ -186,17 +186,17 @@ def lone_keys(length, head_dim, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, slow(torch.float16), torch.bfloat16])
-def test_a_weight_of_1_is_1_in_both_passes(dtype):
+def test_weight_of_1_is_exact_in_both_passes(dtype):
     """Scores near 10,000: the backward pass computes weights from scores and lse, and one rounding of lse
     changes a weight by a thousandth."""
-    inputs = lone_keys(70, 64, dtype)
+    inputs = single_key_inputs(70, 64, dtype)
     boundary = torch.zeros(2, 2, 2, dtype=torch.int32, device=DEVICE)
     out, _, _, dv, *_ = run(inputs, boundary, None, 0.11, 64, 64)  # five of the eight scores would change
     assert torch.equal(out, inputs[3]) and torch.equal(dv, inputs[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_row_whose_weights_overflow_is_computed_again(dtype):
+def test_rows_with_overflowing_weights_are_recomputed(dtype):
     """Two rows give nearly all weight to a key far before the diagonal, where the running maximum was set."""
     inputs = make_inputs(64, 330, 16, dtype, batch=1, heads=1)
     inputs[1][:, :, 20:22] = 6
@@ -211,7 +211,7 @@ def test_a_row_whose_weights_overflow_is_computed_again(dtype):
 
 
 @pytest.mark.parametrize("heads", [1] if DEVICE == "cpu" else [2, 1])
-def test_results_too_far_apart_are_copied_to_their_place(monkeypatch, heads):
+def test_outputs_with_huge_strides_are_copied(monkeypatch, heads):
     dout, q, k, v, c = make_inputs(70, 70, 16, torch.float32, batch=1)
     inputs = [dout, q, k[:, :heads], v[:, :heads], c]
     expected = run(inputs, None, None, 0.25, 64, 64)
@@ -231,7 +231,7 @@ def test_small_differences_of_a_large_sum(offset, strength):
     actual = run([dout, q, k, v, c + offset], *grid)
     close = 1e-6 if offset > -1e6 else 1e-4
     for name, a, t in zip(NAMES, actual, expected, strict=False):
-        # All gradients are sums over weights; those of a head that sees one key are tiny.
+        # All gradients are sums over weights; with a single visible key they are tiny.
         scale = t.norm() if name in ("out", "dv") else inputs[0].norm()
         assert ((a - t).norm() / scale).item() < 5 * close, name
     assert (actual[5] - expected[5]).abs().max() < 10 * close
@@ -239,8 +239,8 @@ def test_small_differences_of_a_large_sum(offset, strength):
 
 @pytest.mark.parametrize("grid", [(64, 64), (32, 80), (16, 128)])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 700), (513, 513), (300, 1111)])
-def test_boundary_is_the_serial_scan(grid, seqlen_q, seqlen_k):
-    """Also at ties, where c[first] - c[last] == delta is kept, and NaN, which prunes nothing."""
+def test_boundary_equals_the_serial_scan(grid, seqlen_q, seqlen_k):
+    """Covers ties, where c[first] - c[last] == delta is kept, and NaN, which prunes nothing."""
     c = make_inputs(1, seqlen_k, 16, torch.float32, batch=2, heads=4)[4]
     c[:, 3] = -torch.arange(seqlen_k, dtype=torch.float64, device=DEVICE)
     threshold = torch.tensor([[-0.0, -3.0, -40.0, -65.0], [-1e9, math.nan, -1e-3, -64.99]], device=DEVICE)

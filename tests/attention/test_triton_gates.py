@@ -34,7 +34,7 @@ def test_sum_and_adjoint(length):
     torch.testing.assert_close(grad, decay.log_fgate_grad(dc, log_fgate), rtol=1e-6, atol=1e-6)
 
 
-def test_no_number_stays_no_number_and_nothing_nothing():
+def test_nan_propagates_and_empty_input_stays_empty():
     log_fgate = torch.zeros(1, 1, 4, device=DEVICE)
     log_fgate[..., 2] = torch.nan
     assert gates.cumulative_log_fgate(log_fgate).isnan().tolist() == [[[False, False, True, True]]]
@@ -44,7 +44,7 @@ def test_no_number_stays_no_number_and_nothing_nothing():
 
 @pytest.mark.parametrize("length", [1, 127, 129, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("dtype", "kv_heads"), [(torch.float32, 1), (torch.bfloat16, 4)])
-def test_threshold_from_norms_is_that_of_its_parts(length, dtype, kv_heads):
+def test_threshold_from_norms_matches_its_unfused_steps(length, dtype, kv_heads):
     q, k = (torch.randn(2, h, length, 48, device=DEVICE).to(dtype) for h in (4, kv_heads))
     k = torch.cat((k, 2 * k), 2)
     factor = 0.3
@@ -73,9 +73,9 @@ def test_threshold_from_norms_of_small_rows(q_size, k_size, factor, dtype):
     assert norms.threshold_from_norms(q, k, factor, -10.0).isnan().tolist() == [[True, False]]
 
 
-def test_a_norm_between_the_least_numbers_is_not_rounded_down():
+def test_subnormal_norms_are_not_rounded_down():
     q, k = torch.zeros(2, 1, 1, 1, 16, device=DEVICE)
-    q[..., :2], k[..., 0] = 2.0**-149, 1e38  # a norm of sqrt(2) steps
+    q[..., :2], k[..., 0] = 2.0**-149, 1e38  # a norm of sqrt(2) subnormal steps
     found = norms.threshold_from_norms(q, k, 1e8, -10.0).item()
     assert found <= -2 * math.sqrt(2) * 2.0**-149 * 1e46 - 10
 

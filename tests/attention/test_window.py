@@ -33,7 +33,7 @@ def each_with(values, fast):
 
 @pytest.mark.parametrize("threshold", [None, -20.0])
 @pytest.mark.parametrize(("implementation", "length"), each_with((1, 63, 65, 129, 300), fast=(65,)))
-def test_a_row_sees_itself_and_the_keys_before_it(implementation, length, threshold):
+def test_row_attends_to_itself_and_preceding_keys_of_the_window(implementation, length, threshold):
     """With a threshold, the boundary is the later of both starts: its kept blocks within the window."""
     inputs = make_inputs(length, length)
     grid = pruning_grid(implementation, 16, torch.float32)
@@ -47,7 +47,7 @@ def test_a_row_sees_itself_and_the_keys_before_it(implementation, length, thresh
 
 
 def empty_cache(seqlen, heads, kv_heads, block=16):
-    """A cache of one row without a number in it, and blocks that nobody owns."""
+    """An empty cache of one row, and its free blocks."""
     options = {"kv_heads": kv_heads, "block_size": block, "device": DEVICE}
     cache = PagedKVCache.allocate(1, heads, seqlen + block, 16, **options)
     for x in (cache.k, cache.v, cache.c):
@@ -68,7 +68,9 @@ def evict(cache, start_block):
 
 @pytest.mark.parametrize(("implementation", "window"), each_with((1, 17, 40, 200), fast=(17,)))
 @pytest.mark.parametrize(("threshold", "tokens"), [(None, 1), (-6.0, 3)])
-def test_decoding_is_the_last_row_and_keeps_what_later_queries_see(implementation, threshold, tokens, window):
+def test_decoding_equals_the_last_row_and_keeps_keys_of_later_queries(
+    implementation, threshold, tokens, window
+):
     seqlen, heads, block = 120, 4, 16
     inputs = make_inputs(seqlen, seqlen, heads, 2)
     cache = empty_cache(seqlen, heads, 2)
@@ -121,13 +123,13 @@ def test_blocks_before_the_window_count_as_pruned():
         ((64, 0), TypeError, r"\(left, 0\) is left \+ 1\), got \(64, 0\)"),
     ],
 )
-def test_what_is_no_window_is_refused(window, error, message):
+def test_invalid_windows_are_rejected(window, error, message):
     with pytest.raises(error, match=message):
         run(make_inputs(5, 5), choose_implementation(torch.device(DEVICE)), window_size=window)
 
 
 @pytest.mark.gpu
-def test_repeated_passes_and_compiled_code_know_the_window():
+def test_cached_launches_and_compiled_code_apply_the_window():
     """A replayed pass (from the third call on) must not use the launches of another window."""
     inputs = make_inputs(1000, 1000, 4, 2, 64, dtype=torch.bfloat16)
     first = {window: run(inputs, "triton", window_size=window)[0] for window in (300, 301)}

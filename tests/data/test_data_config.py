@@ -33,13 +33,13 @@ from acp_repro.pipeline.strict_yaml import build
         ({"corpus": "hf", "path": "a/b"}, "max_documents: missing; .* such as 10_000"),
     ],
 )
-def test_a_mistake_in_a_suites_file_is_one_line(settings, message):
+def test_suite_file_error_is_reported_in_one_line(settings, message):
     with pytest.raises(SuiteError, match=f"^a.yaml: {message}"):
         build(DataConfig, settings, Path("a.yaml"))
 
 
-def test_settings_read_back_as_they_were_written():
-    """As ``run.json`` keeps them."""
+def test_settings_round_trip():
+    """Round trip as in ``run.json``."""
     config = DataConfig()
     assert config == DataConfig("stdlib", None, "text", 0.05, "bytes") and config.options == {}
     paper = DataConfig("longcrawl64", "x")

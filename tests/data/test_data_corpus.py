@@ -51,7 +51,7 @@ def test_default_cache(monkeypatch, tmp_path, cache):
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", {"bpe": 300}])
-def test_text_end_to_end(folder, tokenizer, monkeypatch):
+def test_text_corpus_end_to_end(folder, tokenizer, monkeypatch):
     corpus = prepare(text(folder, tokenizer=tokenizer))
     train, heldout = decoded(corpus, "train"), decoded(corpus, "heldout")
     assert sorted(train + heldout) == sorted(TEXTS) and heldout
@@ -79,7 +79,7 @@ def test_text_end_to_end(folder, tokenizer, monkeypatch):
     assert {path.name: path.read_bytes() for path in corpus.folder.iterdir()} == before
 
 
-def test_what_changes_the_key(folder):
+def test_cache_key_depends_on_text_and_settings(folder):
     def key(**settings):
         return prepare(text(folder, **settings)).folder.name
 
@@ -91,7 +91,7 @@ def test_what_changes_the_key(folder):
     assert key(path=str(folder / "a.jsonl")) == keys[-1]  # the same text by another path
 
 
-def test_held_out_paths_are_exactly_what_is_held_out(tmp_path):
+def test_heldout_paths_match_the_heldout_documents(tmp_path):
     paths = [str(tmp_path / name) for name in ("books", "a.txt", "last.txt")]
     (tmp_path / "books").mkdir()
     for name, words in {"books/b.txt": "of a folder", "a.txt": "of a file", "last.txt": "held out"}.items():
@@ -103,7 +103,7 @@ def test_held_out_paths_are_exactly_what_is_held_out(tmp_path):
         prepare(text(tmp_path, path=paths[2], heldout=paths[2]))
 
 
-def test_of_one_book_the_end_is_held_out(tmp_path):
+def test_end_of_a_single_document_is_held_out(tmp_path):
     book = "".join(f"Paragraph {i} of a book, é.\n\n" for i in range(200))
     (tmp_path / "book.txt").write_text(book)
     corpus = prepare(text(tmp_path / "book.txt", heldout=0.1))
@@ -112,7 +112,7 @@ def test_of_one_book_the_end_is_held_out(tmp_path):
     assert 0.05 * len(book) < len(heldout) <= 0.1 * len(book)
 
 
-def test_bpe_never_sees_heldout_text(tmp_path):
+def test_bpe_is_trained_without_heldout_text(tmp_path):
     (tmp_path / "train.txt").write_text("abc " * 500)
     (tmp_path / "held.txt").write_text("xyz " * 5000)
     config = text(tmp_path / "train.txt", heldout=str(tmp_path / "held.txt"), tokenizer={"bpe": 259})
@@ -121,19 +121,19 @@ def test_bpe_never_sees_heldout_text(tmp_path):
     assert len(corpus.tokenizer.encode("abc ")) < 4
 
 
-def test_a_trained_tokenizer_is_a_file_that_gives_the_same_tokens(folder, tmp_path):
+def test_saved_tokenizer_returns_the_same_tokens(folder, tmp_path):
     made = prepare(text(folder, tokenizer={"bpe": 300}))
     file = made.save_tokenizer(tmp_path / "kept")
     assert file.read_bytes() == (made.folder / file.name).read_bytes()
     again = prepare(text(folder, tokenizer={"file": str(file)}))
     assert again.folder != made.folder
-    for split in ("train", "heldout"):  # not a bit differs, and neither does BOS
+    for split in ("train", "heldout"):  # bitwise identical, BOS included
         assert again.tokens(split).tobytes() == made.tokens(split).tobytes()
     assert (again.bos_id, again.vocab_size) == (made.bos_id, made.vocab_size) == (299, 300)
     assert prepare(text(folder)).save_tokenizer(tmp_path) is None  # bytes
 
 
-def test_no_heldout_is_possible(folder):
+def test_corpus_without_heldout_text(folder):
     corpus = prepare(text(folder, heldout=0))
     assert corpus.tokens("heldout").shape == (0,) and corpus.offsets("heldout").tolist() == [0]
     assert corpus.describe(8)["splits"]["heldout"]["share_used"] == 0
@@ -153,13 +153,13 @@ def test_no_heldout_is_possible(folder):
         ({"text_field": "body"}, r"a.jsonl:1: no field 'body'; this record has: text, blank"),
     ],
 )
-def test_text_that_does_not_do_is_one_line_and_leaves_no_entry(folder, cache, settings, message):
+def test_unusable_text_is_reported_in_one_line_and_leaves_no_entry(folder, cache, settings, message):
     with pytest.raises(DataError, match=message):
         prepare(text(folder, **settings))
     assert {path.suffix for path in cache.glob("*")} <= {".lock"}
 
 
-def test_any_number_of_threads_gives_the_same_and_reads_no_more_than_it_needs_soon(monkeypatch):
+def test_thread_count_does_not_change_tokens_and_reading_is_lazy(monkeypatch):
     monkeypatch.setattr(module, "_GROUP_BYTES", 3000)
     documents = [("train", Document(str(i), b"\x61" * (37 * i % 1009), b"")) for i in range(600)]
     alone, together = (list(tokenise(documents, ByteTokenizer(), workers)) for workers in (1, 3))

@@ -19,13 +19,13 @@ def cache(tmp_path, monkeypatch):
 
 
 class Records(list):
-    """A loaded dataset: labels are numbers, and ``features`` has their names."""
+    """A loaded dataset: labels are numbers, and ``features`` contains their names."""
 
     features = {"stars": types.SimpleNamespace(names=["bad", "good"])}  # noqa: RUF012
 
 
 def stand_in(monkeypatch, load):
-    """``load(path, config, *, split, streaming)`` in the place of ``datasets.load_dataset``."""
+    """``load(path, config, *, split, streaming)`` as a replacement for ``datasets.load_dataset``."""
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
 
 
@@ -33,7 +33,7 @@ def hf(path="owner/name", **settings):
     return {"corpus": "hf", "path": path, "max_documents": 20, "heldout": 0.3, **settings}
 
 
-def test_a_dataset_of_the_library(tmp_path):
+def test_hub_dataset_is_read_through_the_library(tmp_path):
     pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
     folder = tmp_path / "data"
     folder.mkdir()
@@ -53,7 +53,7 @@ def test_a_dataset_of_the_library(tmp_path):
         read_labelled("hf", str(folder))
 
 
-def test_only_the_budget_is_streamed_and_only_once(monkeypatch):
+def test_streaming_reads_the_budget_once(monkeypatch):
     asked, texts = [], iter(TEXTS)
 
     def load(*names, **options):
@@ -67,8 +67,8 @@ def test_only_the_budget_is_streamed_and_only_once(monkeypatch):
     assert len(list(texts)) == 20 and again.folder != first.folder
 
 
-def test_labels_have_the_names_of_their_set(monkeypatch):
-    """A set of the Hub keeps numbers and says their names; -1 is of a text whose label it keeps to itself."""
+def test_labels_use_the_names_of_the_dataset(monkeypatch):
+    """A Hub dataset stores label numbers and their names; -1 marks a text with a hidden label."""
 
     def load(path, config, *, split, streaming):
         return Records({"text": f"{split} {i}", "stars": -1 if i == 5 else i % 2} for i in range(6))
@@ -79,7 +79,7 @@ def test_labels_have_the_names_of_their_set(monkeypatch):
     assert [(e.text, e.number) for e in found.splits["dev"]] == [(f"valid {i}", i % 2) for i in range(5)]
 
 
-def test_a_local_folder_that_changes_is_read_again(tmp_path, monkeypatch):
+def test_changed_local_folder_is_reread(tmp_path, monkeypatch):
     (tmp_path / "set").mkdir()
     stand_in(
         monkeypatch,
@@ -99,7 +99,7 @@ def test_a_local_folder_that_changes_is_read_again(tmp_path, monkeypatch):
         ([{"text": " "}], "path: owner/name, split train, contains no text"),
     ],
 )
-def test_a_failure_is_one_line_and_leaves_no_entry(cache, monkeypatch, found, message):
+def test_failure_is_reported_in_one_line_and_leaves_no_entry(cache, monkeypatch, found, message):
     def load(*_, **__):
         if isinstance(found, Exception):
             raise found

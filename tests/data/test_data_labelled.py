@@ -28,7 +28,7 @@ def write_lines(path, records):
 ABSTRACT = {"abstract_id": 0, "sentences": ["We try.", "It works."], "labels": ["method", "result"]}
 REVIEW = {"label": 1, "text": "a film<br />\u0085of note"}
 PAPER = {"input": "We use relu.", "instructions": ["Which?", "Why?"], "outputs": ["relu", "no"]}
-READERS = {  # the files of a set, options, and the rows that they give
+READERS = {  # the files of a set, options, and the expected rows
     "sst2": (
         {f"x/{s}.tsv": f'sentence\tlabel\n{s} "good \t1\n' for s in SPLITS},
         {},
@@ -63,7 +63,7 @@ READERS = {  # the files of a set, options, and the rows that they give
 
 @pytest.mark.parametrize("is_archive", [False, True])
 @pytest.mark.parametrize("name", READERS)
-def test_the_files_of_a_set_give_its_rows(tmp_path, name, is_archive):
+def test_labelled_files_are_read_as_rows(tmp_path, name, is_archive):
     files, options, rows = READERS[name]
     for place, text in files.items():
         (tmp_path / "set" / place).parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def test_the_files_of_a_set_give_its_rows(tmp_path, name, is_archive):
     assert list(find_corpus(name).open(str(path), options).rows()) == rows
 
 
-def test_a_set_with_a_test_split_takes_dev_from_train(tmp_path):
+def test_dev_split_is_taken_from_train(tmp_path):
     records = [
         {"split": split, "label": i % 2, "text": f"{i} {split}"}
         for split in ("train", "test", "unsup")
@@ -90,7 +90,7 @@ def test_a_set_with_a_test_split_takes_dev_from_train(tmp_path):
     assert all("test" in row.text for row in found.splits["test"])
 
 
-def test_a_set_without_splits_is_split_by_group_and_a_group_more_moves_no_other(tmp_path):
+def test_group_split_is_stable_under_added_groups(tmp_path):
     records = [{"file": f"{t}{i}", "type": t, "text": f"agreement {t} {i}"} for t in "ab" for i in range(40)]
     found = read_labelled("cuad", write_lines(tmp_path / "cuad.jsonl.xz", records))
     assert found.classes == ("a", "b") and not found.is_extractive and all(found.splits.values())
@@ -115,8 +115,8 @@ def test_books_of_an_author_are_split_by_book(tmp_path):
         assert all(len(row.text) == 100 for row in found.splits[split])
 
 
-def test_facts_are_planted_and_short_texts_are_for_training_alone(tmp_path):
-    """The long ones are those of a set without short ones."""
+def test_facts_are_planted_and_short_texts_are_used_only_for_training(tmp_path):
+    """Long documents equal those of a set without short documents."""
     (tmp_path / "text.txt").write_text("the fields lay quiet under the snow " * 2000)
     settings = {"examples": 60, "characters": 3000, "facts": 3, "classes": 4}
     alone = read_labelled("facts", str(tmp_path / "text.txt"), **settings)
@@ -132,14 +132,14 @@ def test_facts_are_planted_and_short_texts_are_for_training_alone(tmp_path):
     assert set().union(*texts.values()) - short == {e.text for e in itertools.chain(*alone.splits.values())}
 
 
-def test_stdlib_hides_the_packages_own_name():
+def test_stdlib_masks_the_package_name():
     found = read_labelled("stdlib_packages", classes=4, characters=300, most_each=40)
     assert len(found.classes) == 4 and all(found.splits.values())
     for row in itertools.chain(*found.splits.values()):
         assert found.classes[row.number] not in row.text.replace("_", " ").split()
 
 
-def test_csv_has_labels_too_and_line_breaks_in_its_fields(tmp_path):
+def test_csv_supports_labels_and_line_breaks_in_fields(tmp_path):
     """In the layout of Kaggle's Yelp reviews."""
     row = '9yK,{},"My wife took me, on my birthday.\n\nIt was the best ""toast"" I\'ve had, {}.",review\n'
     path = tmp_path / "yelp.csv.gz"
@@ -170,7 +170,7 @@ def test_csv_has_labels_too_and_line_breaks_in_its_fields(tmp_path):
         ("file", "one.csv", b"text,label\na,1\nb,1\n", "path: .*one.csv has texts of 1 classes"),
     ],
 )
-def test_a_damaged_or_missing_set_is_one_line(tmp_path, corpus, name, content, message):
+def test_damaged_or_missing_set_is_reported_in_one_line(tmp_path, corpus, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
@@ -178,7 +178,7 @@ def test_a_damaged_or_missing_set_is_one_line(tmp_path, corpus, name, content, m
     assert "\n" not in str(caught.value)
 
 
-def test_a_function_of_a_notebook_is_a_corpus():
+def test_notebook_function_can_be_a_corpus():
     @corpus()
     def rhymes(verse: str = "a"):
         """Two lines."""

@@ -36,7 +36,7 @@ def write(folder, layout="v2, a document a chunk, as published", **change):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_column_by_column_without_a_shuffle_and_shifted_by_one(tmp_path, layout):
+def test_longcrawl64_order_is_column_by_column_unshuffled_and_shifted_by_one(tmp_path, layout):
     corpus = prepare(write(tmp_path, layout))
     tokens = ids(TRAIN)
     sequences = corpus.sequences("train", 16, seed=3)
@@ -52,7 +52,7 @@ def test_column_by_column_without_a_shuffle_and_shifted_by_one(tmp_path, layout)
     assert torch.equal(again.batch(2, 9)[1], sequences.batch(2, 9)[1])
 
 
-def test_the_end_of_a_document_that_no_slice_fills_is_dropped(tmp_path):
+def test_incomplete_last_slice_is_dropped(tmp_path):
     corpus = prepare(write(tmp_path))
     sequences = corpus.sequences("train", 24)
     split = corpus.describe(24)["splits"]["train"]
@@ -62,7 +62,7 @@ def test_the_end_of_a_document_that_no_slice_fills_is_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"max_tokens": 90}, {"same_text_as": 32}])
-def test_heldout_is_what_a_vector_of_the_same_tokens_gives(tmp_path, arguments):
+def test_heldout_matches_an_in_memory_corpus(tmp_path, arguments):
     corpus = prepare(write(tmp_path, "v2, chunks across"))
     vector = TokenSequences(ids(HELDOUT, 1).reshape(-1), corpus.offsets("heldout"), 16, "heldout", bos_id=BOS)
     ours = list(corpus.sequences("heldout", 16).iter_batches(3, **arguments))
@@ -72,8 +72,8 @@ def test_heldout_is_what_a_vector_of_the_same_tokens_gives(tmp_path, arguments):
         assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
 
 
-def test_damage_is_seen_and_named(tmp_path):
-    """A file that is not there is zeros to zarr: half a download would train on exclamation marks."""
+def test_damage_is_detected_and_reported(tmp_path):
+    """zarr reads a missing file as zeros, so an incomplete download would train on exclamation marks."""
 
     def labels(folder):
         return prepare({"corpus": "longcrawl64", "path": str(folder)}).sequences("train", 16)

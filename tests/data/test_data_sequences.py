@@ -13,7 +13,7 @@ BOS = 60_000
 
 
 def make(lengths, context_length, seed=0, split="train"):
-    """Token value = its global position, so a batch shows where it was cut."""
+    """Each token equals its global position, so a batch shows its boundaries."""
     offsets = np.cumsum([0, *lengths])
     tokens = np.arange(offsets[-1], dtype=np.uint32)
     return TokenSequences(tokens, offsets, context_length, split, seed, bos_id=BOS)
@@ -30,7 +30,7 @@ def expected(lengths, context):
 
 @settings(max_examples=60, deadline=None)
 @given(lengths_and_context, st.integers(0, 2**40), st.integers(0, 3))
-def test_an_epoch_has_each_slice_once_column_by_column(case, seed, epoch):
+def test_epoch_contains_each_slice_once_column_by_column(case, seed, epoch):
     lengths, context = case
     sequences = make(lengths, context, seed)
     order = [tuple(row) for row in sequences.epoch_order(epoch).tolist()]
@@ -45,7 +45,7 @@ def test_an_epoch_has_each_slice_once_column_by_column(case, seed, epoch):
 
 @settings(max_examples=40, deadline=None)
 @given(lengths_and_context, st.integers(1, 50), st.integers(0, 20))
-def test_a_batch_is_shifted_slices_of_the_endless_order(case, batch_size, step):
+def test_batch_consists_of_shifted_slices_of_the_infinite_order(case, batch_size, step):
     lengths, context = case
     sequences = make(lengths, context, 3)
     inputs, labels = sequences.batch(step, batch_size)
@@ -56,13 +56,13 @@ def test_a_batch_is_shifted_slices_of_the_endless_order(case, batch_size, step):
     starts = np.cumsum([0, *lengths])
     for row, label in enumerate(labels.tolist()):
         epoch, i = divmod(step * batch_size + row, len(sequences))
-        d, s = make(lengths, context, 3).epoch_order(epoch)[i]  # a fresh object: no history
+        d, s = make(lengths, context, 3).epoch_order(epoch)[i]  # a new object without state
         first = starts[d] + s * context
         assert label == list(range(first, first + context)) and first + context <= starts[d + 1]
 
 
-def test_the_order_never_changes():
-    """Runs are compared across versions of numpy and of this package: these numbers stay."""
+def test_order_is_fixed_across_versions():
+    """Runs are compared across versions of numpy and this package, so these numbers are fixed."""
     sequences = make([4, 9, 0, 8, 5], 4, seed=1)
     assert sequences.epoch_order(0).tolist() == [[0, 0], [1, 0], [4, 0], [3, 0], [1, 1], [3, 1]]
     orders = [make([8] * 50, 8, seed).epoch_order(epoch).tolist() for seed in (0, 1) for epoch in (0, 1)]
@@ -85,10 +85,10 @@ def test_heldout_covers_its_budget_once_in_a_fixed_order(case, batch_size, max_t
     labels = torch.cat([y for _, y in batches])
     assert labels.shape == (rows, context) and len(set(labels[:, 0].tolist())) == rows
     other = torch.cat([y for _, y in make(lengths, context, 9).iter_batches(100, max_tokens)])
-    assert torch.equal(labels, other)  # neither seed nor batch size matters
+    assert torch.equal(labels, other)  # independent of seed and batch size
 
 
-def test_heldout_goes_over_documents_in_wide_columns(monkeypatch):
+def test_heldout_iterates_over_documents_in_wide_columns(monkeypatch):
     monkeypatch.setattr(module, "HELDOUT_COLUMN", 8)
     order = make([20, 9, 16], 4).heldout_order().tolist()
     assert order == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1], [0, 2], [0, 3], [2, 2], [2, 3], [0, 4]]
@@ -99,7 +99,7 @@ def test_heldout_goes_over_documents_in_wide_columns(monkeypatch):
 @given(
     st.lists(st.integers(0, 60), min_size=1, max_size=20), st.integers(1, 20), st.sampled_from([4, 16, 65536])
 )
-def test_every_context_length_sees_the_same_text(lengths, budget, column):
+def test_every_context_length_uses_the_same_text(lengths, budget, column):
     if max(lengths) < 8:
         lengths = [*lengths, 8]
     with pytest.MonkeyPatch.context() as patch:
@@ -113,7 +113,7 @@ def test_every_context_length_sees_the_same_text(lengths, budget, column):
     assert all(torch.equal(seen[0], other) for other in seen)
 
 
-def test_a_context_that_no_document_holds_is_one_line():
+def test_context_longer_than_every_document_is_reported_in_one_line():
     with pytest.raises(DataError, match="no train document has context_length = 10 .* longest of 3 has 9"):
         make([3, 9, 5], 10)
     with pytest.raises(DataError, match="no heldout document .* longest of 0 has 0"):

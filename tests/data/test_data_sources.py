@@ -17,7 +17,7 @@ from acp_repro.pipeline.data.sources import Document, StdlibSource, TextSource, 
 PACK = {
     "": lambda data: data,
     ".xz": lzma.compress,
-    ".gz": lambda data: gzip.compress(data, mtime=0),  # the time would be in a test's name
+    ".gz": lambda data: gzip.compress(data, mtime=0),  # a time stamp would change the test id
     ".zst": zstd.compress,
     ".bz2": bz2.compress,
 }
@@ -43,7 +43,7 @@ def write_files(root, files):
     return root
 
 
-def test_stdlib_leaves_out_tests_tables_and_strangers(tmp_path):
+def test_stdlib_excludes_tests_tables_and_third_party_code(tmp_path):
     left_out = (
         "test/test_json.py",
         "json/tests/test_a.py",
@@ -74,7 +74,7 @@ def test_stdlib_leaves_out_tests_tables_and_strangers(tmp_path):
 
 @pytest.mark.parametrize("suffix", PACK)
 def test_round_trip(tmp_path, suffix):
-    """Also of files in several compressed frames."""
+    """Covers files with several compressed frames."""
     for i, text in enumerate(TEXTS):
         parts = text[:5].encode(), text[5:].encode()
         (tmp_path / f"{i}.txt{suffix}").write_bytes(b"".join(map(PACK[suffix], parts)))
@@ -86,7 +86,7 @@ def test_round_trip(tmp_path, suffix):
     assert [d.name for d in source.documents()] == [f"{path.name}:{i}" for i in (1, 2, 3, 4)]
 
 
-def test_folder_is_recursive_ordered_and_skips_hidden_and_blank(tmp_path):
+def test_folder_is_read_recursively_in_order_without_hidden_or_blank_files(tmp_path):
     files = {"b/2.txt": b"B2", "a.md": b"A", "b/1": b"B1", ".git/config": b"no", "c/.hidden": b"no"}
     write_files(tmp_path, files | {"blank": b" \n", "bom": b"\xef\xbb\xbfmark"})
     assert [d.name for d in TextSource([tmp_path]).documents()] == ["a.md", "b/1", "b/2.txt", "bom"]
@@ -97,7 +97,7 @@ def test_folder_is_recursive_ordered_and_skips_hidden_and_blank(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "A.NDJSON.ZST", "a.Json.XZ"])
 @pytest.mark.parametrize("form", ["lines", "array", "indented"])
-def test_json_of_every_name_and_form_is_read_as_documents(tmp_path, name, form):
+def test_json_files_of_every_suffix_and_form_are_read(tmp_path, name, form):
     records = [{"id": 1, "body": "one [1]"}, "two", " ", {"body": "three"}]
     lines = "\ufeff" + "\n\n".join(map(json.dumps, records))
     text = lines if form == "lines" else json.dumps(records, indent=2 if form == "indented" else None)
@@ -107,7 +107,7 @@ def test_json_of_every_name_and_form_is_read_as_documents(tmp_path, name, form):
     assert [row.text for row in file(str(path), "body")] == ["one [1]", "two", " ", "three"]
 
 
-def test_links_are_followed_and_their_cycles_end(tmp_path):
+def test_links_are_followed_without_cycles(tmp_path):
     write_files(tmp_path, {"disk/b.txt": b"B", "corpus/a.txt": b"A", "corpus/deep/blank": b""})
     corpus = tmp_path / "corpus"
     links = {"file.txt": "disk/b.txt", "shards": "disk", "deep/up": "corpus"}
@@ -121,12 +121,12 @@ def test_links_are_followed_and_their_cycles_end(tmp_path):
         TextSource([corpus])
 
 
-def test_identity_follows_the_text(tmp_path):
+def test_identity_depends_on_the_text(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(as_jsonl())
     first = TextSource([path]).identity
     moved = path.rename(tmp_path / "b.jsonl")
-    assert TextSource([moved]).identity == first  # a name is no text
+    assert TextSource([moved]).identity == first  # the identity ignores file names
     assert TextSource([moved], "body").identity != first
     moved.write_bytes(as_jsonl() + b"\n")
     assert TextSource([moved]).identity != first
@@ -152,7 +152,7 @@ def test_identity_follows_the_text(tmp_path):
         ("a.jsonl.zst", PACK[".zst"](as_jsonl())[:-9], r"a\.jsonl\.zst: cannot be read .*truncated"),
     ],
 )
-def test_a_damaged_file_is_one_line(tmp_path, name, content, message):
+def test_damaged_file_is_reported_in_one_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
         list(TextSource([tmp_path]).documents())
@@ -162,15 +162,15 @@ def test_a_damaged_file_is_one_line(tmp_path, name, content, message):
 # ---- the split -----------------------------------------------------------------------------
 
 
-def test_split_is_stable_and_has_its_share():
+def test_split_is_stable_and_has_the_requested_share():
     documents = [Document(str(i), b"", str(i).encode()) for i in range(4000)]
     held = {d.name for d in documents if is_heldout(d.split_key, 0.1)}
     assert 300 < len(held) < 500
-    assert held >= {d.name for d in documents if is_heldout(d.split_key, 0.05)}  # a larger share adds only
+    assert held >= {d.name for d in documents if is_heldout(d.split_key, 0.05)}  # a larger share only adds
     assert not any(is_heldout(d.split_key, 0) for d in documents)
 
 
-def test_added_renamed_and_resharded_documents_move_none(tmp_path):
+def test_adding_renaming_or_resharding_documents_preserves_the_split(tmp_path):
     lines = [json.dumps({"text": f"text {i}"}).encode() for i in range(60)]
     shards = {"one": {"a.jsonl": lines[:40]}, "two": {"x.jsonl": lines[30:], "y.jsonl": lines[:30]}}
     held = {}
@@ -184,12 +184,12 @@ def test_added_renamed_and_resharded_documents_move_none(tmp_path):
 
 
 @given(st.text(st.sampled_from("ab \n\u00e9\u65e5"), max_size=80), st.floats(0.01, 0.99))
-def test_a_tail_and_the_rest_are_the_document(text, share):
+def test_tail_and_remainder_form_the_document(text, share):
     parts = cut_tail(Document("a", text.encode(), b""), share)
     if parts is not None:
         head, tail = (part.data.decode() for part in parts)
         assert head + tail == text and head.strip() and tail.strip()
-        assert len(tail.encode()) <= len(text.encode()) * share + 2  # never more than was asked for
+        assert len(tail.encode()) <= len(text.encode()) * share + 2  # at most the requested share
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,6 @@ def test_a_tail_and_the_rest_are_the_document(text, share):
         ("one" + " " * 40, None),
     ],
 )
-def test_a_tail_starts_where_a_reader_would_start(text, tail):
+def test_tail_starts_at_a_natural_boundary(text, tail):
     parts = cut_tail(Document("a", text.encode(), b""), 0.6)
     assert (parts and parts[1].data.decode()) == tail

@@ -44,11 +44,11 @@ def test_bpe_round_trip_and_bos(bpe):
     check()
     assert (bpe.vocab_size, bpe.bos_id, bpe.name) == (300, 299, "bpe300")
     assert bpe.decode(bpe.encode(TEXT)) == TEXT
-    assert len(bpe.encode(TEXT)) < len(TEXT) / 1.8  # it does learn
+    assert len(bpe.encode(TEXT)) < len(TEXT) / 1.8  # the BPE compresses
     assert bpe.encode("").shape == (0,)
 
 
-def test_many_texts_at_once_are_each_as_alone(bpe):
+def test_batched_encoding_equals_single_encoding(bpe):
     texts = ["a few words", "", " and  more\n", "ünïcode 🦊"]
     for tokenizer in (bpe, ByteTokenizer()):
         for ids, text in zip(tokenizer.encode_many(texts), texts, strict=True):
@@ -62,7 +62,7 @@ def test_bpe_training_sample_is_bounded_and_independent_of_order(monkeypatch):
     assert train_bpe(documents(*reversed(texts)), 262) == first
 
 
-def test_long_texts_go_in_pieces(bpe, monkeypatch):
+def test_long_texts_are_encoded_in_pieces(bpe, monkeypatch):
     whole = bpe.encode(TEXT)
     monkeypatch.setattr(model_tokenizer, "_PIECE_BYTES", 100)
     assert len(list(model_tokenizer.split_lines(TEXT.encode()))) > 50
@@ -72,7 +72,7 @@ def test_long_texts_go_in_pieces(bpe, monkeypatch):
     assert list(model_tokenizer.split_lines(b"no line end" * 99)) == ["no line end" * 99]
 
 
-def test_too_little_text_for_the_vocabulary():
+def test_too_little_text_for_the_vocabulary_is_rejected():
     with pytest.raises(DataError, match=r"yield only 25\d of 4096 ids.*set \{bpe: 25\d\}"):
         train_bpe(documents("ab ab"), 4096)
 
@@ -80,7 +80,7 @@ def test_too_little_text_for_the_vocabulary():
 # ---- GPT-2's, and files ---------------------------------------------------------------------
 
 
-def test_files_that_are_no_tokenizer(bpe, tmp_path):
+def test_invalid_tokenizer_files_are_rejected(bpe, tmp_path):
     path = tmp_path / "tokenizer.json"
     for content, message in [
         (b"\xff", r"cannot be read .*relative paths start at"),

@@ -1,4 +1,4 @@
-"""Attention implementations of transformers: names for FoX, and our kernels in models of transformers."""
+"""Attention implementations of transformers: names for FoX, and our kernels in transformers' models."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ids():
 
 
 @pytest.mark.parametrize("name", ["sdpa", "flash_attention_2", "flex_attention"])
-def test_other_implementations_are_refused_in_one_line(tmp_path, name):
+def test_other_implementations_are_rejected_in_one_line(tmp_path, name):
     saved(tmp_path, "pro")
     with pytest.raises(ValueError, match="runs on the kernels of acp_repro.attention") as error:
         AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=name)
@@ -59,7 +59,7 @@ def run(model, name, ids, **inputs):
 
 
 @pytest.mark.parametrize("name", ["alibi", "alibi-acp"])
-def test_a_grouped_llama_with_alibi(llama, ids, name):
+def test_grouped_llama_with_alibi(llama, ids, name):
     query = torch.empty(2, 4, 150, 16)
     c = alibi_log_fgate(llama, query, query).cumsum(-1)
     bias = (c[..., :, None] - c[..., None, :]).masked_fill(torch.ones(150, 150).triu(1).bool(), float("-inf"))
@@ -88,7 +88,7 @@ def test_padding_caches_and_packed_documents(llama, ids):
 
 
 @torch.no_grad()
-def test_what_it_does_not_compute_is_an_error(llama, ids):
+def test_unsupported_arguments_are_rejected(llama, ids):
     llama.set_attn_implementation("alibi")
     with pytest.raises(ValueError, match="does not support attention_mask of shape"):
         llama(ids, attention_mask=torch.zeros(2, 1, 150, 150))

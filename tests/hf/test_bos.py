@@ -1,4 +1,4 @@
-"""One text is one row of tokens, whichever way it goes to the model: BOS in front, as in training."""
+"""Every interface encodes a text as the same row of tokens, with BOS first as in training."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def by_inspect(tmp_path, length: int) -> list[int]:
 
 
 def nats(model, ids: list[int], tokens: int) -> float:
-    """A token, of the last so many."""
+    """Nats per token over the last tokens."""
     ids = torch.tensor([ids])
     with torch.no_grad():
         return model.loss_per_token(ids[:, :-1], ids[:, 1:])[0, -tokens:].mean().item()
 
 
-def test_a_sentence_has_one_perplexity(tmp_path, monkeypatch):
+def test_perplexity_agrees_between_all_interfaces(tmp_path, monkeypatch):
     expected, model = in_training(), load_pretrained(FOLDER)
     assert convert.main([str(FOLDER), str(tmp_path / "there"), "--to", "transformers"]) == 0
     ways = {
@@ -60,11 +60,11 @@ def test_a_sentence_has_one_perplexity(tmp_path, monkeypatch):
         "inspect": by_inspect(tmp_path, len(expected)),
         "generate": by_the_command(monkeypatch),
     }
-    words = len(expected) - 2  # all but BOS and the first, which nothing predicts without BOS
+    words = len(expected) - 2  # all except BOS and the first, which is not predicted without BOS
     right = nats(model, expected, words)
     for way, ids in ways.items():
         assert ids == expected, way
         assert nats(model, ids, words) == right, way
-    # It matters: docs/model.md has these two.
+    # docs/model.md quotes both values.
     assert right == pytest.approx(2.25, abs=0.005)
     assert nats(model, expected[1:], words) == pytest.approx(4.65, abs=0.005)

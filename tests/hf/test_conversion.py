@@ -1,4 +1,4 @@
-"""Folders that change format keep every bit, and their tokenizers every id."""
+"""Format conversion preserves weights bitwise and the ids of tokenizers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def same_bits(a, b):
         assert a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]), name
 
 
-def test_there_and_back(small_fox, tmp_path):
+def test_round_trip_conversion(small_fox, tmp_path):
     there, back = tmp_path / "there", tmp_path / "back"
     assert main([str(small_fox), str(there), "--to", "transformers"]) == 0
     assert main([str(there), str(back), "--to", "official"]) == 0
@@ -48,7 +48,7 @@ def test_there_and_back(small_fox, tmp_path):
     told = model.generation_config
     assert (told.bos_token_id, told.eos_token_id, told.pad_token_id) == (ours.bos_id,) * 3
     assert AutoConfig.from_pretrained(there).dtype == torch.bfloat16
-    # The one that came back is one that this project reads, with BOS in the file.
+    # The converted tokenizer is readable by this project, with BOS in the file.
     again = BPETokenizer((back / "tokenizer.json").read_text())
     assert (again.bos_id, again.vocab_size) == (ours.bos_id, ours.vocab_size)
     assert again.encode(TEXT).tolist() == ours.encode(TEXT).tolist()
@@ -69,7 +69,7 @@ def test_shards_are_joined(tmp_path):
     assert load_pretrained(tmp_path / "back").config == model.config
 
 
-def test_models_of_bytes(tmp_path):
+def test_byte_level_models(tmp_path):
     saved(tmp_path / "source", vocab_size=257)
     assert main([str(tmp_path / "source"), str(tmp_path / "out"), "--to", "transformers"]) == 0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -90,7 +90,7 @@ def gpt2_like(path):
     bpe.save(str(path))
 
 
-def test_the_json_tokenizer_of_longcrawl64(tmp_path):
+def test_json_tokenizer_of_longcrawl64(tmp_path):
     source, out = tmp_path / "source", tmp_path / "out"
     saved(source, vocab_size=50257, hidden_size=32, num_heads=2, num_hidden_layers=1)
     gpt2_like(source / "tokenizer.json")
@@ -108,7 +108,7 @@ def test_the_json_tokenizer_of_longcrawl64(tmp_path):
     assert AutoModelForCausalLM.from_pretrained(out).config.eos_token_id == 50256
 
 
-def test_a_tokenizer_that_does_not_fit_the_model_is_refused(small_fox, tmp_path, capsys):
+def test_tokenizer_that_does_not_fit_the_model_is_rejected(small_fox, tmp_path, capsys):
     """One of 4,096 ids is not GPT-2's, and a model with a vocabulary of 97 cannot read its ids."""
     assert main([str(small_fox), str(tmp_path / "out"), "--to", "transformers", "--longcrawl64"]) == 2
     assert "this tokenizer has 4096 ids, but GPT-2's" in capsys.readouterr().err

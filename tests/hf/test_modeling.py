@@ -1,4 +1,4 @@
-"""FoX through transformers is FoX: the same logits, losses, gradients and texts."""
+"""FoX through transformers matches FoX: logits, losses, gradients and generated texts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ids():
     return torch.randint(2, SMALL["vocab_size"], (2, 90), generator=torch.Generator().manual_seed(1))
 
 
-def test_every_bit_of_logits_and_gradients(both, ids):
+def test_logits_and_gradients_are_bitwise_identical(both, ids):
     ours, theirs = both
     output = theirs(ids, labels=ids)
     expected = ours(ids)
@@ -55,7 +55,7 @@ def test_every_bit_of_logits_and_gradients(both, ids):
     assert all(torch.equal(named[name].grad, grad) for name, grad in before.items())
 
 
-def test_what_it_saves_both_read(both, ids, tmp_path):
+def test_saved_model_loads_in_both_implementations(both, ids, tmp_path):
     ours, theirs = both
     theirs.save_pretrained(tmp_path / "again", max_shard_size="100KB")
     assert (tmp_path / "again" / "model.safetensors.index.json").is_file()
@@ -68,7 +68,7 @@ def test_what_it_saves_both_read(both, ids, tmp_path):
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["architectures"]
 
 
-def test_greedy_is_ours_and_so_is_each_sampled_step(both, ids):
+def test_greedy_and_sampled_generation_match_our_model(both, ids):
     ours, theirs = both
     assert torch.equal(theirs.generate(ids, max_new_tokens=12, do_sample=False), ours.generate(ids, 12))
     torch.manual_seed(0)
@@ -77,12 +77,12 @@ def test_greedy_is_ours_and_so_is_each_sampled_step(both, ids):
     )
     with torch.no_grad():
         whole = ours(drawn.sequences)[:, 89:-1]
-    tolerance = 100 * math.exp(-10)  # what may be pruned, in a logit
+    tolerance = 100 * math.exp(-10)  # largest pruning error of a logit
     torch.testing.assert_close(torch.stack(drawn.logits, 1), whole, atol=tolerance, rtol=0)
 
 
 def slow_beam_search(model, prompt, steps, beams):
-    """The best of ``beams`` texts, each scored anew as a whole at every step."""
+    """The best of ``beams`` texts, each rescored in full at every step."""
     texts, scores = [prompt], [0.0]
     for _ in range(steps):
         found = []
@@ -105,7 +105,7 @@ def test_beam_search_reorders_the_cache(both, ids):
         assert torch.equal(out[row], slow_beam_search(ours, ids[row], 6, 3))
 
 
-def test_left_padding_changes_nothing(both, ids):
+def test_left_padding_has_no_effect(both, ids):
     ours, theirs = both
     short, padding = ids[:1, :50], 23
     padded = torch.cat((torch.zeros(1, padding, dtype=torch.int64), short), 1)
@@ -122,7 +122,7 @@ def test_left_padding_changes_nothing(both, ids):
 
 
 @torch.no_grad()
-def test_right_padding_is_for_scoring_alone(both, ids):
+def test_right_padding_is_allowed_only_for_scoring(both, ids):
     ours, theirs = both
     mask = torch.ones_like(ids)
     mask[0, 60:] = 0
@@ -136,7 +136,7 @@ def test_right_padding_is_for_scoring_alone(both, ids):
     holes[1, 5] = 0
     for words, given, options in (
         ("pad on the left", ids[:, :1], padded),
-        # As a loop of one's own would call the model.
+        # As a custom generation loop calls the model.
         ("pad on the left", ids[:, :1], {"position_ids": mask.sum(1)[:, None], **padded}),
         (
             "zeros after the cached tokens",
@@ -150,7 +150,7 @@ def test_right_padding_is_for_scoring_alone(both, ids):
             theirs(given, **options)
 
 
-def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(both, ids):
+def test_rolled_back_cache_continues_as_before(both, ids):
     ours, theirs = both
     with torch.no_grad():
         cache = theirs(ids[:, :40]).past_key_values
@@ -164,7 +164,7 @@ def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(both, ids):
 
 
 @pytest.mark.parametrize(("first_in", "beams"), [(torch.inference_mode, 1), (torch.no_grad, 2)])
-def test_a_second_turn_goes_on_from_the_first(both, ids, first_in, beams):
+def test_second_turn_continues_the_cache_of_the_first(both, ids, first_in, beams):
     ours, theirs = both
     with first_in():
         first = theirs.generate(
@@ -176,18 +176,18 @@ def test_a_second_turn_goes_on_from_the_first(both, ids, first_in, beams):
         assert torch.equal(second, ours.generate(more, 8))
     with first_in():
         past = theirs(more[:, :50], use_cache=True).past_key_values
-        past.batch_select_indices(indices=torch.tensor([1, 0]))  # which reorders; by its name in transformers
+        past.batch_select_indices(indices=torch.tensor([1, 0]))  # the transformers name of reordering
     with torch.no_grad():
         after = theirs(more.flip(0)[:, 50:], past_key_values=past).logits
         torch.testing.assert_close(after, ours(more.flip(0))[:, 50:], atol=5e-3, rtol=1e-3)
 
 
 @torch.no_grad()
-def test_a_reset_cache_is_as_new(both, ids):
+def test_reset_cache_equals_a_new_cache(both, ids):
     ours, theirs = both
     cache = acp_repro.hf.ForgettingTransformerCache(theirs.config, max_cache_len=90)
     mask = torch.ones_like(ids)
-    mask[0, 60:] = 0  # right padding, which nothing may follow
+    mask[0, 60:] = 0  # right padding, which cannot be continued
     assert not cache.is_initialized and cache.get_mask_sizes(90) == (90, 0)
     theirs(ids, attention_mask=mask, past_key_values=cache)
     assert cache.is_initialized and cache.get_mask_sizes(1) == (91, 0)
@@ -201,17 +201,17 @@ def test_a_reset_cache_is_as_new(both, ids):
 
 
 @torch.no_grad()
-def test_repeated_rows_go_on_separately(both, ids):
+def test_repeated_rows_continue_independently(both, ids):
     ours, theirs = both
     cache = theirs(ids[:, :50]).past_key_values
     cache.batch_repeat_interleave(2)
-    four = torch.cat((ids, ids.flip(1)))[[0, 2, 1, 3]]  # rows 0 and 1 began as row 0
+    four = torch.cat((ids, ids.flip(1)))[[0, 2, 1, 3]]  # rows 0 and 1 share the prefix of row 0
     whole = torch.cat((ids.repeat_interleave(2, 0)[:, :50], four[:, 50:]), 1)
     after = theirs(whole[:, 50:], past_key_values=cache).logits
     torch.testing.assert_close(after, ours(whole)[:, 50:], atol=5e-3, rtol=1e-3)
 
 
-def test_embeddings_stand_for_their_ids(both, ids):
+def test_input_embeddings_equal_input_ids(both, ids):
     ours, theirs = both
     embeddings = theirs.get_input_embeddings()(ids)
     assert torch.equal(theirs(inputs_embeds=embeddings).logits, ours(ids))
@@ -221,8 +221,8 @@ def test_embeddings_stand_for_their_ids(both, ids):
         theirs(ids, inputs_embeds=embeddings)
 
 
-def test_assisted_generation_is_greedy(both, ids):
-    """The same tokens, whether drafts are right or wrong and taken back."""
+def test_assisted_generation_equals_greedy(both, ids):
+    """The same tokens for accepted drafts and for rejected, rolled-back drafts."""
     _, theirs = both
     plain = theirs.generate(ids[:1], max_new_tokens=12, do_sample=False)
     wrong = copy.deepcopy(theirs)
@@ -238,7 +238,7 @@ def test_assisted_generation_is_greedy(both, ids):
 
 
 @torch.no_grad()
-def test_wrong_caches_are_refused(both, ids, tmp_path):
+def test_invalid_caches_are_rejected(both, ids, tmp_path):
     _, theirs = both
     saved(tmp_path / "other", num_heads=2)
     other = AutoConfig.from_pretrained(tmp_path / "other")
@@ -256,7 +256,7 @@ def test_wrong_caches_are_refused(both, ids, tmp_path):
 
 
 @torch.no_grad()
-def test_a_cache_of_another_head_size_is_refused(ids, tmp_path):
+def test_cache_of_another_head_size_is_rejected(ids, tmp_path):
     saved(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     wider = acp_repro.hf.ForgettingTransformerConfig(**{**SMALL, "hidden_size": 128})
@@ -278,7 +278,7 @@ def test_hidden_states_and_the_last_logits(both, ids, tmp_path):
 
 
 @torch.no_grad()
-def test_settings_of_the_config_are_defaults_of_a_call(ids, tmp_path):
+def test_config_settings_are_call_defaults(ids, tmp_path):
     saved(tmp_path)
     for auto in (AutoModel, AutoModelForCausalLM):
         model = auto.from_pretrained(tmp_path)
@@ -290,7 +290,7 @@ def test_settings_of_the_config_are_defaults_of_a_call(ids, tmp_path):
         assert type(model(ids, return_dict=False)) is tuple
 
 
-def test_fields_of_the_config(tmp_path):
+def test_config_fields(tmp_path):
     saved(tmp_path)
     exact = AutoModelForCausalLM.from_pretrained(tmp_path, log_pruning_tolerance=None)
     assert exact.model.layers[0].attn.log_pruning_tolerance is None
@@ -302,7 +302,7 @@ def test_fields_of_the_config(tmp_path):
     assert acp_repro.hf.ForgettingTransformerConfig(num_attention_heads=6).to_fox().num_heads == 6
 
 
-def test_tensors_that_do_not_fit_are_an_error(tmp_path):
+def test_mismatched_tensors_are_rejected(tmp_path):
     saved(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.0.attn.rotary.weight"] = tensors.pop("model.layers.0.attn.fgate_proj.weight")
@@ -313,7 +313,7 @@ def test_tensors_that_do_not_fit_are_an_error(tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-def test_damaged_weights_and_pickles_are_refused(tmp_path):
+def test_damaged_weights_and_pickles_are_rejected(tmp_path):
     model = saved(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "done.json").write_text(json.dumps({"sha256": "0"}))
@@ -333,14 +333,14 @@ def test_damaged_weights_and_pickles_are_refused(tmp_path):
             AutoModelForCausalLM.from_pretrained(tmp_path, use_safetensors=asked)
 
 
-def test_the_authors_checkpoint(official_pro):
-    """As tests/model/test_model_official.py holds our model to the authors' answers, this holds
-    transformers' view to our model: bit for bit in float32, so the same budgets hold."""
+def test_checkpoint_of_the_authors(official_pro):
+    """tests/model/test_model_official.py compares our model with the authors' outputs; this test compares
+    the transformers model with ours, bit for bit in float32, so the same budgets apply."""
     expected = load_file(official_pro / "expected.safetensors")
     ids = expected["input_ids"].long()
     theirs = AutoModelForCausalLM.from_pretrained(official_pro, dtype=torch.float32)
     ours = load_pretrained(official_pro)
-    assert theirs.config.eos_token_id is None  # 0 and 1 in the file mean nothing
+    assert theirs.config.eos_token_id is None  # 0 and 1 in the file are placeholders
     with torch.no_grad():
         logits = theirs(ids).logits
         assert torch.equal(logits, ours(ids))
@@ -353,8 +353,8 @@ def test_the_authors_checkpoint(official_pro):
     assert torch.equal(greedy, ours.generate(ids[:, :64], 32))
 
 
-def test_ids_that_mean_nothing_end_no_text(tmp_path):
-    """The authors' config.json has 0 and 1 for both ends; transformers takes generation's from the file."""
+def test_placeholder_eos_ids_do_not_stop_generation(tmp_path):
+    """The authors' config.json has ids 0 and 1 for BOS and EOS; transformers uses them in generation."""
     saved(tmp_path, "pro")
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "bos_token_id": 0, "eos_token_id": 1}))
@@ -367,7 +367,7 @@ def test_ids_that_mean_nothing_end_no_text(tmp_path):
 @pytest.mark.parametrize(
     ("ids", "words", "end"), [((0, 1), 50257, 50256), ((0, 1), 50256, None), ((2, 1), 9, 1)]
 )
-def test_only_the_authors_pair_of_ids_means_nothing(ids, words, end):
+def test_only_the_authors_id_pair_is_a_placeholder(ids, words, end):
     """GPT-2's end of text is id 50256, which a vocabulary of 50,256 words does not have."""
     config = acp_repro.hf.ForgettingTransformerConfig(
         vocab_size=words, bos_token_id=ids[0], eos_token_id=ids[1]

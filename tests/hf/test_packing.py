@@ -38,7 +38,7 @@ def documents():
     ],
     ids=str,
 )
-def test_the_collator_packs_documents_that_stay_apart(model, documents, options):
+def test_collator_packs_independent_documents(model, documents, options):
     collator = DataCollatorWithFlattening(return_tensors="pt", **options)
     batch = collator([{"input_ids": d.tolist()} for d in documents])
     compiled = len(options) == 2 and "return_position_ids" not in options
@@ -64,7 +64,7 @@ def test_the_collator_packs_documents_that_stay_apart(model, documents, options)
 
 
 @torch.no_grad()
-def test_positions_that_count_the_row_change_nothing(model, documents):
+def test_row_positions_have_no_effect(model, documents):
     ids = torch.stack((documents[0], documents[2][:63]))
     ids[0, :9] = 0
     mask = (torch.arange(63) >= torch.tensor([[9], [0]])).long()
@@ -82,7 +82,7 @@ def test_positions_that_count_the_row_change_nothing(model, documents):
 
 
 @torch.no_grad()
-def test_what_forward_does_not_use_is_an_error(model, documents):
+def test_unused_forward_arguments_are_rejected(model, documents):
     ids, count = documents[0][None], torch.arange(63)[None]
     packed = torch.cat((count[:, :30], count[:, :33]), 1)
     for words, options in (

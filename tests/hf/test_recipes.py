@@ -62,7 +62,7 @@ def test_lora_with_trainer(tmp_path):
     torch.testing.assert_close(merged, logits, rtol=1e-4, atol=1e-3)
 
 
-def test_one_step_of_sft(tmp_path):
+def test_sft_trains_for_one_step(tmp_path):
     trl = pytest.importorskip("trl", reason="pip install trl")
     datasets = pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
     _, config = lora()

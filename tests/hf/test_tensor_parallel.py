@@ -24,7 +24,7 @@ SHAPES = [
 
 
 def compare_with_one_process(folders: list[Path]) -> None:
-    """Logits, the gradient of every weight and greedy tokens of each model."""
+    """Compares logits, the gradient of every weight and greedy tokens of each model."""
     ids = torch.randint(2, 97, (2, 150), generator=torch.Generator().manual_seed(0))
     for folder in folders:
         alone = AutoModelForCausalLM.from_pretrained(folder)
@@ -48,14 +48,14 @@ def ask_for_three_ranks(folder: Path) -> None:
     AutoModelForCausalLM.from_pretrained(folder, distributed_config=DistributedConfig(tp_size=3))
 
 
-def test_two_ranks_compute_what_one_computes(tmp_path):
+def test_two_ranks_match_one_rank(tmp_path):
     folders = [tmp_path / str(i) for i in range(len(SHAPES))]
     for folder, shape in zip(folders, SHAPES, strict=True):
         saved(folder, **shape)
     assert run_on(2, tmp_path, compare_with_one_process, folders) == [(0, "")] * 2
 
 
-def test_heads_must_divide(tmp_path):
+def test_heads_must_be_divisible_by_the_ranks(tmp_path):
     saved(tmp_path / "four")
     for code, message in run_on(3, tmp_path, ask_for_three_ranks, tmp_path / "four"):
         assert code == 1

@@ -1,4 +1,4 @@
-"""A small model whose heads forget fast and slowly, in our format."""
+"""A small model with fast- and slow-forgetting heads, in our format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SMALL = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_heads
 
 
 def saved(folder: Path, architecture: str = "pro", **fields) -> FoXForCausalLM:
-    """Writes a model to ``folder`` and gives it."""
+    """Saves a model to ``folder`` and returns it."""
     torch.manual_seed(0)
     model = FoXForCausalLM(getattr(FoXConfig, architecture)(**{**SMALL, **fields}))
     with torch.no_grad():

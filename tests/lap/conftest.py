@@ -1,4 +1,4 @@
-"""One thread: these models are too little work to share, and threads that spin would cost minutes."""
+"""Uses one thread: these models are too small for several, and spinning threads would cost minutes."""
 
 import importlib.util
 
@@ -12,7 +12,7 @@ if importlib.util.find_spec("transformers") is None:  # pip install -e '.[retent
 
 @pytest.fixture(scope="session")
 def built():
-    """The default model of ``tests.lap.tiny``, in evaluation mode, for tests that leave it as it is."""
+    """The default model of ``tests.lap.tiny``, in evaluation mode, for tests that do not modify it."""
     from tests.lap.tiny import model
 
     return model()

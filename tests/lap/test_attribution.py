@@ -15,7 +15,7 @@ from tests.lap.tiny import TEXTS, model
 
 
 @pytest.mark.slow
-def test_values_add_up_to_what_the_whole_memory_is_worth():
+def test_shap_values_sum_to_the_value_of_the_full_memory():
     built = model(max_length=24)
     row = built.token_ids([TEXTS[0]])[0].tolist()
     found = shap_values(built, row, 200)
@@ -27,7 +27,7 @@ def test_values_add_up_to_what_the_whole_memory_is_worth():
     np.testing.assert_allclose(found.values.sum(0), ends[1] - ends[0], atol=1e-4)
 
 
-def test_a_coalition_is_worth_the_log_probability_of_the_written_tokens():
+def test_coalition_value_is_the_log_probability_of_the_written_tokens():
     built = model(max_length=24)
     row = built.token_ids([TEXTS[0]])[0].tolist()
     value, memory, written = game(built, row)
@@ -47,6 +47,6 @@ def test_a_coalition_is_worth_the_log_probability_of_the_written_tokens():
         np.testing.assert_allclose(value(coalition[None])[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_pairs_worth_nothing_have_no_record_but_every_token_has_one():
+def test_zero_pairs_are_omitted_but_every_token_is_recorded():
     values = np.array([[0.0, 0.3, 0.0], [0.0, 0.0, 0.0], [-0.2, 0.0, 0.0]])
     np.testing.assert_array_equal(select_pairs(values), [[1, 1, 1], [1, 0, 0], [1, 0, 0]])

@@ -1,4 +1,4 @@
-"""The encoder with masks and with tokens removed, both decoders, files, and bad input."""
+"""The encoder with masks and with removed tokens, both decoders, files, and invalid input."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ from acp_repro.lap.decoder import Decoding, decode_teacher
 from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer, with_settings, without_element_0
 
 
-def test_all_gates_open_is_plain_t5():
+def test_open_gates_equal_plain_t5():
     built = without_element_0(model(beta=1e4, decoder_window=None))
     ids = built.token_ids(TEXTS)
     real = ids != built.t5.config.pad_token_id
@@ -30,7 +30,7 @@ def test_all_gates_open_is_plain_t5():
             torch.testing.assert_close(found[real], plain[real], rtol=1e-5, atol=1e-5)
 
 
-def test_fused_operations_are_those_of_t5():
+def test_fused_operations_match_t5():
     config = transformers.T5Config(
         **{"vocab_size": 50, "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0, **SHAPE},
         pad_token_id=0,
@@ -50,8 +50,8 @@ def test_fused_operations_are_those_of_t5():
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_a_closed_gate_is_the_text_without_the_token():
-    """But for positions, which here say nothing, and for block 0, which here mixes nothing."""
+def test_closed_gate_equals_the_text_without_the_token():
+    """Positions are disabled and block 0 does not mix tokens."""
     built = without_element_0(model(beta=100.0, tau=1.0))
     with torch.no_grad():
         first = built.t5.encoder.block[0].layer
@@ -59,7 +59,7 @@ def test_a_closed_gate_is_the_text_without_the_token():
         first[0].SelfAttention.relative_attention_bias.weight.zero_()
         ids = built.token_ids([TEXTS[0]])
         dropped = int(ids[0, 2])
-        # Block 0 writes a strong signal for this token and for no other: along its own part of the embedding.
+        # Block 0 writes a strong signal for this token only, along its own component of the embedding.
         others = built.t5.shared.weight[[i for i in set(ids[0].tolist()) if i != dropped]]
         own = built.t5.shared.weight[dropped].clone()
         basis = torch.linalg.qr(others[:, 1:].T)[0]
@@ -75,8 +75,8 @@ def test_a_closed_gate_is_the_text_without_the_token():
 
 
 @pytest.mark.parametrize("form", ["masked", "removed"])
-def test_element_0_carries_the_signal_and_nothing_else(form):
-    """Each block gets 0 there: what the embedding holds, a gate has read or a block before has written."""
+def test_element_0_carries_only_the_gate_signal(form):
+    """Each block receives 0 there: embedding values, read gates and writes of earlier blocks are cleared."""
     built, seen = model(), []
     for block in built.t5.encoder.block:
         block.layer[0].layer_norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -89,7 +89,7 @@ def test_element_0_carries_the_signal_and_nothing_else(form):
 
 
 class _Signal(torch.nn.Module):
-    """In place of block 0's MLP: -1000 on element 0 for one token, 0 for those without its direction."""
+    """Replaces block 0's MLP: -1000 on element 0 for one token, 0 for tokens orthogonal to it."""
 
     def __init__(self, token, own):
         super().__init__()
@@ -129,8 +129,8 @@ def test_removing_equals_masking(training_mask, seed):
 
 
 @pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
-def test_the_decoder_weighs_a_token_by_its_gates(training_mask):
-    """By their product, which is 1 for what a straight-through model keeps."""
+def test_decoder_weights_tokens_by_their_gates(training_mask):
+    """By the product of the gates, which is 1 for tokens kept by a straight-through model."""
     built = model(training_mask=training_mask)
     ids = built.token_ids(TEXTS)
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_the_decoder_weighs_a_token_by_its_gates(training_mask):
     assert (found.memory_mask[~kept] == -torch.inf).all() and (soft.memory_mask[~real] == -torch.inf).all()
     if training_mask != "straight_through":
         assert found.memory_mask[kept].min() < -0.1
-    # Weights: a vector that is there twice by a half each is there once.
+    # Weights: a vector that occurs twice with weight 1/2 counts once.
     memory, inputs = found.hidden[:, :4], built.shift_right(ids)
     halves = torch.zeros(len(ids), 8) - torch.log(torch.tensor(2.0))
     with torch.no_grad():
@@ -154,8 +154,8 @@ def test_the_decoder_weighs_a_token_by_its_gates(training_mask):
     assert not torch.allclose(once, other, rtol=1e-4, atol=1e-5)
 
 
-def test_a_hard_concrete_gate_masks_as_much_as_it_removes():
-    """The soft mask of such a model is removal: what is masked less than fully is kept."""
+def test_hard_concrete_gate_masks_as_much_as_it_removes():
+    """The soft mask of this model equals removal: partially masked tokens are kept."""
     built = model(training_mask="hard_concrete", beta=-1.0)
     ids = built.token_ids(TEXTS)
     with torch.no_grad():
@@ -164,7 +164,7 @@ def test_a_hard_concrete_gate_masks_as_much_as_it_removes():
     torch.testing.assert_close(soft.cross_entropy, removed.cross_entropy, rtol=1e-6, atol=1e-6)
 
 
-def test_a_batch_gives_what_each_text_gives(built):
+def test_batched_texts_equal_single_texts(built):
     together = built.encode(TEXTS)
     lengths = [len(built.tokenizer.encode(text)) + 1 for text in TEXTS]
     torch.testing.assert_close(together.keep_ratio, together.kept / torch.tensor(lengths))
@@ -177,25 +177,25 @@ def test_a_batch_gives_what_each_text_gives(built):
         assert built.decode(alone, max_length=12) == [written[row]]
 
 
-def test_a_text_that_ends_leaves_the_others_as_they_are(monkeypatch):
+def test_finished_text_does_not_affect_the_others(monkeypatch):
     built, step, texts = model(), Decoding.step, []
     memory = built.encode(TEXTS)
     whole = built.decode_ids(memory.vectors, memory.mask, 6)
 
-    def end_the_second(state, tokens):
+    def finish_second_text(state, tokens):
         logits = step(state, tokens)
         texts.append(len(tokens))
         if len(texts) == 3:
             logits[1, built.t5.config.eos_token_id] = torch.inf
         return logits
 
-    monkeypatch.setattr(Decoding, "step", end_the_second)
+    monkeypatch.setattr(Decoding, "step", finish_second_text)
     found = built.decode_ids(memory.vectors, memory.mask, 6)
     assert texts == [3, 3, 3, 2, 2, 2] and found == [whole[0], whole[1][:2], whole[2]]
 
 
 @pytest.mark.parametrize("window", [0, 2, 5, None])
-def test_token_by_token_gives_the_logits_of_teacher_forcing(window):
+def test_cached_decoding_matches_teacher_forcing(window):
     built = model(decoder_window=window)
     ids = built.token_ids([TEXTS[2], TEXTS[2][::-1]])
     memory, inputs = built.encode_ids(ids), built.shift_right(ids)
@@ -206,7 +206,7 @@ def test_token_by_token_gives_the_logits_of_teacher_forcing(window):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_when_all_but_eos_is_dropped():
+def test_all_tokens_except_eos_dropped():
     built = model(beta=-1e4)
     memory = built.encode(TEXTS)
     assert memory.kept.tolist() == [1, 1, 1] and memory.tokens == [["</s>"]] * 3
@@ -220,8 +220,8 @@ def test_when_all_but_eos_is_dropped():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_it_begins_from_any_t5(tmp_path, tied):
-    """T5 1.0 scales what goes into its head, T5 1.1 and Flan-T5 do not."""
+def test_initialisation_from_any_t5(tmp_path, tied):
+    """T5 1.0 scales the input of its head; T5 1.1 and Flan-T5 do not."""
     reader = tokenizer()
     config = transformers.T5Config(
         vocab_size=reader.vocab_size,
@@ -250,8 +250,8 @@ def test_it_begins_from_any_t5(tmp_path, tied):
     assert torch.equal(as_t5.shared.weight, plain.shared.weight)
 
 
-def test_using_a_model_in_training_draws_no_dropout():
-    """And leaves each of its modules in the mode that it was in."""
+def test_inference_in_training_mode_applies_no_dropout():
+    """The training mode of each module is also preserved."""
     built = model(shape={**SHAPE, "dropout_rate": 0.5}, beta=1e4).train()
     built.t5.decoder.eval()
     memory = built.encode(TEXTS)
@@ -263,10 +263,10 @@ def test_using_a_model_in_training_draws_no_dropout():
     assert all(built.decode(memory, 8) == wanted for _ in range(3))
     assert all(module.training for module in built.modules())
     ids = built.token_ids(TEXTS)
-    assert built(ids).cross_entropy != built(ids).cross_entropy  # which training does
+    assert built(ids).cross_entropy != built(ids).cross_entropy  # dropout is active in training
 
 
-def test_special_tokens_in_a_text_are_text():
+def test_special_tokens_in_a_text_are_encoded_as_text():
     built = model(beta=1e4)
     ids = built.token_ids(["a </s> cat <pad>"])[0].tolist()
     assert ids.count(built.t5.config.eos_token_id) == 1 and built.t5.config.pad_token_id not in ids

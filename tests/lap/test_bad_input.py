@@ -1,4 +1,4 @@
-"""Texts and folders that a model cannot use: each is one error, which names what is wrong."""
+"""Invalid texts and folders: each raises one error that names the cause."""
 
 import json
 
@@ -21,13 +21,13 @@ from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer
         (["a cat", None], "at least one text, each a str"),
     ],
 )
-def test_what_is_no_text_is_refused(texts, words):
+def test_non_text_input_is_rejected(texts, words):
     with pytest.raises(PruningError, match=words):
         model(max_length=8).encode(texts)
 
 
-def test_a_text_without_eos_is_refused():
-    """Of one whose gates all close nothing would be left."""
+def test_text_without_eos_is_rejected():
+    """A text whose gates all close would be empty."""
     built = model(beta=-1e4)
     ids = built.token_ids(TEXTS)
     ids[1, ids[1] == built.t5.config.eos_token_id] = 5
@@ -37,7 +37,7 @@ def test_a_text_without_eos_is_refused():
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory):
-    """A folder of a T5 without gates, with the tokeniser of the tests."""
+    """A folder of a T5 without gates, with the tokenizer of the tests."""
     folder, reader = tmp_path_factory.mktemp("t5"), tokenizer()
     ids = {"pad_token_id": reader.pad_id, "eos_token_id": reader.eos_id, "decoder_start_token_id": 0}
     config = transformers.T5Config(vocab_size=reader.vocab_size, **ids, **SHAPE)
@@ -55,7 +55,7 @@ def t5(tmp_path_factory):
         ({"decoder_start_token_id": None}, "config.json has no decoder_start_token_id"),
     ],
 )
-def test_a_t5_of_another_tokenizer_is_refused(t5, changes, words):
+def test_t5_with_another_tokenizer_is_rejected(t5, changes, words):
     config = transformers.T5Config.from_pretrained(t5)
     for name, value in changes.items():
         setattr(config, name, value)
@@ -63,8 +63,8 @@ def test_a_t5_of_another_tokenizer_is_refused(t5, changes, words):
         PruningAutoencoder(transformers.T5ForConditionalGeneration(config), PruningConfig(), tokenizer())
 
 
-def test_weights_that_are_no_t5_are_not_made_up(t5, tmp_path):
-    """transformers fills what lacks with random numbers, and T5's config takes any key."""
+def test_missing_t5_weights_are_not_initialised_at_random(t5, tmp_path):
+    """transformers initialises missing weights at random, and T5's config accepts any key."""
     with pytest.raises(PruningError, match="holds no config.json of a pruning autoencoder"):
         PruningAutoencoder.from_pretrained(t5)
     with pytest.raises(PruningError, match="T5Config has no key d_modell"):
@@ -89,7 +89,7 @@ def test_weights_that_are_no_t5_are_not_made_up(t5, tmp_path):
         ("tokenizer.json", b"\xff\xfe", "tokenizer.json: cannot be read"),
     ],
 )
-def test_damaged_files_are_named(tmp_path, file, content, words):
+def test_damaged_files_are_reported(tmp_path, file, content, words):
     model().save_pretrained(tmp_path)
     path = tmp_path / file
     if isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""The command that shows what a model keeps of a text."""
+"""The command that shows which tokens of a text a model keeps."""
 
 import torch
 
@@ -6,8 +6,8 @@ from acp_repro.lap.compress import group_by_gate, mark_tokens
 from tests.lap.tiny import TEXTS
 
 
-def test_every_token_is_shown_once(built):
-    texts = [*TEXTS, "日本 🎉 café"]  # their tokens are bytes, and a mark may not stand between two
+def test_tokens_are_shown_exactly_once(built):
+    texts = [*TEXTS, "日本 🎉 café"]  # their tokens are bytes, which a mark must not separate
     memory = built.encode(texts)
     for row, text in enumerate(texts):
         plain = mark_tokens(built, memory, row)
@@ -20,7 +20,7 @@ def test_every_token_is_shown_once(built):
         assert groups[-1][1] == memory.tokens[row]
 
 
-def test_a_character_of_several_tokens_is_marked_by_its_first_gate(built):
+def test_multi_token_character_is_marked_by_its_first_gate(built):
     memory = built.encode(["日"])
     assert memory.lengths.tolist() == [4]  # three bytes and EOS
     memory.dropped_by[:] = torch.tensor([[-1, 1, 0, -1]])

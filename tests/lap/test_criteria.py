@@ -1,4 +1,4 @@
-"""What the criteria of LAP find in records, on both sides of each bound: tables of (records, verdict)."""
+"""The criteria of LAP on both sides of each bound: tables of (results, expected verdict)."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ ARTICLE = {"token_accuracy": 0.98, "bleu": 0.95, "rouge_l": 0.94}
 
 
 def status(check, *arguments):
-    """The verdict, without the restriction of a claim to runs that train as the article's."""
+    """The verdict, without the restriction of a claim to runs with the article's training settings."""
     return getattr(check, "__wrapped__", check)(*arguments).word
 
 
 def scores(*runs, **same):
-    """``reconstruction`` records: of each run what differs from RUN and SCORE, ``soft`` of its soft mask."""
+    """``reconstruction`` results: each run's differences from RUN and SCORE, ``soft`` for its soft mask."""
     rows = []
     for number, given in enumerate(runs):
         record = {**RUN, **SCORE, **same, **given, "run": f"run{number}"}
@@ -34,7 +34,7 @@ def scores(*runs, **same):
 @pytest.mark.parametrize(
     ("check", "records", "verdict"),
     [
-        # The article's scores are of one run that drops tokens; those of the soft mask do not count.
+        # The article's scores are from one run that drops tokens; soft-mask scores do not count.
         (table_scores.drops_and_reconstructs, scores(ARTICLE), MET),
         (table_scores.drops_and_reconstructs, scores(ARTICLE | {"token_accuracy": 0.979}), MISSED),
         (table_scores.drops_and_reconstructs, scores(ARTICLE | {"bleu": 0.949}), MISSED),
@@ -54,12 +54,12 @@ def test_scores(check, records, verdict):
         (0.80, 0.86, 400, MISSED),
         (0.60, 0.70, 400, MISSED),
         (0.60, 0.60, 400, UNTOLD),
-        (0.63, 0.64, 9000, UNTOLD),  # 0.59 would be close to 0.64, and is below the larger class
+        (0.63, 0.64, 9000, UNTOLD),  # 0.59 would be close to 0.64, but is below the majority class
         (0.64, 0.66, 100, UNTOLD),  # a standard error of 0.05
         (0.64, 0.66, 9000, MET),
     ],
 )
-def test_probing_is_close_to_what_has_learnt_more_than_the_larger_class(kept, whole, texts, verdict):
+def test_probing_is_compared_with_baselines_above_the_majority_class(kept, whole, texts, verdict):
     accuracy = {"kept_votes": kept, "all_tokens_votes": 0.59, "all_tokens_mean": whole, "bag_of_words": 0.7}
     rows = [{"run": "a", "classifier": c, "accuracy": a} for c, a in accuracy.items()]
     records = pd.DataFrame(rows).assign(majority_class=0.6, measured_texts=texts)
@@ -76,8 +76,8 @@ def test_probing_is_close_to_what_has_learnt_more_than_the_larger_class(kept, wh
         ([0.1, 0.5, 0.9], [0.9, 0.1, 0.9], MISSED),
     ],
 )
-def test_dynamics_compare_the_first_look_and_the_last(accuracy, kept, verdict):
-    """The second of two gates counts; the first keeps all."""
+def test_dynamics_compare_the_first_and_last_evaluation(accuracy, kept, verdict):
+    """The second of two gates decides; the first keeps all tokens."""
     rows = []
     for step, (right, share) in enumerate(zip(accuracy, kept, strict=True)):
         gates = (("accuracy", None, right), ("keep_ratio", 0, 1.0), ("keep_ratio", 1, share))
@@ -94,7 +94,7 @@ def test_dynamics_compare_the_first_look_and_the_last(accuracy, kept, verdict):
         ((1.0,), None, UNTOLD),
     ],
 )
-def test_each_gate_leaves_fewer_tokens_than_the_one_before(left, compression, verdict):
+def test_kept_tokens_decrease_from_gate_to_gate(left, compression, verdict):
     rows = [
         {"step": 9, "series": "keep_ratio", "gate_index": i, "value": share} for i, share in enumerate(left)
     ]
@@ -103,7 +103,7 @@ def test_each_gate_leaves_fewer_tokens_than_the_one_before(left, compression, ve
 
 
 def attribution(length=60, texts=50, **of_vectors):
-    """Records of texts that are alike: SHAP values of vectors ``at4``, ..., and of ``eos``, at the end."""
+    """Results of identical texts: SHAP values of vectors ``at4``, ..., and of ``eos`` at the end."""
     rows = []
     for name, values in of_vectors.items():
         position = length - 1 if name == "eos" else int(name.removeprefix("at"))
@@ -118,13 +118,13 @@ def attribution(length=60, texts=50, **of_vectors):
 
 
 EVEN = [0.1] * 60
-LATE = [0.0] * 57 + [1.0] * 3  # what the last token stands beside
-BEFORE = [0.0] * 21 + [1.0] * 10 + [0.0] * 29  # the ten tokens before 30, in sight of no symmetric window
+LATE = [0.0] * 57 + [1.0] * 3  # the neighbourhood of the last token
+BEFORE = [0.0] * 21 + [1.0] * 10 + [0.0] * 29  # the ten tokens before 30, outside a symmetric window
 SCATTERED = [1.0 if i % 15 == 0 else 0.0 for i in range(60)]
-APART = [1.0 if i in (5, 40) else 0.0 for i in range(60)]  # half of it lies on one, as at random places
+APART = [1.0 if i in (5, 40) else 0.0 for i in range(60)]  # half is on one token, as for random positions
 WHOLE = {"at30": BEFORE, "eos": EVEN}
 STRAYED = attribution(**WHOLE)
-STRAYED.loc[STRAYED["written_position"] > 50, "matches_text"] = False  # ten of 60 are not the text's
+STRAYED.loc[STRAYED["written_position"] > 50, "matches_text"] = False  # ten of 60 tokens differ from the text
 
 
 @pytest.mark.parametrize(
@@ -132,34 +132,34 @@ STRAYED.loc[STRAYED["written_position"] > 50, "matches_text"] = False  # ten of 
     [
         (attribution(**WHOLE), MET, MET),
         (attribution(at30=EVEN, eos=LATE), MISSED, MISSED),
-        (attribution(at30=SCATTERED, eos=LATE), MISSED, MISSED),  # four tokens, but no slice
+        (attribution(at30=SCATTERED, eos=LATE), MISSED, MISSED),  # four tokens, but not a slice
         (attribution(at30=APART, eos=LATE), MISSED, MISSED),
         (attribution(at30=BEFORE), MET, UNTOLD),
         (attribution(eos=EVEN), UNTOLD, MET),
-        (attribution(at30=[1.0] + [0.0] * 59, eos=LATE), MISSED, MISSED),  # near, as by chance
+        (attribution(at30=[1.0] + [0.0] * 59, eos=LATE), MISSED, MISSED),  # close, as by chance
         (attribution(at30=BEFORE, eos=[1.0] * 20 + [0.0] * 39 + [1.0]), MET, MISSED),
         (attribution(texts=49, **WHOLE), UNTOLD, UNTOLD),
         (attribution(length=59, **WHOLE), UNTOLD, UNTOLD),
         (STRAYED, UNTOLD, UNTOLD),
     ],
 )
-def test_a_vector_owns_a_slice_and_eos_gathers_from_every_third(records, own_slice, eos_is_global):
+def test_vector_represents_a_slice_and_eos_every_third(records, own_slice, eos_is_global):
     assert status(figure_slices.own_slice, records) == own_slice
     assert status(figure_slices.eos_is_global, records) == eos_is_global
 
 
-def test_numbers_of_slices():
+def test_slice_statistics():
     found = slices.widths(slices.positive(attribution(texts=1, at30=BEFORE, at31=EVEN, eos=LATE)))
     assert found.to_dict() == pytest.approx({False: (5 / 60 + 30 / 60) / 2, True: 2 / 60})
     table = pd.DataFrame({"run": "a", "text": [0, 0, 1, 1]})
     same = slices.over_texts(table, pd.Series([0.0, 1.0, 1.0, 0.0]), 2.0)
-    assert same == pytest.approx((0.25, 0.25, 0.25))  # rows differ, texts do not
+    assert same == pytest.approx((0.25, 0.25, 0.25))  # rows differ, texts are equal
     assert slices.over_texts(table, pd.Series([0.0, 0.0, 1.0, 1.0])) == pytest.approx((0.5, 0.0, 1.0))
 
 
 def times(growth=4.0, kept=0.5, **of_removal):
-    """``removal_time`` records at kept shares of 1 and ``kept``, where masks take 10 of everything, and of
-    time ``growth`` times as much for four times as many tokens."""
+    """``removal_time`` results at keep ratios of 1 and ``kept``, where masks cost 10 of each quantity; time
+    grows by ``growth`` for four times as many tokens."""
     columns = ("encoder_ms", "decoder_ms", "encoder_peak_bytes", "decoder_peak_bytes", "memory_bytes")
     rows = []
     for length in (32, 128):
@@ -187,13 +187,13 @@ SAVES = (ENCODER_TIME, ENCODER_MEMORY, DECODER_TIME, DECODER_MEMORY)
         (times(decoder_ms=10.0), {DECODER_TIME: MISSED}),
         (times(decoder_peak_bytes=12.0), {DECODER_MEMORY: MISSED}),
         (times(memory_bytes=10.0), {DECODER_MEMORY: MISSED}),
-        # With all tokens kept removal takes 9: masks are what it saves.
+        # With all tokens kept, removal costs 9, because it avoids the masks.
         (times(encoder_peak_bytes=9.0, all=9.0), {ENCODER_MEMORY: UNTOLD}),
         (times(kept=0.6), dict.fromkeys(SAVES, UNTOLD)),
-        # The host starts kernels, whatever they work on: no time of removal. One length does not show it.
+        # Launch-bound timings do not measure removal. One length cannot show this.
         (times(growth=1.9), dict.fromkeys((ENCODER_TIME, DECODER_TIME), UNTOLD)),
         (times().query("length_tokens == 32"), dict.fromkeys((ENCODER_TIME, DECODER_TIME), UNTOLD)),
-        # Committed: at 75 % removal is slow, the peak comes before any gate, batches do not fill the decoder.
+        # Committed: removal at 75 % is slow, the peak is before any gate, batches do not fill the decoder.
         (
             pd.read_csv(ROOT / "results/lap-h200/exact-10/removal_time.csv"),
             dict.fromkeys((ENCODER_TIME, ENCODER_MEMORY, DECODER_TIME), UNTOLD),
@@ -205,7 +205,7 @@ def test_time_and_memory_of_encoder_and_decoder_are_four_claims(records, other):
     assert found == {**dict.fromkeys(SAVES, MET), **other}
 
 
-def test_runs_that_do_not_train_as_published_tell_nothing_of_the_article(monkeypatch):
+def test_runs_with_other_training_settings_are_inconclusive(monkeypatch):
     monkeypatch.chdir(ROOT)
     check = table_scores.drops_and_reconstructs
     good = scores(ARTICLE | {"training_mask": "soft"}, {"compression": None})
@@ -214,5 +214,5 @@ def test_runs_that_do_not_train_as_published_tell_nothing_of_the_article(monkeyp
     assert [one.word for one in found] == [MET, MISSED, UNTOLD]
     assert (
         "0 of 1 gated runs drop tokens" in found[1].short and found[1].n == 1
-    )  # the ungated run is no trial
+    )  # the ungated run does not count
     assert check(scores({}).assign(suite="lap-paper")).word is UNTOLD

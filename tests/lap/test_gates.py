@@ -1,4 +1,4 @@
-"""Gates, masks and the compression loss against the article's formulas, written out."""
+"""Gates, masks and the compression loss against explicit formulas of the article."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ from acp_repro.lap import (
 SIGNAL = torch.tensor([-2.0, -0.3, 0.0, 1.5])
 
 
-def test_both_readings_of_the_gate():
+def test_both_interpretations_of_the_gate():
     article = PruningConfig(gate="article", noise="none", beta=0.7, tau=0.4)
     torch.testing.assert_close(log_gates(SIGNAL, article).exp(), torch.sigmoid(SIGNAL / 0.4 + 0.7))
     published = PruningConfig(beta=0.7, tau=0.4)
@@ -33,7 +33,7 @@ def test_both_readings_of_the_gate():
     )
 
 
-def test_hard_concrete_gates_are_cut_and_their_price_is_how_often_they_are_open():
+def test_hard_concrete_gates_are_clipped_and_penalised_by_open_probability():
     config = PruningConfig(training_mask="hard_concrete", noise="logistic", beta=0.3, tau=0.7)
     signal = torch.tensor([-3.0, -1.0, 0.0, 0.5, 4.0])
     wanted = (torch.sigmoid(signal + 0.3) * 1.2 - 0.1).clamp(0, 1)
@@ -52,7 +52,7 @@ def test_hard_concrete_gates_are_cut_and_their_price_is_how_often_they_are_open(
     torch.testing.assert_close(lengths[:, 0], torch.tensor([2.0, 1.5, 1.2]))
 
 
-def test_noise_is_drawn_from_the_generator_and_has_its_distributions_mean():
+def test_noise_follows_its_generator_and_has_the_expected_mean():
     def draw(kind, seed=3):
         return draw_noise((200_000,), PruningConfig(noise=kind), torch.Generator().manual_seed(seed))
 
@@ -62,7 +62,7 @@ def test_noise_is_drawn_from_the_generator_and_has_its_distributions_mean():
     assert draw_noise((5,), PruningConfig(noise="none")) is None
 
 
-def test_the_pair_mask_is_the_articles_sum_over_tokens():
+def test_pair_mask_matches_the_sum_over_tokens_of_the_article():
     g = torch.tensor([[-0.5, 0.0, -3.0]])
     wanted = torch.zeros(3, 3)
     for i in range(3):
@@ -72,7 +72,7 @@ def test_the_pair_mask_is_the_articles_sum_over_tokens():
     torch.testing.assert_close(pair_mask(g)[0, 0], wanted)
 
 
-def test_lengths_and_loss_by_hand():
+def test_lengths_and_loss_match_a_hand_computation():
     log_gate = torch.tensor([[[-1.0, 0.0, -2.0, -9.0]], [[-0.5, 0.0, -4.0, -9.0]]])
     real = torch.tensor([[True, True, True, False]])
     lengths = soft_lengths(log_gate, real, d_kv=16)
@@ -112,7 +112,7 @@ def test_straight_through_gives_the_derivative_with_respect_to_alpha():
     torch.testing.assert_close(found[0], slope * log_gate.detach()[0].exp())
 
 
-def test_the_credit_of_a_token_is_bounded():
+def test_token_credit_is_bounded():
     log_gate = torch.tensor([[-2.0, -0.1]], requires_grad=True)
     mask = straight_through(log_gate, log_gate.detach() > -1, torch.tensor(0.5))
     (mask * 100).sum().backward()
@@ -133,12 +133,12 @@ def test_the_credit_of_a_token_is_bounded():
         ({"beta": True}, "beta: must be a finite number, got True"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings, words):
+def test_invalid_settings_are_rejected(settings, words):
     with pytest.raises(PruningError, match=words):
         PruningConfig(**settings)
 
 
-def test_a_limited_signal_keeps_a_slope():
+def test_bounded_signal_has_nonzero_gradient():
     config = PruningConfig(training_mask="hard_concrete", noise="logistic", beta=1.0, signal_limit=6.0)
     signal = torch.tensor([-1e3, -1.0, 0.0, 1.0, 1e3], requires_grad=True)
     probability = open_probability(signal, config)

@@ -1,4 +1,4 @@
-"""What training gets of a batch: both losses, ratios, and gradients."""
+"""Training on a batch: both losses, ratios and gradients."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from tests.lap.tiny import TEXTS, model
 
 
 @pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
-def test_padding_counts_for_nothing(training_mask):
-    """A batch of texts of several lengths gives what each text gives alone, weighed by its tokens."""
+def test_padding_does_not_contribute(training_mask):
+    """A batch of texts of several lengths equals the token-weighted mean over single texts."""
     built = model(training_mask=training_mask)
     with torch.no_grad():
         together = built(built.token_ids(TEXTS))
@@ -26,11 +26,11 @@ def test_padding_counts_for_nothing(training_mask):
         torch.testing.assert_close(getattr(together, name), torch.cat([getattr(a, name) for a in alone], 1))
     torch.testing.assert_close(together.correct, torch.cat([found.correct for found in alone]))
     trained = built.train()(built.token_ids(TEXTS))
-    if training_mask == "straight_through":  # counts what is really left
+    if training_mask == "straight_through":  # counts remaining tokens
         assert torch.equal(trained.lengths, trained.kept.float())
 
 
-def test_each_gate_has_its_own_noise(built):
+def test_gates_have_independent_noise(built):
     ids = built.token_ids([TEXTS[0]])
     noise = torch.zeros(built.num_gates, *ids.shape)
     noise[0, 0, 2], noise[1, 0, 4] = 0.3, -0.2
@@ -46,7 +46,7 @@ def test_each_gate_has_its_own_noise(built):
     torch.testing.assert_close(moved, noise[:, :, :-1], rtol=1e-3, atol=1e-4)
 
 
-def test_accuracy_is_a_share_of_the_texts_own_tokens(built, monkeypatch):
+def test_accuracy_is_a_share_of_non_padding_tokens(built, monkeypatch):
     ids = built.token_ids(TEXTS)
     best = ids.clone()
     best[1, 0] += 1
@@ -57,7 +57,7 @@ def test_accuracy_is_a_share_of_the_texts_own_tokens(built, monkeypatch):
 
 
 @pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
-def test_eos_has_no_gate_and_a_token_is_removed_once(training_mask):
+def test_eos_is_never_gated_and_tokens_are_removed_once(training_mask):
     built = model(training_mask=training_mask)
     ids = built.token_ids(TEXTS)
     real, eos = ids != built.t5.config.pad_token_id, ids == built.t5.config.eos_token_id
@@ -69,7 +69,7 @@ def test_eos_has_no_gate_and_a_token_is_removed_once(training_mask):
         assert set(found.memory_mask[real].tolist()) == {0.0, LOG_REMOVED}
 
 
-def test_the_credit_of_a_token_is_that_of_one_token_of_the_batch(monkeypatch):
+def test_token_credit_is_normalised_over_the_batch(monkeypatch):
     built, limits = model(training_mask="straight_through", credit_nats=3.0), []
     encode = autoencoder.encode_masked
     monkeypatch.setattr(

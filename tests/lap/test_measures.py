@@ -1,4 +1,4 @@
-"""What the measures of LAP count, and what removal saves of what really runs."""
+"""The measurements of LAP: counts, and the computation saved by removal."""
 
 from types import SimpleNamespace
 
@@ -16,15 +16,15 @@ from tests.suites import slow_every_other
 CPU = torch.device("cpu")
 
 
-def test_what_the_decoder_holds_is_what_is_computed(built):
+def test_decoder_cache_size_matches_its_formula(built):
     memory = built.encode(TEXTS)
     state = Decoding(built.t5, memory.vectors, memory.mask, 5)
     tensors = [memory.vectors, *(part for layer in state._memory for part in layer)]
     assert held_bytes(built, memory.vectors) == sum(t.numel() * t.element_size() for t in tensors)
 
 
-def test_the_blocks_after_a_gate_see_what_is_left(monkeypatch):
-    """Tensors get shorter where a gate drops, and stay as they are where it does not."""
+def test_blocks_after_a_gate_process_remaining_tokens(monkeypatch):
+    """Tensors shrink after a gate that drops tokens and keep their length otherwise."""
     built = model()
     ids = built.token_ids(TEXTS)
     real, eos = ids != built.t5.config.pad_token_id, ids == built.t5.config.eos_token_id
@@ -40,8 +40,8 @@ def test_the_blocks_after_a_gate_see_what_is_left(monkeypatch):
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_each_kept_share_is_measured_once(alike, monkeypatch):
-    """Also of gates that close all at once, where no bias keeps a half."""
+def test_each_keep_ratio_is_measured_once(alike, monkeypatch):
+    """Covers gates that close together, where no bias keeps half of the tokens."""
     monkeypatch.setattr(removal_time, "SHARES", shares := (1.0, 0.5, 0.1))
     built = model()
     if alike:
@@ -61,7 +61,7 @@ def test_each_kept_share_is_measured_once(alike, monkeypatch):
     assert (min(row["keep_ratio"] for row in rows) == 1.0) == alike
 
 
-def test_the_order_favours_neither_masks_nor_removal(built, monkeypatch):
+def test_measurement_order_is_balanced_between_masks_and_removal(built, monkeypatch):
     trained = SimpleNamespace(model=built, device=CPU)
     slow_every_other(monkeypatch)
     masked, removed = _compare(trained, built, built.token_ids([TEXTS[2]]))
@@ -69,7 +69,7 @@ def test_the_order_favours_neither_masks_nor_removal(built, monkeypatch):
         assert masked[column] == pytest.approx(removed[column]) == pytest.approx(1020)
 
 
-def test_scores_of_a_text_that_is_written_too_short():
+def test_scores_of_truncated_reconstructions():
     pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
     from acp_repro.papers.lap.measure.reconstruction import _scores
 
@@ -81,7 +81,7 @@ def test_scores_of_a_text_that_is_written_too_short():
     assert found["edits_per_token"] == pytest.approx(1 / total) and found["exact_match"] == 0.5
 
 
-def test_the_kept_ratio_is_a_mean_over_texts(built):
+def test_keep_ratio_is_averaged_over_texts(built):
     pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
     from acp_repro.papers.lap.measure.reconstruction import measure_reconstruction
 
@@ -103,7 +103,7 @@ def test_the_kept_ratio_is_a_mean_over_texts(built):
     assert records["removed"] == records["free"] == pytest.approx(removed, rel=1e-5)
 
 
-def test_the_larger_class_is_that_of_the_texts_that_are_scored(monkeypatch):
+def test_majority_class_is_computed_on_scored_texts(monkeypatch):
     pytest.importorskip("sklearn", reason="pip install -e '.[lap]'")
     from acp_repro.papers.lap.measure import probe
 
@@ -138,11 +138,11 @@ def test_the_larger_class_is_that_of_the_texts_that_are_scored(monkeypatch):
         (" (", False, "punctuation"),
     ],
 )
-def test_a_word_begins_with_a_space_or_the_text(word, first, kind):
+def test_words_start_at_a_space_or_at_the_beginning(word, first, kind):
     assert kind_of(word, first) == kind
 
 
-def test_counts_are_of_the_models_own_choice(built):
+def test_counts_follow_the_gates_of_the_model(built):
     ids = built.token_ids(TEXTS)
     rows = [[i for i in row if i != built.t5.config.pad_token_id] for row in ids.tolist()]
     trained = SimpleNamespace(

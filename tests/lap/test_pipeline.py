@@ -1,4 +1,4 @@
-"""The paper's pipeline on a suite of seconds: batches, training, resume, every metric, figure and claim."""
+"""The paper's pipeline on a tiny suite: batches, training, resume, every metric, figure and claim."""
 
 import dataclasses
 import json
@@ -49,7 +49,7 @@ WORDS = SENTENCE.split()
 @pytest.mark.parametrize(
     ("warmup", "decay", "rates"), [(2, 0.4, [0.5, 1, 1, 1, 1, 1, 1, 0.775, 0.55, 0.325]), (0, 0.0, [1, 1, 1])]
 )
-def test_the_schedule_warms_up_stays_and_falls_to_a_tenth(warmup, decay, rates):
+def test_schedule_warms_up_stays_constant_and_decays_to_a_tenth(warmup, decay, rates):
     training = SimpleNamespace(learning_rate=0.1, warmup_steps=warmup, decay_share=decay, steps=len(rates))
     task = SimpleNamespace(run=SimpleNamespace(training=training))
     found = [PruningTask.learning_rate(task, step) for step in range(len(rates))]
@@ -104,14 +104,14 @@ def weights(run):
         ("shap_texts: 1", "main_run: soft-9", "measure.main_run: suite bad has no run 'soft-9'"),
     ],
 )
-def test_a_wrong_suite_is_one_line(suite, old, new, words):
+def test_invalid_suite_is_reported_in_one_line(suite, old, new, words):
     assert old in YAML
     Path("experiments/bad.yaml").write_text(YAML.replace(old, new))
     with pytest.raises(SuiteError, match=words):
         load_suite("bad")
 
 
-def test_batches_hold_each_text_once_an_epoch():
+def test_batches_contain_each_text_once_per_epoch():
     rows = [[i + 1] * (1 + i % 9) for i in range(50)]
     batches = Batches(rows, 5, 0, seed=1)
     ids = [int(i) for index in range(10) for i in batches(index)[:, 0]]
@@ -125,7 +125,7 @@ def test_batches_hold_each_text_once_an_epoch():
         Batches(rows[:3], 5, 0, seed=1)
 
 
-def test_texts_are_cut_while_lengths_grow(suite):
+def test_texts_are_truncated_during_length_growth(suite):
     rows = [[*range(3, 3 + 4 * i), 1] for i in range(1, 21)]
     whole, cut = Batches(rows, 20, 0, seed=1)(0), Batches(rows, 20, 0, seed=1)(0, most=10)
     assert cut.shape == (20, 10) and whole.shape == (20, 81)
@@ -135,19 +135,19 @@ def test_texts_are_cut_while_lengths_grow(suite):
         assert len(row) == min(10, len(before)) and row[-1] == 1
         assert row[:-1] == [*range(row[0], row[0] + len(row) - 1)] and set(row) <= set(before)
         starts.add(row[0])
-    assert len(starts) > 5 and min(starts) < 20 < max(starts)  # from anywhere in the text
+    assert len(starts) > 5 and min(starts) < 20 < max(starts)  # from random positions in the text
     task = change_training(suite.runs[0], length_warmup_steps=8)
     assert [task._most_tokens(i) for i in (0, 4, 7, 8)] == [16, 32, 44, None]
 
 
-def test_runs_begin_from_the_run_without_gates(suite):
+def test_gated_runs_start_from_the_ungated_run(suite):
     text = YAML.replace("grid:", "start: {steps: 3, learning_rate: 1e-2, length_warmup_steps: 2}\ngrid:")
     Path("experiments/from.yaml").write_text(text)
     found = load_suite("from")
     first, run = found.run("ungated"), found.run("exact-1")
     assert (first.training.steps, run.training.steps, first.start) == (3, 12, None)
     assert found.prerequisites(run) == [first] == [run.start] and found.prerequisites(first) == []
-    assert run.as_dict()["start"] == first.as_dict()  # other weights to start from make another run
+    assert run.as_dict()["start"] == first.as_dict()  # other initial weights define another run
     train_run(first)
     trainee, before = PruningTask(run).build(), weights(first)
     assert all(torch.equal(t, before[n]) for n, t in trainee.model.t5.state_dict().items() if n in before)
@@ -158,7 +158,7 @@ def test_runs_begin_from_the_run_without_gates(suite):
         load_suite("from")
 
 
-def test_rates_go_by_the_size_of_weights(suite):
+def test_learning_rates_scale_with_weight_size(suite):
     task = change_training(suite.runs[0], scale_parameter=True)
     trainee = task.build()
     rates = task.rates(trainee)
@@ -170,9 +170,9 @@ def test_rates_go_by_the_size_of_weights(suite):
         assert {rates[p] for p in group["params"]} == {group["rate"]} == {group["lr"] / 0.5}
 
 
-def test_sides_of_labels_and_splits(suite):
+def test_label_polarity_and_splits(suite):
     texts = load_texts(suite.file.data)
-    assert {t.label for t in texts.train} == {0, 1, None}  # three stars are on neither side
+    assert {t.label for t in texts.train} == {0, 1, None}  # three stars have no polarity
     assert not {t.text for t in texts.train} & {t.text for t in texts.heldout}
     assert len(texts.train) + len(texts.heldout) == 240 and 2 < len(texts.heldout) < 40
     with pytest.raises(DataError, match="texts.jsonl:1: no field 'body'; this record has: "):
@@ -187,7 +187,7 @@ def test_sides_of_labels_and_splits(suite):
         ("text,stars\na,five\n", "data.path: other.csv: the label 'five' of 'a' is not a number"),
     ],
 )
-def test_a_text_that_cannot_be_used_is_named_with_its_suite_and_key(suite, work, content, words):
+def test_unusable_corpus_is_reported_with_suite_and_key(suite, work, content, words):
     (work / "other.csv").unlink(missing_ok=True)
     if content is not None:
         (work / "other.csv").write_text(content)
@@ -196,7 +196,7 @@ def test_a_text_that_cannot_be_used_is_named_with_its_suite_and_key(suite, work,
         PruningTask(dataclasses.replace(suite.runs[0], data=data))
 
 
-def test_more_texts_are_trained_on_and_never_held_out(suite, work):
+def test_extra_texts_are_used_for_training_only(suite, work):
     plain = load_texts(suite.file.data)
     new = [f"a story that is new, number {i}<br /><br />and goes on" for i in range(100)]
     lines = [json.dumps({"text": text}) for text in [*new, plain.heldout[0].text, plain.train[0].text]]
@@ -209,7 +209,7 @@ def test_more_texts_are_trained_on_and_never_held_out(suite, work):
     assert len(task.rows("train")) == len(before.rows("train")) + 100
 
 
-def test_a_resumed_run_has_the_same_bits(suite):
+def test_resumed_run_is_bitwise_identical(suite):
     run = suite.runs[0]
     train_run(run)
     whole = weights(run)
@@ -220,7 +220,7 @@ def test_a_resumed_run_has_the_same_bits(suite):
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[k], resumed[k]) for k in whole)
 
 
-def test_a_published_t5_is_trained_without_its_dropout(suite):
+def test_published_t5_is_trained_without_dropout(suite):
     run = suite.run("ungated")
     built = PruningTask(run).build().model
     built.t5.config.dropout_rate = 0.1  # as Flan-T5's
@@ -243,7 +243,7 @@ def change_training(run, **changes):
     return PruningTask(dataclasses.replace(run, training=dataclasses.replace(run.training, **changes)))
 
 
-def test_lambda_begins_once_the_model_copies(suite):
+def test_lambda_starts_once_the_model_copies(suite):
     task = change_training(suite.runs[0], lambda_below_nats=2.0, lambda_ramp_steps=2)
     trainee, batch = task.build().train(), task.batch(0)
     open_gates = trainee.model(batch[0], None, "none").cross_entropy.item()
@@ -255,12 +255,12 @@ def test_lambda_begins_once_the_model_copies(suite):
     found = trainee.model(*batch)
     wanted = found.cross_entropy + 0.5 * suite.runs[0].compression * found.compression
     assert task.loss(trainee, *batch).item() == pytest.approx(wanted.item(), rel=1e-5)
-    with torch.no_grad():  # looking does not count
+    with torch.no_grad():  # evaluation does not count
         task.loss(trainee, *batch)
         assert trainee.steps_with_lambda == 2
 
 
-def test_lambda_falls_with_the_quality(suite):
+def test_lambda_decreases_with_quality(suite):
     task = change_training(suite.runs[0], lambda_ramp_steps=0, lambda_off_loss=0.4)
     trainee, batch = task.build().train(), task.batch(0)
     found = trainee.model(*batch)
@@ -271,7 +271,7 @@ def test_lambda_falls_with_the_quality(suite):
         assert task.loss(trainee, *batch).item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
-def test_gates_first_drop_at_random_and_cost_nothing(suite):
+def test_gates_first_drop_at_random_without_penalty(suite):
     pruning = dataclasses.replace(suite.runs[0].pruning, hard_concrete_signal_limit=6.0)
     run = dataclasses.replace(suite.runs[0], pruning=pruning)
     task = change_training(run, token_dropout_steps=2, lambda_ramp_steps=0)
@@ -293,12 +293,12 @@ def test_gates_first_drop_at_random_and_cost_nothing(suite):
     assert trainee.model(*batch, blind=True).cross_entropy.item() == pytest.approx(blind[0], rel=1e-5)
 
 
-def test_a_look_weighs_every_text_alike(suite):
-    """Held-out texts are no multiple of a batch."""
+def test_evaluation_weights_texts_equally(suite):
+    """The number of held-out texts is not a multiple of the batch size."""
     task = PruningTask(suite.runs[0])
     trainee, rows = task.build(), task.rows("heldout")
     assert len(rows) % task.run.training.batch_texts
-    with torch.no_grad():  # so that tokens go at every gate
+    with torch.no_grad():  # so that every gate drops tokens
         for block in trainee.model.t5.encoder.block:
             block.layer[-1].DenseReluDense.wo.weight[0] *= 60
     found = task.watch(trainee, *task.batch(0))
@@ -317,19 +317,19 @@ def test_a_look_weighs_every_text_alike(suite):
         torch.testing.assert_close(torch.tensor(found[name]), value.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_lambda_waits_for_a_mean_over_some_twenty_steps(suite):
+def test_lambda_uses_a_mean_over_about_twenty_steps(suite):
     trainee = change_training(suite.runs[0], lambda_below_nats=2.0).build()
     for _ in range(19):
         trainee._count(torch.tensor(1.0))
     assert trainee.running_nats.item() == pytest.approx(1) and trainee.steps_with_lambda == 0
-    for nats in (1.1, 1.195):  # a twentieth of 3 nats, and the rest of the mean before
+    for nats in (1.1, 1.195):  # a twentieth of 3 nats plus the rest of the previous mean
         trainee._count(torch.tensor(3.0))
         assert trainee.running_nats.item() == pytest.approx(nats)
     assert trainee.steps_with_lambda > 0
 
 
 @pytest.mark.slow
-def test_every_quantity_figure_and_claim(suite, monkeypatch):
+def test_every_metric_figure_and_claim(suite, monkeypatch):
     for library in ("sacrebleu", "rouge_score", "rapidfuzz", "sklearn", "shap"):
         pytest.importorskip(library, reason="pip install -e '.[lap]'")
     for run in suite.runs:
@@ -354,7 +354,7 @@ def test_every_quantity_figure_and_claim(suite, monkeypatch):
     assert not any(row.missing for row in judged)
 
 
-def test_a_record_that_fails_costs_no_other_one(suite, capsys):
+def test_failed_measurement_does_not_affect_others(suite, capsys):
     run = suite.run("ungated")
     train_run(run)
     broken = dataclasses.replace(PAPER.metric("reconstruction"), measure=lambda: len)
@@ -364,7 +364,7 @@ def test_a_record_that_fails_costs_no_other_one(suite, capsys):
     assert "dynamics.csv" in said.out and "reconstruction.csv" not in said.out and "has no len()" in said.err
 
 
-def test_a_run_becomes_a_folder_of_the_project(suite, tmp_path, capsys):
+def test_run_is_exported_in_the_project_format(suite, tmp_path, capsys):
     pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
     run, metric = suite.runs[1], PAPER.metric("reconstruction")
     train_run(run)

@@ -1,4 +1,4 @@
-"""The trained model that comes with the project: what it is, and the two ways in that the docs show."""
+"""The pretrained model of the project: its properties and the two documented interfaces."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def shipped():
     return PruningAutoencoder.from_pretrained(FOLDER)
 
 
-def test_it_is_small_and_of_the_suite_that_its_card_names(shipped, monkeypatch):
+def test_pretrained_model_is_small_and_matches_its_card(shipped, monkeypatch):
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 4_000_000
     monkeypatch.chdir(ROOT)
     run = load_suite("lap-english").main_run
@@ -28,8 +28,8 @@ def test_it_is_small_and_of_the_suite_that_its_card_names(shipped, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_keeps_its_accuracy_with_fewer_tokens(shipped, monkeypatch):
-    """The suite's goal, on sentences that were held out from its training, with tokens really removed."""
+def test_pretrained_model_keeps_its_accuracy_with_fewer_tokens(shipped, monkeypatch):
+    """The suite's target accuracy on held-out sentences, with tokens removed."""
     monkeypatch.chdir(ROOT)
     data = load_suite("lap-english").file.data
     texts = [text.text for text in load_texts(data).heldout]
@@ -44,7 +44,7 @@ def test_it_keeps_its_accuracy_with_fewer_tokens(shipped, monkeypatch):
     assert right / tokens >= 0.96 and kept / tokens <= 0.45
 
 
-def test_encode_and_decode_as_in_the_docs(shipped):
+def test_documented_encode_and_decode_calls(shipped):
     texts = ["Return the number of items in the list.", "He asked me if I had seen the new house.", TEXT]
     memory = shipped.encode(texts)
     assert shipped.decode(memory) == texts and (memory.kept < 0.6 * memory.lengths).all()

@@ -1,4 +1,4 @@
-"""Tiny random models, and a tokeniser of a few words, for the tests of pruning."""
+"""Tiny random models, and a tokenizer of a few words, for the tests of pruning."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def model(seed: int = 0, shape=SHAPE, **settings) -> PruningAutoencoder:
     noise = "logistic" if settings.get("training_mask") == "hard_concrete" else "none"
     config = PruningConfig(**{"beta": 0.0, "tau": 0.5, "noise": noise, "max_length": 64, **settings})
     built = PruningAutoencoder.from_scratch(config, tokenizer(), **shape).eval()
-    with torch.no_grad():  # signals of about 1, so that some tokens go at every gate
+    with torch.no_grad():  # signals of about 1, so that every gate drops some tokens
         for block in built.t5.encoder.block:
             block.layer[-1].DenseReluDense.wo.weight[0] *= 20
     return built

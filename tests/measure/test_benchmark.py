@@ -1,4 +1,4 @@
-"""The benchmark of the attention kernels: what it times, what it refuses to time, records and figure."""
+"""The benchmark of the attention kernels: timings, rejected kernels, results and figure."""
 
 import sys
 
@@ -27,7 +27,7 @@ def small_problem(gates="mixed"):
     return benchmark.make_problem(256, 3, 16, gates, 512, torch.device("cpu"), torch.float32)
 
 
-def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch):
+def test_results_without_a_run_and_their_figure(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, YAML.replace("measure: {", "measure: {gate_distribution: paper_ratio, "))
     with pytest.raises(RecordError, match="benchmark_attention --suite mini"):
@@ -51,11 +51,11 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("heads", [12, 16, 24])
 @pytest.mark.parametrize("length", [4096, 8192, 16_384, 32_768])
-def test_gates_that_prune_what_the_paper_does(length, heads):
-    """Two heads in three prune 57 % at 4k and 65 % at 32k, so that two lengths differ in the share."""
+def test_synthetic_gates_prune_the_ratio_of_the_paper(length, heads):
+    """Two heads in three prune 57 % at 4k and 65 % at 32k, so the ratio differs between lengths."""
     gates = benchmark.mean_gates("paper_ratio", heads, length, 64)
     shape = (1, heads, length)
-    q = torch.zeros(1).expand(*shape, 64)  # the share is the gates' alone
+    q = torch.zeros(1).expand(*shape, 64)  # the ratio depends only on the gates
     delta = benchmark.threshold_of(length, 64).expand(1, heads)
     inputs = AttentionInputs(q, q, q, gates[None, :, None].expand(shape), delta)
     share = count_blocks(inputs.boundary(128, 64), length, length, 128, 64).pruned_ratio.mean()
@@ -63,7 +63,7 @@ def test_gates_that_prune_what_the_paper_does(length, heads):
     assert (gates == -0.2).sum() >= heads * 2 // 3
 
 
-def test_the_limit_is_the_fastest_without_gates_times_what_is_left():
+def test_speed_limit_is_the_fastest_ungated_time_times_the_remaining_work():
     rows = [("cudnn", "no gates", 0.0, 10.0), ("triton", "acp", 0.75, 4.0), ("flex", "acp", 0.7, 9.0)]
     names = ["implementation", "method", "pruned_ratio", "forward_backward_ms"]
     others = {"forward_ms": 1.0, "nominal_forward_backward_tflop": 1.0, "length_tokens": 4096}
@@ -76,7 +76,7 @@ def test_the_limit_is_the_fastest_without_gates_times_what_is_left():
 
 
 @pytest.mark.parametrize("name", ["ours", "eager"])
-def test_what_is_right_passes_and_what_is_wrong_is_named(name):
+def test_correct_kernels_pass_and_wrong_kernels_are_reported(name):
     problem = small_problem()
     call = baselines.available(name, torch.device("cpu"))
     wrong, gate_error = benchmark.check_baseline(call, problem, None, True)
@@ -101,7 +101,7 @@ def test_what_is_right_passes_and_what_is_wrong_is_named(name):
 
 
 def out_of_memory(after):
-    """Eager attention that passes its check, and some calls more."""
+    """Eager attention that passes its check and fails after some calls."""
     calls = []
 
     def baseline(*arguments):
@@ -114,15 +114,15 @@ def out_of_memory(after):
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])  # in its check, in forward, in forward + backward
-def test_what_runs_out_of_memory_is_a_line_and_gives_its_memory_back(after, monkeypatch):
+def test_out_of_memory_is_reported_and_memory_released(after, monkeypatch):
     given_back = []
     monkeypatch.setattr(benchmark, "give_memory_back", lambda: given_back.append(sys.exc_info()))
     (line,) = benchmark.time_baselines(small_problem(), "mixed", {"eager": out_of_memory(after)}, 1)
     assert line == "eager, exact: out of memory: CUDA out of memory. Tried to allocate 48.00 GiB."
-    assert given_back == [(None, None, None)]  # once nothing holds the error, which holds tensors
+    assert given_back == [(None, None, None)]  # after the error, which references tensors, is deleted
 
 
-def test_what_stops_a_length_costs_no_records_of_those_before(tmp_path, monkeypatch):
+def test_failure_at_one_length_keeps_earlier_results(tmp_path, monkeypatch):
     def stopped(q, *arguments):
         if q.shape[2] == 256:
             raise KeyboardInterrupt
@@ -138,8 +138,8 @@ def test_what_stops_a_length_costs_no_records_of_those_before(tmp_path, monkeypa
     assert set(records["length_tokens"]) == {128}
 
 
-def test_flexattention_computes_the_equations():
-    """Uncompiled, so on a CPU: the block mask and the decay are ours."""
+def test_flexattention_matches_the_equations():
+    """Uncompiled on a CPU, which tests our block mask and decay."""
     q, k, v, log_fgate, _, threshold = small_problem()
     baselines._compiled.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
@@ -151,12 +151,12 @@ def test_flexattention_computes_the_equations():
             torch.testing.assert_close(call(q, k, v, log_fgate, delta), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_the_forward_pass_in_inference(tmp_path, monkeypatch, capsys):
+def test_inference_forward_pass(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     shapes = forward.read_shapes()
     assert len(shapes) == 86
-    few = shapes[(shapes["keys"] == 63) & (shapes["dtype"] == "bfloat16")]  # one has a single query
+    few = shapes[(shapes["keys"] == 63) & (shapes["dtype"] == "bfloat16")]  # one shape has a single query
     monkeypatch.setattr(forward, "read_shapes", lambda: few)
     assert main(["--inference", "--device", "cpu", "--repeats", "1", "--suite", "mini"]) == 0
     assert "3 shapes, 0 wrong" in capsys.readouterr().out
@@ -171,14 +171,14 @@ def time_exchanges():
     assert main([*arguments.split(), "--csv", "times.csv"]) == 0
 
 
-def test_ranks_that_share_a_sequence_send_less_than_all_keys(tmp_path):
+def test_context_parallel_ranks_send_fewer_bytes_than_all_keys(tmp_path):
     assert run_on(2, tmp_path, time_exchanges) == [(0, "")] * 2
     records = pd.read_csv(tmp_path / "times.csv").set_index(["exchange", "method"])
     assert (records["difference"] < 1e-5).all()  # all exchanges compute the same
     keys = 2 * 3 * 16 * 4 * 1024  # bytes of k and v
     forward, backward = records["forward_bytes"], records["backward_bytes"]
     assert forward["all-gather"].eq(keys).all() and forward["ring"].eq(keys).all()
-    assert forward["suffixes", "exact"] == 0.75 * keys  # what is causal
+    assert forward["suffixes", "exact"] == 0.75 * keys  # the causal part
     assert 0 < forward["suffixes", "acp"] < 0.5 * keys
     assert (backward["ring"] > 2 * forward["ring"]).all()
     assert records.loc["suffixes", "most_received_bytes"]["exact"] == keys / 2 + 3 * 512 * 4

@@ -1,4 +1,4 @@
-"""The benchmark of a decoding step: records, what they say of memory, and their figure."""
+"""The benchmark of a decoding step: results, memory and figure."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from analysis.acp import figure_decode
 from tests.suites import write_suite
 
 
-def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch):
+def test_results_without_a_run_and_their_figure(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     small = ["--device", "cpu", "--shapes", "1x700", "2x700", "--repeats", "2"]
@@ -36,7 +36,7 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch):
     figure_decode.make(drawing.find("mini", "figure_decode"))
 
 
-def test_a_baseline_is_given_the_same_problem():
+def test_baseline_receives_the_same_problem():
     problem = benchmark.make_decode_problem(2, 200, 2, 16, "mixed", torch.device("cpu"), torch.float32)
     given = []
 
@@ -52,7 +52,7 @@ def test_a_baseline_is_given_the_same_problem():
         torch.testing.assert_close(out, step, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_wrong_is_not_timed(monkeypatch):
+def test_incorrect_kernels_are_not_timed(monkeypatch):
     problem = benchmark.make_decode_problem(1, 200, 2, 16, "mixed", torch.device("cpu"), torch.float32)
     assert benchmark.output_error(problem, "acp") < 1e-6
     monkeypatch.setattr(benchmark, "decode_reference", lambda q, *_: torch.ones_like(q))

@@ -1,4 +1,4 @@
-"""Eviction at equal bytes: the survivors, the three treatments, and the figure and claim made of them."""
+"""Eviction at equal bytes: surviving keys, the three treatments, and their figure and claim."""
 
 import pandas as pd
 import pytest
@@ -41,7 +41,7 @@ def survivors(model, input_ids):
     return scores, eviction.choose_keys(scores)
 
 
-def test_no_policy_keeps_more_bytes_than_acp(survivors):
+def test_policies_keep_at_most_the_bytes_of_acp(survivors):
     _, kept = survivors
     counts = {policy: sum(int(x.sum()) for x in layers) for policy, layers in kept.items()}
     assert 0 < counts["acp"] < 4 * PROMPT and counts["oracle"] == counts["acp"]
@@ -50,7 +50,7 @@ def test_no_policy_keeps_more_bytes_than_acp(survivors):
         assert each == {counts["acp"] // 4}
 
 
-def test_policies_keep_what_they_say(survivors):
+def test_policies_keep_the_documented_tokens(survivors):
     _, kept = survivors
     each = int(kept["window"][0][0].sum())
     window = torch.arange(PROMPT)
@@ -59,7 +59,7 @@ def test_policies_keep_what_they_say(survivors):
     assert kept["h2o"][0][:, -(each // 2) :].all()
 
 
-def test_treatments_are_those_of_the_dense_softmax(model, input_ids, survivors):
+def test_treatments_match_the_dense_softmax(model, input_ids, survivors):
     _, kept = survivors
     inputs = attention_inputs(model, input_ids[:1])[1]
     of_layer = kept["random"][1]
@@ -72,7 +72,7 @@ def test_treatments_are_those_of_the_dense_softmax(model, input_ids, survivors):
         assert (found - expected).abs().max() < 1e-5, treatment
 
 
-def test_records_by_position_and_the_worst_row(model, rows):
+def test_results_by_position_and_the_worst_row(model, rows):
     assert set(rows) == set(PAPER.metric("eviction").columns)
     assert len(rows) == 6 * 3 * 1 and (rows["measured_tokens"] == 2 * 128).all()
     assert (rows["kept_bytes"] < rows["full_bytes"]).all()
@@ -109,7 +109,7 @@ def records(acp: float = 1e-5, removed: float = 0.0) -> pd.DataFrame:
         (records(removed=2e-3), Word.CONTRADICTED),
     ],
 )
-def test_the_claim(found, word):
+def test_claim_on_eviction(found, word):
     verdict = figure_eviction.acp_loses_least(found)
     assert verdict.word == word and verdict.n == 4
     figure_eviction.draw(found)

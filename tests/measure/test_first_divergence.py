@@ -1,4 +1,4 @@
-"""Trainings side by side: where they part, and what parted them."""
+"""Parallel training runs: the first diverging step and its cause."""
 
 import json
 from pathlib import Path
@@ -19,41 +19,41 @@ LONG = YAML.replace("[128]", "[512]").replace(
 FORK = ["first_divergence", "--suite", "mini", "--device", "cpu"]
 
 
-def test_trainings_part_where_their_gradients_do(tmp_path, monkeypatch):
+def test_runs_diverge_where_their_gradients_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, LONG)
-    monkeypatch.setattr(first_divergence, "TOLERANCES", (-0.001, -10_000.0))  # prunes much, nothing
+    monkeypatch.setattr(first_divergence, "TOLERANCES", (-0.001, -10_000.0))  # prune much and nothing
     monkeypatch.setattr(first_divergence, "MOST_STEPS", 3)
     monkeypatch.setattr(first_divergence, "LOOK_EVERY", 2)
     assert main(FORK) == 0
     file = Path("results/mini/pro-tiny-512-exact/first_divergence.csv.gz")
-    assert file.read_bytes()[4:8] == bytes(4)  # no time stamp: the same records give the same bytes
+    assert file.read_bytes()[4:8] == bytes(4)  # no time stamp: equal results are written as identical bytes
     rows = pd.read_csv(file)
     strong, weak, repeat, perturbed = (
         rows[rows["training"] == name] for name in dict.fromkeys(rows["training"])
     )
     assert list(weak["step"]) == [0, 1, 2] and list(weak["tokens"]) == [512, 1024, 1536]
 
-    # Nothing pruned, or the same again: one training, bit for bit.
+    # Nothing pruned, or a repetition: bitwise identical runs.
     apart = ["loss_difference_nats", "gradient_difference", "parameter_difference", "diverges_here"]
     assert not weak[apart].to_numpy().any() and not repeat[apart].to_numpy().any()
     assert (weak["pruned_ratio"].dropna() == 0).all()
 
-    # Much pruned: apart at the first step, whose weights are still the same.
+    # Much pruned: the runs diverge at the first step, whose weights are still equal.
     first = strong.iloc[0]
     assert first["diverges_here"] == 1 and first["parameter_difference"] == 0 and first["pruned_ratio"] > 0
     assert 0 < first["largest_pruned_mass"] < 1 and first["gradient_difference"] > 0
     assert strong["diverges_here"].sum() == 1 and (strong["parameter_difference"][1:] > 0).all()
     assert strong["pruned_ratio"].notna().tolist() == [True, False, True]
 
-    # One weight moved, by what is felt: apart from the start on.
+    # One weight perturbed noticeably: the runs differ from the start.
     assert perturbed["diverges_here"].iloc[0] == 1
     assert (
         0 < perturbed["parameter_difference"].iloc[0] < 1e-3 and perturbed["largest_pruned_mass"].isna().all()
     )
 
 
-def test_its_steps_are_those_of_train(tmp_path, monkeypatch):
+def test_first_divergence_steps_match_train(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     run = load_suite("mini").run("pro-tiny-128-exact")

@@ -1,4 +1,4 @@
-"""Downstream tasks: scores are those of the model, tasks are rewritten as on the Hub, nothing is lost."""
+"""Downstream tasks: scores match the model, tasks are converted to the Hub format, and runs resume."""
 
 import json
 import math
@@ -76,7 +76,7 @@ WIKITEXT = (
 
 @pytest.fixture
 def data(tmp_path):
-    """A folder of task data in the layout of ``local_files``, a few items a task."""
+    """A folder of task data in the layout of ``local_files``, with a few items per task."""
     folder = tmp_path / "data"
     for name, items in ITEMS.items():
         path = folder / name
@@ -94,7 +94,7 @@ def data(tmp_path):
 # --- local files: no library needed ------------------------------------------------------------------
 
 
-def test_local_files_become_the_columns_of_the_hub(data):
+def test_local_files_are_converted_to_hub_columns(data):
     first = {task: read_documents(task, data)[0] for task in PAPER_TASKS if task != "sciq"}
     assert first["piqa"]["goal"] == "How do I swim?" and first["piqa"]["label"] == 0
     assert first["arc_easy"]["question"] == "What is red?" and first["arc_easy"]["answerKey"] == "0"
@@ -114,21 +114,21 @@ def test_local_files_become_the_columns_of_the_hub(data):
         '{"query": "a", "choices": ["a", "b"], "gold": 1}\n',
     ],
 )
-def test_a_damaged_file_is_named_in_one_line(data, text):
+def test_damaged_file_is_named_in_one_line(data, text):
     (data / "lm_eval" / "piqa.jsonl").write_text(text)
     with pytest.raises(TaskData, match=r"piqa\.jsonl: (not the items|holds no item) of piqa") as caught:
         read_documents("piqa", data)
     assert "\n" not in str(caught.value)
 
 
-def test_a_line_ends_where_json_lines_end(data):
-    """U+2028 and its like may stand in a string of JSON as they are."""
+def test_lines_end_at_json_line_separators(data):
+    """JSON strings may contain U+2028 and similar characters unescaped."""
     text = '{"context": "One\u2028two\x85 three", "continuation": "four"}\r\n\n'
     (data / "lm_eval" / "lambada_openai.jsonl").write_bytes(text.encode())
     assert read_documents("lambada_openai", data) == [{"text": "One\u2028two\x85 three four"}]
 
 
-def test_missing_files_are_named(data, tmp_path):
+def test_missing_files_are_reported(data, tmp_path):
     (data / "lm_eval" / "piqa.jsonl").unlink()
     with pytest.raises(TaskData, match=r"no lm_eval/piqa\.jsonl here, so piqa cannot be evaluated"):
         check_files(["copa", "piqa"], data)
@@ -144,7 +144,7 @@ VOCABULARY = ByteTokenizer.vocab_size
 
 @pytest.fixture
 def evaluation():
-    """The module that calls the harness, and with it ``load_tasks``."""
+    """The module that calls the harness and ``load_tasks``."""
     pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
     from acp_repro.pipeline.evaluation import evaluation, tasks
 
@@ -165,8 +165,8 @@ def fox_lm(evaluation, max_length: int = 512):
 
 
 @pytest.mark.parametrize("max_length", [512, 24])
-def test_scores_are_those_of_the_model_itself(evaluation, data, max_length):
-    """BOS stands in front of every prompt and page, once; at 24 tokens most prompts lose their beginning."""
+def test_scores_match_the_model(evaluation, data, max_length):
+    """Every prompt and page starts with one BOS; at 24 tokens most prompts are truncated on the left."""
     model = fox()
     tasks, notes = evaluation.load_tasks(PAPER_TASKS, data)
     assert len(tasks) == 10 and any(note.startswith("sciq is left out: ") for note in notes)
@@ -187,7 +187,7 @@ def test_scores_are_those_of_the_model_itself(evaluation, data, max_length):
         assert result.truncated == (cut if context else 0)
 
 
-def test_the_standard_error_of_a_perplexity_is_that_of_the_bootstrap(evaluation, data):
+def test_standard_error_of_a_perplexity_matches_the_bootstrap(evaluation, data):
     import random
 
     from lm_eval.api.metrics import perplexity, weighted_perplexity
@@ -205,7 +205,7 @@ def test_the_standard_error_of_a_perplexity_is_that_of_the_bootstrap(evaluation,
         assert found.standard_error == pytest.approx(bootstrap, rel=0.1)
 
 
-def test_prompts_are_the_harness_s_own(evaluation, data):
+def test_prompts_match_the_harness(evaluation, data):
     tasks, _ = evaluation.load_tasks(["hellaswag", "winogrande", "boolq", "copa", "lambada_openai"], data)
     asked = {}
     for loaded in tasks:
@@ -218,12 +218,12 @@ def test_prompts_are_the_harness_s_own(evaluation, data):
         ("The fox saw the dog, so the dog", " was seen."),
     ]
     assert asked["boolq"][0] == ("A fox is an animal.\nQuestion: is a fox a stone?\nAnswer:", " no")
-    assert asked["copa"][0] == ("He fell because", "  he slept.")  # two spaces, the harness's own slip
+    assert asked["copa"][0] == ("He fell because", "  he slept.")  # two spaces, as in the harness
     assert asked["copa"][2] == ("It rained, and hailed therefore", "  i ran.")
     assert asked["lambada_openai"][0] == ("The fox saw the dog, and so did the", " fox")
 
 
-def test_a_stopped_evaluation_goes_on_where_it_was(evaluation, data, tmp_path):
+def test_interrupted_evaluation_resumes(evaluation, data, tmp_path):
     tasks, notes = evaluation.load_tasks(["piqa", "copa"], data)
     assert notes[0] == "piqa: lm_eval/piqa.jsonl holds 3 items, the whole set has 1,838"
     kept, said = tmp_path / "kept", []
@@ -238,14 +238,14 @@ def test_a_stopped_evaluation_goes_on_where_it_was(evaluation, data, tmp_path):
     assert said == ["[1/2] piqa: finished before", "[2/2] copa: 2 items, from lm_eval/copa.jsonl"]
     fresh = evaluation.evaluate(fox_lm(evaluation), evaluation.load_tasks(["piqa", "copa"], data)[0])
     assert [(r.task, r.metrics, r.items) for r in results] == [(r.task, r.metrics, r.items) for r in fresh]
-    # Another model or number of items is another evaluation, and so is one that is asked for again.
+    # Another model, number of items or repetition is a new evaluation.
     for change in ({"identity": {"weights": "other"}}, {"items": 1}, {"again": True}):
         said.clear()
         evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append, **change)
         assert not any("finished before" in line for line in said)
 
 
-def test_unknown_tasks_and_unreachable_items_are_one_line(evaluation, data, monkeypatch):
+def test_unknown_tasks_and_unreachable_items_are_reported_in_one_line(evaluation, data, monkeypatch):
     with pytest.raises(UnknownName, match="there is no task 'helaswag'; did you mean hellaswag"):
         evaluation.load_tasks(["helaswag"], data)
     with pytest.raises(TaskData, match="not the items of sciq"):
@@ -255,8 +255,8 @@ def test_unknown_tasks_and_unreachable_items_are_one_line(evaluation, data, monk
         evaluation.load_tasks(["piqa"])
 
 
-def test_a_suite_s_records_and_its_table(evaluation, tmp_path, monkeypatch):
-    """From training to Table 1, through the commands, over the book's tasks."""
+def test_suite_results_and_table(evaluation, tmp_path, monkeypatch):
+    """From training to Table 1, through the commands, over the tasks of the corpus."""
     from acp_repro import measure
     from acp_repro.pipeline.suite_file import load_suite
     from analysis import drawing

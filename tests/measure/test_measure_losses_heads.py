@@ -1,4 +1,4 @@
-"""Losses, decay and attention weights of tiny trained runs, against plain formulas."""
+"""Losses, decay and attention weights of tiny runs, compared with plain formulas."""
 
 import math
 import os
@@ -31,7 +31,7 @@ SUITE = (
 
 @pytest.fixture(scope="module", autouse=True)
 def trained(tmp_path_factory):
-    """A working folder with two paired runs, one at twice their length, and their records."""
+    """A working folder with two paired runs, one run at twice the length, and their results."""
     folder, before = tmp_path_factory.mktemp("heads"), os.getcwd()
     os.chdir(folder)
     write_suite(folder, SUITE)
@@ -49,11 +49,11 @@ def load(name: str) -> TrainedFoX:
 
 
 @pytest.mark.parametrize("name", [ACP, EXACT, LONG])
-def test_losses_are_plain_cross_entropy_of_the_same_text_at_every_length(name):
+def test_losses_equal_plain_cross_entropy_of_the_same_text_at_every_length(name):
     trained = load(name)
     assert (trained.model.config.log_pruning_tolerance is None) == (name == EXACT)
     length = trained.run.context_length
-    # 700 tokens are two whole pieces of 256, at either length: the first 512 bytes of the document.
+    # 700 tokens contain two full pieces of 256 at both lengths: the first 512 bytes of the document.
     text = list(Path("heldout.txt").read_bytes()[:512])
     labels = torch.tensor(text).view(-1, length)
     bos = torch.full((len(labels), 1), trained.model.config.vocab_size - 1)
@@ -70,7 +70,7 @@ def test_losses_are_plain_cross_entropy_of_the_same_text_at_every_length(name):
         assert value == pytest.approx(losses[position - 50 : position + 51].mean().item(), rel=1e-5)
 
 
-def test_a_long_curve_is_thinned():
+def test_long_curve_is_thinned():
     def stand_in(length):
         losses = torch.arange(length, dtype=torch.float64)
         return SimpleNamespace(once=lambda _: (losses, 7), run=SimpleNamespace(name="a-run"))
@@ -78,17 +78,17 @@ def test_a_long_curve_is_thinned():
     rows = losses.measure_loss_curve(stand_in(16384))
     positions = [row["position"] for row in rows]
     assert positions[:2] == [50, 66] and positions[-1] <= 16384 - 51 and len(rows) <= 1024
-    # The mean of a window of a straight line is its middle.
+    # The mean over a window of a straight line is its midpoint.
     assert [row["loss_nats"] for row in rows] == positions
 
 
-def test_heads_are_chosen_by_savings():
+def test_heads_are_selected_by_savings():
     savings = {Head(0, 0): 0.9, Head(0, 1): 0.95, Head(1, 0): 0.05, Head(1, 1): 0.4, Head(2, 0): 0.1}
     nothing = dict.fromkeys(savings, 0.0)
     # Halfway between 0.95 and 0.05 is 0.5.
     three = [Head(0, 1), Head(1, 1), Head(1, 0)]
     assert choose_heads(savings, nothing) == three
-    # One more where it is the nearest to half of the 8 blocks that go at the start.
+    # One more if it is nearest to half of the 8 initially pruned blocks.
     start = nothing | {Head(0, 1): 8.0, Head(0, 0): 5.0}
     assert choose_heads(savings, start) == [Head(0, 1), Head(0, 0), Head(1, 1), Head(1, 0)]
     assert choose_heads(savings, start | {Head(1, 1): 4.0}) == three
@@ -97,9 +97,9 @@ def test_heads_are_chosen_by_savings():
     assert choose_heads({Head(0, 0): 0.2}, {Head(0, 0): 1.0}) == [Head(0, 0)]
 
 
-def test_decay_and_weights_are_those_of_the_model():
+def test_decay_and_weights_match_the_model():
     trained = load(LONG)
-    for block in trained.model.model.layers:  # so that one head of each layer forgets at once
+    for block in trained.model.model.layers:  # so that one head of each layer forgets immediately
         torch.nn.init.constant_(block.attn.fgate_proj.bias[:1], -3.0)
     ratios = {
         Head(r["layer"], r["head"]): r["pruned_ratio"]
@@ -108,7 +108,7 @@ def test_decay_and_weights_are_those_of_the_model():
     table = pandas.DataFrame(heads.measure_decay(trained))
     weights = pandas.DataFrame(heads.measure_attention_weights(trained))
     chosen = list(dict.fromkeys(zip(table["layer"], table["head"], strict=True)))
-    # Of 256 tokens the first blocks are all blocks.
+    # At 256 tokens, the first blocks are all blocks.
     assert chosen == choose_heads(ratios, ratios) and table["pruned_ratio"].iloc[0] > 0.2
 
     ((input_ids, _),) = trained.heldout_batches(256, 1)
@@ -138,7 +138,7 @@ def test_decay_and_weights_are_those_of_the_model():
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 1000])
-def test_weights_do_not_depend_on_how_rows_are_cut(rows, monkeypatch):
+def test_weights_are_independent_of_the_row_chunking(rows, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 65, 16, generator=generator) * 2 for _ in range(3))
     log_fgate = F.logsigmoid(torch.randn(1, 1, 65, generator=generator))
@@ -148,10 +148,10 @@ def test_weights_do_not_depend_on_how_rows_are_cut(rows, monkeypatch):
     cut = list(heads.large_weights(inputs))
     assert [entry[:2] for entry in cut] == [entry[:2] for entry in whole]
     assert [e[2] for e in cut] == pytest.approx([e[2] for e in whole], rel=1e-12)
-    assert whole[0] == (0, 0, 1.0)  # the first query sees nothing but itself
+    assert whole[0] == (0, 0, 1.0)  # the first query attends only to itself
 
 
-def test_pruned_ratio_is_the_serial_count_over_the_heldout_text():
+def test_pruned_ratio_equals_the_serial_count_over_the_heldout_text():
     trained = trained_run(ACP)
     table = pandas.DataFrame(trained.on_heldout(measure_pruned_ratio, "pruned_ratio_tokens")).set_index(
         ["layer", "head"]
@@ -166,11 +166,11 @@ def test_pruned_ratio_is_the_serial_count_over_the_heldout_text():
         for head in range(2):
             row = table.loc[(layer, head)]
             assert row["pruned_blocks"] == expected[layer, head]
-            assert row["causal_blocks"] == 3 * 2  # two sequences of two blocks a side
+            assert row["causal_blocks"] == 3 * 2  # two sequences of two by two blocks
     assert (table["measured_tokens"] == 256).all()
 
 
-def test_watching_leaves_the_model_as_it_was():
+def test_observing_restores_the_model():
     trained = trained_run(ACP)
     ids = torch.randint(0, 257, (1, 64))
     before, seen = trained.model(ids), []
@@ -187,7 +187,7 @@ def test_watching_leaves_the_model_as_it_was():
         (speed.measure_throughput, ["throughput_tokens_per_s"]),
     ],
 )
-def test_the_order_favours_neither_method(monkeypatch, measure_speed, columns):
+def test_measurement_order_is_balanced(monkeypatch, measure_speed, columns):
     trained = trained_run(ACP)
     slow_every_other(monkeypatch)
     acp, exact = measure_speed(trained)

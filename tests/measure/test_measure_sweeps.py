@@ -1,4 +1,4 @@
-"""The measures around epsilon: pruned mass, slack, sweep, block size, long context, and the command."""
+"""The measurements around epsilon: pruned mass, slack, sweep, block size, long context, and the command."""
 
 import math
 
@@ -31,7 +31,7 @@ TOLERANCES = [-1.0, -5.0, -10.0, -20.0, -40.0]
 
 
 def random_inputs(seed: int, tolerance: float, length: int = 200) -> AttentionInputs:
-    """Three heads of growing locality with thresholds from their own norms."""
+    """Three heads of increasing locality with thresholds from their norms."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(2, 3, length, 16, generator=generator) for _ in range(3))
     gates = torch.rand(2, 3, length, generator=generator) * torch.tensor([0.01, 0.5, 4.0])[:, None]
@@ -49,10 +49,10 @@ def dense_mass(inputs: AttentionInputs, threshold: torch.Tensor, block_q: int, b
 
 
 @pytest.mark.parametrize(("block_q", "block_k"), [(1, 1), (16, 32), (64, 64), (64, 16)])
-def test_row_mass_in_chunks_is_the_dense_one_and_under_epsilon(block_q, block_k, monkeypatch):
+def test_chunked_row_mass_matches_dense_and_stays_below_epsilon(block_q, block_k, monkeypatch):
     inputs = random_inputs(0, -3.0)
     expected = dense_mass(inputs, inputs.threshold, block_q, block_k)
-    for numbers in (1, 2**19):  # chunks of one query block, and everything at once
+    for numbers in (1, 2**19):  # chunks of one query block, and one chunk
         monkeypatch.setattr(pruned_mass, "_CHUNK_NUMBERS_CPU", numbers)
         mass = pruned_mass.pruned_row_mass(inputs, block_q, block_k)
         missing = mass.isnan()
@@ -62,7 +62,7 @@ def test_row_mass_in_chunks_is_the_dense_one_and_under_epsilon(block_q, block_k,
 
 
 def by_hand(length: int) -> AttentionInputs:
-    """One head, all scores 0, every gate e^-1, delta = -5: weights go as e^-(i - j)."""
+    """One head, all scores 0, every gate e^-1, delta = -5: weights are proportional to e^-(i - j)."""
     zeros = torch.zeros(1, 1, length, 16)
     gates = torch.full((1, 1, length), -1.0)
     return AttentionInputs(zeros, zeros, zeros, gates, torch.tensor([-5.0]))
@@ -85,14 +85,14 @@ def by_hand(length: int) -> AttentionInputs:
         (3, 2, 0.33, 4.0),
     ],
 )
-def test_slack_by_hand(length, block, epsilon, slack):
+def test_slack_matches_a_hand_computation(length, block, epsilon, slack):
     found = pruned_mass.threshold_slack(by_hand(length), block, block, math.log(epsilon))
     assert found.item() == pytest.approx(slack, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("tolerance", [-10.0, -3.0, -0.5])
-def test_at_the_slack_no_row_reaches_epsilon_and_just_above_one_does(seed, tolerance, monkeypatch):
+def test_slack_is_the_largest_safe_value(seed, tolerance, monkeypatch):
     monkeypatch.setattr(pruned_mass, "_CHUNK_NUMBERS_CPU", 2**14)
     inputs, grid = random_inputs(seed, tolerance), (16, 8)
     slack = pruned_mass.threshold_slack(inputs, *grid, tolerance)
@@ -106,7 +106,7 @@ def test_at_the_slack_no_row_reaches_epsilon_and_just_above_one_does(seed, toler
 
 
 def small_model(tolerance: float | None = -10.0) -> FoXForCausalLM:
-    """A random FoX (Pro) of bytes: one head a layer forgets at once, the other hardly."""
+    """A random byte-level FoX (Pro): one head per layer forgets immediately, the other hardly."""
     torch.manual_seed(0)
     model = FoXForCausalLM(
         FoXConfig.pro(
@@ -123,7 +123,7 @@ def small_batches(rows: int = 2, length: int = 320) -> list[tuple[torch.Tensor, 
     return [(row[None], row.roll(-1)[None]) for row in ids]
 
 
-def test_one_pass_gives_the_mean_loss_and_leaves_out_what_has_no_label():
+def test_one_pass_returns_the_mean_loss_over_labelled_tokens():
     model, batches, layers = small_model(), small_batches(), []
     loss, tokens = one_pass(model, batches, SMALL, lambda layer, _: layers.append(layer), "")
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_one_pass_gives_the_mean_loss_and_leaves_out_what_has_no_label():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_sweep_grows_with_epsilon_and_stays_under_it(dtype):
+def test_swept_mass_grows_with_epsilon_and_stays_below_it(dtype):
     model = small_model(tolerance=None)
     rows = measure_epsilon_sweep(model, small_batches(), PassSettings(dtype, "small"), TOLERANCES)
     assert model.config.log_pruning_tolerance is None
@@ -150,11 +150,11 @@ def test_sweep_grows_with_epsilon_and_stays_under_it(dtype):
     assert (frame["block_pruned_ratio"] > 0).all()
     assert (frame["largest_pruned_mass"] < np.exp(frame["swept_log_pruning_tolerance"])).all()
     exact, _ = one_pass(model, small_batches(), PassSettings(dtype, "small"), lambda *_: None, "")
-    # Any other loss comes from epsilon and from rounding, of which bfloat16 has more.
+    # Other loss differences come from epsilon and rounding, which is larger in bfloat16.
     assert frame["loss_nats"].to_numpy() == pytest.approx(exact, abs=1e-3)
 
 
-def test_nothing_pruned_has_no_mass():
+def test_no_pruning_has_zero_mass():
     model = small_model()
     for block in model.model.layers:
         block.attn.fgate_proj.bias.data.fill_(20.0)
@@ -197,11 +197,11 @@ def test_pruned_mass_of_every_head(trained):
         assert row["median_pruned_mass"] == pytest.approx(np.median(mass))
         assert row["q90_pruned_mass"] <= row["q99_pruned_mass"] <= row["largest_pruned_mass"]
         assert row["threshold_nats"] < -10 - math.log(256)
-    # 4 x 4 blocks, of which 10 are causal; the forgetful heads keep the diagonal and its neighbour.
+    # 4 x 4 blocks, of which 10 are causal; local heads keep the diagonal and its neighbour.
     assert [row["pruned_ratio"] for row in rows] == [0.3, 0.0, 0.3, 0.0]
 
 
-def test_block_size_is_the_serial_count_and_only_falls(trained):
+def test_block_size_sweep_matches_the_serial_count_and_decreases(trained):
     rows = trained.on_heldout(measure_block_size, "sweep_tokens")
     assert [row["block_tokens"] for row in rows] == [1, 16, 32, 64, 128, 256]
     ratios = [row["pruned_ratio"] for row in rows]
@@ -228,7 +228,7 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.mark.parametrize("source", [("--text", "text.txt"), ("--token-ids", "tokens.npy")])
-def test_command_on_a_checkpoint_writes_what_it_measured(checkpoint, source):
+def test_checkpoint_command_writes_its_measurements(checkpoint, source):
     csv = checkpoint / "out" / "sweep.csv"
     words = ["--context-length", "320", "--log-pruning-tolerance", "-2", "-10.5", "--csv", str(csv)]
     assert sweep_epsilon.main([str(checkpoint / "fox"), source[0], str(checkpoint / source[1]), *words]) == 0
@@ -238,7 +238,7 @@ def test_command_on_a_checkpoint_writes_what_it_measured(checkpoint, source):
     assert (frame["context_length_tokens"] == 320).all() and (frame["measured_tokens"] == 960).all()
 
 
-def test_batches_of_a_checkpoint_have_no_loss_where_no_token_follows(checkpoint):
+def test_last_tokens_of_checkpoint_batches_have_no_loss(checkpoint):
     found = TextCheckpoint(checkpoint / "fox")
     ids = found.input_ids(256, 700, text=checkpoint / "text.txt")
     model, batches = found.load(torch.device("cpu")), labelled_batches(ids, torch.device("cpu"))

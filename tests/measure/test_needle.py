@@ -1,4 +1,4 @@
-"""The needle test: what a model is asked, and the metrics that come of it."""
+"""The needle test: prompts to a model, and the resulting metrics."""
 
 import copy
 import dataclasses
@@ -25,7 +25,7 @@ from tests.suites import with_measure, write_suite
 
 
 class Copier:
-    """Answers what stood behind the latest place of the prompt's last eight bytes, or x: a perfect finder."""
+    """Perfect retrieval: copies what followed the last occurrence of the prompt's final eight bytes, or x."""
 
     def __init__(self):
         self.parameter = torch.nn.Parameter(torch.zeros(1))
@@ -50,7 +50,7 @@ class Copier:
         return torch.stack([row[-input_ids.shape[1] :] for row in rows])[..., None]
 
     def _next(self, row):
-        """What follows each position; a wrong byte for all that was not seen before."""
+        """The byte after each position; a wrong byte for unseen contexts."""
         row = [int(x) for x in row]
         seen, following = {}, torch.full((len(row),), ord("x"))
         for end in range(8, len(row) + 1):
@@ -71,7 +71,7 @@ def ask(model, trials=None, **changes):
     return trial.try_needle(model, trials, [700, 600], [0, 0.5, 1], **arguments | changes)
 
 
-def test_each_fact_is_hidden_in_one_haystack_in_turn():
+def test_facts_are_assigned_to_haystacks_in_turn():
     needles = tokenise_needles(BYTES.encode, BYTES.bos_id, "facts")
     hay = BYTES.encode("the fox and the dog. " * 100).astype(np.int64)
     trials = hide(needles, [hay, hay[21:]])
@@ -83,19 +83,19 @@ def test_each_fact_is_hidden_in_one_haystack_in_turn():
         assert row["answer"] == f"{deed}." and row["answer_recall"] == row["exact_match"] == 1
 
 
-def test_a_model_that_copies_finds_every_needle():
+def test_copying_model_finds_every_needle():
     rows = ask(Copier())
     keys = [(r["evaluated_length_tokens"], r["haystack_sample"], r["depth"]) for r in rows]
     assert keys == [(n, s, d) for n in (600, 700) for s in (0, 1) for d in (0, 0.5, 1)]
     for row in rows:
         assert row["answer_recall"] == 1 and row["exact_match"] == 1 and row["answer"] == DEED + "."
-        # Every byte has probability e^20 / (e^20 + 256); without the needle nearly none is foreseen.
+        # Every byte has probability e^20 / (e^20 + 256); without the needle almost none is predicted.
         right = -len(f" {DEED}.") * math.log1p(256 * math.exp(-20))
         assert row["answer_log_likelihood_nats"] == pytest.approx(right, abs=1e-4)
         assert row["answer_log_likelihood_without_needle_nats"] < -800
 
 
-def test_likelihood_is_that_of_the_whole_pass():
+def test_likelihood_matches_the_full_forward():
     torch.manual_seed(0)
     model = FoXForCausalLM(FoXConfig.pro(vocab_size=257, hidden_size=32, num_hidden_layers=2, num_heads=2))
     prompts, answer = torch.randint(0, 256, (2, 40)), torch.randint(0, 256, (5,))
@@ -122,7 +122,7 @@ def trained(tmp_path, monkeypatch):
     return TrainedFoX(suite, suite.runs[0], task, task.build(), torch.device("cpu"), 0)
 
 
-def test_one_model_is_tried_with_and_without_pruning(trained):
+def test_one_model_is_evaluated_with_and_without_pruning(trained):
     rows = measure_needle(trained)
     assert {frozenset(row) for row in rows} == {frozenset(PAPER.metric("needle").columns)}
     assert [row["method"] for row in rows] == ["acp"] * 2 + ["exact"] * 2
@@ -135,11 +135,11 @@ def test_one_model_is_tried_with_and_without_pruning(trained):
 
 
 @pytest.mark.parametrize("tolerance", [-10.0, -0.001])
-def test_the_same_weights_differ_where_pruning_is_felt_and_only_there(trained, tolerance):
+def test_same_weights_differ_only_under_effective_pruning(trained, tolerance):
     trained.run = dataclasses.replace(trained.run, log_pruning_tolerance=tolerance)
     trained.model.set_log_pruning_tolerance(tolerance)
     scales = {"q_norm.weight": 0.1, "k_norm.weight": 0.1, "fgate_proj.weight": 0.0}
-    with torch.no_grad():  # delta is near, every head forgets alike, and what is pruned weighs something
+    with torch.no_grad():  # small delta and equal forgetting in all heads, so pruned weights are noticeable
         for name, weight in trained.model.named_parameters():
             weight.mul_(scales.get(".".join(name.split(".")[-2:]), 10.0 if weight.ndim == 2 else 1.0))
         for block in trained.model.model.layers:
@@ -151,7 +151,7 @@ def test_the_same_weights_differ_where_pruning_is_felt_and_only_there(trained, t
     assert 0 < noise["largest_difference_nats"] < 1e-4 and noise["differing_items"] > 100
     if tolerance == -10:
         assert max(row["largest_difference_nats"] for row in (loss, needle)) < 1e-4
-    else:  # fails if both were measured with pruning, or both without
+    else:  # fails if both are measured with pruning or both without
         assert loss["largest_difference_nats"] > 5 * noise["largest_difference_nats"]
         assert needle["differing_items"] == needle["items"] == 2 and needle["largest_difference_nats"] > 1e-3
     assert trained.model.config.log_pruning_tolerance == tolerance
@@ -159,7 +159,7 @@ def test_the_same_weights_differ_where_pruning_is_felt_and_only_there(trained, t
 
 
 @pytest.mark.parametrize("pruned", [True, False])
-def test_a_log_is_thinned_to_its_looks(trained, pruned):
+def test_log_is_thinned_to_its_evaluations(trained, pruned):
     if not pruned:
         trained.run = dataclasses.replace(trained.run, log_pruning_tolerance=None)
     folder = trained.run.folder
@@ -176,7 +176,7 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
     assert {frozenset(row) for row in rows} == {frozenset(PAPER.metric("training_log").columns)}
     steps = sorted({row["step"] for row in rows})
     assert steps[-1] == 400 and len(steps) <= 100 and {row["training_device"] for row in rows} == {"a chip"}
-    if pruned:  # 201 looks, of which every third, counted from the last
+    if pruned:  # every third of 201 evaluations, counted from the last
         assert steps == list(range(400 % 6, 401, 6)) and [row["layer"] for row in rows[:2]] == [0, 1]
         assert rows[-1]["pruned_ratio"] == 0.4
     else:

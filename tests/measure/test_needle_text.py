@@ -1,4 +1,4 @@
-"""The needle test's text: prompts by hand, scores, haystacks, and training text that holds needles."""
+"""Texts of the needle test: handwritten prompts, scores, haystacks, and training text with needles."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def bytes_needle(mode="easy"):
 # --- prompts and scores
 
 
-def test_the_needle_goes_behind_the_last_full_stop_before_its_depth():
+def test_needle_is_inserted_after_the_last_full_stop_before_its_depth():
     needle = bytes_needle()
     size = needle.haystack_tokens(600)
     hay = BYTES.encode(("The fox sleeps. " * 100)[:size]).astype(np.int64)
@@ -54,7 +54,7 @@ def test_the_needle_goes_behind_the_last_full_stop_before_its_depth():
         assert before == (size if depth == 1 else text.rindex(".", 0, place) + 1 if depth else 0)
 
 
-def test_contexts_and_haystacks_that_are_too_short_say_what_would_do():
+def test_short_contexts_and_haystacks_report_the_required_length():
     needle = bytes_needle()
     least = 600 - needle.haystack_tokens(600) + 1
     with pytest.raises(UsageError, match=f"use a length of at least {least}"):
@@ -72,7 +72,7 @@ def test_contexts_and_haystacks_that_are_too_short_say_what_would_do():
         (f"never {DEED}", 1.0, False),
         (f"\n\n {DEED.upper()}", 1.0, True),
         ("eat a sandwich on the moon", 2 / 7, False),
-        (f"nothing\n{DEED}", 0.0, False),  # what comes later is no answer
+        (f"nothing\n{DEED}", 0.0, False),  # later text is not an answer
         ("a and in on", 0.0, False),
         ("", 0.0, False),
     ],
@@ -85,7 +85,7 @@ def test_scores(answer, share, exact):
 # --- haystacks
 
 
-def test_pieces_of_a_text_begin_evenly_apart_and_go_round():
+def test_text_pieces_are_evenly_spaced_and_wrap_around():
     texts = [Document("a", b"abcdef", b""), Document("b", b"ghij", b"")]
     pieces = haystack.text_haystacks(texts, BYTES.encode, 6, 3)
     assert [BYTES.decode(piece) for piece in pieces] == ["abcdef", "defghi", "ghijab"]
@@ -93,7 +93,7 @@ def test_pieces_of_a_text_begin_evenly_apart_and_go_round():
         haystack.text_haystacks(texts, BYTES.encode, 11, 1)
 
 
-def test_heldout_pieces_are_whole_sequences_of_one_place_each(tmp_path, monkeypatch):
+def test_heldout_pieces_are_complete_contiguous_sequences(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     corpus = prepare(load_suite("mini").file.data)
@@ -108,7 +108,7 @@ def test_heldout_pieces_are_whole_sequences_of_one_place_each(tmp_path, monkeypa
 # --- training text
 
 
-def test_facts_are_asked_for_as_they_were_stated_and_share_nothing_with_the_test():
+def test_training_facts_are_asked_as_stated_and_disjoint_from_test_facts():
     generator = np.random.default_rng(0)
     found = [fact for fact, _ in zip(documents.facts(generator, []), range(300), strict=False)]
     bare = 0
@@ -123,7 +123,7 @@ def test_facts_are_asked_for_as_they_were_stated_and_share_nothing_with_the_test
     assert len({asked for _, asked in found}) == 300
 
 
-def test_a_document_has_its_length_and_states_each_fact_before_it_asks():
+def test_document_has_its_length_and_states_each_fact_before_the_question():
     words = " ".join(f"w{number}" for number in range(2000))
     filler = BYTES.encode(words)
     document = documents.needle_document(filler, BYTES, np.random.default_rng(1))
@@ -140,7 +140,7 @@ def test_a_document_has_its_length_and_states_each_fact_before_it_asks():
     assert (documents.needle_document(short, BYTES, np.random.default_rng(1)) == short).all()
 
 
-def test_a_run_with_needles_has_them_in_its_share_and_pairs_read_the_same(tmp_path, monkeypatch):
+def test_needle_runs_have_the_requested_share_and_pairs_share_their_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, NEEDLES)
     suite = load_suite("mini")

@@ -1,4 +1,4 @@
-"""The timer: an order that favours no call, so that a method against itself gives 1; and peak memory."""
+"""The timer: a balanced order, so that a method against itself has ratio 1; and peak memory."""
 
 import itertools
 from collections import Counter
@@ -21,8 +21,8 @@ SLOWED = {
 
 @pytest.mark.parametrize("slowed", SLOWED)
 @pytest.mark.parametrize("repeats", [1, 3, 9, 10])
-def test_a_method_against_itself_is_1_whatever_place_is_slowed(slowed, repeats):
-    """With one order for all turns the ratio is 1.04, or 1 / 1.04."""
+def test_method_against_itself_has_ratio_1_despite_a_slow_slot(slowed, repeats):
+    """With a fixed order in all rounds, the ratio would be 1.04 or 1 / 1.04."""
     index = itertools.count()
     calls = {"one": lambda: None, "other": lambda: None}
     times = interleaved(calls, CPU, repeats, lambda *_: SLOWED[slowed](next(index)))
@@ -31,7 +31,7 @@ def test_a_method_against_itself_is_1_whatever_place_is_slowed(slowed, repeats):
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
-def test_each_has_every_place_and_every_other_before_it_equally_often(count):
+def test_measurement_order_balances_positions_and_predecessors(count):
     turns = list(orders(range(count), 2 * count))
     assert all(sorted(turn) == list(range(count)) for turn in turns)
     assert set(Counter((place, name) for turn in turns for place, name in enumerate(turn)).values()) == {2}
@@ -39,7 +39,7 @@ def test_each_has_every_place_and_every_other_before_it_equally_often(count):
     assert len(before) == count * (count - 1) and set(before.values()) == {2}
 
 
-def test_warm_ups_do_not_count_and_a_failure_is_the_callers():
+def test_warm_ups_are_excluded_and_failures_propagate():
     made = []
     times = interleaved({"one": lambda: made.append(1)}, CPU, 2, warm_ups=3)
     assert len(made) == 5 and len(times["one"]) == 2
@@ -51,7 +51,7 @@ def event(ts, size, device=0):
     return {"name": "[memory]", "ts": ts, "args": {"Bytes": size, "Device Type": device}}
 
 
-def test_the_largest_sum_is_of_what_lives_at_once():
+def test_peak_memory_is_the_largest_sum_of_live_tensors():
     events = [event(3, 50), event(1, 100), event(2, -100), event(2.5, 999, device=1), {"name": "aten::add"}]
     assert largest_sum(events) == 100
     assert largest_sum([]) == 0
@@ -62,7 +62,7 @@ def test_peak_memory_on_a_cpu():
         one = torch.zeros(first)  # float32
         del one
         two = torch.zeros(25_000)
-        return two + 1  # two at once
+        return two + 1  # two live tensors
 
     assert peak_memory(lambda: work(100_000), CPU) == pytest.approx(400_000, rel=0.01)
     assert peak_memory(lambda: work(10), CPU) == pytest.approx(200_000, rel=0.01)

@@ -1,4 +1,4 @@
-"""Whole training steps on random tokens: their records, what stands still, and the figure's arithmetic."""
+"""Full training steps on random tokens: results, unchanged weights, and the arithmetic of the figure."""
 
 import pandas as pd
 import pytest
@@ -22,7 +22,7 @@ def run(tmp_path, monkeypatch):
     return load_suite("mini").runs[0]
 
 
-def test_records_of_both_methods_and_weights_that_stand_still(run, monkeypatch):
+def test_training_steps_measure_both_methods_without_changing_weights(run, monkeypatch):
     made = []
     real = training_steps._ours
     monkeypatch.setattr(training_steps, "_ours", lambda *args: made.append(real(*args)) or made[-1])
@@ -40,7 +40,7 @@ def test_records_of_both_methods_and_weights_that_stand_still(run, monkeypatch):
     assert nats.tolist() == pytest.approx([-0.2, -1e-4], rel=1e-3)  # of two heads, one is local
 
 
-def test_every_number_of_ranks_is_measured_into_one_record(run, monkeypatch):
+def test_every_number_of_ranks_is_measured_into_one_result(run, monkeypatch):
     launched = []
 
     def ranks(number, module, arguments):
@@ -52,14 +52,14 @@ def test_every_number_of_ranks_is_measured_into_one_record(run, monkeypatch):
     words = ["--suite", "mini", "--vocab-size", "301", "512", "--nproc", "1", "2", "--device", "cpu"]
     assert command([*words, "--parallel", "ddp", "fsdp", "--repeats", "1", "--steps", "1"]) == 0
     assert launched == [(1, "ddp"), (2, "ddp"), (2, "fsdp")]
-    table = read_records(load_suite("mini"), "training_step")  # each launch here is of one rank
+    table = read_records(load_suite("mini"), "training_step")  # each launch here has one rank
     assert sorted(zip(table["vocab_size"], table["method"], strict=True)) == [
         *((301, "acp"), (301, "exact")),
         *((512, "acp"), (512, "exact")),
     ]
 
 
-def test_linear_growth_is_counted_from_the_fewest_ranks():
+def test_scaling_is_relative_to_the_fewest_ranks():
     setting = {"architecture": "pro", "size": "125M", "context_length_tokens": 4096, "vocab_size": 50_257}
     rows = [
         {**setting, "implementation": name, "method": "acp", "ranks": n, "parallel": mode}

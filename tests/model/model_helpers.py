@@ -1,4 +1,4 @@
-"""What several tests of ``acp_repro.model`` share."""
+"""Helpers shared by tests of ``acp_repro.model``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SMALL = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_heads
 
 
 def with_strong_gates(model: FoXForCausalLM) -> FoXForCausalLM:
-    """Half of the heads forget fast and half slowly, and norms are not 1, as after training."""
+    """Sets half of the heads to forget fast and half slowly, with norms other than 1 as after training."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -25,6 +25,6 @@ def with_strong_gates(model: FoXForCausalLM) -> FoXForCausalLM:
 
 
 def relative_error(value: torch.Tensor, right: torch.Tensor) -> float:
-    """Norm of the difference over the norm of what is right."""
+    """Norm of the difference divided by the norm of the reference."""
     value, right = value.detach().double(), right.detach().double()
     return ((value - right).norm() / right.norm()).item()

@@ -1,4 +1,4 @@
-"""A model that reads shards of sequences, on ranks with gloo, against the model in one process."""
+"""A model on sequence shards, on ranks with gloo, against the model in one process."""
 
 from pathlib import Path
 
@@ -13,14 +13,14 @@ from tests.ranks import run_on
 
 OPTIONS = [
     {},
-    {"cu_seqlens": torch.tensor([0, 128, 200, 256, 384, 512])},  # documents end at edges of chunks
+    {"cu_seqlens": torch.tensor([0, 128, 200, 256, 384, 512])},  # documents end at chunk boundaries
     {"seq_start": torch.tensor([128])},
     {"seq_start": torch.tensor([300])},  # one rank's first chunk is padding
 ]
 
 
 def loss_and_gradients(model, ids, labels, group, **options):
-    """The loss of every token of the whole sequence, and the gradients of all weights."""
+    """The loss of every token of the full sequence, and the gradients of all weights."""
     given = [ids, labels]
     if group is not None:
         given = [shard_sequence(x, group) for x in given]
@@ -63,5 +63,5 @@ def check_models():
     dist.destroy_process_group()
 
 
-def test_a_model_on_shards_computes_what_it_computes_on_the_whole():
+def test_sharded_model_equals_the_unsharded_model():
     assert run_on(2, Path.cwd(), check_models) == [(0, "")] * 2

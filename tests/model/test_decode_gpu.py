@@ -1,4 +1,4 @@
-"""On a real GPU: a decoding step in a CUDA graph is the step without one, through growth and eviction."""
+"""On a GPU: a decoding step in a CUDA graph equals the eager step, through cache growth and eviction."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def model():
 @pytest.mark.parametrize("architecture", ["pro", "llama", "rope"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_graph_gives_the_answers_of_the_steps(monkeypatch, architecture, dtype, padded):
-    """Also after a prompt whose rows went in parts."""
+def test_cuda_graph_equals_eager_steps(monkeypatch, architecture, dtype, padded):
+    """Covers a prompt whose rows were processed in chunks."""
     model = with_strong_gates(FoXForCausalLM(getattr(FoXConfig, architecture)(**SMALL))).cuda().to(dtype)
     ids = torch.randint(0, SMALL["vocab_size"], (3, 600), device="cuda")
     seq_start = torch.tensor([0, 90, 1], device="cuda") if padded else None
@@ -38,17 +38,17 @@ def test_a_graph_gives_the_answers_of_the_steps(monkeypatch, architecture, dtype
             logits.append((step(ids[:, t]) if graph else step._run(ids[:, t])).clone())
         found.append(torch.stack(logits, 1))
     assert 1 <= step.captures <= 4
-    # Products may take another workspace in a graph, and sum in another order.
+    # Matrix products in a graph may use another workspace and summation order.
     assert relative_error(found[1], found[0]) < (1e-5 if dtype == torch.float32 else 0.02)
     whole = model(ids, seq_start=seq_start)[:, 300:].float()
-    # Two right implementations in this dtype: products of one row and of many sum in another order.
+    # Two correct implementations in this dtype: products of one and many rows differ in summation order.
     assert relative_error(found[1], whole) < (2e-4 if dtype == torch.float32 else 0.05)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("late", [False, True])
-def test_a_cache_that_records_its_past_is_stepped_without_a_graph(late, model):
-    """What it records grows with every token, which a graph would not see."""
+def test_recording_cache_is_stepped_without_a_graph(late, model):
+    """The record grows with every token, which a graph cannot replay."""
     ids = torch.randint(0, SMALL["vocab_size"], (2, 60), device="cuda")
     cache = FoXCache(2, max_length=100)
     if not late:
@@ -83,18 +83,18 @@ def test_hooks_are_called_at_every_step(model):
 
 
 @torch.no_grad()
-def test_generate_under_autocast_is_greedy(model):
+def test_generation_under_autocast_is_greedy(model):
     prompt = torch.randint(0, SMALL["vocab_size"], (2, 100), device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         ids = model.generate(prompt, 200)
         logits = model(ids)[:, 99:-1].float()
     best = logits.amax(-1)
     chosen = logits.gather(-1, ids[:, 100:, None])[..., 0]
-    assert (best - chosen).max() < 0.1 * logits.std()  # equal but for near-ties
+    assert (best - chosen).max() < 0.1 * logits.std()  # equal except for near-ties
 
 
 @torch.no_grad()
-def test_sampling_follows_its_generator_with_a_graph(model):
+def test_sampling_in_a_graph_follows_its_generator(model):
     prompt = torch.randint(0, SMALL["vocab_size"], (2, 10), device="cuda")
     draws = [
         model.generate(prompt, 100, 1.0, torch.Generator("cuda").manual_seed(seed), top_p=0.9)
@@ -104,7 +104,7 @@ def test_sampling_follows_its_generator_with_a_graph(model):
 
 
 def in_threads(*calls):
-    """What the calls return, made at once; the first error that one of them raises."""
+    """Returns the results of concurrent calls; raises the first error."""
     results, errors = {}, []
 
     def work(n, call):
@@ -125,20 +125,20 @@ def in_threads(*calls):
 
 
 def assert_greedy(model, ids, prompt):
-    """Every token is the likeliest, but for near-ties."""
+    """Asserts that every token is the most likely, except for near-ties."""
     logits = model(ids)[:, prompt - 1 : -1].float()
     chosen = logits.gather(-1, ids[:, prompt:, None])[..., 0]
     assert (logits.amax(-1) - chosen).max() < 1e-2 * logits.std()
 
 
 @torch.no_grad()
-def test_another_thread_takes_memory_while_a_step_is_captured(monkeypatch, model):
+def test_another_thread_allocates_during_graph_capture(monkeypatch, model):
     prompt = torch.randint(0, SMALL["vocab_size"], (2, 50), device="cuda")
     run, met = DecodeStep._run, []
 
     def prefill_elsewhere():
         with torch.no_grad():
-            held = torch.empty(2**28, device="cuda")  # none is left over: a capture empties the allocator
+            held = torch.empty(2**28, device="cuda")  # new memory: a capture empties the allocator
             return model(prompt, cache=FoXCache(2, max_length=60))[:, -1].sum().item() + len(held)
 
     def run_beside_another(self, tokens):
@@ -154,11 +154,11 @@ def test_another_thread_takes_memory_while_a_step_is_captured(monkeypatch, model
 
 
 @torch.no_grad()
-def test_threads_that_generate_at_once(model):
+def test_concurrent_threads_generate_correctly(model):
     prompts = [torch.randint(0, SMALL["vocab_size"], (2, 50 + n), device="cuda") for n in range(4)]
-    model.generate(prompts[0], 3)  # compiled, so that the threads meet
+    model.generate(prompts[0], 3)  # compiles first, so that the threads overlap
     calls = [lambda prompt=prompt: model.generate(prompt, 40) for prompt in prompts]
-    calls.append(lambda: model.generate(prompts[0], 40, 1.0, top_p=0.9))  # from the generator of PyTorch
+    calls.append(lambda: model.generate(prompts[0], 40, 1.0, top_p=0.9))  # PyTorch's global generator
     for _ in range(3):
         *found, drawn = in_threads(*calls)
         assert drawn.shape == (2, 90)

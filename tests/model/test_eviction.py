@@ -1,7 +1,7 @@
-"""Memory goes down and answers stay: the cache against the training-time forward, which evicts nothing.
+"""Eviction reduces memory and preserves outputs: the cache against the training forward, which never evicts.
 
-Log epsilon is -30, so what may be pruned (1e-13 of a row's weights) is far under rounding: the budget is
-that of two right implementations of one formula, with sums in another order.
+Log epsilon is -30, so the pruned weight (1e-13 of a row) is far below rounding: the error budget is that of
+two correct implementations of one formula with different summation orders.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST = 640
 
 
 def make_model(architecture="pro", local_bias=-8.0, global_bias=6.0, **fields):
-    """Half of the heads see a token or two; with log epsilon -30 some blocks of 64 are still pruned."""
+    """Half of the heads attend to one or two tokens; log epsilon -30 still prunes some blocks of 64."""
     torch.manual_seed(0)
     config = getattr(FoXConfig, architecture)(**{**SMALL, "log_pruning_tolerance": -30.0, **fields})
     model = with_strong_gates(FoXForCausalLM(config))
@@ -45,7 +45,7 @@ MODELS["rope"] = with_strong_gates(FoXForCausalLM(FoXConfig.rope(**SMALL))).requ
 
 
 @torch.no_grad()
-def in_parts(model, ids, cuts, cache, seq_start=None):
+def run_in_chunks(model, ids, cuts, cache, seq_start=None):
     edges = [0, *cuts, ids.shape[1]]
     return torch.cat(
         [
@@ -57,8 +57,8 @@ def in_parts(model, ids, cuts, cache, seq_start=None):
 
 
 @st.composite
-def parts(draw):
-    """A length and where it is cut: in one go, in chunks, token by token at the end."""
+def chunks(draw):
+    """A length and its chunk boundaries: one chunk, several chunks, single tokens at the end."""
     length = draw(st.integers(2, 420))
     chunks = draw(st.lists(st.integers(1, length - 1), max_size=4, unique=True))
     single = draw(st.integers(0, min(12, length - 1)))
@@ -66,14 +66,14 @@ def parts(draw):
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(parts=parts(), architecture=st.sampled_from([*MODELS]), evict=st.booleans(), padded=st.booleans())
-def test_answers_are_those_of_the_whole_forward(parts, architecture, evict, padded):
-    """With and without eviction, for rows of different lengths, however the text is cut."""
-    model, (length, cuts) = MODELS[architecture], parts
+@given(chunks=chunks(), architecture=st.sampled_from([*MODELS]), evict=st.booleans(), padded=st.booleans())
+def test_cached_decoding_equals_the_full_forward(chunks, architecture, evict, padded):
+    """With and without eviction, for rows of different lengths and any chunking."""
+    model, (length, cuts) = MODELS[architecture], chunks
     ids = torch.randint(0, SMALL["vocab_size"], (2, length), generator=torch.Generator().manual_seed(length))
     seq_start = torch.tensor([0, length * 2 // 3]) if padded else None
     cache = FoXCache(2, max_length=LONGEST if evict else None)
-    found = in_parts(model, ids, cuts, cache, seq_start)
+    found = run_in_chunks(model, ids, cuts, cache, seq_start)
     for row in range(2):
         real = 0 if seq_start is None else int(seq_start[row])
         whole = model(ids[row : row + 1, real:])
@@ -84,8 +84,8 @@ def test_answers_are_those_of_the_whole_forward(parts, architecture, evict, padd
     ("architecture", "prompt", "starts"), [("pro", 64, [0, 63]), ("llama", 129, [9, 40]), ("pro", 190, None)]
 )
 @torch.no_grad()
-def test_what_a_step_leaves_out_weighs_less_than_epsilon(architecture, prompt, starts, monkeypatch):
-    """Of every row by its exact weights, keys that were evicted too, past the borders of blocks."""
+def test_pruned_weights_of_a_step_sum_below_epsilon(architecture, prompt, starts, monkeypatch):
+    """Checks every row by its exact weights, including evicted keys, across block boundaries."""
     model, length = make_model(architecture, -3.0, -0.3, log_pruning_tolerance=-10.0), prompt + 68
     ids = torch.randint(0, SMALL["vocab_size"], (2, length), generator=torch.Generator().manual_seed(1))
     attend, past, left_out = LayerCache.attend, {}, []
@@ -104,20 +104,20 @@ def test_what_a_step_leaves_out_weighs_less_than_epsilon(architecture, prompt, s
     monkeypatch.setattr(LayerCache, "attend", see)
     for longest in (length, None):
         cache = FoXCache(2, max_length=longest)
-        in_parts(model, ids, [*range(prompt, length)], cache, starts and torch.tensor(starts))
+        run_in_chunks(model, ids, [*range(prompt, length)], cache, starts and torch.tensor(starts))
         assert bool(cache.evicted_at) == (architecture == "pro" and longest is not None)
         assert 0 < max(left_out) < math.exp(-10) and cache.length == length
         past.clear(), left_out.clear()
 
 
-def test_local_heads_give_blocks_back_and_global_heads_keep_them():
+def test_local_heads_free_blocks_and_global_heads_keep_them():
     model, length = MODELS["pro"], 400
     ids = torch.randint(0, SMALL["vocab_size"], (2, length), generator=torch.Generator().manual_seed(1))
     use = {}
     for name, longest in (("evicting", LONGEST), ("keeping", None)):
         cache = FoXCache(2, max_length=longest)
         assert not cache.no_eviction_reason
-        in_parts(model, ids, [370, *range(371, length)], cache)
+        run_in_chunks(model, ids, [370, *range(371, length)], cache)
         use[name] = cache.memory()
         assert ("unless FoXCache is given a max_length" in cache.no_eviction_reason) == (name == "keeping")
     blocks = -(-length // BLOCK_SIZE)
@@ -125,18 +125,18 @@ def test_local_heads_give_blocks_back_and_global_heads_keep_them():
     assert one == BLOCK_SIZE * (2 * 16 * 4 + 8)
     kept, whole = use["evicting"], use["keeping"]
     assert (whole.per_head == blocks * one).all()
-    assert (kept.per_head[..., 0::2] <= 2 * one).all()  # local: where the newest token is, and one before
+    assert (kept.per_head[..., 0::2] <= 2 * one).all()  # local: the newest block and its predecessor
     assert (kept.per_head[..., 1::2] == blocks * one).all()
-    # A table shared by the layer frees nothing, for one of its heads is global.
+    # A table shared by the layer frees nothing, because one of its heads is global.
     assert (kept.per_layer == 4 * blocks * one).all()
     assert int(kept.per_head.sum()) <= kept.allocated < 0.8 * whole.allocated
-    # A prefill takes blocks for what it keeps, no more.
+    # A prefill allocates only blocks that it keeps.
     cache = FoXCache(2, max_length=LONGEST)
     model(ids, cache=cache)
     assert cache.layers[0].pool.allocated_bytes < 0.75 * 2 * 4 * blocks * one
 
 
-def test_memory_is_flat_over_a_long_stream():
+def test_memory_stays_constant_over_a_long_stream():
     model = make_model(global_bias=-8.0, hidden_size=32, num_heads=2, num_hidden_layers=2)
     cache = FoXCache(2, max_length=10**6)
     ids = torch.randint(
@@ -150,18 +150,18 @@ def test_memory_is_flat_over_a_long_stream():
                 allocated.append(cache.memory().allocated)
     assert cache.length == 960 and cache.dropped_columns > 10
     assert max(allocated[1:]) == allocated[1] <= 2 * 2 * 12 * cache.layers[0].pool.block_bytes
-    # The last tokens see what they would without all that was dropped.
+    # The last tokens have the same outputs without the evicted keys.
     with torch.no_grad():
         alone = model(ids.repeat(1, 30))[:, -DECODE_TOKENS:]
     assert relative_error(logits, alone) < 1e-5
 
 
 @torch.no_grad()
-def test_cropping_goes_back_as_far_as_nothing_was_evicted():
+def test_cropping_stops_at_the_last_eviction():
     model = MODELS["pro"]
     ids = torch.randint(0, SMALL["vocab_size"], (2, 400), generator=torch.Generator().manual_seed(1))
     cache = FoXCache(2, max_length=LONGEST)
-    in_parts(model, ids[:, :300], [], cache)
+    run_in_chunks(model, ids[:, :300], [], cache)
     with pytest.raises(
         ValueError, match=r"keys were evicted at length 300, so the cache cannot go back to 297"
     ):
@@ -170,34 +170,34 @@ def test_cropping_goes_back_as_far_as_nothing_was_evicted():
         with pytest.raises(ValueError, match=f"cannot remove {wrong} tokens"):
             cache.crop(wrong)
     keeping = FoXCache(2)
-    in_parts(model, ids[:, :300], [], keeping)
+    run_in_chunks(model, ids[:, :300], [], keeping)
     with pytest.raises(ValueError, match="token shift's inputs of 3 tokens ago are not held"):
         keeping.crop(3)
     keeping.record_past()
-    in_parts(model, ids[:, 300:305], [], keeping)
+    run_in_chunks(model, ids[:, 300:305], [], keeping)
     keeping.crop(5)
     with pytest.raises(ValueError, match="token shift's inputs of 1 tokens ago are not held"):
         keeping.crop(1)
     cache.record_past()
     allocated = set()
     for _ in range(2):
-        in_parts(model, ids[:, 300:390], range(60, 90), cache)
+        run_in_chunks(model, ids[:, 300:390], range(60, 90), cache)
         assert "record_past" in cache.no_eviction_reason
         allocated.add(cache.memory().allocated)
-        cache.crop(90)  # to where keys were evicted, and no further
+        cache.crop(90)  # at most back to the last eviction
         with pytest.raises(ValueError, match="keys were evicted at length 300"):
             cache.crop(1)
     assert len(allocated) == 1
-    in_parts(model, ids[:, 300:390], range(60, 90), cache)
+    run_in_chunks(model, ids[:, 300:390], range(60, 90), cache)
     cache.crop(80)
     assert cache.length == 310
-    found = in_parts(model, ids[:, 310:], [40], cache)
+    found = run_in_chunks(model, ids[:, 310:], [40], cache)
     assert relative_error(found, model(ids)[:, 310:]) < 2e-5
 
 
 @torch.no_grad()
-def test_a_step_under_a_lower_delta_reads_blocks_that_were_skipped():
-    """A delta that may fall skips blocks for one step alone."""
+def test_step_with_a_lower_delta_reads_blocks_skipped_before():
+    """If delta may decrease, blocks are skipped for one step only."""
     generator, core, cache = torch.Generator().manual_seed(0), ForgettingAttentionCore(), FoXCache(1)
     q, k, v = torch.randn(3, 1, 2, 202, 16, generator=generator)
     gates, pruning = torch.full((1, 2, 202), -0.02), torch.full((1, 2), -1.0)
@@ -211,7 +211,7 @@ def test_a_step_under_a_lower_delta_reads_blocks_that_were_skipped():
     assert min(errors[:2]) > 0.01 and errors[2] < 1e-6
 
 
-def test_a_pool_gives_its_memory_back_when_most_blocks_are_free():
+def test_pool_releases_memory_when_most_blocks_are_free():
     table = torch.arange(1, 241, dtype=torch.int32).view(2, 3, 40)
     pool = BlockPool(torch.zeros(2, 3, 1, 16), table, 240)
     full = pool.allocated_bytes
@@ -219,8 +219,8 @@ def test_a_pool_gives_its_memory_back_when_most_blocks_are_free():
     assert pool.allocated_bytes < full / 4
 
 
-def test_the_longest_key_of_each_head_is_the_longest_so_far():
-    """Under measured norms it bounds all past keys, so that they need not be read again."""
+def test_largest_key_norm_of_each_head_is_a_running_maximum():
+    """With measured norms, the maximum bounds all past keys, so they need not be reread."""
     k, layer = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0)), FoXCache(1).layers[0]
     for first, end in itertools.pairwise((0, 5, 6, 9)):
         longest = layer.longest_key(k[:, :, first:end])
@@ -228,24 +228,24 @@ def test_the_longest_key_of_each_head_is_the_longest_so_far():
 
 
 @torch.no_grad()
-def test_a_prefill_keeps_the_blocks_that_its_last_token_reads():
-    """The boundary of Algorithm 1 for that token, also if the tokens come in two chunks."""
+def test_prefill_keeps_the_blocks_read_by_its_last_token():
+    """Compares with the boundary of Algorithm 1 for that token, also for two chunks."""
     model = make_model("pro", -3.0, -0.3, log_pruning_tolerance=-10.0)
     ids = torch.randint(0, SMALL["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(1))
-    for length in (64, 300, *range(65, 95)):  # at some of them, one gate decides
-        whole, parts, seen = FoXCache(2, max_length=LONGEST), FoXCache(2, max_length=LONGEST), []
+    for length in (64, 300, *range(65, 95)):  # at some lengths, one gate decides
+        whole, chunks, seen = FoXCache(2, max_length=LONGEST), FoXCache(2, max_length=LONGEST), []
         with watch_attention(model, lambda _, inputs, seen=seen: seen.append(inputs)):
             model(ids[:, :length], cache=whole)
         found = [inputs.boundary(1, BLOCK_SIZE)[..., -1] for inputs in seen]
-        in_parts(model, ids[:, :length], [length - 20], parts)
-        for cache in (whole, parts):
+        run_in_chunks(model, ids[:, :length], [length - 20], chunks)
+        for cache in (whole, chunks):
             held = [layer.first_resident_block for layer in cache.layers]
             assert all(torch.equal(a, b) for a, b in zip(held, found, strict=True))
 
 
 @torch.no_grad()
-def test_blocks_of_padding_are_not_held():
-    """By global heads too, which hold all else."""
+def test_padding_blocks_are_not_allocated():
+    """Global heads, which keep all other blocks, do not allocate padding either."""
     ids = torch.randint(0, SMALL["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(1))
     cache = FoXCache(2, max_length=LONGEST)
     MODELS["pro"](ids, cache=cache, seq_start=torch.tensor([0, 200]))
@@ -255,7 +255,7 @@ def test_blocks_of_padding_are_not_held():
 
 @torch.no_grad()
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
-def test_a_chunk_that_reads_the_past_row_by_row_is_as_all_rows_at_once(architecture, monkeypatch):
+def test_reading_the_past_row_by_row_equals_reading_all_rows_at_once(architecture, monkeypatch):
     model = MODELS[architecture]
     ids = torch.randint(0, SMALL["vocab_size"], (3, 300), generator=torch.Generator().manual_seed(1))
     seen, found = [], []
@@ -271,5 +271,5 @@ def test_a_chunk_that_reads_the_past_row_by_row_is_as_all_rows_at_once(architect
         assert len(calls) == (1 if past_bytes > 1 else 3)
         seen.append([torch.cat(x) for x in zip(*calls, strict=True)])
     assert relative_error(found[1], found[0]) < 1e-5
-    # Each row has its own delta; where the keys begin depends on which rows are read together.
+    # Each row has its own delta; the first key depends on which rows are read together.
     torch.testing.assert_close(seen[1][0], seen[0][0], rtol=1e-4, atol=0)

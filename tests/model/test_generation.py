@@ -1,4 +1,4 @@
-"""Sampling against a slow sampler that is easy to read, and the properties of its filters."""
+"""Sampling against a simple, slow sampler, and the properties of its filters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from model_helpers import SMALL
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM, filter_logits, generation, stream_tokens
 from acp_repro.model.generation import choose_tokens
 
-# Few different values, so that ties come often.
+# Few distinct values, so that ties are frequent.
 LOGITS = st.lists(st.integers(-6, 6).map(lambda n: n / 2), min_size=1, max_size=12)
 TOP_K = st.none() | st.integers(1, 14)
 
 
-def kept_slowly(logits: list[float], top_k: int | None, top_p: float | None) -> list[int]:
-    """Token ids that are drawn from, by going through them from the likeliest on."""
+def reference_filter(logits: list[float], top_k: int | None, top_p: float | None) -> list[int]:
+    """Candidate token ids, from a loop over tokens in order of decreasing probability."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))[:top_k]
     weights = [math.exp(logits[token] - max(logits)) for token in order]
     kept, reached = [], 0.0
@@ -34,24 +34,24 @@ def kept_slowly(logits: list[float], top_k: int | None, top_p: float | None) -> 
 
 @settings(deadline=None, max_examples=200)
 @given(LOGITS, TOP_K, st.none() | st.sampled_from([0.123, 0.377, 0.618, 0.871]))
-def test_filters_keep_what_the_slow_ones_keep(logits, top_k, top_p):
+def test_filters_match_slow_reference_filters(logits, top_k, top_p):
     kept = filter_logits(torch.tensor(logits), top_k, top_p).isfinite().nonzero()[:, 0].tolist()
-    assert kept == kept_slowly(logits, top_k, top_p)
+    assert kept == reference_filter(logits, top_k, top_p)
 
 
-def test_top_p_keeps_no_more_tokens_than_reach_it():
+def test_top_p_keeps_the_smallest_sufficient_set():
     assert filter_logits(torch.zeros(4), top_p=0.5).isfinite().tolist() == [True, True, False, False]
 
 
-def test_the_smallest_temperatures_take_the_likeliest_token():
+def test_smallest_temperatures_select_the_most_likely_token():
     assert choose_tokens(torch.tensor([[1.0, 3.0, 2.0], [2.0, 1.0, -1.0]]), 1e-308).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (4, 0.8)])
-def test_draws_have_the_probabilities_of_the_slow_sampler(top_k, top_p):
+def test_samples_follow_the_probabilities_of_the_slow_sampler(top_k, top_p):
     logits, draws, temperature = [1.0, 0.2, 2.0, -1.0, 0.7], 20_000, 1.7
     scaled = [x / temperature for x in logits]
-    kept = kept_slowly(scaled, top_k, top_p)
+    kept = reference_filter(scaled, top_k, top_p)
     weights = torch.tensor([math.exp(x) if t in kept else 0.0 for t, x in enumerate(scaled)])
     p = weights / weights.sum()
     rows = torch.tensor(logits).expand(draws, -1)
@@ -62,13 +62,13 @@ def test_draws_have_the_probabilities_of_the_slow_sampler(top_k, top_p):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_no_token_is_chosen_from_damaged_logits(temperature):
+def test_invalid_logits_are_rejected(temperature):
     with pytest.raises(ValueError, match="hold NaN or infinity"):
         choose_tokens(torch.tensor([[0.0, 1.0], [math.nan, 0.0]]), temperature)
 
 
-def test_a_stream_is_what_the_whole_forward_pass_says(small_model, small_ids):
-    """A slow loop: the whole text through the model for each token, the same filters and draws."""
+def test_streamed_tokens_match_the_full_forward(small_model, small_ids):
+    """A slow loop: a full forward for each token, with the same filters and samples."""
     prompt, options = small_ids[:, :30], {"top_k": 20, "top_p": 0.9}
     small_model.set_log_pruning_tolerance(None)
     ids, generator = prompt, torch.Generator().manual_seed(3)
@@ -81,7 +81,7 @@ def test_a_stream_is_what_the_whole_forward_pass_says(small_model, small_ids):
     assert torch.equal(small_model.generate(prompt, 8, 1.3, generator, **options), ids)
 
 
-def test_a_stream_gives_each_token_before_the_next_is_computed(small_model, small_ids):
+def test_stream_yields_each_token_before_computing_the_next(small_model, small_ids):
     calls = []
     small_model.lm_head.register_forward_hook(lambda *_: calls.append(1))
     stream = stream_tokens(small_model, small_ids[:, :5], 3)
@@ -93,11 +93,11 @@ def test_a_stream_gives_each_token_before_the_next_is_computed(small_model, smal
 
 @torch.no_grad()
 @pytest.mark.parametrize(("tolerance", "padded"), [(None, False), (-10.0, True), (-400.0, True)])
-def test_many_rows_go_in_parts_and_each_counts_as_alone(
+def test_large_batches_are_split_and_rows_stay_independent(
     small_model, small_ids, monkeypatch, tolerance, padded
 ):
-    """Logits of the prompt have the bits of each part by itself; those after it are the same but for products
-    of more rows, whose sums may be in another order."""
+    """Prompt logits are bitwise identical to separate batches; later logits differ by the summation order of
+    products with more rows."""
     small_model.set_log_pruning_tolerance(tolerance)
     prompt = torch.cat((small_ids, small_ids.flip(1), small_ids[:1].roll(7, 1)))  # five rows
     start = torch.tensor([0, 3, 149, 0, 3]) if padded else None
@@ -111,7 +111,7 @@ def test_many_rows_go_in_parts_and_each_counts_as_alone(
         found = [generation.prefill(small_model, prompt[rows], cache, begin)]
         assert ("attention is exact" in cache.no_eviction_reason) == (tolerance is None)
         evicted.append(cache.evicted_at)
-        for begin, end in ((0, 1), (1, 2), (2, 52), (52, 53)):  # steps, and a chunk that takes new blocks
+        for begin, end in ((0, 1), (1, 2), (2, 52), (52, 53)):  # steps, and a chunk that allocates blocks
             found.append(small_model(prompt[rows, begin:end], cache)[:, -1])
         return found, cache
 
@@ -130,22 +130,22 @@ def test_many_rows_go_in_parts_and_each_counts_as_alone(
 
 
 @torch.no_grad()
-def test_rows_that_went_in_parts_can_be_taken_back(small_model, small_ids, monkeypatch):
+def test_split_batches_can_be_rolled_back(small_model, small_ids, monkeypatch):
     monkeypatch.setattr(generation, "PREFILL_TOKENS", 1)
     cache = FoXCache(2, max_length=120)
     cache.record_past()
     generation.prefill(small_model, small_ids[:, :100], cache)
     cache.crop(40)
-    twin = copy.deepcopy(cache)
-    for one in (cache, twin):
-        for _ in range(2):  # a copy goes on recording
+    copied = copy.deepcopy(cache)
+    for one in (cache, copied):
+        for _ in range(2):  # a copy continues recording
             found = small_model(small_ids[:, 60:90], cache=one)
             right = small_model(small_ids[:, :90])[:, 60:]
             torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
             one.crop(30)
 
 
-def test_stopping_tokens(small_model, small_ids):
+def test_generation_stops_at_stop_tokens(small_model, small_ids):
     prompt = small_ids[:, :20]
     whole = small_model.generate(prompt, 30)
     stop = int(whole[0, 25])
@@ -171,15 +171,15 @@ def test_stopping_tokens(small_model, small_ids):
         ({"max_new_tokens": -1}, "max_new_tokens must be 0 or more"),
     ],
 )
-def test_wrong_arguments_are_named_at_the_call(arguments, message):
+def test_invalid_arguments_are_rejected_at_the_call(arguments, message):
     model = FoXForCausalLM(FoXConfig.pro(**SMALL))
     with pytest.raises(ValueError, match=message):
         stream_tokens(model, torch.zeros(1, 1, dtype=torch.int64), **{"max_new_tokens": 1, **arguments})
 
 
 @torch.no_grad()
-def test_rows_of_different_lengths_go_on_as_alone(small_model, small_ids, monkeypatch):
-    """Padded on the left, and in chunks of which the first holds nothing of one row."""
+def test_rows_of_different_lengths_continue_independently(small_model, small_ids, monkeypatch):
+    """Padded on the left, in chunks of which the first contains only padding for one row."""
     monkeypatch.setattr(generation, "PREFILL_TOKENS", 1)  # chunks of 128 tokens
     prompt = small_ids[:, :150].clone()
     start = torch.tensor([0, 139])

@@ -1,4 +1,4 @@
-"""What the methods cost who imports them: torch alone."""
+"""Import dependencies of the methods: only torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_TORCH = (
 
 
 def run_without(names: tuple[str, ...], code: str) -> None:
-    """Runs ``code`` in a Python that has none of the libraries ``names``."""
+    """Runs ``code`` in a Python process without the libraries ``names``."""
     block = f"import sys\nfor name in {names!r}:\n    sys.modules[name] = None\n"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", block + code], capture_output=True, text=True, cwd=ROOT
@@ -22,7 +22,7 @@ def run_without(names: tuple[str, ...], code: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_importing_the_package_loads_no_torch():
+def test_importing_the_package_does_not_load_torch():
     run_without(
         (*NOT_TORCH, "torch"), "import acp_repro; assert set(acp_repro.__all__) <= set(dir(acp_repro))"
     )
@@ -46,7 +46,7 @@ for settings, name in ((PruningConfig, "tau"), (FoXConfig, "vocab_size"), (Reten
     )
 
 
-def test_the_methods_run_with_torch_alone():
+def test_methods_run_with_torch_only():
     run_without(
         NOT_TORCH,
         """
@@ -66,7 +66,7 @@ RetentionScorer(4, 2, 0.9)(torch.zeros(1, 3, 4))
     )
 
 
-def test_files_without_safetensors_name_what_to_install():
+def test_missing_safetensors_error_names_the_package_to_install():
     run_without(
         ("safetensors",),
         """

@@ -12,8 +12,8 @@ from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
 
 
 @torch.no_grad()
-def in_parts(model, ids, cuts, cache=None):
-    """Logits of the whole, computed between the cuts one after the other."""
+def run_in_chunks(model, ids, cuts, cache=None):
+    """Logits of the full sequence, computed chunk by chunk between ``cuts``."""
     cache = cache or FoXCache(model.config.num_hidden_layers)
     edges = [0, *cuts, ids.shape[1]]
     parts = []
@@ -25,15 +25,15 @@ def in_parts(model, ids, cuts, cache=None):
 
 @pytest.mark.parametrize("cuts", [[100, *range(101, 130)], [1, 65, 66, 140]])
 def test_decoding_with_pruning_stays_within_epsilon(small_model, small_ids, cuts):
-    """The threshold follows the length so far, so what is pruned differs, by less than epsilon."""
+    """The threshold depends on the current length, so pruning differs by less than epsilon."""
     with torch.no_grad():
         full = small_model(small_ids)
-    assert relative_error(in_parts(small_model, small_ids, cuts), full) < math.exp(-10)
+    assert relative_error(run_in_chunks(small_model, small_ids, cuts), full) < math.exp(-10)
 
 
 @torch.no_grad()
 @pytest.mark.slow
-def test_a_compiled_model_goes_on_from_a_cache():
+def test_compiled_model_continues_from_a_cache():
     model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**{**SMALL, "num_hidden_layers": 1})))
     model.set_log_pruning_tolerance(-1.0)
     ids = torch.randint(0, SMALL["vocab_size"], (2, 75))
@@ -44,7 +44,7 @@ def test_a_compiled_model_goes_on_from_a_cache():
         model(ids[:, :70], cache=cache)
         found.append(torch.cat([call(ids[:, t : t + 1], cache=cache) for t in range(70, 75)], dim=1))
         assert cache.length == 75
-    # Compiled, projections are joined, whose products sum in another order.
+    # Compiled code fuses projections, which changes the summation order.
     assert relative_error(found[1], found[0]) < 1e-5
 
 
@@ -54,12 +54,12 @@ def test_decoding_under_autocast(small_model, small_ids):
     with torch.autocast("cpu", torch.bfloat16):
         full = small_model(small_ids).detach()
         cache = FoXCache(2, max_length=150)
-        parts = in_parts(small_model, small_ids, range(120, 150), cache)
+        parts = run_in_chunks(small_model, small_ids, range(120, 150), cache)
     assert cache.layers[0].pool.k.dtype == torch.bfloat16
     assert relative_error(parts, full) <= relative_error(full, float32)
 
 
-def test_cache_refuses_gradients(small_model, small_ids):
+def test_cache_rejects_gradients(small_model, small_ids):
     with pytest.raises(RuntimeError, match=r"call the model under torch.no_grad\(\)"):
         small_model(small_ids, cache=FoXCache(2))
     small_model.requires_grad_(False)
@@ -69,7 +69,7 @@ def test_cache_refuses_gradients(small_model, small_ids):
 
 
 @torch.no_grad()
-def test_cache_refuses_what_does_not_continue_it(small_model, small_ids):
+def test_cache_rejects_input_that_does_not_continue_it(small_model, small_ids):
     cache = FoXCache(2, max_length=160)
     small_model(small_ids, cache=cache)
     with (
@@ -89,11 +89,11 @@ def test_cache_refuses_what_does_not_continue_it(small_model, small_ids):
 
 
 @torch.no_grad()
-def test_a_call_that_failed_leaves_a_right_cache_or_a_clear_error(small_model, small_ids, monkeypatch):
+def test_failed_call_leaves_a_valid_cache_or_a_clear_error(small_model, small_ids, monkeypatch):
     cache = FoXCache(2, max_length=60)
     small_model(small_ids[:, :20], cache=cache)
     with pytest.raises(ValueError, match="below vocab_size"):
-        small_model(small_ids[:, 20:21] * 0 + 10**6, cache=cache)  # no such token: nothing was written
+        small_model(small_ids[:, 20:21] * 0 + 10**6, cache=cache)  # invalid token: nothing was written
     after = small_model(small_ids[:, 20:21], cache=cache)
     torch.testing.assert_close(after, small_model(small_ids[:, :21])[:, 20:], rtol=1e-4, atol=1e-4)
 
@@ -101,11 +101,11 @@ def test_a_call_that_failed_leaves_a_right_cache_or_a_clear_error(small_model, s
         raise torch.OutOfMemoryError("no more")
 
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
-        patch.setattr(small_model.model.layers[0], "forward", no_memory)  # before a layer writes
+        patch.setattr(small_model.model.layers[0], "forward", no_memory)  # fails before a layer writes
         small_model(small_ids[:, 21:22], cache=cache)
     after = small_model(small_ids[:, 21:22], cache=cache)
     torch.testing.assert_close(after, small_model(small_ids[:, :22])[:, 21:], rtol=1e-4, atol=1e-4)
-    for tokens in (1, 12):  # a step, and a chunk of a prefill, that end in the second layer
+    for tokens in (1, 12):  # a step and a prefill chunk that fail in the second layer
         cache = FoXCache(2, max_length=60)
         small_model(small_ids[:, :20], cache=cache)
         with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
@@ -116,14 +116,14 @@ def test_a_call_that_failed_leaves_a_right_cache_or_a_clear_error(small_model, s
 
 
 @torch.no_grad()
-def test_a_cache_goes_on_with_its_model(small_model, small_ids):
+def test_cache_is_bound_to_its_model(small_model, small_ids):
     cache = FoXCache(2)
     small_model(small_ids[:, :20], cache=cache)
     with pytest.raises(ValueError, match="another model began this cache"):
         copy.deepcopy(small_model)(small_ids[:, 20:21], cache=cache)
-    twin = copy.deepcopy(cache)
+    copied = copy.deepcopy(cache)
     del cache
-    found = small_model(small_ids[:, 20:30], cache=twin)
+    found = small_model(small_ids[:, 20:30], cache=copied)
     torch.testing.assert_close(found, small_model(small_ids[:, :30])[:, 20:], rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="max_length must be at least 1"):
         FoXCache(2, max_length=-5)

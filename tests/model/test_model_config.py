@@ -19,7 +19,7 @@ FLAGS += ("use_output_norm", "use_rope")
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_counts_by_hand(name):
+def test_parameter_counts_match_a_hand_computation(name):
     layers, d, h, pro, llama = SIZES[name]
     shape = {"num_hidden_layers": layers, "hidden_size": d, "num_heads": h}
     attention = 5 * d * d + 3 * h * d + h  # q k v o gate; forget gate, two shifts; bias
@@ -39,7 +39,7 @@ def test_counts_by_hand(name):
     head_dim=st.sampled_from([16, 40, 64]),
     width=st.none() | st.integers(1, 300),
 )
-def test_counts_are_those_of_the_model_for_every_combination(flags, heads, head_dim, width):
+def test_parameter_counts_match_the_model_for_every_combination(flags, heads, head_dim, width):
     shape = {"vocab_size": 11, "hidden_size": heads * head_dim, "num_hidden_layers": 2, "num_heads": heads}
     config = FoXConfig(**shape, intermediate_size=width, log_pruning_tolerance=None, **flags)
     with torch.device("meta"):
@@ -47,7 +47,7 @@ def test_counts_are_those_of_the_model_for_every_combination(flags, heads, head_
     assert config.num_parameters(non_embedding=False) == actual
 
 
-def test_heads_of_the_largest_size_are_accepted():
+def test_largest_head_size_is_accepted():
     assert FoXConfig(hidden_size=512, num_heads=2).head_dim == 256
 
 
@@ -71,6 +71,6 @@ def test_heads_of_the_largest_size_are_accepted():
         ({"use_rope": True}, "log_pruning_tolerance: must be None with use_rope, .* got -10.0"),
     ],
 )
-def test_wrong_values_are_named(arguments, message):
+def test_invalid_values_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         FoXConfig(**arguments)

@@ -11,7 +11,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.config import peak_flops
 
 
-def test_flops_by_hand():
+def test_flops_match_a_hand_computation():
     config = FoXConfig.llama(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_heads=2)
     length = 64
     # q, k, v, o; the forget gate; gate, up and down of a SwiGLU 256 wide
@@ -29,8 +29,8 @@ def test_flops_by_hand():
         config.flops_per_token(length, -0.1)
 
 
-def test_pytorch_counts_what_the_model_computes():
-    """Exact attention gives `flops_per_token`; with pruning, only scores that are kept count."""
+def test_flops_match_the_counter_of_pytorch():
+    """Exact attention equals `flops_per_token`; with pruning, only kept scores count."""
     register_flop_formulas()
     shape = {"vocab_size": 97, "hidden_size": 32, "num_heads": 2, "log_pruning_tolerance": None}
     ids = torch.zeros(2, 150, dtype=torch.long)

@@ -14,7 +14,7 @@ def gradients(model: FoXForCausalLM) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def test_init_is_the_papers_and_follows_the_seed():
+def test_initialisation_matches_the_paper_and_follows_the_seed():
     config = FoXConfig.pro(**{**SMALL, "hidden_size": 128, "initializer_range": 0.05})
     models = []
     for seed in (3, 3, 4):
@@ -34,7 +34,7 @@ def test_init_is_the_papers_and_follows_the_seed():
             assert abs(value.std().item() / 0.05 - 1) < 5 / (2 * value.numel()) ** 0.5, name
 
 
-def test_parameter_names_are_the_official_ones():
+def test_parameter_names_match_the_official_ones():
     def names(config):
         with torch.device("meta"):
             return set(FoXForCausalLM(config).state_dict())
@@ -69,7 +69,7 @@ def test_gradient_checkpointing_gives_identical_gradients(small_model, small_ids
     ("chunk_tokens", "line", "kept_numbers"), [(1, 1, 2**20), (7, 64, 1500), (64, 17, 0), (1000, 64, 2**20)]
 )
 def test_loss_is_cross_entropy_of_the_logits(chunk_tokens, dtype, line, kept_numbers, monkeypatch):
-    """Whether rows are filled up for a GPU's products or not, and logits kept or computed again."""
+    """With and without padded vocabulary rows, and with stored or recomputed logits."""
     monkeypatch.setitem(loss_module._LINE, "cpu", line)
     monkeypatch.setattr(loss_module, "_KEPT_NUMBERS", kept_numbers)
     hidden = torch.randn(2, 33, 24, requires_grad=True)
@@ -95,13 +95,13 @@ def test_loss_is_cross_entropy_of_the_logits(chunk_tokens, dtype, line, kept_num
     right = plain(*wide, autocast=False)
     eager = plain(hidden, weight, autocast=dtype == torch.bfloat16)
     for what, our, eager_one, right_one in zip(("loss", "hidden", "weight"), ours, eager, right, strict=True):
-        # The budget: eager's error in this dtype, a little more for sums split into chunks.
+        # The budget: the eager error in this dtype, with a margin for chunked sums.
         budget = 1.5 * relative_error(eager_one, right_one) + 4 * 2.0**-24
         assert relative_error(our, right_one) <= budget, what
 
 
-def test_the_gradient_of_the_weight_is_summed_in_float32():
-    """In bfloat16 a sum of 1,000 equal numbers ends at 256 of them."""
+def test_weight_gradient_is_accumulated_in_float32():
+    """In bfloat16, a sum of 1,000 equal numbers saturates at 256 of them."""
     hidden, weight = torch.ones(1, 1000, 8), torch.zeros(2, 8, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         loss = linear_cross_entropy(hidden, weight, torch.zeros(1, 1000).long(), chunk_tokens=1)
@@ -109,15 +109,15 @@ def test_the_gradient_of_the_weight_is_summed_in_float32():
     assert gradient[:, 0].tolist() == pytest.approx([-500, 500])
 
 
-def test_rows_that_stand_for_no_word_have_no_gradient(monkeypatch):
-    """Their logits are 0, which is far above those of words that are all -1,000."""
+def test_padding_rows_of_the_vocabulary_have_zero_gradient(monkeypatch):
+    """Their logits are 0, far above the vocabulary's logits of -1,000."""
     monkeypatch.setitem(loss_module._LINE, "cpu", 64)
     hidden, weight = torch.ones(1, 3, 10, requires_grad=True), torch.full((51, 10), -100.0)
     linear_cross_entropy(hidden, weight, torch.zeros(1, 3).long()).sum().backward()
     assert hidden.grad.abs().max() < 1e-3
 
 
-def test_loss_of_the_model_is_that_of_its_logits(small_model, small_ids):
+def test_model_loss_equals_the_loss_of_its_logits(small_model, small_ids):
     labels = small_ids.roll(-1, 1)
     with torch.no_grad():
         logits = small_model(small_ids)
@@ -133,7 +133,7 @@ def test_loss_of_the_model_is_that_of_its_logits(small_model, small_ids):
     torch.testing.assert_close(small_model.loss_per_token(small_ids, labels), expected)
 
 
-def test_wrong_labels_are_named(small_model, small_ids):
+def test_invalid_labels_are_rejected(small_model, small_ids):
     for wrong in (small_ids.float(), small_ids[:, 1:]):
         with pytest.raises(ValueError, match=r"labels must be integers of the shape of input_ids \(2, 150\)"):
             small_model(small_ids, labels=wrong)
@@ -154,15 +154,15 @@ def test_compiles_into_one_graph(small_model, small_ids):
     exact, plain = run(small_model, False), run(small_model, True)
     torch.compiler.reset()
     compiled = run(torch.compile(small_model, backend="aot_eager", fullgraph=True), True)
-    # It joins products, which rounds elsewhere, and no more: eager without autocast is the measure of both.
+    # Fused products round at other places; both are compared with eager code without autocast.
     for name, right in exact.items():
         error = relative_error(compiled[name], right)
         assert error <= 2 * relative_error(plain[name], right) + 1e-4, name
 
 
 @pytest.mark.slow
-def test_exported_program_gives_the_same_bits(tmp_path):
-    """Read back from a file, for another batch and length; its gates decide what is skipped."""
+def test_exported_program_is_bitwise_identical(tmp_path):
+    """Reloaded from a file, for another batch and length; pruning depends on the gates."""
     model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL, log_pruning_tolerance=-10.0))).eval()
     auto = torch.export.Dim.AUTO
     with torch.no_grad():
@@ -178,14 +178,14 @@ def test_exported_program_gives_the_same_bits(tmp_path):
 @pytest.mark.parametrize(
     "ids", [torch.zeros(1, 3), torch.zeros(1, 0).long(), torch.zeros(3).long(), torch.zeros(1, 3).bool()]
 )
-def test_wrong_input_ids_are_named(ids):
+def test_invalid_input_ids_are_rejected(ids):
     model = FoXForCausalLM(FoXConfig.pro(**SMALL))
     with pytest.raises(ValueError, match=r"input_ids must be integers of shape \(batch, time\)"):
         model(ids)
 
 
 @pytest.mark.parametrize("wrong", [-1, SMALL["vocab_size"]])
-def test_ids_outside_the_vocabulary_are_named(small_ids, wrong):
+def test_ids_outside_the_vocabulary_are_rejected(small_ids, wrong):
     model = FoXForCausalLM(FoXConfig.pro(**SMALL))
     ids = small_ids.clone()
     ids[0, -1] = wrong
@@ -196,8 +196,8 @@ def test_ids_outside_the_vocabulary_are_named(small_ids, wrong):
         model.generate(ids, max_new_tokens=1)
 
 
-def test_shapes_alone_can_be_asked_for(small_ids):
-    """A forward looks at no number, so tensors without numbers pass."""
+def test_meta_device_returns_shapes(small_ids):
+    """The forward reads no values, so meta tensors work."""
     model = FoXForCausalLM(FoXConfig.pro(**SMALL))
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert model(small_ids).shape == (*small_ids.shape, SMALL["vocab_size"])

@@ -22,7 +22,7 @@ from acp_repro.model.swiglu import SwiGLU
     cut=st.integers(0, 9),
     seed=st.integers(0, 2**31),
 )
-def test_token_shift_is_the_naive_loop_whole_and_in_two_parts(batch, time, heads, cut, seed):
+def test_token_shift_matches_the_naive_loop_in_one_pass_and_in_two_chunks(batch, time, heads, cut, seed):
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(batch, time, heads, 4, generator=generator)
     logit = torch.randn(batch, time, heads, generator=generator)
@@ -36,7 +36,7 @@ def test_token_shift_is_the_naive_loop_whole_and_in_two_parts(batch, time, heads
                 expected[b, t, h] = a * before + (1 - a) * z[b, t, h]
                 before = z[b, t, h]
 
-    # Three float32 roundings of numbers no larger than max |z|.
+    # Three float32 roundings of values up to max |z|.
     budget = 4 * 2.0**-24 * z.abs().max().item()
     whole = token_shift(z, logit)
     torch.testing.assert_close(whole, expected, rtol=0, atol=budget)
@@ -47,11 +47,11 @@ def test_token_shift_is_the_naive_loop_whole_and_in_two_parts(batch, time, heads
             token_shift(z[:, :cut], logit[:, :cut]),
             token_shift(z[:, cut:], logit[:, cut:], previous=z[:, cut - 1 : cut]),
         )
-        # Not bit by bit: the CPU's sigmoid takes another path for the ends of short tensors.
+        # Not bitwise: the CPU's sigmoid uses another code path at the end of short tensors.
         torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=budget)
 
 
-def test_compiled_swiglu_does_not_keep_the_product():
+def test_compiled_swiglu_does_not_store_the_product():
     layer, x = SwiGLU(16, 40, std=0.2), torch.randn(3, 8, 16)
     expected = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
     shapes = []
@@ -73,7 +73,7 @@ def test_rms_norm(dtype):
     torch.nn.init.normal_(norm.weight)
     x = (3 * torch.randn(5, 7, 48)).to(dtype)
     x[0, 0] = 0  # eps keeps an all-zero row at zero
-    x[0, 1] *= 1e-4  # and decides the length of a row near zero
+    x[0, 1] *= 1e-4  # and determines the norm of a row near zero
     y = norm(x)
     wide = x.double()
     expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight.double()
@@ -84,7 +84,7 @@ def test_rms_norm(dtype):
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_head_norm_is_per_head_with_shared_or_own_weights(share):
+def test_head_norm_is_per_head_with_shared_or_separate_weights(share):
     heads, dim = 3, 20
     norm = HeadRMSNorm(heads, dim, eps=1e-5, share_across_heads=share)
     assert norm.weight.shape == ((dim,) if share else (heads * dim,))
@@ -102,8 +102,8 @@ def test_head_norm_is_per_head_with_shared_or_own_weights(share):
     assert torch.equal(norm(x, gate), norm(x.float(), gate.float()).bfloat16())
 
 
-def straight_attention(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torch.Tensor:
-    """The Pro layer in float64, one step after the other, dense (Section 2)."""
+def reference_layer(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torch.Tensor:
+    """The dense Pro layer in float64, step by step (Section 2)."""
     weights = {name: p.detach().double() for name, p in layer.named_parameters()}
     batch, time, hidden = x.shape
     heads, dim = layer.num_heads, layer.head_dim
@@ -149,7 +149,7 @@ def straight_attention(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torc
     [(False, False, True), (True, False, True), (False, True, True), (False, False, False)],
 )
 @pytest.mark.parametrize("time", [1, 63, 129])
-def test_attention_layer_is_the_equations(share, time, use_rope, output_norm):
+def test_attention_layer_matches_the_equations(share, time, use_rope, output_norm):
     torch.manual_seed(time)
     config = FoXConfig.pro(
         use_rope=use_rope,
@@ -164,14 +164,14 @@ def test_attention_layer_is_the_equations(share, time, use_rope, output_norm):
     layer = with_strong_gates(FoXForCausalLM(config)).model.layers[0].attn
     x = torch.randn(2, time, 64)
     x[:, ::2] *= 0.01  # queries and keys whose norms the epsilon of the QK-norm changes
-    expected = straight_attention(layer, x)
+    expected = reference_layer(layer, x)
     # float32 roundings grow as the square root of some hundred operations along the way.
     found = layer(x, rotation=make_rotation(torch.arange(time), 32) if use_rope else None)
     assert relative_error(found, expected) < 16 * 2.0**-24 * math.sqrt(64)
 
 
-def test_rotations_far_into_a_text_are_those_of_float64():
-    """A float32 angle near position 2,000,000 is off by up to 0.06."""
+def test_rotations_at_large_positions_match_float64():
+    """A float32 angle near position 2,000,000 has an error of up to 0.06."""
     end = 2_000_000
     cos, sin = make_rotation(torch.arange(-3, 0) + end, 32)
     for row, position in enumerate(range(end - 3, end)):
@@ -180,8 +180,8 @@ def test_rotations_far_into_a_text_are_those_of_float64():
         assert sin[row, 0, 1].tolist() == pytest.approx([math.sin(a) for a in angles], abs=1e-7)
 
 
-def test_joined_products_in_compiled_code_have_the_bias_of_the_gates():
-    """Compiled code adds the bias apart from the product."""
+def test_fused_projections_in_compiled_code_apply_the_gate_bias():
+    """Compiled code adds the bias separately from the product."""
     config = FoXConfig.llama(vocab_size=7, hidden_size=32, num_hidden_layers=1, num_heads=2)
     layer, x = with_strong_gates(FoXForCausalLM(config)).model.layers[0].attn, torch.randn(1, 70, 32)
     layer.fuse_training = False
@@ -198,7 +198,7 @@ def record_core(layer: ForgettingAttentionLayer) -> list:
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_threshold_with_qk_norm_comes_from_its_weights(share):
+def test_threshold_with_qk_norm_follows_from_its_weights(share):
     config = FoXConfig.pro(
         vocab_size=7, hidden_size=64, num_hidden_layers=1, num_heads=4, qk_norm_share_param_across_head=share
     )
@@ -215,7 +215,7 @@ def test_threshold_with_qk_norm_comes_from_its_weights(share):
     assert (threshold <= plain).all() and (threshold >= plain * (1 + 1e-4)).all()
 
 
-def test_exact_is_a_setting(small_model, small_ids):
+def test_exact_attention_can_be_selected(small_model, small_ids):
     calls = record_core(small_model.model.layers[0].attn)
     pruned = small_model(small_ids)
     small_model.set_log_pruning_tolerance(None)

@@ -1,4 +1,4 @@
-"""Our model against the answers of the authors' (a recorded run under bfloat16 autocast on a GPU).
+"""Our model against recorded outputs of the authors' model (under bfloat16 autocast on a GPU).
 
 Budgets follow from bfloat16 rounding as it is in this model: ``scale`` is the distance between our own
 float32 and bfloat16-autocast runs, metric by metric. The official run is another bfloat16 run, so it
@@ -34,7 +34,7 @@ def expected(official_pro):
 
 @pytest.fixture(scope="module")
 def answers(official_pro, expected):
-    """Ours to the same questions, in float32 and under bfloat16 autocast."""
+    """Our outputs for the same inputs, in float32 and under bfloat16 autocast."""
     ids = expected["input_ids"].long()
     found = {}
     for name in ("float32", "bfloat16"):
@@ -49,13 +49,13 @@ def answers(official_pro, expected):
     return found
 
 
-def test_config_is_read(official_pro):
+def test_official_config_is_loaded(official_pro):
     config = load_pretrained(official_pro).config
     assert (config.hidden_size, config.num_heads, config.num_hidden_layers) == (128, 4, 3)
     assert config.mlp_width == 512 and config.log_pruning_tolerance == -10.0
 
 
-def test_all_quantities_agree_to_bfloat16_rounding(answers, expected):
+def test_all_metrics_agree_to_bfloat16_rounding(answers, expected):
     checked = [n for n in expected if n.startswith("grad.") or n in ("logits", "loss_per_token")]
     assert len(checked) == 12
     for name in checked:
@@ -70,7 +70,7 @@ def test_all_quantities_agree_to_bfloat16_rounding(answers, expected):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_greedy_generation(official_pro, expected, dtype):
-    """The same tokens, but where the best two logits are closer than rounding can tell apart."""
+    """The same tokens, except where the best two logits are closer than rounding errors."""
     model = load_pretrained(official_pro)
     right = expected["greedy"].long()
     prompt = 64
@@ -81,7 +81,7 @@ def test_greedy_generation(official_pro, expected, dtype):
         float32 = model(right[:, :-1])
         with torch.autocast("cpu", torch.bfloat16):
             bfloat16 = model(right[:, :-1]).float()
-    # At a near-tie two logits may each be wrong by the largest rounding error seen.
+    # At a near-tie, both logits may have the largest observed rounding error.
     tie = 2 * (float32 - bfloat16).abs().max()
     top = float32.topk(2).values
     near_tie = top[..., 0] - top[..., 1] <= tie

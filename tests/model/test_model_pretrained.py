@@ -16,7 +16,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM, load_config, load_pretrai
 
 @pytest.fixture
 def saved(tmp_path):
-    """A checkpoint folder to spoil."""
+    """A checkpoint folder that tests may damage."""
     torch.manual_seed(0)
     save_pretrained(FoXForCausalLM(FoXConfig.pro(**SMALL)), tmp_path / "ck")
     return tmp_path / "ck"
@@ -58,15 +58,15 @@ def test_round_trip(tmp_path, preset, share, epsilon, small_ids):
     ]
 
 
-def test_wrong_overrides_are_named(saved):
+def test_invalid_overrides_are_rejected(saved):
     with pytest.raises(ValueError, match="log_prunning_tolerance: no such field of FoXConfig"):
         load_pretrained(saved, log_prunning_tolerance=None)
     with pytest.raises(ValueError, match="log_pruning_tolerance: must be a finite number below 0"):
         load_pretrained(saved, log_pruning_tolerance=3)
 
 
-def test_the_written_config_is_the_authors(saved, official_pro):
-    """What decides the computation is under the same keys and of the same types as theirs."""
+def test_saved_config_matches_the_authors_format(saved, official_pro):
+    """Settings of the computation have the authors' keys and types."""
     ours = json.loads((saved / "config.json").read_text())
     theirs = json.loads((official_pro / "config.json").read_text())
     assert ours["model_type"] == "forgetting_transformer-project_fox"
@@ -95,7 +95,7 @@ def test_the_written_config_is_the_authors(saved, official_pro):
     ],
     ids=str,
 )
-def test_a_wrong_config_is_named_and_costs_nothing(saved, changes, message):
+def test_invalid_config_is_rejected_before_weights_are_allocated(saved, changes, message):
     if isinstance(changes, bytes):
         (saved / "config.json").write_bytes(changes)
     else:
@@ -144,20 +144,20 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES)
-def test_a_damaged_checkpoint_is_refused(saved, damage, message):
+def test_damaged_checkpoint_is_rejected(saved, damage, message):
     damage(saved)
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
         load_pretrained(saved)
     assert str(saved) in str(error.value)
 
 
-def test_weights_are_compared_with_their_digest(saved):
+def test_weights_are_verified_against_their_digest(saved):
     digest = hashlib.sha256((saved / "model.safetensors").read_bytes()).hexdigest()
     (saved / "done.json").write_text(json.dumps({"sha256": digest}))
     load_pretrained(saved)
 
 
-def test_a_failed_save_leaves_the_old_checkpoint(saved, monkeypatch):
+def test_failed_save_keeps_the_previous_checkpoint(saved, monkeypatch):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
 
     def fail(tensors, path, metadata):
@@ -171,7 +171,7 @@ def test_a_failed_save_leaves_the_old_checkpoint(saved, monkeypatch):
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
 
 
-def test_saving_given_tensors_and_compiled_models(tmp_path):
+def test_explicit_tensors_and_compiled_models_can_be_saved(tmp_path):
     model = FoXForCausalLM(FoXConfig.pro(**SMALL))
     state = {name: torch.full_like(t, 0.5) for name, t in model.state_dict().items()}
     save_pretrained(torch.compile(model), tmp_path, state_dict=state)
@@ -181,19 +181,19 @@ def test_saving_given_tensors_and_compiled_models(tmp_path):
         save_pretrained(model, tmp_path, state_dict=state)
 
 
-def test_the_class_reads_and_writes_folders(saved, tmp_path, small_ids):
+def test_class_loads_and_saves_folders(saved, tmp_path, small_ids):
     model = FoXForCausalLM.from_pretrained(saved, dtype=torch.float64, log_pruning_tolerance=None)
     assert isinstance(model, FoXForCausalLM) and model.lm_head.weight.dtype == torch.float64
     assert model.model.layers[0].attn.log_pruning_tolerance is None
     model = load_pretrained(saved)
     model.save_pretrained(tmp_path / "again")
     model.loss_per_token(small_ids, small_ids).mean().backward()
-    torch.optim.SGD(model.parameters(), lr=1.0).step()  # the file stays
+    torch.optim.SGD(model.parameters(), lr=1.0).step()  # the file is unchanged
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (saved / name).read_bytes()
 
 
-def test_keys_that_a_config_may_leave_out_or_repeat(saved, tmp_path):
+def test_optional_and_repeated_config_keys(saved, tmp_path):
     config = load_config(saved)
     edit_config(saved, num_kv_heads=config.num_heads, attention_bias=..., hidden_act="silu")
     assert load_config(saved) == config
@@ -202,7 +202,7 @@ def test_keys_that_a_config_may_leave_out_or_repeat(saved, tmp_path):
     assert load_config(tmp_path / "rope") == FoXConfig.rope(**SMALL)
 
 
-def test_shards_are_read_from_their_own_folder_if_there_is_no_whole_file(saved):
+def test_shards_are_loaded_from_their_folder_without_a_single_file(saved):
     tensors, index = read_tensors(saved), saved / "model.safetensors.index.json"
     names = ["../elsewhere.safetensors", "two.safetensors"]
     for name, some in zip(names, (list(tensors)[:3], list(tensors)[3:]), strict=True):
@@ -217,7 +217,7 @@ def test_shards_are_read_from_their_own_folder_if_there_is_no_whole_file(saved):
     assert torch.equal(load_pretrained(saved).lm_head.weight, tensors["lm_head.weight"] + 1)
 
 
-def test_a_loaded_model_does_not_live_on_its_file(saved):
+def test_loaded_model_is_independent_of_its_file(saved):
     model, tensors = load_pretrained(saved), read_tensors(saved)
     path = saved / "model.safetensors"
     with path.open("r+b") as file:
@@ -226,7 +226,7 @@ def test_a_loaded_model_does_not_live_on_its_file(saved):
         assert torch.equal(tensor, tensors[name]), name
 
 
-def test_a_run_folder_stands_for_its_weights(saved, tmp_path):
+def test_run_folder_resolves_to_its_weights(saved, tmp_path):
     run = tmp_path / "runs" / "cpu" / "pro-tiny-128-acp"
     run.mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):

@@ -1,4 +1,4 @@
-"""Adapters, hooks and offloaded weights of any submodule work: no path reads a weight in place of a call."""
+"""Adapters, hooks and offloaded weights work on any submodule, because every path calls modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from acp_repro.model import FoXCache
 
 
 class Adapter(nn.Module):
-    """A low-rank addition to a projection, whose weight it shows as its own, as PEFT's adapters do."""
+    """A low-rank adapter of a projection that exposes the projection's weight, as in PEFT."""
 
     def __init__(self, base: nn.Linear):
         super().__init__()
@@ -38,7 +38,7 @@ class Adapter(nn.Module):
 
 
 def replace(model, old, new):
-    """Each module of type ``old`` in ``model`` by what ``new`` makes of it."""
+    """Replaces each module of type ``old`` in ``model`` by the result of ``new``."""
     for parent in [m for m in model.modules() if not isinstance(m, old)]:
         for name, child in list(parent.named_children()):
             if isinstance(child, old):
@@ -47,7 +47,7 @@ def replace(model, old, new):
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_adapter_on_every_projection_works_and_learns(small_model, small_ids, compiled):
+def test_adapters_on_every_projection_run_and_learn(small_model, small_ids, compiled):
     adapted = replace(small_model, nn.Linear, Adapter)
     merged = replace(copy.deepcopy(adapted), Adapter, Adapter.merged)
     torch.compiler.reset()
@@ -76,11 +76,11 @@ def test_hooks_of_every_module_are_called(small_model, small_ids, compiled):
         small_model(small_ids[:, :9], cache=cache)
         called.clear()
         small_model(small_ids[:, 9:10], cache=cache)
-    assert called == {name for name in names if not name.endswith("core")}  # the cache attends
+    assert called == {name for name in names if not name.endswith("core")}  # the cache computes attention
 
 
 def offload(module: nn.Module) -> None:
-    """Weights are there only during calls, as with ``accelerate.cpu_offload``."""
+    """Weights exist only during calls, as with ``accelerate.cpu_offload``."""
     held, forward = dict(module.named_parameters(recurse=False)), module.forward
     away = {name: nn.Parameter(p.to("meta")) for name, p in held.items()}
 
@@ -100,7 +100,7 @@ def test_offloaded_weights(small_model, small_ids):
     logits, loss = small_model(small_ids), small_model(small_ids, labels=small_ids)
     for module in small_model.modules():
         offload(module)
-    # Without the weights of QK-norm, delta comes from norms: another share of less than epsilon is pruned.
+    # Without QK-norm weights, delta follows from norms, and other weights below epsilon are pruned.
     assert relative_error(small_model(small_ids), logits) < 1e-4
     assert relative_error(small_model(small_ids, labels=small_ids), loss) < 1e-4
     cache = FoXCache(SMALL["num_hidden_layers"])

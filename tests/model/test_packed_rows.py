@@ -1,4 +1,4 @@
-"""Documents packed into one row give what each gives alone: logits, losses, gradients."""
+"""Documents packed into one row equal separate documents: logits, losses, gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cu_seqlens():
 
 @pytest.mark.parametrize("small_config", ["pro", "llama", "rope"], indirect=True)
 @pytest.mark.parametrize("how", ["eager", pytest.param("compiled", marks=pytest.mark.slow), "recomputed"])
-def test_each_document_is_as_alone(small_model, documents, cu_seqlens, how):
+def test_packed_documents_equal_separate_documents(small_model, documents, cu_seqlens, how):
     row = torch.cat(documents, 1)
     labels = row.roll(-1, 1)
     labels[0, cu_seqlens[1:].long() - 1] = -100
@@ -48,18 +48,18 @@ def test_each_document_is_as_alone(small_model, documents, cu_seqlens, how):
 
 
 @torch.no_grad()
-def test_blocks_of_other_documents_are_counted_as_pruned(small_model, documents, cu_seqlens):
+def test_blocks_of_other_documents_count_as_pruned(small_model, documents, cu_seqlens):
     small_model.set_log_pruning_tolerance(None)
     seen = []
     with watch_attention(small_model, lambda _, inputs: seen.append(inputs.boundary(64, 64))):
         small_model(torch.cat(documents, 1), cu_seqlens=cu_seqlens)
-    # Rows 64, 128 and 129 begin the blocks; their documents begin at 64, 64 and 129.
+    # Blocks start at rows 64, 128 and 129, with documents that start at 64, 64 and 129.
     assert len(seen) == SMALL["num_hidden_layers"]
     assert all((boundary == torch.tensor([0, 1, 1])).all() for boundary in seen)
 
 
 @torch.no_grad()
-def test_what_cannot_be_packed_is_refused(small_model, documents, cu_seqlens):
+def test_unsupported_packed_input_is_rejected(small_model, documents, cu_seqlens):
     row = torch.cat(documents, 1)
     with pytest.raises(ValueError, match="cache cannot hold packed documents"):
         small_model(row, cu_seqlens=cu_seqlens, cache=FoXCache(SMALL["num_hidden_layers"]))

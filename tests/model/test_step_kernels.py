@@ -1,4 +1,4 @@
-"""The fused kernels of inference against the modules that they stand for."""
+"""The fused inference kernels against the modules that they replace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 )
 @pytest.mark.parametrize(("tokens", "held"), [(1, True), (1, False), (5, True), (17, False)])
 @torch.no_grad()
-def test_the_kernels_are_the_modules(heads, head_dim, tokens, held, share, dtype):
+def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
     hidden = heads * head_dim
     q, z_k, z_v, gate, x = (torch.randn(2, tokens, hidden, device=DEVICE, dtype=dtype) for _ in range(5))
     mix = list(torch.randn(2, tokens, 2 * heads + 3, device=DEVICE, dtype=dtype).split(heads, -1)[:2])
@@ -42,8 +42,8 @@ def test_the_kernels_are_the_modules(heads, head_dim, tokens, held, share, dtype
     found = kernels.shift_and_norm(
         q, [z_k, z_v], mix, states, [norm.weight for norm in norms], heads, QK_NORM_EPS
     )
-    # A float32 result that differs in its last bit may round to the other bfloat16; the interpreter cuts off
-    # where a GPU rounds, keys twice: less than 2^-7 each time.
+    # A float32 difference in the last bit may change the rounded bfloat16; the interpreter truncates
+    # where a GPU rounds, twice for keys: less than 2^-7 each time.
     budget = 1e-6
     if dtype == torch.bfloat16:
         budget = 2.0**-10 if DEVICE == "cuda" else 2 * 2.0**-7
@@ -57,7 +57,7 @@ def test_the_kernels_are_the_modules(heads, head_dim, tokens, held, share, dtype
 
 
 @torch.no_grad()
-def test_the_kernels_read_inputs_of_any_strides():
+def test_kernels_accept_inputs_of_any_strides():
     heads, head_dim, tokens = 2, 16, 5
     hidden = heads * head_dim
 
@@ -85,7 +85,7 @@ def test_the_kernels_read_inputs_of_any_strides():
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(24, torch.float32), (1500, torch.bfloat16)])
-def test_the_product_of_swiglu_is_its_modules(width, dtype):
+def test_swiglu_kernel_matches_its_module(width, dtype):
     gate, up = torch.randn(2, 3, 2 * width, device=DEVICE, dtype=dtype).chunk(2, -1)
     found = kernels.silu_and_multiply(torch.cat((gate, up), -1))
     budget = 1e-6
@@ -95,15 +95,15 @@ def test_the_product_of_swiglu_is_its_modules(width, dtype):
 
 
 def patch_fuses(monkeypatch):
-    """Takes the kernels after the padding, on a CPU too."""
+    """Enables the kernels after the padding, on a CPU too."""
     fuses = property(lambda self: self.parent.length >= self.parent.latest_start)
     monkeypatch.setattr(LayerCache, "fuses", fuses)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("fields", [{}, {"use_output_gate": False}, {"use_rope": True}])
-def test_decoding_from_one_token_on_is_the_whole_forward(fields, monkeypatch):
-    """A step writes the token shift's state, but there is none at first; and a model may lack parts."""
+def test_decoding_from_the_first_token_equals_the_full_forward(fields, monkeypatch):
+    """A step writes the token shift's state, which is initially absent; optional modules may be missing."""
     config = FoXConfig.pro(**{**SMALL, "log_pruning_tolerance": None, **fields})
     model = with_strong_gates(FoXForCausalLM(config)).to(DEVICE)
     patch_fuses(monkeypatch)
@@ -113,19 +113,19 @@ def test_decoding_from_one_token_on_is_the_whole_forward(fields, monkeypatch):
 
 
 @torch.no_grad()
-def test_a_model_that_takes_them_gives_the_same_logits(monkeypatch):
+def test_model_with_the_kernels_returns_the_same_logits(monkeypatch):
     config = FoXConfig.pro(**{**SMALL, "log_pruning_tolerance": -30.0})
     model = with_strong_gates(FoXForCausalLM(config)).to(DEVICE)
     ids = torch.randint(0, SMALL["vocab_size"], (2, 84), device=DEVICE)
     seq_start = torch.tensor([0, 30], device=DEVICE)
     calls, shift_and_norm = [], kernels.shift_and_norm
     monkeypatch.setattr(kernels, "shift_and_norm", lambda *a: calls.append(1) or shift_and_norm(*a))
-    # Where no GPU is, the kernels run in the interpreter, and the attention beside them as it does.
+    # Without a GPU, the kernels and the attention run in the interpreter.
     patch_fuses(monkeypatch)
     cache = FoXCache(2, max_length=100)
     model(ids[:, :80], cache=cache, seq_start=seq_start)
     found = torch.cat([model(ids[:, t : t + 1], cache=cache) for t in range(80, 84)], 1)
-    assert len(calls) == 2 * 4  # and the padded prompt goes without
+    assert len(calls) == 2 * 4  # the padded prompt does not use them
     assert relative_error(found, model(ids, seq_start=seq_start)[:, 80:]) < 2e-5
     watched = []
     model.model.layers[0].attn.q_norm.register_forward_hook(lambda *_: watched.append(1))

@@ -1,4 +1,4 @@
-"""Third-party models are loaded whole or not at all; every damage is one line that names what is wrong."""
+"""Third-party models load completely or fail with a one-line error that names the damage."""
 
 import json
 
@@ -68,7 +68,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("words", DAMAGES)
-def test_damage_is_one_line_that_names_the_folder_and_the_tensor(words, tmp_path, capfd):
+def test_damage_is_reported_in_one_line_with_folder_and_tensor(words, tmp_path, capfd):
     save(tmp_path)
     DAMAGES[words](tmp_path)
     capfd.readouterr()
@@ -76,12 +76,12 @@ def test_damage_is_one_line_that_names_the_folder_and_the_tensor(words, tmp_path
         load_model(CAUSAL, tmp_path)
     message = str(error.value)
     assert words in message and str(tmp_path) in message and "\n" not in message
-    assert capfd.readouterr().err == ""  # nothing beside the error, such as transformers' table
+    assert capfd.readouterr().err == ""  # no other output, such as transformers' table
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_a_whole_folder_is_loaded_as_it_is(dtype, tmp_path):
-    """Tied weights are in no file, and files may have any floating-point dtype."""
+def test_complete_folder_loads_unchanged(dtype, tmp_path):
+    """Tied weights are not stored, and files may have any floating-point dtype."""
     model = save(tmp_path, tie_word_embeddings=True)
     model.to(dtype).save_pretrained(tmp_path)
     loaded = load_model(CAUSAL, tmp_path, dtype="auto")
@@ -91,7 +91,7 @@ def test_a_whole_folder_is_loaded_as_it_is(dtype, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM", "RobertaForMaskedLM"])
-def test_a_new_head_is_initialised_but_no_weight_of_the_encoder(kind, tmp_path):
+def test_new_head_is_initialised_and_encoder_weights_are_required(kind, tmp_path):
     save(tmp_path, kind)
     state = torch.random.get_rng_state()
     torch.manual_seed(3)
@@ -113,7 +113,7 @@ def test_a_new_head_is_initialised_but_no_weight_of_the_encoder(kind, tmp_path):
         load_model(CLASSIFIER, tmp_path, new_head=True)
 
 
-def test_shards_are_read_from_their_index(tmp_path):
+def test_shards_are_loaded_from_their_index(tmp_path):
     save(tmp_path).save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     shards = sorted((tmp_path / "shards").glob("*.safetensors"))
     assert len(shards) > 1
@@ -123,7 +123,7 @@ def test_shards_are_read_from_their_index(tmp_path):
         load_model(CAUSAL, tmp_path / "shards")
 
 
-def test_code_of_a_folder_is_not_run_and_nobody_is_asked(tmp_path, monkeypatch):
+def test_code_in_a_folder_is_never_executed_and_never_prompts(tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the user is asked"))
     auto_map = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": auto_map}))

@@ -1,4 +1,4 @@
-"""The kernels of a training step against float64, where their inputs' dtype allows it to the last bit."""
+"""The kernels of a training step against float64, to the last bit if the input dtype allows it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ kernels = pytest.importorskip("acp_repro.model.training_kernels", reason="pip in
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 IGNORED = -100
-# Twice one rounding to nearest; the interpreter cuts off instead, which is twice that.
+# Twice one rounding to nearest; the interpreter truncates, which doubles the error.
 BUDGET = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7}
 
 
@@ -37,33 +37,33 @@ def test_swiglu_backward(shape, dtype, poisoned):
 
 
 @pytest.mark.parametrize(
-    ("rows", "words", "columns"), [(1, 2, 8), (3, 50, 64), (2, 8192, 8192), (5, 20_000, 20_032)]
+    ("rows", "vocabulary", "columns"), [(1, 2, 8), (3, 50, 64), (2, 8192, 8192), (5, 20_000, 20_032)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_softmax_over_the_vocabulary(rows, words, columns, dtype, poisoned):
+def test_vocabulary_softmax(rows, vocabulary, columns, dtype, poisoned):
     logits = (5 * torch.randn(rows, columns, device=DEVICE)).to(dtype)
-    logits[:, words:] = torch.nan  # stand for no word
-    if words > 8192:
-        logits[0, :8192] = -torch.inf  # what comes first may count for nothing
-    labels = torch.randint(words, (rows,), device=DEVICE)
-    if words > 8192:
-        labels[0] = words - 1
+    logits[:, vocabulary:] = torch.nan  # padding rows of the vocabulary
+    if vocabulary > 8192:
+        logits[0, :8192] = -torch.inf  # the first chunk may have zero probability
+    labels = torch.randint(vocabulary, (rows,), device=DEVICE)
+    if vocabulary > 8192:
+        labels[0] = vocabulary - 1
         labels[1] = IGNORED
     weights = torch.randn((), device=DEVICE).expand(rows)
-    given = logits[:, :words].double().requires_grad_()
+    given = logits[:, :vocabulary].double().requires_grad_()
     right = F.cross_entropy(given, labels, ignore_index=IGNORED, reduction="none")
     (right_grad,) = torch.autograd.grad(right, given, weights.double())
-    loss, lse = kernels.cross_entropy(logits, labels, words, IGNORED)
+    loss, lse = kernels.cross_entropy(logits, labels, vocabulary, IGNORED)
     torch.testing.assert_close(loss.double(), right.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(lse.double(), given.detach().logsumexp(-1), rtol=1e-6, atol=1e-6)
-    grad = kernels.logits_grad(logits, labels, lse, weights, words, IGNORED)
-    assert grad.dtype == dtype and not grad[:, words:].any()
+    grad = kernels.logits_grad(logits, labels, lse, weights, vocabulary, IGNORED)
+    assert grad.dtype == dtype and not grad[:, vocabulary:].any()
     # p is a difference of two numbers near 10, and the label's entry is p - 1.
     right_grad = right_grad.float()
-    torch.testing.assert_close(grad[:, :words].float(), right_grad, rtol=2 * BUDGET[dtype], atol=1e-5)
+    torch.testing.assert_close(grad[:, :vocabulary].float(), right_grad, rtol=2 * BUDGET[dtype], atol=1e-5)
 
 
-def test_labels_and_logits_that_are_none_show():
+def test_invalid_labels_and_nan_logits_give_a_nan_loss():
     logits, labels = torch.zeros(4, 8, device=DEVICE), torch.tensor([0, 8, -1, 7], device=DEVICE)
     logits[3, 2] = torch.nan
     loss, _ = kernels.cross_entropy(logits, labels, 8, IGNORED)
@@ -74,7 +74,7 @@ def test_labels_and_logits_that_are_none_show():
     DEVICE == "cpu", reason="run make test-gpu where a GPU is: a CPU takes PyTorch's operators"
 )
 @pytest.mark.parametrize("vocab", [50, 20_000])
-def test_loss_of_a_head(vocab):
+def test_loss_of_a_vocabulary_head(vocab):
     hidden = torch.randn(2, 33, 64, device=DEVICE, requires_grad=True)
     weight = (0.2 * torch.randn(vocab, 64, device=DEVICE)).requires_grad_()
     labels = torch.randint(vocab, (2, 33), device=DEVICE)

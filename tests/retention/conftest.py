@@ -1,4 +1,4 @@
-"""One thread: these models are too little work to share, and threads that spin would cost minutes."""
+"""Uses one thread: these models are too small for several, and spinning threads would cost minutes."""
 
 import importlib.util
 

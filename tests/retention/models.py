@@ -1,4 +1,4 @@
-"""Tiny encoders with random weights, of every kind that is known."""
+"""Tiny encoders with random weights, one of every supported type."""
 
 import copy
 
@@ -22,7 +22,7 @@ HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
 
 
 def build(kind="DistilBert", head="SequenceClassification", dtype=torch.float32, **changes):
-    """A model in evaluation, the same weights each time."""
+    """A model in evaluation mode with deterministic weights."""
     torch.manual_seed(0)
     config = CONFIGS[kind]()
     if head == "QuestionAnswering":
@@ -33,7 +33,7 @@ def build(kind="DistilBert", head="SequenceClassification", dtype=torch.float32,
 
 
 def batch(rows=4, length=24, seed=0):
-    """Token ids with padding on the right; 2 is the separator: after the question, twice, and at the end."""
+    """Token ids with padding on the right; 2 is the separator: twice after the question, and at the end."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 60, (rows, length), generator=generator)
     ids[:, 0], ids[:, 4], ids[:, 5] = 1, 2, 2

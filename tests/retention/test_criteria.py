@@ -1,4 +1,4 @@
-"""What the criteria of Adaptive Retention find in records: tables of (records, verdict)."""
+"""The criteria of Adaptive Retention: tables of (results, expected verdict)."""
 
 import math
 
@@ -18,13 +18,13 @@ def status(check, *records):
 
 
 def bag(task, best):
-    """Test scores of a bag of words, of two settings; the second is worse."""
+    """Test scores of a bag-of-words baseline with two settings; the second is worse."""
     same = {"dataset": task, "split": "test", "metric": "accuracy", "backbone": "b"}
     return pd.DataFrame({"score_percent": [best, best - 9]}).assign(**same)
 
 
 def scores(task="d", **of_methods):
-    """Test records without items: scores of seeds 0, 1, ... by method, of 400 examples."""
+    """Test results without items: scores of seeds 0, 1, ... by method, over 400 examples."""
     rows = [
         {"method": method, "seed": seed, "score_percent": score, "budget": 1.0 if method == "dense" else 0.3}
         for method, values in of_methods.items()
@@ -35,7 +35,7 @@ def scores(task="d", **of_methods):
 
 
 def items(split="test", total=400, task="d", **of_methods):
-    """Records with items: by method the number of the first items that are right, one a seed."""
+    """Results with items: for each method, the number of leading correct items per seed."""
     rows = [
         {"method": method, "seed": seed, "items_right": "+" * right + "-" * (total - right)}
         | {"score_percent": 100 * right / total, "measured_examples": total}
@@ -60,23 +60,23 @@ def tasks(*numbers):
         # 80 % against 76 of 400 items: clear as pairs, 1.4 standard errors apart as scores.
         (items(ar=[320], h2o=[304]), MET),
         (unpaired(items(ar=[320], h2o=[304])), UNTOLD),
-        # Five items decide nothing, ten do, and those of dev count as those of test.
+        # Five items are inconclusive, ten are not; dev items count like test items.
         (items(total=100, ar=[90], h2o=[85]), UNTOLD),
         (pd.concat([items(s, 100, ar=[90], h2o=[85]) for s in ("test", "dev")]), MET),
-        # How far seeds of any method lie apart on a task is the doubt of a method with one seed, too.
+        # The seed spread of any method on a task also applies to methods with one seed.
         (items(total=1000, ar=[800], h2o=[760], dense=[850] * 3), MET),
         (items(total=1000, ar=[800], h2o=[760], dense=[820, 850, 880]), UNTOLD),
-        # Every task has its own verdict; one that fails decides.
+        # Each task has its own verdict; one failure decides.
         (tasks(340, 300), UNTOLD),
         (tasks(340, 300, 260), MISSED),
-        # Scores alone: what is within the error is inconclusive.
+        # Scores only: differences within the error are inconclusive.
         (scores(ar=[80.0, 80.0], h2o=[70.0, 70.0]), MET),
         (scores(ar=[80.0, 80.0], h2o=[74.0, 74.0]), MET),  # 2.02 standard errors
         (scores(ar=[80.0, 80.0], h2o=[75.0, 75.0]), UNTOLD),  # 1.7
         (scores(ar=[80.0, 80.0], h2o=[90.0, 90.0]), MISSED),
         (scores(ar=[80.0, 80.0], h2o=[60.0, 88.0]), UNTOLD),
         (scores(ar=[80.0, 80.0], h2o=[86.0]), MISSED),
-        # One comparison of many contradicts only after Holm.
+        # Each comparison contradicts only after the Holm correction.
         (pd.concat([scores(ar=[80] * 2, h2o=[86] * 2)]), MISSED),
         (
             pd.concat(
@@ -91,22 +91,22 @@ def test_better_than_h2o(records, verdict):
 
 
 @pytest.mark.parametrize(("other", "verdict"), [(82.9, UNTOLD), (90.0, MISSED), (70.0, MET)])
-def test_every_comparison_wants_what_a_95_percent_interval_shows(other, verdict):
+def test_comparisons_require_a_95_percent_interval(other, verdict):
     table = scores(ar=[80.0, 80.0], dense=[other / 0.95], random=[other], ar_fixed=[other])
     assert status(table1.keeps_dense_score, table, NO_BAG) == verdict
     assert status(table1.beats_random, table, NO_BAG) == verdict
     assert status(table3.ablations_lose, table) == verdict
 
 
-def test_a_task_that_the_dense_model_has_not_learnt_is_left_out():
-    """More than 5 points below a bag of words: what methods drop is not what they differ by."""
+def test_tasks_not_learnt_by_the_dense_model_are_excluded():
+    """More than 5 points below a bag of words: the task cannot rank methods."""
     below = scores("cuad", dense=[40.0, 42.0], ar=[80.0, 80.0], random=[20.0, 20.0])
     found = [table1.beats_random(below, bag("cuad", best)) for best in (45.9, 46.1)]
     assert [one.word for one in found] == [MET, UNTOLD]
 
 
-def test_the_spread_of_seeds_is_of_the_items_that_are_compared():
-    """Seeds that are level on test and apart on dev leave doubt where dev counts; records in any order."""
+def test_seed_spread_uses_the_compared_items():
+    """Seeds equal on test but different on dev add variance if dev counts; results in any order."""
     test = items(total=1000, ar=[800], h2o=[760], dense=[850] * 2)
     both = pd.concat([test, items("dev", 1000, ar=[800], h2o=[760], dense=[840, 700])[::-1]])
     assert status(table1.beats_h2o, both, NO_BAG) == UNTOLD
@@ -133,7 +133,7 @@ def test_an_error_is_of_examples_and_of_seeds():
 
 
 @pytest.mark.slow
-def test_eight_null_comparisons_seldom_contradict():
+def test_eight_null_comparisons_rarely_contradict():
     draw, found = np.random.default_rng(0), []
     for _ in range(200):
         right = draw.random((8, 2, 300)) < 0.8
@@ -149,8 +149,8 @@ def test_eight_null_comparisons_seldom_contradict():
 @pytest.mark.parametrize(
     ("task", "total", "verdict"), [("sst2", 20_000, MISSED), ("sst2", 100, UNTOLD), ("d", 20_000, UNTOLD)]
 )
-def test_an_ablation_fails_where_the_printed_loss_is_ruled_out(task, total, verdict):
-    """Table 3 prints 1.4 points here; a task of our own has none to rule out."""
+def test_ablation_fails_if_the_published_loss_is_ruled_out(task, total, verdict):
+    """Table 3 prints 1.4 points here; our own tasks have no published loss to rule out."""
     right = [total * 3 // 4]
     level = items(total=total, task=task, ar=right, ar_no_relaxation=right)
     assert status(table3.ablations_lose, level) == verdict
@@ -162,10 +162,10 @@ def test_an_ablation_fails_where_the_printed_loss_is_ruled_out(task, total, verd
         (8000, 0.8, None, MET),
         (100, 0.8, None, UNTOLD),
         (8000, 0.7, None, MISSED),
-        (8000, 0.8, 0.75, UNTOLD),  # another training is 5 points off
+        (8000, 0.8, 0.75, UNTOLD),  # another seed differs by 5 points
     ],
 )
-def test_a_plateau_needs_items_enough_to_rule_out_a_slope(total, other, more, verdict):
+def test_plateau_requires_enough_items_to_rule_out_a_slope(total, other, more, verdict):
     def at(share, **columns):
         return items(total=total, ar=[int(share * total)]).assign(suite="s", **figure2.DEFAULTS | columns)
 
@@ -189,7 +189,7 @@ def speeds(**of_tasks):
     [
         (tableI.saves_more_when_longer, speeds(long=[5.0, 4.0], short=[5.0]), MET),
         (tableI.saves_more_when_longer, speeds(long=[4.0, 5.0], short=[5.0]), MISSED),
-        (tableI.saves_more_when_longer, speeds(short=[5.0]), UNTOLD),  # of one length
+        (tableI.saves_more_when_longer, speeds(short=[5.0]), UNTOLD),  # one length only
         (table4.throughput_rises, speeds(long=[10 / 2.7]), OTHER),  # more than the paper's
         (table4.throughput_rises, speeds(long=[10 / 1.5]), OTHER),
         (table4.throughput_rises, speeds(long=[10.5]), MISSED),
@@ -201,7 +201,7 @@ def test_time_and_memory(check, records, verdict):
     assert status(check, records) == verdict
 
 
-def test_a_caption_counts_what_its_figure_shows():
+def test_caption_counts_match_the_figure():
     swept = scores(ar=[80.0]).assign(**figure2.DEFAULTS)
     moved = [
         swept.assign(temperature=0.4, score_percent=78.5),

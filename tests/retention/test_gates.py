@@ -1,4 +1,4 @@
-"""Each method's gate against numbers computed by hand: scores, ranking, samples, losses, random choices."""
+"""Each method's gate against hand computations: scores, ranking, samples, losses, random selection."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def inputs(valid, received=None, ids=None):
     return GateInputs(torch.zeros(*valid.shape, HIDDEN), valid, received, ids, positions)
 
 
-def test_top_scores_a_token_by_the_rank_of_its_attention():
+def test_top_method_scores_tokens_by_attention_rank():
     gate = make("top", ranks=2, initial_logit=1.5)
     assert gate.rank_logits.tolist() == [1.5, 1.5] and gate.layer_logit == 2.0
     gate.rank_logits.data, gate.layer_logit.data = torch.tensor([2.0, -1.0]), torch.tensor(0.5)
@@ -30,7 +30,7 @@ def test_top_scores_a_token_by_the_rank_of_its_attention():
     scores = gate(seen)
     torch.testing.assert_close(scores[0, :4], expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(gate.rank_values(scores, seen), received)
-    gate.layer_logit.data.fill_(-100.0)  # the place as a whole is closed: every token is kept
+    gate.layer_logit.data.fill_(-100.0)  # the gate is disabled: every token is kept
     torch.testing.assert_close(torch.sigmoid(gate(seen)), torch.ones(1, 6))
 
 
@@ -49,7 +49,7 @@ def test_infor_coef_samples_and_its_bottleneck_is_a_divergence(monkeypatch):
     assert loss.item() == pytest.approx(0.0871767, rel=1e-5)
 
 
-def test_a_random_choice_is_of_the_example_and_the_seed():
+def test_random_selection_depends_on_the_example_and_seed_only():
     def score(seed, ids, length=12, training=False):
         valid = (torch.arange(12) < length)[None].expand(len(ids), -1)
         return make("random", seed=seed).train(training)(inputs(valid, ids=ids))
@@ -60,7 +60,7 @@ def test_a_random_choice_is_of_the_example_and_the_seed():
     best = [set(row.tolist()) for row in scores.topk(4).indices]
     assert best[0] != best[1] and best[0] != set(score(1, ids).topk(4).indices[0].tolist())
     shorter, padded = score(0, ids[:1], 8), ids[:1].clone()
-    padded[:, 8:] = 59  # what padding holds says nothing
+    padded[:, 8:] = 59  # padding values have no effect
     assert torch.equal(score(0, padded, 8)[:, :8], shorter[:, :8])
     assert not torch.equal(score(0, ids, training=True), score(0, ids, training=True))
     assert (scores >= 0).all() and (scores < 1).all() and scores.unique().numel() == 24

@@ -13,7 +13,7 @@ kernels = pytest.importorskip("acp_repro.retention.key_bias_kernel", reason="pip
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
-# The interpreter has no bfloat16 products.
+# The interpreter does not support bfloat16 products.
 BUDGET = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2} if DEVICE == "cuda" else {torch.float16: 2e-3}
 
 
@@ -39,7 +39,7 @@ def attention(query, key, value, bias, scale, kept=None, dropout=0.0):
 
 
 def inputs(batch, heads, length, width, dtype):
-    """Queries, keys and values as a model has them, heads inside of tokens; one is of padding."""
+    """Queries, keys and values in a model's layout, heads inside tokens; one is padding."""
     x = [torch.randn(batch, length, heads, width, device=DEVICE).to(dtype).transpose(1, 2) for _ in range(3)]
     bias = -3 * torch.rand(batch, length, device=DEVICE)
     bias[-1, length // 2 + 1 :] = -1000.0
@@ -51,7 +51,7 @@ def inputs(batch, heads, length, width, dtype):
     ("dropout", "splits"), [(0.0, 1), (0.1, 3), pytest.param(0.7, 1, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("dtype", BUDGET)
-def test_answer_and_gradients(shape, dropout, splits, dtype, poisoned, monkeypatch):
+def test_output_and_gradients(shape, dropout, splits, dtype, poisoned, monkeypatch):
     monkeypatch.setattr(kernels, "_FULL", splits * shape[0] * shape[1])
     torch.manual_seed(sum(shape))
     given, scale = inputs(*shape, dtype), shape[-1] ** -0.5
@@ -73,9 +73,9 @@ def test_answer_and_gradients(shape, dropout, splits, dtype, poisoned, monkeypat
         assert (a.double() - b).norm() <= BUDGET[dtype] * (b.norm() + 0.1 * b.numel() ** 0.5)
 
 
-def test_tokens_may_stand_2_to_the_31_elements_apart():
+def test_token_stride_may_exceed_2_to_the_31():
     """As in a view of one tensor that holds queries, keys and values of a large batch, tokens first."""
-    far = torch.empty(2**31 + 48, dtype=torch.float16, device=DEVICE)  # most of it is never touched
+    far = torch.empty(2**31 + 48, dtype=torch.float16, device=DEVICE)  # most of it is never accessed
     given = [far.as_strided((1, 1, 129, 16), (16, 16, 2**24, 1), n * 16) for n in range(3)]
     for x in given:
         x.copy_(torch.randn(x.shape))
@@ -91,8 +91,8 @@ def test_tokens_may_stand_2_to_the_31_elements_apart():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="run on Linux, which Triton's compiler is for")
-def test_they_compile_for_hopper():
-    """The interpreter takes what the compiler refuses, so the compiler is asked too."""
+def test_key_bias_kernels_compile_for_hopper():
+    """The interpreter accepts code that the compiler rejects, so the kernels are compiled too."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     script = Path(__file__).parents[1] / "attention/compile_for_hopper.py"
     done = subprocess.run(
@@ -100,4 +100,4 @@ def test_they_compile_for_hopper():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     spilled = [int(number) for number in re.findall(r"(\d+) bytes spill stores", done.stdout)]
-    assert len(spilled) == 6 and max(spilled) <= 64, done.stdout  # the backward pass is at its limit
+    assert len(spilled) == 6 and max(spilled) <= 64, done.stdout  # backward is at the register limit

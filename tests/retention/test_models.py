@@ -1,4 +1,4 @@
-"""Gates inside encoders of transformers: removal against masking, training, saving, bad input."""
+"""Gates inside encoders of transformers: removal against masking, training, saving, invalid input."""
 
 import copy
 import io
@@ -16,7 +16,7 @@ from .models import CONFIGS, HEADS, METHODS, SIZES, SMALL, answers, batch, build
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kind", CONFIGS)
 @torch.no_grad()
-def test_at_budget_1_the_answers_are_the_dense_models(kind, head):
+def test_budget_1_matches_the_dense_model(kind, head):
     model, inputs = build(kind, head), batch()
     expected = model(**inputs)
     for settings in ({}, {"method": "h2o"}, {"gates": "input"}):
@@ -30,9 +30,9 @@ def test_at_budget_1_the_answers_are_the_dense_models(kind, head):
     ("gates", "head"), [*zip(("input", "after_blocks", (1, 3)), HEADS, strict=True), ("output", HEADS[0])]
 )
 @torch.no_grad()
-def test_removed_tokens_are_as_masked_ones(kind, head, gates):
+def test_removing_tokens_equals_masking_them(kind, head, gates):
     model, inputs = build(kind, head), batch(length=21)  # which Longformer pads to its window of 8
-    for number, method in enumerate((*METHODS, "adaptive")):  # the paper's in both ways, the others in one
+    for number, method in enumerate((*METHODS, "adaptive")):  # the paper's in both modes, the others in one
         settings = {"schedule": "geometric", "dropped": "last"} if number % 2 else {}
         short = retained(model, method=method, gates=gates, **settings)
         masked = copy.deepcopy(short)
@@ -49,7 +49,7 @@ def test_removed_tokens_are_as_masked_ones(kind, head, gates):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @torch.no_grad()
-def test_blocks_after_the_gate_see_fewer_tokens(kind):
+def test_blocks_after_the_gate_process_fewer_tokens(kind):
     inputs = batch()
     model = retained(build(kind), 0.25)
     encoder = find_encoder(model)
@@ -79,7 +79,7 @@ def test_blocks_after_the_gate_see_fewer_tokens(kind):
 
 
 @torch.no_grad()
-def test_an_example_does_not_depend_on_its_batch():
+def test_examples_are_independent_of_their_batch():
     model, inputs = build(), batch()
     for method in METHODS:
         short = retained(model, method=method)
@@ -88,7 +88,7 @@ def test_an_example_does_not_depend_on_its_batch():
         left = {
             k: torch.stack([torch.roll(row, 3 * i) for i, row in enumerate(v)]) for k, v in inputs.items()
         }
-        if method != "random":  # whose choice is by position
+        if method != "random":  # which selects by position
             with short.retention.recorded() as right_side:
                 short(**inputs)
             with short.retention.recorded() as left_side:
@@ -99,14 +99,14 @@ def test_an_example_does_not_depend_on_its_batch():
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @torch.no_grad()
-def test_attention_received_is_that_of_the_block(kind, monkeypatch):
+def test_received_attention_matches_the_block(kind, monkeypatch):
     monkeypatch.setattr(encoders, "_MOST_WEIGHTS", 4 * 4 * 24 * 7)  # 7 queries at a time
     model, inputs = build(kind), batch()
     given, weights = {}, {}
     encoder = find_encoder(model)
     block = encoder.find_layers(encoder.find_stack(model))[0]
     for path in (encoder.query, encoder.key):
-        encoders.get_module(block, path).weight.mul_(20)  # with fresh weights tokens receive almost the same
+        encoders.get_module(block, path).weight.mul_(20)  # initially, attention is almost uniform
     block.register_forward_pre_hook(lambda _, a: given.update(hidden=a[0]))
     if kind == "Longformer":
         global_ = torch.zeros(4, 24, dtype=torch.bool)
@@ -139,7 +139,7 @@ def test_attention_received_is_that_of_the_block(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @torch.no_grad()
-def test_saved_and_loaded(kind, tmp_path):
+def test_save_and_load_round_trip(kind, tmp_path):
     inputs = batch()
     gated = retained(build(kind), 0.3, gates=(0, 2), schedule="geometric", initial_multiplier=0.5)
     gated.retention.configure(budget=0.5)
@@ -161,7 +161,7 @@ def test_bfloat16_and_autocast(kind):
     with torch.no_grad():
         half = copy.deepcopy(gated).bfloat16()(**inputs).logits
         exact = copy.deepcopy(gated).double()(**inputs).logits
-        # No more than the dense model loses in that format, and a little.
+        # At most the error of the dense model in that format, with a small margin.
         dense_error = (copy.deepcopy(model).bfloat16()(**inputs).logits - model(**inputs).logits).abs().max()
         assert (half - exact).abs().max() <= 4 * dense_error + 1e-2
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -189,7 +189,7 @@ def test_questions_and_other_tokens_are_protected():
     assert records[0].kept[:, :5].all()
     assert records[1].kept.sum(1).tolist() == records[1].budget.tolist() == [7, 6, 5, 4]  # without a question
     plain = retained(build(), 0.3, over_budget="error")
-    padding = inputs["attention_mask"] == 0  # which needs no place in the budget
+    padding = inputs["attention_mask"] == 0  # which does not use the budget
     mask = padding.clone()
     mask[:, 7] = True
     with plain.retention.recorded() as records:
@@ -212,12 +212,12 @@ def test_questions_and_other_tokens_are_protected():
         ),
     ],
 )
-def test_input_that_cannot_be_is_refused(given, words):
+def test_invalid_input_is_rejected(given, words):
     with pytest.raises(ValueError, match=words):
         retained(build())(**batch() | given)
 
 
-def test_weights_that_are_nan_are_refused():
+def test_nan_weights_are_rejected():
     gated = retained(build())
     gated.retention.gates[0].scorer.w.weight.data.fill_(torch.nan)
     with pytest.raises(ValueError, match="the scores of the gate at place 1 are NaN"):
@@ -225,7 +225,7 @@ def test_weights_that_are_nan_are_refused():
 
 
 @pytest.mark.parametrize("change", [{"method": "h2o"}, {"scorer_width": 3}])
-def test_gates_cannot_become_others(change):
+def test_gate_type_cannot_change(change):
     with pytest.raises(ValueError, match="these gates cannot change to"):
         retained(build()).retention.configure(**change)
 
@@ -241,7 +241,7 @@ def test_gates_cannot_become_others(change):
         (lambda: torch.nn.Linear(2, 2), "no layer list is known for model type None"),
     ],
 )
-def test_models_that_take_no_gates_are_refused(make, words):
+def test_unsupported_models_are_rejected(make, words):
     with pytest.raises(ValueError, match=words):
         retain(make(), RetentionConfig(0.5))
 
@@ -269,7 +269,7 @@ class OwnModel(transformers.BertForSequenceClassification):
 
 @pytest.mark.parametrize("make", [OwnModel, transformers.BertModel, transformers.LongformerModel])
 @torch.no_grad()
-def test_a_retained_model_survives_pickling(make):
+def test_retained_model_survives_pickling(make):
     model = make(CONFIGS["Longformer" if "Longformer" in make.__name__ else "Bert"]()).eval()
     gated, file = retained(model, initial_multiplier=0.5), io.BytesIO()
     torch.save(gated, file)
@@ -281,7 +281,7 @@ def test_a_retained_model_survives_pickling(make):
 
 
 @torch.no_grad()
-def test_gates_can_be_disabled_and_recorded_inside_one_another():
+def test_disabling_and_recording_gates_can_be_nested():
     model, inputs = build(), batch()
     gated = retained(model, method="random")
     pruned = gated(**inputs).logits
@@ -295,7 +295,7 @@ def test_gates_can_be_disabled_and_recorded_inside_one_another():
     gated.retention.configure(seed=1)
     assert not torch.equal(gated(**inputs).logits, pruned)
     profile = {"schedule": "profile", "profile": (1.0, 0.4, 0.3)}
-    assert retained(model, **profile).retention.budgets(10) == [4, 3]  # of the gates that drop something
+    assert retained(model, **profile).retention.budgets(10) == [4, 3]  # of gates that drop tokens
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_gates_can_be_disabled_and_recorded_inside_one_another():
     ],
 )
 @pytest.mark.parametrize("by_config", [False, True])
-def test_states_of_all_blocks_are_given_where_no_token_leaves(kind, training, settings, by_config):
+def test_hidden_states_of_all_blocks_are_returned_without_removal(kind, training, settings, by_config):
     gated, name = retained(build(kind), 0.4, **settings).train(training), "output_hidden_states"
     setattr(gated.config, name, by_config)
     asked = batch() if by_config else batch() | {name: True}
@@ -320,7 +320,7 @@ def test_states_of_all_blocks_are_given_where_no_token_leaves(kind, training, se
             gated(**asked)
 
 
-def test_an_encoder_that_is_not_known_can_be_registered():
+def test_unknown_encoders_can_be_registered():
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
     config = transformers.NystromformerConfig(vocab_size=60, **sizes)
     other = transformers.NystromformerForSequenceClassification(config)
@@ -339,7 +339,7 @@ def test_an_encoder_that_is_not_known_can_be_registered():
 @pytest.mark.parametrize("dropped", ["zero", "last"])
 @torch.no_grad()
 def test_kept_tokens_keep_their_positions_and_their_order(dropped):
-    """An encoder whose blocks do nothing shows what came through."""
+    """An encoder with identity blocks exposes the kept tokens."""
     model, inputs = build("DistilBert", "TokenClassification"), batch()
     for block in model.distilbert.transformer.layer:
         block.forward = lambda hidden, *_, **__: hidden

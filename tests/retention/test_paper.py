@@ -1,4 +1,4 @@
-"""Adaptive Retention through the pipeline: suite file, training and resume, records, tables and figures."""
+"""Adaptive Retention through the pipeline: suite file, training and resume, results, tables and figures."""
 
 import dataclasses
 import json
@@ -109,8 +109,8 @@ def test_runs_of_a_suite(here):
     assert {r.method for r in here.ablations()} == {"ar", "ar_threshold", "ar_joint"}
 
 
-def test_times_need_no_training_and_no_data(here, tmp_path, monkeypatch):
-    """But for a threshold, which keeps as many tokens as it learnt to keep."""
+def test_times_require_no_training_and_no_data(here, tmp_path, monkeypatch):
+    """Except a threshold, whose number of kept tokens is learnt."""
     untrained, trained = "toy-mini-top-30-input", "toy-mini-arthreshold-30-input"
     speed = PAPER.metric("speed")
     assert needs(here, (here.run(trained), speed)) == [here.run(trained)]
@@ -123,8 +123,8 @@ def test_times_need_no_training_and_no_data(here, tmp_path, monkeypatch):
     assert (records["trained_tokens"] == 0).all() and (records["training_batch_ms"] > 0).all()
 
 
-def test_the_dense_model_against_itself_is_as_fast(here, monkeypatch):
-    """On a clock by which a pass takes 1 s and every other one 4 % more, whatever it is."""
+def test_dense_model_against_itself_has_speedup_1(here, monkeypatch):
+    """With a clock on which a pass takes 1 s and every second pass 4 % more."""
     model, passes = backbones.untrained(here.run("toy-mini-dense")), []
     model.register_forward_pre_hook(lambda *_: passes.append(1.04 if len(passes) % 2 else 1.0))
     monkeypatch.setattr(time, "perf_counter", lambda: sum(passes))
@@ -150,14 +150,14 @@ def test_the_dense_model_against_itself_is_as_fast(here, monkeypatch):
         ("grid:", "benchmarks: [tay]\ngrid:", "benchmarks: 'tay' is neither a dataset nor a run"),
     ],
 )
-def test_a_wrong_suite_is_one_line(here, old, new, words):
+def test_invalid_suite_is_reported_in_one_line(here, old, new, words):
     Path("experiments/wrong.yaml").write_text(YAML.replace(old, new, 1))
     with pytest.raises(SuiteError) as error:
         load_suite("wrong")
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_text_that_cannot_be_used_is_named_with_its_suite_and_key(here):
+def test_unusable_corpus_is_reported_with_suite_and_key(here):
     Path("other.jsonl").write_text("")
     Path("experiments/wrong.yaml").write_text(YAML.replace("path: toy.jsonl", "path: other.jsonl"))
     with pytest.raises(DataError, match="^experiments/wrong.yaml: datasets.toy.path: other.jsonl has texts"):
@@ -165,8 +165,8 @@ def test_a_text_that_cannot_be_used_is_named_with_its_suite_and_key(here):
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_every_model_type_of_a_suite_takes_gates(model_type):
-    """What the check of a suite lets through can be trained."""
+def test_every_model_type_of_a_suite_supports_gates(model_type):
+    """Every suite that passes validation can be trained."""
     from transformers import AutoModelForSequenceClassification as Classifier
 
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
@@ -176,7 +176,7 @@ def test_every_model_type_of_a_suite_takes_gates(model_type):
 
 
 @pytest.mark.parametrize("name", ["toy-mini-ar-30-input", "toy-mini-arjoint-30-input"])
-def test_a_resume_gives_the_same_bits(here, name):
+def test_resume_is_bitwise_identical(here, name):
     run = here.run(name)
     task = PAPER.load_task()(run)
     train(PAPER, run, device=CPU, report=str, watch_every=2)
@@ -190,7 +190,7 @@ def test_a_resume_gives_the_same_bits(here, name):
 
 
 @pytest.mark.slow
-def test_everything_is_measured_drawn_and_reported(here, capsys):
+def test_pipeline_measures_plots_and_reports(here, capsys):
     for run in here.runs:
         train(PAPER, run, device=CPU, report=str)
     metrics = [q.name for q in PAPER.metrics if not q.command]
@@ -224,11 +224,11 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
     dense = read_records(here, "pruned_dense", here.dense)
     plain = dense[dense["pruning"] == "none"].set_index("metric")["score_percent"]
     output = dense[dense["pruning_gates"] == "output"].set_index("metric")["score_percent"]
-    assert (output == plain.reindex(output.index)).all()  # [CLS] is read alone, so nothing is lost there
+    assert (output == plain.reindex(output.index)).all()  # only [CLS] is read, so nothing is lost
     tokens = read_records(here, "keep_ratio_by_layer", here.adaptive)
     assert (tokens[tokens["layer"] == 0]["keep_ratio"] == 1).all()
 
-    # A measured run becomes a folder of the project.
+    # A measured run is exported in the project format.
     given = ["--suite", "mini", "--run", "toy-mini-ar-30-input", "--name", "tiny"]
     assert publish.main(given) == 0
     ours, published = (
@@ -239,7 +239,7 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
     assert "30%" in Path("pretrained/tiny/README.md").read_text()
 
 
-def test_answers_in_the_text_and_their_scores(here):
+def test_answer_spans_and_their_scores(here):
     run = here.run("asked-mini-ar-50-afterblocks")
     texts = Texts(run.dataset, run.backbone)
     for row in texts.encoded("train"):
@@ -255,7 +255,7 @@ def test_answers_in_the_text_and_their_scores(here):
     assert SCORES["accuracy"]([0, 1], [0, 0]) == 50
 
 
-def test_the_best_span_is_inside_the_text_and_ends_after_its_start():
+def test_best_span_is_inside_the_text_and_ordered():
     offsets = [(0, 0), (0, 3), (4, 8), (9, 12), (0, 0)]
     row = SimpleNamespace(offsets=offsets, example=SimpleNamespace(text="abc defg hij"))
     start, end = torch.tensor([9.0, 1, 2, 5, 9, 9]), torch.tensor([9.0, 5, 4, 1, 9, 9])
@@ -270,7 +270,7 @@ def test_the_best_span_is_inside_the_text_and_ends_after_its_start():
 
 @pytest.fixture
 def built(here):
-    """A run's task and its model, with fresh weights and without phases of training."""
+    """A run's task and its model, with initial weights and without training phases."""
     run = here.run("toy-mini-ar-30-input")
     task = PAPER.load_task()(run)
     torch.manual_seed(1)
@@ -279,8 +279,8 @@ def built(here):
     return task, TrainedRetention(here, run, task, model, CPU, 0, texts=task.texts)
 
 
-def test_measures_weigh_every_example_alike(built, monkeypatch):
-    """Examples are no multiple of the batch."""
+def test_metrics_weight_examples_equally(built, monkeypatch):
+    """The number of examples is not a multiple of the batch size."""
     task, trained = built
     monkeypatch.setattr(trained_module, "_ROWS", 5)
     model, rows = trained.model.eval(), task.texts.encoded("test")
@@ -305,7 +305,7 @@ def test_measures_weigh_every_example_alike(built, monkeypatch):
     for record in seen:
         scores = record.scores[0, 1:]
         budget += record.budget.item()
-        counted += 1 + torch.sigmoid(scores).sum().item()  # [CLS] counts whole
+        counted += 1 + torch.sigmoid(scores).sum().item()  # [CLS] counts fully
         opened += 1 + torch.sigmoid(scores - 0.66 * math.log(0.1 / 1.1)).sum().item()
     for record in records:
         assert record["soft_loss_nats"] == pytest.approx(records[0]["soft_loss_nats"], rel=1e-5)
@@ -315,7 +315,7 @@ def test_measures_weigh_every_example_alike(built, monkeypatch):
         assert record["hard_loss_nats"] != pytest.approx(record["soft_loss_nats"], rel=1e-5)
 
 
-def test_a_step_raises_lambda_and_a_look_changes_nothing(here, built):
+def test_training_step_raises_lambda_and_evaluation_changes_nothing(here, built):
     task, trained = built
     config, steps = task.build().retention.config, task.steps
     assert (config.open_steps, config.hard_from_step) == (round(0.3 * steps), steps - round(0.3 * steps))
@@ -336,16 +336,16 @@ def test_a_step_raises_lambda_and_a_look_changes_nothing(here, built):
     ]
 
 
-def test_longformer_answers_questions_with_a_fresh_tokeniser(here):
+def test_longformer_question_answering_with_a_new_tokenizer(here):
     text = YAML.replace("{num_hidden_layers", "{model_type: longformer, num_hidden_layers")
     Path("experiments/long.yaml").write_text(text)
     run = load_suite("long").run("asked-mini-ar-50-afterblocks")
     train(PAPER, run, device=CPU, report=str, stop_after=2)
     task = PAPER.load_task()(run)
     config, separator = task.build().retention.config, task.tokenizer.sep_token_id
-    assert (config.protect, config.sep_token_id) == ("question", separator)  # so a question is never dropped
+    assert (config.protect, config.sep_token_id) == ("question", separator)  # so questions are never dropped
     told = task.texts.labelled.splits["train"][0]._replace(question="what [SEP] units?")
-    assert task.texts._encode([told])[0].ids.count(separator) == 3  # a text's own is plain text
+    assert task.texts._encode([told])[0].ids.count(separator) == 3  # a separator in a text is plain text
     with pytest.raises(DataError, match="qasper: Longformer answers only texts with a question"):
         task.texts._encode([told._replace(question="")])
 
@@ -355,7 +355,7 @@ def group_by_length(run):
 
 
 @pytest.mark.parametrize(("order", "most_padding"), [(lambda run: run, 0.04), (group_by_length, 0.0144)])
-def test_batches_hold_every_example_once_an_epoch(here, order, most_padding):
+def test_batches_contain_every_example_once_per_epoch(here, order, most_padding):
     task = PAPER.load_task()(order(here.run("toy-mini-ar-30-input")))
     every = sorted(tuple(row.ids) for row in task.texts.encoded("train"))
     size, seen, padding = len(every), [], 0
@@ -363,6 +363,6 @@ def test_batches_hold_every_example_once_an_epoch(here, order, most_padding):
         seen += [tuple(one[real > 0].tolist()) for one, real in zip(ids, mask, strict=True)]
         padding += int((mask == 0).sum())
     epochs = [seen[first : first + size] for first in range(0, len(seen), size)]
-    assert len(epochs) == 8 and size % 8  # so that all but the first begin in the midst of a batch
+    assert len(epochs) == 8 and size % 8  # so that all epochs except the first start inside a batch
     assert all(sorted(epoch) == every for epoch in epochs) and epochs[0] != epochs[1]
     assert padding < most_padding * 8 * sum(map(len, every))

@@ -1,4 +1,4 @@
-"""The parts of Adaptive Retention that need torch alone: settings, budget, gates, scorer, cost."""
+"""The components of Adaptive Retention that need only torch: settings, budget, gates, scorer, cost."""
 
 import json
 import re
@@ -17,16 +17,16 @@ from acp_repro.retention.scorer import running_summary_loop
 
 @pytest.mark.parametrize("length", [1, 63, 129, 1000])
 @pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
-def test_summary_is_the_recurrence(length, decay):
+def test_summary_matches_the_recurrence(length, decay):
     x = torch.randn(2, length, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(length))
     exact = running_summary_loop(x, decay)
     torch.testing.assert_close(running_summary(x, decay), exact, rtol=1e-12, atol=1e-12)
-    # In float32 no further from float64 than the loop is, but for a few roundings.
+    # In float32, at most the loop's distance from float64 plus a few roundings.
     worst = (running_summary_loop(x.float(), decay) - exact).abs().max()
     assert (running_summary(x.float(), decay) - exact).abs().max() <= 2 * worst + 1e-6
 
 
-def test_scorer_is_equation_3_over_kept_tokens_alone():
+def test_scorer_applies_equation_3_to_kept_tokens_only():
     torch.manual_seed(0)
     scorer = RetentionScorer(8, 5, 0.9, initial_logit=0.3).double()
     hidden = torch.randn(1, 7, 8, dtype=torch.float64)
@@ -49,13 +49,13 @@ def test_scorer_is_equation_3_over_kept_tokens_alone():
     exact = scorer.v(torch.tanh(local + before))[..., 0]
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
     called = []
-    for part in (scorer.w, scorer.u, scorer.v):  # an adapter or a hook is no plain part, and is called
+    for part in (scorer.w, scorer.u, scorer.v):  # adapters and hooks disable the fused path and are called
         part.register_forward_hook(lambda module, *_: called.append(module))
     torch.testing.assert_close(scorer(hidden, kept)[kept], scores[kept])
     assert called == [scorer.w, scorer.u, scorer.v]
 
 
-def test_gradients_are_those_of_finite_differences():
+def test_gradients_match_finite_differences():
     torch.manual_seed(1)
     x = torch.randn(2, 9, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: running_summary(x, 0.8), x)
@@ -71,18 +71,18 @@ def test_gradients_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(lambda s: hard_concrete(s, u, 0.66, (-0.1, 1.1)), s)
 
 
-def test_hard_concrete_is_open_as_often_as_its_formula_says():
+def test_hard_concrete_open_rate_matches_its_formula():
     s, beta, stretch = torch.tensor([-2.0, 0.0, 1.5]), 0.66, (-0.1, 1.1)
     u = torch.rand(200_000, 3, generator=torch.Generator().manual_seed(0))
     z = hard_concrete(s, u, beta, stretch)
     assert z.min() == 0 and z.max() == 1
     share = (z > 0).float().mean(0)
     assert (share - torch.sigmoid(open_logits(s, beta, stretch))).abs().max() < 4 * (0.25 / 200_000) ** 0.5
-    # What the paper counts, sigmoid(s), is another number: both are settings.
+    # The paper counts sigmoid(s), which differs; both are settings.
     assert (share - torch.sigmoid(s)).min() > 0.1
 
 
-def test_penalty_counts_what_its_setting_says():
+def test_penalty_follows_its_setting():
     s = torch.tensor([0.4])
     assert counted_share(RetentionConfig(0.5), s) == torch.sigmoid(s)
     expected = torch.sigmoid(s - 0.66 * torch.log(torch.tensor(0.1 / 1.1)))
@@ -107,19 +107,19 @@ def test_penalty_counts_what_its_setting_says():
         ({"initial_multiplier": -1.0}, "initial_multiplier: must not be negative"),
     ],
 )
-def test_impossible_settings_are_refused_where_they_are_made(settings, words):
+def test_invalid_settings_are_rejected_at_construction(settings, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         RetentionConfig(**{"budget": 0.5} | settings)
 
 
-def test_settings_survive_json():
+def test_settings_round_trip_through_json():
     config = RetentionConfig(0.3, gates=(0, 2), stretch=(-0.2, 1.3), schedule="profile", profile=(0.5, 0.4))
     assert RetentionConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
     with pytest.raises(ValueError, match="budgt: no such setting; did you mean budget"):
         RetentionConfig.from_dict({"budgt": 0.3})
 
 
-def test_places_of_gates():
+def test_gate_positions():
     for gates, places in (("after_blocks", (1, 2, 3)), ("input", (0,)), ("output", (3,))):
         assert RetentionConfig(0.5, gates=gates).places(3) == places
     assert RetentionConfig(1.0).places(3) == () == RetentionConfig(0.5, method="dense").places(3)
@@ -128,7 +128,7 @@ def test_places_of_gates():
         RetentionConfig(0.5, gates=(1, 4)).places(3)
     with pytest.raises(ValueError, match="profile: has 6 shares for 3 gates"):
         RetentionConfig(0.5, schedule="profile", profile="table5_30").places(3)
-    # A gate at which nothing can be dropped is none.
+    # A gate that cannot drop tokens is omitted.
     assert active_gates(RetentionConfig(0.5), (1, 2, 3)) == (1,)
     assert active_gates(RetentionConfig(0.5, schedule="geometric"), (1, 2, 3)) == (1, 2, 3)
     flat = RetentionConfig(0.5, schedule="profile", profile=(1.0, 0.4, 0.4))
@@ -152,7 +152,7 @@ def test_budgets_of_each_schedule():
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_top_m_keeps_the_best_and_never_more_than_the_budget(data):
+def test_top_m_keeps_the_highest_scores_within_the_budget(data):
     length = data.draw(st.integers(1, 12))
     valid = torch.tensor([data.draw(st.lists(st.booleans(), min_size=length, max_size=length))])
     # Few values, so that there are ties, and infinities.
@@ -163,7 +163,7 @@ def test_top_m_keeps_the_best_and_never_more_than_the_budget(data):
         protected[0, valid[0].nonzero()[0]] = True
     budget = floor_share(valid.sum(1), data.draw(st.floats(0.01, 1)))
     kept = keep_top(scores, valid, protected, budget)
-    assert kept.sum() == budget.item()  # never more, and all that it allows
+    assert kept.sum() == budget.item()  # exactly the budget
     assert not (kept & ~valid).any()  # padding is never chosen
     assert (kept | ~protected).all()
     rank = {i: (not protected[0, i], -scores[0, i].item(), i) for i in range(length) if valid[0, i]}
@@ -181,7 +181,7 @@ def test_top_m_keeps_the_best_and_never_more_than_the_budget(data):
         assert torch.equal(top_indices(scores, None, protected, budget, length).indices, direct.indices)
 
 
-def test_cost_follows_the_tokens_left():
+def test_cost_follows_the_remaining_tokens():
     dense = encoder_cost([512] * 6, 768, 3072)
     # 2 (4 d^2 + 8 d^2) linear FLOPs and 4 T d of attention for each token and block.
     assert dense.linear_flop == 6 * 512 * 24 * 768**2
@@ -200,8 +200,8 @@ def _expected(loss: torch.Tensor, masks: torch.Tensor, p: torch.Tensor) -> torch
     return torch.where(masks.bool(), p[:, None], 1 - p[:, None]).prod(-1) @ loss
 
 
-def test_the_slack_of_a_minimiser_is_at_most_the_gap_over_lambda():
-    """Appendix C, Proposition 1. E[L] is linear in each p, so the Lagrangian is least where p is a mask."""
+def test_minimiser_slack_is_at_most_the_gap_over_lambda():
+    """Appendix C, Proposition 1. E[L] is linear in each p, so the Lagrangian is minimal at a mask."""
     generator, budget = torch.Generator().manual_seed(0), 2
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 5)
     p = torch.rand(2000, 5, dtype=torch.float64, generator=generator)
@@ -214,14 +214,14 @@ def test_the_slack_of_a_minimiser_is_at_most_the_gap_over_lambda():
             slack = masks[best].sum() - budget
             assert multiplier * slack <= _expected(loss, masks, p).min() - loss[best] + 1e-12
             over += int(slack > 0)
-    assert over > 50  # the bound says something where the budget is broken
+    assert over > 50  # the bound is tested with violated budgets
 
 
-def test_the_duality_gap_does_not_bound_the_slack_of_a_minimiser_over_the_budget():
+def test_duality_gap_does_not_bound_the_slack_of_a_minimiser_over_the_budget():
     """Appendix G, Lemma 3: the loss is the share of tokens that are dropped, of four with a budget of one."""
     masks, multiplier = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4), 0.01
     loss, slack = 1 - masks.mean(1), masks.sum(1) - 1
     best = (loss + multiplier * slack).argmin()
-    least = _expected(loss, masks, masks[slack <= 0]).min()  # linear in p, so least at a mask
+    least = _expected(loss, masks, masks[slack <= 0]).min()  # linear in p, so minimal at a mask
     gap = loss[best] + multiplier * slack[best] - least
     assert gap < 0 < multiplier * slack[best] <= least - loss[best]

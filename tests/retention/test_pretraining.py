@@ -1,4 +1,4 @@
-"""Masked language modelling as a step of the pipeline, and runs that start from it."""
+"""Masked language modelling as a pipeline step, and runs that start from its weights."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ measure: {{examples: 20}}
 """
 
 
-def test_the_schedule_warms_up_and_falls_to_zero():
+def test_schedule_warms_up_and_decays_to_zero():
     training = SimpleNamespace(learning_rate=0.1, warmup_share=0.4)
     task = SimpleNamespace(run=SimpleNamespace(training=training), steps=5)
     found = [EncoderTask.learning_rate(task, step) for step in range(5)]
@@ -84,7 +84,7 @@ def here(folder, monkeypatch):
     return load_suite("mini")
 
 
-def test_other_runs_start_from_its_weights_and_are_trained_after_it(here, capsys):
+def test_dependent_runs_start_from_the_pretrained_weights(here, capsys):
     assert [run.name for run in here.runs] == [
         "toy-mini-top-50-afterblocks",
         "toy-mini-dense",
@@ -94,7 +94,7 @@ def test_other_runs_start_from_its_weights_and_are_trained_after_it(here, capsys
     assert list(training_groups(here, here.runs)) == [[mlm], [dense], [top]]
     with pytest.raises(TrainingError, match="--run words-mini-mlm`"):
         PAPER.load_task()(dense)
-    # Asked for the last alone, the command trains what it needs first.
+    # If only the last run is requested, the command trains its dependencies first.
     assert train_command.main(["--suite", "mini", "--run", top.name, "--device", "cpu", "--jobs", "1"]) == 0
     assert all(run.weights_file.is_file() for run in here.runs)
     task = PAPER.load_task()(dense)
@@ -106,15 +106,15 @@ def test_other_runs_start_from_its_weights_and_are_trained_after_it(here, capsys
         trained = slice(12) if "position" in name else slice(None)  # the task's texts are longer
         assert torch.equal(started[name][trained], given[name][trained])
     positions = started["distilbert.embeddings.position_embeddings.weight"]
-    assert len(positions) == 26 and torch.equal(positions[12:24], positions[:12])  # and not the untrained
+    assert len(positions) == 26 and torch.equal(positions[12:24], positions[:12])  # not the initial values
 
 
-def test_a_resume_gives_the_same_bits(here):
+def test_resume_is_bitwise_identical(here):
     run = here.run("words-mini-mlm")
     train(PAPER, run, device=CPU, report=str)
     whole = run.weights_file.read_bytes()
     losses = [json.loads(x)["loss_nats"] for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert len(losses) == 12 and losses[-1] < losses[0] - 0.5  # it learns
+    assert len(losses) == 12 and losses[-1] < losses[0] - 0.5  # the loss decreases
     shutil.rmtree(run.folder)
     train(PAPER, run, device=CPU, report=str, stop_after=5)
     assert not run.weights_file.exists()
@@ -122,7 +122,7 @@ def test_a_resume_gives_the_same_bits(here):
     assert run.weights_file.read_bytes() == whole
 
 
-def test_masked_loss_is_that_of_heldout_text(here):
+def test_masked_loss_is_measured_on_heldout_text(here):
     run = here.run("words-mini-mlm")
     train(PAPER, run, device=CPU, report=str)
     assert measure.main(["masked_loss", "--suite", "mini", "--device", "cpu"]) == 0
@@ -135,7 +135,7 @@ def test_masked_loss_is_that_of_heldout_text(here):
     assert abs(row["masked_loss_nats"] - expected.item()) < 1e-4
 
 
-def test_masks(here):
+def test_masked_tokens_have_the_published_counts_and_probabilities(here):
     task = PAPER.load_task()(here.run("words-mini-mlm"))
     tokenizer, seen, kinds = task.tokenizer, [], []
     for index in range(120):
@@ -150,25 +150,25 @@ def test_masks(here):
     assert abs(np.mean(kinds) - 0.2) < 4 * (0.16 / len(kinds)) ** 0.5
     size, length = task.sequences("train"), 10
     stream = task.corpus.tokens("train")[: size * length].reshape(size, length)
-    assert sorted(seen[:size]) == sorted(map(tuple, stream.tolist()))  # every piece once an epoch
+    assert sorted(seen[:size]) == sorted(map(tuple, stream.tolist()))  # every piece once per epoch
     again = task.batch(7)
     assert all(torch.equal(a, b) for a, b in zip(again, task.batch(7), strict=True))
     assert max(map(max, seen)) < min(tokenizer.all_special_ids)
 
 
-def test_the_loss_of_masked_tokens_alone_is_that_of_transformers(here):
+def test_masked_token_loss_matches_transformers(here):
     task = PAPER.load_task()(here.run("words-mini-mlm"))
     model = task.build().eval()
     ids, labels = task.masked("train", [0, 1, 2], np.random.default_rng(0))
     places = (labels.flatten() >= 0).nonzero()[:, 0]
     ours = task.loss(model, ids, labels.flatten()[places], places)
-    expected = model(input_ids=ids, labels=labels).loss  # and the hook is gone
+    expected = model(input_ids=ids, labels=labels).loss  # with the hook removed
     torch.testing.assert_close(ours, expected)
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
 @torch.no_grad()
-def test_each_head_of_the_first_block_looks_at_its_neighbour(kind):
+def test_first_block_heads_attend_to_neighbours(kind):
     names = ("hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers")
     names = ("dim", "n_heads", "hidden_dim", "n_layers") if kind == "distilbert" else names
     sizes = dict(zip(names, (128, 4, 64, 2), strict=True), vocab_size=200, max_position_embeddings=210)
@@ -200,7 +200,7 @@ def test_each_head_of_the_first_block_looks_at_its_neighbour(kind):
         ("tokenizer: {bpe: 290}", "tokenizer: bytes", "data.tokenizer: an encoder's is {bpe: SIZE}"),
     ],
 )
-def test_a_wrong_suite_is_one_line(here, old, new, words):
+def test_invalid_suite_is_reported_in_one_line(here, old, new, words):
     assert old in YAML
     Path("experiments/wrong.yaml").write_text(YAML.replace(old, new, 1))
     with pytest.raises(SuiteError) as error:

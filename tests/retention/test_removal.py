@@ -1,4 +1,4 @@
-"""How tokens are removed: one kernel for the scan, groups of examples, no waiting for a GPU."""
+"""Token removal: one scan kernel, groups of examples, no GPU synchronisation."""
 
 import copy
 
@@ -17,9 +17,9 @@ def _slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-# The last length is of more chunks than a scan goes through at once; the interpreter takes half a minute.
+# The last length has more chunks than one scan handles; the interpreter takes half a minute.
 @pytest.mark.parametrize(("length", "decay"), [(1, 0.9), (33, 0.0), (100, 0.9), (100, 1.0), _slow(1100, 0.9)])
-def test_the_kernels_are_equation_3_and_have_its_gradient(length, decay, monkeypatch):
+def test_kernels_match_equation_3_and_its_gradient(length, decay, monkeypatch):
     """Against PyTorch in float64, which test_parts.py compares with the recurrence."""
     device = on_a_device()
     torch.manual_seed(length)
@@ -43,18 +43,18 @@ def test_the_kernels_are_equation_3_and_have_its_gradient(length, decay, monkeyp
 
 
 def on_a_device():
-    """Where Triton's kernels run: on a GPU, or on the CPU in Triton's interpreter."""
+    """The device of Triton's kernels: a GPU, or the CPU with Triton's interpreter."""
     pytest.importorskip("triton", reason="pip install triton")
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.mark.parametrize("length", [1, 65, _slow(129)])
-def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
+def test_top_m_kernel_matches_two_sorts(length):
     device = on_a_device()
     from acp_repro.retention.select_kernel import place, select
 
     torch.manual_seed(length)
-    scores = torch.randn(5, length).mul(4).round().div(4)  # many tie
+    scores = torch.randn(5, length).mul(4).round().div(4)  # many tiess
     scores[1] = scores[1].sign() * 0.0  # 0 and -0 are equal
     scores[2, length // 2] = torch.inf
     scores[3, : length // 3] = -torch.inf
@@ -89,7 +89,7 @@ def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 @pytest.mark.slow
-def test_a_pass_with_kernels_is_one_without(kind, monkeypatch):
+def test_forward_with_kernels_equals_forward_without(kind, monkeypatch):
     device = on_a_device()
     model, inputs = build(kind, "TokenClassification").to(device), batch(rows=5)
     for settings in (
@@ -118,7 +118,7 @@ def test_a_pass_with_kernels_is_one_without(kind, monkeypatch):
 
 @pytest.mark.gpu
 @torch.no_grad()
-def test_on_a_gpu_removal_is_as_masking_and_as_on_a_cpu():
+def test_removal_on_a_gpu_matches_masking_and_the_cpu():
     model, inputs = build(), batch(rows=7)
     for settings in ({"gates": "input"}, {}, {"schedule": "geometric"}):
         short = retained(model, **settings)
@@ -144,7 +144,7 @@ def test_on_a_gpu_removal_is_as_masking_and_as_on_a_cpu():
     [{"gates": (1, 2), "schedule": "geometric", "dropped": "last"}, {"method": "h2o"}, {"budget": 0.99}],
 )
 @torch.no_grad()
-def test_groups_of_examples_change_nothing(kind, settings, monkeypatch):
+def test_example_groups_do_not_change_the_result(kind, settings, monkeypatch):
     short, inputs = retained(build(kind), **{"budget": 0.4, **settings}), batch(rows=5)
     encoder, sizes = encoders.find_encoder(short), []
     block = encoder.find_layers(encoder.find_stack(short))[0]
@@ -162,8 +162,8 @@ def test_groups_of_examples_change_nothing(kind, settings, monkeypatch):
 )
 @torch.no_grad()
 @pytest.mark.slow
-def test_a_whole_pass_is_one_graph_that_drops_what_eager_ones_drop(head, gates):
-    """No value is read by the host, which so does not know how many tokens are protected."""
+def test_forward_compiles_to_one_graph_with_the_eager_selection(head, gates):
+    """The host reads no value, so the number of protected tokens is unknown to it."""
     model, inputs = build(head=head), batch()
     further = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
     further[:, 3] = True
@@ -181,7 +181,7 @@ def test_a_whole_pass_is_one_graph_that_drops_what_eager_ones_drop(head, gates):
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("settings", [{}, {"schedule": "geometric"}, {"selection": "threshold"}])
 @torch.no_grad()
-def test_an_example_that_keeps_all_its_tokens_leaves_the_others_pruned(kind, settings):
+def test_full_example_does_not_stop_pruning_of_the_others(kind, settings):
     model, inputs = build(kind, "TokenClassification"), batch()
     further = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
     further[0] = True
@@ -200,7 +200,7 @@ def test_an_example_that_keeps_all_its_tokens_leaves_the_others_pruned(kind, set
     assert (found - dense)[there].abs().max() > 1e-3
 
 
-def test_augmentation_is_half_its_weight_times_the_square():
+def test_augmentation_term_is_half_its_weight_times_the_square():
     model, inputs = build(), batch() | {"labels": torch.arange(4) % 3}
     gated = retained(model, augmentation=6.0, initial_multiplier=0.5, schedule="geometric").train()
     gated(**inputs)

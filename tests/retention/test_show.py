@@ -1,4 +1,4 @@
-"""``python -m acp_repro.retention.show``: what each gate lets through of a text."""
+"""``python -m acp_repro.retention.show``: the tokens that each gate keeps."""
 
 from pathlib import Path
 
@@ -10,14 +10,14 @@ SHIPPED = ROOT / "pretrained/ar-tiny-stdlib"
 TEXT = "    def connection_lost(self, exc):\n        self._loop.call_soon(self._transport.close)\n" * 2
 
 
-def test_dropped_characters_are_dots():
+def test_dropped_characters_are_shown_as_dots():
     offsets = [(0, 0), (0, 3), (4, 7), (8, 11), (0, 0)]
     assert visible("one two\nsix", offsets, [True, True, False, True, False]) == "one····\nsix"
     for kept in ([True, False, True], [False, True, True], [True, True, False]):
         assert visible("日", [(0, 1)] * 3, kept) == "·"  # three tokens of a character
 
 
-def test_the_model_of_the_project(capsys):
+def test_model_of_the_project_is_shown(capsys):
     assert sum(file.stat().st_size for file in SHIPPED.iterdir()) < 4_000_000
     for budget in (30, 10):
         assert show.main([str(SHIPPED), "--text", TEXT, "--budget", str(budget / 100)]) == 0

@@ -1,4 +1,4 @@
-"""Gates inside encoders of transformers: how they are trained."""
+"""Training of gates inside encoders of transformers."""
 
 from types import SimpleNamespace
 
@@ -30,16 +30,16 @@ def test_training_reaches_every_weight_and_adds_the_penalty(kind, head):
             torch.testing.assert_close(penalty, (2.0 * found).sum())
         plain = gated.eval()(**inputs, **labels).loss
         gated.retention.multiplier.fill_(100.0)
-        assert gated(**inputs, **labels).loss == plain  # no penalty outside of training
+        assert gated(**inputs, **labels).loss == plain  # no penalty outside training
 
 
 @pytest.mark.parametrize(
     ("unit", "schedule"), [("count", "constant"), ("share", "constant"), ("share", "geometric")]
 )
-def test_the_violation_is_sum_p_minus_m_over_the_passes_with_gradients(unit, schedule):
+def test_violation_is_sum_p_minus_m_over_passes_with_gradients(unit, schedule):
     gated, inputs, means = retained(build(), unit=unit, schedule=schedule).train(), batch(), []
     with torch.no_grad():
-        gated(**inputs)  # a look does not count
+        gated(**inputs)  # evaluation does not count
     for rows in (slice(0, 1), slice(1, 4)):
         with gated.retention.recorded() as records:
             gated(**{name: x[rows] for name, x in inputs.items()})
@@ -48,7 +48,7 @@ def test_the_violation_is_sum_p_minus_m_over_the_passes_with_gradients(unit, sch
             torch.testing.assert_close(
                 record.counted[:, 1:], torch.sigmoid(record.scores)[:, 1:].nan_to_num(0.0)
             )
-            assert (record.counted[:, 0] == 1).all()  # [CLS] counts whole
+            assert (record.counted[:, 0] == 1).all()  # [CLS] counts fully
             product = product * record.counted
             violation = product.sum(1) - record.budget
             each.append(
@@ -61,8 +61,8 @@ def test_the_violation_is_sum_p_minus_m_over_the_passes_with_gradients(unit, sch
 
 @pytest.mark.parametrize("kind", ["DistilBert", "Bert"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gates_on_keys_are_a_bias_of_attention(kind, dtype):
-    """Fused attention with one more entry a key against eager attention, whose scores get log z added."""
+def test_key_gates_are_an_attention_bias(kind, dtype):
+    """Fused attention with one extra entry per key against eager attention with log z added to its scores."""
     none = {"dropout": 0.0, "attention_dropout": 0.0, "hidden_dropout_prob": 0.0, "seq_classif_dropout": 0.0}
     model = build(kind, attention_probs_dropout_prob=0.0, **none)
     inputs, found = batch() | labels_for("SequenceClassification", batch()), {}
@@ -81,8 +81,8 @@ def test_gates_on_keys_are_a_bias_of_attention(kind, dtype):
     assert (ours - exact).norm() <= 1.2 * (eager - exact).norm() + 1e-6 * exact.norm()
 
 
-def test_a_bias_of_the_keys_is_as_exact_as_bfloat16_can_show():
-    """Rounded to bfloat16, biases of about -13 would move weights by 3 %."""
+def test_key_bias_is_accurate_to_bfloat16():
+    """Rounding biases of about -13 to bfloat16 would change weights by 3 %."""
     bias = torch.tensor([-13.09, -13.03, -12.97])
     query, value = (torch.zeros(1, 1, 3, 16, dtype=torch.bfloat16) for _ in range(2))
     value[0, 0] = torch.eye(3, 16)
@@ -91,7 +91,7 @@ def test_a_bias_of_the_keys_is_as_exact_as_bfloat16_can_show():
     torch.testing.assert_close(weights, torch.softmax(bias, -1).expand(3, 3), rtol=0.005, atol=0)
 
 
-def test_gradients_of_a_whole_model_are_those_of_finite_differences():
+def test_model_gradients_match_finite_differences():
     model = build(dtype=torch.float64, dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0)
     inputs = batch() | labels_for("SequenceClassification", batch())
     for settings in (
@@ -119,7 +119,7 @@ def test_gradients_of_a_whole_model_are_those_of_finite_differences():
         torch.testing.assert_close((ends[0] - ends[1]) / (2 * step), slope, rtol=1e-5, atol=1e-9)
 
 
-def test_phases_of_training():
+def test_training_phases():
     none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
     model, inputs = build(head="TokenClassification", **none), batch()
     gated = retained(model, open_steps=2, hard_from_step=4, gates="input").train()
@@ -131,7 +131,7 @@ def test_phases_of_training():
         with gated.retention.recorded() as records:
             trained = gated(**inputs, **labels_for("TokenClassification", inputs))
         trained.loss.backward()
-        # Lambda is 0, so this is the gradient of the task; open gates give the scorer one of 0.
+        # Lambda is 0, so this is the task gradient; open gates give the scorer a zero gradient.
         assert weight.grad.any() == (phase != "open")
         gated.retention.multiplier.fill_(2.0)
         gated(**inputs)
@@ -143,13 +143,13 @@ def test_phases_of_training():
         assert (z[valid] == 1).all() == (phase == "open")
         assert ((z > 0.01) & (z < 0.99))[valid].any() == (phase == "soft")
     assert torch.equal(z > 0.5, kept) and kept.sum() == records[0].budget.sum()
-    # The hard forward pass of training is the one of inference.
+    # The hard forward pass of training equals inference.
     torch.testing.assert_close(gated.eval()(**inputs).logits, trained.logits)
 
 
 @pytest.mark.parametrize(("constraint", "least"), [("at_most", 0.0), ("equal", -0.5)])
-def test_only_equality_lets_lambda_fall_below_0(constraint, least):
-    """So that gates that closed below the budget open again."""
+def test_lambda_is_negative_only_with_equality(constraint, least):
+    """Lets gates reopen that closed below the budget."""
     gated = retained(build(), constraint=constraint, multiplier_step=0.1).train()
     for violation, found in ((1.0, 0.1), (-6.0, least)):
         gated.retention.ascend(torch.tensor([violation]))
@@ -157,8 +157,8 @@ def test_only_equality_lets_lambda_fall_below_0(constraint, least):
 
 
 @pytest.mark.parametrize("gate_keys", [False, True])
-def test_z_multiplies_the_states_from_its_gate_on(gate_keys):
-    """An encoder whose blocks do nothing shows the factors: z at a gate, and all z so far after a block."""
+def test_z_scales_the_states_after_its_gate(gate_keys):
+    """An encoder with identity blocks exposes the factors: z at a gate, and its product after a block."""
     model, inputs, biases = build("DistilBert", "TokenClassification").distilbert, batch(), []
     for block in model.transformer.layer:
         block.forward = lambda hidden, mask, **_: (biases.append(mask), hidden)[1]
@@ -181,7 +181,7 @@ def test_z_multiplies_the_states_from_its_gate_on(gate_keys):
         torch.testing.assert_close(states * valid, expected * valid)
 
 
-def test_the_penalty_includes_a_methods_own_loss():
+def test_penalty_includes_the_loss_of_the_method():
     gated, inputs = retained(build(), method="infor_coef", bottleneck_weight=3.0).train(), batch()
     with gated.retention.recorded() as records:
         gated(**inputs)  # lambda is 0
@@ -193,9 +193,9 @@ def test_the_penalty_includes_a_methods_own_loss():
 
 
 @pytest.mark.parametrize(("constraint", "closes"), [("at_most", False), ("equal", True)])
-def test_a_joint_lambda_below_0_rewards_no_token_unless_the_budget_is_an_equality(constraint, closes):
+def test_negative_joint_lambda_rewards_tokens_only_with_an_equality_budget(constraint, closes):
     gated = retained(build(), multiplier="joint", constraint=constraint).train()
-    gated.retention.multiplier.data.fill_(-0.5)  # where the optimiser may put it
+    gated.retention.multiplier.data.fill_(-0.5)  # a value that the optimiser may reach
     gated(**batch())
     gated.retention.penalty.backward()
     assert gated.retention.gates[0].scorer.w.weight.grad.any() == closes
@@ -203,7 +203,7 @@ def test_a_joint_lambda_below_0_rewards_no_token_unless_the_budget_is_an_equalit
     assert gated.retention.multiplier.item() == (-0.5 if closes else 0.0)
 
 
-def test_a_fixed_lambda_stays_and_a_joint_one_rises_by_descent():
+def test_fixed_lambda_is_constant_and_joint_lambda_rises_by_descent():
     model, inputs = build(), batch() | labels_for("SequenceClassification", batch())
     fixed = retained(model, multiplier="fixed", initial_multiplier=0.7).train()
     fixed(**inputs).loss.backward()
@@ -216,7 +216,7 @@ def test_a_fixed_lambda_stays_and_a_joint_one_rises_by_descent():
     torch.testing.assert_close(joint.retention.penalty, (0.7 * violation).sum())
 
 
-def test_z_without_relaxation_is_p_and_a_threshold_keeps_by_p():
+def test_z_without_relaxation_equals_p_and_the_threshold_applies_to_p():
     model, inputs = build(), batch()
     plain = retained(model, relaxation="sigmoid").train()
     with plain.retention.recorded() as records:
@@ -230,7 +230,7 @@ def test_z_without_relaxation_is_p_and_a_threshold_keeps_by_p():
 
 
 def test_top_is_distilled_from_its_teacher():
-    """While gates are open the model answers as its dense one, so all but KL(teacher || model) is known."""
+    """With open gates the model equals its dense model, so all terms but KL(teacher || model) are known."""
     none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
     teacher, model, inputs = build().train(), build(**none), batch()
     model.classifier.weight.data.mul_(1000)
@@ -248,7 +248,7 @@ def test_top_is_distilled_from_its_teacher():
     torch.testing.assert_close(gated(**inputs, **labels).loss, ours.loss)
 
 
-def test_an_output_as_a_tuple_has_the_same_loss():
+def test_tuple_output_has_the_same_loss():
     gated, inputs = retained(build(), initial_multiplier=2.0).train(), batch()
     losses = []
     for return_dict in (True, False):
@@ -261,7 +261,7 @@ def test_an_output_as_a_tuple_has_the_same_loss():
 @pytest.mark.gpu
 @pytest.mark.parametrize("gates", ["input", "after_blocks"])
 @pytest.mark.parametrize("method", METHODS)
-def test_on_a_gpu_every_method_takes_a_step(method, gates):
+def test_every_method_trains_on_a_gpu(method, gates):
     inputs = batch() | labels_for("SequenceClassification", batch())
     inputs = {name: x.cuda() for name, x in inputs.items()}
     for moved_first in (False, True):
@@ -278,7 +278,7 @@ def test_on_a_gpu_every_method_takes_a_step(method, gates):
         assert not all(torch.equal(a, b) for a, b in zip(before, gated.parameters(), strict=True))
 
 
-def test_transformers_trainer_does_the_ascent(tmp_path):
+def test_transformers_trainer_updates_the_multiplier(tmp_path):
     pytest.importorskip("accelerate", reason="pip install -e '.[retention]'")
     from acp_repro.retention import RetentionCallback
 
@@ -309,7 +309,7 @@ def test_transformers_trainer_does_the_ascent(tmp_path):
     assert gated.retention.step == 4
     assert gated.retention.multiplier.item() > 0
     assert trainer.state.log_history[3]["retention_multiplier"][0] > 0
-    wrapped = SimpleNamespace(module=gated)  # as DistributedDataParallel has it
+    wrapped = SimpleNamespace(module=gated)  # as in DistributedDataParallel
     RetentionCallback().on_step_begin(None, SimpleNamespace(global_step=7), None, model=wrapped)
     assert gated.retention.step == 7
     again = from_pretrained(tmp_path / "checkpoint-5")

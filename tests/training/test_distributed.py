@@ -21,13 +21,13 @@ from tests.suites import YAML, train_run, write_suite
 from tests.training.ranks import train_on
 
 NAME = "pro-tiny-128-acp"
-# Four micro-batches a step, five steps.
+# Four micro-batches per step, five steps.
 YAML_4 = YAML.replace("batch_tokens: 256", "batch_tokens: 512").replace("1536", "2560")
 
 
 @pytest.fixture
 def make_run(tmp_path, monkeypatch):
-    """The run in a working folder of its own, with more settings under ``training``."""
+    """The run in a separate working folder, with additional settings under ``training``."""
     monkeypatch.delenv("ACP_REPRO_CACHE", raising=False)
 
     def make(name: str, settings: str = "", yaml: str = YAML_4, run: str = NAME):
@@ -69,8 +69,8 @@ def assert_same_run(run, one_rank):
     losses, norms, weights = outcome(run)
     assert losses == pytest.approx(one_rank[0], rel=1e-5)
     assert norms == pytest.approx(one_rank[1], rel=1e-4)
-    # AdamW divides by the gradient's size, so rounding of a gradient near 0 can move a weight by a share of
-    # the learning rate, 1e-2.
+    # AdamW divides by the gradient's magnitude, so rounding of a gradient near 0 can change a weight by a
+    # fraction of the learning rate, 1e-2.
     torch.testing.assert_close(weights, one_rank[2], rtol=0, atol=1e-3)
 
 
@@ -84,7 +84,7 @@ def compile_on_cpu():
     [(2, ", parallel: ddp", None), (2, ", parallel: fsdp, gradient_checkpointing: true", compile_on_cpu)],
 )
 @pytest.mark.slow
-def test_the_loss_curve_does_not_depend_on_the_ranks(make_run, one_rank, ranks, settings, before):
+def test_loss_curve_does_not_depend_on_the_number_of_ranks(make_run, one_rank, ranks, settings, before):
     run = make_run("many", settings)
     assert train_on(ranks, Path.cwd(), NAME, before=before) == [(0, "")] * ranks
     assert_same_run(run, one_rank)
@@ -93,7 +93,7 @@ def test_the_loss_curve_does_not_depend_on_the_ranks(make_run, one_rank, ranks, 
     assert read_json(run.folder / "done.json")["ranks"] == ranks
 
 
-def test_a_checkpoint_goes_on_with_other_ranks_and_another_mode(make_run, one_rank, tmp_path):
+def test_checkpoint_resumes_with_other_ranks_and_another_mode(make_run, one_rank, tmp_path):
     run = make_run("moving", ", parallel: fsdp")
     assert train_on(4, Path.cwd(), NAME, stop_after=2) == [(0, "")] * 4
     assert len(list((run.folder / "checkpoints/step-00000002").glob("*.safetensors"))) == 4
@@ -104,13 +104,13 @@ def test_a_checkpoint_goes_on_with_other_ranks_and_another_mode(make_run, one_ra
 
 
 def nan_on_rank_1():
-    # In the last of the two layers, because a CPU's attention refuses gates that are NaN.
+    # In the last of the two layers, because attention on a CPU rejects NaN gates.
     forward, factors = swiglu.SwiGLU.forward, itertools.cycle([1.0, torch.nan])
     if os.environ["RANK"] == "1":
         swiglu.SwiGLU.forward = lambda self, x: forward(self, x) * next(factors)
 
 
-def test_a_nan_on_one_rank_stops_all(make_run):
+def test_nan_on_one_rank_stops_all_ranks(make_run):
     make_run("nan", ", parallel: fsdp")
     ends = train_on(2, Path.cwd(), NAME, before=nan_on_rank_1)
     assert {code for code, _ in ends} == {1}
@@ -118,7 +118,7 @@ def test_a_nan_on_one_rank_stops_all(make_run):
         assert message.startswith(f"TrainingError: {NAME}: step 0 gave loss nan")
 
 
-def test_what_rank_zero_refuses_all_refuse(make_run):
+def test_error_on_rank_zero_is_raised_on_all_ranks(make_run):
     run = make_run("changed")
     train_run(run, stop_after=1)
     edit_suite("1e-2", "2e-2")
@@ -126,20 +126,20 @@ def test_what_rank_zero_refuses_all_refuse(make_run):
         assert code == 1 and "TrainingError" in message and "0.01, now 0.02" in message
 
 
-def test_ranks_share_a_step_equally_or_not_at_all(make_run, monkeypatch):
+def test_batch_must_divide_evenly_over_the_ranks(make_run, monkeypatch):
     run = make_run("ranks")
     monkeypatch.setattr(distributed, "world_size", lambda: 3)
     with pytest.raises(DistributedError, match="3 ranks .* 4 micro-batches .*NPROC=1 or 2 or 4"):
         check_ranks(run, 4)
 
 
-def test_small_models_are_copied_and_large_ones_sharded():
+def test_small_models_are_replicated_and_large_models_sharded():
     runs = {r.size_name: r for r in load_suite("paper").runs}
     assert runs["760M"].parallel_mode(1) == "none"
     assert {n: r.parallel_mode(2) for n, r in runs.items()} == {"125M": "ddp", "360M": "fsdp", "760M": "fsdp"}
 
 
-def test_ranks_that_share_sequences_continue_a_run_that_others_began(make_run, monkeypatch):
+def test_run_resumes_with_context_parallel_ranks(make_run, monkeypatch):
     yaml = YAML.replace("context_length: [128]", "context_length: [256]").replace("1536", "2560")
     yaml = yaml.replace(
         "batch_tokens: 256, micro_batch_tokens: 128", "batch_tokens: 512, micro_batch_tokens: 256"
@@ -158,6 +158,6 @@ def test_ranks_that_share_sequences_continue_a_run_that_others_began(make_run, m
     assert_same_run(run, one_rank)
 
 
-def test_sequences_that_ranks_cannot_share_are_refused(make_run):
+def test_indivisible_sequences_are_rejected(make_run):
     with pytest.raises(SuiteError, match="multiple of 512, two chunks .* not 128"):
         make_run("short", ", context_parallel: 4")

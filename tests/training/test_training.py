@@ -43,7 +43,7 @@ def run(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The weights of the run when nothing goes wrong."""
+    """The weights of an uninterrupted run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder := tmp_path_factory.mktemp("trained"))
         patch.delenv("ACP_REPRO_CACHE", raising=False)
@@ -64,7 +64,7 @@ def log_of(run):
     return read_json_lines(run.folder / "metrics.jsonl")
 
 
-def test_a_resumed_run_gives_the_same_bits(run, capsys):
+def test_resumed_run_is_bitwise_identical(run, capsys):
     train_run(run)
     expected, folder = weights(run), run.folder
     assert is_done(run) and not (folder / "checkpoints").exists()
@@ -80,12 +80,12 @@ def test_a_resumed_run_gives_the_same_bits(run, capsys):
     assert same(weights(run), expected)
     assert [line["step"] for line in log_of(run)] == list(range(run.steps))
     assert "continuing from step 5" in capsys.readouterr().out
-    (folder / "checkpoints" / "step-00000005").mkdir(parents=True)  # as a kill leaves it
+    (folder / "checkpoints" / "step-00000005").mkdir(parents=True)  # as left by a kill
     train_run(run)
     assert "already done" in capsys.readouterr().out and not (folder / "checkpoints").exists()
 
 
-def test_training_is_a_plain_loop_of_adamw(run, tmp_path, monkeypatch):
+def test_training_matches_a_plain_adamw_loop(run, tmp_path, monkeypatch):
     yaml = YAML.replace("[-10, null]", "[-10], seed: [3]")
     write_suite(tmp_path, yaml.replace("dtype: float32", "dtype: float32, max_grad_norm: 0.5"))
     run = load_suite("mini").run("pro-tiny-128-acp-seed3")
@@ -123,8 +123,8 @@ def test_training_is_a_plain_loop_of_adamw(run, tmp_path, monkeypatch):
     assert read_json(run.folder / "done.json")["loss_nats_last_20th"] == lines[-1]["loss_nats"]
 
 
-def test_the_totals_of_a_run_are_those_of_its_lines(run):
-    """Also where a resume changed the number of ranks."""
+def test_run_totals_match_the_log_lines(run):
+    """Covers a resume with another number of ranks."""
     run.folder.mkdir(parents=True)
     common = {"tokens": 40, "loss_nats": 2.0}
     lines = [
@@ -138,10 +138,10 @@ def test_the_totals_of_a_run_are_those_of_its_lines(run):
     assert done["peak_memory_bytes"] == 7
 
 
-def test_a_kill_between_checkpoint_and_metrics_repeats_no_line(run):
+def test_kill_between_checkpoint_and_metrics_duplicates_no_line(run):
     train_run(run, stop_after=3)
     with (run.folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "loss_nats": 1.0}\n{"step": 4, "lo')  # cut short by a kill
+        file.write('{"step": 3, "loss_nats": 1.0}\n{"step": 4, "lo')  # truncated by a kill
     train_run(run)
     assert [line["step"] for line in log_of(run)] == list(range(run.steps))
 
@@ -149,9 +149,9 @@ def test_a_kill_between_checkpoint_and_metrics_repeats_no_line(run):
 def test_damaged_checkpoints_are_skipped_with_a_warning(run, trained, capsys):
     train_run(run, stop_after=4)
     newest = run.folder / "checkpoints" / "step-00000004"
-    (newest / "other.safetensors").touch()  # which would be read with the others
+    (newest / "other.safetensors").touch()  # would be loaded with the other files
     train_run(run, stop_after=3)
-    assert not newest.exists()  # or it would count as one of the two that are kept
+    assert not newest.exists()  # otherwise it would count as one of the two kept checkpoints
     train_run(run, stop_after=5)
     out = capsys.readouterr().out
     assert f"{newest} is missing, truncated or changed" in out and "continuing from step 3" in out
@@ -164,8 +164,8 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(run, trained, capsys):
     assert same(weights(run), trained)
 
 
-def test_checkpoints_and_weights_of_another_run_are_refused(run, trained, tmp_path, capsys):
-    """Also those of the same shapes, with which training would go on."""
+def test_checkpoints_and_weights_of_another_run_are_rejected(run, trained, tmp_path, capsys):
+    """Covers weights of equal shapes, with which training would otherwise continue."""
     write_suite(tmp_path, YAML.replace("[-10, null]", "[-10], seed: [0, 1]"))
     other = load_suite("mini").run("pro-tiny-128-acp-seed1")
     train_run(run, stop_after=2)
@@ -199,8 +199,8 @@ def test_checkpoints_and_weights_of_another_run_are_refused(run, trained, tmp_pa
         load_pretrained(run.folder)
 
 
-def test_a_checkpoint_is_safetensors_and_nothing_else(run):
-    """Law 9: what is not there cannot be unpickled."""
+def test_checkpoint_contains_only_safetensors(run):
+    """Law 9: without pickles, nothing can be unpickled."""
     train_run(run, stop_after=1)
     (path,) = (run.folder / "checkpoints").iterdir()
     assert {f.name.partition("-")[0] for f in path.iterdir()} == {"shard", "manifest.json"}
@@ -210,7 +210,7 @@ def test_a_checkpoint_is_safetensors_and_nothing_else(run):
     assert {"model.lm_head.weight", "optimizer.exp_avg.lm_head.weight"} <= tensors.keys()
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint(run, trained, monkeypatch):
+def test_full_disk_keeps_the_last_valid_checkpoint(run, trained, monkeypatch):
     train_run(run, stop_after=2)
     folder = run.folder / "checkpoints"
 
@@ -222,7 +222,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(run, trained, monkeypatch):
         sync(descriptor)
 
     with monkeypatch.context() as patch:
-        # torch syncs each file by the same call.
+        # torch syncs each file with the same call.
         patch.setattr("os.fsync", full)
         with pytest.raises(TrainingError, match="No space left on device; .*step-00000002"):
             train_run(run)
@@ -232,7 +232,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(run, trained, monkeypatch):
 
 
 def die_at_a_sync():
-    """SIGKILL when the file or folder that matches DIE_AT is to be forced onto the disk."""
+    """Sends SIGKILL when the file or folder that matches DIE_AT is synced to disk."""
     sync = os.fsync
 
     def fsync(descriptor):
@@ -249,7 +249,7 @@ def die_at_a_sync():
 @pytest.mark.parametrize(
     ("die_at", "left"), [("step-00000003/shard-", 2), ("step-00000003$", 2), ("named", 3)]
 )
-def test_a_kill_within_a_checkpoint_costs_the_steps_since_the_last(run, trained, capsys, die_at, left):
+def test_kill_during_a_checkpoint_resumes_from_the_previous_one(run, trained, capsys, die_at, left):
     ends = train_on(1, Path.cwd(), run.name, before=die_at_a_sync, environment={"DIE_AT": die_at})
     assert ends == [(-signal.SIGKILL, "killed")]
     names = {p.name for p in (run.folder / "checkpoints").iterdir()}
@@ -259,14 +259,14 @@ def test_a_kill_within_a_checkpoint_costs_the_steps_since_the_last(run, trained,
     assert same(weights(run), trained)
 
 
-def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys):
+def test_changed_settings_are_rejected_with_the_difference(run, tmp_path, capsys):
     train_run(run, stop_after=1)
     write_suite(tmp_path, YAML.replace("learning_rate: 1e-2", "learning_rate: 2e-2"))
     with pytest.raises(TrainingError, match=r"size.learning_rate: 0.01, now 0.02.*rm -r runs/mini"):
         train_run(load_suite("mini").run(run.name))
     assert train_command.main(["--suite", "mini", "--run", run.name]) == 1
     assert "error: runs/mini/pro-tiny-128-acp was started with other" in capsys.readouterr().err
-    # When checkpoints are written changes nothing about the weights.
+    # The checkpoint schedule does not change the weights.
     write_suite(tmp_path, YAML.replace("checkpoint_every_seconds: 0", "checkpoint_every_seconds: 9"))
     train_run(load_suite("mini").run(run.name), stop_after=4)
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [
@@ -275,7 +275,7 @@ def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys)
     ]
 
 
-def test_code_that_gained_a_setting_continues_a_run(run, monkeypatch, capsys):
+def test_run_resumes_after_the_code_gained_a_setting(run, monkeypatch, capsys):
     as_dict = type(run).as_dict
 
     def without_beta1(run):
@@ -291,7 +291,7 @@ def test_code_that_gained_a_setting_continues_a_run(run, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("text", [None, '{"settings": {"tr'])
-def test_a_checkpoint_holds_the_settings_of_its_run(run, trained, tmp_path, text):
+def test_checkpoint_contains_the_settings_of_its_run(run, trained, tmp_path, text):
     train_run(run, stop_after=2)
     description = (run.folder / "run.json").read_bytes()
     for stop in (3, None):
@@ -308,7 +308,7 @@ def test_a_checkpoint_holds_the_settings_of_its_run(run, trained, tmp_path, text
 
 
 @pytest.mark.parametrize(("text", "steps"), [(None, None), ('{"settings": {"tr', 1)])
-def test_what_nobody_knows_the_settings_of_is_left_alone(run, text, steps):
+def test_folders_without_settings_are_not_modified(run, text, steps):
     train_run(run, stop_after=steps)
     if text is None:
         (run.folder / "run.json").unlink()
@@ -319,19 +319,19 @@ def test_what_nobody_knows_the_settings_of_is_left_alone(run, text, steps):
 
 
 @pytest.mark.parametrize("name", ["done.json", "model/model.safetensors"])
-def test_a_finished_run_that_is_damaged_is_not_trained_over(run, name):
+def test_damaged_finished_run_is_not_overwritten(run, name):
     train_run(run)
     (run.folder / name).write_bytes((run.folder / name).read_bytes()[:-1] + b"\0")
     before = (run.folder / "model" / "model.safetensors").read_bytes()
     with pytest.raises(ArtifactError, match=rf"{name} is missing.*rm -r runs/mini"):
         train_run(run)
     assert (run.folder / "model" / "model.safetensors").read_bytes() == before
-    shutil.rmtree(run.model_folder)  # the weights alone are gone: they are made again
+    shutil.rmtree(run.model_folder)  # only the weights are deleted: they are recreated
     train_run(run)
 
 
-def test_other_text_is_refused(run, tmp_path):
-    """With the same settings, and so with the same name of the tokeniser."""
+def test_another_corpus_is_rejected(run, tmp_path):
+    """With the same settings, and therefore the same tokenizer name."""
     train_run(run, stop_after=2)
     text = tmp_path / "text.txt"
     before = text.read_text()
@@ -342,8 +342,8 @@ def test_other_text_is_refused(run, tmp_path):
     train_run(run)
 
 
-def test_weights_get_their_name_last(run, trained, monkeypatch):
-    """Make takes them as the sign that the run is done."""
+def test_weights_are_renamed_last(run, trained, monkeypatch):
+    """Make treats the weights as the sign of a finished run."""
     with monkeypatch.context() as patch:
         patch.setattr(run_folder_module, "write_done", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -353,16 +353,16 @@ def test_weights_get_their_name_last(run, trained, monkeypatch):
     assert is_done(run) and same(weights(run), trained)
 
 
-def test_a_run_that_another_process_finishes_first_is_not_trained_again(run, monkeypatch):
+def test_run_finished_by_another_process_is_not_retrained(run, monkeypatch):
     train_run(run)
     before = (run.folder / "metrics.jsonl").read_bytes()
-    answers = iter((False,))  # as seen before the other process wrote its weights
+    answers = iter((False,))  # before the other process wrote its weights
     monkeypatch.setattr(run_folder_module, "is_done", lambda run: next(answers, True))
     assert train_run(run) == run.folder
     assert (run.folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_second_process_on_the_same_run_is_refused(run):
+def test_second_process_on_the_same_run_is_rejected(run):
     import fcntl
 
     run.folder.mkdir(parents=True)
@@ -380,12 +380,12 @@ def test_a_second_process_on_the_same_run_is_refused(run):
             "cpu",
             "step 2 gave loss nan and gradient norm nan; .* good checkpoint is .*step-00000002$",
         ),
-        (FoXBlock, "cpu", "log_fgate must"),  # after a block the next one's gates see it
+        (FoXBlock, "cpu", "log_fgate must"),  # a NaN in one block reaches the gates of the next
         pytest.param(FoXModel, "cuda", "step 2 gave loss nan", marks=pytest.mark.gpu),
     ],
 )
-def test_a_nan_stops_the_run(run, monkeypatch, spoil, device, said):
-    """In the loss, and where a CPU's attention itself refuses it."""
+def test_nan_loss_stops_the_run(run, monkeypatch, spoil, device, said):
+    """In the loss, and in the attention of a CPU, which rejects it."""
     train_run(run, device, stop_after=2)
     forward = spoil.forward
     monkeypatch.setattr(spoil, "forward", lambda self, *given: forward(self, *given) * torch.nan)
@@ -401,8 +401,8 @@ def test_metrics_are_json_if_a_value_is_not_finite(run):
     assert log_of(run) == [{"step": 0, "pruned_ratio": [None, 0.5, None]}]
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run(run, monkeypatch):
-    """Where the loss still is."""
+def test_non_finite_gradient_stops_the_run(run, monkeypatch):
+    """The loss itself is still finite."""
     step = trainer_module.train_step
     monkeypatch.setattr(
         trainer_module, "train_step", lambda *a, **k: (step(*a, **k)[0], torch.tensor(math.inf))
@@ -411,20 +411,20 @@ def test_a_gradient_that_is_not_finite_stops_the_run(run, monkeypatch):
         train_run(run)
 
 
-def test_metrics_say_what_a_person_watches(run):
+def test_metrics_contain_the_monitored_quantities(run):
     for stop in (3, None):
         train_run(run, stop_after=stop, watch_every=2)
     lines = log_of(run)
     always = "step tokens loss_nats grad_norm learning_rate throughput_tokens_per_s data_wait_share ranks"
-    # No memory and no MFU on a CPU: missing is missing.
+    # Memory and MFU are not available on a CPU and stay absent.
     assert all(x.keys() - {"pruned_ratio"} == {*always.split()} for x in lines)
-    assert [x["step"] for x in lines if "pruned_ratio" in x] == [0, 2, 3, 4]  # a resume begins with a look
+    assert [x["step"] for x in lines if "pruned_ratio" in x] == [0, 2, 3, 4]  # a resume logs its first step
     assert len(lines[0]["pruned_ratio"]) == 2 and all(0 <= x["data_wait_share"] <= 1 for x in lines)
     train_run(exact := load_suite("mini").run("pro-tiny-128-exact"))
     assert "pruned_ratio" not in (exact.folder / "metrics.jsonl").read_text()
 
 
-def test_a_tokenizer_lies_beside_the_weights(run, tmp_path):
+def test_tokenizer_is_saved_with_the_weights(run, tmp_path):
     text = YAML.replace("heldout: [heldout.txt]", "heldout: [heldout.txt], tokenizer: {bpe: 300}")
     write_suite(tmp_path, text, "bpe")
     bpe = load_suite("bpe").run("pro-tiny-128-acp")
@@ -440,7 +440,7 @@ def test_a_tokenizer_lies_beside_the_weights(run, tmp_path):
     assert ids.shape == (4, 16)
 
 
-def test_a_weight_of_another_rate_learns_at_its_multiple():
+def test_learning_rate_multiplier_sets_the_rate_of_a_weight():
     layer = torch.nn.Linear(2, 2)
     optimizer = make_optimizer(layer, TrainingConfig(), 1e-2, {layer.weight: 0.5})
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
@@ -461,19 +461,19 @@ def test_pruned_ratio_of_each_layer_is_logged_only_with_acp():
             model.model.layers[layer].attn.fgate_proj.bias.fill_(bias)
     with eager(ids.device, "float32"), torch.no_grad():
         ratios = pruned_ratio_per_layer(model, ids)
-    # Of ten blocks of 64 x 64 a local head keeps the four of the diagonal and the three beside them.
+    # Of ten blocks of 64 x 64, a local head keeps the four on the diagonal and their three neighbours.
     assert ratios == pytest.approx([0.3, 0.3, 0.0])
     model.set_log_pruning_tolerance(None)
     assert pruned_ratio_per_layer(model, ids) == []
 
 
-def test_prefetched_batches_are_those_of_a_plain_loop():
+def test_prefetched_batches_match_a_plain_loop():
     def load(index):
         return torch.tensor([index]), torch.tensor([1 // (12 - index)])
 
     batches = Prefetcher(load, range(3, 20, 3), "cpu", depth=2)
     assert [next(batches)[0].item() for _ in range(3)] == [3, 6, 9] and batches.waited_seconds >= 0
-    with pytest.raises(ZeroDivisionError):  # at its place
+    with pytest.raises(ZeroDivisionError):  # at its position
         next(batches)
     assert next(batches, None) is None
     slow = Prefetcher(lambda index: (time.sleep(0.02), (torch.tensor(index),))[1], range(4), "cpu", depth=1)

@@ -1,4 +1,4 @@
-"""Figure A7: which suspects move the pruned share, by its criterion."""
+"""Figure A7: which factors change the pruned ratio by its criterion."""
 
 import dataclasses
 from pathlib import Path
@@ -20,7 +20,7 @@ def runs(monkeypatch):
 
 
 def records(runs, percents):
-    """Two heads a training: one prunes all that it may, the other the rest of ``percents``."""
+    """Two heads per run: one prunes its maximum, the other the rest of ``percents``."""
     return pd.DataFrame(
         {
             "run": run.name,
@@ -38,7 +38,7 @@ def records(runs, percents):
     )
 
 
-def test_a_suspect_counts_past_four_points_and_twice_the_gap_between_seeds(runs):
+def test_factor_counts_past_four_points_and_twice_the_gap_between_seeds(runs):
     table = figureA7.shares(records(runs, [77, 78, 71, 74, 82, *[77.5] * 3]), runs)
     assert table["moved_points"].round(1).tolist() == [-0.5, 0.5, -6.5, -3.5, 4.5, 0, 0, 0]
     assert figureA7.counts(table).to_numpy().nonzero()[0].tolist() == [2, 4]
