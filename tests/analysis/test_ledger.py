@@ -205,7 +205,7 @@ def test_a_measurement_that_the_paper_does_not_claim_reproduces_nothing():
     assert ledger._word(claims["retention.tableI.1"], found, ()) is Word.INCONCLUSIVE
 
 
-def test_a_criterion_is_first_only_if_it_is_older_than_every_measurement(monkeypatch):
+def test_criterion_is_first_only_if_older_than_every_measurement(monkeypatch):
     times = [{"commit": name, "time": time} for name, time in (("a", "1"), ("b", "2"), ("c", "3"))]
     criteria = [{"claim": "x.y.1", "commit": "b"}]
     monkeypatch.setattr(ledger, "_history", {"commits": times, "criteria": criteria}.__getitem__)

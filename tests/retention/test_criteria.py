@@ -123,7 +123,7 @@ def test_items_of_dev_count_for_the_dense_score():
     assert status(table1.keeps_dense_score, pd.concat([test, dev]), NO_BAG) == MISSED
 
 
-def test_an_error_is_of_examples_and_of_seeds():
+def test_standard_error_includes_examples_and_seeds():
     """Seeds of a task differ by the standard deviation of all methods that have several: 5.66 and 0 here."""
     table = errors.settings(scores(ar=[80.0, 80.0], h2o=[76.0, 84.0], random=[80.0]))
     ours, of_examples, of_seeds = table[table["method"] == "ar"], 2 * 80 * 20 / 400, 16.0
