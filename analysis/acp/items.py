@@ -229,7 +229,7 @@ ITEMS = tuple(
             figureA8.make,
             "FoX (Pro) against a RoPE baseline",
             LOSSES,
-            lambda suite: suite.twins,
+            lambda suite: suite.rope_baselines,
             "FoX (Pro) and RoPE, both exact",
             ours=True,
         ),

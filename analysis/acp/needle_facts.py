@@ -18,7 +18,7 @@ MARGIN_NATS = 0.5
 SAME_NATS = 0.01  # a likelihood that is 1 % another
 
 
-def trainings(facts: pd.DataFrame) -> pd.DataFrame:
+def training_runs(facts: pd.DataFrame) -> pd.DataFrame:
     """Each training as it was trained; another evaluation of its weights is left out. Facts count alike."""
     own = facts[(facts["method"] == "exact") == facts["log_pruning_tolerance"].isna()]
     one_each(own, [*CELL, "fact", "run"], "needle_facts")
@@ -31,7 +31,7 @@ def trainings(facts: pd.DataFrame) -> pd.DataFrame:
 
 def pairs(facts: pd.DataFrame) -> pd.DataFrame:
     """ACP and exact of one seed beside each other; a training alone is left out."""
-    table = trainings(facts)
+    table = training_runs(facts)
     acp, exact = (table[table["method"] == method].drop(columns=["method", "run"]) for method in METHODS)
     both = acp.merge(exact, on=[*SETTING, "seed"], suffixes=("_acp", "_exact"), validate="one_to_one")
     if any((both[f"{name}_acp"] != both[f"{name}_exact"]).any() for name in ("facts", "prompts")):
@@ -41,7 +41,7 @@ def pairs(facts: pd.DataFrame) -> pd.DataFrame:
 
 def in_words(facts: pd.DataFrame) -> str:
     """ "Asked for 24 facts, RUN finds 84.3 % of the words with an NLL of 2.13 nats; RUN ..."."""
-    table = trainings(facts)
+    table = training_runs(facts)
     each = "; ".join(
         f"{row.run} finds {row.recall:.3g} % of the words with an NLL of {row.nats:.2f} nats"
         for row in table.itertuples()

@@ -198,5 +198,5 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
     )
     ours = (f"{counts}: {each}" if each else counts) + f"; not known: {', '.join(unknown)}" * bool(unknown)
     two = table.groupby([*paired.SETTING, "method", "code"])[["first", "second"]]
-    trainings = {tuple(rows[side]) for _, rows in two for side in rows}  # of equal bits once
-    return Verdict.of(True if len(other) else None, ours, counts, n=len(trainings))
+    distinct = {tuple(rows[side]) for _, rows in two for side in rows}  # bitwise identical rows count once
+    return Verdict.of(True if len(other) else None, ours, counts, n=len(distinct))

@@ -28,7 +28,7 @@ def pairs(
     numbers = [c for c in history if c.endswith(("_percent", "_nats"))] + ["needle_fraction"]
     history[numbers] = history[numbers].astype(float)
     history[["tokens", "prompts"]] = history[["tokens", "prompts"]].astype(int)
-    asked = None if facts is None else needle_facts.trainings(facts).set_index("run")
+    asked = None if facts is None else needle_facts.training_runs(facts).set_index("run")
     new = []
     for _, some in records.groupby(["seed", "needle_fraction"]):
         null = some["run"].isin(perturbed)

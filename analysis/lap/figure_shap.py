@@ -54,13 +54,13 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = records[records["text"] < SHOWN_TEXTS]  # of the long ones not every pair has a record
     written = records.drop_duplicates(["text", "written_position"])
     matches = written.groupby("text")["matches_text"].mean()
-    chosen = matches.idxmax()  # the first of those that came back best
+    chosen = matches.idxmax()  # the first of the best reconstructed texts
     first = records[records["text"] == chosen]
-    back = "came back word for word" if matches[chosen] == 1 else "came back best"
+    quality = "exactly" if matches[chosen] == 1 else "best"
     kept, tokens = first["kept_position"].nunique(), int(first["text_tokens"].iloc[0])
     best = (matches == matches.max()).sum()
-    caption = f"""**SHAP.** {most_added(first)} Shown is what each kept vector adds to the log probability of
-each token that the model writes from memory alone. The text is the first of {best} that {back}, of
-{len(matches)} short held-out ones. {kept} of its {tokens} tokens are kept. Rows are in the
-order of the text."""
+    caption = f"""**SHAP.** {most_added(first)} The plot shows how much each kept vector adds to the log
+probability of each token that the model writes from memory alone. The text is the first of {best} texts that
+are reconstructed {quality}, of {len(matches)} short held-out texts. {kept} of its {tokens} tokens are kept.
+Rows are in the order of the text."""
     return draw(first), caption

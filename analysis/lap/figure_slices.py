@@ -12,7 +12,7 @@ from . import naming, slices
 
 LONG_TOKENS = 60  # of a text in which a slice and the whole are two things
 LONG_TEXTS = 50  # fewer tell nothing
-CAME_BACK = 0.9  # of a text's tokens, written at their place
+RECONSTRUCTED = 0.9  # fraction of tokens reconstructed at their position
 SLICE_OF_TEXT = 0.2  # a vector spread evenly has its half on 0.5
 OF_SCATTERED = 0.5  # of the run that holds the half if the same values lie at random places
 LEAST_THIRD = 1 / 6  # of EOS's attribution on each third of the text: half of what an even spread gives
@@ -105,20 +105,20 @@ def eos_is_global(attribution: pd.DataFrame) -> Verdict:
 
 
 def _long(attribution: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Positive attributions of long texts that came back, and why they are too few, if they are."""
-    records = slices.came_back(attribution, LONG_TOKENS, CAME_BACK)
+    """Positive attributions of long reconstructed texts, and the reason if they are too few."""
+    records = slices.reconstructed(attribution, LONG_TOKENS, RECONSTRUCTED)
     texts = _count(records)
-    few = f"{texts} texts of {LONG_TOKENS} tokens or more that came back; {LONG_TEXTS} are needed"
+    few = f"{texts} texts of {LONG_TOKENS} tokens or more are reconstructed; {LONG_TEXTS} are needed"
     return slices.positive(records), few if texts < LONG_TEXTS else ""
 
 
 def _told(attribution: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The records that are drawn, of the texts of the verdicts, and these texts in words. A suite of short
     texts, of which its verdicts can tell nothing, shows all that it has."""
-    long = slices.came_back(attribution, LONG_TOKENS, CAME_BACK)
+    long = slices.reconstructed(attribution, LONG_TOKENS, RECONSTRUCTED)
     if long.empty:
-        return attribution, f"all {_count(attribution)} held-out texts, which are short or did not come back"
-    return long, f"the {_count(long)} held-out texts of {LONG_TOKENS} tokens or more that came back"
+        return attribution, f"all {_count(attribution)} held-out texts, which are short or not reconstructed"
+    return long, f"the {_count(long)} held-out texts of {LONG_TOKENS} tokens or more that are reconstructed"
 
 
 def _count(records: pd.DataFrame) -> int:

@@ -30,9 +30,9 @@ def positive(records: pd.DataFrame) -> pd.DataFrame:
     return table[total > 0].assign(share=table["positive"] / total)
 
 
-def came_back(records: pd.DataFrame, tokens: int, share: float) -> pd.DataFrame:
-    """The records of texts of at least so many ``tokens``, of which at least such a ``share`` was written at
-    its place."""
+def reconstructed(records: pd.DataFrame, tokens: int, share: float) -> pd.DataFrame:
+    """The records of texts with at least ``tokens`` tokens of which at least the fraction ``share`` is
+    reconstructed at its position."""
     written = records.drop_duplicates(["run", "text", "written_position"])
     right = written.groupby(["run", "text"])["matches_text"].sum()
     length = written.groupby(["run", "text"])["text_tokens"].first()

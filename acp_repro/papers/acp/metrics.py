@@ -68,7 +68,7 @@ def run_for_heads(suite: FoXSuite) -> list[FoXRun]:
 
 
 def evaluated(suite: FoXSuite) -> list[FoXRun]:
-    return suite.union(suite.evaluated("pro"), suite.evaluated("llama"), suite.twins)
+    return suite.union(suite.evaluated("pro"), suite.evaluated("llama"), suite.rope_baselines)
 
 
 def needle_runs(suite: FoXSuite) -> list[FoXRun]:

@@ -229,7 +229,7 @@ class FoXSuite(Suite):
         return _largest([run for run in runs if run.context_length < top])
 
     @property
-    def twins(self) -> list[FoXRun]:
+    def rope_baselines(self) -> list[FoXRun]:
         """Exact runs of FoX (Pro), and of the RoPE baseline that is otherwise equal."""
         fox, rope = (self.select(architecture=name, acp=False) for name in ("pro", "rope"))
         shape = attrgetter("size_name", "context_length", "seed")
