@@ -1,8 +1,8 @@
-"""From a suite's name to a figure or table on disk: what each item's module shares.
+"""Draws the figures and tables of a suite: code that the modules of all items share.
 
 The function ``make(context)`` of an item's module returns (figure or :class:`Table`, caption). The figure is
-None where a plot would be empty: the caption then says so in the report. Only functions import what draws,
-because commands import all modules to list what there is to draw.
+None if a plot would be empty; the report then shows the caption only. Drawing libraries are imported inside
+functions, because commands import all modules to list the items.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from matplotlib.collections import PathCollection, QuadMesh  # noqa: F401
     from matplotlib.figure import Figure
 
-LETTERS = "abcdefgh"  # of panels
+LETTERS = "abcdefgh"  # the panel letters
 
 
 @dataclass(frozen=True)
 class DrawContext:
-    """What an item of a suite is drawn from."""
+    """The suite, runs and records from which an item is drawn."""
 
     suite: Suite
     item: FigureSpec
@@ -49,10 +49,10 @@ class DrawContext:
 
 
 class Table(NamedTuple):
-    """A table to read and the numbers behind it."""
+    """A table for readers, and its numbers."""
 
-    shown: pd.DataFrame  # text in every cell, as in ``NAME.md``
-    values: pd.DataFrame  # tidy and unrounded, as in ``NAME.csv``
+    shown: pd.DataFrame  # text cells, written to ``NAME.md``
+    values: pd.DataFrame  # tidy, unrounded numbers, written to ``NAME.csv``
 
 
 def find(suite_name: str, item_name: str) -> DrawContext:
@@ -72,7 +72,7 @@ def find(suite_name: str, item_name: str) -> DrawContext:
 
 
 def draw(suite_name: str, item_name: str) -> Path:
-    """Draws an item of a suite and writes its files; returns the picture or table, or else the caption."""
+    """Draws an item of a suite and writes its files; returns the path of the picture, table or caption."""
     context = find(suite_name, item_name)
     _note_other_settings(context)
     style.use_style()
@@ -85,7 +85,7 @@ def draw(suite_name: str, item_name: str) -> Path:
 
 
 def _note_other_settings(context: DrawContext) -> None:
-    """Says which records Make would measure again: a module that is run by itself draws what there is."""
+    """Prints which records Make would measure again; a module that is run directly draws the present ones."""
     suite, records = context.suite, planner.records_of(context.suite, [context.item])
     there = [(run, q) for run, q in records if run and q.path(suite.name, run.name).is_file()]
     old = [(run, metric) for run, metric in there if not freshness.is_current(suite, run, metric)]
@@ -96,7 +96,7 @@ def _note_other_settings(context: DrawContext) -> None:
 
 
 def save(figure: Figure | None, path: Path, caption: str, formats: Sequence[str] = ("pdf", "png")) -> Path:
-    """Writes ``path``, a PNG, a PDF of the same name, and the caption as Markdown; prints where. Without a
+    """Writes ``path``, a PNG, a PDF of the same name, and the caption as Markdown; prints the path. Without a
     figure, writes the caption and deletes an earlier picture."""
     from matplotlib import pyplot as plt
 
@@ -122,7 +122,7 @@ def save(figure: Figure | None, path: Path, caption: str, formats: Sequence[str]
 def forest(
     values: Mapping[str, float | Sequence[float]], axis: str, paper_range: Sequence[float] = ()
 ) -> Figure:
-    """A line for each value, and for its interval where it is (mean, low, high); the paper's range is a
+    """A forest plot: one row per value, with its interval if it is (mean, low, high); the paper's range is a
     band."""
     style.use_style()
     figure, ax = panels(height=0.5 + 0.16 * len(values), width=5.0)
@@ -140,7 +140,7 @@ def forest(
 
 
 def _letter_panels(figure: Figure) -> None:
-    """Puts (a), (b), (c) before the titles, if several panels have one."""
+    """Prefixes the titles with (a), (b), (c), if several panels have a title."""
     titled = [ax for ax in figure.axes if ax.get_title(loc="left")]
     if len(titled) > 1 and len(titled) <= len(LETTERS):
         for ax, letter in zip(titled, LETTERS, strict=False):
@@ -148,8 +148,8 @@ def _letter_panels(figure: Figure) -> None:
 
 
 def _wrap_titles(figure: Figure) -> None:
-    """Breaks each panel's title where the panel ends."""
-    figure.draw_without_rendering()  # places the panels, so that they have a width
+    """Wraps each panel's title at the width of the panel."""
+    figure.draw_without_rendering()  # lays out the panels, which sets their widths
     for ax in figure.axes:
         inches = ax.get_window_extent().width / figure.dpi
         words, letters = ax.get_title(loc="left").replace(" %", "\xa0%"), inches * 72 / (0.51 * style.POINTS)
@@ -159,8 +159,8 @@ def _wrap_titles(figure: Figure) -> None:
 def panels(
     columns: int = 1, height: float = 2.4, width: float | None = None, rows: int = 1, **options: Any
 ) -> tuple:
-    """A figure and its panels side by side, with a light grid: one as wide as a column, or several over the
-    page."""
+    """A figure with panels side by side and a light grid: one panel has the width of a column, several have
+    the width of the page."""
     from matplotlib import pyplot as plt
 
     width = width or (style.PAGE_INCHES if columns > 1 else style.COLUMN_INCHES)
@@ -171,7 +171,7 @@ def panels(
 
 
 def legend(figure: Figure, ncols: int = 4, **options: Any) -> None:
-    """One legend for all panels, below them, in as many columns as fit; no label stands twice."""
+    """Adds one legend below all panels, without duplicate labels, in as many columns as fit."""
     found = {
         label: handle
         for ax in figure.axes
@@ -187,7 +187,7 @@ def legend(figure: Figure, ncols: int = 4, **options: Any) -> None:
 
 
 def note(ax: Axes, words: str, at: tuple[float, float], offset: tuple[float, float], **options: Any) -> None:
-    """``words`` so many points from a place; centred, above it or below it, or beside it."""
+    """Annotates a point with ``words`` at an offset in points: centred above or below, or beside it."""
     x, y = offset
     side = {"ha": "left" if x > 0 else "right" if x < 0 else "center"}
     side |= {"va": "bottom" if y > 0 else "top" if y < 0 else "center"}
@@ -195,19 +195,19 @@ def note(ax: Axes, words: str, at: tuple[float, float], offset: tuple[float, flo
 
 
 def powers_of_two(ax: Axes, values: Sequence[int], name: Callable[[int], str] = str) -> None:
-    """An x axis that doubles, with a tick at each value alone."""
+    """Sets a base-2 logarithmic x axis with ticks at the values only."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(values, map(name, values))
     ax.minorticks_off()
 
 
 def strip(count: int, width: float) -> np.ndarray:
-    """Offsets that spread points over a strip, the same each time: every second of them to the other side."""
+    """Deterministic offsets that spread points over a strip, alternating between both sides."""
     return width * ((np.arange(count) * 0.618034) % 1 - 0.5)
 
 
 def _small(png: bytes) -> bytes:
-    """The picture in 256 colours, a third of the size. Some edges of letters change a little."""
+    """The picture in 256 colours, which reduces the file to a third; edges of letters change slightly."""
     from PIL import Image
 
     small = io.BytesIO()
@@ -218,7 +218,7 @@ def _small(png: bytes) -> bytes:
 
 
 def save_table(table: Table, path: Path, caption: str) -> Path:
-    """Writes ``path``, Markdown of caption and table, and beside it CSV; prints the Markdown."""
+    """Writes caption and table as Markdown to ``path``, and the numbers as CSV; prints the Markdown."""
     files.write_text(path.with_suffix(".csv"), table.values.to_csv(index=False))
     shown = markdown_table(table.shown.columns, table.shown.to_numpy().tolist(), right=True)
     text = f"{caption.strip()}\n\n{shown}\n"

@@ -1,4 +1,4 @@
-"""What papers print, each with its place: numbers in ``paper_values.csv``, claims in ``claims.toml``."""
+"""Published values with their places (``paper_values.csv``), and the claims (``claims.toml``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = ("item", "quantity", "low", "high", "unit", "place", "size", "context_
 
 @dataclass(frozen=True)
 class Published:
-    """The table of one paper; see :func:`published`."""
+    """The published values of one paper; see :func:`published`."""
 
     package: str
     table: pd.DataFrame
@@ -30,7 +30,7 @@ class Published:
         return float(row["low"]), float(row["high"])
 
     def place(self, item: str, quantity: str) -> str:
-        """The words of a quantity of an item as a whole, and where they stand."""
+        """The paper's wording for a quantity of an item as a whole, and its place in the paper."""
         return self._row(item, quantity)["place"]
 
     def _row(self, item: str, quantity: str) -> pd.Series:
@@ -42,7 +42,7 @@ class Published:
 
 @functools.cache
 def published(package: str) -> Published:
-    """What a paper prints; an empty table where ``package`` has no ``paper_values.csv``."""
+    """The published values of a paper; an empty table if ``package`` has no ``paper_values.csv``."""
     file = importlib.resources.files(package) / "paper_values.csv"
     if not file.is_file():
         return Published(package, pd.DataFrame(columns=COLUMNS))

@@ -1,4 +1,4 @@
-"""How every figure looks and how its numbers are written."""
+"""The style of all figures, and the format of their numbers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ if TYPE_CHECKING:
 
 COLUMN_INCHES = 3.4  # one column of a two-column page
 PAGE_INCHES = 7.0
-POINTS = 7.5  # of all type
+POINTS = 7.5  # the size of all text
 TYPE = (
     *("font.size", "axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"),
     *("legend.fontsize", "legend.title_fontsize", "figure.titlesize", "figure.labelsize"),
 )
 
-# Okabe and Ito's colours, told apart by colour-blind readers and in grey.
+# The palette of Okabe and Ito, which colour-blind readers can distinguish, also in greyscale.
 SIZES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 PAPER = "#9a9a9a"
-# Of data/books, in 16,384 words, by suite. In logs the loss rises there: an epoch ends with the late parts of
-# long books, which are easy, and the next begins with the first part of every book.
+# The tokens of an epoch of data/books with a vocabulary of 16,384, by suite. The training loss rises between
+# epochs: an epoch ends with the late parts of long books, which are easy, and the next epoch begins with the
+# first part of every book.
 EPOCH_TOKENS = dict.fromkeys(
     ("h100", "h100-pairs", "h200-arms", "h200-llama", "h200-long", "h200-sizes"), 89_000_000
 )
 
 
 def decay_map() -> ListedColormap:
-    """The colour map of the decay in Figures 1 and 6: darker is a stronger decay. The colour of no decay is
-    pale, so that it differs from white, the colour of entries that do not exist."""
+    """The colour map of the decay in Figures 1 and 6: darker is a stronger decay. No decay is pale blue, to
+    distinguish it from white, the colour of entries above the diagonal."""
     import matplotlib
     from matplotlib.colors import ListedColormap
 
@@ -42,7 +43,7 @@ def decay_map() -> ListedColormap:
 
 
 def use_style() -> None:
-    """One size of type, a light grid, no frame where it says nothing, fonts embedded as text."""
+    """Sets one text size, a light grid, no redundant frame, and fonts embedded as text."""
     import matplotlib
     import matplotlib.pyplot as plt
     import seaborn as sns
@@ -87,24 +88,24 @@ def count_label(count: float) -> str:
 
 
 def span(values: pd.Series, form: str = ".0f") -> str:
-    """ "77 to 93"; "89" where the least and the most read the same."""
+    """ "77 to 93", or "89" if both ends round to the same text."""
     return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (values.min(), values.max())))
 
 
 def count_span(counts: Iterable[float]) -> str:
-    """ "20M to 100M"; "20M" where the least and the most read the same."""
+    """ "20M to 100M", or "20M" if both ends round to the same text."""
     counts = list(counts)
     return " to ".join(dict.fromkeys(map(count_label, (min(counts), max(counts)))))
 
 
 def epochs(tokens: float, suite: str) -> str:
-    """ ", 4.5 epochs" where a training read all of its text twice and more; empty for others."""
+    """ ", 4.5 epochs" for training runs of at least two epochs; empty for others."""
     epoch = EPOCH_TOKENS.get(suite, float("inf"))
     return f", {tokens / epoch:.1f} epochs" if tokens >= 2 * epoch else ""
 
 
 def token_axis(axis: Axis, tokens: int) -> None:
-    """An axis of token positions, 0 to ``tokens``, with ticks at its quarters."""
+    """Sets an axis of token positions from 0 to ``tokens`` with ticks at the quarters."""
     from matplotlib.ticker import FuncFormatter, MultipleLocator
 
     axis.axes.set(**{f"{axis.axis_name}lim": (0, tokens)})
@@ -121,7 +122,7 @@ def provenance(*tables: pd.DataFrame) -> str:
     def values(column: str) -> str:
         return ", ".join(sorted({str(v) for t in tables for v in t[column].dropna().unique()}))
 
-    suite = f" by suite {values('suite')}" if values("suite") else ""  # what no suite asked for has none
+    suite = f" by suite {values('suite')}" if values("suite") else ""  # empty for records without a suite
     counts = sorted({int(v) for t in tables for v in t["trained_tokens"].dropna().unique()})
     trained = [v for v in counts if v]
     tokens = " to ".join(f"{v:,}" for v in dict.fromkeys((*trained[:1], *trained[-1:])))

@@ -1,4 +1,4 @@
-"""Rules that every table derived from records keeps."""
+"""Checks for tables derived from records, and the Markdown writer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from acp_repro.pipeline.errors import RecordError
 
 
 class UnfitRecords(RecordError, ValueError):
-    """Records are there, but not what a figure, table or criterion can be made from."""
+    """The records exist but are not sufficient for a figure, table or criterion."""
 
 
 def one_each(table: pd.DataFrame, key: Sequence[str], what: str) -> pd.DataFrame:
-    """``table`` itself, in which no two rows share ``key``: so nothing is averaged silently."""
+    """Returns ``table`` if its rows have distinct ``key``, so that nothing is averaged silently."""
     key = list(key)
     twice = table[table.duplicated(key)][key].drop_duplicates()
     if len(twice):
@@ -24,7 +24,7 @@ def one_each(table: pd.DataFrame, key: Sequence[str], what: str) -> pd.DataFrame
 
 
 def some(table: pd.DataFrame | pd.Series | None, what: str) -> pd.DataFrame | pd.Series:
-    """``table`` itself, which is there and has a row."""
+    """Returns ``table`` if it exists and has a row."""
     if table is None or table.empty:
         raise UnfitRecords(f"{what}: no record")
     return table
@@ -33,7 +33,7 @@ def some(table: pd.DataFrame | pd.Series | None, what: str) -> pd.DataFrame | pd
 def side_by_side(
     table: pd.DataFrame, key: Sequence[str], column: str, value: str, sides: tuple[str, str], what: str
 ) -> pd.DataFrame:
-    """The rows of two kinds beside each other: ``key``, and ``value`` of each kind under the kind's name."""
+    """Joins the rows of two kinds: columns ``key``, and ``value`` of each kind under the kind's name."""
     key = list(key)
     first, second = (
         one_each(table[table[column] == side], key, what)[[*key, value]].rename(columns={value: side})

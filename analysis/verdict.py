@@ -1,4 +1,4 @@
-"""What a criterion finds in records."""
+"""Verdicts, and the results of criteria on records."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ MEANINGS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        ours: all numbers, in the Markdown of captions.
-        short: the answer in at most 60 characters; empty where ``ours`` is as short.
-        runs: those of a suite that it rests on; by default all that have records.
-        n, unit: how many of what the verdict rests on; by default the training runs or the timed models.
-        values: numbers by what they are of, or (mean, low, high), for plots and tables; ``axis`` has their
-            quantity and unit, ``paper_range`` the ends of the paper's range.
+        ours: all numbers, as Markdown.
+        short: the answer in at most 60 characters; empty if ``ours`` is as short.
+        runs: the runs of a suite that decide; by default all runs with records.
+        n, unit: the number and kind of samples that decide; by default training runs or timed models.
+        values: numbers by label, or (mean, low, high), for plots and tables; ``axis`` has their quantity and
+            unit, ``paper_range`` the ends of the paper's range.
     """
 
     word: Word
@@ -64,7 +64,7 @@ class Verdict:
 
     @classmethod
     def of(cls, met: bool | None, ours: str, short: str = "", **more) -> Self:
-        """Of a criterion with one side; None is inconclusive."""
+        """The verdict of a one-sided criterion; None is inconclusive."""
         word = Word.INCONCLUSIVE if met is None else Word.REPRODUCED if met else Word.CONTRADICTED
         return cls(word, ours, short, **more)
 
@@ -80,8 +80,9 @@ def in_range(
     paper: str = "",
     **more,
 ) -> Verdict:
-    """Reproduced if all are in the range; of another magnitude if some are past its good end, or short of its
-    bad end and all better than ``nothing``, the value of no effect. What is only to be little has none.
+    """Reproduced if all values are in the range. Different magnitude if some values exceed its favourable
+    end, or if some fall short of its unfavourable end and all are better than ``nothing``, the value of no
+    effect; None for quantities that only have to be small.
     """
     finite(measured, ours, measured.index)
     below, above = measured[measured < low], measured[measured > high]
@@ -107,7 +108,7 @@ def in_range(
 
 
 def _apart(value: float, end: float) -> str:
-    """``value`` with as many digits as tell it from the end of a range that it is beyond."""
+    """``value`` with enough digits to distinguish it from the end of the range that it exceeds."""
     digits = 0 if abs(value) >= 10 else 1
     while digits < 6 and (float(f"{value:.{digits}f}") - end) * (value - end) <= 0:
         digits += 1

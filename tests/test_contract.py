@@ -51,7 +51,9 @@ PAPERS = {
         ("size: [tiny]", "size: [tiny, huge]", "grid[0].size: no size 'huge'"),
     ),
     "retention": Chain(RETENTION, "figureC", "", ("method: [ar]", "method: [arr]", "grid[0].method[0]")),
-    "lap": Chain(LAP, "figure_savings", "What removal saves", ("tau: 1", "tau: 0", "pruning.tau: must be a")),
+    "lap": Chain(
+        LAP, "figure_savings", "Savings of token removal", ("tau: 1", "tau: 0", "pruning.tau: must be a")
+    ),
 }
 
 

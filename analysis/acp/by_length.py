@@ -1,4 +1,4 @@
-"""Percentages by size and context length: their order, how they read, whether they grow."""
+"""Percentages by model size and context length: order, format, and growth with the context length."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..tables import one_each
 from ..verdict import Verdict
 from . import naming
 
-TOKENS = r"-[\d.]+B$"  # ends the name of a size of suite h100-recipe that is trained on fewer tokens
-SHARE_POINTS = 2.0  # what "roughly" is taken to mean of attention's share of all FLOPs
+TOKENS = r"-[\d.]+B$"  # the suffix of sizes of suite h100-recipe that are trained on fewer tokens
+SHARE_POINTS = 2.0  # our reading of "roughly", for attention's share of all FLOPs
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Context lengths in order within each size; one row of each is all there may be."""
+    """Rows sorted by size and context length; each combination may occur once."""
     keys = ["size", "context_length_tokens"]
     order = {size: index for index, size in enumerate(dict.fromkeys(table["size"]))}
     one_each(table, keys, "percentages")
@@ -26,8 +26,8 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 def listed(
     table: pd.DataFrame, column: str = "percent", digits: int = 0, sign: str = "", unit: str = " %"
 ) -> str:
-    """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"; an undertrained size says so, and each number
-    names its GPU where there are several."""
+    """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"; undertrained sizes are marked, and each number
+    names its GPU if there are several."""
     gpus = gpu_marks(table)
     return "; ".join(
         f"{size}: "
@@ -42,21 +42,21 @@ def listed(
 
 
 def gpu_marks(table: pd.DataFrame) -> pd.Series:
-    """ " (H200)" by row if the numbers of a table are from several GPU models; else empty."""
+    """ " (H200)" for each row if the table mixes several GPU models; else empty."""
     if "device" not in table or table["device"].nunique() < 2:
         return pd.Series("", table.index)
     return table["device"].map(lambda name: f" ({name.removeprefix('NVIDIA ').partition(' ')[0]})")
 
 
 def by_model(table: pd.DataFrame, column: str = "percent") -> dict[str, float]:
-    """ "125M at 4k": a number of each size and context length, for ``Verdict.values``."""
+    """Numbers by size and context length, such as "125M at 4k", for ``Verdict.values``."""
     names = table["size"] + " at " + table["context_length_tokens"].map(style.length_label) + gpu_marks(table)
     return dict(zip(names, map(float, table[column]), strict=True))
 
 
 def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
-    """Met if every size has more at every longer context, undecided with one context length. Sizes decide as
-    in :func:`naming.settled`."""
+    """Met if the value of every size grows with the context length; inconclusive with one context length.
+    Sizes decide as in :func:`naming.settled`."""
     table = in_order(table.assign(size=table["size"].str.replace(TOKENS, "", regex=True)))
     deciding = naming.settled(table)
     words = listed(table, sign=sign)
@@ -78,7 +78,7 @@ def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
 
 
 def attention_share() -> Verdict:
-    """Met if the formula gives attention the shares that the paper prints, within :data:`SHARE_POINTS`."""
+    """Met if the FLOPs formula gives the paper's shares of attention, within :data:`SHARE_POINTS`."""
     table = naming.PUBLISHED.table.query("quantity == 'attention_share_of_flops'")
     table = table.astype({"context_length_tokens": int})
     percent = [

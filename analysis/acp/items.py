@@ -47,7 +47,7 @@ ITEMS = tuple(
         FigureSpec(
             "figure2",
             figure2.make,
-            "What ACP saves, FoX (Pro)",
+            "Savings of ACP, FoX (Pro)",
             SAVINGS,
             lambda suite: suite.with_acp("pro"),
             "FoX (Pro) with ACP",
@@ -124,7 +124,7 @@ ITEMS = tuple(
         FigureSpec(
             "figure10",
             figure2.make,
-            "What ACP saves, FoX (LLaMA)",
+            "Savings of ACP, FoX (LLaMA)",
             SAVINGS,
             lambda suite: suite.with_acp("llama"),
             "FoX (LLaMA) with ACP",
@@ -184,9 +184,7 @@ ITEMS = tuple(
             SWEEP,
             ours=True,
         ),
-        FigureSpec(
-            "figureA2", figureA2.make, "What the size of blocks costs", ("block_size",), SWEEP, ours=True
-        ),
+        FigureSpec("figureA2", figureA2.make, "Cost of the block size", ("block_size",), SWEEP, ours=True),
         FigureSpec(
             "figureA5",
             figureA5.make,
@@ -218,7 +216,7 @@ ITEMS = tuple(
         FigureSpec(
             "figureA7",
             figureA7.make,
-            "What moves the pruned ratio",
+            "Influences on the pruned ratio",
             ("pruned_ratio",),
             lambda suite: suite.ablations,
             "training runs with ACP that differ in learning rate, vocabulary, text or QK-norm",

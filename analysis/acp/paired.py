@@ -1,4 +1,4 @@
-"""Whether two models differ on downstream tasks by more than chance, judged item by item."""
+"""Significance of differences between two models on downstream tasks, paired by item."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from . import naming, versions
 SETTING = ["architecture", "size", "context_length_tokens"]
 COLUMN = ["task", "metric"]
 TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the downstream tasks
-LEAST_PAIRS = 3  # that diverge, for a test
+LEAST_PAIRS = 3  # diverging pairs that a test requires
 ONE_PAIR = "one pair of training runs, and another may differ as much"
 NO_PAIR = "no run is measured together with its exact pair"
-NOT_COUNTED = ", and not counted"  # behind what versions.unlike says of a pair
+NOT_COUNTED = ", and not counted"  # appended to the text of versions.unlike
 SAME, AS_RUNS, DIFFERS = "same", "as runs do", "differs"
 
 
 def too_few(apart: pd.Series) -> str:
-    """Why the differences of some pairs of training runs, of one code each, are too few to test; empty if
-    not."""
+    """The reason why there are too few pairs of training runs with one code version for a test, or an empty
+    text."""
     if apart.empty:
         return "no pair was trained with one version of the code"
     same, other = int((apart == 0).sum()), int((apart != 0).sum())
@@ -37,7 +37,7 @@ def too_few(apart: pd.Series) -> str:
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:
-    """ACP less exact on every task's metric, of each pair of runs (``lm_eval_items`` records)."""
+    """The difference ACP − exact on every task's metric for each pair of runs (``lm_eval_items`` records)."""
     keys = [*SETTING, "seed", *COLUMN]
     method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
     records = one_each(records.assign(method=method), [*keys, "method", "item"], "lm_eval_items")
@@ -68,7 +68,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def equivalences(differences: pd.DataFrame, vocabulary: float = math.inf) -> tuple[pd.DataFrame, list[str]]:
-    """Two one-sided tests over pairs of runs, of each of the paper's columns that exact models know."""
+    """Two one-sided tests over pairs, for each of the paper's columns on which exact models beat chance."""
     margins, guesses = paper_gaps(), {(c.task, c.metric): c.guess for c in COLUMNS}
     columns = {key: pairs for key, pairs in differences.groupby(COLUMN, sort=False) if key in margins}
     unknown = {key for key, pairs in columns.items() if not _known(pairs, guesses[key], vocabulary)}
@@ -91,7 +91,7 @@ def equivalences(differences: pd.DataFrame, vocabulary: float = math.inf) -> tup
 
 
 def _known(pairs: pd.DataFrame, guess: float | None, vocabulary: float) -> bool:
-    """Whether the exact model of a pair knows anything of a column."""
+    """Whether the exact model of a pair beats chance on a column."""
     if guess is None:
         return bool(pairs["exact"].min() < vocabulary)
     right = [(round(pair.exact * pair.items), pair.items) for pair in pairs.itertuples()]
@@ -100,7 +100,7 @@ def _known(pairs: pd.DataFrame, guess: float | None, vocabulary: float) -> bool:
 
 
 def between_seeds(records: pd.DataFrame) -> pd.DataFrame:
-    """Every task's metric of the two lowest seeds of each setting that has two of one code."""
+    """Every task's metric for the two lowest seeds of each setting with two seeds of one code version."""
     keys = [*SETTING, "method", "code", *COLUMN]
     method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
     ran_on = records.reindex(columns=list(versions.RAN_ON)).replace({"commit": versions.TRAINING_CODE})
@@ -129,17 +129,17 @@ def _tested(first: pd.DataFrame, second: pd.DataFrame, metric: str, what: str) -
 
 
 def score(items: pd.DataFrame, metric: str) -> float:
-    """A metric from its items: a share of them, or exp of less the log-likelihood of a word or a target."""
+    """A metric from its items: their mean, or the perplexity, exp of the negative mean log-likelihood."""
     return shown(float(items["value"].sum() / items["weight"].sum()), metric)
 
 
 def apart_in_kind(one: float, other: float, metric: str) -> float:
-    """A difference that can be compared between models: of perplexities that of their logarithms."""
+    """A difference that is comparable between models; perplexities are compared by their logarithms."""
     return math.log(one / other) if is_perplexity(metric) else one - other
 
 
 def paper_gaps() -> dict[tuple[str, str], float]:
-    """By task and metric the largest :func:`apart_in_kind` of the paper's pairs in Tables 1 and 3."""
+    """The largest :func:`apart_in_kind` of the paper's pairs in Tables 1 and 3, by task and metric."""
     table = naming.PUBLISHED.table.query("item in ('table1', 'table3') and size.notna()")
     sides = table.pivot(
         index=["item", "quantity", "context_length_tokens"], columns="method", values="low"
@@ -154,7 +154,7 @@ def paper_gaps() -> dict[tuple[str, str], float]:
 
 
 def seed_gaps(records: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """By task and metric the largest :func:`apart_in_kind` of two seeds of one setting."""
+    """The largest :func:`apart_in_kind` of two seeds of one setting, by task and metric."""
     keys = [*SETTING, "method", *COLUMN]
     scores = [(key, score(items, key[-2])) for key, items in records.groupby([*keys, "seed"], sort=False)]
     table = pd.DataFrame([(*key, value) for key, value in scores], columns=[*keys, "seed", "score"])

@@ -1,4 +1,4 @@
-"""Derived numbers: pure functions from records to small tables."""
+"""Derived statistics: pure functions from records to small tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHODS = ("acp", "exact")
 
 
 def pruned_percent(records: pd.DataFrame) -> pd.DataFrame:
-    """Percentage of pruned blocks of each run, over all its heads (``pruned_ratio`` records)."""
+    """The percentage of pruned blocks of each run over all heads (``pruned_ratio`` records)."""
     one_each(records, [*RUN, "layer", "head"], "pruned_ratio")
     blocks = records.groupby(RUN, sort=False, dropna=False)[["pruned_blocks", "causal_blocks"]].sum()
     percent = 100 * blocks["pruned_blocks"] / blocks["causal_blocks"]
@@ -25,7 +25,7 @@ def pruned_percent(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def pruned_of_grid(records: pd.DataFrame) -> pd.DataFrame:
-    """:func:`pruned_percent`, and beside it what the run's grid of blocks lets a head prune."""
+    """:func:`pruned_percent` with the percentage that the block grid of the run allows a head to prune."""
     grids = records[[*RUN, *GRID[1:]]].drop_duplicates()
     sides = one_each(grids, RUN, "pruned_ratio")[GRID].reset_index(drop=True)
     most = [100 * grid.largest_pruned_ratio(*map(int, each)) for each in sides.to_numpy()]
@@ -41,25 +41,25 @@ def prunable_percent(length: int, block_q: int, block_k: int) -> float:
 
 
 def time_reduction(records: pd.DataFrame) -> pd.DataFrame:
-    """Forward + backward milliseconds by method, and the percentage that ACP takes off; one row per run."""
+    """Forward + backward time in ms by method, and the percentage that ACP saves; one row per run."""
     records = records.assign(total_ms=records["forward_ms"] + records["backward_ms"])
     table = side_by_side(records, RUN, "method", "total_ms", METHODS, "attention_time")
     return table.assign(percent=100 * (1 - table["acp"] / table["exact"]))
 
 
 def throughput_gain(records: pd.DataFrame) -> pd.DataFrame:
-    """Tokens a second by method, and the percentage that ACP adds; one row per run."""
+    """Tokens per second by method, and the percentage that ACP gains; one row per run."""
     table = side_by_side(records, RUN, "method", "throughput_tokens_per_s", METHODS, "throughput")
     return table.assign(percent=100 * (table["acp"] / table["exact"] - 1))
 
 
 def on_devices(table: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
-    """A table with a row per run, and beside it the ``device`` of the run's records."""
+    """A table with one row per run, extended by the ``device`` of the run's records."""
     return table.merge(records[[*RUN, "device"]].drop_duplicates(), on=RUN)
 
 
 def search_share(records: pd.DataFrame) -> pd.DataFrame:
-    """Percentage of attention time (forward + backward, with ACP) that the boundary search takes."""
+    """The percentage of attention time (forward + backward, with ACP) spent on the boundary search."""
     table = one_each(some(records[records["method"] == "acp"], "attention_time, acp"), RUN, "attention_time")
     attention, search = table["forward_ms"] + table["backward_ms"], table["boundary_search_ms"]
     table = table[RUN].assign(search_ms=search, attention_ms=attention, percent=100 * search / attention)
@@ -70,7 +70,7 @@ CURVE = ["architecture", "size", "context_length_tokens", "position"]
 
 
 def loss_differences(records: pd.DataFrame) -> pd.DataFrame:
-    """``loss_curve`` records with and without ACP beside each other, each pair of runs by itself."""
+    """``loss_curve`` records joined by pair of runs, with columns for ACP and exact."""
     tolerance = records["log_pruning_tolerance"]
     method = tolerance.map({-10.0: "acp"}).where(tolerance.notna(), "exact")
     records = records.assign(method=method)[method.notna()]
@@ -84,7 +84,7 @@ def loss_differences(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def largest_gaps(differences: pd.DataFrame) -> pd.DataFrame:
-    """Largest absolute difference of each pair of curves of :func:`loss_differences`."""
+    """The largest absolute difference between the two curves of each pair in :func:`loss_differences`."""
     gaps = differences.assign(gap_nats=differences["difference"].abs())
     rows = gaps.groupby([*CURVE[:-1], "seed"], sort=False)["gap_nats"].idxmax()
     return gaps.loc[rows, [*CURVE, "seed", "gap_nats"]].reset_index(drop=True)
@@ -101,7 +101,7 @@ class BlockGrid(NamedTuple):
 
 
 def block_grid(head: pd.DataFrame, most_blocks: int) -> BlockGrid:
-    """The first rows of blocks, ``most_blocks`` per side at most, from the ``decay`` records of one head."""
+    """The first blocks, at most ``most_blocks`` per side, from the ``decay`` records of one head."""
     block_q, block_k = (int(head[f"block_{side}_tokens"].iloc[0]) for side in "qk")
     c = head["cumulative_log_fgate_nats"].to_numpy()
     most_rows = max(1, most_blocks * min(block_q, block_k) // block_q)
@@ -116,7 +116,7 @@ def block_grid(head: pd.DataFrame, most_blocks: int) -> BlockGrid:
 
 
 def illustrative_head(records: pd.DataFrame, most_blocks: int) -> pd.DataFrame:
-    """Of the heads in ``decay`` records, the one that shows pruning best in the first rows of blocks."""
+    """The head in ``decay`` records that shows pruning best in the first rows of blocks."""
 
     def distance(head: pd.DataFrame) -> float:
         return abs(share_of_limit(block_grid(head, most_blocks)) - 0.5)
@@ -125,8 +125,7 @@ def illustrative_head(records: pd.DataFrame, most_blocks: int) -> pd.DataFrame:
 
 
 def share_of_limit(blocks: BlockGrid) -> float:
-    """Pruned blocks over the achievable maximum, of the rows shown; 1 for a head that
-    prunes all that it can, 0 where nothing can be pruned."""
+    """Pruned blocks in the shown rows over the achievable maximum; 0 if nothing can be pruned."""
     shown = (blocks.last[-1] + 1) * blocks.block_k
     most = grid.largest_pruned_ratio(int(shown), blocks.block_q, blocks.block_k)
     return float(blocks.first_kept.sum() / (blocks.last + 1).sum() / most) if most else 0.0

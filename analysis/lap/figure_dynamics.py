@@ -8,8 +8,8 @@ from .. import drawing
 from ..verdict import Verdict
 from . import naming
 
-SMALL_ACCURACY = 0.9  # what a minute's model must reach
-MOST_KEPT = 0.99  # of the tokens: above this, no gate counts as removing any
+SMALL_ACCURACY = 0.9  # the accuracy that suffices for a model trained for a minute
+MOST_KEPT = 0.99  # keep ratio above which no gate counts as removing tokens
 GATES = ("#56B4E9", "#CC79A7", "#E69F00", "#555555")
 
 
@@ -25,13 +25,14 @@ def draw(records: pd.DataFrame) -> drawing.Figure | None:
     figure, (left, right) = drawing.panels(2, 2.8, sharey=True)
     last = records["gate_index"].max()
     for name, colour, label in (("accuracy", "#009E73", "accuracy"), ("keep_ratio", "#D55E00", "keep ratio")):
-        for prefix, line in (("", "-"), ("soft_", (0, (2, 1.5)))):
-            series = prefix + name.replace("kept_", "") if prefix else name
+        soft = {"lw": 1, "ls": "--", "zorder": 3}
+        for prefix, style in (("", {"lw": 2.5, "alpha": 0.45}), ("soft_", soft)):
+            series = prefix + name.removeprefix("keep_") if prefix else name  # soft_ratio
             curve = records[records["series"] == series]
             if name == "keep_ratio":
                 curve = curve[curve["gate_index"] == last]
             suffix = ", soft mask" if prefix else ", removed"
-            left.plot(curve["step"], curve["value"], color=colour, ls=line, label=label + suffix)
+            left.plot(curve["step"], curve["value"], color=colour, label=label + suffix, **style)
     ratios = records[records["series"] == "keep_ratio"].pivot(
         index="step", columns="gate_index", values="value"
     )
@@ -42,7 +43,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure | None:
     left.set_title("Accuracy and keep ratio")
     right.set_title("Keep ratio of each gate")
     left.set(ylim=(0, 1.03), ylabel="accuracy, keep ratio", xlabel="step")
-    right.set(ylabel="tokens kept / tokens that reach the gate", xlabel="step")
+    right.set(ylabel="keep ratio of the gate", xlabel="step")
     drawing.legend(figure)
     return figure
 
@@ -57,14 +58,14 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure | None, str]:
         words = f"Run {run.name} ({name}) removes no token, so its curves are not plotted: {curves}."
         return None, f"**Training dynamics.** {words}"
     caption = f"""**Training dynamics.** Run {run.name} ({name}): {curves}. (a) Accuracy on held-out text with
-teacher forcing, and the keep ratio. Full lines: tokens really removed. Dashed: the soft mask; where both
-agree, one line hides the other. The share that it keeps is {naming.SOFT_RATIO}. (b) The share that each gate
-keeps of what reaches it."""
+teacher forcing, and the keep ratio. Wide lines: tokens are removed. Dashed: the soft mask, whose keep ratio
+is {naming.SOFT_RATIO}. (b) Tokens kept by each gate, relative to the tokens that reach the gate."""
     return figure, caption
 
 
 def judge(dynamics: pd.DataFrame) -> Verdict:
-    """Met if the last tenth of training keeps less than the first look and is more accurate, or accurate."""
+    """Met if the last tenth of training keeps fewer tokens than the first evaluation, and is more accurate
+    than it or accurate enough."""
     accuracy = dynamics[dynamics["series"] == "accuracy"].set_index("step")["value"]
     kept = dynamics[dynamics["series"] == "keep_ratio"]
     kept = kept[kept["gate_index"] == kept["gate_index"].max()].set_index("step")["value"]
@@ -76,7 +77,7 @@ def judge(dynamics: pd.DataFrame) -> Verdict:
 
 
 def layers_compress(dynamics: pd.DataFrame) -> Verdict:
-    """Met if over the last tenth of training each gate leaves fewer tokens than the gate before it."""
+    """Met if, over the last tenth of training, each gate keeps fewer tokens than the previous gate."""
     late = dynamics[(dynamics["series"] == "keep_ratio") & (dynamics["step"] >= 0.9 * dynamics["step"].max())]
     kept = late.groupby("gate_index")["value"].mean()
     if kept.empty or dynamics["compression"].isna().all():

@@ -33,7 +33,7 @@ ITEMS = tuple(
         FigureSpec(
             "table_scores",
             table_scores.make,
-            "Accuracy, BLEU and ROUGE on held-out text, soft, removed and free",
+            "Accuracy, BLEU and ROUGE on held-out text",
             ("reconstruction",),
         ),
         FigureSpec(
@@ -47,14 +47,14 @@ ITEMS = tuple(
         FigureSpec(
             "figure_shap",
             figure_shap.make,
-            "Which vector each written word comes from",
+            "Contribution of each vector to each generated token",
             ("attribution",),
             lambda suite: [suite.main_run],
         ),
         FigureSpec(
             "figure_curve",
             figure_curve.make,
-            "Accuracy against compression, soft and removed",
+            "Accuracy against compression",
             ("reconstruction",),
             lambda suite: list(suite.runs) if suite.gated else [],
             "gates",
@@ -63,7 +63,7 @@ ITEMS = tuple(
         FigureSpec(
             "figure_slices",
             figure_slices.make,
-            "Where in the text a vector's attribution lies",
+            "Positions of a vector's attribution in the text",
             ("attribution",),
             lambda suite: [suite.main_run],
             ours=True,
@@ -71,7 +71,7 @@ ITEMS = tuple(
         FigureSpec(
             "table_words",
             table_words.make,
-            "Which tokens are kept",
+            "Keep ratio by token",
             ("keep_ratio_by_word",),
             lambda suite: [suite.main_run],
             ours=True,
@@ -79,7 +79,7 @@ ITEMS = tuple(
         FigureSpec(
             "figure_savings",
             figure_savings.make,
-            "What removal saves",
+            "Savings of token removal",
             ("removal_time",),
             lambda suite: [suite.main_run],
             ours=True,

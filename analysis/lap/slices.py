@@ -1,4 +1,4 @@
-"""What attributions say of each kept vector: where in the text they lie, and how wide a slice they fill."""
+"""Attributions of each kept vector: their positions in the text, and the width of their slice."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from acp_repro.common.statistics import LEVEL, Interval
 
 EOS = "</s>"
 VECTOR = ["run", "text", "kept_position"]
-SLICE = 0.5  # of a vector's attribution, that the slice holds
+SLICE = 0.5  # the fraction of a vector's attribution inside its slice
 THIRDS = 3  # parts of a text
-DRAWS = 10_000  # of the bootstrap
+DRAWS = 10_000  # bootstrap samples
 
 
 def positive(records: pd.DataFrame) -> pd.DataFrame:
-    """``attribution`` records with ``share``, of a vector's positive attribution, ``distance`` in tokens
-    from its origin, and ``is_eos``. Written tokens that do not stand at their place in the text are left out,
-    since distances mean nothing once writing has strayed; so are vectors without positive attribution."""
+    """``attribution`` records with ``share`` of a vector's positive attribution, ``distance`` in tokens from
+    its origin, and ``is_eos``. Written tokens at a wrong position are excluded, because distances are
+    undefined after the output diverges; so are vectors without positive attribution."""
     table = records[records["matches_text"]]
     table = table.assign(
         positive=table["shap_nats"].clip(lower=0),
@@ -41,12 +41,12 @@ def reconstructed(records: pd.DataFrame, tokens: int, share: float) -> pd.DataFr
 
 
 def by_distance(table: pd.DataFrame) -> pd.DataFrame:
-    """Mean share of a vector's attribution at each distance, of EOS and of the others apart."""
+    """Mean share of a vector's attribution at each distance, separately for EOS and the other vectors."""
     return _mean(table, table["distance"])
 
 
 def by_third(table: pd.DataFrame) -> pd.DataFrame:
-    """Mean share of a vector's attribution in each third of the text, 0 to 2, likewise."""
+    """Mean share of a vector's attribution in each third of the text, 0 to 2, for EOS and the others."""
     return _mean(table, _third(table))
 
 
@@ -67,21 +67,21 @@ def _mean(table: pd.DataFrame, place: pd.Series) -> pd.DataFrame:
 
 
 def behind(table: pd.DataFrame, reach: int) -> Interval | None:
-    """Mean share of a vector's attribution, EOS apart, on its origin and the ``reach`` tokens before it; None
-    where no other vector has any."""
+    """Mean share of a vector's attribution on its origin and the ``reach`` tokens before it, without EOS;
+    None if no other vector has any attribution."""
     others = table[~table["is_eos"].astype(bool)]
     held = others["share"].where(others["distance"].between(-reach, 0), 0.0)
     return None if others.empty else over_texts(others, held, others["share"])
 
 
 def widths(table: pd.DataFrame) -> pd.Series:
-    """The mean of :func:`width_of_each` by ``is_eos``; of an even attribution it is a half."""
+    """The mean of :func:`width_of_each` by ``is_eos``; one half for a uniform attribution."""
     return width_of_each(table).groupby("is_eos")["width"].mean()
 
 
 def width_of_each(table: pd.DataFrame) -> pd.DataFrame:
-    """How much of the text the shortest run of tokens covers that holds half of a vector's attribution: a row
-    with ``is_eos``, ``run``, ``text`` and ``width``."""
+    """The fraction of the text in the shortest span that contains half of a vector's attribution: rows with
+    ``is_eos``, ``run``, ``text`` and ``width``."""
     needed = table[[*VECTOR, "is_eos", "text_tokens", "written_position", "share"]]
     rows = [
         (vector["is_eos"].iloc[0], *name[:2], _shortest(vector) / vector["text_tokens"].iloc[0])
@@ -91,7 +91,7 @@ def width_of_each(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def scattered(table: pd.DataFrame) -> pd.DataFrame:
-    """The same shares of each vector at random places of its text: what no vector with a slice has."""
+    """The same shares of each vector at random positions of its text, as a null distribution."""
     generator, parts = np.random.default_rng(0), []
     for _, text in table.groupby(["run", "text"]):
         places = text["written_position"].unique()
@@ -103,7 +103,7 @@ def scattered(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def over_texts(table: pd.DataFrame, part: pd.Series, whole: pd.Series | float = 1.0) -> Interval:
-    """The sum of ``part`` over that of ``whole``, with its interval by a bootstrap that draws texts."""
+    """The sum of ``part`` over the sum of ``whole``, with a bootstrap interval over texts."""
     sums = table.assign(part=part, whole=whole).groupby(["run", "text"])[["part", "whole"]].sum().to_numpy()
     draws = np.random.default_rng(0).integers(len(sums), size=(DRAWS, len(sums)))
     parts, wholes = sums[draws].sum(axis=1).T
@@ -112,7 +112,7 @@ def over_texts(table: pd.DataFrame, part: pd.Series, whole: pd.Series | float = 
 
 
 def _shortest(vector: pd.DataFrame) -> int:
-    """Tokens of the shortest run that holds :data:`SLICE` of one vector's attribution, in order of place."""
+    """The length of the shortest span of tokens with :data:`SLICE` of one vector's attribution."""
     places, shares = vector["written_position"].to_list(), vector["share"].to_list()
     best, held, start = places[-1] - places[0] + 1, 0.0, 0
     for end, share in enumerate(shares):

@@ -71,7 +71,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 
 def _claims(report: Report) -> list[str]:
     judged = [(e, row) for e in report.entries for row in e.rows]
-    title = "## What the paper claims, checked"
+    title = "## Claims of the paper"
     if not judged:
         return [title, "Its figures have no criterion; [REPRODUCTION.md](../../REPRODUCTION.md) has all."]
     counts = Counter(row.verdict for _, row in judged)

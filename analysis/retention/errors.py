@@ -1,4 +1,4 @@
-"""Whether two settings differ by more than chance: for the criteria of Tables 1 to 3 and of Figure 2."""
+"""Significance of differences between two settings, for the criteria of Tables 1 to 3 and of Figure 2."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from ..verdict import Verdict
 
 _TASK = ["dataset", "backbone"]
 SETTING = [*_TASK, "method", "budget", "gates"]
-# Sentences of their own, behind a criterion.
+# Sentences that are appended to a criterion.
 COUNTED = "dev items counted where records hold them"
 _COUNTED = ((True, "holds on"), (False, "fails on"), (None, "open on"))
 _ONE_TRAINING = "; there is one training of each, and another may differ as much"
 
 
 class Comparison(NamedTuple):
-    """One setting less another."""
+    """The difference of two settings."""
 
     row: Any
     estimate: Estimate
     scores: tuple[float, float]
-    splits: Sequence[str]  # of items that both answered; none where scores alone are compared
+    splits: Sequence[str]  # the splits whose items both answered; empty if only scores are compared
 
     @property
     def place(self) -> str:
-        """ "imdb, after blocks", or "imdb (base), after blocks" where there are several encoders."""
+        """ "imdb, after blocks", or "imdb (base), after blocks" if there are several encoders."""
         return f"{self.row.task}, {self.row.gates.replace('_', ' ')}"
 
     @property
     def percent(self) -> float:
-        """The first score, of the second."""
+        """The first score relative to the second."""
         return 100 * self.scores[0] / self.scores[1]
 
     @property
@@ -48,10 +48,11 @@ class Comparison(NamedTuple):
 
 
 def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
-    """One row a setting, of the first score of its task: ``task`` in words; ``mean`` over seeds of the test
-    split, in percent; ``examples`` of that and ``seeds``; ``items``, by split and hash of the set an array
-    (seeds, items) of 1 where an answer is right; ``spread``, the standard deviation of a task's seeds, and
-    its ``freedom``. It is of the items that all settings of the task have, or of test scores."""
+    """One row per setting, for the first score of its task: ``task`` in words; ``mean`` over seeds on the
+    test split, in percent, with its ``examples`` and ``seeds``; ``items``, an array (seeds, items) with 1 for
+    each correct answer, by split and hash of the set; and ``spread``, the standard deviation over the seeds
+    of a task, with its degrees of ``freedom``, from the items that all settings of the task share or from
+    test scores."""
     test = score[score["split"] == "test"]
     first = test.groupby("dataset")["metric"].first()
     score = score[score["metric"] == score["dataset"].map(first)]
@@ -83,7 +84,7 @@ def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
 
 
 def _items(rows: pd.DataFrame) -> dict[tuple[str, str], np.ndarray]:
-    """Seeds in order; none of a split where a seed lacks them or has those of another set."""
+    """Items by split, with seeds in order; a split is omitted if a seed lacks items or has another set."""
     found, seeds = {}, sorted(rows.loc[rows["split"] == "test", "seed"])
     for split, of_split in rows.sort_values("seed").groupby("split"):
         hashes, whole = set(of_split["items_hash"]), list(of_split["seed"]) == seeds
@@ -94,7 +95,7 @@ def _items(rows: pd.DataFrame) -> dict[tuple[str, str], np.ndarray]:
 
 
 def _variance(items: dict[tuple[str, str], np.ndarray], splits: Iterable[tuple[str, str]]) -> float:
-    """Over seeds, of the share of right answers in ``splits``, in squared percent; NaN of one seed."""
+    """The variance over seeds of the accuracy on ``splits``, in squared percent; NaN for one seed."""
     right = np.concatenate([items[split] for split in splits], axis=1).mean(1)
     return float(pd.Series(100 * right).var())
 
@@ -102,7 +103,7 @@ def _variance(items: dict[tuple[str, str], np.ndarray], splits: Iterable[tuple[s
 def compared(
     ours: pd.DataFrame, other: pd.DataFrame, on: Sequence[str] = _TASK, share: float = 1.0
 ) -> list[Comparison]:
-    """Rows of :func:`settings`, less ``share`` of those that agree with them in ``on``."""
+    """Differences between rows of :func:`settings` and ``share`` times the rows that match them in ``on``."""
     pairs = ours.merge(other, on=list(on), suffixes=("", "_other"))
     return [_compare(row, share) for row in pairs.itertuples(index=False)]
 
@@ -122,7 +123,7 @@ def _compare(row: Any, share: float) -> Comparison:
         of_items = _error(row.mean, row.examples) ** 2
         of_items += (share * _error(row.mean_other, row.examples_other)) ** 2
     of_seeds = row.spread**2 * (1 / row.seeds + share**2 / row.seeds_other)
-    # The freedom of a sum of two variances (Satterthwaite); that of items is as good as unlimited.
+    # Degrees of freedom of a sum of two variances (Satterthwaite); those of items are practically unlimited.
     freedom = row.freedom * (1 + of_items / of_seeds) ** 2 if of_seeds else math.inf
     estimate = Estimate(mean, math.sqrt(of_items + of_seeds), freedom)
     return Comparison(row, estimate, scores, [split for split, _ in common])
@@ -137,7 +138,7 @@ def above(
     words: Callable[[Comparison], str],
     missed_below: Callable[[Comparison], float] = lambda one: 0.0,
 ) -> Verdict:
-    """Whether each difference is above 0, a verdict for each."""
+    """A verdict for each difference on whether it is above 0."""
     below = [one.estimate._replace(mean=-one.estimate.mean) for one in found]
     bounds = [-missed_below(one) for one in found]
     shown = holm([2 * one.estimate.p_above(0) for one in found]) < LEVEL
@@ -147,7 +148,7 @@ def above(
 
 
 def within(found: Sequence[Comparison], margin: float, words: Callable[[Comparison], str]) -> Verdict:
-    """Whether each difference is smaller than ``margin`` points on either side."""
+    """A verdict for each difference on whether its absolute value is below ``margin`` points."""
     tests = [equivalence(one.estimate, margin) for one in found]
     same = holm([test.p_value for test in tests]) < LEVEL
     beyond = holm([test.beyond_p_value for test in tests]) < LEVEL
@@ -158,7 +159,7 @@ def within(found: Sequence[Comparison], margin: float, words: Callable[[Comparis
 def _sorted_out(
     found: Sequence[Comparison], each: Sequence[bool | None], words: Callable[[Comparison], str], asked: str
 ) -> Verdict:
-    """Of all, and in words those that hold, those that do not and those that cannot tell."""
+    """The joint verdict, and a text that lists the differences that hold, fail or are inconclusive."""
     splits = " and ".join(sorted({split for one in found for split in one.splits}))
     where = f"items of {splits}" if splits else "scores of test"
     parts = []
