@@ -11,6 +11,7 @@ from . import naming
 SMALL_ACCURACY = 0.9  # the accuracy that suffices for a model trained for a minute
 MOST_KEPT = 0.99  # keep ratio above which no gate counts as removing tokens
 GATES = ("#56B4E9", "#CC79A7", "#E69F00", "#555555")
+STYLES = {"removed": {"lw": 2.5, "alpha": 0.45}, "soft mask": {"lw": 1, "ls": "--", "zorder": 3}}
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure | None:
@@ -24,15 +25,13 @@ def draw(records: pd.DataFrame) -> drawing.Figure | None:
         return None
     figure, (left, right) = drawing.panels(2, 2.8, sharey=True)
     last = records["gate_index"].max()
-    for name, colour, label in (("accuracy", "#009E73", "accuracy"), ("keep_ratio", "#D55E00", "keep ratio")):
-        soft = {"lw": 1, "ls": "--", "zorder": 3}
-        for prefix, style in (("", {"lw": 2.5, "alpha": 0.45}), ("soft_", soft)):
-            series = prefix + name.removeprefix("keep_") if prefix else name  # soft_ratio
+    for name, colour, shown in (("accuracy", "#009E73", "accuracy"), ("keep_ratio", "#D55E00", "keep ratio")):
+        for mask, style in STYLES.items():
+            series = name if mask == "removed" else "soft_" + name.removeprefix("keep_")
             curve = records[records["series"] == series]
             if name == "keep_ratio":
                 curve = curve[curve["gate_index"] == last]
-            suffix = ", soft mask" if prefix else ", removed"
-            left.plot(curve["step"], curve["value"], color=colour, label=label + suffix, **style)
+            left.plot(curve["step"], curve["value"], color=colour, label=f"{shown}, {mask}", **style)
     ratios = records[records["series"] == "keep_ratio"].pivot(
         index="step", columns="gate_index", values="value"
     )
