@@ -36,7 +36,7 @@ measure: {scored_texts: 24, batch_texts: 8}
 """
 
 
-class Chain(NamedTuple):
+class Paper(NamedTuple):
     yaml: str
     item: str  # with few and fast results
     title: str  # in `make help`
@@ -44,14 +44,14 @@ class Chain(NamedTuple):
 
 
 PAPERS = {
-    "acp": Chain(
+    "acp": Paper(
         YAML.replace("[-10, null]", "[-10]"),
         "figure4",
         "Savings of single heads",
         ("size: [tiny]", "size: [tiny, huge]", "grid[0].size: no size 'huge'"),
     ),
-    "retention": Chain(RETENTION, "figureC", "", ("method: [ar]", "method: [arr]", "grid[0].method[0]")),
-    "lap": Chain(
+    "retention": Paper(RETENTION, "figureC", "", ("method: [ar]", "method: [arr]", "grid[0].method[0]")),
+    "lap": Paper(
         LAP, "figure_savings", "Savings of token removal", ("tau: 1", "tau: 0", "pruning.tau: must be a")
     ),
 }

@@ -37,7 +37,7 @@ def render(report: Report) -> str:
     sections = {name: section for name, section in sections.items() if section[1]}
     left_out = ", ".join(f"{x.title} (`make {x.name} SUITE={suite.option}`)" for x in report.left_out)
     blocks = [
-        f"# {paper.title}, re-run: suite {suite.name}",
+        f"# {paper.title}: suite {suite.name}",
         f"{suite.description[:1].upper()}{suite.description[1:]}.",
         markdown_table(("", ""), _facts(report)),
         " · ".join(f"[{label}](#{name})" for name, (label, _) in sections.items()),
@@ -103,7 +103,7 @@ def _section(entry: Entry, report: Report) -> list[str]:
     records = "\n".join(f'<li><a href="../../{p.as_posix()}">{p.as_posix()}</a></li>' for p in entry.records)
     summary = _plural(len(entry.records), "file") + " of results"
     folded = f"<details><summary>{summary}</summary><ul>\n{records}\n</ul></details>"
-    return [*filter(None, blocks), f"Make it again: `{again}`", *([folded] if records else [])]
+    return [*filter(None, blocks), f"Command: `{again}`", *([folded] if records else [])]
 
 
 def _card(row: Row, suite: Suite) -> list[str]:
@@ -124,9 +124,9 @@ def _elsewhere(report: Report) -> list[str]:
 
 
 def _in_sentence(item: FigureSpec) -> str:
-    """A title inside a sentence: its first letter is small, unless it begins with an acronym."""
-    first, rest = item.title[:1], item.title[1:]
-    return item.title if rest[:1].isupper() else first.lower() + rest
+    """The title within a sentence: lower case, unless the first word is an acronym or a name such as FoX."""
+    first, _, rest = item.title.partition(" ")
+    return item.title if first[1:] != first[1:].lower() else f"{first.lower()} {rest}".rstrip()
 
 
 def _description(entry: Entry) -> str:

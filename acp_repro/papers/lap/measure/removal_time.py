@@ -24,7 +24,7 @@ REPEATS = 5
 
 @torch.no_grad()
 def measure_removal_time(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """Records of the encoder and of decoding, each with masks and with removal, at several kept shares.
+    """Records of the encoder and of decoding, each with masks and with removal, at several keep ratios.
 
     Held-out texts are joined to texts of each length. The gate's bias sets the share: a lower one drops more
     of the same texts. ``keep_ratio`` is the share that results. If two shares give the same result, as with
