@@ -153,7 +153,7 @@ def _read(path: Path, key: dict[str, Any]) -> TaskResult | None:
 
 def _evaluate(lm: HFLM, loaded: LoadedTask, items: int | None) -> TaskResult:
     start = time.perf_counter()
-    # Every prompt begins with BOS, as every training sequence did. The harness adds BOS itself to rolling texts.
+    # Every prompt begins with BOS, as every training sequence did; to rolling texts the harness adds BOS.
     lm.add_bos_token = loaded.task.OUTPUT_TYPE != "loglikelihood_rolling"
     # Standard errors are computed below: for a perplexity the harness would draw 100,000 bootstrap samples.
     found = lm_eval.evaluator.evaluate(lm, {loaded.name: loaded.task}, limit=items, bootstrap_iters=0)
