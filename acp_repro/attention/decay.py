@@ -85,8 +85,7 @@ def threshold_offset(
 
     Raises:
         ValueError: ``seqlen`` is less than 1 or not an integer, or ``log_pruning_tolerance`` is not a
-        negative
-            finite number.
+            negative finite number.
     """
     if seqlen < 1 or seqlen % 1:
         raise ValueError(f"seqlen must be at least 1 and an integer, the number of keys, got {seqlen}")

@@ -56,8 +56,7 @@ class PagedKVCache(NamedTuple):
 
         Args:
             heads: number of query heads. kv_heads: number of heads of k and v, a divisor of ``heads``;
-            default
-                ``heads``.
+                default ``heads``.
             block_size: tokens per block, a power of two, at least 16.
             dtype: dtype of q, k and v. ``dtype`` and ``device`` default to those of :func:`torch.zeros`.
         """

@@ -90,8 +90,7 @@ def pruning_threshold(
 
     Raises:
         ValueError: if ``seqlen`` is less than 1 or not an integer, ``log_pruning_tolerance`` is not a
-        negative
-            finite number, or U is negative, infinite or NaN. On a GPU, U is checked only under
+            negative finite number, or U is negative, infinite or NaN. On a GPU, U is checked only under
             ``torch.autograd.set_detect_anomaly(True)``.
     """
     # torch.as_tensor would move a tensor to the default device.

@@ -41,8 +41,7 @@ class Scorer(Protocol):
 
         Args:
             attentions: None, as in kvpress with sdpa. A scorer that raises AssertionError is called again
-            with
-                the weights (B, H, T, T), whose memory is quadratic in the length.
+                with the weights (B, H, T, T), whose memory is quadratic in the length.
             kwargs: keyword arguments of the attention layer's forward, including ``position_embeddings``.
         """
         ...

@@ -131,12 +131,10 @@ class ForgettingTransformerModel(PreTrainedModel):
         Args:
             input_ids: (B, T) integer; with a cache, the tokens after the cached ones.
             attention_mask: (B, cached + T) of 0 and 1. Zeros are padding: on the left, or on the right of
-            rows
-                that are not continued.
+                rows that are not continued.
             position_ids: FoX has no positions. In a batch of one, each 0 marks the start of a packed
-            document;
-                ``cu_seq_lens_q``, ``cu_seq_lens_k`` and ``seq_idx`` are alternatives. Packed documents do not
-                affect each other and have no cache.
+                document; ``cu_seq_lens_q``, ``cu_seq_lens_k`` and ``seq_idx`` are alternatives. Packed
+                documents do not affect each other and have no cache.
             past_key_values: the cache to continue from; it is extended in place.
             use_cache: return a cache; by default ``config.use_cache`` if no gradients are recorded.
             inputs_embeds: (B, T, hidden), instead of input_ids.

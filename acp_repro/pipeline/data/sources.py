@@ -36,7 +36,7 @@ class Row(NamedTuple):
         answer: (start, end) of the answer's characters in ``text``, for a question without classes.
         answers: the texts of all valid answers, for scoring.
         split: ``train``, ``dev`` or ``test``, if the corpus has splits; otherwise a hash determines the
-        split.
+            split.
         group: the document or book of the text. All texts of a group are in one split. If empty, the text is
             a group of its own.
         number: the label as a number, if it has no name.
