@@ -1,4 +1,4 @@
-"""The usual recipes of PEFT and TRL on a FoX model: LoRA with Trainer, and one step of SFT."""
+"""The usual recipe of PEFT on a FoX model: LoRA with Trainer."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ import torch
 
 pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    Trainer,
-    TrainingArguments,
-    default_data_collator,
-)
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, default_data_collator
 
 import acp_repro.hf  # noqa: F401  # registers FoX
-from tests.conftest import SHIPPED
 
 from .tiny import saved
 
@@ -60,19 +53,3 @@ def test_lora_with_trainer(tmp_path):
         assert torch.equal(again(ids).logits, logits)
         merged = again.merge_and_unload()(ids).logits
     torch.testing.assert_close(merged, logits, rtol=1e-4, atol=1e-3)
-
-
-def test_sft_trains_for_one_step(tmp_path):
-    trl = pytest.importorskip("trl", reason="pip install trl")
-    datasets = pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
-    _, config = lora()
-    model = AutoModelForCausalLM.from_pretrained(SHIPPED)
-    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
-    tokenizer.pad_token = tokenizer.eos_token
-    rows = datasets.Dataset.from_dict({"text": ["It was a dark and stormy night.", "It was noon."] * 4})
-    arguments = trl.SFTConfig(**settings(tmp_path), max_length=32)
-    trainer = trl.SFTTrainer(
-        model, arguments, train_dataset=rows, processing_class=tokenizer, peft_config=config
-    )
-    assert trainer.train().training_loss > 0
-    assert any(bool(p.any()) for name, p in trainer.model.named_parameters() if "lora_B" in name)
