@@ -244,7 +244,7 @@ class _Scan(torch.autograd.Function):
             _scores_kernel[(chunks, batch)](
                 parts, kept, ends, totals, v, bias, scores, *ctx.numbers, AT_ONCE=_CHUNKS_AT_ONCE, **ctx.sizes
             )
-        # The scores are a placeholder for a missing mask and must not be saved for the backward pass.
+        # Without a mask, `kept` is the scores themselves, which must not be saved for the backward pass.
         ctx.save_for_backward(parts, None if ctx.sizes["ALL"] else kept, ends, v, bias)
         return scores
 

@@ -225,7 +225,7 @@ def test_git_history_dates_every_changed_criterion(rows, monkeypatch):
     assert {row["commit"] for row in ledger._history("criteria")} <= set(known)
     found = subprocess.run([*asked, *known], capture_output=True, text=True)
     if found.returncode:
-        pytest.skip("the history is not here")
+        pytest.skip("the clone is shallow: git fetch --unshallow")
     assert found.stdout.split() == list(known.values())
     assert {row["claim"] for row in ledger._history("changed_criteria")} <= set(rows)
     words = {word.value for word in Word} | {""}

@@ -109,7 +109,7 @@ def test_gates_below_the_floor_are_computed_or_rejected():
     for implementation in ("blockwise", "triton"):
         inputs = [x.float() for x in (q, k, v, log_fgate)]
         if implementation == "triton":
-            pytest.importorskip("triton")
+            pytest.importorskip("triton", reason="pip install triton")
             inputs[3][:, 30] = -math.inf
         with pytest.raises(ValueError, match="log gates below -10000 must be in .0, 9900.0"):
             forgetting_attention(*inputs, implementation=implementation)

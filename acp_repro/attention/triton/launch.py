@@ -37,7 +37,7 @@ ALIGNMENT = 16
 MOST_PLANS = 1024
 _PIECE = 256  # the alignment of the pieces of one allocation, in bytes
 _SEEN = object()  # marks a key with which one call was made
-_STREAM = object()  # the placeholder of the stream among recorded arguments
+_STREAM = object()  # marks where the stream goes among recorded arguments
 _aten = torch.ops.aten
 _ALLOCATIONS = {
     _aten.empty.memory_format,
@@ -123,7 +123,7 @@ def can_repeat(x: Tensor) -> bool:
 
 
 def bind_arguments(kernel, compiled, grid, arguments, constants) -> tuple[Callable, list]:
-    """The launcher of a compiled kernel and its arguments, with a placeholder for the stream."""
+    """The launcher of a compiled kernel and its arguments, with ``_STREAM`` in place of the stream."""
     parameters = kernel.signature.parameters
     bound = kernel.signature.bind(*arguments, **{n: x for n, x in constants.items() if n in parameters})
     bound.apply_defaults()
