@@ -92,16 +92,14 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
 
 def histogram(ax: drawing.Axes, records: pd.DataFrame, chosen: np.ndarray, unit: float) -> None:
-    """Bars of the ``chosen`` heads of one run, each of height ``unit``; what the grid excludes is shaded, and
-    the bar of the limit's bin ends at the limit."""
+    """Bars of the ``chosen`` heads of one run, each of height ``unit``, over a shade from the limit on.
+    Every bar has the width of its bin, so the bin of the limit reaches into the shade."""
     limit = 100 * grid_limit(records)[0]
     found, bins, below = head_kinds(records), savings_bins(records), np.zeros(BINS)
-    has_limit = (limit > EDGES) & (limit < EDGES + 100 / BINS)
-    widths = np.where(has_limit, limit - EDGES, 100 / BINS)
     for kind, colour in KINDS.items():
         heights = unit * np.bincount(bins[chosen & (found == kind)], minlength=BINS)
         look = {"align": "edge", "color": colour, "edgecolor": "white", "lw": 0.3, "label": WORDS[kind]}
-        ax.bar(EDGES, heights, widths, below, **look)
+        ax.bar(EDGES, heights, 100 / BINS, below, **look)
         below += heights
     ax.axvspan(limit, 100, color="0.88", lw=0, zorder=0, label=f"excluded (> {limit:.0f} %)")
 
