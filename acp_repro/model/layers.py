@@ -400,10 +400,18 @@ class ForgettingAttentionLayer(nn.Module):
         return dict(zip(joint, joint_products(x, *joint.values()), strict=True))
 
     def _multiply(self, x: Tensor, cache: LayerCache) -> dict[str, Tensor]:
-        """Products of x with all projections by name, in inference."""
+        """Products of x with all projections by name, in inference: for few rows by one kernel."""
+        from .step_kernels import FEW_ROWS, multiply_rows
+
         wide, narrow = self._projections()
+        every = wide | narrow
+        few = x[..., 0].numel() <= FEW_ROWS and not torch.is_autocast_enabled(x.device.type)
+        weights = [p.weight for p in every.values()] if few and is_plain(*every.values()) else []
+        if weights and all(w.dtype == x.dtype and w.is_contiguous() for w in weights):
+            found = multiply_rows(x, weights, [p.bias for p in every.values()])
+            return dict(zip(every, found, strict=True))
         if not is_plain(*narrow.values()):
-            return {name: projection(x) for name, projection in (wide | narrow).items()}
+            return {name: projection(x) for name, projection in every.items()}
         # Weights do not change while a cache is in use, so they are joined once.
         if cache.joint_weights is None:
             cache.joint_weights = join_weights(*narrow.values())

@@ -18,6 +18,11 @@ from acp_repro.attention.triton.tiles import enter_device
 
 # Tokens of one head per program.
 _MOST_ROWS = 16
+# The largest number of rows that `multiply_rows` accepts. Each row reads the weights again, from the level-2
+# cache; for more rows, PyTorch's products are faster.
+FEW_ROWS = 4
+# Outputs of one program of `multiply_rows`, and the inputs that it multiplies in one step.
+_OUTPUTS, _INPUTS = 4, 1024
 
 
 @triton.jit
@@ -51,6 +56,37 @@ def _log_sigmoid(x):
     for n in tl.static_range(8):
         series = series * (s * s) + 1.0 / (15 - 2 * n)
     return tl.minimum(x, 0.0) - 2.0 * s * series
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _products_kernel(
+    x,
+    weights,
+    biases,
+    outs,
+    rows,
+    SIZES: tl.constexpr,
+    D: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    row = (tl.program_id(0) % rows).to(tl.int64)
+    first = (tl.program_id(0) // rows) * OUTPUTS
+    o = first + tl.arange(0, OUTPUTS)
+    for n in tl.static_range(len(weights)):
+        if (tl.program_id(1) == n) & (first < SIZES[n]):
+            real = o < SIZES[n]
+            sums = tl.zeros([OUTPUTS, STEP], dtype=tl.float32)
+            for begin in tl.static_range(0, D, STEP):
+                d = begin + tl.arange(0, STEP)
+                value = tl.load(x + row * D + d, mask=d < D, other=0.0).to(tl.float32)
+                inside = real[:, None] & (d < D)[None, :]
+                w = tl.load(weights[n] + o[:, None] * D + d[None, :], mask=inside, other=0.0)
+                sums += w.to(tl.float32) * value[None, :]
+            y = tl.sum(sums, 1)
+            if biases[n] is not None:
+                y += tl.load(biases[n] + o, mask=real, other=0.0).to(tl.float32)
+            tl.store(outs[n] + row * SIZES[n] + o, y.to(outs[n].dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -190,6 +226,32 @@ def add_and_norm(x: Tensor, change: Tensor, weight: Tensor, eps: float) -> tuple
                 x, change, weight, total, out, eps, D=size, BLOCK_D=triton.next_power_of_2(size)
             )
     return total, out
+
+
+def multiply_rows(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> list[Tensor]:
+    """``[F.linear(x, w, b) ...]`` in one launch, for x (..., D) of at most ``FEW_ROWS`` rows.
+
+    The weights (n, D) are contiguous and have the dtype of x. One row leaves a product little more to do than
+    to read its weights, and one launch reads them faster than one after the other.
+    """
+    x = x.contiguous()
+    size = x.shape[-1]
+    outs = [x.new_empty((*x.shape[:-1], len(w))) for w in weights]
+    rows, sizes = x.numel() // size, tuple(map(len, weights))
+    with enter_device(x):
+        _products_kernel[(rows * triton.cdiv(max(sizes), _OUTPUTS), len(weights))](
+            x,
+            tuple(weights),
+            tuple(biases),
+            tuple(outs),
+            rows,
+            SIZES=sizes,
+            D=size,
+            OUTPUTS=_OUTPUTS,
+            STEP=min(triton.next_power_of_2(size), _INPUTS),
+            num_warps=4,
+        )
+    return outs
 
 
 def shift_and_norm(

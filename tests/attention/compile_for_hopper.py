@@ -92,6 +92,8 @@ def small_operations(tokens: int, head_dim: int) -> None:
         given = ([rows] * 2, [mix] * 2, mix, [state] * 2, (weight, weight))
         step_kernels.shift_and_norm(rows, *given, HEADS, 1e-5)
     step_kernels.add_and_norm(rows, rows, weight, 1e-5)
+    wide, narrow = empty(HEADS * head_dim, HEADS * head_dim), empty(HEADS, HEADS * head_dim)
+    step_kernels.multiply_rows(rows[:1, :1], [wide, narrow], [None, empty(HEADS)])
     step_kernels.norm_and_gate(empty(BATCH, HEADS, tokens, head_dim), rows, weight, 1e-5)
     step_kernels.silu_and_multiply(empty(BATCH, tokens, 6 * head_dim))
 

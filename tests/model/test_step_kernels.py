@@ -79,6 +79,21 @@ def test_norm_with_the_addition_before_it_matches_its_module(x_dtype, dtype, row
     assert relative_error(out, norm(total)) < budget
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "hidden"), [((1, 1), 48), ((4, 1), 1100), ((1, 3), 64)])
+@torch.no_grad()
+def test_joint_products_of_few_rows_match_their_projections(shape, hidden, dtype):
+    x = torch.randn(*shape, hidden, device=DEVICE).to(dtype)
+    sizes = ((70, False), (3, True), (12, False))
+    projections = [torch.nn.Linear(hidden, out, bias, DEVICE, dtype) for out, bias in sizes]
+    found = kernels.multiply_rows(x, [p.weight for p in projections], [p.bias for p in projections])
+    budget = 2e-6 if dtype == torch.float32 else 2.0**-8 if DEVICE == "cuda" else 2.0**-7
+    for y, projection in zip(found, projections, strict=True):
+        right = F.linear(*(t.double() for t in (x, projection.weight)))
+        right = right if projection.bias is None else right + projection.bias.double()
+        assert y.dtype == dtype and y.shape == right.shape and relative_error(y, right) < budget
+
+
 @torch.no_grad()
 def test_log_gates_near_zero_keep_their_digits():
     """Summed over a document, gates of 1 - 1e-7 decide what a global head prunes."""
