@@ -28,14 +28,20 @@ class BlockPool:
     Args:
         k: (B, H, T, D), keys with the shape and dtype of all later keys.
         table: (B, H, N) int32, the blocks of the first columns: 0, or each of 1 to ``blocks`` once.
+        start: (B, H) int32, the first column of each head that has a block.
+
+    Attributes:
+        first_resident_block: (B, H) int32, the first column of each head that has a block.
+        first_read_block: (B, H) int32, the first column that a query reads.
     """
 
-    def __init__(self, k: Tensor, table: Tensor, blocks: int):
+    def __init__(self, k: Tensor, table: Tensor, blocks: int, start: Tensor):
         self.batch, self.heads, self.columns = table.shape  # all heads use the same columns
         self.head_dim = k.shape[3]
         self.version = 0  # incremented when storage moves, which requires a new CUDA graph
         # (B, H, N), the physical block of each column, and (n,), the free physical blocks.
         self.table = table
+        self.first_resident_block, self.first_read_block = start, start.clone()
         self.free = torch.empty(0, dtype=torch.int64, device=k.device)
         self.k, self.v = (k.new_empty((0, BLOCK_SIZE, self.head_dim)) for _ in range(2))
         self.c = torch.empty((0, 1, BLOCK_SIZE), dtype=torch.float64, device=k.device)
@@ -53,6 +59,11 @@ class BlockPool:
         """Bytes of the pool and its table."""
         held = (self.k, self.v, self.c, self.table, self.free)
         return sum(x.numel() * x.element_size() for x in held)
+
+    @property
+    def resident_bytes(self) -> Tensor:
+        """(B, H) int64, bytes of the blocks of each head."""
+        return (self.columns - self.first_resident_block.long()) * self.block_bytes
 
     def signature(self) -> tuple:
         """(batch, heads, head_dim, dtype) of the stored tensors."""
@@ -89,8 +100,13 @@ class BlockPool:
         self.free = self.free[count:]
         self.columns = columns
 
-    def release(self, start: Tensor) -> None:
-        """Frees the blocks of each head before ``start`` (B, H) int32."""
+    def evict(self, start: Tensor) -> bool:
+        """Frees the blocks of each head before ``start`` (B, H); returns whether there were any."""
+        frees = bool((start > self.first_resident_block).any())
+        self.first_resident_block.copy_(start)
+        self.first_read_block.copy_(torch.maximum(self.first_read_block, self.first_resident_block))
+        if not frees:
+            return False
         column = torch.arange(self.columns, device=self.table.device)
         table = self.table[:, :, : self.columns]
         dropped = (column < start[..., None]) & (table != 0)
@@ -99,18 +115,22 @@ class BlockPool:
         self.free = torch.cat((self.free, blocks))
         if len(self.free) > max(len(self.k) // 2, 2 * _SPARE_COLUMNS * self.batch * self.heads):
             self.rebuild(torch.arange(self.batch, device=self.table.device))
+        return True
 
     def drop_columns(self, count: int) -> None:
         """Removes the first ``count`` columns, which no head uses."""
         self.table.copy_(self.table.roll(-count, 2))  # in place, because a CUDA graph may read the table
         self.columns -= count
+        self.first_resident_block.sub_(count)
+        self.first_read_block.sub_(count)
 
     def truncate(self, columns: int) -> None:
-        """Frees the blocks of all columns from ``columns`` on."""
+        """Frees the blocks of all columns from ``columns`` on; queries read all resident blocks again."""
         table = self.table[:, :, columns : self.columns]
         self.free = torch.cat((self.free, table[table != 0].long()))
         table.zero_()
         self.columns = min(self.columns, columns)
+        self.first_read_block.copy_(self.first_resident_block)
 
     def rebuild(self, rows: Tensor) -> None:
         """Moves ``rows`` (B',) int64 of the batch to new storage of exactly these rows."""
@@ -120,6 +140,8 @@ class BlockPool:
         self.k, self.v, self.c = (x.index_select(0, blocks) for x in (self.k, self.v, self.c))
         table[held] = torch.arange(1, len(blocks), dtype=torch.int32, device=table.device)
         self.table, self.batch = table, len(rows)
+        self.first_resident_block = self.first_resident_block.index_select(0, rows)
+        self.first_read_block = self.first_read_block.index_select(0, rows)
         self.free = self.free[:0]
         self.version += 1
 
@@ -138,11 +160,12 @@ class BlockPool:
         # The column of token `length - 1` is completed by the new tokens, unless it was full.
         return torch.cat((old, column_ends(c_new, length)), -1)
 
-    def gather(self, start: Tensor, length: int, rows: slice) -> tuple[Tensor, Tensor, Tensor, int]:
-        """k, v (rows, H, n, D), log_fgate (rows, H, n) from ``start`` (rows, H) on, and the first position.
+    def gather(self, length: int, rows: slice) -> tuple[Tensor, Tensor, Tensor, int]:
+        """k, v (rows, H, n, D) and log_fgate (rows, H, n) of the resident tokens, and the first position.
 
         A head with fewer tokens than the others is padded in front with zeros, which a gate of 0 hides.
         """
+        start = self.first_resident_block[rows]
         low = int(start.min()) if self.columns else 0
         blocks = self.table[rows, :, low : self.columns].long()
         real = slice(0, length - low * BLOCK_SIZE)
@@ -204,6 +227,8 @@ def join_pools(parts: list[BlockPool]) -> BlockPool:
     joint.table = torch.cat([torch.where(part.table == 0, 0, part.table + n) for part, n in pairs])
     joint.free = torch.cat([part.free + n for part, n in pairs])
     joint.batch = len(joint.table)
+    joint.first_resident_block = torch.cat([part.first_resident_block for part in parts])
+    joint.first_read_block = torch.cat([part.first_read_block for part in parts])
     for name in ("k", "v", "c"):
         held = [getattr(part, name) for part in parts]
         setattr(joint, name, torch.cat([held[0], *(x[1:] for x in held[1:])]))

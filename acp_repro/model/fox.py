@@ -14,11 +14,13 @@ from torch.utils.checkpoint import checkpoint
 
 from acp_repro.attention.context_parallel import find_group, shard_positions
 
-from .cache import FoXCache, LayerCache
+from .cache import FoXCache
 from .config import FoXConfig
 from .generation import generate
-from .layers import ForgettingAttentionLayer, Linear, RMSNorm, make_rotation
+from .layer_cache import LayerCache
+from .layers import ForgettingAttentionLayer, Linear, RMSNorm, add_and_norm, make_rotation
 from .loss import head_cross_entropy
+from .modules import is_plain
 from .pretrained import read_checkpoint, save_pretrained
 from .swiglu import SwiGLU
 
@@ -44,8 +46,19 @@ class FoXBlock(nn.Module):
         rotation: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """(B, T, hidden) -> (B, T, hidden), both in the dtype of the residual stream."""
-        x = x + self.attn(self.attn_norm(x), cache, seq_start, cu_seqlens, rotation)
-        return x + self.mlp(self.mlp_norm(x))
+        x, change = self.advance(x, None, cache, seq_start, cu_seqlens, rotation)
+        return x + change
+
+    def advance(self, x: Tensor, change: Tensor | None, *context: Any) -> tuple[Tensor, Tensor]:
+        """The residual stream after the attention, and what the MLP adds to it, which is not added yet.
+
+        Args:
+            change: what the block before this one adds to x, or None.
+            context: the arguments of ``forward`` after x.
+        """
+        x, normed = add_and_norm(x, change, self.attn_norm)
+        x, normed = add_and_norm(x, self.attn(normed, *context), self.mlp_norm)
+        return x, self.mlp(normed)
 
 
 class Embedding(nn.Embedding):
@@ -130,8 +143,14 @@ class FoXModel(nn.Module):
                 position = position + (cache.seqlens[:1] - x.shape[1])
             rotation = make_rotation(position, self.config.head_dim)
         recompute = self.gradient_checkpointing and cache is None and torch.is_grad_enabled()
+        # The addition at the end of a block shares a kernel with the norm after it, if nobody watches blocks.
+        joint = cache is not None and is_plain(*cast(Any, self.layers))
+        change = None
         for index, block in enumerate(self.layers):
-            if recompute:
+            held = None if cache is None else cache.layers[index]
+            if joint:
+                x, change = block.advance(x, change, held, seq_start, cu_seqlens, rotation)
+            elif recompute:
                 # The model has no dropout, so no random state needs to be saved.
                 x = checkpoint(
                     block,
@@ -140,11 +159,10 @@ class FoXModel(nn.Module):
                     preserve_rng_state=False,
                 )
             else:
-                held = None if cache is None else cache.layers[index]
                 x = block(x, held, seq_start, cu_seqlens, rotation)
         if cache is not None:
             cache.count(input_ids.shape[1])
-        return self.norm(x)
+        return add_and_norm(x, change, self.norm)[1]
 
 
 class FoXForCausalLM(nn.Module):

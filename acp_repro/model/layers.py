@@ -6,7 +6,7 @@ Parameter names are those of the official checkpoints, so a state dict needs no 
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from acp_repro.attention import forgetting_attention
+from acp_repro.attention.backends import HAS_TRITON
 from acp_repro.attention.context_parallel import bound_over_ranks, previous_tokens, shard_positions
 from acp_repro.attention.decay import document_starts
 from acp_repro.attention.op import threshold_from_norms
@@ -24,8 +25,8 @@ from acp_repro.attention.threshold import (
     pruning_threshold,
 )
 
-from .cache import LayerCache
 from .config import ROPE_BASE, FoXConfig
+from .layer_cache import LayerCache
 from .modules import is_plain
 
 # The QK-norm of the official models has its own epsilon, independent of norm_eps.
@@ -49,8 +50,8 @@ class Linear(nn.Linear):
             nn.init.zeros_(self.bias)
 
 
-def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
-    """``[p(x) for p in projections]`` as views of one product; the projections must be plain (``is_plain``).
+def join_weights(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one product for several plain (``is_plain``) projections; see ``split_product``.
 
     Projections to a few numbers each would use kernels for matrices whose rows are not whole 16 bytes. Those
     take several times as long as kernels for aligned rows. Together, with some rows of which nobody reads the
@@ -61,18 +62,26 @@ def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
     spare = -sum(sizes) % (_WHOLE_LINES if sum(sizes) > _WHOLE_LINES else _WHOLE_ROWS)
     # In compiled code, a bias is added to its own columns. As the bias of the joint product, its gradient
     # would be a sum over all columns.
-    apart = torch.compiler.is_compiling()
-    if not apart and any(p.bias is not None for p in projections):
+    if not torch.compiler.is_compiling() and any(p.bias is not None for p in projections):
         zeros = weights[0].new_zeros(max(*sizes, spare))
         biases = [zeros[: p.out_features] if p.bias is None else p.bias for p in projections]
         bias = torch.cat([*biases, zeros[:spare]])
     weights.append(weights[0].detach()[:1].expand(spare, -1))
-    y = F.linear(x, torch.cat(weights), bias)
-    parts = y.split([*sizes, spare], dim=-1)[: len(sizes)]
-    return [
-        part + p.bias if apart and p.bias is not None else part
-        for part, p in zip(parts, projections, strict=True)
-    ]
+    return torch.cat(weights), bias
+
+
+def split_product(y: Tensor, *projections: nn.Linear) -> list[Tensor]:
+    """``[p(x) for p in projections]`` as views of y, the product of x with their ``join_weights``."""
+    sizes = [p.out_features for p in projections]
+    parts = y.split([*sizes, y.shape[-1] - sum(sizes)], dim=-1)[: len(sizes)]
+    if not torch.compiler.is_compiling():
+        return list(parts)
+    return [part if p.bias is None else part + p.bias for part, p in zip(parts, projections, strict=True)]
+
+
+def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
+    """``[p(x) for p in projections]`` as one product."""
+    return split_product(F.linear(x, *join_weights(*projections)), *projections)
 
 
 class RMSNorm(nn.Module):
@@ -113,6 +122,19 @@ class HeadRMSNorm(RMSNorm):
         if gate is not None:
             y = y * torch.sigmoid(gate.float())
         return y.to(x.dtype)
+
+
+def add_and_norm(x: Tensor, change: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+    """The residual stream ``x + change`` (None: x), and its norm: in inference on a GPU by one kernel."""
+    if change is None:
+        return x, norm(x)
+    trains = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    if x.is_cuda and HAS_TRITON and not trains and type(norm) is RMSNorm and is_plain(norm):
+        from . import step_kernels
+
+        return step_kernels.add_and_norm(x, change, norm.weight, norm.eps)
+    x = x + change
+    return x, norm(x)
 
 
 def token_shift(
@@ -302,8 +324,9 @@ class ForgettingAttentionLayer(nn.Module):
             cu_seqlens: (documents + 1,) integer, the starts of documents packed into one row.
             rotation: of these tokens, see :func:`make_rotation`; with ``use_rope`` alone.
         """
-        fused = cache is not None and cache.fuses and self._can_fuse()
-        joint = fused or (self.fuse_training and torch.is_grad_enabled())
+        if cache is not None and cache.fuses and self._can_fuse():
+            return self._run_fused(x, cache)
+        joint = self.fuse_training and torch.is_grad_enabled()
         products = self._multiply_jointly(x) if joint else {}
 
         def product(name: str, projection: Any) -> Tensor:
@@ -313,9 +336,6 @@ class ForgettingAttentionLayer(nn.Module):
             log_fgate = x.new_zeros((len(x), self.num_heads, x.shape[1]), dtype=torch.float32)
         else:  # float32 from here on, because gates are summed over thousands of tokens
             log_fgate = F.logsigmoid(product("fgate", self.fgate_proj).float()).transpose(1, 2)
-        if cache is not None and fused:
-            mixes = [product(f"{name}_shift", p.shift_proj) for name, p in self._keys_and_values()]
-            return self._run_fused(x, mixes, log_fgate, cache)
         padding = starts = None
         if seq_start is not None:
             position = shard_positions(x.shape[1], self.context_parallel, x.device)
@@ -355,11 +375,8 @@ class ForgettingAttentionLayer(nn.Module):
     def _keys_and_values(self) -> tuple[tuple[str, Linear | ShiftedLinear], ...]:
         return ("k", self.k_proj), ("v", self.v_proj)
 
-    def _multiply_jointly(self, x: Tensor) -> dict[str, Tensor]:
-        """Products of x by name, computed as one; none if somebody watches their projections."""
-        # In eager mode, the narrow projections, to one number per head, share a product. Compiled blocks join
-        # all projections: x then has one gradient instead of a sum of five, and the copy that joins the
-        # weights also converts them.
+    def _projections(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The projections of x by name: wide ones, and narrow ones to one number per head."""
         wide, narrow = {"q": self.q_proj}, {}
         for name, projection in self._keys_and_values():
             if isinstance(projection, ShiftedLinear):
@@ -370,10 +387,38 @@ class ForgettingAttentionLayer(nn.Module):
             wide["ogate"] = self.ogate_proj
         if self.fgate_proj is not None:
             narrow["fgate"] = self.fgate_proj
+        return wide, narrow
+
+    def _multiply_jointly(self, x: Tensor) -> dict[str, Tensor]:
+        """Products of x by name, computed as one; none if somebody watches their projections."""
+        # In eager mode, the narrow projections share a product. Compiled blocks join all projections: x then
+        # has one gradient instead of a sum of five, and the copy that joins the weights also converts them.
+        wide, narrow = self._projections()
         joint = wide | narrow if torch.compiler.is_compiling() else narrow
         if not joint or not is_plain(*joint.values()):
             return {}
         return dict(zip(joint, joint_products(x, *joint.values()), strict=True))
+
+    def _multiply(self, x: Tensor, cache: LayerCache) -> dict[str, Tensor]:
+        """Products of x with all projections by name, in inference: for few rows by one kernel."""
+        from .step_kernels import FEW_ROWS, multiply_rows
+
+        wide, narrow = self._projections()
+        every = wide | narrow
+        few = x[..., 0].numel() <= FEW_ROWS and not torch.is_autocast_enabled(x.device.type)
+        weights = [p.weight for p in every.values()] if few and is_plain(*every.values()) else []
+        if weights and all(w.dtype == x.dtype and w.is_contiguous() for w in weights):
+            found = multiply_rows(x, weights, [p.bias for p in every.values()])
+            return dict(zip(every, found, strict=True))
+        if not is_plain(*narrow.values()):
+            return {name: projection(x) for name, projection in every.items()}
+        # Weights do not change while a cache is in use, so they are joined once.
+        if cache.joint_weights is None:
+            cache.joint_weights = join_weights(*narrow.values())
+        weight, bias = cache.joint_weights
+        parts = split_product(F.linear(x, weight, bias), *narrow.values())
+        products = {name: projection(x) for name, projection in wide.items()}
+        return products | dict(zip(narrow, parts, strict=True))
 
     def _can_fuse(self) -> bool:
         """Whether this layer has all of FoX (Pro), and nobody watches what :meth:`_fused` does not call."""
@@ -381,21 +426,25 @@ class ForgettingAttentionLayer(nn.Module):
         shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
         return shifts and all((*own, self.ogate_proj, self.fgate_proj)) and is_plain(*filter(None, own))
 
-    def _run_fused(self, x: Tensor, mixes: list[Tensor], log_fgate: Tensor, cache: LayerCache) -> Tensor:
+    def _run_fused(self, x: Tensor, cache: LayerCache) -> Tensor:
         """:meth:`forward` on a GPU without gradients: two kernels do its small operations."""
         from .step_kernels import norm_and_gate, shift_and_norm
 
         names, norm = ("k_shift", "v_shift"), self.output_norm
-        assert self.q_norm and self.k_norm and self.ogate_proj and norm
-        z = [cast(ShiftedLinear, proj).linear(x) for proj in (self.k_proj, self.v_proj)]
+        assert self.q_norm and self.k_norm and norm
+        products = self._multiply(x, cache)
+        z = [products["k"], products["v"]]
+        mixes = [products[name] for name in names]
         states = [cache.shift_state(name) for name in names]
         weights = (self.q_norm.weight, self.k_norm.weight)
-        q, k, v = shift_and_norm(self.q_proj(x), z, mixes, states, weights, self.num_heads, QK_NORM_EPS)
+        q, k, v, log_fgate = shift_and_norm(
+            products["q"], z, mixes, products["fgate"], states, weights, self.num_heads, QK_NORM_EPS
+        )
         if x.shape[1] > 1 or states[0] is None:  # in a decoding step, the kernel has written the states
             for name, last in zip(names, z, strict=True):
                 cache.keep_shift_state(name, self._split_heads(last[:, -1:]))
         out = cache.attend(self.core, q, k, v, log_fgate, self._find_threshold(q, k, cache))
-        return self.o_proj(norm_and_gate(out, self.ogate_proj(x), norm.weight, norm.eps))
+        return self.o_proj(norm_and_gate(out, products["ogate"], norm.weight, norm.eps))
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim))  # tensor parallelism splits the heads

@@ -1,9 +1,10 @@
-"""The small operations of inference, in three Triton kernels.
+"""The small operations of inference, in Triton kernels.
 
-The kernels compute token shift and QK-norm before the attention, output norm and gate after it, and the
-product inside SwiGLU. For one token per row, each operation of PyTorch costs as much as its launch. The forty
-of a layer are a third of a step of the 125M model. In a prefill, each would read in float32 what the one
-before it wrote. The kernels round as the modules in ``layers`` do.
+The kernels compute each addition to the residual stream with the norm after it, token shift, QK-norm and
+forget gate before the attention, output norm and gate after it, and the product inside SwiGLU. For one token
+per row, each operation of PyTorch costs as much as its launch. The forty of a layer are a third of a step of
+the 125M model. In a prefill, each would read in float32 what the one before it wrote. The kernels round as
+the modules in ``layers`` do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from acp_repro.attention.triton.tiles import enter_device
 
 # Tokens of one head per program.
 _MOST_ROWS = 16
+# The largest number of rows that `multiply_rows` accepts. Each row reads the weights again, from the level-2
+# cache; for more rows, PyTorch's products are faster.
+FEW_ROWS = 4
+# Outputs of one program of `multiply_rows`, and the inputs that it multiplies in one step.
+_OUTPUTS, _INPUTS = 4, 1024
 
 
 @triton.jit
@@ -37,6 +43,64 @@ def _place(heads, tokens, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.const
 def _normalised(x, D: tl.constexpr, eps):
     """x / sqrt(mean(x^2) + eps) of each row; x is 0 past D."""
     return x / tl.sqrt_rn(tl.sum(x * x, 1) / D + eps)[:, None]
+
+
+@triton.jit
+def _log_sigmoid(x):
+    """min(x, 0) - log(1 + exp(-|x|)) in float32, also where the logarithm is far below 1."""
+    # log(1 + y) = 2 atanh(y / (2 + y)), whose argument is at most 1/3, so nine terms of the series suffice.
+    # `tl.log` of 1 + y would lose the digits of y.
+    y = tl.exp(-tl.abs(x))
+    s = y / (2.0 + y)
+    series = tl.full(x.shape, 1.0 / 17.0, tl.float32)
+    for n in tl.static_range(8):
+        series = series * (s * s) + 1.0 / (15 - 2 * n)
+    return tl.minimum(x, 0.0) - 2.0 * s * series
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _products_kernel(
+    x,
+    weights,
+    biases,
+    outs,
+    rows,
+    SIZES: tl.constexpr,
+    D: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    row = (tl.program_id(0) % rows).to(tl.int64)
+    first = (tl.program_id(0) // rows) * OUTPUTS
+    o = first + tl.arange(0, OUTPUTS)
+    for n in tl.static_range(len(weights)):
+        if (tl.program_id(1) == n) & (first < SIZES[n]):
+            real = o < SIZES[n]
+            sums = tl.zeros([OUTPUTS, STEP], dtype=tl.float32)
+            for begin in tl.static_range(0, D, STEP):
+                d = begin + tl.arange(0, STEP)
+                value = tl.load(x + row * D + d, mask=d < D, other=0.0).to(tl.float32)
+                inside = real[:, None] & (d < D)[None, :]
+                w = tl.load(weights[n] + o[:, None] * D + d[None, :], mask=inside, other=0.0)
+                sums += w.to(tl.float32) * value[None, :]
+            y = tl.sum(sums, 1)
+            if biases[n] is not None:
+                y += tl.load(biases[n] + o, mask=real, other=0.0).to(tl.float32)
+            tl.store(outs[n] + row * SIZES[n] + o, y.to(outs[n].dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _add_norm_kernel(x, change, weight, total, out, eps, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    d = tl.arange(0, BLOCK_D)[None, :]
+    inside = d < D
+    at = tl.program_id(0).to(tl.int64) * D + d
+    residual = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    residual += tl.load(change + at, mask=inside, other=0.0).to(tl.float32)
+    residual = residual.to(total.dtype.element_ty)
+    tl.store(total + at, residual, mask=inside)
+    gamma = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
+    y = _normalised(residual.to(tl.float32), D, eps) * gamma
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -65,6 +129,7 @@ def _shift_norm_kernel(
     z_v,
     mix_k,
     mix_v,
+    forget,
     state_k,
     state_v,
     weight_q,
@@ -72,6 +137,7 @@ def _shift_norm_kernel(
     q_out,
     k_out,
     v_out,
+    gate_out,
     heads,
     tokens,
     mix_b,
@@ -101,6 +167,8 @@ def _shift_norm_kernel(
     mix = tl.load(mix_v + mix_at, mask=t < tokens, other=0.0).to(tl.float32)
     v = _shifted(z_v, state_v, mix, at, slot, t, inside, hidden, ROWS == 1)
     tl.store(v_out + out, v, mask=inside)
+    gate = tl.load(forget + mix_at, mask=t < tokens, other=0.0).to(tl.float32)
+    tl.store(gate_out + (b * heads + h) * tokens + t, _log_sigmoid(gate), mask=t < tokens)
 
 
 @triton.jit(do_not_specialize=["heads", "tokens"])
@@ -146,46 +214,90 @@ def _tiles(tokens: int) -> dict[str, int]:
     return {"ROWS": rows, "num_warps": 1 if rows < 8 else 4}
 
 
+def add_and_norm(x: Tensor, change: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """``x + change`` of (..., D), and its ``RMSNorm``, both in the dtype of the sum."""
+    x, change = x.contiguous(), change.contiguous()
+    total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, change.dtype))
+    out = torch.empty_like(total)
+    size = x.shape[-1]
+    if x.numel():
+        with enter_device(x):
+            _add_norm_kernel[(x.numel() // size,)](
+                x, change, weight, total, out, eps, D=size, BLOCK_D=triton.next_power_of_2(size)
+            )
+    return total, out
+
+
+def multiply_rows(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> list[Tensor]:
+    """``[F.linear(x, w, b) ...]`` in one launch, for x (..., D) of at most ``FEW_ROWS`` rows.
+
+    The weights (n, D) are contiguous and have the dtype of x. One row leaves a product little more to do than
+    to read its weights, and one launch reads them faster than one after the other.
+    """
+    x = x.contiguous()
+    size = x.shape[-1]
+    outs = [x.new_empty((*x.shape[:-1], len(w))) for w in weights]
+    rows, sizes = x.numel() // size, tuple(map(len, weights))
+    with enter_device(x):
+        _products_kernel[(rows * triton.cdiv(max(sizes), _OUTPUTS), len(weights))](
+            x,
+            tuple(weights),
+            tuple(biases),
+            tuple(outs),
+            rows,
+            SIZES=sizes,
+            D=size,
+            OUTPUTS=_OUTPUTS,
+            STEP=min(triton.next_power_of_2(size), _INPUTS),
+            num_warps=4,
+        )
+    return outs
+
+
 def shift_and_norm(
     q: Tensor,
     z: list[Tensor],
     mix: list[Tensor],
+    forget: Tensor,
     states: list[Tensor | None],
     weights: tuple[Tensor, Tensor],
     num_heads: int,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, as ``token_shift`` and ``HeadRMSNorm`` compute them.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys and values, as ``token_shift`` and ``HeadRMSNorm`` compute them, and log forget gates.
 
     Args:
         q: (B, T, hidden), projected.
         z: of keys and values, (B, T, hidden), projected and not shifted.
         mix: of keys and values, (B, T, H), the logits of the token shift.
+        forget: (B, T, H), the logits of the forget gates.
         states: (B, 1, H, D), contiguous, z of the token before; None at the start of the sequence. If T = 1
             they are overwritten with this z.
         weights: of the norms of queries and keys, (D,) or (H * D,).
 
     Returns:
-        q, k, v: (B, H, T, D) in the dtype of q and z.
+        q, k, v: (B, H, T, D) in the dtype of q and z. log_fgate: (B, H, T) float32.
     """
     batch, tokens, hidden = q.shape
     head_dim = hidden // num_heads
     q, z = q.contiguous(), [x.contiguous() for x in z]
-    if mix[0].stride() != mix[1].stride() or mix[0].stride(-1) != 1:
-        mix = [x.contiguous() for x in mix]
+    logits = [*mix, forget]
+    if len({x.stride() for x in logits}) > 1 or forget.stride(-1) != 1:
+        logits = [x.contiguous() for x in logits]
     out = [x.new_empty((batch, num_heads, tokens, head_dim)) for x in (q, *z)]
+    out.append(torch.empty((batch, num_heads, tokens), dtype=torch.float32, device=q.device))
     tiles = _tiles(tokens)
     with enter_device(q):
         _shift_norm_kernel[(batch * num_heads * triton.cdiv(tokens, tiles["ROWS"]),)](
             q,
             *z,
-            *mix,
+            *logits,
             *states,
             *weights,
             *out,
             num_heads,
             tokens,
-            *mix[0].stride()[:2],
+            *logits[0].stride()[:2],
             eps,
             D=head_dim,
             BLOCK_D=triton.next_power_of_2(head_dim),

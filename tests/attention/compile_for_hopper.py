@@ -89,7 +89,11 @@ def small_operations(tokens: int, head_dim: int) -> None:
     rows, mix = empty(BATCH, tokens, HEADS * head_dim), empty(BATCH, tokens, HEADS)
     weight = empty(HEADS * head_dim)
     for state in (None, empty(BATCH, 1, HEADS, head_dim)):
-        step_kernels.shift_and_norm(rows, [rows] * 2, [mix] * 2, [state] * 2, (weight, weight), HEADS, 1e-5)
+        given = ([rows] * 2, [mix] * 2, mix, [state] * 2, (weight, weight))
+        step_kernels.shift_and_norm(rows, *given, HEADS, 1e-5)
+    step_kernels.add_and_norm(rows, rows, weight, 1e-5)
+    wide, narrow = empty(HEADS * head_dim, HEADS * head_dim), empty(HEADS, HEADS * head_dim)
+    step_kernels.multiply_rows(rows[:1, :1], [wide, narrow], [None, empty(HEADS)])
     step_kernels.norm_and_gate(empty(BATCH, HEADS, tokens, head_dim), rows, weight, 1e-5)
     step_kernels.silu_and_multiply(empty(BATCH, tokens, 6 * head_dim))
 

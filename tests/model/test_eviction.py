@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from model_helpers import SMALL, relative_error, with_strong_gates
 
 from acp_repro.attention.reference import pruned_mass
-from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
-from acp_repro.model import cache as model_cache
+from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM, layer_cache
 from acp_repro.model.blocks import BLOCK_SIZE, BlockPool
-from acp_repro.model.cache import DECODE_TOKENS, LayerCache
 from acp_repro.model.capture import watch_attention
+from acp_repro.model.layer_cache import DECODE_TOKENS, LayerCache
 from acp_repro.model.layers import ForgettingAttentionCore
 
 LONGEST = 640
@@ -94,7 +93,7 @@ def test_pruned_weights_of_a_step_sum_below_epsilon(architecture, prompt, starts
         out = attend(self, core, q, k, v, log_fgate, threshold)
         if self in past:
             k, log_fgate = (torch.cat(x, 2) for x in zip(past[self], (k, log_fgate), strict=True))
-            first = (self.first_read_block.long() + self.parent.dropped_columns) * BLOCK_SIZE
+            first = (self.pool.first_read_block.long() + self.parent.dropped_columns) * BLOCK_SIZE
             kept = torch.arange(k.shape[2]) >= first[..., None, None]
             options = {"seq_start": self.parent.seq_start, "sm_scale": q.shape[-1] ** -0.5}
             left_out.append(pruned_mass(q, k, log_fgate, kept, **options).max().item())
@@ -213,9 +212,9 @@ def test_step_with_a_lower_delta_reads_blocks_skipped_before():
 
 def test_pool_releases_memory_when_most_blocks_are_free():
     table = torch.arange(1, 241, dtype=torch.int32).view(2, 3, 40)
-    pool = BlockPool(torch.zeros(2, 3, 1, 16), table, 240)
+    pool = BlockPool(torch.zeros(2, 3, 1, 16), table, 240, torch.zeros_like(table[..., 0]))
     full = pool.allocated_bytes
-    pool.release(torch.full((2, 3), 38))
+    assert pool.evict(torch.full((2, 3), 38))
     assert pool.allocated_bytes < full / 4
 
 
@@ -239,7 +238,7 @@ def test_prefill_keeps_the_blocks_read_by_its_last_token():
         found = [inputs.boundary(1, BLOCK_SIZE)[..., -1] for inputs in seen]
         run_in_chunks(model, ids[:, :length], [length - 20], chunks)
         for cache in (whole, chunks):
-            held = [layer.first_resident_block for layer in cache.layers]
+            held = [layer.pool.first_resident_block for layer in cache.layers]
             assert all(torch.equal(a, b) for a, b in zip(held, found, strict=True))
 
 
@@ -261,7 +260,7 @@ def test_reading_the_past_row_by_row_equals_reading_all_rows_at_once(architectur
     seen, found = [], []
     core = model.model.layers[0].attn.core
     for past_bytes in (2**29, 1):
-        monkeypatch.setattr(model_cache, "_PAST_BYTES", past_bytes)
+        monkeypatch.setattr(layer_cache, "PAST_BYTES", past_bytes)
         cache = FoXCache(2, max_length=LONGEST)
         model(ids[:, :200], cache=cache, seq_start=torch.tensor([190, 0, 70]))
         calls = []

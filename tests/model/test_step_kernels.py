@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from model_helpers import SMALL, relative_error, with_strong_gates
 
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
-from acp_repro.model.cache import LayerCache
-from acp_repro.model.layers import QK_NORM_EPS, HeadRMSNorm, token_shift
+from acp_repro.model.layer_cache import LayerCache
+from acp_repro.model.layers import QK_NORM_EPS, HeadRMSNorm, RMSNorm, token_shift
 
 kernels = pytest.importorskip("acp_repro.model.step_kernels", reason="pip install triton")
 
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
     hidden = heads * head_dim
     q, z_k, z_v, gate, x = (torch.randn(2, tokens, hidden, device=DEVICE, dtype=dtype) for _ in range(5))
-    mix = list(torch.randn(2, tokens, 2 * heads + 3, device=DEVICE, dtype=dtype).split(heads, -1)[:2])
+    *mix, forget = torch.randn(2, tokens, 3 * heads + 3, device=DEVICE, dtype=dtype).split(heads, -1)[:3]
     states = [torch.randn(2, 1, heads, head_dim, device=DEVICE, dtype=dtype) for _ in "kv"]
     states = [state.clone() if held else None for state in states]
     first = [None if state is None else state.clone() for state in states]
@@ -39,9 +40,10 @@ def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
 
     k, v = (token_shift(split(z), m, s) for z, m, s in zip((z_k, z_v), mix, first, strict=True))
     right = [y.transpose(1, 2) for y in (norms[0](split(q)), norms[1](k), v)]
-    found = kernels.shift_and_norm(
-        q, [z_k, z_v], mix, states, [norm.weight for norm in norms], heads, QK_NORM_EPS
+    *found, log_fgate = kernels.shift_and_norm(
+        q, [z_k, z_v], mix, forget, states, [norm.weight for norm in norms], heads, QK_NORM_EPS
     )
+    assert relative_error(log_fgate, F.logsigmoid(forget.float()).transpose(1, 2)) < 1e-6
     # A float32 difference in the last bit may change the rounded bfloat16; the interpreter truncates
     # where a GPU rounds, twice for keys: less than 2^-7 each time.
     budget = 1e-6
@@ -56,6 +58,55 @@ def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
     assert relative_error(gated, output_norm(split(x), split(gate)).flatten(2)) < budget
 
 
+@pytest.mark.parametrize(
+    ("x_dtype", "dtype"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)],
+)
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 768), (7, 40)])
+@torch.no_grad()
+def test_norm_with_the_addition_before_it_matches_its_module(x_dtype, dtype, rows, hidden):
+    """The third pair is autocast's: a float32 residual stream and a bfloat16 product."""
+    x = 3 * torch.randn(2, rows, hidden, device=DEVICE, dtype=x_dtype)
+    change = torch.randn(2, hidden, rows, device=DEVICE, dtype=dtype).mT
+    norm = RMSNorm(hidden, 1e-6).to(DEVICE, x_dtype)
+    torch.nn.init.normal_(norm.weight)
+    total, out = kernels.add_and_norm(x, change, norm.weight, norm.eps)
+    budget = 1e-6
+    if x_dtype == torch.bfloat16:
+        budget = 2.0**-10 if DEVICE == "cuda" else 2 * 2.0**-7
+    assert total.dtype == out.dtype == x_dtype
+    assert relative_error(total, x + change) < (budget if DEVICE == "cpu" else 1e-12)
+    assert relative_error(out, norm(total)) < budget
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "hidden"), [((1, 1), 48), ((4, 1), 1100), ((1, 3), 64)])
+@torch.no_grad()
+def test_joint_products_of_few_rows_match_their_projections(shape, hidden, dtype):
+    x = torch.randn(*shape, hidden, device=DEVICE).to(dtype)
+    sizes = ((70, False), (3, True), (12, False))
+    projections = [torch.nn.Linear(hidden, out, bias, DEVICE, dtype) for out, bias in sizes]
+    found = kernels.multiply_rows(x, [p.weight for p in projections], [p.bias for p in projections])
+    budget = 2e-6 if dtype == torch.float32 else 2.0**-8 if DEVICE == "cuda" else 2.0**-7
+    for y, projection in zip(found, projections, strict=True):
+        right = F.linear(*(t.double() for t in (x, projection.weight)))
+        right = right if projection.bias is None else right + projection.bias.double()
+        assert y.dtype == dtype and y.shape == right.shape and relative_error(y, right) < budget
+
+
+@torch.no_grad()
+def test_log_gates_near_zero_keep_their_digits():
+    """Summed over a document, gates of 1 - 1e-7 decide what a global head prunes."""
+    heads, forget = 16, torch.linspace(-100, 100, 16 * 16, device=DEVICE).view(1, 16, 16)
+    rows, weights = torch.zeros(1, 16, heads * 16, device=DEVICE), [torch.ones(16, device=DEVICE)] * 2
+    *_, found = kernels.shift_and_norm(
+        rows, [rows] * 2, [forget] * 2, forget, [None] * 2, weights, heads, 1e-5
+    )
+    right = F.logsigmoid(forget.double()).transpose(1, 2)
+    kept = right < -1e-30  # a GPU flushes smaller numbers to zero
+    assert ((found - right) / right)[kept].abs().max() < 1e-5 and (found[~kept].abs() < 1e-30).all()
+
+
 @torch.no_grad()
 def test_kernels_accept_inputs_of_any_strides():
     heads, head_dim, tokens = 2, 16, 5
@@ -68,17 +119,19 @@ def test_kernels_accept_inputs_of_any_strides():
 
     (q, *z), q_and_z = zip(*(strided(2, tokens, hidden) for _ in range(3)), strict=True)
     mix, mix_apart = strided(2, tokens, heads), strided(2, tokens, heads)
+    forget, forget_packed = strided(2, tokens, heads)
     x, x_packed = strided(2, heads, tokens, head_dim)
     gate, gate_packed = strided(2, tokens, hidden)
     weights = [torch.randn(head_dim, device=DEVICE) for _ in "qk"]
 
-    def results(q, z, mix, x, gate):
-        found = kernels.shift_and_norm(q, z, mix, [None, None], weights, heads, 1e-3)
+    def results(q, z, mix, forget, x, gate):
+        found = kernels.shift_and_norm(q, z, mix, forget, [None, None], weights, heads, 1e-3)
         return *found, kernels.norm_and_gate(x, gate, weights[0].repeat(heads), 1e-3)
 
-    expected = results(q_and_z[0], q_and_z[1:], [mix[1], mix_apart[1]], x_packed, gate_packed)
+    packed = [mix[1], mix_apart[1]]
+    expected = results(q_and_z[0], q_and_z[1:], packed, forget_packed, x_packed, gate_packed)
     for mixes in ([mix[0], mix_apart[0]], [mix[0], mix_apart[1]], [mix[1], mix_apart[0]]):
-        for found, right in zip(results(q, z, mixes, x, gate), expected, strict=True):
+        for found, right in zip(results(q, z, mixes, forget, x, gate), expected, strict=True):
             assert torch.equal(found, right)
     gate_up = torch.randn(6, 48, device=DEVICE)[::2]
     assert torch.equal(kernels.silu_and_multiply(gate_up), kernels.silu_and_multiply(gate_up.clone()))
