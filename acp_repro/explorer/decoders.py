@@ -94,6 +94,10 @@ def read_layers(
         layers.add(layer)
         on_layer(layer, inputs)
 
+    if hasattr(model, "base_model"):  # of transformers
+        run = functools.partial(decoder.base_model, use_cache=False)
+    else:
+        run = decoder.model
     modes = {module: module.training for module in model.modules()}
     if any(isinstance(module, ForgettingAttentionCore) for module in modes):
 
@@ -112,7 +116,7 @@ def read_layers(
                 ),
             )
 
-        watch, run = watch_attention(model, read_fox), decoder.model
+        watch = watch_attention(model, read_fox)
     else:
         config, length = text_config(model), input_ids.shape[1]
         own = {"mpt": "max_seq_len", "bloom": ""}.get(config.model_type)  # BLOOM has no limit
@@ -122,7 +126,6 @@ def read_layers(
                 f"{length} tokens are more than the model's {limit} positions; reduce --context-length"
             )
         watch = _watch(model, read_layer, skipped)
-        run = functools.partial(decoder.base_model, use_cache=False)
     model.eval()
     try:
         with watch, torch.no_grad():
