@@ -102,19 +102,12 @@ def read_layers(
     if any(isinstance(module, ForgettingAttentionCore) for module in modes):
 
         def read_fox(layer: int, inputs: AttentionInputs) -> None:
-            read_layer(
-                layer,
-                LayerInputs(
-                    inputs.q,
-                    inputs.k,
-                    inputs.v,
-                    inputs.q.shape[-1] ** -0.5,
-                    c=cumulative_log_fgate(inputs.log_fgate[:1])[0],
-                    threshold=None
-                    if inputs.threshold is None
-                    else inputs.threshold.expand(inputs.q.shape[:2])[0],
-                ),
-            )
+            own = LayerInputs(inputs.q, inputs.k, inputs.v, inputs.q.shape[-1] ** -0.5)
+            if not decoder.config.use_rope:  # the RoPE baseline has no gates, and its log_fgate is 0
+                own.c = cumulative_log_fgate(inputs.log_fgate[:1])[0]
+                if inputs.threshold is not None:
+                    own.threshold = inputs.threshold.expand(inputs.q.shape[:2])[0]
+            read_layer(layer, own)
 
         watch = watch_attention(model, read_fox)
     else:
