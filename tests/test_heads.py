@@ -34,7 +34,7 @@ def dense(q, k, log_fgate, kept=None):
     return attention_scores(q, k, gates, sm_scale=q.shape[-1] ** -0.5, kept=kept)[0, 0].softmax(-1)
 
 
-@pytest.mark.parametrize(("length", "cell", "rows"), [(130, 16, 128), (257, 16, 128), (1000, 128, 192)])
+@pytest.mark.parametrize(("length", "cell", "rows"), [(130, 16, 128), (257, 16, 128), (1000, 256, 384)])
 @pytest.mark.parametrize("gate", [-6.0, 0.0, 4.0, 9.0])  # effective context from 1 token to the full past
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_sums_match_the_dense_matrix(length, cell, rows, gate, dtype):

@@ -51,8 +51,7 @@ def dense_scores(head: HeadInputs) -> torch.Tensor:
 def whole_tiles(head: HeadInputs, scores: torch.Tensor) -> Tiles:
     tiles = scores.softmax(1).unflatten(1, (-1, BLOCK))
     maxima = scores.unflatten(1, (-1, BLOCK)).amax(-1) / math.log(2)
-    visible = torch.arange(1, T + 1).clamp(max=head.window_size or T)
-    return Tiles(head, 0, T, maxima, tiles.amax(-1), tiles.sum(-1), visible)
+    return Tiles(head, 0, T, maxima, tiles.amax(-1), tiles.sum(-1))
 
 
 @pytest.mark.parametrize(("gate", "window"), [(3.0, None), (None, None), (None, 150)])
@@ -112,7 +111,7 @@ def test_model_optimizer_backward_gives_long_rows_no_gradient():
     """Flat scores of 256 keys, threshold 0.05: a row of more than 20 keys has no weight above it."""
     weights = (torch.ones(256, 256).tril() / torch.arange(1, 257)[:, None]).unflatten(1, (-1, BLOCK))
     maxima = torch.zeros(256, 4)
-    tiles = Tiles(random_head(), 0, 256, maxima, weights.amax(-1), weights.sum(-1), torch.arange(1, 257))
+    tiles = Tiles(random_head(), 0, 256, maxima, weights.amax(-1), weights.sum(-1))
     assert not skip_by_maximum(tiles, 0.05).tril().any()
     assert int(skip_rows_in_backward(tiles, 0.05).all(1).sum()) == 236
 

@@ -11,7 +11,7 @@ from tests.conftest import SHIPPED
 from tests.test_docs import python_that_runs
 
 ROOT = Path(__file__).parent.parent
-EXTRAS = "scipy pandas yaml pydantic tqdm safetensors matplotlib seaborn tokenizers rich"
+EXTRAS = "scipy pandas yaml pydantic tqdm safetensors matplotlib seaborn tokenizers"
 
 pytestmark = pytest.mark.slow
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]

@@ -42,7 +42,7 @@ _EXTRAS = {
     "bpe": ("tokenizers",),
     "pipeline": _PIPELINE,
     "figures": (*_PIPELINE, "matplotlib", "seaborn", "PIL"),
-    "inspect": (*_PIPELINE, "tokenizers", "rich"),
+    "inspect": (*_PIPELINE, "tokenizers"),
     "transformers": ("safetensors", "tokenizers", "transformers"),
     "eval": ("safetensors", "tokenizers", "transformers", "lm_eval"),
 }

@@ -76,6 +76,11 @@ def known_afterwards(mass: Tensor, epsilon: float) -> Tensor:
     return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, sums.amax(-2) < epsilon)
 
 
+def count_visible(first: int, last: int, window_size: int | None, device: torch.device) -> Tensor:
+    """(last - first,) int64: the number of keys that each query sees; None for no window."""
+    return torch.arange(first + 1, last + 1, device=device).clamp(max=window_size or last)
+
+
 class HeadSums(RowSums):
     """The sums of one head over one sequence, accumulated in the pass of :func:`head_weights`.
 
@@ -102,11 +107,10 @@ class HeadSums(RowSums):
         self.entropy = 0.0
         self.received_late = torch.zeros(length, dtype=torch.float64)
 
-    def add_weights(self, first: int, block: Tensor, total: Tensor) -> None:
-        weights = block / total[:, None]
+    def add_weights(self, first: int, weights: Tensor) -> None:
         self.entropy += float(torch.special.entr(weights).sum(-1, dtype=torch.float64).sum())
-        visible = torch.arange(first + 1, first + len(block) + 1, device=block.device)
-        visible = visible.clamp(max=self.window_size or self.length)
+        last = first + len(weights)
+        visible = count_visible(first, last, self.window_size, weights.device)
         tiles = torch.nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
         masses, maxima = tiles.sum(-1), tiles.amax(-1)
         for start in range(0, len(weights), BLOCK):
@@ -119,10 +123,10 @@ class HeadSums(RowSums):
                 self.seen_besides[name] += int(left_out[self.certified[m] - outside :].sum())
                 self.after[name] += int(known_afterwards(mass, epsilon).sum())
         falling = weights[-first % self.stride :: self.stride].sort(-1, descending=True).values.cumsum(-1)
-        shares = torch.tensor([*SHARES.values()], device=block.device, dtype=falling.dtype)
+        shares = torch.tensor([*SHARES.values()], device=weights.device, dtype=falling.dtype)
         needed = shares * falling[:, -1:].clamp(max=1)  # a learned sink has the rest
         self.kept_keys.append(1 + (falling[:, None] < needed[..., None]).sum(-1).cpu())
-        if first + len(block) > self.late:
+        if last > self.late:
             late = weights[max(0, self.late - first) :].sum(0, dtype=torch.float64)
             self.received_late[: len(late)] += late.cpu()
 

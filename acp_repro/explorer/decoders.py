@@ -94,25 +94,22 @@ def read_layers(
         layers.add(layer)
         on_layer(layer, inputs)
 
+    if hasattr(model, "base_model"):  # of transformers
+        run = functools.partial(decoder.base_model, use_cache=False)
+    else:
+        run = decoder.model
     modes = {module: module.training for module in model.modules()}
     if any(isinstance(module, ForgettingAttentionCore) for module in modes):
 
         def read_fox(layer: int, inputs: AttentionInputs) -> None:
-            read_layer(
-                layer,
-                LayerInputs(
-                    inputs.q,
-                    inputs.k,
-                    inputs.v,
-                    inputs.q.shape[-1] ** -0.5,
-                    c=cumulative_log_fgate(inputs.log_fgate[:1])[0],
-                    threshold=None
-                    if inputs.threshold is None
-                    else inputs.threshold.expand(inputs.q.shape[:2])[0],
-                ),
-            )
+            own = LayerInputs(inputs.q, inputs.k, inputs.v, inputs.q.shape[-1] ** -0.5)
+            if not decoder.config.use_rope:  # the RoPE baseline has no gates, and its log_fgate is 0
+                own.c = cumulative_log_fgate(inputs.log_fgate[:1])[0]
+                if inputs.threshold is not None:
+                    own.threshold = inputs.threshold.expand(inputs.q.shape[:2])[0]
+            read_layer(layer, own)
 
-        watch, run = watch_attention(model, read_fox), decoder.model
+        watch = watch_attention(model, read_fox)
     else:
         config, length = text_config(model), input_ids.shape[1]
         own = {"mpt": "max_seq_len", "bloom": ""}.get(config.model_type)  # BLOOM has no limit
@@ -122,7 +119,6 @@ def read_layers(
                 f"{length} tokens are more than the model's {limit} positions; reduce --context-length"
             )
         watch = _watch(model, read_layer, skipped)
-        run = functools.partial(decoder.base_model, use_cache=False)
     model.eval()
     try:
         with watch, torch.no_grad():

@@ -111,14 +111,20 @@ def check_ids(tokens: Tensor | Sequence[int], vocab_size: int) -> Tensor:
 
 
 @contextlib.contextmanager
-def certified(model: nn.Module, log_pruning_tolerance: float) -> Iterator[None]:
-    """A context in which a FoX model computes the threshold of the certificate."""
+def certified(model: nn.Module, log_pruning_tolerance: float | None) -> Iterator[float]:
+    """A context in which a FoX model computes the threshold of the certificate.
+
+    Yields:
+        log epsilon: ``log_pruning_tolerance``; if None, the model's own, or -10 if the model has none.
+    """
     layers = [module for module in model.modules() if isinstance(module, ForgettingAttentionLayer)]
     before = [layer.log_pruning_tolerance for layer in layers]
+    if log_pruning_tolerance is None:
+        log_pruning_tolerance = next(filter(None, before), DEFAULT_LOG_PRUNING_TOLERANCE)
     for layer in layers:
         layer.log_pruning_tolerance = log_pruning_tolerance
     try:
-        yield
+        yield log_pruning_tolerance
     finally:
         for layer, own in zip(layers, before, strict=True):
             layer.log_pruning_tolerance = own
@@ -158,13 +164,10 @@ def inspect_heads(
     Raises:
         ValueError: ``batches`` is empty, or sequences differ in length.
     """
-    if log_pruning_tolerance is None:
-        own = model.config.log_pruning_tolerance
-        log_pruning_tolerance = DEFAULT_LOG_PRUNING_TOLERANCE if own is None else own
     tallies = [_Tally() for _ in range(model.config.num_hidden_layers)]
-    device, lengths, tokens = next(model.parameters()).device, set(), 0
+    device, lengths = next(model.parameters()).device, set()
     with (
-        certified(model, log_pruning_tolerance),
+        certified(model, log_pruning_tolerance) as log_epsilon,
         watch_attention(model, lambda layer, inputs: tallies[layer].add(inputs)),
         torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"),
     ):
@@ -173,11 +176,9 @@ def inspect_heads(
             if len(lengths) > 1:
                 raise ValueError(f"sequences must be equally long, got lengths {sorted(lengths)}")
             model.model(input_ids)
-            tokens += input_ids.numel()
-    if not tokens:
+    if not lengths:
         raise ValueError("`batches` is empty; pass at least one batch of token ids")
-    (length,) = lengths
-    rows = [tally.rows(layer, length, tokens, log_pruning_tolerance) for layer, tally in enumerate(tallies)]
+    rows = [tally.rows(layer, log_epsilon) for layer, tally in enumerate(tallies)]
     return pd.DataFrame(itertools.chain(*rows))
 
 
@@ -211,39 +212,33 @@ def weigh_heads(
         UsageError: sequences are shorter than two blocks.
         ValueError: ``batches`` is empty, or sequences differ in length.
     """
-    batches = iter(batches)
-    first = next(batches, None)
-    if first is None:
-        raise ValueError("`batches` is empty; pass at least one batch of token ids")
-    length = first.shape[1]
-    cell = cell_tokens(length)
+    batches, again = itertools.tee(batches)
     layers: dict[int, list[Head]] = {}
-    grid: list[tuple[int, int]] = []
 
     def weigh_layer(layer: int, inputs: AttentionInputs) -> None:
-        if layer in layers:
-            return
-        grid[:] = [inputs.grid()]
-        if length < 2 * max(grid[0]):
+        least = 2 * max(inputs.grid())
+        if inputs.q.shape[2] < least:
             raise UsageError(
-                f"{length} tokens are fewer than two blocks of {max(grid[0])}, so nothing can be pruned; "
-                f"pass {2 * max(grid[0])} or more (--context-length {2 * max(grid[0])})"
+                f"{inputs.q.shape[2]} tokens are fewer than two blocks of {least // 2}, so nothing can be "
+                f"pruned; pass {least} or more (--context-length {least})"
             )
-        layers[layer] = [*_weigh_layer(layer, inputs, cell)]
+        if layer not in layers:
+            layers[layer] = [*_weigh_layer(layer, inputs)]
 
     with watch_attention(model, weigh_layer):
-        table = inspect_heads(
-            model, itertools.chain([first], batches), log_pruning_tolerance=log_pruning_tolerance, dtype=dtype
-        )
+        table = inspect_heads(model, batches, log_pruning_tolerance=log_pruning_tolerance, dtype=dtype)
     heads = [head for layer in sorted(layers) for head in layers[layer]]
-    table = table.assign(**weight_columns(heads, first[0].cpu()))
-    return ModelHeads(table, heads, first[0].cpu(), cell, grid[0], model.config.log_pruning_tolerance)
+    ids = next(again)[0].cpu()
+    table = table.assign(**weight_columns(heads, ids))
+    grid = int(table["block_q_tokens"].iloc[0]), int(table["block_k_tokens"].iloc[0])
+    return ModelHeads(table, heads, ids, cell_tokens(len(ids)), grid, model.config.log_pruning_tolerance)
 
 
-def _weigh_layer(layer: int, inputs: AttentionInputs, cell: int) -> Iterator[Head]:
+def _weigh_layer(layer: int, inputs: AttentionInputs) -> Iterator[Head]:
     c = cumulative_log_fgate(inputs.log_fgate[:1])[0]
     assert inputs.threshold is not None
     threshold = inputs.threshold.expand(inputs.q.shape[:2])[0]
+    cell = cell_tokens(inputs.q.shape[2])
     for head in range(inputs.q.shape[1]):
         q, k = (x[0, head] for x in (inputs.q, inputs.k))
         weights = head_weights(
@@ -284,20 +279,18 @@ class _Tally:
     """Statistics accumulated over the calls of one layer; windows are a histogram, so memory is constant."""
 
     def __init__(self):
-        self.pruned = self.token_pruned = self.windows = self.gates = cast(Any, 0)
-        self.causal = self.token_causal = 0
+        self.pruned = self.windows = self.gates = cast(Any, 0)
+        self.causal = 0
         self.threshold = torch.tensor(math.inf)
         self.grid: tuple[int, int] = (0, 0)
 
     def add(self, inputs: AttentionInputs) -> None:
         batch, heads, length, _ = inputs.q.shape
         self.grid = inputs.grid()
-        blocks, entries = inputs.count(), inputs.count(1, 1)
-        first_kept = inputs.boundary(1, 1).long()
+        blocks = inputs.count()
         self.pruned += blocks.pruned.sum(0).cpu()
         self.causal += blocks.causal * batch
-        self.token_pruned += entries.pruned.sum(0).cpu()
-        self.token_causal += entries.causal * batch
+        first_kept = inputs.boundary(1, 1).long()
         window = torch.arange(1, length + 1, device=first_kept.device) - first_kept
         slot = torch.arange(heads, device=window.device)[:, None] * (length + 1) + window
         histogram = torch.bincount(slot.flatten(), minlength=heads * (length + 1))
@@ -306,10 +299,13 @@ class _Tally:
         assert inputs.threshold is not None
         self.threshold = self.threshold.minimum(inputs.threshold.expand(batch, heads).amin(0).cpu())
 
-    def rows(self, layer: int, length: int, tokens: int, log_pruning_tolerance: float) -> Iterator[dict]:
+    def rows(self, layer: int, log_pruning_tolerance: float) -> Iterator[dict]:
         """One row per head, with the columns of :func:`inspect_heads`."""
+        length = self.windows.shape[1] - 1
         most = largest_pruned_ratio(length, *self.grid)
         queries = int(self.windows[0].sum())
+        kept = (self.windows * torch.arange(length + 1)).sum(1)
+        entries = queries * (length + 1) // 2
         zero = float(pruning_threshold(0.0, length, log_pruning_tolerance))
         for head in range(len(self.windows)):
             ratio, delta = int(self.pruned[head]) / self.causal, float(self.threshold[head])
@@ -318,7 +314,7 @@ class _Tally:
                 "head": head,
                 "pruned_ratio": ratio,
                 "largest_pruned_ratio": most,
-                "token_pruned_ratio": int(self.token_pruned[head]) / self.token_causal,
+                "token_pruned_ratio": (entries - int(kept[head])) / entries,
                 "kind": head_kind(ratio, most),
                 "median_window_tokens": _quantile(self.windows[head], 0.5),
                 "q90_window_tokens": _quantile(self.windows[head], 0.9),
@@ -327,7 +323,7 @@ class _Tally:
                 "logit_bound": (zero - delta) / 2,
                 "threshold_nats": delta,
                 "context_length_tokens": length,
-                "measured_tokens": tokens,
+                "measured_tokens": queries,
                 "block_q_tokens": self.grid[0],
                 "block_k_tokens": self.grid[1],
                 "log_pruning_tolerance": log_pruning_tolerance,

@@ -186,6 +186,4 @@ def render(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
     colours = "".join(f"--{role}:{colour};" for role, colour in ROLES.items())
     parts = {"title": html.escape(title), "style": f":root{{{colours}}}\n{read('style.css')}", "d3": D3}
     parts |= {"data": "\n".join(data), "scripts": "\n".join(scripts)}
-    # The template is split before it is filled, because inserted text may contain braces.
-    pieces = re.split(r"\{\{(\w+)\}\}", read("page.html"))
-    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], read("page.html"))

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from acp_repro.attention import threshold_from_norms
-from acp_repro.attention.threshold import DEFAULT_LOG_PRUNING_TOLERANCE
 from acp_repro.common.command import progress_bar
 
 from .blocks import BLOCK, HeadSums
@@ -76,7 +75,7 @@ def read_heads(
     Args:
         model: a FoX model, or a causal decoder of transformers; the model is not modified.
         tokens: int64 ids, (T,) or (sequences, T), without padding.
-        log_pruning_tolerance: log epsilon of the certificate, by default -10.
+        log_pruning_tolerance: log epsilon of the certificate; default: the model's own, or -10.
         scorers: methods that select keys, by name: your own, or presses of kvpress, whose compression ratio
             is ignored.
         budget: fraction of the keys that a scorer may keep.
@@ -116,7 +115,6 @@ def read_heads(
     length, late = ids.shape[1], ids.shape[1] - ids.shape[1] // LATE
     count = config.num_hidden_layers * getattr(config, "num_attention_heads", getattr(config, "num_heads", 1))
     cell = cell_tokens(length, 256 if count <= MOST_HEADS else 128)
-    log_epsilon = DEFAULT_LOG_PRUNING_TOLERANCE if log_pruning_tolerance is None else log_pruning_tolerance
     rows: dict[int, list[list[dict[str, float]]]] = {}
     first: dict[tuple[int, int], Head] = {}
     generator = torch.Generator().manual_seed(0)
@@ -163,7 +161,7 @@ def read_heads(
         getattr(scorer, "post_init_from_model", lambda _: None)(model)  # as in kvpress
     skipped: list[str] = []
     bar = progress_bar(unit="head", leave=False, disable=not progress)
-    with bar, certified(model, log_epsilon):
+    with bar, certified(model, log_pruning_tolerance) as log_epsilon:
         for row in ids.split(1):
             skipped = read_layers(model, row, on_layer)
     table = pd.DataFrame(

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pandas as pd
 import torch
-from rich.console import Console
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from acp_repro.attention.threshold import DEFAULT_LOG_PRUNING_TOLERANCE
 from acp_repro.common.command import progress_bar
 from acp_repro.common.errors import UsageError
 
-from .blocks import BLOCK, seen_on_the_way
+from .blocks import BLOCK
 from .decoders import LayerInputs, read_layers, text_config
 from .heads import certified, check_ids
-from .heads_table import print_table
+from .heads_table import percent, print_table
 from .read import certificate
-from .rules import NOT_COMPUTABLE, RULES, SPAN, HeadInputs, Rule, Tiles
-from .weights import RowSums, head_weights
+from .rules import NOT_COMPUTABLE, RULES, HeadInputs, Rule, Tiles, skip_by_running_sum
+from .weights import SPAN, RowSums, head_weights
 
-CHUNK_SCORES_CPU, CHUNK_SCORES_GPU = 2**21, 2**26
 NOTHING = 1e-30  # the epsilon at which a lossless rule is compared with the certified test
 MOST_LOST = 1 - 1e-6  # a row that loses more weight has no output
 COLUMNS = ("skipped", "worst_row_loss", "mean_row_loss", "output_error", "certified_skipped")
@@ -40,77 +37,50 @@ class RuleSums(RowSums):
     def __init__(self, head: HeadInputs, rules: Sequence[Rule]):
         self.head, self.rules = head, rules
         self.values = torch.cat([head.values, torch.ones_like(head.values[:, :1])], 1)
-        self.counts: dict[Rule, list[Tensor]] = {}  # skipped and visible counts per chunk
+        self.counts: dict[Rule, list[Tensor]] = {}  # skipped and visible units per chunk
         self.losses: dict[Rule, list[Tensor]] = {}  # (R, 2) per chunk: lost weight, and error of the output
         self.tiles: list[Tiles] = []
-        self.shown: dict[tuple[int, int], Tensor] = {}  # visible blocks of the chunk, by block size
 
     def add_scores(self, first: int, block: Tensor) -> None:
         self.maxima = block.unflatten(1, (-1, BLOCK)).amax(-1)
 
-    def add_weights(self, first: int, block: Tensor, total: Tensor) -> None:
-        weights = block / total[:, None]
-        by_tile = weights.unflatten(1, (-1, BLOCK))
-        visible = torch.arange(first + 1, first + len(block) + 1, device=block.device)
-        visible = visible.clamp(max=self.head.window_size or len(self.head.k))
-        last = first + len(block)
-        tiles = Tiles(self.head, first, last, self.maxima, by_tile.amax(-1), by_tile.sum(-1), visible)
+    def add_weights(self, first: int, weights: Tensor) -> None:
+        by_tile, last = weights.unflatten(1, (-1, BLOCK)), first + len(weights)
+        tiles = Tiles(self.head, first, last, self.maxima, by_tile.amax(-1), by_tile.sum(-1))
         self.tiles.append(tiles)
         values = self.values[:last].unflatten(0, (-1, BLOCK))
         parts = torch.bmm(by_tile.transpose(0, 1), values).transpose(0, 1)  # (R, N, V + 1)
         out = parts.sum(1)
-        for rules, lost in self._losses(tiles, weights, parts):
-            for rule, of_rule in zip(rules, lost.unbind(1), strict=True):
-                self.losses.setdefault(rule, []).append(_loss_and_error(out, of_rule))
-
-    def _losses(self, tiles: Tiles, weights: Tensor, parts: Tensor) -> Iterator[tuple[list[Rule], Tensor]]:
-        """Rules and the output and weight that each row loses under them, (R, rules, V + 1)."""
-        of_tiles, of_rows = {}, {}
-        self.shown.clear()
         for rule in self.rules:
             skipped = rule.skip(tiles)
             if skipped is None:
                 continue
-            if rule.keys % BLOCK:
-                mask = self._count(rule, tiles, skipped, 1, rule.keys).repeat_interleave(rule.keys, 1)
-                yield [rule], ((weights * mask) @ self.values[: tiles.last])[:, None]
+            # Counts are in tiles, in rows of tiles, or in a row's keys if the rule decides about these.
+            keys = math.gcd(rule.keys, BLOCK)
+            rows = math.gcd(rule.rows, BLOCK) if keys == BLOCK else 1
+            shown = tiles.shown(rows, keys)
+            skipped = skipped.repeat_interleave(rule.rows // rows, 0)
+            skipped = skipped.repeat_interleave(rule.keys // keys, 1)[:, : shown.shape[1]] & shown
+            self.counts.setdefault(rule, []).append(torch.stack([skipped.sum(), shown.sum()]))
+            skipped = skipped.repeat_interleave(rows, 0)
+            if keys == BLOCK:
+                lost = torch.bmm(skipped.to(parts.dtype)[:, None], parts)[:, 0]
             else:
-                of_blocks = rule.rows % BLOCK == 0
-                skipped = self._count(rule, tiles, skipped, BLOCK if of_blocks else 1, BLOCK)
-                (of_tiles if of_blocks else of_rows)[rule] = skipped.to(parts.dtype)
-        if of_rows:
-            yield [*of_rows], torch.bmm(torch.stack([*of_rows.values()], 1), parts)
-        if not of_tiles:
-            return
-        # One product for each query block: (rules, N) by (N, 64 (V + 1)).
-        by_block = parts.unflatten(0, (-1, BLOCK)).transpose(1, 2).flatten(2)
-        lost = torch.bmm(torch.stack([*of_tiles.values()], 1), by_block)
-        yield [*of_tiles], lost.unflatten(2, (BLOCK, -1)).transpose(1, 2).flatten(0, 1)
-
-    def _count(self, rule: Rule, tiles: Tiles, skipped: Tensor, rows: int, keys: int) -> Tensor:
-        """Counts skipped and visible blocks; returns the skipped ones in units of ``rows`` by ``keys``."""
-        if (rows, keys) not in self.shown:
-            self.shown[rows, keys] = show(tiles, rows, keys)
-        shown = self.shown[rows, keys]
-        skipped = skipped.repeat_interleave(rule.rows // rows, 0)
-        skipped = skipped.repeat_interleave(rule.keys // keys, 1)[:, : shown.shape[1]] & shown
-        self.counts.setdefault(rule, []).append(torch.stack([skipped.sum(), shown.sum()]))
-        return skipped
+                lost = (weights * skipped.repeat_interleave(keys, 1)) @ self.values[:last]
+            self.losses.setdefault(rule, []).append(_loss_and_error(out, lost))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row for each rule that applies to the head, with :data:`COLUMNS`."""
-        length = len(self.head.k)
-        count = length // BLOCK
-        largest, mass = (
-            torch.cat([F.pad(x, (0, count - x.shape[1])) for x in each]).unflatten(0, (-1, BLOCK))
-            for each in ([t.largest for t in self.tiles], [t.mass for t in self.tiles])
-        )
-        visible = torch.cat([tiles.visible for tiles in self.tiles]).unflatten(0, (-1, BLOCK))
-        shown = torch.cat([F.pad(show(t, BLOCK, BLOCK), (0, count - t.mass.shape[1])) for t in self.tiles])
+        shown = [tiles.shown(BLOCK, BLOCK) for tiles in self.tiles]
+        tile_count = sum(int(of_chunk.sum()) for of_chunk in shown)
         for rule in filter(self.losses.__contains__, self.rules):
             loss, error = torch.cat(self.losses[rule]).unbind(1)
             worst = float(loss.max())
-            seen = seen_on_the_way(largest, mass, visible, min(1.0, max(worst, NOTHING))) & shown
+            epsilon = min(1.0, max(worst, NOTHING))
+            certified_count = sum(
+                int((skip_by_running_sum(tiles, epsilon) & of_chunk).sum())
+                for tiles, of_chunk in zip(self.tiles, shown, strict=True)
+            )
             skipped, visible_count = torch.stack(self.counts[rule]).sum(0).tolist()
             yield {
                 "rule": rule.name,
@@ -118,7 +88,7 @@ class RuleSums(RowSums):
                 "worst_row_loss": worst,
                 "mean_row_loss": float(loss.mean(dtype=torch.float64)),
                 "output_error": float(error.max() / self.head.values.abs().max()),
-                "certified_skipped": float(seen.sum() / shown.sum()),
+                "certified_skipped": certified_count / tile_count,
             }
 
 
@@ -134,12 +104,6 @@ def _loss_and_error(out: Tensor, lost: Tensor) -> Tensor:
     return torch.stack([share[:, 0], error], 1)
 
 
-def show(tiles: Tiles, rows: int, keys: int) -> Tensor:
-    """Bool, for the rows of a chunk: blocks of ``rows`` by ``keys`` tokens with at least one visible key."""
-    distance = tiles.offsets(rows, keys)
-    return (distance > -rows) & (distance < (tiles.head.window_size or len(tiles.head.k)) + keys - 1)
-
-
 def measure_rules(
     model: nn.Module,
     tokens: Tensor | Sequence[int],
@@ -153,7 +117,7 @@ def measure_rules(
     Args:
         model: a FoX model, or a causal decoder that :func:`read_heads` accepts.
         tokens: int64 ids, (T,) or (1, T); tokens after the last multiple of 128 are ignored.
-        log_pruning_tolerance: log epsilon of ACP's certificate, by default -10.
+        log_pruning_tolerance: log epsilon of ACP's certificate; default: the model's own, or -10.
 
     Returns:
         A frame with one row for each layer, head and applicable rule:
@@ -173,24 +137,20 @@ def measure_rules(
     ids = ids[:, : ids.shape[1] // SPAN * SPAN]
     if len(ids) != 1 or ids.shape[1] < 2 * SPAN:
         raise UsageError(f"rules require one sequence of {2 * SPAN} tokens or more (--context-length)")
-    log_epsilon = DEFAULT_LOG_PRUNING_TOLERANCE if log_pruning_tolerance is None else log_pruning_tolerance
     found: list[dict[str, Any]] = []
     bar = progress_bar(unit="head", leave=False, disable=not progress)
 
     def on_layer(layer: int, inputs: LayerInputs) -> None:
         for head, of_head in enumerate(split_heads(inputs, log_epsilon)):
             sums = RuleSums(of_head, rules)
-            chunk = CHUNK_SCORES_CPU if of_head.q.device.type == "cpu" else CHUNK_SCORES_GPU
-            length = len(of_head.q)
             head_weights(
                 of_head.q.float(),
                 of_head.k.float(),
                 of_head.c,
                 None,
                 grid=(BLOCK, BLOCK),
-                cell=length,
+                cell=len(of_head.q),
                 strongest=1,
-                chunk_scores=max(1, chunk // (SPAN * length)) * SPAN * length,
                 scaling=1.0,
                 softcap=inputs.softcap,
                 window_size=inputs.window_size,
@@ -200,7 +160,7 @@ def measure_rules(
             found.extend({"layer": layer, "head": head, **row} for row in sums.rows())
             bar.update()
 
-    with bar, certified(model, log_epsilon):
+    with bar, certified(model, log_pruning_tolerance) as log_epsilon:
         read_layers(model, ids, on_layer)
     return pd.DataFrame(found)
 
@@ -265,21 +225,27 @@ def _rounded(row: dict) -> dict[str, float]:
 
 def print_rules(table: pd.DataFrame) -> None:
     """Prints one row per rule, over all heads."""
-    console, rules = Console(highlight=False), summarize(table)
+    rules = summarize(table)
     columns = {
-        "skip %": rules["skipped"].map("{:.1%}".format).str.rstrip("%"),
-        "worst": rules["worst_row_loss"].map("{:.1e}".format).replace("0.0e+00", "0"),
-        "mean": rules["mean_row_loss"].map("{:.1e}".format).replace("0.0e+00", "0"),
-        "error": rules["output_error"].map("{:.1e}".format).replace("0.0e+00", "0"),
-        "certified": rules["certified_skipped"].map("{:.1%}".format).str.rstrip("%"),
+        "skip %": rules["skipped"].map(percent),
+        "worst": rules["worst_row_loss"].map(_scientific),
+        "mean": rules["mean_row_loss"].map(_scientific),
+        "error": rules["output_error"].map(_scientific),
+        "certified": rules["certified_skipped"].map(percent),
     }
-    print_table(console, {"rule": [*rules.index], **{n: [*x] for n, x in columns.items()}}, left=("rule",))
-    lines = [f"not computable: {name}: {why}" for name, why in NOT_COMPUTABLE.items()]
-    console.out(
+    print_table(columns, labels=[*rules.index])
+    notes = [f"not computable: {name}: {why}" for name, why in NOT_COMPUTABLE.items()]
+    if without_decay := [rule.name for rule in RULES if rule.name not in rules.index]:
+        notes.insert(0, f"not applicable: {', '.join(without_decay)}: the model has no forget gates or ALiBi")
+    print(
         "skip       % of the visible tiles of 64 x 64 (finer rules: of their units), mean of the heads",
         "worst      exact attention weight of the skipped tiles, worst row of all heads; mean: mean row",
         "error      largest error of a row's output, over max |v|",
         "certified  % of the tiles that the certified test skips at the rule's worst-row loss",
-        *lines,
+        *notes,
         sep="\n",
     )
+
+
+def _scientific(value: float) -> str:
+    return f"{value:.1e}" if value else "0"

@@ -20,9 +20,8 @@ from torch.nn import functional as F
 
 from acp_repro.attention.boundary import find_boundary
 
-from .blocks import BLOCK, known_afterwards, seen_on_the_way, settle
-
-SPAN = 128  # the largest query block of a rule; sequence lengths are multiples of it
+from .blocks import BLOCK, count_visible, known_afterwards, seen_on_the_way, settle
+from .weights import SPAN, sum_by_distance
 
 
 @dataclass
@@ -36,6 +35,7 @@ class HeadInputs:
         threshold: delta, one number; None without decay.
         softcap, window_size: as in :class:`LayerInputs`.
         made: the cached results of :meth:`once`, by name.
+        queries, keys: q and k with two more columns, whose product is the decay ``c_i - c_j``.
     """
 
     q: Tensor
@@ -47,6 +47,13 @@ class HeadInputs:
     window_size: int | None = None
     made: dict[Any, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.queries, self.keys = self.q, self.k
+        if self.c is not None:
+            c, ones = self.c[:, None], torch.ones_like(self.c)[:, None]
+            self.queries = torch.cat([self.q, c, ones], 1)
+            self.keys = torch.cat([self.k, ones, -c], 1)
+
     def once(self, name: Any, make: Callable[[], Any]) -> Any:
         """The cached result of ``make()``, computed once for all chunks of rows."""
         if name not in self.made:
@@ -55,20 +62,14 @@ class HeadInputs:
 
     def pooled(self, rows: slice, size_q: int, size_k: int) -> Tensor:
         """Scores of the mean q of each block of ``rows`` and the mean k of each block up to the last row."""
-        scores = pool(self.q[rows], size_q) @ pool(self.k[: rows.stop], size_k).T
-        if self.c is None:
-            return scores
-        c_q, c_k = pool(self.c[rows, None], size_q)[:, 0], pool(self.c[: rows.stop, None], size_k)[:, 0]
-        return scores + (c_q[:, None] - c_k)
+        return pool(self.queries[rows], size_q) @ pool(self.keys[: rows.stop], size_k).T
 
     def last_weights(self, count: int) -> Tensor:
         """(count, T): the exact weights of the last ``count`` queries."""
         length = len(self.k)
-        scores = self.q[-count:] @ self.k.T
+        scores = self.queries[-count:] @ self.keys.T
         if self.softcap is not None:
             scores = self.softcap * (scores / self.softcap).tanh()
-        if self.c is not None:
-            scores = scores + (self.c[-count:, None] - self.c)
         distance = offsets(length - count, length, length, 1, 1, scores.device)
         hidden = (distance < 0) | (distance >= (self.window_size or length))
         return scores.masked_fill(hidden, -math.inf).softmax(-1)
@@ -81,7 +82,6 @@ class Tiles:
     Attributes:
         maxima: (R, N), the largest score of each row in each tile, in base 2.
         largest, mass: (R, N), the largest weight and the sum of weights of each row in each tile.
-        visible: (R,), the number of keys that a row sees.
     """
 
     head: HeadInputs
@@ -90,11 +90,15 @@ class Tiles:
     maxima: Tensor
     largest: Tensor
     mass: Tensor
-    visible: Tensor
 
     @property
     def rows(self) -> slice:
         return slice(self.first, self.last)
+
+    @property
+    def visible(self) -> Tensor:
+        """(R,) int64: the number of keys that each row sees."""
+        return count_visible(self.first, self.last, self.head.window_size, self.mass.device)
 
     def blocks(self, of_rows: Tensor) -> Tensor:
         """``of_rows`` (R, ...) as (R / 64, 64, ...)."""
@@ -103,6 +107,12 @@ class Tiles:
     def offsets(self, size_q: int, size_k: int) -> Tensor:
         """(Q, K) int64: first query of each block of these rows minus first key of each key block."""
         return offsets(self.first, self.last, self.last, size_q, size_k, self.mass.device)
+
+    def shown(self, size_q: int, size_k: int) -> Tensor:
+        """(Q, K) bool: blocks of ``size_q`` by ``size_k`` tokens with at least one visible key."""
+        distance = self.offsets(size_q, size_k)
+        window = self.head.window_size or self.last
+        return (distance > -size_q) & (distance < window + size_k - 1)
 
 
 @dataclass(frozen=True)
@@ -238,11 +248,8 @@ def skip_by_antidiagonals(tiles: Tiles, stride: int, mass: float) -> Tensor:
     """XAttention, 128 x 128: keeps blocks in the order of the softmax of the mean score on each cell's
     antidiagonal, up to ``mass``. Index padding keeps block 0; the diagonal is kept; the sum lags a block."""
     head, rows, last = tiles.head, tiles.rows, tiles.last
-    queries = head.q[rows].unflatten(0, (-1, stride)).flip(1).flatten(1)
-    scores = queries @ head.k[:last].unflatten(0, (-1, stride)).flatten(1).T / stride
-    if head.c is not None:
-        c_q, c_k = (pool(c[:, None], stride)[:, 0] for c in (head.c[rows], head.c[:last]))
-        scores = scores + (c_q[:, None] - c_k)
+    queries = head.queries[rows].unflatten(0, (-1, stride)).flip(1).flatten(1)
+    scores = queries @ head.keys[:last].unflatten(0, (-1, stride)).flatten(1).T / stride
     weights = scores.masked_fill(tiles.offsets(stride, stride) < 0, -math.inf).softmax(1)
     cells = SPAN // stride
     weights = weights.unflatten(1, (-1, cells)).sum(-1).unflatten(0, (-1, cells)).sum(1)
@@ -290,13 +297,6 @@ def choose_columns_and_diagonals(head: HeadInputs, gamma: float, tau: float, lea
     return kept
 
 
-def sum_by_distance(weights: Tensor) -> Tensor:
-    """(T,): the sum of the weights (R, T) of the last queries at each distance."""
-    count, length = weights.shape
-    distance = offsets(length - count, length, length, 1, 1, weights.device).clamp(min=0)
-    return weights.new_zeros(length).index_add(0, distance.flatten(), weights.flatten())
-
-
 def choose_lines(head: HeadInputs, columns: int, diagonals: int) -> Tensor:
     """(T / 64, T) bool: the vertical lines and diagonals of MInference, from the last 64 queries. A diagonal
     is 64 keys wide, and a run of diagonals grows in steps of 64."""
@@ -313,15 +313,15 @@ def choose_lines(head: HeadInputs, columns: int, diagonals: int) -> Tensor:
         found = (ends - distances[place.clamp(min=0)]).clamp(min=BLOCK)
         return found.masked_fill(place < 0, length + BLOCK)
 
-    starts = torch.zeros(len(ends), length + BLOCK + 1, dtype=torch.int32, device=device)
+    kept = torch.zeros(len(ends), length + BLOCK, dtype=torch.bool, device=device)
+    keys_before = torch.arange(1, BLOCK + 1, device=device)
     end = next_end(torch.zeros_like(ends))
     while bool((end <= length).any()):
-        starts.scatter_add_(1, (end - BLOCK)[:, None], torch.ones_like(starts[:, :1]))
-        starts.scatter_add_(1, end.clamp(max=length + BLOCK)[:, None], -torch.ones_like(starts[:, :1]))
+        kept.scatter_(1, end[:, None] - keys_before, True)
         following = next_end(end)
         end = torch.where(following > end + BLOCK, following, end + BLOCK)
         end = end.masked_fill(following > length, length + BLOCK)
-    kept = starts.cumsum(1)[:, :length] > 0
+    kept = kept[:, :length]
     kept[:, of_column.topk(min(length, max(columns, 30))).indices] = True
     return kept
 
@@ -351,14 +351,12 @@ def skip_by_mean_keys(tiles: Tiles, size: int, count: int) -> Tensor:
 def skip_by_page_bound(tiles: Tiles, page: int, tokens: int) -> Tensor:
     """Quest, by row, as in decoding: keeps the pages with the largest upper bounds on their scores."""
     head, rows, last = tiles.head, tiles.rows, tiles.last
-    up, down = head.q[rows].clamp(min=0), head.q[rows].clamp(max=0)
-    pages = head.k[:last].unflatten(0, (-1, page))
+    up, down = head.queries[rows].clamp(min=0), head.queries[rows].clamp(max=0)
+    pages = head.keys[:last].unflatten(0, (-1, page))
     bound = up @ pages.amax(1).T + down @ pages.amin(1).T
-    own_keys = head.k[rows].unflatten(0, (-1, page))
+    own_keys = head.keys[rows].unflatten(0, (-1, page))
     upper, lower = (run(own_keys, 1).values.flatten(0, 1) for run in (torch.cummax, torch.cummin))
     own_bound = (up * upper + down * lower).sum(1, keepdim=True)
-    if head.c is not None:
-        bound = bound + (head.c[rows, None] - head.c[page - 1 : last : page])
     own = tiles.offsets(1, page)
     bound = torch.where((own >= 0) & (own < page), own_bound, bound).masked_fill(own < 0, -math.inf)
     return ~keep_top(bound, max(3, tokens // page))

@@ -14,10 +14,10 @@ from torch import Tensor
 from acp_repro.attention.boundary import find_boundary
 
 # Scores per chunk. A CPU is fastest within its caches, a GPU with many rows per launch.
-CHUNK_SCORES_CPU, CHUNK_SCORES_GPU = 2**20, 2**26
+CHUNK_SCORES_CPU, CHUNK_SCORES_GPU = 2**21, 2**26
+SPAN = 128  # chunks have a multiple of it as rows, so that a chunk has whole blocks of queries
 # Rows that share one reference value for their decays; see `_scores`.
 ROWS_OF_BASE = 64
-_GROUP = 32  # columns per group; see `_largest`
 
 
 class RowSums:
@@ -26,8 +26,8 @@ class RowSums:
     def add_scores(self, first: int, block: Tensor) -> None:
         """Processes ``block`` (R, W), the base-2 logits of the queries from ``first`` on; -inf if masked."""
 
-    def add_weights(self, first: int, block: Tensor, total: Tensor) -> None:
-        """Processes the weights of the same queries before their division by ``total`` (R,)."""
+    def add_weights(self, first: int, weights: Tensor) -> None:
+        """Processes ``weights`` (R, W), the weights of the same queries; the tensor is reused afterwards."""
 
 
 @dataclass
@@ -91,7 +91,7 @@ def head_weights(
         grid: the sizes of query blocks and key blocks in tokens.
         cell: the side of a square of ``cells`` in tokens, from :func:`cell_tokens`.
         strongest: K.
-        chunk_scores: scores in memory at once; a chunk has at least 64 rows.
+        chunk_scores: scores in memory at once; a chunk has at least :data:`SPAN` rows.
         scaling, softcap, window_size: as in :class:`LayerInputs`; default ``1 / sqrt(D)``, no cap, no window.
         sink: the head's entry of :attr:`LayerInputs.sinks`, one number; None for no sink.
         sums: additional sums to accumulate in the same pass.
@@ -102,19 +102,20 @@ def head_weights(
     sink = q.new_tensor(-math.inf) if sink is None else sink.to(q.dtype) / math.log(2)
     if chunk_scores is None:
         chunk_scores = CHUNK_SCORES_CPU if device.type == "cpu" else CHUNK_SCORES_GPU
-    rows = ROWS_OF_BASE * max(1, chunk_scores // (ROWS_OF_BASE * length))
-    block_q, block_k = grid
+    rows = SPAN * max(1, chunk_scores // (SPAN * length))
     decay = q.new_zeros(length, dtype=torch.float64) if c is None else c
     delta = None if threshold is None else threshold.view(1, 1)
     boundary, first_kept = (
         find_boundary(decay[None, None], delta, length, *blocks, window_size=window_size)[0, 0]
         for blocks in (grid, (1, 1))
     )
-    starts = (boundary.long() * block_k).tolist()
-    squares = -(-length // cell)
+    columns = torch.arange(length, device=device)
+    pruned_before = (boundary.long() * grid[1]).repeat_interleave(grid[0])[:length, None]
     keys = torch.full((length, strongest), -1, dtype=torch.int32, device=device)
-    weights, pruned_mass = q.new_zeros(length, strongest), q.new_zeros(length)
-    cells = q.new_zeros(squares, squares)
+    weights = q.new_zeros(length, strongest)
+    pruned_mass = q.new_zeros(length)
+    squares = torch.nn.functional.one_hot(columns // cell).to(q.dtype)  # (T, N): the square of each token
+    cells = q.new_zeros(squares.shape[1], squares.shape[1])
     by_distance, received = (torch.zeros(length, dtype=torch.float64, device=device) for _ in range(2))
     scores = q.new_empty(min(rows, length), length)
     future = torch.ones(len(scores), len(scores), dtype=torch.bool, device=device).triu_(1)
@@ -130,29 +131,24 @@ def head_weights(
             torch.mm(q[here], k[:last].T, out=block).tanh_().mul_(softcap / math.log(2))
         block[:, first:].masked_fill_(future[: last - first, : last - first], float("-inf"))
         if window_size is not None and last > window_size:
-            _leave_window(block, first, window_size)
+            block.masked_fill_(columns[here, None] - columns[:last] >= window_size, float("-inf"))
         sums.add_scores(first, block)
-        values, index = _largest(block, min(strongest, last))
+        # Scores rise along a row because of the decay; topk is several times faster if scores fall.
+        values, index = block.flip(1).topk(min(strongest, last))
         peak = values[:, :1].maximum(sink)
         block.sub_(peak).exp2_()
-        total = block.sum(-1) + (sink - peak[:, 0]).exp2()
-        for start in range(first - first % block_q, last, block_q):
-            own = slice(max(start, first), min(start + block_q, last))
-            if (end := starts[start // block_q]) > 0:
-                pruned_mass[own] = block[own.start - first : own.stop - first, :end].sum(-1)
-        pruned_mass[here] /= total
-        sums.add_weights(first, block, total)
+        total = block.sum(1, keepdim=True) + (sink - peak).exp2()
+        block.div_(total)
+        sums.add_weights(first, block)
         found = values > float("-inf")
-        keys[here, : index.shape[1]] = index.int().masked_fill(~found, -1)
-        weights[here, : index.shape[1]] = (values - peak).exp2_() / total[:, None]
-        share = 1 / total
-        for start in range(first - first % cell, last, cell):  # a square may continue in the next chunk
-            own = slice(max(start, first) - first, min(start + cell, last) - first)
-            of_keys = block[own].T @ share[own]  # (last,)
-            received[:last] += of_keys
-            ends = torch.nn.functional.pad(of_keys, (0, -last % cell)).view(-1, cell).sum(-1)
-            cells[start // cell, : len(ends)] += ends / (min(start + cell, length) - start)
-        _add_by_distance(block, share, first, by_distance)
+        keys[here, : index.shape[1]] = (last - 1 - index).int().masked_fill(~found, -1)
+        weights[here, : index.shape[1]] = (values - peak).exp2_() / total
+        pruned_mass[here] = block.where(columns[:last] < pruned_before[here], 0).sum(1)
+        received[:last] += block.sum(0)
+        by_distance[:last] += sum_by_distance(block)
+        by_square = torch.nn.functional.pad(block, (0, -last % cell)).unflatten(1, (-1, cell)).sum(2)
+        cells[:, : by_square.shape[1]] += squares[here].T @ by_square
+    cells /= squares.sum(0)[:, None]
     return HeadWeights(
         first_kept, boundary, keys, weights, pruned_mass, cells, by_distance / length, received
     )
@@ -172,41 +168,9 @@ def _scores(q: Tensor, k: Tensor, c: Tensor, first: int, out: Tensor) -> None:
         torch.addmm(decay[None], q[first + row : first + row + len(own)], keys, out=own)
 
 
-def _leave_window(block: Tensor, first: int, window_size: int) -> None:
-    """Masks keys at a distance of at least ``window_size``; row r of ``block`` is query ``first + r``."""
-    rows, width = block.shape
-    oldest = first + torch.arange(rows, device=block.device)[:, None] - window_size
-    keys = torch.arange(min(width, max(0, first + rows - window_size)), device=block.device)
-    block[:, : len(keys)].masked_fill_(keys <= oldest, float("-inf"))
-
-
-def _largest(block: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(R, count) values and columns, the result of ``block.topk``.
-
-    Scores increase along a row because of the decay, which is the worst case of topk's search from the left.
-    Columns are therefore divided into groups, and only the groups with the largest maxima are searched.
-    """
-    width = block.shape[1]
-    groups = width // _GROUP
-    if groups <= count:
-        return block.topk(count, -1)
-    grouped = block[:, : groups * _GROUP].unflatten(1, (_GROUP, groups))  # column g + n * groups
-    group = grouped.amax(1).topk(count, -1).indices
-    columns = group[:, None] + groups * torch.arange(_GROUP, device=block.device)[:, None]
-    rest = torch.arange(groups * _GROUP, width, device=block.device).expand(len(block), -1)
-    columns = torch.cat([columns.flatten(1), rest], 1)
-    values, place = block.gather(1, columns).topk(count, -1)
-    return values, columns.gather(1, place)
-
-
-def _add_by_distance(block: Tensor, share: Tensor, first: int, out: Tensor) -> None:
-    """Adds to ``out`` the weight at each distance; row r of ``block`` is query ``first + r``."""
-    rows, width = block.shape
-    # With each row shifted by one element, a column has one distance: `first` on the left, 0 at the end.
-    slanted = block.as_strided((rows, first + 1), (width + 1, 1), block.storage_offset())
-    out[: first + 1] += (slanted.T @ share).flip(0)
-    # The remaining keys j < r, at distances greater than `first`.
-    corner = block.new_zeros(rows, 2 * rows)
-    corner[:, rows:] = block[:, :rows].tril(-1)
-    slanted = corner.as_strided((rows, rows), (2 * rows + 1, 1))
-    out[first + 1 : first + rows] += (slanted.T @ share)[1:].flip(0)
+def sum_by_distance(weights: Tensor) -> Tensor:
+    """(W,): the sum of ``weights`` (R, W), the rows of the last R of W queries, at each distance."""
+    rows = len(weights)
+    # Each row, reversed, is shifted by one more element, so that a column has one distance.
+    slanted = torch.nn.functional.pad(weights.flip(1), (0, rows)).flatten()[:-rows].view(rows, -1)
+    return slanted.sum(0)[rows - 1 :]

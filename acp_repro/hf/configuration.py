@@ -15,6 +15,9 @@ from acp_repro.model.pretrained import MODEL_TYPE, config_from_official, config_
 # The ids in the authors' files. Training did not use them; in GPT-2's vocabulary they are "!" and '"'.
 MEANINGLESS_IDS = (0, 1)
 _GPT2_END_OF_TEXT = 50256
+RIGHT_PADDING_ERROR = (
+    "rows end with padding, so nothing can follow them: pad on the left (tokenizer.padding_side = 'left')"
+)
 
 
 class ForgettingTransformerConfig(PreTrainedConfig):
@@ -75,15 +78,7 @@ class ForgettingTransformerCache(Cache):
         super().__init__(layers=[])
         self.fox = FoXCache(config.num_hidden_layers, max_cache_len)
         self.right_padded = False  # whether cached rows end with padding, after which no token can follow
-        self._shape = (config.num_hidden_layers, config.num_heads, config.hidden_size // config.num_heads)
-
-    def check_model(self, config: ForgettingTransformerConfig) -> None:
-        """Raises ValueError unless the cache was made for models of this shape."""
-        if self._shape != (shape := ForgettingTransformerCache(config)._shape):
-            raise ValueError(
-                f"past_key_values is for a model with (layers, heads, head_dim) {self._shape}, not "
-                f"{shape}; create it with ForgettingTransformerCache(model.config)"
-            )
+        self.shape = (config.num_hidden_layers, config.num_heads, config.hidden_size // config.num_heads)
 
     def __len__(self) -> int:
         return len(self.fox.layers)
@@ -149,3 +144,19 @@ class ForgettingTransformerCache(Cache):
         """Removes all tokens."""
         self.fox = FoXCache(len(self), self.fox.max_length)
         self.right_padded = False
+
+
+def check_cache(cache: Any, config: ForgettingTransformerConfig) -> None:
+    """Raises ValueError unless a model with ``config`` can continue from ``cache``."""
+    if not isinstance(cache, ForgettingTransformerCache):
+        raise ValueError(
+            f"past_key_values must be a ForgettingTransformerCache, got {type(cache).__name__}: "
+            "no other cache stores forget gates and token shifts"
+        )
+    if cache.shape != (shape := ForgettingTransformerCache(config).shape):
+        raise ValueError(
+            f"past_key_values is for a model with (layers, heads, head_dim) {cache.shape}, not "
+            f"{shape}; create it with ForgettingTransformerCache(model.config)"
+        )
+    if cache.right_padded and cache.get_seq_length():
+        raise ValueError(RIGHT_PADDING_ERROR)

@@ -18,16 +18,116 @@ from acp_repro.model.layers import HeadRMSNorm, Linear
 from acp_repro.model.pretrained import check_sum
 from acp_repro.model.third_party import check_loaded
 
-from .configuration import MEANINGLESS_IDS, ForgettingTransformerCache, ForgettingTransformerConfig
+from .configuration import (
+    MEANINGLESS_IDS,
+    RIGHT_PADDING_ERROR,
+    ForgettingTransformerCache,
+    ForgettingTransformerConfig,
+    check_cache,
+)
 from .packing import find_documents
 
 # Keywords without effect on FoX: the longest packed document, and the positions of new tokens in a cache.
 _IGNORED_KEYWORDS = {"max_length_q", "max_length_k", "cache_position"}
 # The styles of tensor parallelism other than "colwise"; gate_proj has the rows of two matrices.
 _LINEAR_STYLES = {"attn.o_proj": "rowwise", "mlp.gate_proj": "packed_colwise", "mlp.down_proj": "rowwise"}
-_RIGHT_PADDING_ERROR = (
-    "rows end with padding, so nothing can follow them: pad on the left (tokenizer.padding_side = 'left')"
-)
+
+
+class FoXBackbone(FoXModel):
+    """``FoXModel`` with the arguments and the output of a decoder of transformers."""
+
+    def __init__(self, config: ForgettingTransformerConfig):
+        super().__init__(config.to_fox())
+        self.settings = config
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: ForgettingTransformerCache | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast | tuple:
+        """The last hidden states (B, T, hidden), after the final norm.
+
+        Args:
+            input_ids: (B, T) integer; with a cache, the tokens after the cached ones.
+            attention_mask: (B, cached + T) of 0 and 1. Zeros are padding: on the left, or on the right of
+                rows that are not continued.
+            position_ids: FoX has no positions. In a batch of one, each 0 marks the start of a packed
+                document; ``cu_seq_lens_q``, ``cu_seq_lens_k`` and ``seq_idx`` are alternatives. Packed
+                documents do not affect each other and have no cache.
+            past_key_values: the cache to continue from; it is extended in place.
+            use_cache: return a cache; by default ``config.use_cache`` if no gradients are recorded.
+            inputs_embeds: (B, T, hidden), instead of input_ids.
+            **kwargs: keywords for packed documents.
+
+        Raises:
+            TypeError: an unknown keyword is passed.
+            ValueError: the cache belongs to another class or model, a row has padding inside or after cached
+                tokens, ``position_ids`` do not count, or attention weights are requested, which no kernel
+                stores.
+        """
+        if self.settings.output_attentions if output_attentions is None else output_attentions:
+            raise ValueError("output_attentions is not supported, because no kernel stores attention weights")
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass either input_ids or inputs_embeds")
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        assert tokens is not None
+        if past_key_values is not None:
+            check_cache(past_key_values, self.settings)
+        documents = find_documents(tokens, attention_mask, past_key_values, position_ids, kwargs)
+        given = {name for name, value in kwargs.items() if value is not None}
+        if unknown := sorted(given - _IGNORED_KEYWORDS):
+            raise TypeError(f"forward does not accept {', '.join(unknown)}; remove the argument")
+        if use_cache is None:
+            use_cache = self.settings.use_cache and not torch.is_grad_enabled() and documents is None
+        if past_key_values is None and use_cache:
+            past_key_values = ForgettingTransformerCache(self.settings)
+        seq_start = self._padding(attention_mask, tokens, past_key_values)
+        states: list[Tensor] = []
+        if output_hidden_states is None:
+            output_hidden_states = self.settings.output_hidden_states
+        with _watch_inputs(self.layers if output_hidden_states else (), states):
+            cache = None if past_key_values is None else past_key_values.fox
+            hidden = super().forward(tokens, cache, seq_start, documents)
+        output = BaseModelOutputWithPast(
+            last_hidden_state=hidden,
+            past_key_values=past_key_values,
+            hidden_states=(*states, hidden) if output_hidden_states else None,
+        )
+        return_dict = self.settings.return_dict if return_dict is None else return_dict
+        return output if return_dict else output.to_tuple()
+
+    def _padding(self, mask: Tensor | None, tokens: Tensor, cache) -> Tensor | None:
+        """(B,) the first real token of left-padded rows, or None."""
+        held = 0 if cache is None else cache.get_seq_length()
+        if mask is not None and held and not bool(mask[:, held:].all()):
+            raise ValueError(
+                "attention_mask has zeros after the cached tokens, where no row may have padding"
+            )
+        if mask is None or held:  # the cache remembers the padding
+            return None
+        if mask.shape != tokens.shape[:2]:
+            raise ValueError(
+                f"attention_mask must have the shape of input_ids, {tuple(tokens.shape[:2])}, got "
+                f"{tuple(mask.shape)}; FoX supports padding masks only"
+            )
+        real = mask.bool()
+        start = real.int().argmax(-1)
+        changes = real[:, 1:] != real[:, :-1]
+        # Padding before and after the text is allowed. More changes mean padding inside the text.
+        allowed = (start > 0).int() + (~real[:, -1]).int()
+        if bool((changes.sum(-1) > allowed).any()):
+            raise ValueError("attention_mask has zeros between ones; only the ends of a row may be padding")
+        if cache is not None:
+            cache.right_padded = bool((~real[:, -1]).any())
+        return start if bool((start > 0).any()) else None
 
 
 class ForgettingTransformerModel(PreTrainedModel):
@@ -42,7 +142,7 @@ class ForgettingTransformerModel(PreTrainedModel):
 
     def __init__(self, config: ForgettingTransformerConfig):
         super().__init__(config)
-        self.model = FoXModel(config.to_fox())
+        self.model = FoXBackbone(config)
         self.post_init()
 
     @classmethod
@@ -113,104 +213,13 @@ class ForgettingTransformerModel(PreTrainedModel):
         """Replaces the embedding."""
         self.model.embeddings = value
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: ForgettingTransformerCache | None = None,
-        use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutputWithPast | tuple:
-        """The last hidden states (B, T, hidden), after the final norm.
+    def get_decoder(self) -> FoXBackbone:
+        """The model without its head."""
+        return self.model
 
-        Args:
-            input_ids: (B, T) integer; with a cache, the tokens after the cached ones.
-            attention_mask: (B, cached + T) of 0 and 1. Zeros are padding: on the left, or on the right of
-                rows that are not continued.
-            position_ids: FoX has no positions. In a batch of one, each 0 marks the start of a packed
-                document; ``cu_seq_lens_q``, ``cu_seq_lens_k`` and ``seq_idx`` are alternatives. Packed
-                documents do not affect each other and have no cache.
-            past_key_values: the cache to continue from; it is extended in place.
-            use_cache: return a cache; by default ``config.use_cache`` if no gradients are recorded.
-            inputs_embeds: (B, T, hidden), instead of input_ids.
-            **kwargs: keywords for packed documents.
-
-        Raises:
-            TypeError: an unknown keyword is passed.
-            ValueError: the cache belongs to another class or model, a row has padding inside or after cached
-                tokens, ``position_ids`` do not count, or attention weights are requested, which no kernel
-                stores.
-        """
-        if self.config.output_attentions if output_attentions is None else output_attentions:
-            raise ValueError("output_attentions is not supported, because no kernel stores attention weights")
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("pass either input_ids or inputs_embeds")
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
-        assert tokens is not None
-        if past_key_values is not None:
-            self._check_cache(past_key_values)
-        documents = find_documents(tokens, attention_mask, past_key_values, position_ids, kwargs)
-        given = {name for name, value in kwargs.items() if value is not None}
-        if unknown := sorted(given - _IGNORED_KEYWORDS):
-            raise TypeError(f"forward does not accept {', '.join(unknown)}; remove the argument")
-        if use_cache is None:
-            use_cache = self.config.use_cache and not torch.is_grad_enabled() and documents is None
-        if past_key_values is None and use_cache:
-            past_key_values = ForgettingTransformerCache(self.config)
-        seq_start = self._padding(attention_mask, tokens, past_key_values)
-        states: list[Tensor] = []
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        with _watch_inputs(self.model.layers if output_hidden_states else (), states):
-            cache = None if past_key_values is None else past_key_values.fox
-            hidden = self.model(tokens, cache, seq_start, documents)
-        output = BaseModelOutputWithPast(
-            last_hidden_state=hidden,
-            past_key_values=past_key_values,
-            hidden_states=(*states, hidden) if output_hidden_states else None,
-        )
-        return_dict = self.config.return_dict if return_dict is None else return_dict
-        return output if return_dict else output.to_tuple()
-
-    def _check_cache(self, cache: Any) -> None:
-        if not isinstance(cache, ForgettingTransformerCache):
-            raise ValueError(
-                f"past_key_values must be a ForgettingTransformerCache, got {type(cache).__name__}: "
-                "no other cache holds gates and token shifts"
-            )
-        cache.check_model(self.config)
-        if cache.right_padded and cache.get_seq_length():
-            raise ValueError(_RIGHT_PADDING_ERROR)
-
-    def _padding(self, mask: Tensor | None, tokens: Tensor, cache) -> Tensor | None:
-        """(B,) the first real token of left-padded rows, or None."""
-        held = 0 if cache is None else cache.get_seq_length()
-        if mask is not None and held and not bool(mask[:, held:].all()):
-            raise ValueError(
-                "attention_mask has zeros after the cached tokens, where no row may have padding"
-            )
-        if mask is None or held:  # the cache remembers the padding
-            return None
-        if mask.shape != tokens.shape[:2]:
-            raise ValueError(
-                f"attention_mask must have the shape of input_ids, {tuple(tokens.shape[:2])}, got "
-                f"{tuple(mask.shape)}; FoX supports padding masks only"
-            )
-        real = mask.bool()
-        start = real.int().argmax(-1)
-        changes = real[:, 1:] != real[:, :-1]
-        # Padding before and after the text is allowed. More changes mean padding inside the text.
-        allowed = (start > 0).int() + (~real[:, -1]).int()
-        if bool((changes.sum(-1) > allowed).any()):
-            raise ValueError("attention_mask has zeros between ones; only the ends of a row may be padding")
-        if cache is not None:
-            cache.right_padded = bool((~real[:, -1]).any())
-        return start if bool((start > 0).any()) else None
+    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPast | tuple:
+        """The last hidden states (B, T, hidden); see :meth:`FoXBackbone.forward` for arguments and errors."""
+        return self.model(*args, **kwargs)
 
 
 class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMixin):
@@ -258,7 +267,7 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
         Returns:
             logits (B, T, vocab) in the dtype of the head's output; loss, a scalar in nats.
         """
-        output: Any = super().forward(
+        output: Any = self.model(
             input_ids,
             attention_mask,
             position_ids,
@@ -297,9 +306,9 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
                 "a cache of its own (ForgettingTransformerCache)"
             )
         if (mask := model_kwargs.get("attention_mask")) is not None and not bool(mask[:, -1].all()):
-            raise ValueError(_RIGHT_PADDING_ERROR)
+            raise ValueError(RIGHT_PADDING_ERROR)
         if (given := model_kwargs.get("past_key_values")) is not None:
-            self._check_cache(given)
+            check_cache(given, self.config)
         elif generation_config.use_cache is not False:
             # Unlimited: another turn, drafts and PEFT's virtual tokens exceed max_cache_length.
             cache = ForgettingTransformerCache(self.config)

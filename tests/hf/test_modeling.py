@@ -273,6 +273,7 @@ def test_hidden_states_and_the_last_logits(both, ids, tmp_path):
         assert len(output.hidden_states) == SMALL["num_hidden_layers"] + 1
         assert torch.equal(output.hidden_states[0], ours.model.embeddings(ids))
         assert torch.equal(output.hidden_states[-1], ours(ids, return_hidden=True))
+        assert torch.equal(theirs.get_decoder()(ids, torch.ones_like(ids))[0], output.hidden_states[-1])
         some = theirs(ids, logits_to_keep=torch.tensor([70, 3])).logits
         torch.testing.assert_close(some, ours(ids)[:, [70, 3]], rtol=1e-5, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""The usual recipe of PEFT on a FoX model: LoRA with Trainer."""
+"""The usual recipes of PEFT and TRL on a FoX model: LoRA with Trainer, and one step of SFT."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, default_data_collator
 
-import acp_repro.hf  # noqa: F401  # registers FoX
+import acp_repro.hf
+from acp_repro.hf.conversion import bytes_tokenizer
 
 from .tiny import saved
 
@@ -53,3 +54,29 @@ def test_lora_with_trainer(tmp_path):
         assert torch.equal(again(ids).logits, logits)
         merged = again.merge_and_unload()(ids).logits
     torch.testing.assert_close(merged, logits, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["lora", "packed"])
+def test_sft_trains_for_one_step(tmp_path, packed):
+    """The loss is the mean over all predicted tokens of documents that do not affect each other."""
+    trl = pytest.importorskip("trl", reason="pip install trl")
+    datasets = pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
+    _, config = lora()
+    tokenizer = acp_repro.hf.FoXTokenizer(tokenizer_object=bytes_tokenizer())
+    ours = saved(tmp_path / "base", vocab_size=len(tokenizer))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    texts = ["It was a dark and stormy night.", "It was noon."] * 4
+    documents = [torch.tensor([tokenizer.encode(text + tokenizer.eos_token)]) for text in texts]
+    with torch.no_grad():
+        expected = torch.cat([ours.loss_per_token(ids[:, :-1], ids[:, 1:])[0] for ids in documents]).mean()
+    trainer = trl.SFTTrainer(
+        model,
+        trl.SFTConfig(**settings(tmp_path), max_length=48, packing=packed, bf16=False),
+        train_dataset=datasets.Dataset.from_dict({"text": texts}),
+        processing_class=tokenizer,
+        peft_config=None if packed else config,
+    )
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    assert trainer.train().training_loss == pytest.approx(expected.item(), rel=1e-5)
+    moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name in before if packed or "lora_B" in name}
