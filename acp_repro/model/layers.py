@@ -418,7 +418,7 @@ class ForgettingAttentionLayer(nn.Module):
         return products | dict(zip(narrow, parts, strict=True))
 
     def _can_fuse(self) -> bool:
-        """Whether this layer has all of FoX (Pro), and nobody watches what :meth:`_fused` does not call."""
+        """Whether this layer has all of FoX (Pro), and nobody watches what `_run_fused` does not call."""
         own = (self.k_proj, self.v_proj, self.q_norm, self.k_norm, self.output_norm)
         shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
         return shifts and all((*own, self.ogate_proj, self.fgate_proj)) and is_plain(*filter(None, own))
