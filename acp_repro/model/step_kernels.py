@@ -19,8 +19,7 @@ from acp_repro.attention.triton.tiles import enter_device
 
 # Tokens of one head per program.
 _MOST_ROWS = 16
-# The largest number of rows that `multiply_rows` accepts. Each row reads the weights again, from the level-2
-# cache; for more rows, PyTorch's products are faster.
+# The largest number of rows that `multiply_rows` accepts: each row reads the weights again.
 FEW_ROWS = 4
 # Outputs of one program of `multiply_rows`, and the inputs that it multiplies in one step.
 _OUTPUTS, _INPUTS = 4, 1024
@@ -221,15 +220,14 @@ def add_and_norm(x: Tensor, change: Tensor, weight: Tensor, eps: float) -> tuple
     return _launch_add_norm(x.contiguous(), change.contiguous(), weight, (dtype, eps))
 
 
-@repeat_launches  # a short prompt waits for the host, and repeated launches take it a tenth of the time
+@repeat_launches  # a short prompt waits for the host
 def _launch_add_norm(x: Tensor, change: Tensor, weight: Tensor, constants: tuple) -> tuple[Tensor, Tensor]:
     dtype, eps = constants
     total, out = (torch.empty_like(x, dtype=dtype) for _ in range(2))
     size = x.shape[-1]
-    grid = (x.numel() // size,)
     launch(
         _add_norm_kernel,
-        grid,
+        (x.numel() // size,),
         *(x, change, weight, total, out, eps),
         D=size,
         BLOCK_D=triton.next_power_of_2(size),
@@ -240,8 +238,7 @@ def _launch_add_norm(x: Tensor, change: Tensor, weight: Tensor, constants: tuple
 def multiply_rows(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> list[Tensor]:
     """``[F.linear(x, w, b) ...]`` in one launch, for x (..., D) of at most ``FEW_ROWS`` rows.
 
-    The weights (n, D) are contiguous and have the dtype of x. One row leaves a product little more to do than
-    to read its weights, and one launch reads them faster than one after the other.
+    The weights (n, D) are contiguous and have the dtype of x.
     """
     x = x.contiguous()
     size = x.shape[-1]

@@ -65,8 +65,8 @@ def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 768), (7, 40)])
 @torch.no_grad()
 def test_norm_with_the_addition_before_it_matches_its_module(x_dtype, dtype, rows, hidden):
-    """The third pair is autocast's: a float32 residual stream and a bfloat16 product. On a GPU, the third call
-    repeats the launch of the second."""
+    """The third pair is autocast's: a float32 residual stream and a bfloat16 product. On a GPU, the third
+    call repeats the launch of the second."""
     norm = RMSNorm(hidden, 1e-6).to(DEVICE, x_dtype)
     torch.nn.init.normal_(norm.weight)
     for _ in range(3 if DEVICE == "cuda" else 1):
