@@ -27,7 +27,7 @@ from acp_repro.attention.threshold import (
 
 from .config import ROPE_BASE, FoXConfig
 from .layer_cache import LayerCache
-from .modules import is_plain
+from .modules import is_plain, kernels_of
 
 # The QK-norm of the official models has its own epsilon, independent of norm_eps.
 QK_NORM_EPS = 1e-5
@@ -130,9 +130,7 @@ def add_and_norm(x: Tensor, change: Tensor | None, norm: RMSNorm) -> tuple[Tenso
         return x, norm(x)
     trains = torch.is_grad_enabled() or torch.compiler.is_compiling()
     if x.is_cuda and HAS_TRITON and not trains and type(norm) is RMSNorm and is_plain(norm):
-        from . import step_kernels
-
-        return step_kernels.add_and_norm(x, change, norm.weight, norm.eps)
+        return kernels_of("step").add_and_norm(x, change, norm.weight, norm.eps)
     x = x + change
     return x, norm(x)
 
@@ -401,14 +399,13 @@ class ForgettingAttentionLayer(nn.Module):
 
     def _multiply(self, x: Tensor, cache: LayerCache) -> dict[str, Tensor]:
         """Products of x with all projections by name, in inference: for few rows by one kernel."""
-        from .step_kernels import FEW_ROWS, multiply_rows
-
+        kernels = kernels_of("step")
         wide, narrow = self._projections()
         every = wide | narrow
-        few = x[..., 0].numel() <= FEW_ROWS and not torch.is_autocast_enabled(x.device.type)
+        few = x[..., 0].numel() <= kernels.FEW_ROWS and not torch.is_autocast_enabled(x.device.type)
         weights = [p.weight for p in every.values()] if few and is_plain(*every.values()) else []
         if weights and all(w.dtype == x.dtype and w.is_contiguous() for w in weights):
-            found = multiply_rows(x, weights, [p.bias for p in every.values()])
+            found = kernels.multiply_rows(x, weights, [p.bias for p in every.values()])
             return dict(zip(every, found, strict=True))
         if not is_plain(*narrow.values()):
             return {name: projection(x) for name, projection in every.items()}
@@ -421,15 +418,14 @@ class ForgettingAttentionLayer(nn.Module):
         return products | dict(zip(narrow, parts, strict=True))
 
     def _can_fuse(self) -> bool:
-        """Whether this layer has all of FoX (Pro), and nobody watches what :meth:`_fused` does not call."""
+        """Whether this layer has all of FoX (Pro), and nobody watches what `_run_fused` does not call."""
         own = (self.k_proj, self.v_proj, self.q_norm, self.k_norm, self.output_norm)
         shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
         return shifts and all((*own, self.ogate_proj, self.fgate_proj)) and is_plain(*filter(None, own))
 
     def _run_fused(self, x: Tensor, cache: LayerCache) -> Tensor:
         """:meth:`forward` on a GPU without gradients: two kernels do its small operations."""
-        from .step_kernels import norm_and_gate, shift_and_norm
-
+        kernels = kernels_of("step")
         names, norm = ("k_shift", "v_shift"), self.output_norm
         assert self.q_norm and self.k_norm and norm
         products = self._multiply(x, cache)
@@ -437,14 +433,14 @@ class ForgettingAttentionLayer(nn.Module):
         mixes = [products[name] for name in names]
         states = [cache.shift_state(name) for name in names]
         weights = (self.q_norm.weight, self.k_norm.weight)
-        q, k, v, log_fgate = shift_and_norm(
+        q, k, v, log_fgate = kernels.shift_and_norm(
             products["q"], z, mixes, products["fgate"], states, weights, self.num_heads, QK_NORM_EPS
         )
         if x.shape[1] > 1 or states[0] is None:  # in a decoding step, the kernel has written the states
             for name, last in zip(names, z, strict=True):
                 cache.keep_shift_state(name, self._split_heads(last[:, -1:]))
         out = cache.attend(self.core, q, k, v, log_fgate, self._find_threshold(q, k, cache))
-        return self.o_proj(norm_and_gate(out, products["ogate"], norm.weight, norm.eps))
+        return self.o_proj(kernels.norm_and_gate(out, products["ogate"], norm.weight, norm.eps))
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim))  # tensor parallelism splits the heads

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from acp_repro.attention.backends import HAS_TRITON
 
-from .modules import is_plain
+from .modules import is_plain, kernels_of
 
 IGNORED_LABEL = -100
 
@@ -133,9 +133,7 @@ def _loss_and_lse(logits: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, T
     """(N, V), (N,) -> the loss of each token and the log of its softmax's denominator, float32."""
     # Columns from `vocab` on are padding.
     if _has_kernels(logits):
-        from .training_kernels import cross_entropy
-
-        return cross_entropy(logits, labels, vocab, IGNORED_LABEL)
+        return kernels_of("training").cross_entropy(logits, labels, vocab, IGNORED_LABEL)
     logits = logits[:, :vocab]
     lse = torch.logsumexp(logits.float(), -1)
     ignored = labels == IGNORED_LABEL
@@ -146,9 +144,7 @@ def _loss_and_lse(logits: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, T
 def _grad_of_logits(logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tensor, vocab: int) -> Tensor:
     """(softmax - one at the label) times the token's gradient, like the logits; 0 from ``vocab`` on."""
     if _has_kernels(logits):
-        from .training_kernels import logits_grad
-
-        return logits_grad(logits, labels, lse, grad_loss, vocab, IGNORED_LABEL)
+        return kernels_of("training").logits_grad(logits, labels, lse, grad_loss, vocab, IGNORED_LABEL)
     grad = torch.exp(logits.float() - lse[:, None])
     word = torch.arange(logits.shape[-1], device=logits.device)
     if torch.compiler.is_compiling():  # a scatter would break the fusion and add a copy

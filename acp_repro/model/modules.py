@@ -1,9 +1,19 @@
-"""Whether a fast path may read the weights of a submodule in place of calling it."""
+"""Whether a fast path may read the weights of a submodule in place of calling it, and its kernels."""
 
 from __future__ import annotations
 
+import functools
+import importlib
+from types import ModuleType
+
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
+
+
+@functools.cache
+def kernels_of(what: str) -> ModuleType:
+    """The Triton kernels of "step" or "training", imported on first use: a CPU does not require Triton."""
+    return importlib.import_module(f".{what}_kernels", __package__)
 
 
 def is_watched(*modules: nn.Module) -> bool:

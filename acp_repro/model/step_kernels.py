@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from acp_repro.attention.triton.launch import launch, repeat_launches
 from acp_repro.attention.triton.tiles import enter_device
 
 # Tokens of one head per program.
 _MOST_ROWS = 16
-# The largest number of rows that `multiply_rows` accepts. Each row reads the weights again, from the level-2
-# cache; for more rows, PyTorch's products are faster.
+# The largest number of rows that `multiply_rows` accepts: each row reads the weights again.
 FEW_ROWS = 4
 # Outputs of one program of `multiply_rows`, and the inputs that it multiplies in one step.
 _OUTPUTS, _INPUTS = 4, 1024
@@ -216,23 +216,29 @@ def _tiles(tokens: int) -> dict[str, int]:
 
 def add_and_norm(x: Tensor, change: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``x + change`` of (..., D), and its ``RMSNorm``, both in the dtype of the sum."""
-    x, change = x.contiguous(), change.contiguous()
-    total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, change.dtype))
-    out = torch.empty_like(total)
+    dtype = torch.promote_types(x.dtype, change.dtype)
+    return _launch_add_norm(x.contiguous(), change.contiguous(), weight, (dtype, eps))
+
+
+@repeat_launches  # a short prompt waits for the host
+def _launch_add_norm(x: Tensor, change: Tensor, weight: Tensor, constants: tuple) -> tuple[Tensor, Tensor]:
+    dtype, eps = constants
+    total, out = (torch.empty_like(x, dtype=dtype) for _ in range(2))
     size = x.shape[-1]
-    if x.numel():
-        with enter_device(x):
-            _add_norm_kernel[(x.numel() // size,)](
-                x, change, weight, total, out, eps, D=size, BLOCK_D=triton.next_power_of_2(size)
-            )
+    launch(
+        _add_norm_kernel,
+        (x.numel() // size,),
+        *(x, change, weight, total, out, eps),
+        D=size,
+        BLOCK_D=triton.next_power_of_2(size),
+    )
     return total, out
 
 
 def multiply_rows(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> list[Tensor]:
     """``[F.linear(x, w, b) ...]`` in one launch, for x (..., D) of at most ``FEW_ROWS`` rows.
 
-    The weights (n, D) are contiguous and have the dtype of x. One row leaves a product little more to do than
-    to read its weights, and one launch reads them faster than one after the other.
+    The weights (n, D) are contiguous and have the dtype of x.
     """
     x = x.contiguous()
     size = x.shape[-1]

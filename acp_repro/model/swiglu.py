@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from acp_repro.attention.backends import HAS_TRITON
 
 from .layers import Linear
-from .modules import is_plain
+from .modules import is_plain, kernels_of
 
 
 class SwiGLU(nn.Module):
@@ -29,9 +29,7 @@ class SwiGLU(nn.Module):
             if self.fuse_training and torch.is_grad_enabled() and is_plain(down) and down.bias is None:
                 return _Down.apply(gate_up, down.weight.to(gate_up.dtype))
         elif gate_up.is_cuda and not torch.is_grad_enabled() and HAS_TRITON:
-            from .step_kernels import silu_and_multiply
-
-            return self.down_proj(silu_and_multiply(gate_up))
+            return self.down_proj(kernels_of("step").silu_and_multiply(gate_up))
         gate, up = gate_up.chunk(2, dim=-1)
         return self.down_proj(F.silu(gate) * up)
 
@@ -75,9 +73,7 @@ def _backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("acp_repro::swiglu_backward", mutates_args=())
 def swiglu_backward_op(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """``training_kernels.swiglu_backward``, as an operator for compiled code."""
-    from .training_kernels import swiglu_backward
-
-    return swiglu_backward(gate_up, grad)
+    return kernels_of("training").swiglu_backward(gate_up, grad)
 
 
 @swiglu_backward_op.register_fake

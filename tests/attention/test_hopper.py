@@ -48,7 +48,7 @@ def test_portable_implementation_rejects_other_kernels_in_both_passes(monkeypatc
 @pytest.mark.skipif(sys.platform != "linux", reason="run on Linux, which Triton's compiler is for")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "kernels"), [("--narrow", 6), ("--wide", 9), ("--decode", 5 * (2 + 2 + 4)), ("--training", 6)]
+    ("what", "kernels"), [("--narrow", 6), ("--wide", 9), ("--decode", 5 * (2 + 2 + 6)), ("--training", 6)]
 )
 def test_hopper_kernels_compile_without_spills_or_serialised_products(what, kernels):
     """ptxas warns if it serialises products, which removes the advantage of the Hopper kernels.

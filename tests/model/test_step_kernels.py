@@ -65,12 +65,14 @@ def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 768), (7, 40)])
 @torch.no_grad()
 def test_norm_with_the_addition_before_it_matches_its_module(x_dtype, dtype, rows, hidden):
-    """The third pair is autocast's: a float32 residual stream and a bfloat16 product."""
-    x = 3 * torch.randn(2, rows, hidden, device=DEVICE, dtype=x_dtype)
-    change = torch.randn(2, hidden, rows, device=DEVICE, dtype=dtype).mT
+    """The third pair is autocast's: a float32 residual stream and a bfloat16 product. On a GPU, the third
+    call repeats the launch of the second."""
     norm = RMSNorm(hidden, 1e-6).to(DEVICE, x_dtype)
     torch.nn.init.normal_(norm.weight)
-    total, out = kernels.add_and_norm(x, change, norm.weight, norm.eps)
+    for _ in range(3 if DEVICE == "cuda" else 1):
+        x = 3 * torch.randn(2, rows, hidden, device=DEVICE, dtype=x_dtype)
+        change = torch.randn(2, hidden, rows, device=DEVICE, dtype=dtype).mT
+        total, out = kernels.add_and_norm(x, change, norm.weight, norm.eps)
     budget = 1e-6
     if x_dtype == torch.bfloat16:
         budget = 2.0**-10 if DEVICE == "cuda" else 2 * 2.0**-7
