@@ -46,7 +46,7 @@ class Explorer:
             if first.shape != second.shape or not torch.equal(first.input_ids, second.input_ids):
                 raise UsageError(
                     f"{first.name} and {second.name} differ in layers, heads or tokens; compare models of "
-                    "one shape on the same tokens"
+                    "the same shape on the same tokens"
                 )
             if first.name == second.name:  # such as two seeds in folders with the same name
                 self.models = tuple(
@@ -121,16 +121,14 @@ def check_comparable(first: str, first_config: FoXConfig, second: str, second_co
         f"{c.num_hidden_layers} layers of {c.num_heads} heads" for c in (first_config, second_config)
     )
     if one != other:
-        raise UsageError(
-            f"{first} has {one}, {second} has {other}; only models of one shape are compared head by head"
-        )
+        raise UsageError(f"{first} has {one}, {second} has {other}; compare models of the same shape")
 
 
 def token_pieces(ids: Tensor, tokenizer: Decoder | None) -> list[str]:
     """The text of each token of ``ids`` (T,) int64. A token without text, such as BOS, is shown by its id.
 
-    If a character spans several tokens, the first token has the text of all tokens up to the end of the
-    character, and the others are empty. The concatenated pieces are therefore the text.
+    If a character spans several tokens, the first token shows the text of all tokens up to the end of
+    the character, and the others are empty. The concatenated pieces are therefore the text.
     """
 
     @cache

@@ -1,9 +1,9 @@
 """The skip rules of published sparse attentions, applied to the exact scores of one head.
 
 Each function returns the tiles that a rule skips. Tests after q.k read ``Tiles``; tests before q.k use pooled
-q and k. The rules also include the decay of FoX or ALiBi, as an additional column of q (ones) and of k (-c),
-which the projects' own code does not support. docs/rules.md lists the sources, versions and differences from
-the projects' code.
+q and k. The rules also include the decay of FoX or ALiBi, as two additional columns of q and k, which the
+projects' own code does not support. docs/rules.md lists the sources, versions and differences from the
+projects' code.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def skip_unlike_means(tiles: Tiles, similarity: float, mass: float | None, share
     scores = head.pooled(tiles.rows, size_q, size_k)
     hidden = tiles.offsets(size_q, size_k) <= -size_q
     weights = scores.masked_fill(hidden | ~alike_k, -math.inf).softmax(1).nan_to_num(0)
-    falling, order = weights.sort(dim=1, descending=True, stable=True)  # zeros: leftmost first
+    falling, order = weights.sort(dim=1, descending=True, stable=True)  # ties: leftmost block first
     if mass is None:
         count = torch.full((len(weights),), int(share * len(head.k) // size_k), device=weights.device)
     else:
@@ -246,7 +246,7 @@ def skip_unlike_means(tiles: Tiles, similarity: float, mass: float | None, share
 
 def skip_by_antidiagonals(tiles: Tiles, stride: int, mass: float) -> Tensor:
     """XAttention, 128 x 128: keeps blocks in the order of the softmax of the mean score on each cell's
-    antidiagonal, up to ``mass``. Index padding keeps block 0; the diagonal is kept; the sum lags a block."""
+    antidiagonal, until their sum reaches ``mass``. Block 0 and the diagonal are kept."""
     head, rows, last = tiles.head, tiles.rows, tiles.last
     queries = head.queries[rows].unflatten(0, (-1, stride)).flip(1).flatten(1)
     scores = queries @ head.keys[:last].unflatten(0, (-1, stride)).flatten(1).T / stride
