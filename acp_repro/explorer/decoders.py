@@ -94,10 +94,8 @@ def read_layers(
         layers.add(layer)
         on_layer(layer, inputs)
 
-    if hasattr(model, "base_model"):  # a model of transformers
-        run = functools.partial(decoder.base_model, use_cache=False)
-    else:
-        run = decoder.model
+    in_transformers = hasattr(model, "base_model")
+    run = functools.partial(decoder.base_model, use_cache=False) if in_transformers else decoder.model
     modes = {module: module.training for module in model.modules()}
     if any(isinstance(module, ForgettingAttentionCore) for module in modes):
 

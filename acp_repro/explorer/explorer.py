@@ -18,7 +18,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.tokenizer import whole_characters
 
 from .heads import ModelHeads, check_ids, weigh_heads
-from .pack import Listing, pack_model, pack_text, render
+from .pack import choose_stride, pack_model, pack_text, render
 
 
 class Decoder(Protocol):
@@ -57,9 +57,9 @@ class Explorer:
     @cached_property
     def html(self) -> str:
         """The HTML of the page."""
-        listing = Listing.of(self.models)
+        stride = choose_stride(self.models)
         pieces, text = pack_text(token_pieces(self.models[0].input_ids, self.tokenizer))
-        packed = [pack_model(model, _facts(model), listing) for model in self.models]
+        packed = [pack_model(model, _facts(model), stride) for model in self.models]
         about = {"models": [about for about, _ in packed], "pieces": pieces}
         blobs = {"text": text} | {
             f"m{m}h{h}": blob for m, (_, blobs) in enumerate(packed) for h, blob in enumerate(blobs)

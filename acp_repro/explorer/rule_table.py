@@ -73,8 +73,8 @@ class RuleSums(RowSums):
         """One row for each rule that applies to the head, with :data:`COLUMNS`."""
         shown = [tiles.shown(BLOCK, BLOCK) for tiles in self.tiles]
         tile_count = sum(int(of_chunk.sum()) for of_chunk in shown)
-        for rule in filter(self.losses.__contains__, self.rules):
-            loss, error = torch.cat(self.losses[rule]).unbind(1)
+        for rule, losses in self.losses.items():
+            loss, error = torch.cat(losses).unbind(1)
             worst = float(loss.max())
             epsilon = min(1.0, max(worst, NOTHING))
             certified_count = sum(

@@ -286,9 +286,11 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
         logits = self.lm_head(output.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
-            size = self.config.vocab_size
             loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=size, num_items_in_batch=num_items_in_batch
+                logits=logits,
+                labels=labels,
+                vocab_size=self.config.vocab_size,
+                num_items_in_batch=num_items_in_batch,
             )
         output = CausalLMOutputWithPast(
             loss=loss,
