@@ -284,17 +284,19 @@ def test_decoder_command_writes_its_page(tmp_path, capsys):
     assert "has no tokenizer; give token ids" in capsys.readouterr().err
 
 
-def test_rope_baseline_is_read_like_any_decoder(ids, tmp_path):
+def test_rope_baseline_is_read_like_any_decoder(ids, tmp_path, capsys):
     shape = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2}
     for name in ("rope", "pro"):
         torch.manual_seed(1)
         save_pretrained(model := FoXForCausalLM(getattr(FoXConfig, name)(**shape)), tmp_path / name)
         assert bool(read_heads(model, ids).table["known"].any()) == (name == "pro")
-    np.save(tmp_path / "ids.npy", ids.numpy())
-    page = tmp_path / "heads.html"
-    given = ["--token-ids", str(tmp_path / "ids.npy"), "--context-length", str(T), "--html", str(page)]
-    assert inspect.main([str(tmp_path / "rope"), *given, "--compare", str(tmp_path / "pro")]) == 0
-    assert page.is_file()
+    np.save(tmp_path / "ids.npy", ids.repeat(1, 2).numpy())
+    page, rules = tmp_path / "heads.html", tmp_path / "rules.json"
+    given = ["--token-ids", str(tmp_path / "ids.npy"), "--html", str(page), "--rules", str(rules)]
+    given += ["--context-length", str(2 * T), "--compare", str(tmp_path / "pro")]
+    assert inspect.main([str(tmp_path / "rope"), *given]) == 0
+    assert page.is_file() and "ACP" not in rules.read_text()
+    assert "not applicable: ACP, FSA gate test on decay: the model has no" in capsys.readouterr().out
 
 
 def with_argument(name: str, value):

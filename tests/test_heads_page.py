@@ -12,7 +12,7 @@ from acp_repro.attention.boundary import find_boundary
 from acp_repro.common.errors import UsageError
 from acp_repro.explorer.explorer import Explorer, token_pieces
 from acp_repro.explorer.heads import weigh_heads
-from acp_repro.explorer.pack import LEAST_WEIGHTS
+from acp_repro.explorer.pack import LEAST_WEIGHT
 from acp_repro.explorer.rule_table import head_map, measure_rules
 from acp_repro.model import ByteTokenizer
 from acp_repro.model.capture import attention_inputs
@@ -197,7 +197,7 @@ def test_page_decodes_the_packed_data(visit, seen):
         assert (np.array(read["lost"]) >= w.pruned_mass.numpy() * (1 - 1e-6)).all()
         for query, keys in enumerate(read["keys"]):
             weights = w.weights[query].numpy()
-            count = max(1, int((weights >= LEAST_WEIGHTS[0]).sum()))
+            count = max(1, int((weights >= LEAST_WEIGHT).sum()))
             assert [key for key, _ in keys] == w.keys[query, :count].tolist()
             np.testing.assert_allclose([weight for _, weight in keys], weights[:count], atol=0.004)
             scores = k[w.keys[query, :count].long()] @ q[query] / q.shape[-1] ** 0.5

@@ -124,7 +124,7 @@ class HeadSums(RowSums):
                 self.after[name] += int(known_afterwards(mass, epsilon).sum())
         falling = weights[-first % self.stride :: self.stride].sort(-1, descending=True).values.cumsum(-1)
         shares = torch.tensor([*SHARES.values()], device=weights.device, dtype=falling.dtype)
-        needed = shares * falling[:, -1:].clamp(max=1)  # a learned sink has the rest
+        needed = shares * falling[:, -1:].clamp(max=1)  # a learned sink receives the rest
         self.kept_keys.append(1 + (falling[:, None] < needed[..., None]).sum(-1).cpu())
         if last > self.late:
             late = weights[max(0, self.late - first) :].sum(0, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A checkpoint folder with config, weights and tokenizer. Opening one does not import torch."""
+"""A checkpoint folder with config, weights and tokenizer. Opening a folder does not import torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class Checkpoint:
         folders = [folder for folder in (path, path / "model") if (folder / "config.json").is_file()]
         if not folders:
             if (path / "run.json").is_file():
-                raise UsageError(f"{path} contains no weights, because its training run has not finished")
+                raise UsageError(
+                    f"{path} contains no weights, because its training run has not finished; resume the run"
+                )
             run = min((file.parent for file in path.glob("*/run.json")), default="runs/cpu/NAME")
             wrong = "contains no config.json" if path.exists() else "does not exist"
             raise UsageError(

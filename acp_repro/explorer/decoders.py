@@ -94,10 +94,8 @@ def read_layers(
         layers.add(layer)
         on_layer(layer, inputs)
 
-    if hasattr(model, "base_model"):  # of transformers
-        run = functools.partial(decoder.base_model, use_cache=False)
-    else:
-        run = decoder.model
+    in_transformers = hasattr(model, "base_model")
+    run = functools.partial(decoder.base_model, use_cache=False) if in_transformers else decoder.model
     modes = {module: module.training for module in model.modules()}
     if any(isinstance(module, ForgettingAttentionCore) for module in modes):
 
@@ -165,7 +163,7 @@ _watcher: ContextVar[Callable[..., None]] = ContextVar("watcher")
 
 
 def _attend(module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs):
-    """The function that transformers calls for each layer: calls the watcher and computes the output."""
+    """The attention function of transformers: calls the watcher and computes the output of a layer."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     _watcher.get()(module, query, key, value, attention_mask, scaling, softcap, kwargs)
@@ -176,7 +174,7 @@ def _attend(module, query, key, value, attention_mask, scaling=None, softcap=Non
 
 
 def _attend_in_rows(query, key, value, mask, scaling, softcap, sinks, rows: int = 256) -> Tensor:
-    """(B, T, H, D): attention with a soft cap and sinks, which sdpa lacks, some rows at a time."""
+    """(B, T, H, D): attention with a soft cap and sinks, which sdpa lacks, in chunks of rows."""
     value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
     out = query.new_empty(*query.shape[:3], value.shape[-1])
     for first in range(0, query.shape[2], rows):

@@ -18,7 +18,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.tokenizer import whole_characters
 
 from .heads import ModelHeads, check_ids, weigh_heads
-from .pack import Listing, pack_model, pack_text, render
+from .pack import choose_stride, pack_model, pack_text, render
 
 
 class Decoder(Protocol):
@@ -46,7 +46,7 @@ class Explorer:
             if first.shape != second.shape or not torch.equal(first.input_ids, second.input_ids):
                 raise UsageError(
                     f"{first.name} and {second.name} differ in layers, heads or tokens; compare models of "
-                    "one shape on the same tokens"
+                    "the same shape on the same tokens"
                 )
             if first.name == second.name:  # such as two seeds in folders with the same name
                 self.models = tuple(
@@ -57,9 +57,9 @@ class Explorer:
     @cached_property
     def html(self) -> str:
         """The HTML of the page."""
-        listing = Listing.of(self.models)
+        stride = choose_stride(self.models)
         pieces, text = pack_text(token_pieces(self.models[0].input_ids, self.tokenizer))
-        packed = [pack_model(model, _facts(model), listing) for model in self.models]
+        packed = [pack_model(model, _facts(model), stride) for model in self.models]
         about = {"models": [about for about, _ in packed], "pieces": pieces}
         blobs = {"text": text} | {
             f"m{m}h{h}": blob for m, (_, blobs) in enumerate(packed) for h, blob in enumerate(blobs)
@@ -121,16 +121,14 @@ def check_comparable(first: str, first_config: FoXConfig, second: str, second_co
         f"{c.num_hidden_layers} layers of {c.num_heads} heads" for c in (first_config, second_config)
     )
     if one != other:
-        raise UsageError(
-            f"{first} has {one}, {second} has {other}; only models of one shape are compared head by head"
-        )
+        raise UsageError(f"{first} has {one}, {second} has {other}; compare models of the same shape")
 
 
 def token_pieces(ids: Tensor, tokenizer: Decoder | None) -> list[str]:
     """The text of each token of ``ids`` (T,) int64. A token without text, such as BOS, is shown by its id.
 
-    If a character spans several tokens, the first token has the text of all tokens up to the end of the
-    character, and the others are empty. The concatenated pieces are therefore the text.
+    If a character spans several tokens, the first token shows the text of all tokens up to the end of
+    the character, and the others are empty. The concatenated pieces are therefore the text.
     """
 
     @cache

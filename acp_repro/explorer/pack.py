@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +27,10 @@ from .palette import ROLES
 GATE_STEPS = 64  # steps per unit of log(f / (1 - f)), so f is within 0.4 %; also steps per nat of q.k
 CELL_FLOOR, RECEIVED_FLOOR = 1e-5, 1e-3
 BINS_PER_OCTAVE = 4
-# The maximum number of keys that the page lists, about 1.4 bytes each. The strongest key of a query is always
-# listed. Other keys are listed if their weight reaches the first of LEAST_WEIGHTS with which all keys fit. If
-# none fits, only every 2nd, 4th ... query has a list.
+# A query's strongest key and its keys of at least this weight are listed. If these are more than MOST_KEYS
+# keys, about 1.4 bytes each, only every 2nd, 4th ... query has a list.
+LEAST_WEIGHT = 0.01
 MOST_KEYS = 2_500_000
-LEAST_WEIGHTS = (0.01, 0.02, 0.05)
 D3 = "7.9.0"
 _SCRIPTS = (
     f"d3.v{D3}.min.js",
@@ -46,35 +45,25 @@ _SCRIPTS = (
 )
 
 
-class Listing(NamedTuple):
-    """The selection of listed keys: of every ``stride``-th query, from weight ``least_weight`` on."""
-
-    stride: int
-    least_weight: float
-
-    @classmethod
-    def of(cls, models: Sequence[ModelHeads], most: int = MOST_KEYS) -> Listing:
-        """The largest listing with at most ``most`` keys in total over all models."""
-        count, least = 0, 0.0
-        for least in LEAST_WEIGHTS:
-            count = sum(int(cls(1, least).mask(head).sum()) for model in models for head in model.heads)
-            if count <= most:
-                break
-        return cls(1 << max(0, math.ceil(math.log2(count / most))), least)
-
-    def mask(self, head: Head) -> np.ndarray:
-        """(queries, K) bool: the listed keys of every query with a list."""
-        keys, weights = (x[:: self.stride].numpy() for x in (head.weights.keys, head.weights.weights))
-        listed = (weights >= self.least_weight) & (keys >= 0)
-        listed[:, 0] = True
-        return listed
+def choose_stride(models: Sequence[ModelHeads]) -> int:
+    """The power of two such that the keys of every ``stride``-th query of all models fit the page."""
+    count = sum(int(list_keys(head, 1).sum()) for model in models for head in model.heads)
+    return 1 << max(0, math.ceil(math.log2(count / MOST_KEYS)))
 
 
-def pack_model(model: ModelHeads, facts: Sequence[str], listing: Listing) -> tuple[dict[str, Any], list[str]]:
+def list_keys(head: Head, stride: int) -> np.ndarray:
+    """(queries, K) bool: the listed keys of every ``stride``-th query."""
+    keys, weights = (x[::stride].numpy() for x in (head.weights.keys, head.weights.weights))
+    listed = (weights >= LEAST_WEIGHT) & (keys >= 0)
+    listed[:, 0] = True
+    return listed
+
+
+def pack_model(model: ModelHeads, facts: Sequence[str], stride: int) -> tuple[dict[str, Any], list[str]]:
     """The data of one model: the metadata for the first view, and one base64 string for each head."""
     edges, own = distance_bins(model.length), model.own_log_pruning_tolerance
     with ThreadPoolExecutor() as threads:  # zlib releases the GIL
-        packed = list(threads.map(lambda head: _pack_head(head, listing, edges, model.grid), model.heads))
+        packed = list(threads.map(lambda head: _pack_head(head, stride, edges, model.grid), model.heads))
     about = {
         "name": model.name,
         "facts": facts,
@@ -82,8 +71,8 @@ def pack_model(model: ModelHeads, facts: Sequence[str], listing: Listing) -> tup
         "cell": model.cell,
         "grid": model.grid,
         "ownTolerance": None if own is None else float(f"{own:.6g}"),  # as in the table
-        "stride": listing.stride,
-        "leastWeight": listing.least_weight,
+        "stride": stride,
+        "leastWeight": LEAST_WEIGHT,
         "bins": edges.tolist(),
         "table": {column: _plain(model.table[column]) for column in model.table},
         "sizes": [sizes for sizes, _ in packed],
@@ -117,9 +106,7 @@ def encode(arrays: Iterable[np.ndarray]) -> str:
     return base64.b64encode(zlib.compress(raw, 9)).decode()
 
 
-def _pack_head(
-    head: Head, listing: Listing, edges: np.ndarray, grid: tuple[int, int]
-) -> tuple[list[int], str]:
+def _pack_head(head: Head, stride: int, edges: np.ndarray, grid: tuple[int, int]) -> tuple[list[int], str]:
     w, length = head.weights, len(head.weights.received)
     log_fgate, logits = (
         w.received.new_empty(0) if x is None else x.double() for x in (head.log_fgate, head.logits)
@@ -127,9 +114,9 @@ def _pack_head(
     gate = log_fgate - (-log_fgate.expm1()).clamp(min=1e-300).log()  # log(f / (1 - f))
     gate = (gate * GATE_STEPS).round().clamp(-32768, 32767) + 32768
     c = cumulative_log_fgate(log_fgate[None])[0].numpy()
-    listed = listing.mask(head)
-    keys, weights = (x[:: listing.stride].numpy() for x in (w.keys, w.weights))
-    distance = np.arange(0, length, listing.stride)[:, None] - keys
+    listed = list_keys(head, stride)
+    keys, weights = (x[::stride].numpy() for x in (w.keys, w.weights))
+    distance = np.arange(0, length, stride)[:, None] - keys
     lost = np.maximum.reduceat(w.pruned_mass.numpy(), np.arange(0, length, grid[0]))
     cells = w.cells.numpy()[np.tril_indices(len(w.cells))]
     arrays = [

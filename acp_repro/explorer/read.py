@@ -19,7 +19,7 @@ from .decoders import LayerInputs, NotReadable, read_layers, text_config
 from .heads import STRONGEST, Head, ModelHeads, certified, check_ids, weight_columns
 from .weights import cell_tokens, head_weights
 
-LATE = 8  # the last eighth of the queries determines which earlier keys are needed
+LATE = 8  # scorers are judged by the weight that the last eighth of the queries puts on earlier keys
 SINKS = 4
 MOST_HEADS = 256  # with more heads, the page stores a quarter of the squares, instead of 33 kB per head
 
@@ -102,8 +102,8 @@ def read_heads(
         - ``after_e-10``, ``after_1e-3``, ``after_1e-2``: fraction that the oracle skips
             (:func:`known_afterwards`);
         - with ``scorers``: ``lost_NAME``, the weight of the last eighth of the queries on earlier keys that
-            NAME does not keep; likewise for ``oracle`` (the most needed keys of this head), ``window``
-            (the first 4 keys and the latest ones) and ``random``.
+            NAME does not keep; likewise for ``oracle`` (the keys with the most weight in this head),
+            ``window`` (the first 4 keys and the latest ones) and ``random``.
 
     Raises:
         NotReadable: the model has no causal attention that can be read, has fewer positions than there are

@@ -22,7 +22,7 @@ from .rules import NOT_COMPUTABLE, RULES, HeadInputs, Rule, Tiles, skip_by_runni
 from .weights import SPAN, RowSums, head_weights
 
 NOTHING = 1e-30  # the epsilon at which a lossless rule is compared with the certified test
-MOST_LOST = 1 - 1e-6  # a row that loses more weight has no output
+MOST_LOST = 1 - 1e-6  # a row that loses more weight has no output left to renormalise
 COLUMNS = ("skipped", "worst_row_loss", "mean_row_loss", "output_error", "certified_skipped")
 
 
@@ -73,8 +73,8 @@ class RuleSums(RowSums):
         """One row for each rule that applies to the head, with :data:`COLUMNS`."""
         shown = [tiles.shown(BLOCK, BLOCK) for tiles in self.tiles]
         tile_count = sum(int(of_chunk.sum()) for of_chunk in shown)
-        for rule in filter(self.losses.__contains__, self.rules):
-            loss, error = torch.cat(self.losses[rule]).unbind(1)
+        for rule, losses in self.losses.items():
+            loss, error = torch.cat(losses).unbind(1)
             worst = float(loss.max())
             epsilon = min(1.0, max(worst, NOTHING))
             certified_count = sum(
@@ -136,7 +136,9 @@ def measure_rules(
     ids = check_ids(tokens, text_config(model).vocab_size).to(next(model.parameters()).device)
     ids = ids[:, : ids.shape[1] // SPAN * SPAN]
     if len(ids) != 1 or ids.shape[1] < 2 * SPAN:
-        raise UsageError(f"rules require one sequence of {2 * SPAN} tokens or more (--context-length)")
+        raise UsageError(
+            f"rules require one sequence of {2 * SPAN} tokens or more; increase --context-length"
+        )
     found: list[dict[str, Any]] = []
     bar = progress_bar(unit="head", leave=False, disable=not progress)
 

@@ -1,9 +1,9 @@
 """The skip rules of published sparse attentions, applied to the exact scores of one head.
 
 Each function returns the tiles that a rule skips. Tests after q.k read ``Tiles``; tests before q.k use pooled
-q and k. The rules also include the decay of FoX or ALiBi, as an additional column of q (ones) and of k (-c),
-which the projects' own code does not support. docs/rules.md lists the sources, versions and differences from
-the projects' code.
+q and k. The rules also include the decay of FoX or ALiBi, as two additional columns of q and k, which the
+projects' own code does not support. docs/rules.md lists the sources, versions and differences from the
+projects' code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class HeadInputs:
         c: (T,) float64, the running sum of the log forget gates; None without decay.
         threshold: delta, one number; None without decay.
         softcap, window_size: as in :class:`LayerInputs`.
-        made: the cached results of :meth:`once`, by name.
+        masks: the masks of :func:`skip_by_mask`, by function and settings.
         queries, keys: q and k with two more columns, whose product is the decay ``c_i - c_j``.
     """
 
@@ -45,7 +45,7 @@ class HeadInputs:
     threshold: Tensor | None = None
     softcap: float | None = None
     window_size: int | None = None
-    made: dict[Any, Any] = field(default_factory=dict)
+    masks: dict[Any, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.queries, self.keys = self.q, self.k
@@ -53,12 +53,6 @@ class HeadInputs:
             c, ones = self.c[:, None], torch.ones_like(self.c)[:, None]
             self.queries = torch.cat([self.q, c, ones], 1)
             self.keys = torch.cat([self.k, ones, -c], 1)
-
-    def once(self, name: Any, make: Callable[[], Any]) -> Any:
-        """The cached result of ``make()``, computed once for all chunks of rows."""
-        if name not in self.made:
-            self.made[name] = make()
-        return self.made[name]
 
     def pooled(self, rows: slice, size_q: int, size_k: int) -> Tensor:
         """Scores of the mean q of each block of ``rows`` and the mean k of each block up to the last row."""
@@ -160,7 +154,7 @@ def skip_by_certificate(tiles: Tiles) -> Tensor | None:
     if head.c is None or head.threshold is None:
         return None
     c, delta = head.c[None, None], head.threshold.view(1, 1)
-    boundary = head.once("boundary", lambda: find_boundary(c, delta, len(head.k), BLOCK, BLOCK)[0, 0])
+    boundary = find_boundary(c, delta, len(head.k), BLOCK, BLOCK)[0, 0]
     of_rows = boundary[tiles.first // BLOCK : tiles.last // BLOCK, None]
     return torch.arange(tiles.mass.shape[1], device=of_rows.device) < of_rows
 
@@ -225,7 +219,7 @@ def skip_unlike_means(tiles: Tiles, similarity: float, mass: float | None, share
     """The first stage of SpargeAttn, 128 x 64: keeps blocks in the order of the softmax of mean q and mean k,
     up to ``mass`` or a fraction ``share`` of all key blocks. Blocks of dissimilar tokens are always kept."""
     head, size_q, size_k = tiles.head, SPAN, BLOCK
-    keys = head.k - head.once("mean key", lambda: head.k.mean(0))
+    keys = head.k - head.k.mean(0)
 
     def alike(x: Tensor, size: int) -> Tensor:
         return F.normalize(x, dim=1).unflatten(0, (-1, size)).mean(1).square().sum(1) > similarity
@@ -234,7 +228,7 @@ def skip_unlike_means(tiles: Tiles, similarity: float, mass: float | None, share
     scores = head.pooled(tiles.rows, size_q, size_k)
     hidden = tiles.offsets(size_q, size_k) <= -size_q
     weights = scores.masked_fill(hidden | ~alike_k, -math.inf).softmax(1).nan_to_num(0)
-    falling, order = weights.sort(dim=1, descending=True, stable=True)  # zeros: leftmost first
+    falling, order = weights.sort(dim=1, descending=True, stable=True)  # ties: leftmost block first
     if mass is None:
         count = torch.full((len(weights),), int(share * len(head.k) // size_k), device=weights.device)
     else:
@@ -246,7 +240,7 @@ def skip_unlike_means(tiles: Tiles, similarity: float, mass: float | None, share
 
 def skip_by_antidiagonals(tiles: Tiles, stride: int, mass: float) -> Tensor:
     """XAttention, 128 x 128: keeps blocks in the order of the softmax of the mean score on each cell's
-    antidiagonal, up to ``mass``. Index padding keeps block 0; the diagonal is kept; the sum lags a block."""
+    antidiagonal, until their sum reaches ``mass``. Block 0 and the diagonal are kept."""
     head, rows, last = tiles.head, tiles.rows, tiles.last
     queries = head.queries[rows].unflatten(0, (-1, stride)).flip(1).flatten(1)
     scores = queries @ head.keys[:last].unflatten(0, (-1, stride)).flatten(1).T / stride
@@ -328,8 +322,10 @@ def choose_lines(head: HeadInputs, columns: int, diagonals: int) -> Tensor:
 
 def skip_by_mask(tiles: Tiles, choose: Callable[..., Tensor], rows: int, keys: int, **how: Any) -> Tensor:
     """Skips by the mask of the full head, computed once by ``choose``, in units of ``rows`` by ``keys``."""
-    kept = tiles.head.once((choose, *how.items()), lambda: choose(tiles.head, **how))
-    return ~kept[tiles.first // rows : tiles.last // rows, : tiles.last // keys]
+    name, masks = (choose, *how.items()), tiles.head.masks
+    if name not in masks:
+        masks[name] = choose(tiles.head, **how)
+    return ~masks[name][tiles.first // rows : tiles.last // rows, : tiles.last // keys]
 
 
 def skip_outside_window(tiles: Tiles, sinks: int, recent: int) -> Tensor:

@@ -15,7 +15,7 @@ from acp_repro.attention.boundary import find_boundary
 
 # Scores per chunk. A CPU is fastest within its caches, a GPU with many rows per launch.
 CHUNK_SCORES_CPU, CHUNK_SCORES_GPU = 2**21, 2**26
-SPAN = 128  # chunks have a multiple of it as rows, so that a chunk has whole blocks of queries
+SPAN = 128  # chunks are multiples of this number of rows, so that they contain whole blocks of queries
 # Rows that share one reference value for their decays; see `_scores`.
 ROWS_OF_BASE = 64
 
@@ -43,7 +43,7 @@ class HeadWeights:
             (Equation 3), the weight of a kept key is A / (1 - pruned_mass).
         cells: (N, N), the mean weight of the queries of a square of ``cell`` tokens on its keys; each row
             sums to 1, or with a sink to 1 minus the sink's weight.
-        by_distance: (T,) float64, the mean weight at each distance i - j; its sum is the mean of those sums.
+        by_distance: (T,) float64, the mean weight at each distance i - j, which sums to the mean row sum.
         received: (T,) float64, the total weight of all queries on each key.
     """
 
@@ -133,7 +133,7 @@ def head_weights(
         if window_size is not None and last > window_size:
             block.masked_fill_(columns[here, None] - columns[:last] >= window_size, float("-inf"))
         sums.add_scores(first, block)
-        # Scores rise along a row because of the decay; topk is several times faster if scores fall.
+        # The decay makes scores rise along a row; topk is several times faster on falling scores.
         values, index = block.flip(1).topk(min(strongest, last))
         peak = values[:, :1].maximum(sink)
         block.sub_(peak).exp2_()

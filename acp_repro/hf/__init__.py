@@ -3,7 +3,7 @@
     import acp_repro.hf
     from transformers import AutoModelForCausalLM, AutoTokenizer
     model = AutoModelForCausalLM.from_pretrained("pretrained/pro-13m-4k-acp")
-    tokenizer = AutoTokenizer.from_pretrained("pretrained/pro-13m-4k-acp")  # puts BOS in front
+    tokenizer = AutoTokenizer.from_pretrained("pretrained/pro-13m-4k-acp")  # prepends BOS
 
 Folders of this project and the authors' checkpoints contain the same tensors under the same names. Both load
 without conversion, by path or by Hub name. No code from a checkpoint is executed.

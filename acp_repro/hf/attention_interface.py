@@ -45,8 +45,11 @@ def register_attention(
     A registered model raises ValueError for features that forgetting attention does not support: masks other
     than padding, bidirectional attention, dropout, soft caps, sinks, and caches with room for later tokens.
     """
-    options = dict(log_pruning_tolerance=log_pruning_tolerance, logit_bound=logit_bound)
-    options |= dict(implementation=implementation)
+    options = {
+        "log_pruning_tolerance": log_pruning_tolerance,
+        "logit_bound": logit_bound,
+        "implementation": implementation,
+    }
     AttentionInterface.register(name, functools.partial(_attend, find_gates=log_fgate, options=options))
     AttentionMaskInterface.register(name, _find_padding)
 

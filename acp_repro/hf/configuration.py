@@ -26,7 +26,7 @@ class ForgettingTransformerConfig(PreTrainedConfig):
     Args:
         use_cache: return a cache, unless a call sets ``use_cache`` itself.
         bos_token_id, eos_token_id: the token that separates documents. The pair (0, 1) of the authors' files
-            is read as GPT-2's 50256, or as None if the vocabulary is smaller.
+            becomes GPT-2's 50256, or as None if the vocabulary is smaller.
         **kwargs: fields of ``FoXConfig`` and of ``PreTrainedConfig``.
     """
 
@@ -63,8 +63,7 @@ class ForgettingTransformerConfig(PreTrainedConfig):
 
 
 class ForgettingTransformerCache(Cache):
-    """The cache of a FoX model for ``past_key_values``. The model updates ``self.fox``; ``update`` is not
-    used.
+    """The cache of a FoX model for ``past_key_values``. The model updates ``self.fox`` without ``update``.
 
     Args:
         config: the config of the model.

@@ -82,8 +82,8 @@ def _tokenizer(folder: Path, config: FoXConfig, longcrawl64: bool) -> FoXTokeniz
     tokenizer = FoXTokenizer(tokenizer_object=bpe)
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"{path} has {len(tokenizer)} ids, but the model has {config.vocab_size}; copy the "
-            "tokenizer with which the model was trained there"
+            f"{path} has {len(tokenizer)} ids, but the model has {config.vocab_size}; replace "
+            "the file by the tokenizer of the model's training run"
         )
     return tokenizer
 

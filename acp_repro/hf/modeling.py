@@ -29,7 +29,7 @@ from .packing import find_documents
 
 # Keywords without effect on FoX: the longest packed document, and the positions of new tokens in a cache.
 _IGNORED_KEYWORDS = {"max_length_q", "max_length_k", "cache_position"}
-# The styles of tensor parallelism other than "colwise"; gate_proj has the rows of two matrices.
+# The styles of tensor parallelism other than "colwise"; gate_proj stacks the rows of two matrices.
 _LINEAR_STYLES = {"attn.o_proj": "rowwise", "mlp.gate_proj": "packed_colwise", "mlp.down_proj": "rowwise"}
 
 
@@ -55,26 +55,12 @@ class FoXBackbone(FoXModel):
     ) -> BaseModelOutputWithPast | tuple:
         """The last hidden states (B, T, hidden), after the final norm.
 
-        Args:
-            input_ids: (B, T) integer; with a cache, the tokens after the cached ones.
-            attention_mask: (B, cached + T) of 0 and 1. Zeros are padding: on the left, or on the right of
-                rows that are not continued.
-            position_ids: FoX has no positions. In a batch of one, each 0 marks the start of a packed
-                document; ``cu_seq_lens_q``, ``cu_seq_lens_k`` and ``seq_idx`` are alternatives. Packed
-                documents do not affect each other and have no cache.
-            past_key_values: the cache to continue from; it is extended in place.
-            use_cache: return a cache; by default ``config.use_cache`` if no gradients are recorded.
-            inputs_embeds: (B, T, hidden), instead of input_ids.
-            **kwargs: keywords for packed documents.
-
-        Raises:
-            TypeError: an unknown keyword is passed.
-            ValueError: the cache belongs to another class or model, a row has padding inside or after cached
-                tokens, ``position_ids`` do not count, or attention weights are requested, which no kernel
-                stores.
+        Arguments and errors are those of :meth:`ForgettingTransformerForCausalLM.forward`.
         """
         if self.settings.output_attentions if output_attentions is None else output_attentions:
-            raise ValueError("output_attentions is not supported, because no kernel stores attention weights")
+            raise ValueError(
+                "output_attentions is not supported, because no kernel stores attention weights; remove it"
+            )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds")
         tokens = input_ids if inputs_embeds is None else inputs_embeds
@@ -109,9 +95,9 @@ class FoXBackbone(FoXModel):
         held = 0 if cache is None else cache.get_seq_length()
         if mask is not None and held and not bool(mask[:, held:].all()):
             raise ValueError(
-                "attention_mask has zeros after the cached tokens, where no row may have padding"
+                "attention_mask has zeros after the cached tokens, where no row may have padding; pass ones"
             )
-        if mask is None or held:  # the cache remembers the padding
+        if mask is None or held:  # the cache stores the padding
             return None
         if mask.shape != tokens.shape[:2]:
             raise ValueError(
@@ -165,7 +151,7 @@ class ForgettingTransformerModel(PreTrainedModel):
         check_loaded(str(pretrained_model_name_or_path), model, info)
         generation = getattr(model, "generation_config", None)  # none without a head
         if generation and (generation.bos_token_id, generation.eos_token_id) == MEANINGLESS_IDS:
-            # transformers has copied the ids of config.json, which the config itself reads differently.
+            # transformers copies the ids of config.json, which the config itself reads differently.
             generation.bos_token_id = model.config.bos_token_id
             generation.eos_token_id = model.config.eos_token_id
         return (model, info) if with_info else model  # pyright: ignore[reportReturnType]
@@ -218,7 +204,10 @@ class ForgettingTransformerModel(PreTrainedModel):
         return self.model
 
     def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPast | tuple:
-        """The last hidden states (B, T, hidden); see :meth:`FoXBackbone.forward` for arguments and errors."""
+        """The last hidden states (B, T, hidden), after the final norm.
+
+        Arguments and errors are those of :meth:`ForgettingTransformerForCausalLM.forward`, without labels.
+        """
         return self.model(*args, **kwargs)
 
 
@@ -257,15 +246,29 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
         """Logits, and the mean loss if there are labels.
 
         Args:
+            input_ids: (B, T) integer; with a cache, the tokens after the cached ones.
+            attention_mask: (B, cached + T) of 0 and 1. Zeros are padding: on the left, or on the right of
+                rows that are not continued.
+            position_ids: FoX has no positions. In a batch of one, each 0 marks the start of a packed
+                document; ``cu_seq_lens_q``, ``cu_seq_lens_k`` and ``seq_idx`` are alternatives. Packed
+                documents do not affect each other and have no cache.
+            past_key_values: the cache to continue from; it is extended in place.
             labels: (B, T) integer, the ids of input_ids. The model shifts them and ignores -100, as in
                 transformers.
+            use_cache: return a cache; by default ``config.use_cache`` if no gradients are recorded.
             logits_to_keep: return only this many last logits, or those at these indices; 0 returns all.
+            inputs_embeds: (B, T, hidden), instead of input_ids.
             num_items_in_batch: the divisor of the sum of losses; by default the number of labels.
-
-        The other arguments and the errors are those of ``ForgettingTransformerModel``.
+            **kwargs: keywords for packed documents.
 
         Returns:
             logits (B, T, vocab) in the dtype of the head's output; loss, a scalar in nats.
+
+        Raises:
+            TypeError: an unknown keyword is passed.
+            ValueError: the cache belongs to another class or model, a row has padding inside or after cached
+                tokens, ``position_ids`` do not count, or attention weights are requested, which no kernel
+                stores.
         """
         output: Any = self.model(
             input_ids,
@@ -283,9 +286,11 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
         logits = self.lm_head(output.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
-            size = self.config.vocab_size
             loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=size, num_items_in_batch=num_items_in_batch
+                logits=logits,
+                labels=labels,
+                vocab_size=self.config.vocab_size,
+                num_items_in_batch=num_items_in_batch,
             )
         output = CausalLMOutputWithPast(
             loss=loss,
@@ -302,8 +307,8 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
         """Creates the FoX cache, because the default cache of transformers stores no forget gates."""
         if generation_config.cache_implementation not in (None, "dynamic"):
             raise ValueError(
-                f"cache_implementation={generation_config.cache_implementation!r} is not supported: FoX has "
-                "a cache of its own (ForgettingTransformerCache)"
+                f"cache_implementation={generation_config.cache_implementation!r} is not supported, because "
+                "FoX has a cache of its own (ForgettingTransformerCache); remove the setting"
             )
         if (mask := model_kwargs.get("attention_mask")) is not None and not bool(mask[:, -1].all()):
             raise ValueError(RIGHT_PADDING_ERROR)

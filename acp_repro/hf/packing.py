@@ -51,7 +51,7 @@ def _find_restarts(mask: Tensor | None, cache: Any, at: Tensor) -> Tensor:
         held, padding = cache.fox.length, cache.fox.seq_start
         padding = 0 if padding is None else padding[:, None]
     real = torch.ones_like(at, dtype=torch.bool)
-    if mask is not None and mask.shape == (len(at), held + at.shape[1]):  # another shape is an error later
+    if mask is not None and mask.shape == (len(at), held + at.shape[1]):  # other shapes raise an error later
         real = mask[:, held:].bool()
     goes_on = F.pad(real[:, :-1] & real[:, 1:], (1, 0))
     again = goes_on & (at == 0)

@@ -1,7 +1,7 @@
 """The tokenizers of FoX models: one for a ``tokenizer.json``, and one for LongCrawl64.
 
-Both prepend BOS to a text, because every training sequence began with it; ``add_special_tokens=False`` omits
-it.
+Both prepend BOS to a text, because every training sequence began with BOS; ``add_special_tokens=False`` omits
+BOS.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
-# BOS, EOS and padding. If ``tokenizer.json`` lacks it, as those of this project do, it gets the next id.
+# BOS, EOS and padding. A ``tokenizer.json`` without it, such as this project's, assigns it the next id.
 END_OF_TEXT = "<|endoftext|>"
 _GPT2_VOCAB_SIZE = 50257
 _ESCAPES = re.compile(r'(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))+')
@@ -31,7 +31,7 @@ def unescape(text: str) -> str:
 
 
 class FoXTokenizer(PreTrainedTokenizerFast):
-    """The ``tokenizer.json`` beside a model's weights, unchanged; BOS, EOS and padding are END_OF_TEXT."""
+    """The ``tokenizer.json`` next to a model's weights, unchanged; BOS, EOS and padding are END_OF_TEXT."""
 
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
