@@ -34,26 +34,20 @@ def tabulate(records: pd.DataFrame, bag: pd.DataFrame, item: str) -> drawing.Tab
     paper = paper.assign(source="paper", column=paper["quantity"].str.replace("_", " ") + ", paper")
     values = pd.concat([ours, paper], ignore_index=True)
     values = values[["source", "row", "column", "mean", "std", "count"]]
-    order = list(naming.METHODS)
-    names = sorted(
-        ours.set_index(["method", "gates"]).index.unique(), key=lambda p: (order.index(p[0]), p[1])
-    )
-    measured = {name: {r.column: _cell(r) for r in of.itertuples()} for name, of in ours.groupby("row")}
     quoted = {
-        name: dict(zip(of["column"], of["mean"].map("{:.1f}".format), strict=True))
+        name: {row.column: f"{row.mean:.1f}" for row in of.itertuples()}
         for name, of in paper.groupby("row", sort=False)
     }
-    rows = [
-        {"": naming.row_name(*name)}
-        | measured[naming.row_name(*name)]
-        | quoted.get(naming.METHODS[name[0]], {})
-        for name in names
-    ]
-    rows.append(
-        {"": "Bag of words"}
-        | {naming.score_name(r): f"{r.score_percent:.1f}" for r in _of_words(bag).itertuples()}
+    order, rows = list(naming.METHODS), []
+    by_row = sorted(
+        ours.groupby(["method", "gates"]), key=lambda group: (order.index(group[0][0]), group[0][1])
     )
-    done = {naming.METHODS[method] for method, _ in names}
+    for (method, gates), of in by_row:
+        cells = {row.column: _cell(row) for row in of.itertuples()}
+        rows.append({"": naming.row_name(method, gates)} | cells | quoted.get(naming.METHODS[method], {}))
+    words = {naming.score_name(row): f"{row.score_percent:.1f}" for row in _of_words(bag).itertuples()}
+    rows.append({"": "Bag of words"} | words)
+    done = set(ours["method"].map(naming.METHODS))
     rows += [{"": f"{name} (quoted)"} | cells for name, cells in quoted.items() if name not in done]
     columns = ["", *dict.fromkeys(ours["column"]), *dict.fromkeys(paper["column"])]
     return drawing.Table(pd.DataFrame(rows, columns=columns).fillna("–"), values)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pandas as pd
 
 from .. import drawing, style
@@ -14,6 +17,7 @@ LATENCY_SAVED_PERCENT = (20.0, 25.0)
 ABLATION_SHARE = 0.98  # of the full method's throughput; the paper's ablations have 0.78 to 0.97
 EXTRA_THROUGHPUT = (0.4, 0.8)  # at 30 % minus at 50 %, relative to dense
 MEMORY_SAVED_PERCENT = (35, 45)
+ONE_BUDGET = "no task is timed at both budgets"
 _MEMORY = "memory saved, excluding weights"
 
 
@@ -116,46 +120,48 @@ def _saved(speed: pd.DataFrame) -> str:
 
 def throughput_rises(speed: pd.DataFrame) -> Verdict:
     table = _longest(speed)
-    table = table[table["budget"] == 0.3]
-    if table.empty:
-        return Verdict.of(None, "Adaptive Retention at 30 % is not timed")
-    ratio = table["dense_batch_ms"] / table["batch_ms"]
-    words = "; ".join(
-        f"{r.dataset}, {r.gates.replace('_', ' ')}, {r.length_tokens:,} tokens: {x:.2f}x"
-        for r, x in zip(table.itertuples(), ratio, strict=True)
-    )
-    more = {"n": len(ratio), "nothing": 1.0}
-    return in_range(ratio, THROUGHPUT, THROUGHPUT, words, suffix=" times", **more)
+    table = table[table["budget"] == 0.3].assign(length=table["length_tokens"].map("{:,} tokens".format))
+    table = table.set_index(["dataset", "gates", "length"])
+    ratio, ends = table["dense_batch_ms"] / table["batch_ms"], (THROUGHPUT, THROUGHPUT)
+    why = "Adaptive Retention at 30 % is not timed"
+    return _judge(ratio, ends, "{:.2f}x", why, suffix=" times", nothing=1.0)
 
 
 def budget_choice(speed: pd.DataFrame) -> Verdict:
     """Reproduced if the throughput relative to dense is higher at 30 % than at 50 % by EXTRA_THROUGHPUT."""
     table = _longest(speed)
     wide = _by_budget(table, table["dense_batch_ms"] / table["batch_ms"])
-    if wide.empty:
-        return Verdict.of(None, "no task is timed at both budgets")
-    extra = wide[0.3] - wide[0.5]
-    return in_range(extra, *EXTRA_THROUGHPUT, _of_settings(extra, "{:+.2f}x"), suffix="x", n=len(extra))
+    return _judge(wide[0.3] - wide[0.5], EXTRA_THROUGHPUT, "{:+.2f}x", ONE_BUDGET, suffix="x")
 
 
 def latency_falls(speed: pd.DataFrame) -> Verdict:
     """Reproduced if the time of a batch is lower at 30 % than at 50 % by LATENCY_SAVED_PERCENT."""
     table = _longest(speed)
     wide = _by_budget(table, table["batch_ms"])
-    if wide.empty:
-        return Verdict.of(None, "no task is timed at both budgets")
     saved = 100 * (1 - wide[0.3] / wide[0.5])
-    return in_range(saved, *LATENCY_SAVED_PERCENT, _of_settings(saved, "{:.0f} % less"), n=len(saved))
+    return _judge(saved, LATENCY_SAVED_PERCENT, "{:.0f} % less", ONE_BUDGET)
+
+
+def memory_falls(speed: pd.DataFrame) -> Verdict:
+    table = _longest(speed).dropna(subset=["peak_memory_bytes"])
+    table = table.assign(percent=(100 * table["budget"]).map("{:g} %".format))
+    table = table.set_index(["dataset", "gates", "percent"])
+    saved = 100 * (1 - table["peak_memory_bytes"] / table["dense_peak_memory_bytes"])
+    return _judge(saved, MEMORY_SAVED_PERCENT, "{:.0f} % less", "peak memory is not measured on a CPU")
+
+
+def _judge(values: pd.Series, ends: Sequence[float], form: str, missing: str, **more: Any) -> Verdict:
+    """The verdict on values, labelled by their index, against the ends of a range; ``missing`` if empty."""
+    if values.empty:
+        return Verdict.of(None, missing)
+    words = [f"{', '.join(label).replace('_', ' ')}: {form.format(x)}" for label, x in values.items()]
+    return in_range(values, *ends, "; ".join(words), n=len(values), **more)
 
 
 def _by_budget(table: pd.DataFrame, values: pd.Series) -> pd.DataFrame:
     """Values by task and gate position, one column per budget; only rows with both budgets."""
     wide = table.assign(value=values).set_index(["dataset", "gates", "budget"])["value"].unstack("budget")
     return wide.reindex(columns=[0.3, 0.5]).dropna()
-
-
-def _of_settings(values: pd.Series, form: str) -> str:
-    return "; ".join(f"{task}, {g.replace('_', ' ')}: {form.format(x)}" for (task, g), x in values.items())
 
 
 def ablations_slower(speed: pd.DataFrame) -> Verdict:
@@ -182,15 +188,3 @@ def scorer_is_cheap(speed: pd.DataFrame) -> Verdict:
     share = 100 * table["scorer_ms"] / table["batch_ms"]
     words = f"{share.min():.1f} to {share.max():.1f} % of a batch's time"
     return Verdict.of((share < 2).all(), words, n=len(share))
-
-
-def memory_falls(speed: pd.DataFrame) -> Verdict:
-    table = _longest(speed).dropna(subset=["peak_memory_bytes"])
-    if table.empty:
-        return Verdict.of(None, "peak memory is not measured on a CPU")
-    saved = 1 - table["peak_memory_bytes"] / table["dense_peak_memory_bytes"]
-    words = "; ".join(
-        f"{r.dataset}, {r.gates.replace('_', ' ')}, {100 * r.budget:g} %: {100 * s:.0f} % less"
-        for r, s in zip(table.itertuples(), saved, strict=True)
-    )
-    return in_range(100 * saved, *MEMORY_SAVED_PERCENT, words, n=len(saved))
