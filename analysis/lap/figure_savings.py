@@ -107,7 +107,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     model = context.suite.file.model
     gates = context.suite.file.pruning.config("published", "soft").gated_blocks(model.num_layers)
     after = model.num_layers - 1 - gates[-1]
-    where = f"{after} of {model.num_layers} encoder blocks follow the last of {len(gates)} gates."
+    where = f"The last of {len(gates)} gates precedes {after} of {model.num_layers} encoder blocks."
     caption = f"""**Savings of removal.**{at_half(records)} The figure shows time (dashed) and peak memory
 of the model with dropped tokens removed, relative to the same model with masks. Removal saves below 100 %.
 The bias of the gates sets the keep ratio. {bound_by(records)} Batches have {texts} texts, and times are

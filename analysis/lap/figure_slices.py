@@ -51,10 +51,10 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["attribution"]
-    texts = f"the held-out texts of {LONG_TOKENS} tokens or more that are reconstructed"
     long = slices.reconstructed(records, LONG_TOKENS, RECONSTRUCTED)
+    texts = f"held-out texts of {LONG_TOKENS} tokens or more that are reconstructed"
     if long.empty:
-        long, texts = records, "all held-out texts, which are short or not reconstructed"
+        long, texts = records, "held-out texts, which are short or not reconstructed"
     table = slices.positive(long)
     share, beyond = slices.behind(table, BEHIND), _beyond(table)
     behind = (
@@ -63,9 +63,8 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
         else f"Without EOS, {_words(share)} of a vector's positive SHAP values fall on its own token "
         f"and the {BEHIND} tokens before it (brackets: 95 % bootstrap interval over texts)."
     )
-    caption = f"""**Slices.** {behind} (a) By distance from the vector's own token{beyond}.
-(b) By third of the text. Only tokens that are written at their position count. The texts are {texts}
-({_count(long)})."""
+    caption = f"""**Slices.** {behind} (a) By distance from the vector's own token{beyond}. (b) By third of
+the text. Only tokens that are written at their position count. The figure shows {_count(long)} {texts}."""
     return draw(long), caption
 
 

@@ -37,5 +37,5 @@ def complexity_bounded(complexity: pd.DataFrame) -> Verdict:
     over = complexity["complexity_ratio"] / complexity["claimed_ratio"]
     off = (complexity["complexity_ratio"] / complexity["root_ratio"] - 1).abs().max()
     short = f"up to {over.max():.1f} times the claimed M/T"
-    words = f"{short}; within {100 * off:.2f} % of the square root of M/T"
+    words = f"{short}, and within {100 * off:.2f} % of the square root of M/T"
     return Verdict.of((over <= 1.01).all(), words, short, n=len(over), unit="simulation")

@@ -69,12 +69,12 @@ def draw(table: pd.DataFrame) -> drawing.Figure:
 def _mean_losses(table: pd.DataFrame) -> str:
     """The mean loss over tasks of random pruning and of Adaptive Retention, as a sentence."""
     parts = [
-        f"{naming.row_name(method, place)}: {points:.0f}"
+        f"{points:.0f} ({naming.row_name(method, place)})"
         for (method, place), points in table.groupby(["method", "place"], sort=False)["points"].mean().items()
         if method != "h2o"
     ]
-    where = f"{table['dataset'].nunique()} tasks with {100 * table['budget'].iloc[0]:g} % of the tokens"
-    return f"Points lost, mean of {where}: {'; '.join(parts)}."
+    tokens = f"{100 * table['budget'].iloc[0]:g} % of the tokens"
+    return f"Mean loss in points with {tokens}, {table['dataset'].nunique()} tasks: {', '.join(parts)}."
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:

@@ -70,9 +70,9 @@ def unlearnt(score: pd.DataFrame, bag: pd.DataFrame) -> pd.MultiIndex:
 
 def left_out(score: pd.DataFrame, bag: pd.DataFrame) -> str:
     """The tasks of :func:`unlearnt` as a sentence; empty if there are none."""
-    tasks = ", ".join(unlearnt(score, bag).unique("dataset"))
+    tasks = " and ".join(unlearnt(score, bag).unique("dataset"))
     why = f"because the dense model scores more than {UNLEARNT_POINTS} points below a bag of words"
-    return f"This excludes {tasks}, {why}. " if tasks else ""
+    return f"The comparison excludes {tasks}, {why}. " if tasks else ""
 
 
 def _cell(row: Any) -> str:
