@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pandas as pd
@@ -31,32 +30,16 @@ def relative(records: pd.DataFrame, column: str) -> pd.DataFrame:
     return table.assign(relative=table["removed"] / table["masked"])
 
 
-def growth(records: pd.DataFrame, column: str) -> tuple[float, float]:
-    """The growth of the tokens and of ``column`` with masks, from the shortest to the longest texts."""
-    masked = records[records["method"] == "masked"].groupby("length_tokens")[column].median()
-    return float(masked.index[-1] / masked.index[0]), float(masked.iloc[-1] / masked.iloc[0])
-
-
-def tells_time(records: pd.DataFrame, column: str) -> bool:
-    """Whether a time grows with the work. A device that waits for its host is not faster with less work."""
-    tokens, time = growth(records, column)
-    return tokens > 1 and time >= GROWS * tokens
-
-
-def bound_by(records: pd.DataFrame) -> str:
-    """One sentence per time that the host limits; empty if there is none."""
-    grown = {name: growth(records, c) for c, name in TIMES.items() if not tells_time(records, c)}
-    return "\n".join(
-        f"The time of the {name} does not measure removal: {tokens:.3g} times as many tokens take only "
-        f"{time:.2g} times as long, because the GPU waits for the host."
-        for name, (tokens, time) in grown.items()
-        if tokens > 1
-    )
-
-
-def told(records: pd.DataFrame, columns: Iterable[str]) -> list[str]:
-    """The columns that measure removal: memory, and the times that grow with the work."""
-    return [column for column in columns if column not in TIMES or tells_time(records, column)]
+def host_bound(records: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """The times that do not grow with the work, because the device waits for its host: the growth of the
+    tokens and of the time with masks, from the shortest to the longest texts."""
+    masked, found = records[records["method"] == "masked"], {}
+    for column in TIMES:
+        times = masked.groupby("length_tokens")[column].median()
+        tokens, time = times.index[-1] / times.index[0], times.iloc[-1] / times.iloc[0]
+        if tokens == 1 or time < GROWS * tokens:
+            found[column] = (tokens, time)
+    return found
 
 
 def at_half(records: pd.DataFrame) -> str:
@@ -66,12 +49,10 @@ def at_half(records: pd.DataFrame) -> str:
     if half.empty:
         return ""
     parts = []
-    for column in told(records, PANELS):
+    for column in [column for column in PANELS if column not in host_bound(records)]:
         table = relative(records, column)
         ratios = table.loc[table["keep_ratio"].isin(half), "relative"]
-        low, high = f"{ratios.min():.2f}", f"{ratios.max():.2f}"
-        name = PANELS[column].replace(":", "")
-        parts.append(f"{name} {low if low == high else f'{low} to {high}'}")
+        parts.append(f"{PANELS[column].replace(':', '')} {style.span(ratios, '.2f')}")
     return f" With half of the tokens removed, relative to masking: {'; '.join(parts)}."
 
 
@@ -107,10 +88,16 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     model = context.suite.file.model
     gates = context.suite.file.pruning.config("published", "soft").gated_blocks(model.num_layers)
     after = model.num_layers - 1 - gates[-1]
+    waits = " ".join(
+        f"The time of the {TIMES[column]} does not measure removal: {tokens:.3g} times as many tokens take "
+        f"only {time:.2g} times as long, because the device waits for the host."
+        for column, (tokens, time) in host_bound(records).items()
+        if tokens > 1
+    )
     where = f"The last of {len(gates)} gates precedes {after} of {model.num_layers} encoder blocks."
     caption = f"""**Savings of removal.**{at_half(records)} The figure shows time (dashed) and peak memory
 of the model with dropped tokens removed, relative to the same model with masks. Removal saves below 100 %.
-The bias of the gates sets the keep ratio. {bound_by(records)} Batches have {texts} texts, and times are
+The bias of the gates sets the keep ratio. {waits} Batches have {texts} texts, and times are
 medians of {repeats}. A batch is as long as the remainder of its longest text. The decoder generates 16
 tokens with a cache. Peak memory is the maximum allocation, excluding the weights. The memory that is held
 between two decoding steps (vectors, and their keys and values) nearly coincides with the decoder's peak and
@@ -145,7 +132,7 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
     few = worst.index.get_level_values("percent") <= 100 * FASTER_BELOW
     if not few.any():
         return Verdict(Word.INCONCLUSIVE, f"no keep ratio is {FASTER_BELOW:.0%} or less")
-    if not told(removal_time, columns):
+    if set(columns) <= set(host_bound(removal_time)):
         return Verdict(Word.INCONCLUSIVE, "the host limits the time, which hardly grows with the tokens")
     less = (worst["relative"] < 1) & (worst["of_all"] <= LESS)
     ours = "; ".join(
