@@ -67,7 +67,10 @@ def draw(table: pd.DataFrame) -> drawing.Figure:
 
 
 def _mean_losses(table: pd.DataFrame) -> str:
-    """The mean loss over tasks of random pruning and of Adaptive Retention, as a sentence."""
+    """The mean loss over tasks of random pruning and of Adaptive Retention, as a sentence; empty if the dense
+    model has learnt no task."""
+    if table.empty:
+        return ""
     parts = [
         f"{points:.0f} ({naming.row_name(method, place)})"
         for (method, place), points in table.groupby(["method", "place"], sort=False)["points"].mean().items()
