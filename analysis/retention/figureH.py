@@ -31,9 +31,7 @@ with all tokens. The inputs keep M of {records["tokens"].max()} tokens at random
 
 
 def complexity_bounded(complexity: pd.DataFrame) -> Verdict:
-    complexity = complexity[
-        complexity["kept_tokens"] < complexity["tokens"]
-    ]  # with all tokens, the ratio is 1
+    complexity = complexity[complexity["kept_tokens"] < complexity["tokens"]]  # the ratio of all is 1
     over = complexity["complexity_ratio"] / complexity["claimed_ratio"]
     off = (complexity["complexity_ratio"] / complexity["root_ratio"] - 1).abs().max()
     short = f"up to {over.max():.1f} times the claimed M/T"
