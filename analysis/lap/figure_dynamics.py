@@ -34,10 +34,9 @@ def draw(records: pd.DataFrame) -> drawing.Figure | None:
     ratios = records[records["series"] == "keep_ratio"].pivot(
         index="step", columns="gate_index", values="value"
     )
-    before = pd.concat([pd.Series(1.0, ratios.index, name=-1.0), ratios], axis=1).iloc[:, :-1]
-    for gate, column in enumerate(ratios):
-        share = ratios[column] / before.iloc[:, gate]
-        right.plot(ratios.index, share, color=GATES[gate % 4], label=f"gate {gate + 1}")
+    of_gate = ratios / ratios.shift(axis=1, fill_value=1.0)
+    for gate, column in enumerate(of_gate):
+        right.plot(of_gate.index, of_gate[column], color=GATES[gate % 4], label=f"gate {gate + 1}")
     left.set_title("Accuracy and keep ratio")
     right.set_title("Keep ratio of each gate")
     left.set(ylim=(0, 1.03), ylabel="accuracy, keep ratio", xlabel="step")

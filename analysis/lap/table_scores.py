@@ -38,11 +38,10 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     shown["decoding"] = records["decoding"].map(DECODING).to_list()
     for column, title in COLUMNS.items():
         shown[title] = [f"{value:.3f}" for value in records[column]]
+    printed = naming.PUBLISHED.table.query("item == 'table_scores'").set_index("quantity")["low"]
     paper = {"model": "article, Flan-T5-small on Yelp", "decoding": "teacher forcing"}
     for column, title in COLUMNS.items():
-        table = naming.PUBLISHED.table
-        rows = table[(table["item"] == "table_scores") & (table["quantity"] == column)]
-        paper[title] = f"{rows['low'].iloc[0]:.2f}" if len(rows) else "–"
+        paper[title] = f"{printed[column]:.2f}" if column in printed else "–"
     return drawing.Table(pd.concat([shown, pd.DataFrame([paper])], ignore_index=True), values)
 
 

@@ -17,7 +17,7 @@ from ..verdict import Verdict
 _TASK = ["dataset", "backbone"]
 SETTING = [*_TASK, "method", "budget", "gates"]
 COUNTED = "on the items of dev and test, if the records have items"  # part of captions
-ANSWERS = ((True, "holds on"), (False, "fails on"), (None, "open on"))
+HOLDS, FAILS, OPEN = "holds on", "fails on", "open on"
 _ONE_SEED = "; each setting has one training run, and the spread over seeds is unknown"
 
 
@@ -144,8 +144,7 @@ def above(
     bounds = [-missed_below(one) for one in found]
     shown = holm([2 * one.estimate.p_above(0) for one in found]) < LEVEL
     missed = holm([2 * one.p_above(bound) for one, bound in zip(below, bounds, strict=True)]) < LEVEL
-    each = [True if s else False if m else None for s, m in zip(shown, missed, strict=True)]
-    return _joint(found, each, words, "> 0")
+    return _joint(found, shown, missed, words, "> 0")
 
 
 def within(found: Sequence[Comparison], margin: float, words: Callable[[Comparison], str]) -> Verdict:
@@ -153,28 +152,32 @@ def within(found: Sequence[Comparison], margin: float, words: Callable[[Comparis
     tests = [equivalence(one.estimate, margin) for one in found]
     same = holm([test.p_value for test in tests]) < LEVEL
     beyond = holm([test.beyond_p_value for test in tests]) < LEVEL
-    each = [True if s else False if b else None for s, b in zip(same, beyond, strict=True)]
-    return _joint(found, each, words, f"within ±{margin:g}")
+    return _joint(found, same, beyond, words, f"within ±{margin:g}")
 
 
 def _joint(
-    found: Sequence[Comparison], each: Sequence[bool | None], words: Callable[[Comparison], str], asked: str
+    found: Sequence[Comparison],
+    shown: Sequence[bool],
+    ruled_out: Sequence[bool],
+    words: Callable[[Comparison], str],
+    asked: str,
 ) -> Verdict:
     """The joint verdict, with a text that lists the differences that hold, fail or are open."""
     splits = " and ".join(sorted({split for one in found for split in one.splits}))
     where = f"items of {splits}" if splits else "test scores"
+    answers = [HOLDS if yes else FAILS if no else OPEN for yes, no in zip(shown, ruled_out, strict=True)]
     lists, counts = [], []
-    for answer, word in ANSWERS:
-        some = [words(one) for one, value in zip(found, each, strict=True) if value is answer]
+    for answer in (HOLDS, FAILS, OPEN):
+        some = [words(one) for one, its in zip(found, answers, strict=True) if its == answer]
         if some:
-            lists.append(f"{word} {len(some)} of {len(found)} ({where}): {'; '.join(some)}")
-            counts.append(f"{word} {len(some)}")
+            lists.append(f"{answer} {len(some)} of {len(found)} ({where}): {'; '.join(some)}")
+            counts.append(f"{answer} {len(some)}")
     unpaired = "; ".join(dict.fromkeys(one.place for one in found if not one.splits))
     doubts = f"; not paired by item: {unpaired}" if unpaired else ""
     doubts += "" if all(one.row.freedom for one in found) else _ONE_SEED
     at_input = sum(one.row.gates == "input" for one in found)
     doubts += f"; {at_input} of {len(found)} have gates at the input, which the paper does not describe"
-    met = False if False in each else None if None in each else True
+    met = False if FAILS in answers else None if OPEN in answers else True
     short = f"{', '.join(counts)} of {len(found)}"
     values = {words(one).partition(": ")[0]: one.estimate.interval() for one in found}
     values = values if len(values) == len(found) else {}
