@@ -182,8 +182,8 @@ class PruningAutoencoder(nn.Module):
         config = files.read_json(folder / "config.json")
         if CONFIG_KEY not in config:
             raise PruningError(
-                f"{folder}: holds no config.json of a pruning autoencoder; give the folder of a trained one, "
-                "or begin from a T5 with PruningAutoencoder.from_t5"
+                f"{folder}: config.json has no key {CONFIG_KEY}; give the folder of a trained pruning "
+                "autoencoder, or start from a T5 with PruningAutoencoder.from_t5"
             )
         try:
             pruning = PruningConfig(**config[CONFIG_KEY])

@@ -58,9 +58,11 @@ Budget = Annotated[float, within("(0, 1]")]
 Stretch = Annotated[tuple[float, float], Must("(gamma, zeta) with gamma < 0 and zeta > 1", _is_stretch)]
 Profile = Annotated[
     str | tuple[float, ...],
-    Must(f"one of {', '.join(PROFILES)} or shares in (0, 1] that do not rise", _is_profile),
+    Must(f"one of {', '.join(PROFILES)} or non-increasing shares in (0, 1]", _is_profile),
 ]
-Gates = Annotated[str | tuple[int, ...], Must("after_blocks, input, output or rising places", _are_gates)]
+Gates = Annotated[
+    str | tuple[int, ...], Must("after_blocks, input, output or increasing positions", _are_gates)
+]
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,11 @@ class RetentionConfig:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         check(self)
         if self.constraint == "at_most" and self.initial_multiplier < 0:
-            raise ValueError("initial_multiplier: must not be negative where constraint is at_most")
+            raise ValueError("initial_multiplier: must be at least 0 if constraint is at_most")
         if (self.schedule == "profile") != (self.profile is not None):
-            raise ValueError(f"profile: is for schedule: profile, got {self.profile!r} and {self.schedule}")
+            raise ValueError(
+                f"profile: goes with schedule: profile, got {self.profile!r} and {self.schedule}"
+            )
 
     @property
     def profile_shares(self) -> tuple[float, ...]:
@@ -188,10 +192,10 @@ class RetentionConfig:
         named = {"after_blocks": tuple(range(1, num_layers + 1)), "input": (0,), "output": (num_layers,)}
         places = named[self.gates] if isinstance(self.gates, str) else self.gates
         if places[-1] > num_layers:
-            raise ValueError(f"gates: the encoder has {num_layers} blocks, so no place {places[-1]}")
+            raise ValueError(f"gates: position {places[-1]} is after the last of {num_layers} blocks")
         if self.schedule == "profile" and len(self.profile_shares) != len(places):
             raise ValueError(
-                f"profile: has {len(self.profile_shares)} shares for {len(places)} gates; give one a gate"
+                f"profile: has {len(self.profile_shares)} shares for {len(places)} gates; give one per gate"
             )
         return places
 

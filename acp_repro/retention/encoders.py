@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,11 +45,11 @@ class Encoder:
     def find_stack(self, model: nn.Module) -> nn.Module:
         """The module whose forward runs the blocks, in a model with or without a head."""
         base = getattr(model, getattr(model, "base_model_prefix", "") or "", model)
-        return get_module(base, self.stack)
+        return base.get_submodule(self.stack)
 
     def find_layers(self, stack: nn.Module) -> nn.ModuleList:
         """The blocks."""
-        return get_module(stack, self.layers)
+        return cast(nn.ModuleList, stack.get_submodule(self.layers))
 
     def run(self, block: nn.Module, hidden: Tensor, mask: Any, kwargs: dict[str, Any]) -> Tensor:
         """One block's output, (B, T, D) in the dtype of ``hidden`` (B, T, D)."""
@@ -62,11 +61,6 @@ class Encoder:
 def position_limit(config: Any) -> int:
     """The number of position embeddings for tokens in an encoder of one of ``MODEL_TYPES``."""
     return config.max_position_embeddings - 2 * (config.model_type in LIKE_ROBERTA)
-
-
-def get_module(module: nn.Module, path: str) -> Any:
-    """The submodule at a dotted path."""
-    return functools.reduce(getattr, path.split("."), module)
 
 
 def register_encoder(model_type: str, encoder: Encoder) -> None:
@@ -86,13 +80,13 @@ def find_encoder(model: nn.Module) -> Encoder:
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     if model_type not in _KNOWN:
         raise ValueError(
-            f"no layer list is known for model type {model_type!r}{did_you_mean(model_type, _KNOWN)}; "
-            f"register_encoder names its blocks, as those of {', '.join(sorted(_KNOWN))}"
+            f"model type {model_type!r} is not registered{did_you_mean(model_type, _KNOWN)}; call "
+            f"register_encoder, or use one of {', '.join(sorted(_KNOWN))}"
         )
     encoder = _KNOWN[model_type]
     try:
         block = encoder.find_layers(encoder.find_stack(model))[0]
-        _ = get_module(block, encoder.query), get_module(block, encoder.key)
+        _ = block.get_submodule(encoder.query), block.get_submodule(encoder.key)
     except AttributeError as error:
         raise ValueError(f"{type(model).__name__}: {error}; correct its register_encoder") from None
     if getattr(model.config, "is_decoder", False):
@@ -124,7 +118,7 @@ def attention_received(
         heads: attention heads of the block.
         global_: (B, T) bool, for a windowed encoder: tokens with global attention.
     """
-    query, key = get_module(block, encoder.query), get_module(block, encoder.key)
+    query, key = block.get_submodule(encoder.query), block.get_submodule(encoder.key)
     received = hidden.new_zeros(valid.shape, dtype=torch.float32)
     if encoder.windowed:
         _add_windowed(received, block, query, key, hidden, valid, heads, global_)

@@ -198,7 +198,7 @@ class Retention(nn.Module):
         if True in found:
             place = checks[found.index(True)][0]
             raise ValueError(
-                f"the scores of the gate at place {place} are NaN: its input or weights hold NaN"
+                f"the scores of the gate at place {place} are NaN; check its weights and input states"
             )
 
     @contextlib.contextmanager

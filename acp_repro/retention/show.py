@@ -82,7 +82,7 @@ def show_kept(folder: Path, text: str, question: str = "", budget: float | None 
     for record in records:
         kept = record.kept[0].tolist()
         place = f"after block {record.place}" if record.place else "at the input"
-        lines += ["", f"{place}: {sum(kept)} of {total} tokens go on"]
+        lines += ["", f"{place}: {sum(kept)} of {total} tokens kept"]
         lines += visible(text[:end], spans, kept).splitlines()
     if not records:
         lines += ["", "nothing is dropped"]

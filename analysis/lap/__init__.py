@@ -1,1 +1,1 @@
-"""The figures and the table of Learnable Attention Pruning, one file each."""
+"""The figures and tables of Learnable Attention Pruning, one file each."""

@@ -1,4 +1,4 @@
-"""Accuracy and free-running scores against the keep ratio, with the run without gates as a baseline."""
+"""Accuracy and free-running scores against the keep ratio, with runs without gates as a baseline."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FREE = {"bleu": ("D", "BLEU"), "exact_match": ("s", "exact match")}
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """(a) A line from each run's soft point (hollow) to its removed one (filled). (b) Its free-running
-    scores.
+    """(a) Each run under its soft mask (hollow), connected to the same run with tokens removed (filled).
+    (b) The free-running scores.
 
     Args:
         records: ``reconstruction`` records.
@@ -53,8 +53,9 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     with_gates = records[records["compression"].notna()]
     wide = with_gates.pivot(index="run", columns="decoding", values="token_accuracy")
     gaps = naming.each_in_words({run: f"{row.soft - row.removed:+.3f}" for run, row in wide.iterrows()})
-    caption = f"""**Accuracy against compression.** Accuracy lost by removal: {gaps}. (a) Token accuracy with
-teacher forcing. A filled point is a model whose tokens are really removed; a line joins it to the hollow
-point of the same weights under the soft mask, whose keep ratio is {naming.SOFT_RATIO}. (b) Scores of texts
-that the model decodes from the kept vectors alone."""
+    caption = f"""**Accuracy against compression.** Accuracy lost by removal: {gaps}. (a) Token accuracy
+with teacher forcing. A filled point is a model whose dropped tokens are removed from the tensors. A line
+connects the filled point to the hollow point of the same weights under the soft mask. The keep ratio of a
+hollow point is {naming.SOFT_RATIO}. (b) Scores of the texts that the model decodes from the kept vectors
+alone."""
     return draw(records), caption

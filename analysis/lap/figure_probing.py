@@ -1,4 +1,4 @@
-"""The probing classifier on kept vectors, against its baselines."""
+"""The probing classifier on kept vectors and its baselines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, Word
 
-CLOSE = 0.05  # of accuracy that counts as close
+CLOSE = 0.05  # the largest difference in accuracy that counts as close
 INTERVAL = 1.96  # standard errors to each side: 95 %
 NAMES = {
     "kept_votes": "kept vectors, votes",
@@ -22,7 +22,7 @@ WHOLE = {"all_tokens_votes": "all tokens' votes", "all_tokens_mean": "all tokens
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """A point per classifier with its 95 % interval, and the larger class as a line.
+    """A point per classifier with its 95 % interval, and the share of the majority class as a line.
 
     Args:
         records: ``probe`` records of one run.
@@ -35,8 +35,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         ax.errorbar(x, y, xerr=error, fmt="o", capsize=2, color=colour)
         drawing.note(ax, f"{x:.3f}", (x + error, y), (4, 0), color=colour)
     ax.set_yticks(range(len(records)), [NAMES[name] for name in records.index])
-    ax.axvline(records["majority_class"].iloc[0], color="0.4", lw=1, ls="--", label="larger class")
-    low = min(0.5, (records["accuracy"] - errors).min())  # 0.5 is a coin's
+    ax.axvline(records["majority_class"].iloc[0], color="0.4", lw=1, ls="--", label="majority class")
+    low = min(0.5, (records["accuracy"] - errors).min())  # 0.5 is chance
     ax.set(xlim=(low, 1), ylim=(len(records) - 0.5, -0.5), xlabel="held-out accuracy")
     drawing.legend(figure)
     return figure
@@ -47,17 +47,18 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     by_classifier = records.set_index("classifier")
     row, accuracy = by_classifier.loc["kept_votes"], 100 * by_classifier["accuracy"]
     whole = accuracy[list(WHOLE)].max()
-    caption = f"""**Probing.** Kept vectors tell {question} in {accuracy["kept_votes"]:.1f} % of the
-texts, all vectors in {whole:.1f} %, a bag of words in {accuracy["bag_of_words"]:.1f} %. The larger class
-has {100 * row["majority_class"]:.1f} % of them; a classifier that is not above that has not learnt. Small
-classifiers tell it from frozen vectors. Points are accuracies on {int(row["measured_texts"]):,} held-out
-texts, with 95 % intervals over these texts; the axis does not begin at 0. The classifiers learn from
-{int(row["train_texts"]):,} texts. A text has {row["vectors_per_text"]:.1f} kept vectors in the mean."""
+    caption = f"""**Probing.** Small classifiers predict from frozen vectors {question}. They are right for
+{accuracy["kept_votes"]:.1f} % of the texts with the kept vectors, {whole:.1f} % with all vectors, and
+{accuracy["bag_of_words"]:.1f} % with a bag of words. The majority class has
+{100 * row["majority_class"]:.1f} % of the texts; a classifier that does not exceed this share has not
+learnt. Points are accuracies on {int(row["measured_texts"]):,} held-out texts, with 95 % intervals over
+these texts; the axis does not begin at 0. The classifiers are trained on {int(row["train_texts"]):,} texts.
+A text has {row["vectors_per_text"]:.1f} kept vectors on average."""
     return draw(records), caption
 
 
 def probe_close(probe: pd.DataFrame) -> Verdict:
-    """Met if kept vectors are close to the best of all tokens' vectors and clearly above the larger class."""
+    """Met if the kept vectors are close to all tokens' vectors and clearly above the majority class."""
     found = one_each(probe, ["run", "classifier"], "probe").set_index("classifier")["accuracy"]
     texts, chance = int(probe["measured_texts"].iloc[0]), probe["majority_class"].iloc[0]
     learnt = {
@@ -68,11 +69,11 @@ def probe_close(probe: pd.DataFrame) -> Verdict:
         f"{words} {found[name]:.3f}{'' if name in learnt else ' (has not learnt)'}"
         for name, words in (("kept_votes", "kept"), *WHOLE.items(), ("bag_of_words", "bag of words"))
     )
-    ours += f", larger class {chance:.3f}, standard error {share_error(kept, texts):.3f}"
+    ours += f", majority class {chance:.3f}, standard error {share_error(kept, texts):.3f}"
     close = kept >= whole - CLOSE
-    if whole - CLOSE <= chance:  # then what has learnt nothing is close as well
-        ours += f"; all tokens lead the larger class by no more than {CLOSE}, so being close shows nothing"
-        return Verdict(Word.INCONCLUSIVE, ours, "all tokens lead the larger class by too little")
+    if whole - CLOSE <= chance:  # a classifier that has learnt nothing would be close as well
+        ours += f"; all tokens exceed the majority class by at most {CLOSE}, so being close shows nothing"
+        return Verdict(Word.INCONCLUSIVE, ours, "all tokens exceed the majority class by too little")
     if not learnt & set(WHOLE) or (close and "kept_votes" not in learnt):
         return Verdict(Word.INCONCLUSIVE, ours, "a classifier has not learnt")
     return Verdict.of(close, ours, f"kept {kept:.3f}, all tokens {whole:.3f}")

@@ -1,8 +1,7 @@
-"""What removal saves: time and memory of encoder and decoder against the keep ratio."""
+"""Savings of removal: time and memory of encoder and decoder against the keep ratio."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pandas as pd
@@ -11,9 +10,9 @@ from .. import drawing, style
 from ..tables import side_by_side
 from ..verdict import Verdict, Word
 
-FASTER_BELOW = 0.5  # of the tokens kept: what does not save there contradicts
-LESS = 0.99  # of what all tokens need without masks; above it removal saves the masks and not the tokens
-GROWS = 0.5  # of the growth of tokens that time must show, or the host sets the pace
+FASTER_BELOW = 0.5  # no saving at keep ratios up to this one contradicts the claim
+LESS = 0.99  # relative to all tokens kept; above this ratio, removal saves only the masks
+GROWS = 0.5  # time must grow by at least this fraction of the growth of the tokens, or the host limits it
 TIMES = {"encoder_ms": "encoder", "decoder_ms": "decoder"}
 PANELS = {
     "encoder_ms": "encoder: time",
@@ -25,60 +24,42 @@ PANELS = {
 
 
 def relative(records: pd.DataFrame, column: str) -> pd.DataFrame:
-    """``relative``: with removal over with masks, by length and keep ratio."""
+    """A table with ``relative``, the ratio of removal to masking, by length and keep ratio."""
     key, sides = ["run", "length_tokens", "keep_ratio"], ("masked", "removed")
     table = side_by_side(records, key, "method", column, sides, "figure_savings")
     return table.assign(relative=table["removed"] / table["masked"])
 
 
-def growth(records: pd.DataFrame, column: str) -> tuple[float, float]:
-    """From the shortest texts to the longest: how many times as many tokens, and as much of ``column`` with
-    masks."""
-    masked = records[records["method"] == "masked"].groupby("length_tokens")[column].median()
-    return float(masked.index[-1] / masked.index[0]), float(masked.iloc[-1] / masked.iloc[0])
-
-
-def tells_time(records: pd.DataFrame, column: str) -> bool:
-    """Whether a time is that of the work: a device that waits for its host is not faster with less of it."""
-    tokens, time = growth(records, column)
-    return tokens > 1 and time >= GROWS * tokens
-
-
-def bound_by(records: pd.DataFrame) -> str:
-    """Which times are the host's, in a sentence each; empty where none is."""
-    grown = {name: growth(records, c) for c, name in TIMES.items() if not tells_time(records, c)}
-    return "\n".join(
-        f"The time of the {name} says nothing about removal: {tokens:.3g} times the tokens take only "
-        f"{time:.2g} times as long, so such batches wait for the host."
-        for name, (tokens, time) in grown.items()
-        if tokens > 1
-    )
-
-
-def told(records: pd.DataFrame, columns: Iterable[str]) -> list[str]:
-    """The columns that speak of removal: memory, and the times that are those of the work."""
-    return [column for column in columns if column not in TIMES or tells_time(records, column)]
+def host_bound(records: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """The times that do not grow with the work, because the device waits for its host: the growth of the
+    tokens and of the time with masks, from the shortest to the longest texts."""
+    masked, found = records[records["method"] == "masked"], {}
+    for column in TIMES:
+        times = masked.groupby("length_tokens")[column].median()
+        tokens, time = times.index[-1] / times.index[0], times.iloc[-1] / times.iloc[0]
+        if tokens == 1 or time < GROWS * tokens:
+            found[column] = (tokens, time)
+    return found
 
 
 def at_half(records: pd.DataFrame) -> str:
-    """What is left of each time and memory where about half of the tokens are kept; empty if none are."""
+    """Time and memory at a keep ratio of about a half, as sentences; empty without such a keep ratio."""
     shares = records["keep_ratio"].drop_duplicates()
     half = shares[(shares - 0.5).abs() < 0.05]
     if half.empty:
         return ""
     parts = []
-    for column in told(records, PANELS):
+    for column in [column for column in PANELS if column not in host_bound(records)]:
         table = relative(records, column)
         ratios = table.loc[table["keep_ratio"].isin(half), "relative"]
-        low, high = f"{ratios.min():.2f}", f"{ratios.max():.2f}"
-        name = PANELS[column].replace(":", "").capitalize()
-        parts.append(f"{name}: {low if low == high else f'{low} to {high}'}")
-    return f" With half of the tokens removed, this is left of what masks need. {'. '.join(parts)}."
+        parts.append(f"{PANELS[column].replace(':', '')} {style.span(ratios, '.2f')}")
+    return f" With half of the tokens removed, relative to masking: {'; '.join(parts)}."
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """Removal relative to masking against the keep ratio, a panel a length. The memory held while decoding
-    coincides with the decoder's peak and is not drawn.
+    """Removal relative to masking against the keep ratio, one panel per length.
+
+    The memory held while decoding coincides with the decoder's peak and is not drawn.
 
     Args:
         records: ``removal_time`` records of one run.
@@ -107,15 +88,20 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     model = context.suite.file.model
     gates = context.suite.file.pruning.config("published", "soft").gated_blocks(model.num_layers)
     after = model.num_layers - 1 - gates[-1]
-    where = f"The last of {len(gates)} gates has {after} of {model.num_layers} encoder blocks after it."
-    caption = f"""**What removal saves.**{at_half(records)}
-The figure has time and memory of the model with tokens really removed, as a share of the same model with
-masks. Under 100 %, removal saves. Dashed: times. The gates' bias sets the share of tokens kept.
-{bound_by(records)}
-Batches have {texts} texts, and times are medians of {repeats}. A batch is as long as
-what is left of its longest text. The decoder writes 16 tokens, with a cache. Peak memory is the most that is
-allocated at once, without the weights. The memory held from token to token while decoding (vectors, and their
-keys and values) nearly coincides with the decoder's peak and is not drawn. {where}"""
+    waits = " ".join(
+        f"The time of the {TIMES[column]} does not measure removal: {tokens:.3g} times as many tokens take "
+        f"only {time:.2g} times as long, because the device waits for the host."
+        for column, (tokens, time) in host_bound(records).items()
+        if tokens > 1
+    )
+    where = f"The last of {len(gates)} gates precedes {after} of {model.num_layers} encoder blocks."
+    caption = f"""**Savings of removal.**{at_half(records)} The figure shows time (dashed) and peak memory
+of the model with dropped tokens removed, relative to the same model with masks. Removal saves below 100 %.
+The bias of the gates sets the keep ratio. {waits} Batches have {texts} texts, and times are
+medians of {repeats}. A batch is as long as the remainder of its longest text. The decoder generates 16
+tokens with a cache. Peak memory is the maximum allocation, excluding the weights. The memory that is held
+between two decoding steps (vectors, and their keys and values) nearly coincides with the decoder's peak and
+is not drawn. {where}"""
     return draw(records), caption
 
 
@@ -124,11 +110,11 @@ def encoder_time(removal_time: pd.DataFrame) -> Verdict:
 
 
 def encoder_memory(removal_time: pd.DataFrame) -> Verdict:
-    """Its peak lies in the blocks before the gates that remove: one that stays says nothing of others."""
+    """Inconclusive if the peak does not fall, because it precedes the gates that drop tokens."""
     found = _saves(removal_time, "encoder_peak_bytes")
     if found.word is not Word.CONTRADICTED:
         return found
-    short = "the peak lies before the gates that remove"
+    short = "the peak precedes the gates that drop tokens"
     return replace(found, word=Word.INCONCLUSIVE, ours=f"{short}: {found.ours}", short=short)
 
 
@@ -141,29 +127,29 @@ def decoder_memory(removal_time: pd.DataFrame) -> Verdict:
 
 
 def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
-    """Met if removal needs less at every share kept below all. Up to a half alone is inconclusive."""
+    """Met if removal needs less at every keep ratio below 1; inconclusive if only up to ``FASTER_BELOW``."""
     worst = pd.concat({column: _worst(removal_time, column) for column in columns})
     few = worst.index.get_level_values("percent") <= 100 * FASTER_BELOW
     if not few.any():
-        return Verdict(Word.INCONCLUSIVE, "no keep ratio was that small")
-    if not told(removal_time, columns):
-        return Verdict(Word.INCONCLUSIVE, "time hardly grows with the tokens")
+        return Verdict(Word.INCONCLUSIVE, f"no keep ratio is {FASTER_BELOW:.0%} or less")
+    if set(columns) <= set(host_bound(removal_time)):
+        return Verdict(Word.INCONCLUSIVE, "the host limits the time, which hardly grows with the tokens")
     less = (worst["relative"] < 1) & (worst["of_all"] <= LESS)
     ours = "; ".join(
-        f"{PANELS[column]} at {percent:.0f} % kept at most {row.relative:.2f} of that with masks, "
-        f"{row.of_all:.2f} of that with all tokens kept"
+        f"{PANELS[column]} at a keep ratio of {percent:.0f} %: at most {row.relative:.2f} relative to masks, "
+        f"{row.of_all:.2f} relative to all tokens kept"
         for (column, percent), row in worst.iterrows()
     )
     last = worst.loc[columns[0], "of_all"].tail(2)
     short = ", ".join(f"{share:.2f} at {percent:.0f} %" for percent, share in last.items())
     met = (True if less.all() else None) if less[few].all() else False
     more = {"n": removal_time["length_tokens"].nunique(), "unit": "length"}
-    return Verdict.of(met, ours, f"of that with all tokens: {short}", **more)
+    return Verdict.of(met, ours, f"relative to all tokens: {short}", **more)
 
 
 def _worst(removal_time: pd.DataFrame, column: str) -> pd.DataFrame:
-    """By percent of tokens kept below all, the most over lengths: ``relative``, and ``of_all``, over that
-    with all tokens kept."""
+    """The maximum over lengths, by keep ratio in percent below 100: ``relative`` (to masks) and ``of_all``
+    (``relative``, divided by its value with all tokens kept)."""
     table = relative(removal_time, column)
     whole = table[table["keep_ratio"] == 1].set_index("length_tokens")["relative"]
     table["of_all"] = table["relative"] / table["length_tokens"].map(whole)

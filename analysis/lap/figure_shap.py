@@ -1,4 +1,4 @@
-"""SHAP: which kept vector each written word comes from."""
+"""SHAP: the contribution of each kept vector to each written token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .. import drawing, style
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """A heat map: rows are kept vectors, columns written tokens.
+    """A heat map with kept vectors as rows and written tokens as columns.
 
     Args:
         records: ``attribution`` records of one text.
@@ -39,19 +39,19 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
 
 def most_added(text: pd.DataFrame) -> str:
-    """The kept vector that adds most to more written tokens than any other, as a sentence."""
+    """The kept vector with the largest SHAP value for most written tokens, as a sentence."""
     most = text.loc[text.groupby("written_position")["shap_nats"].idxmax()]
     counts = most["kept_position"].value_counts(sort=False).sort_index()
     token = text.loc[text["kept_position"] == counts.idxmax(), "kept_token"].iloc[0]
     return (
-        f"The kept vector of `{ast.literal_eval(token).strip()}` adds most to {counts.max()} of the "
-        f"{len(most)} written tokens."
+        f"The kept vector of `{ast.literal_eval(token).strip()}` has the largest SHAP value for "
+        f"{counts.max()} of the {len(most)} written tokens."
     )
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["attribution"]
-    records = records[records["text"] < SHOWN_TEXTS]  # of the long ones not every pair has a record
+    records = records[records["text"] < SHOWN_TEXTS]  # in longer texts, not every pair has a record
     written = records.drop_duplicates(["text", "written_position"])
     matches = written.groupby("text")["matches_text"].mean()
     chosen = matches.idxmax()  # the first of the best reconstructed texts
@@ -59,8 +59,8 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     quality = "exactly" if matches[chosen] == 1 else "best"
     kept, tokens = first["kept_position"].nunique(), int(first["text_tokens"].iloc[0])
     best = (matches == matches.max()).sum()
-    caption = f"""**SHAP.** {most_added(first)} The plot shows how much each kept vector adds to the log
-probability of each token that the model writes from memory alone. The text is the first of {best} texts that
-are reconstructed {quality}, of {len(matches)} short held-out texts. {kept} of its {tokens} tokens are kept.
-Rows are in the order of the text."""
+    caption = f"""**SHAP.** {most_added(first)} Each cell shows how much a kept vector adds to the log
+probability of a token that the model writes from the kept vectors alone. The text is the first of {best}
+texts that are reconstructed {quality}, of {len(matches)} short held-out texts. {kept} of its {tokens}
+tokens are kept. Rows are in the order of the text."""
     return draw(first), caption

@@ -1,4 +1,4 @@
-"""Where in the text the attribution of a kept vector lies."""
+"""Positions in the text of the attribution of a kept vector."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from .. import drawing
 from ..verdict import Verdict, Word
 from . import naming, slices
 
-LONG_TOKENS = 60  # of a text in which a slice and the whole are two things
-LONG_TEXTS = 50  # fewer tell nothing
+LONG_TOKENS = 60  # tokens of a text that is long enough to distinguish a slice from the whole text
+LONG_TEXTS = 50  # the number of such texts that a verdict needs
 RECONSTRUCTED = 0.9  # fraction of tokens reconstructed at their position
-SLICE_OF_TEXT = 0.2  # a vector spread evenly has its half on 0.5
-OF_SCATTERED = 0.5  # of the run that holds the half if the same values lie at random places
-LEAST_THIRD = 1 / 6  # of EOS's attribution on each third of the text: half of what an even spread gives
-REACH = 15  # tokens that are drawn
-BEHIND = 10  # of them, in the caption
+SLICE_OF_TEXT = 0.2  # the span of half of the attribution; 0.5 for a uniform attribution
+OF_SCATTERED = 0.5  # relative to the span of the same values at random positions
+LEAST_THIRD = 1 / 6  # the share of EOS's attribution on each third of the text: half of an even share
+REACH = 15  # the largest distance in tokens in panel (a)
+BEHIND = 10  # the distance in tokens in the caption
 LABELS = {False: "kept vectors", True: "EOS"}
 COLOURS = {False: "#0072B2", True: "#E69F00"}
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
     """Mean share of positive attribution by distance from the vector's origin, and by third of the text."""
-    table = slices.positive(_told(records)[0])
+    table = slices.positive(records)
     shares, thirds = slices.by_distance(table), slices.by_third(table)
     figure, (left, right) = drawing.panels(2, 2.4, width_ratios=(2, 1))
     for eos, label in LABELS.items():
@@ -51,50 +51,50 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["attribution"]
-    told, texts = _told(records)
-    table = slices.positive(told)
+    long = slices.reconstructed(records, LONG_TOKENS, RECONSTRUCTED)
+    texts = f"held-out texts of {LONG_TOKENS} tokens or more that are reconstructed"
+    if long.empty:
+        long, texts = records, "held-out texts, which are short or not reconstructed"
+    table = slices.positive(long)
     share, beyond = slices.behind(table, BEHIND), _beyond(table)
     behind = (
-        "No vector but EOS has a positive SHAP value."
+        "Only EOS has positive SHAP values."
         if share is None
         else f"Without EOS, {_words(share)} of a vector's positive SHAP values fall on its own token "
-        f"and the {BEHIND} before it (in brackets: 95 % interval, by a bootstrap over texts)."
+        f"and the {BEHIND} tokens before it (brackets: 95 % bootstrap interval over texts)."
     )
-    caption = f"""**Slices.** {behind} (a) By distance from the token that the vector was{beyond}.
-(b) By third of the text. Only written tokens that stand at their place count.
-Shown are {texts}."""
-    return draw(records), caption
+    caption = f"""**Slices.** {behind} (a) By distance from the vector's own token{beyond}. (b) By third of
+the text. Only tokens that are written at their position count. The figure shows {_count(long)} {texts}."""
+    return draw(long), caption
 
 
 def _beyond(table: pd.DataFrame) -> str:
-    """The share of the attribution that panel (a) leaves out, as the end of a sentence."""
+    """The share of the attribution outside panel (a), as the end of a sentence."""
     shares = slices.by_distance(table)
     far = shares[shares["distance"].abs() > REACH].groupby("is_eos")["share"].sum()
     parts = [f"{100 * share:.0f} % ({LABELS[bool(eos)]})" for eos, share in far.items() if share]
-    return f"; beyond {REACH} tokens, and not drawn: {', '.join(parts)}" if parts else ""
+    return f"; beyond {REACH} tokens (not drawn): {', '.join(parts)}" if parts else ""
 
 
 @naming.of_the_article
 def own_slice(attribution: pd.DataFrame) -> Verdict:
-    """Met if vectors, EOS apart, have half of their attribution on a short run of the text."""
+    """Met if half of the attribution of vectors other than EOS falls on a short run of the text."""
     table, few = _long(attribution)
     if few or table["is_eos"].all():
-        return Verdict(Word.INCONCLUSIVE, few or "no vector but EOS has positive attribution")
+        return Verdict(Word.INCONCLUSIVE, few or "only EOS has positive attribution")
     table = table[~table["is_eos"].astype(bool)]
     width, chance = (
         slices.over_texts(vectors, vectors["width"])
         for vectors in map(slices.width_of_each, (table, slices.scattered(table)))
     )
     met = width.mean <= min(SLICE_OF_TEXT, OF_SCATTERED * chance.mean)
-    ours = (
-        f"half of it on {_words(width)} of the text; at random places the same values need {_words(chance)}"
-    )
+    ours = f"half of it on {_words(width)} of the text; at random positions, on {_words(chance)}"
     return Verdict.of(met, ours)
 
 
 @naming.of_the_article
 def eos_is_global(attribution: pd.DataFrame) -> Verdict:
-    """Met if EOS has a fair part of its attribution on every third of the text."""
+    """Met if every third of the text has at least ``LEAST_THIRD`` of EOS's attribution."""
     table, few = _long(attribution)
     if few or not table["is_eos"].any():
         return Verdict(Word.INCONCLUSIVE, few or "EOS has no positive attribution")
@@ -110,15 +110,6 @@ def _long(attribution: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     texts = _count(records)
     few = f"{texts} texts of {LONG_TOKENS} tokens or more are reconstructed; {LONG_TEXTS} are needed"
     return slices.positive(records), few if texts < LONG_TEXTS else ""
-
-
-def _told(attribution: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The records that are drawn, of the texts of the verdicts, and these texts in words. A suite of short
-    texts, of which its verdicts can tell nothing, shows all that it has."""
-    long = slices.reconstructed(attribution, LONG_TOKENS, RECONSTRUCTED)
-    if long.empty:
-        return attribution, f"all {_count(attribution)} held-out texts, which are short or not reconstructed"
-    return long, f"the {_count(long)} held-out texts of {LONG_TOKENS} tokens or more that are reconstructed"
 
 
 def _count(records: pd.DataFrame) -> int:

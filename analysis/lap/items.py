@@ -1,4 +1,4 @@
-"""Every claim of the LAP article, and every figure and table with what draws it."""
+"""The claims, figures and tables of the LAP article, with the functions that draw and judge them."""
 
 from __future__ import annotations
 

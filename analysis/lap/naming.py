@@ -1,4 +1,4 @@
-"""Names of runs, and what the report says of the models."""
+"""The names of runs and models in tables, figures and the report."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MASKS = {
     "straight_through": "removal, straight through",
     "hard_concrete": "hard concrete gates",
 }
-SOFT_RATIO = "the article's $L(S)/L$; for hard concrete gates, the share of tokens that is expected to stay"
-MOST_KEPT = 0.95  # of the tokens, where something is dropped
+SOFT_RATIO = "the article's $L(S)/L$ (for hard concrete gates: the expected share of tokens that remain)"
+MOST_KEPT = 0.95  # the keep ratio up to which a run counts as dropping tokens
 READINGS = {"published": "", "article": ", article's gate"}
 
 
@@ -39,22 +39,22 @@ def run_cells(run: PruningRun) -> dict[str, str]:
 
 
 def name_of(compression: float | None, training_mask: str) -> str:
-    """A run in a legend or a table, from its columns."""
+    """The name of a run in a legend or a table, from its columns."""
     if pd.isna(compression):
         return "no gates"
     return f"λ = {compression:g}, {MASKS[training_mask]}"
 
 
 def each_in_words(words: Mapping[str, str]) -> str:
-    """ "exact-10: 41%; soft-1, soft-3 (6 runs): 0%": runs that say the same stand together, without seeds."""
+    """ "exact-10: 41%; soft-1, soft-3 (6 runs): 0%": runs with the same text are listed together."""
     alike: dict[str, list[str]] = {}
-    for run, said in words.items():
-        alike.setdefault(said, []).append(run)
+    for run, text in words.items():
+        alike.setdefault(text, []).append(run)
     named = []
-    for said, runs in alike.items():
-        kinds = list(dict.fromkeys(re.sub(r"-seed\d+$", "", run) for run in runs)) if len(runs) > 1 else runs
+    for text, runs in alike.items():
+        kinds = list(dict.fromkeys(re.sub(r"-seed\d+$", "", run) for run in runs))
         count = f" ({len(runs)} runs)" if len(runs) > len(kinds) else ""
-        named.append(f"{', '.join(kinds)}{count}: {said}")
+        named.append(f"{', '.join(kinds if len(runs) > 1 else runs)}{count}: {text}")
     return "; ".join(named)
 
 
@@ -69,7 +69,7 @@ def describe(suite: Suite) -> str:
 
 
 def shapes(runs: Sequence[PruningRun]) -> str:
-    """The models of some runs and what they were trained with, in words."""
+    """The models of ``runs`` and their training masks, as part of a sentence."""
     models = dict.fromkeys(
         f"{model.num_layers} and {model.num_decoder_layers} blocks of width {model.d_model}, "
         + (f"from {model.weights}" if model.weights else "from scratch")
@@ -81,7 +81,7 @@ def shapes(runs: Sequence[PruningRun]) -> str:
 
 
 def at_paper_scale(item: FigureSpec, runs: Sequence[PruningRun]) -> bool:
-    """Whether all models began from published weights, as the article's did."""
+    """Whether all models start from published weights, as in the article."""
     return bool(runs) and all(run.model.weights for run in runs)
 
 
@@ -92,12 +92,12 @@ def _is_published(file: File | PruningRun) -> bool:
 
 
 def distance(item: FigureSpec, runs: Sequence[PruningRun]) -> float:
-    """0 for a suite with the gates of the article's code, whose answer decides, else 1."""
+    """0 for a suite with the gates of the article's code, which decides, else 1."""
     return float(not any(run.training_mask == "soft" and _is_published(run) for run in runs))
 
 
 def as_published(records: pd.DataFrame) -> pd.DataFrame:
-    """The rows of runs that train as the published code does, and of those without gates."""
+    """The rows of runs that train like the published code, and of runs without gates; empty without both."""
     suites = {name: _is_published(load_suite(name).file) for name in records["suite"].unique()}
     gated = records["compression"].notna()
     article = records["suite"].map(suites) & (records["training_mask"] == "soft")
@@ -105,7 +105,7 @@ def as_published(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
-    """The criterion on runs that train as published alone. Others are inconclusive."""
+    """Restricts a criterion to runs that train as published; other runs are inconclusive."""
 
     @functools.wraps(check)
     def judge(records: pd.DataFrame) -> Verdict:
@@ -113,12 +113,11 @@ def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
             return check(own)
         found = check(records)
         masks = set(records.loc[records["compression"].notna(), "training_mask"])
-        hard = "by hard concrete gates, not the article's"
-        soft = "not its beta 5, tau 0.1 and lambda from step 500"
+        hard = "with hard concrete gates instead of the article's"
+        soft = "without the article's beta 5, tau 0.1 and lambda from step 500"
         parts = [hard] * ("hard_concrete" in masks) + [soft] * (masks != {"hard_concrete"})
         short = "other gates, beta, tau or lambda" if soft in parts else hard
-        return replace(
-            found, word=Word.INCONCLUSIVE, short=short, ours=f"{' and '.join(parts)}: {found.ours}"
-        )
+        ours = f"{' and '.join(parts)}: {found.ours}"
+        return replace(found, word=Word.INCONCLUSIVE, short=short, ours=ours)
 
     return judge

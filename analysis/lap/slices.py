@@ -18,8 +18,11 @@ DRAWS = 10_000  # bootstrap samples
 
 def positive(records: pd.DataFrame) -> pd.DataFrame:
     """``attribution`` records with ``share`` of a vector's positive attribution, ``distance`` in tokens from
-    its origin, and ``is_eos``. Written tokens at a wrong position are excluded, because distances are
-    undefined after the output diverges; so are vectors without positive attribution."""
+    its origin, and ``is_eos``.
+
+    Written tokens at a wrong position are excluded, because distances are undefined after the output
+    diverges. Vectors without positive attribution are excluded too.
+    """
     table = records[records["matches_text"]]
     table = table.assign(
         positive=table["shap_nats"].clip(lower=0),

@@ -1,4 +1,4 @@
-"""Which tokens are kept: by part of the text, by frequency, and by place."""
+"""Keep ratio of tokens by kind, by frequency, and by position in the text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pandas as pd
 from .. import drawing
 
 GROUPINGS = {
-    "kind": "part of the text",
+    "kind": "kind of token",
     "frequency": "fifth by frequency (1: most frequent)",
     "place": "tenth of the text",
 }
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
-    """The keep ratio of each group, a row a group.
+    """The keep ratio of each group of tokens, one row per group.
 
     Args:
         records: ``keep_ratio_by_word`` records of one run.

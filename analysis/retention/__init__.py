@@ -1,1 +1,1 @@
-"""Tables and figures of Adaptive Retention: one file each, and what the paper prints."""
+"""The tables and figures of Adaptive Retention, one file each, and the paper's values."""

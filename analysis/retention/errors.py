@@ -16,24 +16,23 @@ from ..verdict import Verdict
 
 _TASK = ["dataset", "backbone"]
 SETTING = [*_TASK, "method", "budget", "gates"]
-# Sentences that are appended to a criterion.
-COUNTED = "dev items counted where records hold them"
-_COUNTED = ((True, "holds on"), (False, "fails on"), (None, "open on"))
-_ONE_TRAINING = "; there is one training of each, and another may differ as much"
+COUNTED = "on the items of dev and test, if the records have items"  # part of captions
+HOLDS, FAILS, OPEN = "holds on", "fails on", "open on"
+_ONE_SEED = "; each setting has one training run, and the spread over seeds is unknown"
 
 
 class Comparison(NamedTuple):
-    """The difference of two settings."""
+    """The score difference between two settings."""
 
     row: Any
     estimate: Estimate
     scores: tuple[float, float]
-    splits: Sequence[str]  # the splits whose items both answered; empty if only scores are compared
+    splits: Sequence[str]  # the splits whose items both settings answered; empty if scores are compared
 
     @property
     def place(self) -> str:
-        """ "imdb, after blocks", or "imdb (base), after blocks" if there are several encoders."""
-        return f"{self.row.task}, {self.row.gates.replace('_', ' ')}"
+        """ "imdb, after blocks, 30 %"; the task is "imdb (base)" if there are several encoders."""
+        return f"{self.row.task}, {self.row.gates.replace('_', ' ')}, {100 * self.row.budget:g} %"
 
     @property
     def percent(self) -> float:
@@ -48,11 +47,13 @@ class Comparison(NamedTuple):
 
 
 def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
-    """One row per setting, for the first score of its task: ``task`` in words; ``mean`` over seeds on the
-    test split, in percent, with its ``examples`` and ``seeds``; ``items``, an array (seeds, items) with 1 for
-    each correct answer, by split and hash of the set; and ``spread``, the standard deviation over the seeds
-    of a task, with its degrees of ``freedom``, from the items that all settings of the task share or from
-    test scores."""
+    """One row per setting, for the first score of its task.
+
+    Columns: ``task``, its name with the encoder; ``mean``, the mean over seeds on the test split in percent,
+    with its ``examples`` and ``seeds``; ``items``, an array (seeds, items) with 1 for each correct answer, by
+    split and hash of the set; and ``spread``, the standard deviation over the seeds of a task, with its
+    degrees of ``freedom``, from the items that all settings of the task share or from test scores.
+    """
     test = score[score["split"] == "test"]
     first = test.groupby("dataset")["metric"].first()
     score = score[score["metric"] == score["dataset"].map(first)]
@@ -84,7 +85,7 @@ def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
 
 
 def _items(rows: pd.DataFrame) -> dict[tuple[str, str], np.ndarray]:
-    """Items by split, with seeds in order; a split is omitted if a seed lacks items or has another set."""
+    """Items by split, with seeds in order. A split is omitted if a seed lacks items or has other items."""
     found, seeds = {}, sorted(rows.loc[rows["split"] == "test", "seed"])
     for split, of_split in rows.sort_values("seed").groupby("split"):
         hashes, whole = set(of_split["items_hash"]), list(of_split["seed"]) == seeds
@@ -103,7 +104,7 @@ def _variance(items: dict[tuple[str, str], np.ndarray], splits: Iterable[tuple[s
 def compared(
     ours: pd.DataFrame, other: pd.DataFrame, on: Sequence[str] = _TASK, share: float = 1.0
 ) -> list[Comparison]:
-    """Differences between rows of :func:`settings` and ``share`` times the rows that match them in ``on``."""
+    """Rows of :func:`settings` minus ``share`` times the rows that match in the columns ``on``."""
     pairs = ours.merge(other, on=list(on), suffixes=("", "_other"))
     return [_compare(row, share) for row in pairs.itertuples(index=False)]
 
@@ -138,43 +139,47 @@ def above(
     words: Callable[[Comparison], str],
     missed_below: Callable[[Comparison], float] = lambda one: 0.0,
 ) -> Verdict:
-    """A verdict for each difference on whether it is above 0."""
+    """The joint verdict on whether each difference is above 0."""
     below = [one.estimate._replace(mean=-one.estimate.mean) for one in found]
     bounds = [-missed_below(one) for one in found]
     shown = holm([2 * one.estimate.p_above(0) for one in found]) < LEVEL
     missed = holm([2 * one.p_above(bound) for one, bound in zip(below, bounds, strict=True)]) < LEVEL
-    each = [True if s else False if m else None for s, m in zip(shown, missed, strict=True)]
-    return _sorted_out(found, each, words, "> 0")
+    return _joint(found, shown, missed, words, "> 0")
 
 
 def within(found: Sequence[Comparison], margin: float, words: Callable[[Comparison], str]) -> Verdict:
-    """A verdict for each difference on whether its absolute value is below ``margin`` points."""
+    """The joint verdict on whether the absolute value of each difference is below ``margin`` points."""
     tests = [equivalence(one.estimate, margin) for one in found]
     same = holm([test.p_value for test in tests]) < LEVEL
     beyond = holm([test.beyond_p_value for test in tests]) < LEVEL
-    each = [True if s else False if b else None for s, b in zip(same, beyond, strict=True)]
-    return _sorted_out(found, each, words, f"within ±{margin:g}")
+    return _joint(found, same, beyond, words, f"within ±{margin:g}")
 
 
-def _sorted_out(
-    found: Sequence[Comparison], each: Sequence[bool | None], words: Callable[[Comparison], str], asked: str
+def _joint(
+    found: Sequence[Comparison],
+    shown: Sequence[bool],
+    ruled_out: Sequence[bool],
+    words: Callable[[Comparison], str],
+    asked: str,
 ) -> Verdict:
-    """The joint verdict, and a text that lists the differences that hold, fail or are inconclusive."""
+    """The joint verdict, with a text that lists the differences that hold, fail or are open."""
     splits = " and ".join(sorted({split for one in found for split in one.splits}))
-    where = f"items of {splits}" if splits else "scores of test"
-    parts = []
-    for of, named in ((True, "holds on"), (False, "does not hold on"), (None, "is undecided on")):
-        some = [words(one) for one, value in zip(found, each, strict=True) if value is of]
-        parts += [f"{named} {len(some)} of {len(found)} ({where}): {'; '.join(some)}"] if some else []
-    bare = "; ".join(dict.fromkeys(one.place for one in found if not one.splits))
-    doubts = f"; not paired by item: {bare}" if bare else ""
-    doubts += "" if all(one.row.freedom for one in found) else _ONE_TRAINING
+    where = f"items of {splits}" if splits else "test scores"
+    answers = [HOLDS if yes else FAILS if no else OPEN for yes, no in zip(shown, ruled_out, strict=True)]
+    lists, counts = [], []
+    for answer in (HOLDS, FAILS, OPEN):
+        some = [words(one) for one, its in zip(found, answers, strict=True) if its == answer]
+        if some:
+            lists.append(f"{answer} {len(some)} of {len(found)} ({where}): {'; '.join(some)}")
+            counts.append(f"{answer} {len(some)}")
+    unpaired = "; ".join(dict.fromkeys(one.place for one in found if not one.splits))
+    doubts = f"; not paired by item: {unpaired}" if unpaired else ""
+    doubts += "" if all(one.row.freedom for one in found) else _ONE_SEED
     at_input = sum(one.row.gates == "input" for one in found)
     doubts += f"; {at_input} of {len(found)} have gates at the input, which the paper does not describe"
-    met = False if False in each else None if None in each else True
-    counts = [(sum(value is of for value in each), words) for of, words in _COUNTED]
-    short = ", ".join(f"{word} {n}" for n, word in counts if n) + f" of {len(found)}"
+    met = False if FAILS in answers else None if OPEN in answers else True
+    short = f"{', '.join(counts)} of {len(found)}"
     values = {words(one).partition(": ")[0]: one.estimate.interval() for one in found}
     values = values if len(values) == len(found) else {}
     more = {"values": values, "axis": f"score difference (points, {where}, 95 % interval; criterion {asked})"}
-    return Verdict.of(met, "; ".join(parts) + doubts, short, n=len(found), unit="setting", **more)
+    return Verdict.of(met, "; ".join(lists) + doubts, short, n=len(found), unit="setting", **more)

@@ -19,8 +19,8 @@ TITLES = {
 
 
 def swept(records: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The first score on the test split of the runs that differ from the default in ``name`` alone: the mean
-    over seeds, with ``low`` and ``high`` of them."""
+    """The first test score of the runs that differ from the default in ``name`` alone: the mean over seeds,
+    with their minimum ``low`` and maximum ``high``."""
     test = records[records["split"] == "test"]
     for other, value in DEFAULTS.items():
         if other != name:
@@ -34,14 +34,10 @@ def swept(records: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """A panel for each setting, a line for each task and budget.
-
-    Args:
-        records: ``score`` records; where seeds differ, a bar spans them.
-    """
+    """One panel per setting of the relaxation, one line per task and budget, from ``score`` records."""
     figure, axes = drawing.panels(3, 2.5, sharey=True)
     for ax, (name, title) in zip(axes, TITLES.items(), strict=True):
-        table, moved = swept(records, name), []
+        table = swept(records, name)
         for (dataset, _, budget, _), line in table.groupby(["dataset", "backbone", "budget", "gates"]):
             label = f"{dataset}, {100 * budget:g} %"
             (drawn,) = ax.plot(line[name], line["score_percent"], "o-", label=label)
@@ -49,7 +45,6 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
             for usual in line.loc[line[name] == DEFAULTS[name], "score_percent"]:
                 ends, band = (usual - PLATEAU_POINTS, usual + PLATEAU_POINTS), f"±{PLATEAU_POINTS:g} points"
                 ax.axhspan(*ends, color=drawn.get_color(), alpha=0.12, lw=0, zorder=0, label=band)
-            moved.append(line["score_percent"].max() - line["score_percent"].min())
         ax.axvline(DEFAULTS[name], color="0.4", lw=1, ls="--", zorder=1, label="the paper's default")
         ax.set(xlabel=title)
         ax.set_xticks(sorted(table[name].unique()))
@@ -60,8 +55,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
 
 def spans(records: pd.DataFrame) -> pd.Series:
-    """Points between the best and the worst score of a line of the figure, the most of its three panels, by
-    task and budget."""
+    """The range of the scores of a line in points, by task and budget: the maximum over the three panels."""
     key = ["dataset", "backbone", "budget", "gates"]
     scores = [swept(records, name).groupby(key, sort=False)["score_percent"] for name in TITLES]
     points = pd.concat([score.max() - score.min() for score in scores])
@@ -74,10 +68,11 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
         f"{points:.1f} points ({task}, {100 * budget:g} %)"
         for (task, budget), points in spans(records).items()
     )
-    caption = f"""**Figure 2.** Moving one setting of the relaxation changes the test score by at most
-{moved}. Each point is Adaptive Retention's mean over seeds, and a bar spans them where it is
-longer than the point. Bands are of the criterion, which counts items of dev too. The axis does
-not begin at 0. What the paper's figure calls threshold is the stretch, gamma and zeta of Eq. 6."""
+    caption = f"""**Figure 2.** A change of one setting of the relaxation changes the test score by at most
+{moved}. Each point is the mean of Adaptive Retention over seeds; a bar, if longer than the point, shows
+their range. Bands show the criterion's margin of {PLATEAU_POINTS:g} points; the criterion also counts the
+items of dev. The axis does not begin at 0. The paper's figure calls the stretch (gamma and zeta of Eq. 6)
+"threshold"."""
     return draw(records), caption
 
 
@@ -87,7 +82,7 @@ def plateau(score: pd.DataFrame) -> Verdict:
     usual = (table[list(DEFAULTS)] == list(DEFAULTS.values())).all(axis=1)
     found = errors.compared(table[~usual], table[usual], key)
     if not found:
-        return Verdict.of(None, "nothing is swept")
+        return Verdict.of(None, "no setting is swept")
 
     def words(one: errors.Comparison) -> str:
         moved = ", ".join(
@@ -95,6 +90,6 @@ def plateau(score: pd.DataFrame) -> Verdict:
             for name, value in DEFAULTS.items()
             if getattr(one.row, name) != value
         )
-        return f"{moved} ({one.place}, {100 * one.row.budget:g} %): {one.points}"
+        return f"{moved} ({one.place}): {one.points}"
 
     return errors.within(found, PLATEAU_POINTS, words)

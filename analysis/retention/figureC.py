@@ -1,4 +1,4 @@
-"""Appendices C and G: the slack of the budget against its bound."""
+"""Appendices C and G: the slack of the budget, compared with its bound."""
 
 from __future__ import annotations
 
@@ -8,31 +8,29 @@ from .. import drawing, style
 
 
 def bounds(records: pd.DataFrame) -> pd.DataFrame:
-    """One row a gate: lambda A, in nats, and what the loss with top-M exceeds the loss with soft gates by."""
-    table = records.copy()
-    # lambda is per share of tokens or per token; A in the same unit, with the mean length from the budget.
-    length = table["budget_tokens"] / table["budget"]
-    slack = table["slack_tokens"] / length.where(table["unit"] == "share", 1.0)
-    return table.assign(
+    """One row per gate: lambda A in nats, and the gap, the loss with top-M minus the loss with soft gates."""
+    # lambda is per share of tokens or per token; A has the same unit, with the mean length from the budget.
+    length = records["budget_tokens"] / records["budget"]
+    slack = records["slack_tokens"] / length.where(records["unit"] == "share", 1.0)
+    return records.assign(
         length=length,
-        weighted_slack_nats=table["multiplier"] * slack,
-        gap_nats=table["hard_loss_nats"] - table["soft_loss_nats"],
+        weighted_slack_nats=records["multiplier"] * slack,
+        gap_nats=records["hard_loss_nats"] - records["soft_loss_nats"],
     )
 
 
 def counts(records: pd.DataFrame) -> pd.DataFrame:
-    """One row a budget: what trained gates count as kept, in percent of the tokens, in the mean over them."""
+    """One row per budget: the tokens that trained gates keep by both counts, in percent, mean over gates."""
     percent = 100 * records["budget"] / records["budget_tokens"]
-    names = {"counted_tokens": "counted", "open_tokens": "open"}
-    shares = {short: records[name] * percent for name, short in names.items()}
-    return records.assign(**shares).groupby("budget")[list(shares)].mean().reset_index()
+    table = records.assign(counted=records["counted_tokens"] * percent, open=records["open_tokens"] * percent)
+    return table.groupby("budget")[["counted", "open"]].mean().reset_index()
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """(a) What each gate counts as kept, by budget. (b) By how much the gap is above lambda A.
+    """(a) The tokens that each gate keeps by both counts, by budget. (b) The gap minus lambda A.
 
     Args:
-        records: ``slackness`` records, one a trained gate.
+        records: ``slackness`` records, one per trained gate.
     """
     table = bounds(records)
     budgets = sorted(table["budget"].unique())
@@ -62,12 +60,15 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     first, *others = counts(records).itertuples()
     table = bounds(records)
     within = (table["weighted_slack_nats"] <= table["gap_nats"]).sum()
-    more = "".join(f" At {100 * row.budget:g} %: {row.counted:.0f} and {row.open:.0f} %." for row in others)
-    caption = f"""**Figure C.** At a budget of {100 * first.budget:g} %, trained gates count as
-{first.counted:.0f} % of the tokens by the paper's sum of p and as {first.open:.0f} % by open gates.{more}
-These are means over gates. (a) Both counts beside the budget M. Each point is a trained gate. (b) The
-gap, less the slack A times lambda that it bounds (Appendices C and G): what the loss with top-M exceeds the
-loss with soft gates by. The bound holds for {within} of {len(table)} gates. The least loss is unknown, and a
-feasible loss stands for it. A model whose training ends at hard masks minimises another loss than the soft
-one, so the bound need not hold there."""
+    more = "".join(
+        f" At {100 * row.budget:g} %, the counts are {row.counted:.0f} and {row.open:.0f} %."
+        for row in others
+    )
+    caption = f"""**Figure C.** At a budget of {100 * first.budget:g} %, trained gates keep
+{first.counted:.0f} % of the tokens by the paper's count, the sum of p, and {first.open:.0f} % by the number
+of open gates.{more} These numbers are means over gates. (a) Both counts and the budget M; each point is a
+trained gate. (b) The gap minus lambda times the slack A, which the gap should bound (Appendices C and G).
+The gap is the loss with top-M minus the loss with soft gates. The bound holds for {within} of {len(table)}
+gates. The minimum of the loss is unknown; the loss of a feasible point, top-M, replaces it. A model whose
+training ends with hard masks does not minimise the soft loss, so the bound need not hold for it."""
     return draw(records), caption

@@ -14,16 +14,12 @@ SLOPE_WITHIN = 0.05
 
 
 def slope(records: pd.DataFrame) -> float:
-    """Of log variance against log B, by least squares."""
+    """The slope of log variance against log B, by least squares."""
     return float(np.polyfit(np.log(records["batch_samples"]), np.log(records["gradient_variance"]), 1)[0])
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """Measured variances and C/B through the first.
-
-    Args:
-        records: ``variance`` records.
-    """
+    """Measured variances, and C/B with C from the first measurement, from ``variance`` records."""
     table = records.sort_values("batch_samples")
     first = table["gradient_variance"].iloc[0] * table["batch_samples"].iloc[0]
     figure, ax = drawing.panels()
@@ -38,9 +34,9 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["variance"]
-    caption = f"""**Figure E.** The variance of the mean of B gradients through relaxed gates falls with a
-slope of {slope(records):.3f}. Appendix E bounds it by C/B, which is a slope of -1. Each point is from
-{records["repeats"].max():,} repeats."""
+    caption = f"""**Figure E.** The logarithm of the variance of a mean of B gradients through relaxed gates
+falls with a slope of {slope(records):.3f} in log B. Appendix E bounds the variance by C/B, a slope of -1.
+Each point has {records["repeats"].max():,} repeats."""
     return draw(records), caption
 
 

@@ -10,30 +10,30 @@ from ..verdict import Verdict
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """The measured ratio, M/T as the paper claims it, and the root of it, of ``complexity`` records."""
+    """The measured ratio, the paper's M/T, and the square root of M/T, from ``complexity`` records."""
     table = one_each(records, ["kept_tokens"], "figureH").sort_values("kept_tokens")
     share = table["kept_tokens"] / table["tokens"]
     figure, ax = drawing.panels()
     ax.plot(share, table["claimed_ratio"], color=style.PAPER, label="$M/T$, Appendix H")
     ax.plot(share, table["root_ratio"], color=style.SIZES[1], label="$\\sqrt{M/T}$")
     ax.plot(share, table["complexity_ratio"], "o", color=style.SIZES[0], label="measured")
-    ax.set(xlabel="tokens kept, $M/T$", ylabel="complexity over that of all tokens")
+    ax.set(xlabel="keep ratio $M/T$", ylabel="complexity, relative to all tokens")
     ax.legend()
     return figure
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["complexity"]
-    caption = f"""**Figure H.** The complexity of a pruned class is {complexity_bounded(records).ours}. Shown
-is the empirical Rademacher complexity of linear predictors of norm 1, over that with all tokens. The inputs
-keep M of {records["tokens"].max()} tokens, at random."""
+    caption = f"""**Figure H.** The complexity of a pruned class is {complexity_bounded(records).ours}. The
+complexity is the empirical Rademacher complexity of linear predictors of norm 1, divided by the complexity
+with all tokens. The inputs keep M of {records["tokens"].max()} tokens at random."""
     return draw(records), caption
 
 
 def complexity_bounded(complexity: pd.DataFrame) -> Verdict:
-    complexity = complexity[complexity["kept_tokens"] < complexity["tokens"]]  # with all the ratio is 1
+    complexity = complexity[complexity["kept_tokens"] < complexity["tokens"]]  # the ratio of all is 1
     over = complexity["complexity_ratio"] / complexity["claimed_ratio"]
     off = (complexity["complexity_ratio"] / complexity["root_ratio"] - 1).abs().max()
     short = f"up to {over.max():.1f} times the claimed M/T"
-    words = f"{short}; within {100 * off:.2f} % of the square root of M/T"
+    words = f"{short}, and within {100 * off:.2f} % of the square root of M/T"
     return Verdict.of((over <= 1.01).all(), words, short, n=len(over), unit="simulation")

@@ -1,4 +1,4 @@
-"""Every claim of the Adaptive Retention paper, and every figure and table with what draws it."""
+"""The claims, figures and tables of the Adaptive Retention paper, with the functions that draw and judge."""
 
 from __future__ import annotations
 

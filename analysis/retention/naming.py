@@ -1,4 +1,4 @@
-"""How the methods and models of Adaptive Retention are named, and set beside the paper's."""
+"""The names of the methods and models of Adaptive Retention in tables, figures and the report."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def row_name(method: str, gates: str) -> str:
 
 
 def score_name(row: Any) -> str:
-    """The column of a record of a score: "imdb accuracy"."""
+    """The column of a ``score`` record: "imdb accuracy"."""
     return f"{row.dataset} {row.metric.replace('_', ' ')}"
 
 
 def own_tasks(records: pd.DataFrame) -> str:
-    """A sentence on the tasks of the records that the project made up; nothing where there are none."""
+    """A sentence that names the project's own tasks in the records; empty if there are none."""
     own = [name for name in OWN_TASKS if (records["dataset"] == name).any()]
     subject = f"The tasks {' and '.join(own)} are" if len(own) > 1 else f"The task {''.join(own)} is"
     return f"{subject} the project's own. " if own else ""
 
 
 def run_cells(run: RetentionRun | PretrainingRun) -> dict[str, str]:
-    """What a run is, as columns of the report's table of runs."""
+    """The columns of a run in the report's table of runs."""
     pretrains = isinstance(run, PretrainingRun)
     plain = run.is_dense or pretrains
     return {
@@ -64,11 +64,8 @@ def run_cells(run: RetentionRun | PretrainingRun) -> dict[str, str]:
 
 
 def describe(suite: RetentionSuite) -> str:
-    """The models of a suite in half a sentence."""
-    tasks = ", ".join(dict.fromkeys(run.dataset_name for run in suite.tuned))
-    encoders = dict.fromkeys((run.backbone_name, run.backbone) for run in suite.tuned)
-    words = ", ".join(f"{name} ({_shape(backbone)})" for name, backbone in encoders)
-    return f"{words}, fine-tuned on {tasks}"
+    """The encoders and tasks of a suite, as part of a sentence."""
+    return shapes(suite.tuned)
 
 
 def _shape(backbone) -> str:
@@ -79,17 +76,19 @@ def _shape(backbone) -> str:
 
 
 def shapes(runs: Sequence[RetentionRun]) -> str:
-    """Encoders and tasks of some runs, in words."""
-    encoders = ", ".join(dict.fromkeys(f"{run.backbone_name} ({_shape(run.backbone)})" for run in runs))
-    return f"{encoders} on {', '.join(dict.fromkeys(run.dataset_name for run in runs))}"
+    """The encoders and tasks of ``runs``, as part of a sentence."""
+    encoders = dict.fromkeys(f"{run.backbone_name} ({_shape(run.backbone)})" for run in runs)
+    return (
+        f"{', '.join(encoders)}, fine-tuned on {', '.join(dict.fromkeys(run.dataset_name for run in runs))}"
+    )
 
 
 def at_paper_scale(item: FigureSpec, runs: Sequence[RetentionRun]) -> bool:
-    """Whether all encoders began from published weights, as the paper's did."""
+    """Whether all encoders start from published weights, as in the paper."""
     return bool(runs) and all(run.backbone.pretrained for run in runs)
 
 
 def means(score: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Mean and standard deviation of scores over seeds, which alone may differ within ``columns``."""
+    """Mean, standard deviation and number of scores over the seeds of each setting in ``columns``."""
     grouped = score.groupby(columns, sort=False, dropna=False)["score_percent"]
     return grouped.agg(["mean", "std", "count"]).reset_index()

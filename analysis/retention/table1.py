@@ -23,8 +23,8 @@ _KEY = [*_TASK, "method", "gates", "metric"]
 
 
 def tabulate(records: pd.DataFrame, bag: pd.DataFrame, item: str) -> drawing.Table:
-    """One row a method and place of its gates, one column a task and score; below, a bag of words, and what
-    the paper prints."""
+    """One row per method and gate position, one column per task and score; a bag of words and the rows that
+    only the paper has follow."""
     test = records[records["split"] == "test"]
     one_each(test, [*_KEY, "seed"], item)
     ours = naming.means(test, _KEY).assign(source="measured")
@@ -34,40 +34,34 @@ def tabulate(records: pd.DataFrame, bag: pd.DataFrame, item: str) -> drawing.Tab
     paper = paper.assign(source="paper", column=paper["quantity"].str.replace("_", " ") + ", paper")
     values = pd.concat([ours, paper], ignore_index=True)
     values = values[["source", "row", "column", "mean", "std", "count"]]
-    order = list(naming.METHODS)
-    names = sorted(
-        ours.set_index(["method", "gates"]).index.unique(), key=lambda p: (order.index(p[0]), p[1])
-    )
-    measured = {name: {r.column: _cell(r) for r in of.itertuples()} for name, of in ours.groupby("row")}
     quoted = {
-        name: dict(zip(of["column"], of["mean"].map("{:.1f}".format), strict=True))
+        name: {row.column: f"{row.mean:.1f}" for row in of.itertuples()}
         for name, of in paper.groupby("row", sort=False)
     }
-    rows = [
-        {"": naming.row_name(*name)}
-        | measured[naming.row_name(*name)]
-        | quoted.get(naming.METHODS[name[0]], {})
-        for name in names
-    ]
-    rows.append(
-        {"": "Bag of words"}
-        | {naming.score_name(r): f"{r.score_percent:.1f}" for r in _of_words(bag).itertuples()}
+    order, rows = list(naming.METHODS), []
+    by_row = sorted(
+        ours.groupby(["method", "gates"]), key=lambda group: (order.index(group[0][0]), group[0][1])
     )
-    done = {naming.METHODS[method] for method, _ in names}
+    for (method, gates), of in by_row:
+        cells = {row.column: _cell(row) for row in of.itertuples()}
+        rows.append({"": naming.row_name(method, gates)} | cells | quoted.get(naming.METHODS[method], {}))
+    words = {naming.score_name(row): f"{row.score_percent:.1f}" for row in _of_words(bag).itertuples()}
+    rows.append({"": "Bag of words"} | words)
+    done = set(ours["method"].map(naming.METHODS))
     rows += [{"": f"{name} (quoted)"} | cells for name, cells in quoted.items() if name not in done]
     columns = ["", *dict.fromkeys(ours["column"]), *dict.fromkeys(paper["column"])]
     return drawing.Table(pd.DataFrame(rows, columns=columns).fillna("–"), values)
 
 
 def _of_words(bag: pd.DataFrame) -> pd.DataFrame:
-    """Of a bag of words the best of its settings on the test split, by task and score. That flatters it."""
+    """The best test score of a bag of words over its settings, by task and score: an optimistic baseline."""
     test = bag[bag["split"] == "test"]
     return test.groupby([*_TASK, "metric"], as_index=False, sort=False)["score_percent"].max()
 
 
 def unlearnt(score: pd.DataFrame, bag: pd.DataFrame) -> pd.MultiIndex:
-    """(task, encoder) whose dense model is more than ``UNLEARNT_POINTS`` below a bag of words, on the test
-    split."""
+    """The (task, encoder) pairs whose dense model scores more than ``UNLEARNT_POINTS`` below a bag of words
+    on the test split."""
     dense = score[(score["split"] == "test") & (score["method"] == "dense")]
     dense = dense.groupby([*_TASK, "metric"], as_index=False, sort=False)["score_percent"].mean()
     both = dense.merge(_of_words(bag), on=[*_TASK, "metric"]).groupby(_TASK, sort=False).first()
@@ -75,43 +69,36 @@ def unlearnt(score: pd.DataFrame, bag: pd.DataFrame) -> pd.MultiIndex:
 
 
 def left_out(score: pd.DataFrame, bag: pd.DataFrame) -> str:
-    """Which tasks :func:`unlearnt` names, as a sentence; nothing where there are none."""
-    tasks = ", ".join(unlearnt(score, bag).unique("dataset"))
-    why = f"where the dense model is more than {UNLEARNT_POINTS} points below a bag of words"
-    return f"Left out of this: {tasks}, {why}. " if tasks else ""
+    """The tasks of :func:`unlearnt` as a sentence; empty if there are none."""
+    tasks = " and ".join(unlearnt(score, bag).unique("dataset"))
+    why = f"because the dense model scores more than {UNLEARNT_POINTS} points below a bag of words"
+    return f"The comparison excludes {tasks}, {why}. " if tasks else ""
 
 
 def _cell(row: Any) -> str:
-    """ "91.5 ± 0.2 (3)": mean and standard deviation of so many seeds; one seed has no deviation."""
+    """ "91.5 ± 0.2 (3)": mean, standard deviation and number of seeds; the mean alone for one seed."""
     return f"{row.mean:.1f}" + (f" ± {row.std:.1f} ({row.count:.0f})" if row.count > 1 else "")
-
-
-def _seeds(table: pd.DataFrame) -> str:
-    """What the cells of measured rows are of, in words."""
-    counts = table[table["source"] == "measured"]["count"]
-    if (counts == 1).all():
-        return "one seed"
-    alone = " (none: one seed)" if (counts == 1).any() else ""
-    return f"mean and standard deviation over seeds, with their number in brackets{alone}"
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     records, bag = context.records["score"], context.records["bag_of_words"]
     table, percent = tabulate(records, bag, context.item.name), PERCENT[context.item.name]
-    caption = f"""**{context.item.label}.** {_kept(records, bag, percent)}Shown are
-scores in percent on the test split. A cell is {_seeds(table.values)}. Columns that end in "paper" and rows
-that end in "quoted" are the paper's and were never run here. A dash is a gap. The paper's dense row falls
-with the budget, though a dense model has none. Here it is one row. The bag of words is TF-IDF and logistic
-regression on as many words as the encoder reads tokens, the best of six settings on the test split.
-{naming.own_tasks(records)}"""
+    caption = f"""**{context.item.label}.** {_kept(records, bag, percent)}The table has scores in percent on
+the test split: the mean, and for several seeds the standard deviation and, in brackets, their number.
+Columns that end in "paper" and rows that end in "quoted" are the paper's and were not run here. A dash: not
+measured. The paper's dense scores fall with the budget, although a dense model has no budget; the dense row
+here does not. The bag of words is logistic regression on TF-IDF of as many words as the encoder reads
+tokens, the best of six settings on the test split. {naming.own_tasks(records)}"""
     return table, caption
 
 
 def _against(
     score: pd.DataFrame, bag: pd.DataFrame, method: str, share: float = 1.0
 ) -> tuple[list[errors.Comparison], list[errors.Comparison]]:
-    """Adaptive Retention less a share of another method, at the same place and budget (dense: at any), on
-    what the dense model has learnt, and on what it has not."""
+    """Adaptive Retention minus a share of another method at the same gate position and budget (dense: any).
+
+    Returns the comparisons on the tasks that the dense model has learnt, and those on the other tasks.
+    """
     table, tasks = errors.settings(score), unlearnt(score, bag)
     ours, other = table[table["method"] == "ar"], table[table["method"] == method]
     on = _TASK + ([] if method == "dense" else ["budget", "gates"])
@@ -122,7 +109,7 @@ def _against(
 
 
 def _kept(score: pd.DataFrame, bag: pd.DataFrame, percent: int) -> str:
-    """The least and the most of the dense model's score that Adaptive Retention keeps, as a sentence."""
+    """The smallest and the largest share of the dense score that Adaptive Retention keeps, as a sentence."""
     found, _ = _against(score[score["split"] == "test"], bag, "dense")
     kept = {f"{one.row.dataset}, {naming.PLACES[one.row.gates]}": one.percent for one in found}
     ends = dict.fromkeys((min(kept, key=kept.__getitem__), max(kept, key=kept.__getitem__))) if kept else ()
@@ -133,19 +120,16 @@ def _kept(score: pd.DataFrame, bag: pd.DataFrame, percent: int) -> str:
 
 
 def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
-    found, left = _against(score, bag, "dense", KEPT_OF_DENSE)
-
     def words(one: errors.Comparison) -> str:
         half = one.estimate.interval().high - one.estimate.mean
         return f"{one.place}: {one.scores[0]:.1f} ± {half:.1f} of {one.scores[1]:.1f} ({one.percent:.1f} %)"
 
-    return _judge(errors.above, found, left, words)
+    return _judge(errors.above, *_against(score, bag, "dense", KEPT_OF_DENSE), words)
 
 
 def level_with_infor_coef(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
     within = functools.partial(errors.within, margin=LEVEL_POINTS)
-    both = _against(score, bag, "infor_coef")
-    return _judge(within, *both, lambda one: f"{one.place}, {100 * one.row.budget:g} %: {one.points}")
+    return _judge(within, *_against(score, bag, "infor_coef"))
 
 
 def beats_random(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
@@ -153,11 +137,7 @@ def beats_random(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
 
 
 def beats_constraint_aware(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
-    return _judge(
-        errors.above,
-        *_against(score, bag, "top"),
-        lambda one: f"{one.place}, {100 * one.row.budget:g} %: {one.points}",
-    )
+    return _judge(errors.above, *_against(score, bag, "top"))
 
 
 def beats_h2o(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
@@ -170,9 +150,9 @@ def _judge(
     left: Sequence[errors.Comparison],
     words: Callable[[errors.Comparison], str] = lambda one: f"{one.place}: {one.points}",
 ) -> Verdict:
-    """The verdict on what is learnt; what is left out is named."""
-    out = f"left out: {'; '.join(map(words, left))}" if left else ""
+    """The verdict on the comparisons ``found``; the text also lists the excluded ones, ``left``."""
+    out = f"excluded: {'; '.join(map(words, left))}" if left else ""
     if not found:
-        return Verdict.of(None, out or "no task has both at the same place and budget", n=len(left))
+        return Verdict.of(None, out or "no task has both at the same gate position and budget", n=len(left))
     verdict = of(found, words=words)
     return replace(verdict, ours=f"{verdict.ours}; {out}" if out else verdict.ours)

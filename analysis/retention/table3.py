@@ -12,12 +12,12 @@ from ..verdict import Verdict
 from . import errors, naming
 
 _KEY = ["dataset", "backbone", "method", "budget", "gates", "metric"]
-_LOST = ["lost_points", "lost_low", "lost_high"]  # with the ends of the interval
+_LOST = ["lost_points", "lost_low", "lost_high"]  # mean and ends of the interval
 
 
 def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
-    """One row an ablation and budget: scores on the test split, points lost (see :func:`_losses`), throughput
-    against dense, peak memory; beside them the paper's."""
+    """One row per ablation and budget: test scores, points lost (see :func:`_losses`), throughput relative to
+    dense and peak memory, each with the paper's value."""
     test = scores[scores["split"] == "test"]
     one_each(test, [*_KEY, "seed"], "table3")
     values = naming.means(test, _KEY)
@@ -72,34 +72,28 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     scores, speed = context.records["score"], context.records["speed"]
-    caption = f"""**Table 3.** {_changes(scores)}Scores are of the test split alone, in percent, as
-means over seeds. Lost is what the full method has more, in points with a 95 % interval, {errors.COUNTED}.
-The verdict tests these numbers. Kept is the share of tokens that stay on the test split.
-Throughput is of inference, against the same encoder without gates at
-{speed["length_tokens"].max():,} tokens. Memory is the peak of a batch, without the weights. The paper
-says that its full method uses the least memory, and its table gives it the most. A dash: not measured, as
-memory on a CPU, or nothing to compare."""
+    caption = f"""**Table 3.** {_changes(scores)}Scores are means over seeds in percent, on the test split
+only. *Lost* is the score of the full method minus the score of the ablation, in points with a 95 %
+interval, {errors.COUNTED}; the verdict tests these numbers. *Kept* is the keep ratio on the test split.
+Throughput is that of inference at {speed["length_tokens"].max():,} tokens, relative to the same encoder
+without gates. Memory is the peak of a batch, excluding the weights. The paper's text says that the full
+method uses the least memory, and the paper's table gives it the most. A dash: not measured, as is memory on
+a CPU, or nothing to compare."""
     return tabulate(scores, speed), caption
 
 
 def _losses(score: pd.DataFrame) -> list[errors.Comparison]:
-    """The full method less each ablation, at the same task, place and budget."""
+    """The full method minus each ablation, on the same task, gate position and budget."""
     table = errors.settings(score)
     full, cut = table[table["method"] == "ar"], table[table["method"].str.startswith("ar_")]
     return errors.compared(full, cut, ["dataset", "backbone", "budget", "gates"])
 
 
-def _in_sentence(method: str) -> str:
-    name = naming.METHODS[method]
-    return name[:1].lower() + name[1:]
-
-
 def _changes(score: pd.DataFrame) -> str:
-    """The worst and the best that leaving a part out does to a score, as a sentence."""
+    """The largest loss and the largest gain of an ablation, as a sentence."""
     found = sorted(_losses(score), key=lambda one: -one.estimate.mean)
     ends = dict.fromkeys(
-        f"{-one.estimate.mean:+.1f} points ({_in_sentence(one.row.method_other)}, "
-        f"{one.row.dataset}, {100 * one.row.budget:g} %)"
+        f"{-one.estimate.mean:+.1f} points ({naming.METHODS[one.row.method_other]}, {one.place})"
         for one in (*found[:1], *found[-1:])
     )
     return f"An ablation changes the score by {' to '.join(ends)}, {errors.COUNTED}. " if ends else ""
@@ -108,7 +102,7 @@ def _changes(score: pd.DataFrame) -> str:
 def ablations_lose(score: pd.DataFrame) -> Verdict:
     found = _losses(score)
     if not found:
-        return Verdict.of(None, "no ablation beside the full method")
+        return Verdict.of(None, "no ablation was run together with the full method")
     printed = naming.PUBLISHED.table.query("item == 'table3'").set_index(["method", "quantity"])["low"]
 
     def printed_loss(one: errors.Comparison) -> float:

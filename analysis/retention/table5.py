@@ -13,7 +13,7 @@ from . import naming
 
 
 def tabulate(records: pd.DataFrame, item: str) -> drawing.Table:
-    """One row a layer, one column a budget and schedule, in percent; beside them the paper's."""
+    """One row per layer, one column per budget and schedule in percent, and the paper's columns."""
     one_each(records, ["budget", "schedule", "layer"], item)
     values = records[["budget", "schedule", "layer", "keep_ratio"]].copy()
     printed = naming.PUBLISHED.table.query("item == @item").set_index("quantity")["low"]
@@ -33,10 +33,10 @@ def tabulate(records: pd.DataFrame, item: str) -> drawing.Table:
 def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     records = context.records["keep_ratio_by_layer"]
     most = budget_holds(records).ours
-    caption = f"""**{context.item.label}.** {most[:1].upper()}{most[1:]}. Shown is the share of all tokens of
-the test split that go on after each layer. A layer keeps floor(rho T) tokens, and at least one. T counts the
-original tokens (constant) or those that reach the layer (geometric). "Profile" sets the paper's own shares.
-The paper's columns exceed their budget, as its own text says."""
+    caption = f"""**{context.item.label}.** {most}. The table has the share of all tokens of the test split
+that remain after each layer. A layer keeps floor(rho T) tokens, and at least one. T counts the original
+tokens (constant) or the tokens that reach the layer (geometric). "Profile" uses the paper's keep ratios.
+The paper's columns exceed their budgets, as the paper's text says."""
     return tabulate(records, context.item.name), caption
 
 
@@ -47,17 +47,20 @@ def budget_holds(keep_ratio_by_layer: pd.DataFrame) -> Verdict:
     over = own - 100 * own.index.get_level_values("budget")
     budget = over.idxmax()[0]
     words = "; ".join(
-        f"at a budget of {100 * of:g} % at most "
+        f"at a budget of {100 * of:g} %: "
         + ", ".join(f"{share:.1f} % ({schedule})" for schedule, share in shares.droplevel(0).items())
         for of, shares in most.groupby("budget", sort=False)
     )
     profile = f"; profile {most[budget, 'profile']:.1f} %" if len(most) > len(own) else ""
     short = f"at most {own[budget].max():.1f} % of {100 * budget:g} %{profile}"
-    return Verdict.of((over <= 0).all(), f"{words} of the tokens go on", short)
+    return Verdict.of((over <= 0).all(), f"Largest keep ratio of a layer {words}", short)
 
 
 def one_a_budget(suite: RetentionSuite, deep: bool) -> list[RetentionRun]:
-    """Of Adaptive Retention in 12 blocks, or in fewer; the schedules depend on nothing else."""
+    """One run of Adaptive Retention per budget, in an encoder of 12 blocks if ``deep``, else of fewer.
+
+    The schedules depend on nothing else.
+    """
     of_budget: dict[float, RetentionRun] = {}
     for run in suite.adaptive:
         if (run.backbone.num_hidden_layers == 12) == deep:

@@ -1,4 +1,4 @@
-"""Appendix I: what pruning saves in FLOPs, beside what it saves in time."""
+"""Appendix I: savings in FLOPs and in time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import naming
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
-    """One row a method, budget and length."""
+    """One row per method, budget and length."""
     key = ["dataset", "backbone", "method", "budget", "gates", "length_tokens"]
     columns = ["example_flop", "dense_example_flop", "batch_ms", "dense_batch_ms"]
     values = one_each(records[[*key, *columns]], key, "tableI")
@@ -27,8 +27,8 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
             "tokens": [f"{n:,}" for n in values["length_tokens"]],
             "MFLOP": [f"{x / 1e6:,.1f}" for x in values["example_flop"]],
             "dense MFLOP": [f"{x / 1e6:,.1f}" for x in values["dense_example_flop"]],
-            "fewer FLOPs": [f"{x:.2f}x" for x in values["flop_ratio"]],
-            "less time": [f"{x:.2f}x" for x in values["time_ratio"]],
+            "dense FLOPs / FLOPs": [f"{x:.2f}x" for x in values["flop_ratio"]],
+            "dense time / time": [f"{x:.2f}x" for x in values["time_ratio"]],
         }
     )
     return drawing.Table(shown, values)
@@ -37,23 +37,20 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
 def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     records = context.records["speed"]
     table = tabulate(records)
-    caption = f"""**Table I.** {_saved(table.values)}Shown are FLOPs of the encoder's blocks for one example,
-beside the measured time. The formula is in `acp_repro.retention.cost`. It counts projections and feed-forward
-layers, attention, and the scorer. Appendix I bounds the memory of dense attention by O(T² d), which is
-loose: its matrix has T² entries a head, whatever d."""
+    caption = f"""**Table I.** {_saved(table.values)}The table compares the FLOPs of the encoder's blocks
+for one example with the measured time. `acp_repro.retention.cost` counts the FLOPs of projections and
+feed-forward layers, attention, and the scorer. Appendix I bounds the memory of dense attention by O(T² d),
+which is loose: the attention matrix of a head has T² entries, independent of d."""
     return table, caption
 
 
 def _saved(values: pd.DataFrame) -> str:
-    """The ranges of Adaptive Retention's two ratios, as a sentence."""
+    """The ranges of both ratios of Adaptive Retention, as a sentence."""
     ours = values[values["method"] == "ar"]
     if ours.empty:
         return ""
     flop, time = (style.span(ours[name], ".1f") for name in ("flop_ratio", "time_ratio"))
-    return (
-        f"Adaptive Retention takes {flop} times fewer FLOPs than the dense model, and is {time} times as "
-        "fast. "
-    )
+    return f"The dense model takes {flop} times the FLOPs and {time} times the time of Adaptive Retention. "
 
 
 def saves_more_when_longer(speed: pd.DataFrame) -> Verdict:
@@ -69,7 +66,7 @@ def saves_more_when_longer(speed: pd.DataFrame) -> Verdict:
     )
     lines = [line for line in lines if len(line) > 1]
     if not lines:
-        return Verdict.of(None, words or "not timed at two lengths")
+        return Verdict.of(None, words or "no task is timed at two lengths")
     met = all((line["ratio"] >= 1).all() and line["ratio"].is_monotonic_increasing for line in lines)
     first, last = (pd.Series([line["ratio"].iloc[end] for line in lines]) for end in (0, -1))
     short = f"{style.span(first, '.1f')} times, at the longest {style.span(last, '.1f')} times"

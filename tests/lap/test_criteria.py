@@ -67,25 +67,6 @@ def test_probing_is_compared_with_baselines_above_the_majority_class(kept, whole
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "kept", "verdict"),
-    [
-        ([1.0, 0.9, 0.95], [1.0, 0.9, 0.5], MET),
-        ([1.0, 0.9, 0.85], [1.0, 0.9, 0.5], MISSED),
-        ([0.1, 0.0, 0.9], [0.9, 1.0, 0.5], MET),
-        ([0.1, 0.9, 0.1], [0.9, 0.9, 0.5], MISSED),
-        ([0.1, 0.5, 0.9], [0.9, 0.1, 0.9], MISSED),
-    ],
-)
-def test_dynamics_compare_the_first_and_last_evaluation(accuracy, kept, verdict):
-    """The second of two gates decides; the first keeps all tokens."""
-    rows = []
-    for step, (right, share) in enumerate(zip(accuracy, kept, strict=True)):
-        gates = (("accuracy", None, right), ("keep_ratio", 0, 1.0), ("keep_ratio", 1, share))
-        rows += [{"step": step, "series": s, "gate_index": g, "value": v} for s, g, v in gates]
-    assert figure_dynamics.judge(pd.DataFrame(rows)).word == verdict
-
-
-@pytest.mark.parametrize(
     ("left", "compression", "verdict"),
     [
         ((0.9, 0.8, 0.7), 3.0, MET),

@@ -96,15 +96,15 @@ def test_penalty_follows_its_setting():
     [
         ({"budget": float("nan")}, "budget: must be a number in (0, 1]"),
         ({"method": "adaptiv"}, "did you mean adaptive?"),
-        ({"gates": (3, 1)}, "gates: must be after_blocks, input, output or rising places"),
+        ({"gates": (3, 1)}, "gates: must be after_blocks, input, output or increasing positions"),
         ({"gates": None}, "gates: must be"),
         ({"stretch": (0.1, 1.1)}, "stretch: must be"),
         ({"stretch": (-0.1, float("inf"))}, "stretch: must be"),
         ({"gate_keys": 1}, "gate_keys: must be true or false, got 1"),
-        ({"schedule": "profile"}, "profile: is for schedule: profile"),
+        ({"schedule": "profile"}, "profile: goes with schedule: profile"),
         ({"schedule": "profile", "profile": "table7"}, "profile: must be one of table5_30"),
-        ({"schedule": "profile", "profile": (0.3, 0.4)}, "or shares in (0, 1] that do not rise"),
-        ({"initial_multiplier": -1.0}, "initial_multiplier: must not be negative"),
+        ({"schedule": "profile", "profile": (0.3, 0.4)}, "or non-increasing shares in (0, 1]"),
+        ({"initial_multiplier": -1.0}, "initial_multiplier: must be at least 0"),
     ],
 )
 def test_invalid_settings_are_rejected_at_construction(settings, words):
@@ -124,7 +124,7 @@ def test_gate_positions():
         assert RetentionConfig(0.5, gates=gates).places(3) == places
     assert RetentionConfig(1.0).places(3) == () == RetentionConfig(0.5, method="dense").places(3)
     assert RetentionConfig(1.0, schedule="profile", profile=(0.5,), gates="input").places(3) == (0,)
-    with pytest.raises(ValueError, match="gates: the encoder has 3 blocks"):
+    with pytest.raises(ValueError, match="is after the last of 3 blocks"):
         RetentionConfig(0.5, gates=(1, 4)).places(3)
     with pytest.raises(ValueError, match="profile: has 6 shares for 3 gates"):
         RetentionConfig(0.5, schedule="profile", profile="table5_30").places(3)

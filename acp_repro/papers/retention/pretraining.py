@@ -21,7 +21,7 @@ from acp_repro.pipeline.run import file_of
 from acp_repro.pipeline.training.distributed import rank
 from acp_repro.pipeline.training.run_folder import TrainingError
 from acp_repro.pipeline.training.task import Task
-from acp_repro.retention.encoders import find_encoder, get_module
+from acp_repro.retention.encoders import find_encoder
 
 from .backbones import fresh, vocabulary
 from .runs import PretrainingRun, RetentionRun
@@ -164,7 +164,7 @@ def look_at_neighbours(model: nn.Module) -> None:
     embedding, size = base.embeddings.position_embeddings, config.hidden_size // config.num_attention_heads
     assert embedding.weight.shape[1] == config.hidden_size and size % 2 == 0
     block = encoder.find_layers(encoder.find_stack(model))[0]
-    query, key = get_module(block, encoder.query), get_module(block, encoder.key)
+    query, key = block.get_submodule(encoder.query), block.get_submodule(encoder.key)
     # Random, but the same for every run: evenly spaced ones agree again at some larger distance.
     frequency = math.pi * torch.rand(size // 2, generator=torch.Generator().manual_seed(0))
     std = config.initializer_range
