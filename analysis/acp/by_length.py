@@ -11,7 +11,6 @@ from ..tables import one_each
 from ..verdict import Verdict
 from . import naming
 
-TOKENS = r"-[\d.]+B$"  # the suffix of sizes of suite h100-recipe that are trained on fewer tokens
 SHARE_POINTS = 2.0  # our reading of "roughly", for attention's share of all FLOPs
 
 
@@ -57,7 +56,7 @@ def by_model(table: pd.DataFrame, column: str = "percent") -> dict[str, float]:
 def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
     """Met if the value of every size grows with the context length; inconclusive with one context length.
     Sizes decide as in :func:`naming.settled`."""
-    table = in_order(table.assign(size=table["size"].str.replace(TOKENS, "", regex=True)))
+    table = in_order(table.assign(size=naming.without_tokens(table["size"])))
     deciding = naming.settled(table)
     words = listed(table, sign=sign)
     several = [rows for _, rows in deciding.groupby("size", sort=False) if len(rows) > 1]

@@ -25,12 +25,25 @@ PAPER_CONTEXT = 4096  # the shortest
 START_TOKENS = 100_000_000
 PAPER_RECIPE = 2**19, 256 * 2**20, 50_257  # tokens of a batch and of the warm-up, size of the vocabulary
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}
+# Colours of Okabe and Ito that no role of style.ROLES has.
+COLOURS = ("#56B4E9", "#009E73", "#CC79A7", "#F0E442")
+
+
+def heading(item: FigureSpec) -> str:
+    """The bold number and title that begin a caption: "**Figure 4. Savings of single heads.**"."""
+    number = "" if item.extra else f"{item.label}. "
+    return f"**{number}{item.title}.**"
 
 
 def colour(size: str, index: int) -> str:
-    """One colour for each of the paper's sizes in every suite; other sizes in the order that they come."""
+    """The colour of a model size: fixed for the paper's sizes, and by ``index`` for other sizes."""
     place = PAPER_SIZES.index(size) if size in PAPER_SIZES else index
-    return style.SIZES[place % len(style.SIZES)]
+    return COLOURS[place % len(COLOURS)]
+
+
+def without_tokens(sizes: pd.Series) -> pd.Series:
+    """Names of sizes without the suffix of their training tokens: "125M-0.5B" -> "125M"."""
+    return sizes.str.replace(r"-[\d.]+B$", "", regex=True)
 
 
 def run_cells(run: FoXRun) -> dict[str, str]:
