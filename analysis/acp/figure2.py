@@ -12,9 +12,9 @@ from ..tables import some
 from ..verdict import Verdict, Word, in_range
 from . import bars, by_length, naming, statistics, training_logs, versions
 
-SIZES_POINTS = 2.0  # of the pruned ratio, between sizes that are called equal
-FALLING_POINTS = -1.0  # per doubling of the tokens; a ratio that falls faster has not settled
-PRUNED_PERCENT = (60.0, 80.0)  # what "around 70 %" is taken to mean
+SIZES_POINTS = 2.0  # the margin between the pruned ratios of equal sizes
+FALLING_POINTS = -1.0  # per doubling of the tokens; a ratio that falls faster has not converged
+PRUNED_PERCENT = (60.0, 80.0)  # the range for the paper's "around 70 %"
 # The origin of delta.
 THRESHOLD = {
     "pro": "Delta is derived from the QK-norm parameters (Appendix E) at no cost.",
@@ -94,15 +94,15 @@ The paper uses other hardware, so only percentages are comparable.
 
 
 def pruned_at_longest(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if every size prunes :data:`PRUNED_PERCENT` at its longest context; beyond if some prune more."""
+    """Reproduced if every size prunes :data:`PRUNED_PERCENT` at its longest context."""
     table = by_length.in_order(statistics.pruned_percent(pruned_ratio))
     settled = naming.settled(table.groupby("size", sort=False).tail(1))["percent"]
     return in_range(settled, *PRUNED_PERCENT, by_length.listed(table), paper="about 70", n=len(settled))
 
 
 def pruned_with_recipe(pruned_ratio: pd.DataFrame, training_log: pd.DataFrame) -> Verdict:
-    """Met if runs with the paper's recipe prune :data:`PRUNED_PERCENT` at 4k and at 16k; otherwise
-    inconclusive while a ratio still falls, and contradicted where it is flat."""
+    """Reproduced if runs with the paper's recipe prune :data:`PRUNED_PERCENT` at 4k and at 16k; otherwise
+    inconclusive if a ratio still falls, and contradicted if it is constant."""
     several = pruned_ratio["context_length_tokens"].nunique() > 1
     both = several and naming.records_have_paper_recipe(pruned_ratio)
     what = "published runs at two lengths with the paper's recipe"
@@ -117,33 +117,35 @@ def pruned_with_recipe(pruned_ratio: pd.DataFrame, training_log: pd.DataFrame) -
 
 
 def _points_per_doubling(training_log: pd.DataFrame) -> float:
-    """What the pruned ratio changes by per doubling of the tokens, over the last two doublings of a run."""
+    """The change of the pruned ratio per doubling of the tokens, over the last two doublings of a run."""
     percent = training_logs.mean_pruned(training_log).set_index("tokens")["percent"]
     last = percent.index.max()
     return float(percent.iloc[-1] - percent[percent.index <= last / 4].iloc[-1]) / 2
 
 
 def pruned_as_in_the_paper(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if training runs with the paper's learning rate and words prune :data:`PRUNED_PERCENT` past 4k."""
+    """Reproduced if runs with the paper's learning rate and vocabulary size prune :data:`PRUNED_PERCENT` at
+    more than 4k."""
     paper = pruned_ratio[pruned_ratio["size"].str.endswith("-lr2e-3-50k")]
     table = statistics.pruned_percent(paper).sort_values("context_length_tokens")
-    longer = some(table[table["context_length_tokens"] > 4096], "pruned_ratio: of none past 4k")
+    longer = some(table[table["context_length_tokens"] > 4096], "pruned_ratio at more than 4k")
     more = {"paper": "about 70", "n": len(longer), "runs": paper["run"].unique()}
     return in_range(longer["percent"], *PRUNED_PERCENT, by_length.listed(table, digits=1), **more)
 
 
 def savings_grow(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if every size prunes more at every longer context, and no smaller share of what may go."""
+    """Reproduced if every size prunes more at every longer context, and no smaller fraction of the blocks
+    left of the diagonal."""
     table = statistics.pruned_of_grid(pruned_ratio)
     most = [statistics.prunable_percent(*grid) for grid in table[statistics.GRID].itertuples(index=False)]
     return by_length.grows(table.assign(of_grid_percent=100 * table["percent"] / most))
 
 
 def sizes_alike(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if at each context length the sizes prune the same within :data:`SIZES_POINTS`."""
+    """Reproduced if the pruned ratios of the sizes agree within :data:`SIZES_POINTS` at every length."""
     table = naming.settled(by_length.in_order(statistics.pruned_percent(pruned_ratio)))
     percent = table.groupby("context_length_tokens")["percent"].agg(["min", "max", "count"])
-    percent = some(percent[percent["count"] > 1], "pruned_ratio of two sizes at one length")
+    percent = some(percent[percent["count"] > 1], "pruned_ratio of two sizes at one context length")
     met = bool((percent["max"] - percent["min"] < SIZES_POINTS).all())
     ends = (
         f"{row.min:.1f}–{row.max:.1f} % at {style.length_label(row.Index)}" for row in percent.itertuples()
@@ -152,14 +154,14 @@ def sizes_alike(pruned_ratio: pd.DataFrame) -> Verdict:
 
 
 def time_saved(attention_time: pd.DataFrame) -> Verdict:
-    """Met if every run saves what the paper's range says; beyond if some save more."""
+    """Reproduced if every run saves a percentage of attention time in the paper's range."""
     table = statistics.time_reduction(attention_time)
     return _in_paper_range(table, "attention_time_reduction", "attention time saved (%)")
 
 
 def throughput_gained(throughput: pd.DataFrame, checkpointed: pd.DataFrame | None = None) -> Verdict:
-    """Met if every run gains what the paper's range says; beyond if some gain more. Gradient
-    checkpointing, which the paper uses, decides where it was timed."""
+    """Reproduced if every run gains a percentage in the paper's range. Timings with gradient checkpointing,
+    which the paper uses, decide if they exist."""
     throughput = throughput if checkpointed is None else checkpointed
     table = statistics.throughput_gain(throughput)
     return _in_paper_range(table, "throughput_gain", "training throughput gain (%)", sign="+")
@@ -174,12 +176,12 @@ def _in_paper_range(table: pd.DataFrame, quantity: str, axis: str, sign: str = "
 
 
 def gains_grow(throughput: pd.DataFrame) -> Verdict:
-    """Met if every size gains more throughput at every longer context."""
+    """Reproduced if every size gains more throughput at every longer context."""
     return by_length.grows(statistics.throughput_gain(throughput), sign="+")
 
 
 def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:
-    """Met if every run's attention is faster by the paper's range of times; beyond if some more."""
+    """Reproduced if the attention of every run is faster by a factor in the paper's range."""
     table = statistics.time_reduction(attention_time)
     table = by_length.in_order(table.assign(times=table["exact"] / table["acp"]))
     low, high = naming.PUBLISHED.range("figure2", "attention_speedup")

@@ -38,7 +38,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         histogram(ax, records, (records["layer"] == layer).to_numpy(), 1)
         drawing.note(ax, f"layer {layer}", (2, ax.get_ylim()[1]), (1, -1))
     axes[0, 0].set(xlim=(0, 100))
-    figure.supxlabel("pruned ratio of a head's blocks (%)")
+    axes[-1, columns // 2].set_xlabel("pruned ratio (%)")
     figure.supylabel("heads")
     drawing.legend(figure)
     return figure

@@ -1,4 +1,4 @@
-"""Derived numbers of the needle test: pure functions from ``needle`` records to small tables."""
+"""Derived numbers of the needle-in-a-haystack test: functions from ``needle`` records to small tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import versions
 SETTING = ["architecture", "size", "context_length_tokens", "needle_fraction"]
 CELL = [*SETTING, "seed", "evaluated_length_tokens", "depth", "haystack_sample"]
 METHODS = ("acp", "exact")
-FOUND_RECALL = 0.2  # under this a model finds nothing that could be damaged
+FOUND_RECALL = 0.2  # a model with a lower recall does not retrieve, so ACP cannot damage its retrieval
 
 
 def cells(records: pd.DataFrame) -> pd.DataFrame:
@@ -28,7 +28,7 @@ def cells(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:
-    """ACP − exact of each training length, averaged over lengths, depths, haystacks and seeds."""
+    """ACP − exact of each setting, averaged over evaluated lengths, depths, haystacks and seeds."""
     table = _with_gain(records)
     rows: list[dict[str, Any]] = []
     runs = table.groupby("method")["run"].agg(set)
@@ -50,7 +50,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_words(table: pd.DataFrame) -> str:
-    """The rows of :func:`differences`: "Trained at 4k: over all lengths and depths 93 % ..."."""
+    """The rows of :func:`differences` as sentences: "Trained at 4k: mean recall 93 % with ACP ..."."""
 
     def difference(row: Any, name: str, form: str) -> str:
         mean, *ends = (getattr(row, f"{name}_{part}") for part in ("difference", "low", "high"))
@@ -62,10 +62,9 @@ def in_words(table: pd.DataFrame) -> str:
     def words(row: Any, named: list[str]) -> str:
         trained = ", ".join([*named, *[f"{row.seeds} seeds"] * (row.seeds > 1)]) + row.unlike[:1]
         return (
-            f"Trained at {trained}: over all lengths and depths {row.recall_acp:.3g} % of "
-            f"the words with ACP, {row.recall_exact:.3g} % without, {difference(row, 'recall', '+.1f')}. The "
-            f"needle gains {row.gain_acp:+.1f} and {row.gain_exact:+.1f} nats, "
-            f"{difference(row, 'gain', '+.2f')}"
+            f"Trained at {trained}: mean recall {row.recall_acp:.3g} % with ACP and {row.recall_exact:.3g} % "
+            f"without, {difference(row, 'recall', '+.1f')}. The needle raises the answer's log-likelihood "
+            f"by {row.gain_acp:+.1f} and {row.gain_exact:+.1f} nats, {difference(row, 'gain', '+.2f')}"
         )
 
     each = map(words, table.itertuples(name="Row"), names(table, always=True))
@@ -73,8 +72,8 @@ def in_words(table: pd.DataFrame) -> str:
 
 
 def by_seed(records: pd.DataFrame) -> str:
-    """ "67 and 100 % (seed 0), 99 and 98 % (seed 1)": recall with ACP and exact, of settings with several
-    seeds, which are named where there are two; empty where there are none."""
+    """ "67 and 100 % (seed 0), 99 and 98 % (seed 1)": recall with ACP and exact of the settings with several
+    seeds; empty if every setting has one seed."""
     means = 100 * records.groupby([*SETTING, "seed", "method"])["answer_recall"].mean().unstack("method")
     table = means.reset_index()
     table = table[table.groupby(SETTING)["seed"].transform("nunique") > 1]
@@ -85,7 +84,7 @@ def by_seed(records: pd.DataFrame) -> str:
 
 
 def names(table: pd.DataFrame, always: bool = False) -> list[list[str]]:
-    """What tells each row's setting from the others': the training length, the size, the share of needles."""
+    """The parts of each row's setting that vary: training length, size and fraction of needles."""
     parts = {
         "context_length_tokens": lambda n: ("" if always else "$L$ = ") + style.length_label(n),
         "size": str,

@@ -17,15 +17,15 @@ SETTING = ["architecture", "size", "context_length_tokens"]
 COLUMN = ["task", "metric"]
 TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the downstream tasks
 LEAST_PAIRS = 3  # diverging pairs that a test requires
-ONE_PAIR = "one pair of training runs, and another may differ as much"
-NO_PAIR = "no run is measured together with its exact pair"
+ONE_PAIR = "only one pair of training runs"
+NO_PAIR = "no run is measured with its exact pair"
 NOT_COUNTED = ", and not counted"  # appended to the text of versions.unlike
 SAME, AS_RUNS, DIFFERS = "same", "as runs do", "differs"
 
 
 def too_few(apart: pd.Series) -> str:
-    """The reason why there are too few pairs of training runs with one code version for a test, or an empty
-    text."""
+    """The reason why a test has too few pairs of training runs with one code version; empty if it has
+    enough."""
     if apart.empty:
         return "no pair was trained with one version of the code"
     same, other = int((apart == 0).sum()), int((apart != 0).sum())

@@ -34,8 +34,8 @@ def pruned_of_grid(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def prunable_percent(length: int, block_q: int, block_k: int) -> float:
-    """The percentage of causal blocks that are off-diagonal, left of the diagonal's: closed gates can prune
-    them all, which :func:`grid.largest_pruned_ratio` leaves out."""
+    """The percentage of causal blocks left of the diagonal blocks. Closed gates can prune all of these
+    blocks, beyond :func:`grid.largest_pruned_ratio`."""
     starts = np.arange(0, length, block_q)
     causal = (np.minimum(starts + block_q, length) - 1) // block_k + 1
     return float(100 * (starts // block_k).sum() / causal.sum())

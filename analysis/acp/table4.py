@@ -37,7 +37,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
 
 
 def _batches(context: drawing.DrawContext, records: pd.DataFrame) -> str:
-    """How much text a call had: on a GPU a search takes as long for less of it, and attention does not."""
+    """A sentence on the tokens per call, as the search takes a larger share of a smaller call on a GPU."""
     sizes: dict[int, dict[str, None]] = {}
     for run in context.runs:
         if run.name in set(records["run"]):
