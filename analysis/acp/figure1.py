@@ -9,7 +9,6 @@ from .. import drawing, style
 from ..tables import UnfitRecords, one_each
 from . import naming, statistics
 
-KEY = ["run", "layer", "head", "position"]
 MOST_BLOCKS = 16  # per side, so that the arrows stay legible
 
 
@@ -20,7 +19,9 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     Args:
         records: ``decay`` records of one run.
     """
-    head = statistics.illustrative_head(one_each(records, KEY, "decay"), MOST_BLOCKS)
+    head = statistics.illustrative_head(
+        one_each(records, ["run", "layer", "head", "position"], "decay"), MOST_BLOCKS
+    )
     grid = statistics.block_grid(head, MOST_BLOCKS)
     delta = float(head["threshold_nats"].iloc[0])
     figure, axes = drawing.panels(2, 2.75, width=style.PAGE_INCHES * 0.8)

@@ -157,8 +157,7 @@ def _pairs(
 ) -> tuple[pd.Series, str, dict]:
     """The differences of held-out loss of the counted pairs, all differences in words, and fields of the
     verdict."""
-    method = loss["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
-    loss = loss.assign(method=method, size=naming.marked(loss), suite=loss.get("suite", ""))
+    loss = loss.assign(method=statistics.methods(loss), size=naming.marked(loss), suite=loss.get("suite", ""))
     keys = ["suite", *PAIR]
     one_each(loss, [*keys, "method"], "loss")
     acp, exact = (loss[loss["method"] == side].set_index(keys)["loss_nats"] for side in ("acp", "exact"))

@@ -13,7 +13,7 @@ from ..verdict import Verdict, Word
 from . import naming, statistics
 
 BINS = 20
-EDGES = 100 / BINS * np.arange(BINS)
+NEAR_LIMIT = 0.01  # the distance from the achievable maximum of a head "at the limit"
 KINDS = {
     "global": style.ROLES["global"],
     "between": style.ROLES["intermediate"],
@@ -42,14 +42,14 @@ def savings_bins(records: pd.DataFrame) -> np.ndarray:
     return bins.mask(at_most_limit, np.minimum(bins, last)).to_numpy(dtype=int)
 
 
-def grid_limit(records: pd.DataFrame, within: float = 0.01) -> tuple[float, np.ndarray]:
-    """The achievable maximum on the grid of one run's ``pruned_ratio`` records, and whether each head is
-    ``within`` that distance of the maximum."""
+def grid_limit(records: pd.DataFrame) -> tuple[float, np.ndarray]:
+    """The achievable maximum on the grid of one run's ``pruned_ratio`` records, and whether each head is at
+    the limit, within :data:`NEAR_LIMIT`."""
     grids = records[["context_length_tokens", "block_q_tokens", "block_k_tokens"]].drop_duplicates()
     if len(grids) != 1:
         raise UnfitRecords(f"pruned_ratio: expected the records of one run, got {len(grids)} grids")
     limit = largest_pruned_ratio(*map(int, grids.iloc[0]))
-    return limit, (records["pruned_ratio"] >= limit - within).to_numpy()
+    return limit, (records["pruned_ratio"] >= limit - NEAR_LIMIT).to_numpy()
 
 
 def head_kinds(records: pd.DataFrame) -> pd.Series:
@@ -100,7 +100,7 @@ def histogram(ax: drawing.Axes, records: pd.DataFrame, chosen: np.ndarray, unit:
     for kind, colour in KINDS.items():
         heights = unit * np.bincount(bins[chosen & (found == kind)], minlength=BINS)
         look = {"align": "edge", "color": colour, "edgecolor": "white", "lw": 0.3, "label": WORDS[kind]}
-        ax.bar(EDGES, heights, 100 / BINS, below, **look)
+        ax.bar(100 / BINS * np.arange(BINS), heights, 100 / BINS, below, **look)
         below += heights
     ax.axvspan(limit, 100, color="0.88", lw=0, zorder=0, label=f"excluded (> {limit:.0f} %)")
 

@@ -15,7 +15,6 @@ from .figure4 import TOO_COARSE, describe, grid_limit, head_kinds, histogram
 
 COLUMNS = 6  # columns of panels
 LIKE_PAPER = ("760M", 4096)  # the model of the paper's Figure 5
-TRAINED = ["trained_tokens", "size"]
 LAYERS_EFFECT = 0.3  # Cohen's w, a medium effect; layers are similar below it
 
 
@@ -54,28 +53,30 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
     """Reproduced if all heads of the first two layers prune more than half of the achievable maximum, in the
     model of the paper's figure. A failure is inconclusive below a tenth of the paper's tokens. The other runs
     are listed and do not decide."""
-    words, short_of, like = [], [], {}
-    for run, heads in _by_run(pruned_ratio):
+    rows = []
+    for (suite, _), heads in _by_run(pruned_ratio):
         local = heads["pruned_ratio"] > grid_limit(heads)[0] / 2
-        layers = [some for _, some in local.groupby(heads["layer"])][:2]
-        counts = " and ".join(f"{some.sum()} of {len(some)}" for some in layers)
-        short_of.append(sum(int((~some).sum()) for some in layers))
-        one = heads.iloc[0]
-        if (one["size"], one["context_length_tokens"]) == LIKE_PAPER and not naming.at_start(*one[TRAINED]):
-            like[run] = short_of[-1], sum(map(len, layers)), one["trained_tokens"]
-        words.append(f"{naming.run_name(heads.iloc[0])} ({run[0]}) {counts}")
-    if not short_of:
+        layers = local.groupby(heads["layer"]).agg(["sum", "size"]).iloc[:2]
+        counts = " and ".join(f"{found} of {count}" for found, count in layers.to_numpy())
+        missed, one = int((layers["size"] - layers["sum"]).sum()), heads.iloc[0]
+        words = f"{naming.run_name(one)} ({suite}) {counts}"
+        rows.append(one.to_dict() | {"missed": missed, "first_heads": layers["size"].sum(), "words": words})
+    if not rows:
         return Verdict(Word.INCONCLUSIVE, "no model has layers past the second and enough blocks")
-    named = [one for one, count in zip(words, short_of, strict=True) if count]
-    others = f"all in {short_of.count(0)} of {len(short_of)} training runs"
-    others += f"; others, in layers 0 and 1: {'; '.join(named)}" if named else ""
-    if not like:
-        return Verdict(Word.INCONCLUSIVE, others, "no 760M model at 4k", n=len(short_of))
-    missed, heads, tokens = max(like.values())
-    enough = tokens >= naming.paper_size(LIKE_PAPER[0]).tokens / 10
-    short = f"{heads - missed} of {heads} heads of 760M at 4k"
-    met = True if not missed else False if enough else None
-    return Verdict.of(met, f"{short}, after {style.count_label(tokens)} tokens; {others}", short, n=len(like))
+    table = pd.DataFrame(rows)
+    others = f"all in {(table['missed'] == 0).sum()} of {len(table)} training runs"
+    if named := list(table.loc[table["missed"] > 0, "words"]):
+        others += f"; others, in layers 0 and 1: {'; '.join(named)}"
+    like = table[(table["size"] == LIKE_PAPER[0]) & (table["context_length_tokens"] == LIKE_PAPER[1])]
+    like = like[~naming.starting(like)].sort_values(["missed", "first_heads", "trained_tokens"])
+    if like.empty:
+        return Verdict(Word.INCONCLUSIVE, others, "no 760M model at 4k", n=len(table))
+    worst = like.iloc[-1]
+    enough = worst["trained_tokens"] >= naming.paper_size(LIKE_PAPER[0]).tokens / 10
+    met = True if not worst["missed"] else False if enough else None
+    short = f"{worst['first_heads'] - worst['missed']} of {worst['first_heads']} heads of 760M at 4k"
+    ours = f"{short}, after {style.count_label(worst['trained_tokens'])} tokens; {others}"
+    return Verdict.of(met, ours, short, n=len(like))
 
 
 def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:

@@ -88,24 +88,18 @@ head loses to pruned blocks, by the dense float64 reference. Appendix A excludes
 def savings_fall_with_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Reproduced if the pruned ratio never grows as epsilon falls, and is lower at the smallest epsilon than
     at the largest."""
-    table = _swept(epsilon_sweep).sort_values("swept_log_pruning_tolerance", ascending=False)
-    if len(table) < 2:
+    percent = 100 * _by_epsilon(epsilon_sweep)["block_pruned_ratio"]
+    if len(percent) < 2:
         return Verdict(Word.INCONCLUSIVE, "only one epsilon")
-    percent = 100 * table["block_pruned_ratio"]
-    each = ", ".join(
-        f"{p:.1f} % at {sweeps.e_to(e)}"
-        for p, e in zip(percent, table["swept_log_pruning_tolerance"], strict=True)
-    )
+    each = [f"{ratio:.1f} % at {sweeps.e_to(epsilon)}" for epsilon, ratio in percent.items()]
     met = percent.is_monotonic_decreasing and percent.iloc[-1] < percent.iloc[0]
-    ends = [sweeps.e_to(table["swept_log_pruning_tolerance"].iloc[end]) for end in (0, -1)]
-    short = f"{percent.iloc[0]:.1f} % at {ends[0]}, {percent.iloc[-1]:.1f} % at {ends[1]}"
-    return Verdict.of(bool(met), each, short)
+    return Verdict.of(bool(met), ", ".join(each), f"{each[0]}, {each[-1]}")
 
 
 def default_nearly_optimal(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Reproduced if the pruned ratio at e^-1 exceeds the ratio at e^-10 by less than
     :data:`sweeps.MARGINAL_POINTS` percentage points."""
-    table = _swept(epsilon_sweep).set_index("swept_log_pruning_tolerance")["block_pruned_ratio"]
+    table = _by_epsilon(epsilon_sweep)["block_pruned_ratio"]
     if not {-1.0, -10.0} <= set(table.index):
         return Verdict(Word.INCONCLUSIVE, "the sweep lacks e^-1 or e^-10")
     more = 100 * (table[-1.0] - table[-10.0])
@@ -115,16 +109,16 @@ def default_nearly_optimal(epsilon_sweep: pd.DataFrame) -> Verdict:
 def loss_unmoved(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Reproduced if the losses at e^-10 and at the smallest epsilon differ by less than
     :data:`SAME_LOSS_NATS`."""
-    table = _swept(epsilon_sweep).set_index("swept_log_pruning_tolerance")["loss_nats"].sort_index()
-    if -10.0 not in table.index or table.index[0] >= -10.0:
+    table = _by_epsilon(epsilon_sweep)["loss_nats"]
+    if -10.0 not in table.index or table.index[-1] >= -10.0:
         return Verdict(Word.INCONCLUSIVE, "the sweep lacks e^-10 or a smaller epsilon")
-    gap, least = abs(table[-10.0] - table.iloc[0]), sweeps.e_to(table.index[0])
+    gap, least = abs(table[-10.0] - table.iloc[-1]), sweeps.e_to(table.index[-1])
     return Verdict.of(bool(gap < SAME_LOSS_NATS), f"{gap:.6f} nats from the loss at {least}")
 
 
 def swept_mass_below_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Reproduced if the largest pruned mass is below epsilon at every epsilon."""
-    table = _swept(epsilon_sweep)
+    table = one_each(epsilon_sweep, ["swept_log_pruning_tolerance"], "epsilon_sweep")
     epsilon, mass = table["swept_log_pruning_tolerance"], table["largest_pruned_mass"]
     each = {e: f"{m:.1e} at {sweeps.e_to(e)}" for e, m in zip(epsilon, mass, strict=True)}
     if (found := sweeps.mass_below(mass, epsilon)).word is Word.INCONCLUSIVE:
@@ -133,5 +127,7 @@ def swept_mass_below_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
     return replace(found, ours=f"a query loses at most {', '.join(each.values())}", short=f"at most {paper}")
 
 
-def _swept(epsilon_sweep: pd.DataFrame) -> pd.DataFrame:
-    return one_each(epsilon_sweep, ["swept_log_pruning_tolerance"], "epsilon_sweep")
+def _by_epsilon(epsilon_sweep: pd.DataFrame) -> pd.DataFrame:
+    """The records indexed by log epsilon, in descending order."""
+    key = "swept_log_pruning_tolerance"
+    return one_each(epsilon_sweep, [key], "epsilon_sweep").set_index(key).sort_index(ascending=False)

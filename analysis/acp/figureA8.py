@@ -14,12 +14,18 @@ from ..verdict import Verdict, Word
 from . import naming, paired
 
 ON_PAR_NATS = 0.01  # 1 % of perplexity
-KEY = ["size", "context_length_tokens", "seed"]
 
 
 def rope_pairs(records: pd.DataFrame, *more: str) -> pd.DataFrame:
     """The loss difference FoX − RoPE in nats (column ``difference``) of each pair of one seed."""
-    table = side_by_side(records, [*KEY, *more], "architecture", "loss_nats", ("pro", "rope"), "FoX and RoPE")
+    table = side_by_side(
+        records,
+        ["size", "context_length_tokens", "seed", *more],
+        "architecture",
+        "loss_nats",
+        ("pro", "rope"),
+        "FoX and RoPE",
+    )
     return table.assign(difference=table["pro"] - table["rope"])
 
 

@@ -13,6 +13,7 @@ from .figure_kernel import BASELINES, DRAWN
 
 # Where Appendix F's gain is "most obvious": a long prefill and a large batch.
 LONG_TOKENS, LARGE_BATCH = 2**14, 16
+NONE_LARGE = f"no prompt of {LONG_TOKENS:,} tokens for {LARGE_BATCH} rows"
 CLEARLY = 1.1  # the speedup above which a step is clearly faster
 _SHAPE = ["batch", "length_tokens"]
 PANELS = (
@@ -82,14 +83,14 @@ def cache_shrinks(decode_time: pd.DataFrame) -> Verdict:
 def decoding_attention_sped_up(decode_time: pd.DataFrame) -> Verdict:
     """Reproduced if ACP reduces the time of the official attention by a percentage in the paper's range, for
     long prompts and large batches; the results of this project are listed."""
-    most = (decode_time["length_tokens"] >= LONG_TOKENS) & (decode_time["batch"] >= LARGE_BATCH)
-    sides = [_decoding(decode_time[most], "attention", "step_ms", official) for official in (True, False)]
+    large = _large(decode_time)
+    sides = [_decoding(large, "attention", "step_ms", official) for official in (True, False)]
     if any(side.empty for side in sides):
-        return Verdict(Word.INCONCLUSIVE, f"no prompt of {LONG_TOKENS:,} tokens for {LARGE_BATCH} rows")
+        return Verdict(Word.INCONCLUSIVE, NONE_LARGE)
     low, high = naming.PUBLISHED.range("decoding", "attention_time_reduction")
     theirs, own = (100 * (1 - times["acp"] / times["exact"]) for times in sides)
     words = f"official kernels: {_in_words(sides[0], _saved)}; ours: {_in_words(sides[1], _saved)}"
-    found = in_range(theirs, low, high, words + _assumed(decode_time[most], "attention"))
+    found = in_range(theirs, low, high, words + _assumed(large, "attention"))
     short = f"official {style.span(theirs)} % (paper: {low:g} to {high:g} %), ours {style.span(own)} %"
     return replace(found, short=short, n=len(theirs), unit="shape")
 
@@ -137,15 +138,19 @@ def decoding_not_faster(decode_time: pd.DataFrame) -> Verdict:
 def graphs_help(decode_time: pd.DataFrame) -> Verdict:
     """Reproduced if whole steps in CUDA graphs gain a percentage in the paper's range for training, for long
     prompts and large batches."""
-    most = (decode_time["length_tokens"] >= LONG_TOKENS) & (decode_time["batch"] >= LARGE_BATCH)
-    every, large = (_decoding(some, "model", "step_ms") for some in (decode_time, decode_time[most]))
+    every, large = (_decoding(some, "model", "step_ms") for some in (decode_time, _large(decode_time)))
     ours = _in_words(every, _gain) + _assumed(decode_time, "model")
     if large.empty:
-        return Verdict(Word.INCONCLUSIVE, ours, f"no prompt of {LONG_TOKENS:,} tokens for {LARGE_BATCH} rows")
+        return Verdict(Word.INCONCLUSIVE, ours, NONE_LARGE)
     gain = 100 * (large["exact"] / large["acp"] - 1)
     ends = naming.PUBLISHED.range("figure2", "throughput_gain")
     found = in_range(gain, *ends, ours, n=len(gain), unit="shape")
     return replace(found, short=f"{found.short}, synthetic gates")
+
+
+def _large(decode_time: pd.DataFrame) -> pd.DataFrame:
+    """The records of large batches of long prompts."""
+    return decode_time[(decode_time["length_tokens"] >= LONG_TOKENS) & (decode_time["batch"] >= LARGE_BATCH)]
 
 
 def _decoding(decode_time: pd.DataFrame, scope: str, value: str, official: bool = False) -> pd.DataFrame:

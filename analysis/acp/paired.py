@@ -12,6 +12,7 @@ from acp_repro.pipeline.evaluation.comparison import is_perplexity, shown
 
 from ..tables import UnfitRecords, one_each
 from . import naming, versions
+from .statistics import methods
 
 SETTING = ["architecture", "size", "context_length_tokens"]
 COLUMN = ["task", "metric"]
@@ -39,8 +40,8 @@ def too_few(apart: pd.Series) -> str:
 def differences(records: pd.DataFrame) -> pd.DataFrame:
     """The difference ACP − exact on every task's metric for each pair of runs (``lm_eval_items`` records)."""
     keys = [*SETTING, "seed", *COLUMN]
-    method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
-    records = one_each(records.assign(method=method), [*keys, "method", "item"], "lm_eval_items")
+    records = records.assign(method=methods(records))
+    one_each(records, [*keys, "method", "item"], "lm_eval_items")
     rows = []
     for key, found in records.groupby(keys, sort=False):
         sides = [side.set_index("item") for _, side in sorted(found.groupby("method"), key=lambda s: s[0])]
@@ -102,10 +103,9 @@ def _known(pairs: pd.DataFrame, guess: float | None, vocabulary: float) -> bool:
 def between_seeds(records: pd.DataFrame) -> pd.DataFrame:
     """Every task's metric for the two lowest seeds of each setting with two seeds of one code version."""
     keys = [*SETTING, "method", "code", *COLUMN]
-    method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
     ran_on = records.reindex(columns=list(versions.RAN_ON)).replace({"commit": versions.TRAINING_CODE})
     code = ran_on.groupby([*ran_on], dropna=False).ngroup()
-    records = records.assign(method=method, code=code)
+    records = records.assign(method=methods(records), code=code)
     one_each(records, [*keys, "seed", "item"], "lm_eval_items")
     rows = []
     for key, found in records.groupby(keys, sort=False):

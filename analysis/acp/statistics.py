@@ -17,6 +17,11 @@ GRID = ["context_length_tokens", "block_q_tokens", "block_k_tokens"]
 METHODS = ("acp", "exact")
 
 
+def methods(records: pd.DataFrame) -> pd.Series:
+    """``exact`` or ``acp`` by row, the method with which the run of a record was trained."""
+    return records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
+
+
 def pruned_percent(records: pd.DataFrame) -> pd.DataFrame:
     """The percentage of pruned blocks of each run over all heads (``pruned_ratio`` records)."""
     one_each(records, [*RUN, "layer", "head"], "pruned_ratio")

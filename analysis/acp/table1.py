@@ -10,7 +10,7 @@ from acp_repro.pipeline.evaluation.catalogue import COLUMNS, PAPER_TASKS, Column
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, Word
-from . import naming, paired, versions
+from . import naming, paired, statistics, versions
 
 _SHOWN_VERDICT = {paired.SAME: "", paired.AS_RUNS: " (as runs)", paired.DIFFERS: " **differs**"}
 _VALUES = [
@@ -41,7 +41,7 @@ def tabulate(item: str, lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> d
         by_column = found.set_index(["task", "metric"])
         cells = {column.header: _cell(by_column, column) for column in columns}
         if with_average:
-            cells["Avg ↑"] = _average(by_column, columns, kind)
+            cells["Avg ↑"] = "" if method == "acp - exact" else _average(by_column, columns)
         rows.append({"model": name} | cells)
     return drawing.Table(pd.DataFrame(rows), values)
 
@@ -51,8 +51,7 @@ _METHODS = {"acp": "ACP", "exact": "exact", "acp - exact": "ACP − exact"}
 
 
 def _ours(records: pd.DataFrame) -> pd.DataFrame:
-    method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
-    return records.assign(row="measured", method=method)[_VALUES[:10]]
+    return records.assign(row="measured", method=statistics.methods(records))[_VALUES[:10]]
 
 
 def _differences(records: pd.DataFrame) -> pd.DataFrame:
@@ -105,12 +104,10 @@ def _cell(found: pd.DataFrame, column: Column) -> str:
     return f"{factor * row['value']:.{digits}f}{error}"
 
 
-def _average(found: pd.DataFrame, columns: list[Column], kind: str) -> str:
+def _average(found: pd.DataFrame, columns: list[Column]) -> str:
     keys = [(column.task, column.metric) for column in columns if column.is_accuracy and column.quantity]
     values = found.reindex(keys)["value"]
-    if values.isna().any() or (found["method"] == "acp - exact").any():
-        return "" if (found["method"] == "acp - exact").any() else "–"
-    return f"{100 * values.mean():.2f}"
+    return "–" if values.isna().any() else f"{100 * values.mean():.2f}"
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
@@ -127,13 +124,13 @@ def caption(context: drawing.DrawContext) -> str:
     harness = ", ".join(sorted(records["harness_version"].astype(str).unique()))
     text = [
         f"{naming.heading(context.item)} Of {len(apart)} differences between paired runs, {more} are "
-        "significant and larger than the differences between seeds. The tasks are zero-shot tasks of the "
-        f"LM Evaluation Harness (lm-eval {harness}) for {naming.ARCHITECTURES[context.runs[0].architecture]}. "
-        'Accuracies are in percent; "acc-n" normalises log-likelihoods by length, and "ppl" is the perplexity. ± is the '
-        "standard error over items. Paired tests over items compare the two runs of a pair, with Holm's "
-        "correction: McNemar's exact test for accuracies and sign permutations for log-likelihoods. A "
-        'difference is marked "as runs" if two seeds of one setting, or else two runs of the paper, differ '
-        "as much.",
+        "significant and larger than the differences between seeds. The tasks are zero-shot tasks of the LM "
+        f"Evaluation Harness (lm-eval {harness}) for {naming.ARCHITECTURES[context.runs[0].architecture]}. "
+        'Accuracies are in percent; "acc-n" normalises log-likelihoods by length, and "ppl" is the '
+        "perplexity. ± is the standard error over items. Paired tests over items compare the two runs of a "
+        "pair, with Holm's correction: McNemar's exact test for accuracies and sign permutations for "
+        'log-likelihoods. A difference is marked "as runs" if two seeds of one setting, or else two runs of '
+        "the paper, differ as much.",
         *(f"{name}." for name in naming.marked(records).unique() if name.endswith("undertrained)")),
     ]
     if lacking:

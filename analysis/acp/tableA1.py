@@ -24,10 +24,8 @@ def pairs(
     losses: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """One row per pair: the pairs of :data:`HISTORY` and the other pairs of ``records``."""
-    history = pd.read_csv(HISTORY, dtype=str)
-    numbers = [c for c in history if c.endswith(("_percent", "_nats"))] + ["needle_fraction"]
-    history[numbers] = history[numbers].astype(float)
-    history[["tokens", "prompts"]] = history[["tokens", "prompts"]].astype(int)
+    texts = ("record_commit", "kernel_commit", "losses_part_at_step", "source")
+    history = pd.read_csv(HISTORY, dtype=dict.fromkeys(texts, str)).assign(is_null=False)
     asked = None if facts is None else needle_facts.training_runs(facts).set_index("run")
     new = []
     for _, some in records.groupby(["seed", "needle_fraction"]):
@@ -37,7 +35,6 @@ def pairs(
             new.append(_row(acp, exact, asked, losses) | {"is_null": False})
         if null.any():
             new.append(_row(some[null], exact, asked, losses) | {"is_null": True})
-    history["is_null"] = False
     table = pd.concat([history, pd.DataFrame(new)], ignore_index=True) if new else history
     return table.assign(difference_nats=table["nll_acp_nats"] - table["nll_exact_nats"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -43,7 +42,9 @@ def _sides(records: pd.DataFrame, value: str, what: str) -> pd.DataFrame:
     ours = records[~records["implementation"].isin(BASELINES) & (records["method"] == "acp")]
     pruned = ours[[*KEY, "device"]].assign(pruned_percent=100 * ours["pruned_ratio"])
     if pruned.empty or not pruned["pruned_percent"].between(*SHARE_PERCENT).all():
-        raise UnfitRecords(f"{what}: timed at another share than {_range(SHARE_PERCENT)} % pruned")
+        raise UnfitRecords(
+            f"{what}: timed at another share than {SHARE_PERCENT[0]:g} to {SHARE_PERCENT[1]:g} % pruned"
+        )
     records = records[~records["implementation"].isin(set(BASELINES) - {OFFICIAL})]
     table = side_by_side(records, [*KEY, "implementation"], "method", value, METHODS, what)
     return table.merge(pruned, on=KEY)
@@ -89,10 +90,6 @@ def _ours(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["implementation"] != OFFICIAL]
 
 
-def _range(ends: Sequence[float]) -> str:
-    return "{:g} to {:g}".format(*ends)
-
-
 # --- claims ---------------------------------------------------------------------------------------------
 
 
@@ -116,6 +113,3 @@ def _judge(table: pd.DataFrame, metric: str, whose: str, sign: str = "") -> Verd
     words = f"{whose}: {both[0] or 'not measured'}; ours: {both[1]}; {drawn}"
     found = in_range(theirs["percent"], *ends, words, n=len(theirs), unit="shape")
     return replace(found, short=f"{found.short}, ours {style.span(ours['percent'])} %")
-
-
-DRAWN = f"gates are drawn so that {_range(SHARE_PERCENT)} % of the blocks are pruned."
