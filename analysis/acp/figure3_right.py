@@ -28,26 +28,21 @@ def draw(records: pd.DataFrame, facts: pd.DataFrame | None = None) -> drawing.Fi
     if not _finds(records):
         return None
     cells = needle_statistics.cells(records)
-    key = needle_statistics.SETTING
-    settings = cells[key].drop_duplicates().sort_values(key)
-    names = [", ".join([*parts, ""]) for parts in needle_statistics.names(settings)]
-    groups = dict(list(cells.groupby([*key, "method"])))
-    columns = [
-        (groups[*setting, method], f"{name}{words}")
-        for setting, name in zip(settings.itertuples(index=False, name=None), names, strict=True)
-        for method, words in TITLES.items()
-    ]
-    figure, axes = drawing.panels(len(columns), 2.3, width=min(style.PAGE_INCHES, 0.9 + 1.6 * len(columns)))
-    for ax, (table, name) in zip(axes, columns, strict=True):
+    key = [*needle_statistics.SETTING, "method"]
+    groups = cells.groupby(key)
+    names = needle_statistics.names(groups.first().reset_index())
+    figure, axes = drawing.panels(len(groups), 2.3, width=min(style.PAGE_INCHES, 0.9 + 1.6 * len(groups)))
+    for ax, (setting, table), parts in zip(axes, groups, names, strict=True):
         grid = table.pivot(index="depth", columns="evaluated_length_tokens", values="answer_recall")
         image = ax.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=100)
         lengths, depths = range(len(grid.columns))[:: -(-len(grid.columns) // 4)], (0, len(grid) - 1)
         ax.set_xticks(lengths, [style.length_label(grid.columns[i]) for i in lengths])
         ax.set_yticks(depths, [f"{100 * grid.index[i]:.0f}" for i in depths])
-        ax.set_title(f"{name}: {table['answer_recall'].mean():.3g} % found")
+        name = ", ".join([*parts, TITLES[setting[-1]]])
+        ax.set_title(f"{name}: {table['answer_recall'].mean():.3g} % recall")
         ax.grid(visible=False)
     axes[0].set_ylabel("depth (%)")
-    figure.colorbar(image, ax=axes, label="words found (%)", pad=0.01, aspect=12)
+    figure.colorbar(image, ax=axes, label="recall (%)", pad=0.01, aspect=12)
     figure.supxlabel("context length evaluated (tokens)")
     return figure
 

@@ -30,7 +30,7 @@ COLOURS = ("#56B4E9", "#009E73", "#CC79A7", "#F0E442")
 
 
 def heading(item: FigureSpec) -> str:
-    """The bold number and title that begin a caption: "**Figure 4. Savings of single heads.**"."""
+    """The bold number and title that begin a caption: "**Figure 4. Pruned ratios of attention heads.**"."""
     number = "" if item.extra else f"{item.label}. "
     return f"**{number}{item.title}.**"
 

@@ -12,10 +12,10 @@ from acp_repro.common.statistics import interval
 from .. import style
 from ..tables import one_each, side_by_side
 from . import versions
+from .statistics import METHODS
 
 SETTING = ["architecture", "size", "context_length_tokens", "needle_fraction"]
 CELL = [*SETTING, "seed", "evaluated_length_tokens", "depth", "haystack_sample"]
-METHODS = ("acp", "exact")
 FOUND_RECALL = 0.2  # a model with a lower recall does not retrieve, so ACP cannot damage its retrieval
 
 
@@ -29,23 +29,22 @@ def cells(records: pd.DataFrame) -> pd.DataFrame:
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:
     """ACP − exact of each setting, averaged over evaluated lengths, depths, haystacks and seeds."""
-    table = _with_gain(records)
-    rows: list[dict[str, Any]] = []
+    table, unlike = _with_gain(records), versions.unlike(records, SETTING)
     runs = table.groupby("method")["run"].agg(set)
-    unlike = versions.unlike(records, SETTING)
-    for name, column in (("recall", "answer_recall"), ("gain", "gain_nats")):
-        both = side_by_side(table, CELL, "method", column, METHODS, "needle")
-        both["difference"] = both["acp"] - both["exact"]
-        for index, (setting, some) in enumerate(both.groupby(SETTING, sort=True)):
-            if name == "recall":
-                apart = not runs["acp"] & runs["exact"]
-                seeds = some["seed"].nunique()
-                rows.append(dict(zip(SETTING, setting, strict=True)) | {"seeds": seeds, "apart": apart})
-                rows[index]["unlike"] = unlike[setting]
-            drawn = "seed" if some["seed"].nunique() > 1 else "haystack_sample"
-            mean, low, high = interval(some.groupby(drawn)["difference"].mean())
-            rows[index] |= {f"{name}_{method}": some[method].mean() for method in METHODS}
-            rows[index] |= {f"{name}_difference": mean, f"{name}_low": low, f"{name}_high": high}
+    apart = not runs["acp"] & runs["exact"]
+    columns = {"recall": "answer_recall", "gain": "gain_nats"}
+    sides = {name: side_by_side(table, CELL, "method", columns[name], METHODS, "needle") for name in columns}
+    rows = []
+    for setting, seeds in table.groupby(SETTING)["seed"].nunique().items():
+        row = dict(zip(SETTING, setting, strict=True))
+        row |= {"seeds": seeds, "apart": apart, "unlike": unlike[setting]}
+        unit = "seed" if seeds > 1 else "haystack_sample"
+        for name, both in sides.items():
+            some = both[(both[SETTING] == list(setting)).all(axis=1)]
+            mean, low, high = interval((some["acp"] - some["exact"]).groupby(some[unit]).mean())
+            row |= {f"{name}_{method}": some[method].mean() for method in METHODS}
+            row |= {f"{name}_difference": mean, f"{name}_low": low, f"{name}_high": high}
+        rows.append(row)
     return pd.DataFrame(rows)
 
 

@@ -31,8 +31,9 @@ def tabulate(item: str, lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> d
     several_seeds = ours["seed"].nunique() > 1
     unlike = versions.unlike(lm_eval_items, _PAIR)
     rows = []
+    order = {"size": pd.CategoricalDtype(values["size"].unique()), "method": pd.CategoricalDtype([*_METHODS])}
     keys = ["row", "size", "context_length_tokens", "seed", "method"]
-    for key, found in _in_order(values).groupby(keys, sort=False, dropna=False):
+    for key, found in values.astype(order).groupby(keys, dropna=False, observed=True):
         kind, size, length, seed, method = key
         name = f"{size}, {style.length_label(int(length))}, {_METHODS[method]}"
         name += f", seed {int(seed)}" if several_seeds and kind != "paper" else ""
@@ -60,34 +61,12 @@ def _differences(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def _paper(item: str, columns: list[Column]) -> pd.DataFrame:
-    table = naming.PUBLISHED.table.query("item == @item and size.notna()").rename(columns={"low": "value"})
-    frames = [
-        table[table["quantity"] == column.quantity].assign(
-            row="paper", task=column.task, metric=column.metric, value=lambda t, c=column: _shares(t, c)
-        )
-        for column in columns
-        if column.quantity
-    ]
-    return pd.concat(frames).reindex(columns=_VALUES) if frames else pd.DataFrame(columns=_VALUES)
-
-
-def _shares(table: pd.DataFrame, column: Column) -> pd.Series:
-    """The paper's values as fractions; the paper prints accuracies in percent."""
-    return table["value"] / 100 if column.is_accuracy else table["value"]
-
-
-def _in_order(values: pd.DataFrame) -> pd.DataFrame:
-    """The rows by size and length, each pair as ACP, exact, difference; the paper's rows are last."""
-    sizes = {size: place for place, size in enumerate(dict.fromkeys(values["size"]))}
-    places = {
-        "row": lambda column: column == "paper",
-        "size": lambda column: column.map(sizes),
-        "method": lambda column: column.map(list(_METHODS).index),
-    }
-    keys = ["row", "size", "context_length_tokens", "seed", "method"]
-    return values.sort_values(
-        keys, key=lambda column: places.get(column.name, lambda same: same)(column), kind="stable"
-    )
+    """The paper's rows, with accuracies as fractions; the paper prints accuracies in percent."""
+    table = naming.PUBLISHED.table.query("item == @item and size.notna()")
+    printed = [(c.quantity, c.task, c.metric, 100 if c.is_accuracy else 1) for c in columns if c.quantity]
+    named = pd.DataFrame(printed, columns=["quantity", "task", "metric", "divisor"])
+    both = named.merge(table, on="quantity")
+    return both.assign(row="paper", value=both["low"] / both["divisor"]).reindex(columns=_VALUES)
 
 
 def _cell(found: pd.DataFrame, column: Column) -> str:

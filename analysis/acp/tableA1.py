@@ -24,7 +24,7 @@ def pairs(
     losses: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """One row per pair: the pairs of :data:`HISTORY` and the other pairs of ``records``."""
-    texts = ("record_commit", "kernel_commit", "losses_part_at_step", "source")
+    texts = ("record_commit", "kernel_commit", "steps", "losses_part_at_step", "source")
     history = pd.read_csv(HISTORY, dtype=dict.fromkeys(texts, str)).assign(is_null=False)
     asked = None if facts is None else needle_facts.training_runs(facts).set_index("run")
     new = []
