@@ -78,7 +78,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
         f"{style.count_label(naming.START_TOKENS)}. "
     )
     caption = f"""{naming.heading(context.item)} ACP prunes {naming.span(pruned)} of the causal blocks of
-{naming.ARCHITECTURES[architecture]}, and training throughput changes by {gained}.
+{naming.ARCHITECTURES[architecture]}. Training throughput changes by {gained}.
 {pale if naming.starting(pruned).any() else ""}(a) Pruned blocks as a percentage of the causal blocks, on
 held-out text. Black lines mark the achievable maximum of a head that keeps each query's own key and the
 previous key: {maxima}. Only a closed forget gate prunes more. (b) Attention time saved, forward and backward,

@@ -50,9 +50,9 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     first = records.iloc[0]
     steps, devices = _decoding(records, "model", "step_ms"), " and ".join(records["device"].unique())
     (batch, length), step = steps.index[steps["exact"].argmax()], steps.iloc[steps["exact"].argmax()]
-    caption = f"""{naming.heading(context.item)} With batch {batch} and prompts of
-{style.length_label(length)}, where exact attention takes longest, a step of the whole model takes
-{step["acp"]:.2f} ms with ACP and {step["exact"]:.2f} ms without. A step adds one token to every sequence
+    caption = f"""{naming.heading(context.item)} The whole model takes {step["acp"]:.2f} ms per step with
+ACP and {step["exact"]:.2f} ms without at batch {batch} and prompts of {style.length_label(length)}, where
+exact attention takes longest. A step adds one token to every sequence
 after a prompt of random tokens. The model has random weights, {first["heads"]} heads of dimension
 {first["head_dim"]}, and synthetic gates "{first["gates"]}": {DRAWN[first["gates"]]}. Below 100 %, ACP reduces
 (a) the attention time of one layer, (b) the step time, and (c) the size of the cache per head. All times are

@@ -51,7 +51,7 @@ def timed_on(*tables: pd.DataFrame) -> str:
     each = pd.concat([table[[*keys, *model]] for table in tables]).dropna(subset="commit").drop_duplicates()
     groups = each.sort_values("context_length_tokens", kind="stable").groupby(keys, sort=False)
     return " ".join(
-        f"{_sizes_and_lengths(rows)}: timed on {device}, commit {commit}."
+        f"Timed on {device} at commit {commit}: {_sizes_and_lengths(rows)}."
         for (device, commit), rows in groups
     )
 
