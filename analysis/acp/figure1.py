@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each
@@ -12,18 +11,8 @@ from . import naming, statistics
 MOST_BLOCKS = 16  # per side, so that the arrows stay legible
 
 
-def draw(records: pd.DataFrame) -> drawing.Figure:
-    """Two panels, attention without and with ACP, of the first blocks of
-    :func:`statistics.illustrative_head`.
-
-    Args:
-        records: ``decay`` records of one run.
-    """
-    head = statistics.illustrative_head(
-        one_each(records, ["run", "layer", "head", "position"], "decay"), MOST_BLOCKS
-    )
-    grid = statistics.block_grid(head, MOST_BLOCKS)
-    delta = float(head["threshold_nats"].iloc[0])
+def draw(grid: statistics.BlockGrid, delta: float) -> drawing.Figure:
+    """Two panels, attention without and with ACP, of the first blocks of one head."""
     figure, axes = drawing.panels(2, 2.75, width=style.PAGE_INCHES * 0.8)
     mesh = _panel(axes[0], grid, np.zeros_like(grid.first_kept), delta)
     axes[0].set_title("Without ACP")
@@ -89,6 +78,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     (run,), records = context.runs, context.records["decay"]
     if records["threshold_nats"].isna().any():
         raise UnfitRecords(f"figure1: run {run.name} is exact; set measure.run_for_heads to a run with ACP")
+    one_each(records, ["run", "layer", "head", "position"], "decay")
     head = statistics.illustrative_head(records, MOST_BLOCKS)
     grid = statistics.block_grid(head, MOST_BLOCKS)
     one, shown = head.iloc[0], min(len(head), len(grid.first_kept) * grid.block_q)
@@ -101,4 +91,4 @@ largest $D_{{ij}}$ of the block is below delta = {one["threshold_nats"]:.2f}. Th
 {one["layer"]}, head {one["head"]} (counted from 0) of {naming.run_name(one)}. The panels show the first
 {shown:,} of {len(head):,} tokens of a held-out sequence. Among the recorded heads, the pruned ratio of this
 head is closest to half of the achievable maximum ({share:.0f} %)."""
-    return draw(records), caption
+    return draw(grid, one["threshold_nats"]), caption

@@ -6,7 +6,7 @@ import pandas as pd
 
 from .. import drawing, style, tables
 from ..verdict import Verdict, Word
-from . import by_length, naming, training_logs
+from . import by_length, naming, training_logs, versions
 
 SETTLED_PERCENT = 5.0  # a smaller change of the training throughput is negligible
 TENTHS = 10  # the parts of a training run whose throughputs are compared
@@ -70,9 +70,25 @@ def _loss(ax: drawing.Axes, records: pd.DataFrame) -> float:
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["training_log"]
-    epoch = style.EPOCH_TOKENS.get(context.suite.name)
-    words = training_logs.caption(records, len(epoch_ends(records, epoch)))
-    return draw(records, epoch), f"{naming.heading(context.item)} {words}"
+    epoch_tokens = style.EPOCH_TOKENS.get(context.suite.name)
+    mean, first = training_logs.mean_pruned(records), training_logs.before_change(records)
+    last, peak = mean.iloc[-1], mean.loc[mean["percent"].idxmax()]
+    size = records["size"].iloc[0]
+    paper_size = size if size in naming.PAPER_SIZES else naming.PAPER_SIZES[0]
+    unlike = versions.notes(versions.unlike(records, ["size"]), after=".")
+    devices = ", ".join(records["training_device"].unique())
+    epochs = "Dotted lines mark the ends of epochs, after which the corpus repeats."
+    caption = f"""{naming.heading(context.item)} The pruned ratio peaks at {peak["percent"]:.0f} % after
+{style.count_label(peak["tokens"])} tokens and is {last["percent"]:.0f} % after
+{style.count_label(last["tokens"])} tokens. The paper reports around 70 % and trains its {paper_size} model on
+{style.count_label(naming.paper_size(paper_size).tokens)} tokens. The curves are from the training logs of
+{" and ".join(records["run"].unique())}{unlike[:1]}, trained on {devices}. (a) Pruned ratio on the first
+sequence of a batch: the mean over the layers, the range of all layers, and the range of the middle half. The
+axis begins at {style.count_label(first)} tokens; until then, no layer has changed by more than
+{training_logs.CHANGE_POINTS:g} percentage points. (b) Mean training loss of the steps since the previous
+point, at the same points for all runs. A mean over more steps is assumed constant over these steps. {unlike}
+{epochs if epoch_ends(records, epoch_tokens) else ""}"""
+    return draw(records, epoch_tokens), caption
 
 
 def throughput_settles(training_log: pd.DataFrame) -> Verdict:

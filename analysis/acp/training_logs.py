@@ -1,22 +1,13 @@
-"""Derived numbers of a training log, and the caption of Figure A5."""
+"""Derived numbers of a training log, for Figures 2 and A5."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 
-from .. import style
 from ..tables import one_each
-from . import naming, versions
 
 CHANGE_POINTS = 2.0  # a layer has changed if its pruned ratio is further from its first value
-
-
-def paper_name(records: pd.DataFrame) -> str:
-    """The paper's model of this size, or else its smallest model."""
-    size = records["size"].iloc[0]
-    known = set(naming.PUBLISHED.table.query("item == 'table2'")["size"].dropna())
-    return size if size in known else "125M"
 
 
 def layer_percents(records: pd.DataFrame) -> pd.DataFrame:
@@ -64,23 +55,3 @@ def losses(records: pd.DataFrame) -> pd.DataFrame:
         columns = {"run": run, "tokens": tokens[: len(kept)], "log_pruning_tolerance": tolerance}
         tables.append(pd.DataFrame(columns | {"loss_nats": loss}))
     return pd.concat(tables, ignore_index=True)
-
-
-def caption(records: pd.DataFrame, epochs: int = 0) -> str:
-    """The caption of Figure A5, without its heading."""
-    mean = mean_pruned(records)
-    last, peak = mean.iloc[-1], mean.loc[mean["percent"].idxmax()]
-    unlike = versions.notes(versions.unlike(records, ["size"]), after=".")
-    devices = ", ".join(records["training_device"].unique())
-    ends = "the end of an epoch" if epochs == 1 else f"the ends of {epochs} epochs"
-    dotted = f"Dotted: {ends}, after which the corpus repeats."
-    return f"""The pruned ratio peaks at {peak["percent"]:.0f} % after {style.count_label(peak["tokens"])}
-tokens and is {last["percent"]:.0f} % after {style.count_label(last["tokens"])} tokens. The paper reports
-around 70 % and trains its {paper_name(records)} model on
-{style.count_label(naming.paper_size(paper_name(records)).tokens)} tokens. The curves are from the training
-logs of {" and ".join(records["run"].unique())}{unlike[:1]}, trained on {devices}. (a) Pruned ratio on the
-first sequence of a batch: the mean over the layers, the range of all layers, and the range of the middle
-half. The axis begins at {style.count_label(before_change(records))} tokens; until then, no layer has changed
-by more than {CHANGE_POINTS:g} percentage points. (b) Mean training loss of the steps since the previous
-point, at the same points for all runs. A mean over more steps is assumed constant over these steps. {unlike}
-{dotted if epochs else ""}"""
