@@ -11,8 +11,8 @@ from . import naming
 
 POINTS_BELOW_LIMIT = 8.0  # a number that is closer to the achievable maximum moves into its bar
 TEXT_POINTS = 7.0  # the type size of the text in the bars
-FITTING_SHARE = 0.36  # of the largest bar: the text of a shorter bar is above the bar
-DASH_WIDTH = 0.3  # of a bar, for the dash in place of a missing measurement
+FITTING_SHARE = 0.36  # bars below this fraction of the largest bar have their text above the bar
+DASH_WIDTH = 0.3  # the width of the dash for a missing measurement, relative to a bar
 PALE = 0.3  # the opacity of an undertrained model's colour
 
 

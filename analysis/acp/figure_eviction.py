@@ -1,4 +1,4 @@
-"""Eviction at equal bytes: the loss after a prompt whose keys are evicted, by policy and treatment."""
+"""Eviction at equal memory: the loss after a prompt whose keys are evicted, by policy and treatment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = {
     "h2o": "H2O",
     "oracle": "oracle",
 }
-COLOURS = (style.ROLES["acp"], *naming.COLOURS[:3], "0.5", "0.1")  # of the policies
+COLOURS = (style.ROLES["acp"], *naming.COLOURS[:3], "0.5", "0.1")  # one per policy
 MOST_NATS = 1e-3  # the margin between treatments of the same keys
 
 

@@ -23,7 +23,7 @@ PAPER_CONTEXT = 4096  # the shortest context length of the paper
 # Early in training the pruned ratio is high: 125M at 16k prunes 93 % after 20M tokens and 88 % after 100M.
 # The paper excludes this stage (Section 4.1). A small model leaves the stage after one token per parameter.
 START_TOKENS = 100_000_000
-PAPER_RECIPE = 2**19, 256 * 2**20, 50_257  # tokens of a batch and of the warm-up, size of the vocabulary
+PAPER_RECIPE = 2**19, 256 * 2**20, 50_257  # batch tokens, warm-up tokens, vocabulary size
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}
 # Colours of Okabe and Ito that no role of style.ROLES has.
 COLOURS = ("#56B4E9", "#009E73", "#CC79A7", "#F0E442")

@@ -41,9 +41,8 @@ def losses(records: pd.DataFrame) -> pd.DataFrame:
         for run, rows in points.items()
     }
     fewest = min(points, key=lambda run: len(points[run]))
-    start = max(
-        steps_and_sums[1, 0] for steps_and_sums in sums.values()
-    )  # the end of the longest first window
+    # The end of the longest first window.
+    start = max(steps_and_sums[1, 0] for steps_and_sums in sums.values())
     whole = sums[fewest][1:, 0] >= start
     edges, tokens = sums[fewest][1:, 0][whole], points[fewest]["tokens"][whole]
     tables = []
