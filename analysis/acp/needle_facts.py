@@ -12,8 +12,8 @@ from . import needle_statistics, paired, versions
 from .needle_statistics import CELL, FOUND_RECALL, METHODS, SETTING
 from .paired import LEAST_PAIRS
 
-# Fixed before any pair was evaluated on many needles. On one needle, two exact runs that differ in one initial
-# parameter are 0.36 nats apart, so a smaller difference is within the variation of training runs.
+# Fixed before any pair was evaluated on many needles. On one needle, two exact runs that differ in one
+# initial parameter are 0.36 nats apart, so a smaller difference is within the variation of training runs.
 MARGIN_NATS = 0.5
 SAME_NATS = 0.01  # a change of a likelihood by 1 %
 
