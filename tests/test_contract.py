@@ -47,7 +47,7 @@ PAPERS = {
     "acp": Paper(
         YAML.replace("[-10, null]", "[-10]"),
         "figure4",
-        "Savings of single heads",
+        "Pruned ratios of attention heads",
         ("size: [tiny]", "size: [tiny, huge]", "grid[0].size: no size 'huge'"),
     ),
     "retention": Paper(RETENTION, "figureC", "", ("method: [ar]", "method: [arr]", "grid[0].method[0]")),

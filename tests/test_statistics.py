@@ -127,7 +127,7 @@ def test_spread_between_groups_of_one_distribution():
 
 def test_savings_match_a_hand_computation():
     run = {"architecture": "pro", "size": "a", "context_length_tokens": 128, "seed": 0, "trained_tokens": 1}
-    run["log_pruning_tolerance"] = -10.0
+    run |= {"log_pruning_tolerance": -10.0, "device": "a GPU"}
     heads = [{"layer": 0, "head": head, "pruned_blocks": p} for head, p in enumerate((4, 9))]
     blocks = pd.DataFrame([{**run, **head, "causal_blocks": 10} for head in heads])
     assert acp_statistics.pruned_percent(blocks)["percent"].tolist() == [65.0]

@@ -1,1 +1,1 @@
-"""Figures and tables of ACP, a module each."""
+"""Figures and tables of ACP, one module each."""

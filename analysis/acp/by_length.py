@@ -1,4 +1,4 @@
-"""Percentages by model size and context length: order, format, and growth with the context length."""
+"""Percentages by model size and context length: their order, their format, and growth with the length."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from ..tables import one_each
 from ..verdict import Verdict
 from . import naming
 
-TOKENS = r"-[\d.]+B$"  # the suffix of sizes of suite h100-recipe that are trained on fewer tokens
-SHARE_POINTS = 2.0  # our reading of "roughly", for attention's share of all FLOPs
+SHARE_POINTS = 2.0  # the tolerance for the paper's "roughly", for the percentage of FLOPs in attention
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows sorted by size and context length; each combination may occur once."""
+    """The rows sorted by size and context length; each combination may occur once."""
     keys = ["size", "context_length_tokens"]
     order = {size: index for index, size in enumerate(dict.fromkeys(table["size"]))}
     one_each(table, keys, "percentages")
@@ -49,15 +48,15 @@ def gpu_marks(table: pd.DataFrame) -> pd.Series:
 
 
 def by_model(table: pd.DataFrame, column: str = "percent") -> dict[str, float]:
-    """Numbers by size and context length, such as "125M at 4k", for ``Verdict.values``."""
+    """The numbers by names such as "125M at 4k", for ``Verdict.values``."""
     names = table["size"] + " at " + table["context_length_tokens"].map(style.length_label) + gpu_marks(table)
     return dict(zip(names, map(float, table[column]), strict=True))
 
 
 def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
-    """Met if the value of every size grows with the context length; inconclusive with one context length.
-    Sizes decide as in :func:`naming.settled`."""
-    table = in_order(table.assign(size=table["size"].str.replace(TOKENS, "", regex=True)))
+    """Reproduced if the value of every size grows with the context length; inconclusive with one context
+    length. The rows of :func:`naming.settled` decide."""
+    table = in_order(table.assign(size=naming.without_tokens(table["size"])))
     deciding = naming.settled(table)
     words = listed(table, sign=sign)
     several = [rows for _, rows in deciding.groupby("size", sort=False) if len(rows) > 1]
@@ -78,7 +77,7 @@ def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
 
 
 def attention_share() -> Verdict:
-    """Met if the FLOPs formula gives the paper's shares of attention, within :data:`SHARE_POINTS`."""
+    """Reproduced if the FLOPs formula agrees with the paper's percentages within :data:`SHARE_POINTS`."""
     table = naming.PUBLISHED.table.query("quantity == 'attention_share_of_flops'")
     table = table.astype({"context_length_tokens": int})
     percent = [

@@ -1,37 +1,26 @@
-"""Figure 1: the blocks that attention visits without and with ACP, on a real head's decay."""
+"""Figure 1: the blocks that attention visits without and with ACP, for the decay of a trained head."""
 
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each
 from . import naming, statistics
 
-KEY = ["run", "layer", "head", "position"]
-MOST_BLOCKS = 16  # per side: arrows in more rows would be too small to see
+MOST_BLOCKS = 16  # per side, so that the arrows stay legible
 
 
-def draw(records: pd.DataFrame) -> drawing.Figure:
-    """Two panels, attention without and with ACP, over the first blocks of one head's sequence.
-
-    Args:
-        records: ``decay`` records of one run; the head is :func:`statistics.illustrative_head`'s.
-    """
-    head = statistics.illustrative_head(one_each(records, KEY, "decay"), MOST_BLOCKS)
-    grid = statistics.block_grid(head, MOST_BLOCKS)
-    delta = float(head["threshold_nats"].iloc[0])
+def draw(grid: statistics.BlockGrid, delta: float) -> drawing.Figure:
+    """Two panels, attention without and with ACP, of the first blocks of one head."""
     figure, axes = drawing.panels(2, 2.75, width=style.PAGE_INCHES * 0.8)
     mesh = _panel(axes[0], grid, np.zeros_like(grid.first_kept), delta)
     axes[0].set_title("Without ACP")
     _panel(axes[1], grid, grid.first_kept, delta)
     pruned = f"{grid.first_kept.sum()} of {(grid.last + 1).sum()}"
-    rows = np.repeat(np.arange(len(grid.first_kept) + 1), 2)[1:-1] * grid.block_q
     axes[1].set_title(f"With ACP: {pruned} blocks pruned")
     axes[1].plot(
-        np.repeat(grid.first_kept, 2) * grid.block_k,
-        rows,
+        *statistics.staircase(np.repeat(grid.first_kept * grid.block_k, grid.block_q)),
         color=style.BOUNDARY,
         lw=2.2,
         solid_capstyle="butt",
@@ -48,9 +37,9 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
 
 def _panel(ax: drawing.Axes, grid: statistics.BlockGrid, start: np.ndarray, delta: float) -> drawing.QuadMesh:
-    """The causal blocks in their decay's colour, and an arrow over those that each row visits."""
+    """The causal blocks, coloured by their decay, and an arrow over the blocks that each row visits."""
     rows, columns = grid.largest_decay.shape
-    # Past twice delta all is equally gone; delta itself is then the middle of the colours.
+    # The scale ends at twice delta, so delta is the middle of the colours.
     mesh = ax.pcolormesh(
         np.arange(columns + 1) * grid.block_k,
         np.arange(rows + 1) * grid.block_q,
@@ -88,20 +77,18 @@ def _panel(ax: drawing.Axes, grid: statistics.BlockGrid, start: np.ndarray, delt
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     (run,), records = context.runs, context.records["decay"]
     if records["threshold_nats"].isna().any():
-        raise UnfitRecords(
-            f"figure1 shows pruning, and {run.name} is exact: name a run with ACP as measure.run_for_heads"
-        )
+        raise UnfitRecords(f"figure1: run {run.name} is exact; set measure.run_for_heads to a run with ACP")
+    one_each(records, ["run", "layer", "head", "position"], "decay")
     head = statistics.illustrative_head(records, MOST_BLOCKS)
     grid = statistics.block_grid(head, MOST_BLOCKS)
     one, shown = head.iloc[0], min(len(head), len(grid.first_kept) * grid.block_q)
     share = 100 * statistics.share_of_limit(grid)
-    part = "a held-out sequence" if shown == len(head) else f"a held-out sequence of {len(head):,}"
-    which = "all" if shown == len(head) else "the first"
-    caption = f"""**Figure 1.** ACP skips {grid.first_kept.sum()} of {(grid.last + 1).sum()} blocks here:
-those left of the orange boundary. Each cell is a block of {grid.block_q} queries by {grid.block_k} keys, as
-the code computes them. Darker is a stronger decay. Arrows show which blocks the code visits in each row, and
-in which order. A block is skipped if its largest $D_{{ij}}$ is under delta = {one["threshold_nats"]:.2f}. The
-decay is of layer {one["layer"]}, head {one["head"]} (counted from 0) of {naming.run_name(one)}, on {which}
-{shown:,} tokens of {part}. Of the recorded heads, it prunes nearest to half of the achievable maximum:
-{share:.0f} % of that."""
-    return draw(records), caption
+    caption = f"""{naming.heading(context.item)} (a) The blocks that exact attention visits. (b) ACP skips
+{grid.first_kept.sum()} of {(grid.last + 1).sum()} blocks, left of the orange boundary. Each cell is a block
+of {grid.block_q} queries by {grid.block_k} keys, the blocks of the kernels. Darker cells have a stronger
+decay. Arrows show the order in which the kernel visits the blocks of each row. ACP skips a block if the
+largest $D_{{ij}}$ of the block is below delta = {one["threshold_nats"]:.2f}. The decay is that of layer
+{one["layer"]}, head {one["head"]} (counted from 0) of {naming.run_name(one)}. The panels show the first
+{shown:,} of {len(head):,} tokens of a held-out sequence. Among the recorded heads, the pruned ratio of this
+head is closest to half of the achievable maximum ({share:.0f} %)."""
+    return draw(grid, one["threshold_nats"]), caption

@@ -12,54 +12,49 @@ from ..tables import some
 from ..verdict import Verdict, Word, in_range
 from . import bars, by_length, naming, statistics, training_logs, versions
 
-SIZES_POINTS = 2.0  # of the pruned ratio, between sizes that are called equal
-FALLING_POINTS = -1.0  # per doubling of the tokens; a ratio that falls faster has not settled
-PRUNED_PERCENT = (60.0, 80.0)  # what "around 70 %" is taken to mean
-# Where delta comes from.
+SIZES_POINTS = 2.0  # the margin between the pruned ratios of equal sizes
+FALLING_POINTS = -1.0  # per doubling of the tokens; a ratio that falls faster has not converged
+PRUNED_PERCENT = (60.0, 80.0)  # the range for the paper's "around 70 %"
+# The origin of delta.
 THRESHOLD = {
-    "pro": "Delta comes from the weights of QK-norm (Appendix E) at no cost.",
-    "llama": """Delta comes from the measured norms of q and k. To read them counts in the throughput, and not
-in the attention time.""",
+    "pro": "Delta is derived from the QK-norm parameters (Appendix E) at no cost.",
+    "llama": "Delta is derived from the measured norms of q and k; throughput includes these measurements, "
+    "and attention time does not.",
 }
 
 
 def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> drawing.Figure:
-    """Three panels of bars, a group for each context length and a colour for each size.
+    """Three panels of bars, with a group for each context length and a colour for each size.
 
     Args:
-        records: ``pruned_ratio``, ``attention_time`` and ``throughput`` records, of one run each bar.
-        item: whose numbers in ``paper_values.csv`` stand beside ours.
+        records: ``pruned_ratio``, ``attention_time`` and ``throughput`` records, one run per bar.
+        item: the item of ``paper_values.csv`` whose ranges are drawn as bands.
     """
     pruned = statistics.pruned_of_grid(records["pruned_ratio"])
-    time = statistics.on_devices(
-        statistics.time_reduction(records["attention_time"]), records["attention_time"]
-    )
-    speed = statistics.on_devices(statistics.throughput_gain(records["throughput"]), records["throughput"])
+    time = in_bars(statistics.time_reduction(records["attention_time"]), "{:,.0f}".format)
+    speed = in_bars(statistics.throughput_gain(records["throughput"]), style.count_label)
     panels = (
         (pruned, "pruned_ratio", "Pruned blocks", "pruned ratio"),
-        (in_bars(time, "{:,.0f} ms".format), "attention_time_reduction", "Attention time", "time saved"),
-        (
-            in_bars(speed, lambda rate: f"{style.count_label(rate)} tok/s"),
-            "throughput_gain",
-            "Training throughput",
-            "gain",
-        ),
+        (time, "attention_time_reduction", "Attention time (ms in bars)", "time saved"),
+        (speed, "throughput_gain", "Throughput (tokens/s in bars)", "throughput gain"),
     )
     figure, axes = drawing.panels(3, 3.1)
     for ax, (table, metric, title, axis) in zip(axes, panels, strict=True):
         bars.of_paper(ax, *naming.PUBLISHED.range(item, metric))
-        bars.grouped(ax, table)
+        bars.grouped(ax, table.assign(size=naming.without_tokens(table["size"])))
         ax.set(title=title, ylabel=f"{axis} (%)")
-    for index, (size, tokens) in enumerate(pruned.groupby("size", sort=False)["trained_tokens"]):
+    for ax in axes[:2]:
+        ax.set_ylim(top=105)
+    sizes = naming.without_tokens(pruned["size"])
+    for index, (size, tokens) in enumerate(pruned.groupby(sizes, sort=False)["trained_tokens"]):
         axes[0].bar(0, 0, label=_named(size, tokens), **bars.look(size, index, tokens.max()))
     drawing.legend(figure, 3)
     return figure
 
 
 def in_bars(table: pd.DataFrame, form: Callable[[float], str]) -> pd.DataFrame:
-    """The table with the column ``inside``, exact and with ACP: "361 → 127 ms"."""
-    pairs = zip(table["exact"].map(form), table["acp"].map(form), strict=True)
-    return table.assign(inside=[f"{one.partition(' ')[0]} → {other}" for one, other in pairs])
+    """The table with the column ``inside``, without and with ACP: "361 → 127"."""
+    return table.assign(inside=table["exact"].map(form) + " → " + table["acp"].map(form))
 
 
 def _named(size: str, tokens: pd.Series) -> str:
@@ -68,57 +63,46 @@ def _named(size: str, tokens: pd.Series) -> str:
     return f"{naming.in_words([size])}, {style.count_span(tokens)} tokens{mark}"
 
 
-def timed_on(records: pd.DataFrame) -> str:
-    """A sentence on the GPU models of the times: "Timed on NVIDIA H200 (4k, 8k) and NVIDIA H100 (16k)."."""
-    names = [
-        f"{device} ({', '.join(map(style.length_label, sorted(set(lengths))))})"
-        for device, lengths in records.groupby("device", sort=False)["context_length_tokens"]
-    ]
-    return f"Timed on {' and '.join(names)}."
-
-
-def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str, str]:
+def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records, architecture = context.records, context.runs[0].architecture
-    tokens = records["attention_time"]["measured_tokens"].unique()
+    tokens = ", ".join(f"{t:,}" for t in records["attention_time"]["measured_tokens"].unique())
     pruned = statistics.pruned_of_grid(records["pruned_ratio"])
     grids = pruned.drop_duplicates("context_length_tokens").sort_values("context_length_tokens")
-    most_allowed = ", ".join(
+    maxima = ", ".join(
         f"{row.grid_percent:.1f} % at {style.length_label(row.context_length_tokens)}"
         for row in grids.itertuples()
     )
-    commits = versions.timed_on(records["attention_time"], records["throughput"])
     gained = naming.span(statistics.throughput_gain(records["throughput"]), "+.0f")
     pale = (
-        "Pale bars are of undertrained models: they saw fewer tokens than they have weights, and "
-        f"under {style.count_label(naming.START_TOKENS)}. "
+        "Pale bars show undertrained models, which saw fewer tokens than they have parameters and fewer than "
+        f"{style.count_label(naming.START_TOKENS)}. "
     )
-    caption = f"""**{context.item.label}.** ACP prunes {naming.span(pruned)} of the attention of
-{naming.ARCHITECTURES[architecture]} here, and training throughput gains {gained}.
-{pale if naming.starting(pruned).any() else ""}(a) Pruned blocks in percent of the causal blocks,
-on held-out text. Black lines, the achievable maximum of a head that keeps each query's own key and the one
-before: {most_allowed}. Only a closed gate prunes more. (b) Attention time saved, forward and backward,
-with the boundary search; in the bars the times without and with ACP for
-{", ".join(f"{t:,}" for t in tokens)} tokens. (c) Gain of training throughput; in the bars the
-throughput without and with ACP.
-{timed_on(records["attention_time"])}
-{THRESHOLD[architecture]} Grey: what the paper prints for 125M to 760M parameters and 4k to 16k tokens.
-Its hardware is another, so compare percentages only."""
-    return draw(records, context.item.name), caption, commits
+    caption = f"""{naming.heading(context.item)} ACP prunes {naming.span(pruned)} of the causal blocks of
+{naming.ARCHITECTURES[architecture]}. Training throughput changes by {gained}.
+{pale if naming.starting(pruned).any() else ""}(a) Pruned blocks as a percentage of the causal blocks, on
+held-out text. Black lines mark the achievable maximum of a head that keeps each query's own key and the
+previous key: {maxima}. Only a closed forget gate prunes more. (b) Attention time saved, forward and backward,
+including the boundary search. The bars show the times without and with ACP for {tokens} tokens, in ms. (c)
+Gain of training throughput. The bars show the throughput without and with ACP, in tokens per second.
+{THRESHOLD[architecture]} Grey bands show the paper's ranges for 125M to 760M parameters and 4k to 16k tokens.
+The paper uses other hardware, so only percentages are comparable.
+{versions.timed_on(records["attention_time"], records["throughput"])}"""
+    return draw(records, context.item.name), caption
 
 
-# --- what the paper says of them; rows past the undertrained stage decide, see naming.settled -------------
+# --- claims; rows past the undertrained stage decide, see naming.settled --------------------------------
 
 
 def pruned_at_longest(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if every size prunes :data:`PRUNED_PERCENT` at its longest context; beyond if some prune more."""
+    """Reproduced if every size prunes :data:`PRUNED_PERCENT` at its longest context."""
     table = by_length.in_order(statistics.pruned_percent(pruned_ratio))
     settled = naming.settled(table.groupby("size", sort=False).tail(1))["percent"]
     return in_range(settled, *PRUNED_PERCENT, by_length.listed(table), paper="about 70", n=len(settled))
 
 
 def pruned_with_recipe(pruned_ratio: pd.DataFrame, training_log: pd.DataFrame) -> Verdict:
-    """Met if runs with the paper's recipe prune :data:`PRUNED_PERCENT` at 4k and at 16k; otherwise
-    inconclusive while a ratio still falls, and contradicted where it is flat."""
+    """Reproduced if runs with the paper's recipe prune :data:`PRUNED_PERCENT` at 4k and at 16k; otherwise
+    inconclusive if a ratio still falls, and contradicted if it is constant."""
     several = pruned_ratio["context_length_tokens"].nunique() > 1
     both = several and naming.records_have_paper_recipe(pruned_ratio)
     what = "published runs at two lengths with the paper's recipe"
@@ -133,33 +117,35 @@ def pruned_with_recipe(pruned_ratio: pd.DataFrame, training_log: pd.DataFrame) -
 
 
 def _points_per_doubling(training_log: pd.DataFrame) -> float:
-    """What the pruned ratio changes by per doubling of the tokens, over the last two doublings of a run."""
+    """The change of the pruned ratio per doubling of the tokens, over the last two doublings of a run."""
     percent = training_logs.mean_pruned(training_log).set_index("tokens")["percent"]
     last = percent.index.max()
     return float(percent.iloc[-1] - percent[percent.index <= last / 4].iloc[-1]) / 2
 
 
 def pruned_as_in_the_paper(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if training runs with the paper's learning rate and words prune :data:`PRUNED_PERCENT` past 4k."""
+    """Reproduced if runs with the paper's learning rate and vocabulary size prune :data:`PRUNED_PERCENT` at
+    more than 4k."""
     paper = pruned_ratio[pruned_ratio["size"].str.endswith("-lr2e-3-50k")]
     table = statistics.pruned_percent(paper).sort_values("context_length_tokens")
-    longer = some(table[table["context_length_tokens"] > 4096], "pruned_ratio: of none past 4k")
+    longer = some(table[table["context_length_tokens"] > 4096], "pruned_ratio at more than 4k")
     more = {"paper": "about 70", "n": len(longer), "runs": paper["run"].unique()}
     return in_range(longer["percent"], *PRUNED_PERCENT, by_length.listed(table, digits=1), **more)
 
 
 def savings_grow(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if every size prunes more at every longer context, and no smaller share of what may go."""
+    """Reproduced if every size prunes more at every longer context, and no smaller fraction of the blocks
+    left of the diagonal."""
     table = statistics.pruned_of_grid(pruned_ratio)
     most = [statistics.prunable_percent(*grid) for grid in table[statistics.GRID].itertuples(index=False)]
     return by_length.grows(table.assign(of_grid_percent=100 * table["percent"] / most))
 
 
 def sizes_alike(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if at each context length the sizes prune the same within :data:`SIZES_POINTS`."""
+    """Reproduced if the pruned ratios of the sizes agree within :data:`SIZES_POINTS` at every length."""
     table = naming.settled(by_length.in_order(statistics.pruned_percent(pruned_ratio)))
     percent = table.groupby("context_length_tokens")["percent"].agg(["min", "max", "count"])
-    percent = some(percent[percent["count"] > 1], "pruned_ratio of two sizes at one length")
+    percent = some(percent[percent["count"] > 1], "pruned_ratio of two sizes at one context length")
     met = bool((percent["max"] - percent["min"] < SIZES_POINTS).all())
     ends = (
         f"{row.min:.1f}–{row.max:.1f} % at {style.length_label(row.Index)}" for row in percent.itertuples()
@@ -168,16 +154,16 @@ def sizes_alike(pruned_ratio: pd.DataFrame) -> Verdict:
 
 
 def time_saved(attention_time: pd.DataFrame) -> Verdict:
-    """Met if every run saves what the paper's range says; beyond if some save more."""
-    table = statistics.on_devices(statistics.time_reduction(attention_time), attention_time)
+    """Reproduced if every run saves a percentage of attention time in the paper's range."""
+    table = statistics.time_reduction(attention_time)
     return _in_paper_range(table, "attention_time_reduction", "attention time saved (%)")
 
 
 def throughput_gained(throughput: pd.DataFrame, checkpointed: pd.DataFrame | None = None) -> Verdict:
-    """Met if every run gains what the paper's range says; beyond if some gain more. Gradient
-    checkpointing, which the paper uses, decides where it was timed."""
+    """Reproduced if every run gains a percentage in the paper's range. Timings with gradient checkpointing,
+    which the paper uses, decide if they exist."""
     throughput = throughput if checkpointed is None else checkpointed
-    table = statistics.on_devices(statistics.throughput_gain(throughput), throughput)
+    table = statistics.throughput_gain(throughput)
     return _in_paper_range(table, "throughput_gain", "training throughput gain (%)", sign="+")
 
 
@@ -190,15 +176,13 @@ def _in_paper_range(table: pd.DataFrame, quantity: str, axis: str, sign: str = "
 
 
 def gains_grow(throughput: pd.DataFrame) -> Verdict:
-    """Met if every size gains more throughput at every longer context."""
-    return by_length.grows(
-        statistics.on_devices(statistics.throughput_gain(throughput), throughput), sign="+"
-    )
+    """Reproduced if every size gains more throughput at every longer context."""
+    return by_length.grows(statistics.throughput_gain(throughput), sign="+")
 
 
 def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:
-    """Met if every run's attention is faster by the paper's range of times; beyond if some more."""
-    table = statistics.on_devices(statistics.time_reduction(attention_time), attention_time)
+    """Reproduced if the attention of every run is faster by a factor in the paper's range."""
+    table = statistics.time_reduction(attention_time)
     table = by_length.in_order(table.assign(times=table["exact"] / table["acp"]))
     low, high = naming.PUBLISHED.range("figure2", "attention_speedup")
     ours = by_length.listed(table, "times", digits=1, unit=" times")

@@ -1,4 +1,4 @@
-"""Figures 3 and 11 (left) and 8: held-out loss at each position of the context, with and without ACP."""
+"""Figures 3, 8 and 11: held-out loss at each position of the context, with and without ACP."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..verdict import Verdict, Word
 from . import naming, paired, statistics, versions
 
 LOSS_WITHIN_NATS = 0.002
-POSITION_NATS = 0.01  # at one position, of a mean over a window
-ONE_BIT, REPEAT = "loss, one weight moved", "exact, a second time"  # of same_weights, of first_divergence
+POSITION_NATS = 0.01  # the margin at one position, where a loss is the mean over a window
+ONE_BIT = "loss, one weight moved"  # a test of the metric same_weights
+REPEAT = "exact, a second time"  # a training run of the metric first_divergence
 WEAK_TOLERANCE = -20.0
-LEFT = ("figure3", "figure11")  # the needle is on their right, see figure3_right
 MODEL = ["size", "context_length_tokens"]
 PAIR = ["architecture", *MODEL, "seed"]
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """A column for each size and context: the losses at each position with ACP and exact, and below them
-    their difference over the band of seeds.
+    """A column for each size and context length: the losses at each position with ACP and exact, and below
+    them the difference and the spread between seeds.
 
     Args:
         records: ``loss_curve`` records of runs with ACP and of their exact pairs.
@@ -53,8 +53,9 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
             top.plot(position, curve["acp"], color=style.ROLES["acp"], lw=1, label="ACP")
             ax.plot(position, curve["difference"], color=style.ROLES["acp"], lw=1)
         if same := (pairs["gap_nats"] == 0).sum():
-            words = f"{same} of {len(pairs)} identical"
-            ax.text(0.97, 0.97, words, transform=ax.transAxes, ha="right", va="top")
+            words = "identical" if same == len(pairs) else f"{same} of {len(pairs)} identical"
+            ax.text(0.97, 0.98, words, transform=ax.transAxes, ha="right", va="top")
+            ax.margins(y=0.22)  # room for the text above the criterion
         style.token_axis(ax.xaxis, int(length))
         ax.set_xlabel("token position")
     axes[0, 0].set_ylabel("loss (nats)")
@@ -64,7 +65,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
 
 def seeds_apart(records: pd.DataFrame) -> pd.Series:
-    """How far two seeds of one setting are apart, by size and position; the most of the settings."""
+    """The largest difference between seeds of one setting, by size and position."""
     setting = [*statistics.CURVE, "log_pruning_tolerance"]
     losses = records.groupby(setting, dropna=False)["loss_nats"]
     apart = (losses.max() - losses.min())[losses.size() > 1]
@@ -72,17 +73,17 @@ def seeds_apart(records: pd.DataFrame) -> pd.Series:
 
 
 def _mark(row: tuple, unlike: dict[tuple, str]) -> str:
-    """What stands behind the number of a pair; see :func:`versions.unlike`."""
+    """The mark † if the runs of a pair differ in more than ACP; see :func:`versions.unlike`."""
     return unlike[tuple(getattr(row, key) for key in PAIR)][:1]
 
 
 def gaps_in_words(differences: pd.DataFrame, unlike: dict[tuple, str]) -> str:
-    """The largest gap of each pair of curves of :func:`statistics.loss_differences`, and where it is."""
+    """The largest difference of each pair of :func:`statistics.loss_differences`, and its position."""
     gaps = statistics.largest_gaps(differences)
     return "; ".join(
         f"{size}, {style.length_label(length)}: "
         + ", ".join(
-            (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "none, they are identical")
+            (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "identical")
             + _mark(row, unlike)
             + (f" (seed {row.seed})" if len(pairs) > 1 else "")
             for row in pairs.itertuples()
@@ -93,48 +94,49 @@ def gaps_in_words(differences: pd.DataFrame, unlike: dict[tuple, str]) -> str:
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     name, records = naming.ARCHITECTURES[context.runs[0].architecture], context.records["loss_curve"]
-    label = context.item.label + (" (left)" if context.item.name in LEFT else "")
     named = records.assign(size=naming.marked(records))
     differences = statistics.loss_differences(named)
     numbers = gaps_in_words(differences, versions.unlike(named, PAIR))
     gap = differences["difference"].abs().max()
     first = (
-        f"With and without ACP, losses differ by {gap:.4f} nats at most, at any position."
+        f"The losses with and without ACP differ by at most {gap:.4f} nats at any position."
         if gap
-        else "With and without ACP the losses are the same at every position, to the last digit."
+        else "The losses with and without ACP are identical at every position."
     )
     apart = seeds_apart(records)
-    band = "Grey: how far two seeds are apart. " * bool(len(apart))
-    noise = f" Two seeds of one setting differ by up to {apart.max():.3f}." if len(apart) else ""
+    noise = (
+        f" Grey bands show the difference between two seeds of one setting, at most {apart.max():.3f} nats."
+        if len(apart)
+        else ""
+    )
     columns = ("measured_tokens", "window_tokens")
     tokens, windows = (", ".join(f"{n:,}" for n in records[column].unique()) for column in columns)
-    caption = f"""**{label}.** {first} The models are {name}, one in a column.
-Top: the loss with ACP (thin line) and exact (wide, pale line), for each seed. Bottom: their difference. Each
-point is the mean over {windows} positions around it. {band}Dashed: the criterion, for the mean over all
-positions. The text is the same at every length: {tokens} held-out tokens, in whole windows. Paired runs
-differ in ACP alone, in training and evaluation, and are
-trained apart. Each pair of these sizes is drawn. The largest difference of each pair in nats, and where:
-{numbers}.{noise}"""
+    caption = f"""{naming.heading(context.item)} {first} The models are {name}, one per column. Upper panels
+show the loss with ACP (thin line) and of exact attention (wide, pale line) for each seed. Lower panels show
+the difference. Each point is the mean over {windows} positions around it. Dashed lines mark the criterion for
+the mean over all positions.{noise} Every context length uses the same {tokens} held-out tokens, in whole
+windows. The two runs of a pair differ only in ACP, in training and in evaluation, and are trained separately.
+The largest difference of each pair in nats and its position are: {numbers}."""
     return draw(records), caption
 
 
 def losses_match(
     loss: pd.DataFrame, step_losses: pd.DataFrame | None = None, first_divergence: pd.DataFrame | None = None
 ) -> Verdict:
-    """Met if the diverging pairs rule out a mean difference of :data:`LOSS_WITHIN_NATS`; missed if they show
-    one that is larger. Bitwise identical pairs are counted, and not part of the interval."""
+    """Reproduced if the diverging pairs rule out a mean difference of :data:`LOSS_WITHIN_NATS`; contradicted
+    if they show a larger one. Bitwise identical pairs are counted and excluded from the interval."""
     return _equivalent(*_pairs(loss, step_losses, first_divergence))
 
 
 def pairs_identical(
     loss: pd.DataFrame, step_losses: pd.DataFrame | None = None, first_divergence: pd.DataFrame | None = None
 ) -> Verdict:
-    """Met if as many pairs as a test takes end at the bitwise identical loss."""
+    """Reproduced if at least :data:`paired.LEAST_PAIRS` pairs end at bitwise identical losses."""
     return _identical(*_pairs(loss, step_losses, first_divergence))
 
 
 def _equivalent(apart: pd.Series, words: str, more: dict) -> Verdict:
-    """The verdict of two one-sided tests over the pairs that diverge, of ACP − exact in nats."""
+    """The verdict of two one-sided tests on ACP − exact, in nats, over the diverging pairs."""
     if why := paired.too_few(apart):
         return Verdict(Word.INCONCLUSIVE, f"{why}. {words}", why, **more)
     diverging = apart[apart != 0]
@@ -153,10 +155,9 @@ def _identical(apart: pd.Series, words: str, more: dict) -> Verdict:
 def _pairs(
     loss: pd.DataFrame, step_losses: pd.DataFrame | None, first_divergence: pd.DataFrame | None
 ) -> tuple[pd.Series, str, dict]:
-    """The differences of held-out loss of pairs of all suites, sizes and lengths, and all of them in
-    words."""
-    method = loss["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
-    loss = loss.assign(method=method, size=naming.marked(loss), suite=loss.get("suite", ""))
+    """The differences of held-out loss of the counted pairs, all differences in words, and fields of the
+    verdict."""
+    loss = loss.assign(method=statistics.methods(loss), size=naming.marked(loss), suite=loss.get("suite", ""))
     keys = ["suite", *PAIR]
     one_each(loss, [*keys, "method"], "loss")
     acp, exact = (loss[loss["method"] == side].set_index(keys)["loss_nats"] for side in ("acp", "exact"))
@@ -169,7 +170,7 @@ def _pairs(
     each = "; ".join(
         f"{f'{suite}, ' if several else ''}{size}, {style.length_label(length)}: "
         + ", ".join(
-            # Four digits would show a smaller difference as none.
+            # Four digits would show a smaller difference as zero.
             f"{gap:+{'.0e' if 0 < abs(gap) < 5e-5 else '.4f'}}{unlike[pair][:1]}"
             + (f" (seed {pair[-1]})" if len(gaps) > 1 else "")
             for pair, gap in gaps.items()
@@ -179,8 +180,8 @@ def _pairs(
     note = versions.notes(unlike, "; ", paired.NOT_COUNTED)
     counted = difference[[not unlike[pair] for pair in difference.index]]
     same, most = int((counted == 0).sum()), counted.abs().max()
-    equal = f"{same} of {len(counted)} pairs end at the bitwise identical loss"
-    apart = f"the others end at most {most:.4f} nats apart{_parting(loss, step_losses)}"
+    equal = f"{same} of {len(counted)} pairs end at bitwise identical losses"
+    apart = f"the other pairs differ by at most {most:.4f} nats{_divergence_steps(loss, step_losses)}"
     parts = [equal, f"{apart}{_seeds_apart(loss)}"] if len(counted) else []
     parts += [f"ACP − exact in nats: {each}", _first_divergences(first_divergence)]
     labels = (f"{s}, {size}, {style.length_label(n)}, seed {seed}" for s, _, size, n, seed in counted.index)
@@ -194,7 +195,7 @@ def _pairs(
 
 
 def positions_match(loss_curve: pd.DataFrame) -> Verdict:
-    """Met if no position of any pair of curves differs by :data:`POSITION_NATS`."""
+    """Reproduced if the losses of every pair differ by less than :data:`POSITION_NATS` at every position."""
     gaps = []
     for suite, curves in loss_curve.groupby("suite", sort=False):
         both = curves.groupby([*PAIR])["log_pruning_tolerance"].transform(lambda x: x.isna().nunique()) == 2
@@ -208,7 +209,7 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
         f"{row.gap_nats:.4f}{row.mark} at {row.position}"
         for row in table.itertuples()
     )
-    each += "; † trained with two versions of the code, and counted as any other pair" * ("†" in each)
+    each += "; a pair trained with two code versions (†) counts like any other pair" * ("†" in each)
     apart = table.loc[table["gap_nats"] > 0, "gap_nats"]
     short = (
         f"{len(table) - len(apart)} of {len(table)} pairs identical, others {style.span(apart, '.4f')} nats"
@@ -217,17 +218,17 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
     return Verdict.of(met, f"{short} at most; {each}", short, n=len(table), unit="pair")
 
 
-def _parting(loss: pd.DataFrame, step_losses: pd.DataFrame | None) -> str:
-    """ ", and diverge at step 37 to 618": the first step at which the losses of a pair differ."""
+def _divergence_steps(loss: pd.DataFrame, step_losses: pd.DataFrame | None) -> str:
+    """ ", and diverge at steps 37 to 618": the first step at which the losses of each pair differ."""
     if step_losses is None:
         return ""
     steps = step_losses.merge(loss[["suite", "run"]].drop_duplicates(), on=["suite", "run"])
     first = first_differences(steps).dropna()
-    return f", and diverge at step {style.span(first, '.0f')}" if len(first) else ""
+    return f", and diverge at steps {style.span(first, '.0f')}" if len(first) else ""
 
 
 def first_differences(steps: pd.DataFrame) -> pd.Series:
-    """By pair the first step at which the losses with ACP and without differ in a bit; NaN if none does."""
+    """The first step at which the losses with and without ACP differ, by pair; NaN for identical losses."""
     exact, keys = steps["log_pruning_tolerance"].isna(), ["suite", *PAIR]
     both = steps[~exact].merge(steps[exact], on=[*keys, "step"], suffixes=("", "_exact"))
     differ = both["step"].where(both["loss_nats"] != both["loss_nats_exact"])
@@ -243,70 +244,70 @@ def _seeds_apart(loss: pd.DataFrame) -> str:
 
 
 def _first_divergences(first_divergence: pd.DataFrame | None) -> str:
-    """Where runs diverge from an exact one that trains next to them, from the same weights and batches."""
+    """The steps at which runs diverge from an exact run that trains from the same weights and batches."""
     if first_divergence is None:
         return ""
     words = []
     for name, steps in first_divergence.groupby("training", sort=False):
-        parted = steps.loc[steps["diverges_here"] == 1, "step"]
-        kept = f"is bitwise identical for {steps['step'].max()} steps"
-        where = f"diverges at step {parted.min()}" if len(parted) else kept
-        words.append(f"{name}: {where}")
-    return f"next to an exact run, {'; '.join(words)}"
+        diverging = steps.loc[steps["diverges_here"] == 1, "step"]
+        identical = f"bitwise identical for {steps['step'].max()} steps"
+        words.append(f"{name}: {f'diverges at step {diverging.min()}' if len(diverging) else identical}")
+    return f"compared with an exact run, {'; '.join(words)}"
 
 
 def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Verdict:
-    """Met if no item moves further than one bit moves the loss of a token; missed past twice that."""
+    """Reproduced if no log-likelihood changes by more than one bit of a weight changes the loss of a token;
+    contradicted if one changes by more than twice that."""
     table = one_each(pd.concat([records, tasks]), ["suite", "run", "test"], "same_weights")
     one_bit, largest = table["test"] == ONE_BIT, table["largest_difference_nats"]
     most, margin = largest[~one_bit].max(), largest[one_bit].min()
     counts = table.rename(columns={"differing_answers": "other"}).groupby("test", sort=False)
     counts = counts[["differing_items", "items", "other"]].sum(min_count=1).astype(float)
     each = "; ".join(
-        f"{row.Index}{' by a unit of bfloat16' * (row.Index == ONE_BIT)}: "
+        f"{row.Index}{' by one unit of bfloat16' * (row.Index == ONE_BIT)}: "
         f"{row.differing_items:,.0f} of {row.items:,.0f} likelihoods differ"
         + (f", {row.other:.0f} {'greedy ' * (row.Index == 'needle')}answers differ" if row.other >= 0 else "")
         for row in counts.itertuples()
-    ) + "; no model was asked a downstream task" * (tasks is None)
+    ) + "; downstream tasks were not measured" * (tasks is None)
     needle = table[table["test"] == "needle"]
-    ours = f"{most:.2g} nats apart; one bit of a weight moves a token by up to {margin:.2g}. {each}"
-    short = (
-        f"{most:.2g} nats apart; {needle['differing_answers'].sum():.0f} of {needle['items'].sum():,} greedy "
-    )
-    short += "answers differ"
+    ours = f"differ by {most:.2g} nats; one bit of a weight changes a token by up to {margin:.2g}. {each}"
+    answers = f"{needle['differing_answers'].sum():.0f} of {needle['items'].sum():,} greedy answers differ"
+    short = f"differ by {most:.2g} nats; {answers}"
     met = True if most <= margin else False if most > 2 * margin else None
     return Verdict.of(met, ours, short, n=int(one_bit.sum()), unit="model")
 
 
 def same_steps(step_losses: pd.DataFrame, first_divergence: pd.DataFrame | None = None) -> Verdict:
-    """Met if no loss of three pairs of exact and e^-20 differs; missed if one does, and none of a repeat."""
+    """Reproduced if the losses of three pairs are identical at e^-20 at every step; contradicted if a pair
+    differs and a repeated exact run does not."""
     tolerance = some(step_losses, "step_losses")["log_pruning_tolerance"].fillna(WEAK_TOLERANCE)
     steps = step_losses[(tolerance == WEAK_TOLERANCE) & ~step_losses["run"].str.contains("-nudged")]
     first = some(first_differences(steps), "step_losses, e^-20")
-    parts, count = first.dropna(), len(first)
-    ours = f"{count - len(parts)} of {count} pairs are bitwise identical at every step"
-    ours += f", others diverge at step {style.span(parts, '.0f')}" if len(parts) else ""
+    diverging, count = first.dropna(), len(first)
+    ours = f"{count - len(diverging)} of {count} pairs are bitwise identical at every step"
+    ours += f", others diverge at step {style.span(diverging, '.0f')}" if len(diverging) else ""
     repeats = []
     if first_divergence is not None:
         repeats = first_divergence.loc[first_divergence["training"] == REPEAT, "diverges_here"]
-    same = not len(parts) and count >= paired.LEAST_PAIRS
-    met = same or (False if len(parts) and len(repeats) and not any(repeats) else None)
+    same = not len(diverging) and count >= paired.LEAST_PAIRS
+    met = same or (False if len(diverging) and len(repeats) and not any(repeats) else None)
     judged = steps.merge(first.index.to_frame(index=False))["run"].unique()
     return Verdict.of(met, ours, n=count, unit="pair", runs=judged)
 
 
 def perturbed_identical(loss: pd.DataFrame) -> Verdict:
-    """Met if as many perturbed pairs as a test takes end at the bitwise identical loss."""
+    """Reproduced if at least :data:`paired.LEAST_PAIRS` perturbed pairs end at bitwise identical losses."""
     return _identical(*_perturbed(loss))
 
 
 def ensembles_match(loss: pd.DataFrame) -> Verdict:
-    """Met if paired t tests rule out :data:`LOSS_WITHIN_NATS` between the perturbed pairs that diverge."""
+    """Reproduced if paired t tests rule out a mean difference of :data:`LOSS_WITHIN_NATS` over the diverging
+    perturbed pairs."""
     return _equivalent(*_perturbed(loss))
 
 
 def _perturbed(loss: pd.DataFrame) -> tuple[pd.Series, str, dict]:
-    """As :func:`_pairs`, of the pairs whose runs begin with the same perturbed parameter."""
+    """As :func:`_pairs`, for the pairs whose runs start from the same perturbed parameter."""
     loss = loss[loss["run"].str.contains("-nudged")]
     loss = loss.set_index(loss["run"].str.replace("-acp|-exact", "", regex=True))
     sides = (loss[loss["log_pruning_tolerance"].isna() == exact]["loss_nats"] for exact in (False, True))

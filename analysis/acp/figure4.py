@@ -1,4 +1,4 @@
-"""Figure 4: how the savings are spread over the heads of one model."""
+"""Figure 4: the distribution of pruned ratios over the heads of one model."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ..verdict import Verdict, Word
 from . import naming, statistics
 
 BINS = 20
-EDGES = 100 / BINS * np.arange(BINS)
+NEAR_LIMIT = 0.01  # the distance from the achievable maximum of a head "at the limit"
 KINDS = {
     "global": style.ROLES["global"],
     "between": style.ROLES["intermediate"],
     "local": style.ROLES["local"],
 }
-# Shares of the limit, the most that the grid of blocks allows; see head_kinds().
+# The limits are percentages of the achievable maximum; see head_kinds().
 WORDS = {
-    "global": f"global (< {100 * GLOBAL:g} % of limit)",
+    "global": f"global (< {100 * GLOBAL:g} % of max.)",
     "between": "intermediate",
-    "local": f"local (≥ {100 * LOCAL:g} % of limit)",
+    "local": f"local (≥ {100 * LOCAL:g} % of max.)",
 }
-TOO_COARSE = Verdict(Word.INCONCLUSIVE, "the grid has too few blocks for any head to be local")
+TOO_COARSE = Verdict(Word.INCONCLUSIVE, "the grid has too few blocks for local heads")
 
 
 def savings_bins(records: pd.DataFrame) -> np.ndarray:
-    """The bin of each head's savings: [0, 5 %), [5 %, 10 %), ..., [95 %, 100 %]. What the grid allows at most
-    ends its bin, so that no bar stands past the limit.
+    """The bin of each head's pruned ratio: [0, 5 %), [5 %, 10 %), ..., [95 %, 100 %]. A head at the
+    achievable maximum is in the bin that ends at or contains the maximum.
 
     Args:
         records: ``pruned_ratio`` records of one run.
@@ -38,17 +38,18 @@ def savings_bins(records: pd.DataFrame) -> np.ndarray:
     limit, _ = grid_limit(records)
     bins = np.minimum(BINS * records["pruned_blocks"] // records["causal_blocks"], BINS - 1)  # no rounding
     last = max(np.ceil(BINS * limit - 1e-9) - 1, 0)
-    at_most_limit = records["pruned_ratio"] <= limit + 1e-9  # a single closed gate may go past it
+    at_most_limit = records["pruned_ratio"] <= limit + 1e-9  # a closed gate can exceed the limit
     return bins.mask(at_most_limit, np.minimum(bins, last)).to_numpy(dtype=int)
 
 
-def grid_limit(records: pd.DataFrame, within: float = 0.01) -> tuple[float, np.ndarray]:
-    """The largest prunable share on the grid of one run's ``pruned_ratio`` records, and the heads there."""
+def grid_limit(records: pd.DataFrame) -> tuple[float, np.ndarray]:
+    """The achievable maximum on the grid of one run's ``pruned_ratio`` records, and whether each head is at
+    the limit, within :data:`NEAR_LIMIT`."""
     grids = records[["context_length_tokens", "block_q_tokens", "block_k_tokens"]].drop_duplicates()
     if len(grids) != 1:
-        raise UnfitRecords(f"pruned_ratio: needs the records of one run, got {len(grids)} grids")
+        raise UnfitRecords(f"pruned_ratio: expected the records of one run, got {len(grids)} grids")
     limit = largest_pruned_ratio(*map(int, grids.iloc[0]))
-    return limit, (records["pruned_ratio"] >= limit - within).to_numpy()
+    return limit, (records["pruned_ratio"] >= limit - NEAR_LIMIT).to_numpy()
 
 
 def head_kinds(records: pd.DataFrame) -> pd.Series:
@@ -58,28 +59,28 @@ def head_kinds(records: pd.DataFrame) -> pd.Series:
 
 
 def kinds(records: pd.DataFrame) -> dict[str, float]:
-    """Shares of global heads, heads between, and local heads."""
+    """The fractions of global, intermediate and local heads."""
     found = head_kinds(records)
     return {kind: float((found == kind).mean()) for kind in KINDS}
 
 
 def describe(records: pd.DataFrame, panels: str) -> str:
-    """What the captions of Figures 4 and 5 say of the run, its kinds of heads and its grid."""
+    """The part of the captions of Figures 4 and 5 on the run, the kinds of heads and the grid."""
     limit, at_limit = grid_limit(records)
     one = records.iloc[0]
     percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
     return f"""Of the {len(records)} heads of {naming.run_name(one)}, {percent["local"]} are local,
-{percent["global"]} global and {percent["between"]} intermediate. {panels} A local head prunes
-{100 * LOCAL:g} % or more of the limit, a global head under {100 * GLOBAL:g} % of it. The limit is the most
-that the grid allows, and the shaded region is beyond it: {100 * limit:.1f} % at
-{one["context_length_tokens"]:,} tokens in blocks of {grid}. Each row keeps its diagonal block and the one
-before, unless a single forget gate closes. {at_limit.sum()} heads are within a percentage point of the limit.
-Savings are over {one["measured_tokens"]:,} held-out tokens."""
+{percent["global"]} are global and {percent["between"]} are intermediate. {panels} A local head prunes at
+least {100 * LOCAL:g} % of the achievable maximum, and a global head prunes under {100 * GLOBAL:g} % of the
+maximum. The maximum is {100 * limit:.1f} % at {one["context_length_tokens"]:,} tokens in blocks of {grid},
+and the shaded region is beyond the maximum. Each row keeps the diagonal block and the preceding block, unless
+a forget gate closes. The pruned ratios of {at_limit.sum()} heads are within one percentage point of the
+maximum. Ratios are measured on {one["measured_tokens"]:,} held-out tokens."""
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """Bars of the share of heads in bins of savings, the kinds of heads, and the grid's limit.
+    """A histogram of the heads' pruned ratios, coloured by the kind of head.
 
     Args:
         records: ``pruned_ratio`` records of one run.
@@ -92,26 +93,26 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
 
 def histogram(ax: drawing.Axes, records: pd.DataFrame, chosen: np.ndarray, unit: float) -> None:
-    """Bars of the ``chosen`` heads of one run, each of height ``unit``, over a shade from the limit on.
-    Every bar has the width of its bin, so the bin of the limit reaches into the shade."""
+    """Stacked bars of the ``chosen`` heads of one run, each of height ``unit``. The region above the
+    achievable maximum is shaded; the bar of the bin that contains the maximum extends into that region."""
     limit = 100 * grid_limit(records)[0]
     found, bins, below = head_kinds(records), savings_bins(records), np.zeros(BINS)
     for kind, colour in KINDS.items():
         heights = unit * np.bincount(bins[chosen & (found == kind)], minlength=BINS)
         look = {"align": "edge", "color": colour, "edgecolor": "white", "lw": 0.3, "label": WORDS[kind]}
-        ax.bar(EDGES, heights, 100 / BINS, below, **look)
+        ax.bar(100 / BINS * np.arange(BINS), heights, 100 / BINS, below, **look)
         below += heights
     ax.axvspan(limit, 100, color="0.88", lw=0, zorder=0, label=f"excluded (> {limit:.0f} %)")
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["pruned_ratio"]
-    panels = f"The bars are the shares of heads by what they save, in {BINS} bins."
-    return draw(records), f"**Figure 4.** {describe(records, panels)}"
+    panels = f"The bars show the percentage of heads in {BINS} bins of the pruned ratio."
+    return draw(records), f"{naming.heading(context.item)} {describe(records, panels)}"
 
 
 def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if there are local and global heads, and more of both together than between."""
+    """Reproduced if local and global heads exist and together outnumber the intermediate heads."""
     if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
     found = head_kinds(pruned_ratio)
@@ -120,12 +121,12 @@ def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     short = f"{local} local, {everywhere} global, {rest} intermediate"
     most = statistics.prunable_percent(*map(int, pruned_ratio[statistics.GRID].iloc[0])) / 100
     strict = (pruned_ratio["pruned_ratio"] >= LOCAL * most).sum()
-    ours = f"{short}; {strict} local of all blocks left of the diagonal's ({100 * most:.1f} %)"
+    ours = f"{short}; {strict} local relative to all blocks left of the diagonal ({100 * most:.1f} %)"
     return Verdict.of(met, ours, short)
 
 
 def every_run_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if :func:`heads_bimodal` is in every run whose grid has blocks enough."""
+    """Reproduced if every run whose grid has enough blocks meets :func:`heads_bimodal`."""
     groups = pruned_ratio.groupby(["suite", "run"], sort=False)
     found = {"/".join(run): heads_bimodal(heads) for run, heads in groups if grid_limit(heads)[0] > 0}
     met = [run for run, one in found.items() if one.word is Word.REPRODUCED]
@@ -135,7 +136,7 @@ def every_run_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
 
 
 def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if more than half of the heads are local."""
+    """Reproduced if more than half of the heads are local."""
     if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
     local = head_kinds(pruned_ratio) == "local"

@@ -1,4 +1,4 @@
-"""Figure 5: how the savings are spread over the heads of each layer."""
+"""Figure 5: the distribution of pruned ratios over the heads of each layer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from ..verdict import Verdict, Word
 from . import naming
 from .figure4 import TOO_COARSE, describe, grid_limit, head_kinds, histogram
 
-COLUMNS = 6  # of panels
+COLUMNS = 6  # columns of panels
 LIKE_PAPER = ("760M", 4096)  # the model of the paper's Figure 5
-TRAINED = ["trained_tokens", "size"]
-LAYERS_EFFECT = 0.3  # Cohen's w, a medium effect: layers that are less apart are alike
+LAYERS_EFFECT = 0.3  # Cohen's w, a medium effect; layers are similar below it
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """A histogram a layer: how many of its heads have each pruned ratio, coloured by the kind of head.
+    """One histogram per layer of the heads' pruned ratios, coloured by the kind of head.
 
     Args:
         records: ``pruned_ratio`` records of one run.
@@ -38,9 +37,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         histogram(ax, records, (records["layer"] == layer).to_numpy(), 1)
         drawing.note(ax, f"layer {layer}", (2, ax.get_ylim()[1]), (1, -1))
     axes[0, 0].set(xlim=(0, 100))
-    for ax in axes[:, 0]:
-        ax.set_ylabel("heads")
     axes[-1, columns // 2].set_xlabel("pruned ratio (%)")
+    figure.supylabel("heads")
     drawing.legend(figure)
     return figure
 
@@ -48,47 +46,49 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["pruned_ratio"]
     panels = "Each panel is the histogram of one layer's heads in 20 bins. Layers are counted from 0."
-    return draw(records), f"**Figure 5.** {describe(records, panels)}"
+    return draw(records), f"{naming.heading(context.item)} {describe(records, panels)}"
 
 
 def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if all heads of the first two layers prune most of the achievable maximum, in the model of the
-    paper's figure; a miss is inconclusive below a tenth of the paper's tokens. Other runs are counted
-    next to it."""
-    words, short_of, like = [], [], {}
-    for run, heads in _by_run(pruned_ratio):
+    """Reproduced if all heads of the first two layers prune more than half of the achievable maximum, in the
+    model of the paper's figure. A failure is inconclusive below a tenth of the paper's tokens. The other runs
+    are listed and do not decide."""
+    rows = []
+    for (suite, _), heads in _by_run(pruned_ratio):
         local = heads["pruned_ratio"] > grid_limit(heads)[0] / 2
-        layers = [some for _, some in local.groupby(heads["layer"])][:2]
-        counts = " and ".join(f"{some.sum()} of {len(some)}" for some in layers)
-        short_of.append(sum(int((~some).sum()) for some in layers))
-        one = heads.iloc[0]
-        if (one["size"], one["context_length_tokens"]) == LIKE_PAPER and not naming.at_start(*one[TRAINED]):
-            like[run] = short_of[-1], sum(map(len, layers)), one["trained_tokens"]
-        words.append(f"{naming.run_name(heads.iloc[0])} ({run[0]}) {counts}")
-    if not short_of:
-        return Verdict(Word.INCONCLUSIVE, "no model has layers past the second, and blocks enough")
-    named = [one for one, count in zip(words, short_of, strict=True) if count]
-    others = f"all in {short_of.count(0)} of {len(short_of)} training runs"
-    others += f"; others, in layers 0 and 1: {'; '.join(named)}" if named else ""
-    if not like:
-        return Verdict(Word.INCONCLUSIVE, others, "no 760M model at 4k", n=len(short_of))
-    missed, heads, tokens = max(like.values())
-    enough = tokens >= naming.paper_size(LIKE_PAPER[0]).tokens / 10
-    short = f"{heads - missed} of {heads} heads of 760M at 4k"
-    met = True if not missed else False if enough else None
-    return Verdict.of(met, f"{short}, after {style.count_label(tokens)} tokens; {others}", short, n=len(like))
+        layers = local.groupby(heads["layer"]).agg(["sum", "size"]).iloc[:2]
+        counts = " and ".join(f"{found} of {count}" for found, count in layers.to_numpy())
+        missed, one = int((layers["size"] - layers["sum"]).sum()), heads.iloc[0]
+        words = f"{naming.run_name(one)} ({suite}) {counts}"
+        rows.append(one.to_dict() | {"missed": missed, "first_heads": layers["size"].sum(), "words": words})
+    if not rows:
+        return Verdict(Word.INCONCLUSIVE, "no model has layers past the second and enough blocks")
+    table = pd.DataFrame(rows)
+    others = f"all in {(table['missed'] == 0).sum()} of {len(table)} training runs"
+    if named := list(table.loc[table["missed"] > 0, "words"]):
+        others += f"; others, in layers 0 and 1: {'; '.join(named)}"
+    like = table[(table["size"] == LIKE_PAPER[0]) & (table["context_length_tokens"] == LIKE_PAPER[1])]
+    like = like[~naming.starting(like)].sort_values(["missed", "first_heads", "trained_tokens"])
+    if like.empty:
+        return Verdict(Word.INCONCLUSIVE, others, "no 760M model at 4k", n=len(table))
+    worst = like.iloc[-1]
+    enough = worst["trained_tokens"] >= naming.paper_size(LIKE_PAPER[0]).tokens / 10
+    met = True if not worst["missed"] else False if enough else None
+    short = f"{worst['first_heads'] - worst['missed']} of {worst['first_heads']} heads of 760M at 4k"
+    ours = f"{short}, after {style.count_label(worst['trained_tokens'])} tokens; {others}"
+    return Verdict.of(met, ours, short, n=len(like))
 
 
 def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if in every run the kinds of heads differ by less than :data:`LAYERS_EFFECT` between the layers
-    past the second; missed if in one by more than heads that are shuffled among them; undecided where neither
-    can be seen. Undertrained runs are printed alone, where there are others."""
+    """Reproduced if the kinds of heads differ between the layers past the second by less than
+    :data:`LAYERS_EFFECT` in every run; contradicted if a permutation test shows a difference in another run;
+    otherwise inconclusive. Undertrained runs are listed and do not decide if other runs exist."""
     found, names = {}, {}
     for run, heads in _by_run(pruned_ratio):
         found[run] = homogeneity(pd.crosstab(heads["layer"], head_kinds(heads)).iloc[2:])
         names[run] = f"{naming.run_name(heads.iloc[0])} ({run[0]})"
     if not found:
-        return Verdict(Word.INCONCLUSIVE, "no run has layers past the second, and blocks enough")
+        return Verdict(Word.INCONCLUSIVE, "no run has layers past the second and enough blocks")
     settled = naming.settled(pruned_ratio)
     deciding = {run for run, _ in _by_run(settled)}
     judged = {run: one for run, one in found.items() if run in deciding}
@@ -98,14 +98,14 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     each = "; ".join(
         f"{names[run]} {100 * one.p_value:.1f} %, {one.effect_high:.2f}" for run, one in found.items()
     )
-    counts = f"alike in {len(alike)} of {len(judged)} training runs, apart in {len(apart)}"
-    ours = f"{counts}. Cases that differ as much when shuffled, and largest effect: {each}"
+    counts = f"similar in {len(alike)} of {len(judged)} training runs, different in {len(apart)}"
+    ours = f"{counts}. p value of the permutation test and upper bound of the effect: {each}"
     met = False if apart else True if len(alike) == len(judged) else None
     return Verdict.of(met, ours, counts, n=len(judged))
 
 
 def _by_run(pruned_ratio: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
-    """The heads of each training that has layers past the second, and blocks enough."""
+    """The heads of each training run that has layers past the second and enough blocks."""
     suites = pruned_ratio.get("suite", pd.Series("", pruned_ratio.index))
     groups = pruned_ratio.groupby([suites, pruned_ratio["run"]], sort=False)
     return [
@@ -114,7 +114,7 @@ def _by_run(pruned_ratio: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFr
 
 
 def a_head_prunes_nothing(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if some head prunes no block."""
+    """Reproduced if at least one head prunes no block."""
     if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
     none = pruned_ratio["pruned_blocks"] == 0

@@ -14,14 +14,14 @@ from ..tables import one_each
 from ..verdict import Verdict
 from . import naming, statistics
 
-SPARSE_PERCENT = 1.0  # of the causal entries; fewer than that over 0.1 count as "very sparse"
-ZOOM_TOKENS = 128  # the first of a sequence, in which the weights of a local head can be told apart
-MOST_PIXELS = 700  # per side of D: more than a page can show; at 16k tokens the whole of D takes 2 GB
+SPARSE_PERCENT = 1.0  # A is "very sparse" if a smaller percentage of its causal entries exceeds 0.1
+ZOOM_TOKENS = 128  # the tokens of the bottom row, which resolves the weights of a local head
+MOST_PIXELS = 700  # per side of D, beyond the resolution of a page; the whole of D at 16k tokens takes 2 GB
 
 
 def draw(records: Mapping[str, pd.DataFrame]) -> drawing.Figure:
-    """One column per head, in the order of the records: D with the boundary, the large entries of A, and
-    those of the first :data:`ZOOM_TOKENS` queries.
+    """One column per head, in the order of the records: D with the boundary, the large entries of A, and the
+    large entries of the first :data:`ZOOM_TOKENS` queries.
 
     Args:
         records: ``decay`` and ``attention_weights`` records of one run.
@@ -29,7 +29,7 @@ def draw(records: Mapping[str, pd.DataFrame]) -> drawing.Figure:
     decay = one_each(records["decay"], ["run", "layer", "head", "position"], "decay")
     weights = records["attention_weights"]
     heads = list(decay.groupby(["layer", "head"], sort=False))
-    low = 1.5 * decay["threshold_nats"].min()  # NaN for exact attention: the scale is then D's own
+    low = 1.5 * decay["threshold_nats"].min()  # NaN for exact attention, whose scale is the range of D
     low = low if np.isfinite(low) else decay["cumulative_log_fgate_nats"].min()
     options = {"rows": 3, "sharex": "row", "sharey": "row", "squeeze": False}
     width = min(style.PAGE_INCHES, 0.6 + 1.7 * len(heads))
@@ -51,7 +51,7 @@ def draw(records: Mapping[str, pd.DataFrame]) -> drawing.Figure:
         bottom.set_xlabel("key position")
     for ax in axes[:, 0]:
         ax.set_ylabel("query position")
-        ax.invert_yaxis()  # of the whole row
+        ax.invert_yaxis()  # inverts the whole row, which shares its y axis
     for ax in axes.flat:
         ax.set_aspect("equal")
         ax.grid(visible=False)
@@ -64,12 +64,12 @@ def draw(records: Mapping[str, pd.DataFrame]) -> drawing.Figure:
         bar = figure.colorbar(mappable, ax=row, shrink=0.9, aspect=22, pad=0.015, extend=extend)
         bar.set_label(label)
         bar.outline.set_visible(False)
-    bar.ax.set_ylim(0.1, 1)  # the last bar: the palest colours of its map are left out
+    bar.ax.set_ylim(0.1, 1)  # hides the palest colours, which no recorded weight has
     return figure
 
 
 def _weights(ax: drawing.Axes, entries: pd.DataFrame, size: float) -> drawing.PathCollection:
-    """The recorded entries of A as squares of ``size`` points squared, in the colour of their weight."""
+    """The recorded entries of A as squares of ``size`` points squared, coloured by their weight."""
     return ax.scatter(
         entries["key_position"],
         entries["query_position"],
@@ -85,11 +85,12 @@ def _weights(ax: drawing.Axes, entries: pd.DataFrame, size: float) -> drawing.Pa
 
 
 def title(head: pd.Series, length: int) -> str:
-    """The kind of a head and its pruned ratio."""
+    """The kind, place and pruned ratio of a head; non-breaking spaces keep the place on one line."""
     limit = largest_pruned_ratio(length, int(head["block_q_tokens"]), int(head["block_k_tokens"]))
-    names = {"local": "Local head", "global": "Global head", "between": "Intermediate head"}
-    name = names.get(head_kind(head["pruned_ratio"], limit), "Head")
-    return f"{name} (layer {head['layer']}, head {head['head']}): {100 * head['pruned_ratio']:.0f} % pruned"
+    names = {"local": "Local", "global": "Global", "between": "Intermediate", None: "One block"}
+    name = names[head_kind(head["pruned_ratio"], limit)]
+    place = f"(layer\xa0{head['layer']},\xa0head\xa0{head['head']}):"
+    return f"{name} {place} {100 * head['pruned_ratio']:.0f} %\xa0pruned"
 
 
 def _decay(ax: drawing.Axes, head: pd.DataFrame, low: float):
@@ -112,25 +113,26 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     length = int(records["decay"]["position"].max()) + 1
     lost, large = large_weights_lost(records["decay"], records["attention_weights"])
     name = naming.run_name(records["decay"].iloc[0])
-    caption = f"""**Figure 6.** {lost or "None"} of the {large:,} attention weights over 0.1 lies left of the
-orange boundary, where blocks are pruned. Top: decay matrices D, whose colours end at 1.5 times the lowest
-delta. Middle: attention weights A, of which only entries over 0.1 are shown.
-Bottom: the same weights of the first {min(ZOOM_TOKENS, length // 2)} tokens. The heads are of {name}, on the
-first held-out sequence, {length:,} tokens. Unless named by hand, they are those with the largest savings,
-with a boundary that shows in the first blocks, with savings nearest to halfway, and with the smallest
-savings. Titles count layers and heads from 0 and give the savings on this one sequence."""
+    caption = f"""{naming.heading(context.item)} Blocks left of the orange boundary are pruned. {lost} of the
+{large:,} attention weights over 0.1 are left of the boundary. Each column is one head of
+{name}. The top row shows the decay matrix D; its colours end at 1.5 times the lowest delta. The middle row
+shows the attention weights A over 0.1. The bottom row shows the same weights of the first
+{min(ZOOM_TOKENS, length // 2)} tokens. All panels show the first held-out sequence of {length:,} tokens. By
+default, the heads have the largest, an intermediate and the smallest pruned ratio, and one head has a
+boundary within the first blocks. Titles count layers and heads from 0 and state the pruned ratio on this
+sequence."""
     return draw(records), caption
 
 
 def large_weights_kept(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verdict:
-    """Met if no recorded weight (over 0.1) lies left of the boundary."""
+    """Reproduced if no recorded weight (over 0.1) is left of the boundary."""
     lost, all_of_them = large_weights_lost(decay, attention_weights)
     heads = len(decay[["layer", "head"]].drop_duplicates())
     return Verdict.of(lost == 0, f"{lost} of {all_of_them:,} in the {heads} heads shown")
 
 
 def large_weights_lost(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> tuple[int, int]:
-    """How many of the recorded weights (over 0.1) lie left of the boundary, and how many there are."""
+    """The number of recorded weights (over 0.1) left of the boundary, and the number of recorded weights."""
     keys = ["layer", "head", "query_position"]
     first = decay.rename(columns={"position": "query_position"})[[*keys, "first_kept_key_position"]]
     both = attention_weights.merge(first, on=keys, validate="many_to_one")
@@ -139,7 +141,7 @@ def large_weights_lost(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> 
 
 
 def weights_sparse(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verdict:
-    """Met if under :data:`SPARSE_PERCENT` of the causal entries of A are recorded, those over 0.1."""
+    """Reproduced if less than :data:`SPARSE_PERCENT` of the causal entries of A exceed 0.1."""
     lengths = decay.groupby(["run", "layer", "head"])["position"].nunique()
     percent = 100 * len(attention_weights) / (lengths * (lengths + 1) / 2).sum()
     ours = f"{percent:.2g} % of entries over 0.1 in the {len(lengths)} heads shown"

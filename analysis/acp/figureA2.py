@@ -1,4 +1,4 @@
-"""Figure A2: what the size of the blocks costs in savings."""
+"""Figure A2: pruned ratio as a function of the block size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .sweeps import MARGINAL_POINTS
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
-    """Pruned ratio against the block size, and the achievable maximum of each grid.
+    """The pruned ratio against the block size, with the achievable maximum of each grid.
 
     Args:
         records: ``block_size`` records of one run.
@@ -24,8 +24,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     blocks, percent = records["block_tokens"], 100 * records["pruned_ratio"]
     most = [100 * largest_pruned_ratio(length, b, b) for b in blocks]
     figure, ax = drawing.panels()
-    ax.plot(blocks, most, "--", color=style.PAPER, label="the achievable maximum")
-    ax.plot(blocks, percent, "o-", label="measured")
+    ax.plot(blocks, most, "--", color=style.PAPER, label="achievable maximum")
+    ax.plot(blocks, percent, "o-", color=style.ROLES["acp"], label="measured")
     for x, y in zip(blocks, percent, strict=True):
         drawing.note(ax, f"{y:.0f}", (x, y), (0, -4))
     drawing.powers_of_two(ax, blocks)
@@ -40,18 +40,19 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     first = records.iloc[0]
     ends = records.sort_values("block_tokens").iloc[[0, -1]]
     (small, large), (most, least) = ends["block_tokens"], 100 * ends["pruned_ratio"]
-    caption = f"""**Figure A2.** From blocks of {small} to blocks of {large} tokens the pruned ratio goes from
-{most:.0f} to {least:.0f} %. A larger block is kept whole for a single entry; blocks of one token prune all
-that the threshold allows. Shown is the share of pruned blocks of B x B tokens in {naming.run_name(first)}.
-The {first["measured_tokens"]:,} held-out tokens, in sequences of {first["context_length_tokens"]:,}, and the
-thresholds are the same for all. Dashed: a head that keeps only the blocks with a query's own position or the
-one before it."""
+    caption = f"""{naming.heading(context.item)} The pruned ratio falls from {most:.0f} % with blocks of
+{small} token{"s" * (small > 1)} to {least:.0f} % with blocks of {large} tokens. One kept entry keeps its
+whole block; blocks of one token prune every entry that the threshold allows. The solid line shows the
+percentage of pruned blocks of B by B tokens in {naming.run_name(first)}. All block sizes use the same
+{first["measured_tokens"]:,} held-out tokens, in sequences of {first["context_length_tokens"]:,}, and the same
+thresholds. The dashed line is the maximum of a head that keeps only the blocks of each query's own and
+previous key."""
     return draw(records), caption
 
 
 def block_size_negligible(block_size: pd.DataFrame) -> Verdict:
-    """Met if blocks of all sizes from 16 to 128 save alike, to :data:`MARGINAL_POINTS` percentage points.
-    Where only those of 32 and of 64 do, it depends on which sizes the paper means."""
+    """Reproduced if the pruned ratios of blocks of 16 to 128 tokens agree within :data:`MARGINAL_POINTS`
+    percentage points; inconclusive if only blocks of 32 and 64 agree, as the paper names no sizes."""
     one_each(block_size, ["block_tokens"], "block_size")
     percent = 100 * block_size.set_index("block_tokens")["pruned_ratio"]
     if not {32, 64} <= set(percent.index):
@@ -61,5 +62,5 @@ def block_size_negligible(block_size: pd.DataFrame) -> Verdict:
     met = True if apart < MARGINAL_POINTS else None if two < MARGINAL_POINTS else False
     short = f"{two:.1f} points from 32 to 64, {apart:.1f} from {usual.index.min()} to {usual.index.max()}"
     ours = ", ".join(f"{share:.1f} % at {size}" for size, share in percent.items())
-    ours += "; the paper does not say which it means; the kernels' blocks (Figure 2) are 128 by 64 on a GPU"
+    ours += "; the paper names no sizes; the kernels' blocks (Figure 2) are 128 by 64 tokens on a GPU"
     return Verdict.of(met, f"{short}: {ours}", short)

@@ -1,4 +1,4 @@
-"""Figure A7: what moves the pruned ratio. One training a suspect, and one of the two that lead to 70 %."""
+"""Figure A7: the effect of single settings, and of two settings together, on the pruned ratio."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from acp_repro.papers.acp.runs import FoXRun
 from .. import drawing, style
 from . import figure4, naming
 
-# A suspect counts if it moves the pruned ratio by more than both; written before the runs.
+# A setting has an effect if it changes the pruned ratio by more than both margins, fixed before the runs.
 COUNTS_POINTS = 4.0
 COUNTS_SEED_GAPS = 2.0
 
 
 def difference(run: FoXRun, base: FoXRun) -> str:
-    """What ``run`` does otherwise than ``base``, in words; empty where it is another seed of it."""
+    """The settings of ``run`` that differ from ``base``, in words; empty for another seed of ``base``."""
     ours, theirs = run.size, base.size
     parts = []
     if run.needle_fraction != base.needle_fraction:
-        parts.append(f"{100 * run.needle_fraction:g} % of the text asks for facts")
+        parts.append(f"{100 * run.needle_fraction:g} % of sequences with needles")
     if ours.learning_rate != theirs.learning_rate:
         parts.append(f"learning rate {ours.learning_rate:g}")
     if ours.qk_norm_share_param_across_head != theirs.qk_norm_share_param_across_head:
-        parts.append("QK-norm weights shared by all heads")
+        parts.append("QK-norm parameters shared by all heads")
     if ours.vocab_size != theirs.vocab_size:
-        parts.append(f"vocabulary of {ours.vocab_size:,}")
+        parts.append(f"vocabulary size {ours.vocab_size:,}")
     return " and ".join(parts)
 
 
 def shares(records: pd.DataFrame, runs: Sequence[FoXRun]) -> pd.DataFrame:
-    """One row a training: its words, the pruned ratio and the kinds of its heads."""
+    """One row per training run: its settings in words, its pruned ratio and the kinds of its heads."""
     rows = []
     for run in runs:
         own = records[records["run"] == run.name]
@@ -55,35 +55,34 @@ def shares(records: pd.DataFrame, runs: Sequence[FoXRun]) -> pd.DataFrame:
 
 
 def seed_gap(table: pd.DataFrame) -> float:
-    """The largest gap between two seeds of the base, in points; NaN of one seed."""
+    """The largest difference between seeds of the base run, in percentage points; NaN for one seed."""
     base = table.loc[table["is_base"], "percent"]
     return float(base.max() - base.min()) if len(base) > 1 else float("nan")
 
 
 def counts(table: pd.DataFrame) -> pd.Series:
-    """Which suspects count, by the criterion; none can where the base has one seed."""
+    """Whether each setting has an effect by the criterion; False for all if the base has one seed."""
     moved = table["moved_points"].abs()
     return ~table["is_base"] & (moved > COUNTS_POINTS) & (moved > COUNTS_SEED_GAPS * seed_gap(table))
 
 
 def draw(table: pd.DataFrame) -> drawing.Figure:
     """(a) The pruned ratio of each training run of :func:`shares`. (b) The kinds of its heads."""
-    table = table.iloc[::-1]  # the first on top
+    table = table.iloc[::-1]  # draws the first row on top
     figure, (left, right) = drawing.panels(2, 0.9 + 0.32 * len(table), sharey=True)
     places, base = np.arange(len(table)), table["is_base"].to_numpy()
     mean = table.loc[base, "percent"].mean()
-    band = f"±{COUNTS_POINTS:g} points of the seeds: does not count"
+    band = f"no effect: within ±{COUNTS_POINTS:g} points of the seeds"
     left.axvspan(mean - COUNTS_POINTS, mean + COUNTS_POINTS, color="0.9", lw=0, zorder=0, label=band)
-    left.axvline(70, color="0.4", ls="--", lw=1, label='the paper: "about 70 %"')
-    for some, look in (
-        (base, {"label": "a seed"}),
-        (~base, {"mfc": "white", "label": "one change, one training run"}),
-    ):
-        left.plot(table["percent"][some], places[some], "o", ms=5, color=style.SIZES[0], **look)
+    left.axvline(70, color=style.PAPER, ls="--", lw=1, label="the paper: about 70 %")
+    left.plot(table["percent"][base], places[base], "o", ms=5, color="0.2", label="base run")
+    left.plot(
+        table["percent"][~base], places[~base], "o", ms=5, color="0.2", mfc="white", label="changed run"
+    )
     for place, percent in zip(places, table["percent"], strict=True):
         drawing.note(left, f"{percent:.1f}", (percent, place), (6, 0))
-    left.set_yticks(places, [textwrap.fill(words, 40) for words in table["what"]])
-    left.margins(x=0.12)
+    left.set_yticks(places, [textwrap.fill(words, 34) for words in table["what"]])
+    left.margins(x=0.16)
     left.set(ylim=(-0.6, len(table) - 0.4), xlabel="pruned ratio (%)", title="Pruned ratio")
     start = pd.Series(0.0, index=table.index)
     for kind, colour in figure4.KINDS.items():
@@ -95,19 +94,19 @@ def draw(table: pd.DataFrame) -> drawing.Figure:
 
 
 def message(table: pd.DataFrame) -> str:
-    """Which suspects count, by the criterion, as a sentence."""
+    """A sentence on the settings that have an effect."""
     counted = [f"{row.what} ({row.moved_points:+.1f} points)" for row in table[counts(table)].itertuples()]
-    return f"What counts: {'; '.join(counted)}." if counted else "No change counts."
+    return f"Settings with an effect: {'; '.join(counted)}." if counted else "No setting has an effect."
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["pruned_ratio"]
     table, base = shares(records, context.runs), context.runs[0]
     gap = seed_gap(table)
-    seeds = f"The two are {gap:.2g} points apart." if gap == gap else "There is one seed."
-    caption = f"""**Figure A7.** {message(table)} (a) What moves the pruned ratio of
-{naming.in_words([base.size_name])} at {base.context_length:,} tokens. Each training sees
-{style.count_label(base.size.tokens)} tokens and differs from the first in what its line names. That counts
-if it moves the share by more than {COUNTS_POINTS:g} points (leaves the grey band) and by more than twice the
-gap between two seeds of the first. {seeds} (b) The kinds of its heads."""
+    seeds = "The base has one seed." if np.isnan(gap) else f"The base seeds differ by {gap:.2g} points."
+    caption = f"""{naming.heading(context.item)} {message(table)} (a) Pruned ratios of models with
+{naming.in_words([base.size_name])} at {base.context_length:,} tokens. Each run is trained on
+{style.count_label(base.size.tokens)} tokens and differs from the base run in the named settings. A setting
+has an effect if it changes the ratio by more than {COUNTS_POINTS:g} points (the grey band) and by more than
+twice the difference between two base seeds. {seeds} (b) The kinds of heads of each run."""
     return draw(table), caption

@@ -1,4 +1,4 @@
-"""Eviction at equal bytes: the loss after a prompt whose keys are evicted, by policy and treatment."""
+"""Eviction at equal memory: the loss after a prompt whose keys are evicted, by policy and treatment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ NAMES = {
     "h2o": "H2O",
     "oracle": "oracle",
 }
-MOST_NATS = 1e-3  # a treatment that keeps the same keys differs by less
+COLOURS = (style.ROLES["acp"], *naming.COLOURS[:3], "0.5", "0.1")  # one per policy
+MOST_NATS = 1e-3  # the margin between treatments of the same keys
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
@@ -30,7 +31,7 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
     figure, (left, right) = drawing.panels(2)
     treatments = [*dict.fromkeys(records["treatment"])]
     for index, (policy, name) in enumerate(NAMES.items()):
-        color, line = (*style.SIZES, "0.5", "0.1")[index], ":" if policy == "oracle" else "-"
+        color, line = COLOURS[index], ":" if policy == "oracle" else "-"
         rows = records[records["policy"] == policy]
         removed = rows[rows["treatment"] == "removed"].sort_values("position")
         left.plot(removed["position"], removed["loss_increase_nats"], line, color=color, label=name)
@@ -38,9 +39,9 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         right.plot([x + 0.08 * (index - 2.5) for x in range(len(worst))], worst, "o", color=color)
     left.set_yscale("symlog", linthresh=1e-4)
     right.set_yscale("symlog", linthresh=1e-4)
-    left.set(xlabel="tokens after the prompt", ylabel="loss increase (nats)", title="(a) rows removed")
+    left.set(xlabel="tokens after the prompt", ylabel="loss increase (nats)", title="Rows removed")
     right.set_xticks(range(len(treatments)), treatments)
-    right.set(ylabel="loss increase (nats)", title="(b) worst row", xlim=(-0.5, 2.5))
+    right.set(ylabel="loss increase (nats)", title="Worst row", xlim=(-0.5, 2.5))
     drawing.legend(figure)
     return figure
 
@@ -49,18 +50,19 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["eviction"]
     first = records.iloc[0]
     share = 100 * first["kept_bytes"] / first["full_bytes"]
-    caption = f"""**Eviction at equal bytes.** {_increases(records)}. After a prompt of
-{first["prompt_tokens"]:,} tokens each policy keeps {share:.0f} % of the bytes of its keys and values, those
-that ACP keeps in {naming.run_name(first)}. ACP keeps a different number in each head, the oracle the keys
-that later queries weigh most in all heads, and the other policies the same number in each head. (a) Loss
-increase over no eviction, rows removed from memory. (b) The worst row by treatment of the evicted keys:
-weights scaled by 0.1, masked, or rows removed."""
+    caption = f"""{naming.heading(context.item)} {_increases(records)}. After a prompt of
+{first["prompt_tokens"]:,} tokens, each policy keeps {share:.0f} % of the bytes of the keys and values, the
+percentage that ACP keeps in {naming.run_name(first)}. ACP keeps a different number of keys in each head. The
+oracle keeps the keys with the largest later attention weights over all heads. The other policies keep the
+same number of keys in each head. (a) Loss increase over no eviction if the evicted rows are removed from
+memory. (b) The largest loss increase of a row, by treatment of the evicted keys: weights scaled by 0.1, keys
+masked, or rows removed."""
     return draw(records), caption
 
 
 def acp_loses_least(eviction: pd.DataFrame) -> Verdict:
-    """Met if, with rows removed, ACP raises the loss less than each policy that does not see later queries,
-    and removing rows gives the masked loss within :data:`MOST_NATS` for every policy."""
+    """Reproduced if removed rows raise the loss less with ACP than with each policy that does not see later
+    queries, and if removing and masking rows agree within :data:`MOST_NATS` for every policy."""
     one_each(eviction, ["policy", "treatment", "position"], "eviction")
     means = _means(eviction)
     others = means["removed"].drop(["acp", "oracle"])
@@ -71,7 +73,7 @@ def acp_loses_least(eviction: pd.DataFrame) -> Verdict:
 
 
 def _means(records: pd.DataFrame) -> pd.DataFrame:
-    """Mean loss increase in nats, a row a policy and a column a treatment; every bin has as many rows."""
+    """Mean loss increase in nats over bins of equal size: one row per policy, one column per treatment."""
     return records.groupby(["policy", "treatment"])["loss_increase_nats"].mean().unstack()
 
 

@@ -1,4 +1,4 @@
-"""Every figure and table of the ACP paper: what draws it, from which records and runs, and its claims."""
+"""The figures and tables of the ACP paper: their modules, records, runs and claims."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ ITEMS = tuple(
         FigureSpec(
             "figure4",
             figure4.make,
-            "Savings of single heads",
+            "Pruned ratios of attention heads",
             ("pruned_ratio",),
             HEADS,
             paper_model=("760M", 4096),
@@ -82,7 +82,7 @@ ITEMS = tuple(
         FigureSpec(
             "figure5",
             figure5.make,
-            "Savings of single heads in each layer",
+            "Pruned ratios of attention heads by layer",
             ("pruned_ratio",),
             HEADS,
             paper_model=("760M", 4096),
@@ -90,7 +90,7 @@ ITEMS = tuple(
         FigureSpec(
             "figure6",
             figure6.make,
-            "Decay, boundary and attention of some heads",
+            "Decay, pruning boundary and attention weights of selected heads",
             ("decay", "attention_weights"),
             HEADS,
             paper_model=("760M", 4096),
@@ -98,7 +98,7 @@ ITEMS = tuple(
         FigureSpec(
             "figure7",
             figure7.make,
-            "Savings against epsilon",
+            "Pruned ratio and loss by epsilon",
             ("epsilon_sweep",),
             SWEEP,
             paper_model=("125M", 16384),
@@ -157,7 +157,7 @@ ITEMS = tuple(
             "FoX (Pro) with ACP",
             paper_model=("760M", 16384),
         ),
-        FigureSpec("table2", table2.make, "Sizes"),
+        FigureSpec("table2", table2.make, "Model sizes"),
         FigureSpec(
             "table3",
             table1.make,
@@ -170,7 +170,7 @@ ITEMS = tuple(
         FigureSpec(
             "table4",
             table4.make,
-            "Time spent on the boundary search",
+            "Percentage of attention time in the boundary search",
             ("attention_time",),
             lambda suite: suite.with_acp("pro"),
             "FoX (Pro) with ACP",
@@ -184,11 +184,13 @@ ITEMS = tuple(
             SWEEP,
             ours=True,
         ),
-        FigureSpec("figureA2", figureA2.make, "Cost of the block size", ("block_size",), SWEEP, ours=True),
+        FigureSpec(
+            "figureA2", figureA2.make, "Pruned ratio by block size", ("block_size",), SWEEP, ours=True
+        ),
         FigureSpec(
             "figureA5",
             figureA5.make,
-            "Pruned ratio and loss against tokens trained",
+            "Pruned ratio and loss during training",
             ("training_log",),
             lambda suite: suite.longest_trained,
             "FoX (Pro) with ACP that it trains",
@@ -207,7 +209,7 @@ ITEMS = tuple(
         FigureSpec(
             "tableA1",
             tableA1.make,
-            "Every pair trained with needles",
+            "Pairs trained with needles",
             ("needle", "needle_facts", "step_losses"),
             lambda suite: suite.needle_trainings,
             "a pair that trains with needles (needle_fraction), with ACP and exact",
@@ -258,7 +260,7 @@ ITEMS = tuple(
         FigureSpec(
             "figure_eviction",
             figure_eviction.make,
-            "Eviction of a prompt's keys at equal bytes",
+            "Eviction of prompt keys at equal memory",
             ("eviction",),
             lambda suite: [suite.run_for_sweep] if suite.weights else [],
             "a trained model of its own (weights)",

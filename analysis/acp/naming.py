@@ -1,4 +1,4 @@
-"""How the models of ACP are named and described, and set beside the paper's."""
+"""Names and descriptions of the models of ACP, and their distance from the paper's models."""
 
 from __future__ import annotations
 
@@ -18,23 +18,36 @@ from ..published import published
 
 PUBLISHED = published("analysis.acp")
 ARCHITECTURES = {"pro": "FoX (Pro)", "llama": "FoX (LLaMA)", "rope": "RoPE (Pro)"}
-# The pruned ratio is highest at first: 125M at 16k prunes 93 % after 20M tokens and 88 % after 100M. The
-# paper leaves undertrained models out (Section 4.1). A small model is past it after a token a weight.
 PAPER_SIZES = ("125M", "360M", "760M")
-PAPER_CONTEXT = 4096  # the shortest
+PAPER_CONTEXT = 4096  # the shortest context length of the paper
+# Early in training the pruned ratio is high: 125M at 16k prunes 93 % after 20M tokens and 88 % after 100M.
+# The paper excludes this stage (Section 4.1). A small model leaves the stage after one token per parameter.
 START_TOKENS = 100_000_000
-PAPER_RECIPE = 2**19, 256 * 2**20, 50_257  # tokens of a batch and of the warm-up, size of the vocabulary
+PAPER_RECIPE = 2**19, 256 * 2**20, 50_257  # batch tokens, warm-up tokens, vocabulary size
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}
+# Colours of Okabe and Ito that no role of style.ROLES has.
+COLOURS = ("#56B4E9", "#009E73", "#CC79A7", "#F0E442")
+
+
+def heading(item: FigureSpec) -> str:
+    """The bold number and title that begin a caption: "**Figure 4. Pruned ratios of attention heads.**"."""
+    number = "" if item.extra else f"{item.label}. "
+    return f"**{number}{item.title}.**"
 
 
 def colour(size: str, index: int) -> str:
-    """One colour for each of the paper's sizes in every suite; other sizes in the order that they come."""
+    """The colour of a model size: fixed for the paper's sizes, and by ``index`` for other sizes."""
     place = PAPER_SIZES.index(size) if size in PAPER_SIZES else index
-    return style.SIZES[place % len(style.SIZES)]
+    return COLOURS[place % len(COLOURS)]
+
+
+def without_tokens(sizes: pd.Series) -> pd.Series:
+    """Names of sizes without the suffix of their training tokens: "125M-0.5B" -> "125M"."""
+    return sizes.str.replace(r"-[\d.]+B$", "", regex=True)
 
 
 def run_cells(run: FoXRun) -> dict[str, str]:
-    """What a run is, as columns of the report's table of runs."""
+    """The settings of a run, as columns of the report's table of runs."""
     tolerance = run.log_pruning_tolerance
     return {
         "architecture": ARCHITECTURES[run.architecture],
@@ -46,7 +59,7 @@ def run_cells(run: FoXRun) -> dict[str, str]:
 
 
 def in_words(sizes: Iterable[str]) -> str:
-    """Names of sizes: "125M, 360M parameters"; a name that is no count is "size tiny"."""
+    """Names of sizes: "125M, 360M parameters", or "size tiny" for a name that is not a count."""
     sizes = list(sizes)
     listed = ", ".join(sizes)
     if all(re.fullmatch(r"\d+(\.\d+)?[kMB]?", size) for size in sizes):
@@ -55,19 +68,19 @@ def in_words(sizes: Iterable[str]) -> str:
 
 
 def at_start(tokens: float, size: str) -> bool:
-    """Whether so many tokens leave a model of that size undertrained; fresh weights are not."""
+    """Whether a model is undertrained after ``tokens``; a model with fresh weights is not."""
     count = re.fullmatch(r"([\d.]+)([kMB]?)", size)
     weights = float(count[1]) * _UNITS[count[2]] if count else START_TOKENS
     return 0 < tokens < min(START_TOKENS, weights)
 
 
 def start_mark(tokens: float, size: str) -> str:
-    """What stands behind a name whose numbers are of an undertrained model; empty past it."""
+    """The suffix of an undertrained model's name; empty for other models."""
     return f" ({style.count_label(tokens)} tokens, undertrained)" if at_start(tokens, size) else ""
 
 
 def starting(records: pd.DataFrame) -> pd.Series:
-    """By row, whether it is of an undertrained model; formulas have no ``trained_tokens`` and no start."""
+    """Whether each row is of an undertrained model; False for formulas, which have no ``trained_tokens``."""
     if "trained_tokens" not in records:
         return pd.Series(False, records.index)
     pairs = zip(records["trained_tokens"].fillna(0), records["size"], strict=True)
@@ -75,25 +88,24 @@ def starting(records: pd.DataFrame) -> pd.Series:
 
 
 def settled(records: pd.DataFrame) -> pd.DataFrame:
-    """The rows that decide a verdict: those past the undertrained stage, or all where there are none such."""
+    """The rows that decide a verdict: the rows of models that are not undertrained, or else all rows."""
     start = starting(records)
     return records if start.all() else records[~start]
 
 
 def past_start(runs: Iterable[FoXRun]) -> int:
-    """How many shapes and contexts there are among the runs that are not undertrained. Seeds
-    and variants of one shape count once."""
+    """The number of model shapes and context lengths among the runs that are not undertrained."""
     past = _past_start(runs)
     return len({(run.size.num_hidden_layers, run.size.hidden_size, run.context_length) for run in past})
 
 
 def largest(runs: Iterable[FoXRun]) -> int:
-    """The weights of the largest model among the runs that are not undertrained."""
+    """The parameters of the largest model among the runs that are not undertrained."""
     return max((run.size.non_embedding for run in _past_start(runs)), default=0)
 
 
 def distance(item: FigureSpec, runs: Iterable[FoXRun]) -> float:
-    """How far the nearest run is from the paper's size and context for an item, in powers of two."""
+    """The distance of the nearest run from the paper's size and context for an item, in powers of two."""
     if item.paper_model is None:
         return 0.0
     name, length = item.paper_model
@@ -106,7 +118,7 @@ def distance(item: FigureSpec, runs: Iterable[FoXRun]) -> float:
 
 
 def has_paper_recipe(runs: Iterable[FoXRun]) -> bool:
-    """Whether the runs train with the paper's learning rate, batch, warm-up and vocabulary size."""
+    """Whether the runs use the paper's learning rate, batch size, warm-up and vocabulary size."""
     return all(
         (run.training.batch_tokens, run.training.warmup_tokens, run.data.vocab_size) == PAPER_RECIPE
         and run.size.learning_rate == paper_size(_nearest_size(run)).learning_rate
@@ -115,7 +127,7 @@ def has_paper_recipe(runs: Iterable[FoXRun]) -> bool:
 
 
 def records_have_paper_recipe(records: pd.DataFrame) -> bool:
-    """:func:`has_paper_recipe` of the runs of some records."""
+    """:func:`has_paper_recipe` for the runs of some records."""
     runs = records[["suite", "run"]].drop_duplicates().itertuples(index=False)
     return has_paper_recipe([load_suite(suite).run(run) for suite, run in runs])
 
@@ -129,7 +141,7 @@ def _past_start(runs: Iterable[FoXRun]) -> list[FoXRun]:
 
 
 def span(table: pd.DataFrame, form: str = ".0f") -> str:
-    """The range of ``percent``, with undertrained models apart: "77 to 86 % (undertrained: 91 %)"."""
+    """The range of ``percent``, separately for undertrained models: "77 to 86 % (undertrained: 91 %)"."""
     start = starting(table)
     past, early = (f"{style.span(table.loc[rows, 'percent'], form)} %" for rows in (~start, start))
     if start.all():
@@ -138,12 +150,12 @@ def span(table: pd.DataFrame, form: str = ".0f") -> str:
 
 
 def run_name(record: pd.Series) -> str:
-    """The run that a record is of, with :func:`start_mark`."""
+    """The name of a record's run, with :func:`start_mark`."""
     return record["run"] + start_mark(record["trained_tokens"], record["size"])
 
 
 def marked(records: pd.DataFrame, column: str = "size") -> pd.Series:
-    """Names in a column, with :func:`start_mark`, of which formulas have none."""
+    """The names in a column, with :func:`start_mark`."""
     if "trained_tokens" not in records:
         return records[column]
     pairs = zip(records["trained_tokens"].fillna(0), records["size"], strict=True)
@@ -151,7 +163,7 @@ def marked(records: pd.DataFrame, column: str = "size") -> pd.Series:
 
 
 def vocabulary(records: pd.DataFrame) -> float:
-    """The most tokens that a model of some records has; infinite if their suites do not say."""
+    """The largest vocabulary size of the models of some records; infinite if their suites do not set it."""
     if "suite" not in records:
         return math.inf
     runs = records[["suite", "run"]].drop_duplicates().itertuples(index=False)
@@ -160,7 +172,7 @@ def vocabulary(records: pd.DataFrame) -> float:
 
 
 def describe(suite: FoXSuite) -> str:
-    """The models of a suite in half a sentence."""
+    """A noun phrase on the models of a suite."""
     sizes = in_words(dict.fromkeys(run.size_name for run in suite.runs))
     lengths = ", ".join(style.length_label(n) for n in sorted({run.context_length for run in suite.runs}))
     tokens = style.count_span(run.size.tokens for run in suite.runs)
@@ -168,7 +180,7 @@ def describe(suite: FoXSuite) -> str:
 
 
 def shapes(runs: Sequence[FoXRun]) -> str:
-    """Sizes and contexts of some runs, in words; sizes of the same contexts together."""
+    """The sizes and contexts of some runs in words, grouped by contexts."""
     lengths: dict[str, set[int]] = {}
     for run in runs:
         lengths.setdefault(run.size_name, set()).add(run.context_length)
@@ -181,8 +193,8 @@ def shapes(runs: Sequence[FoXRun]) -> str:
 
 
 def at_paper_scale(item: FigureSpec, runs: Sequence[FoXRun]) -> bool:
-    """Whether all runs have a size and context of the paper and a tenth of that size's tokens, and one of
-    them the size and context that the paper has for the item."""
+    """Whether all runs have a size and context of the paper and a tenth of its training tokens, and one run
+    has the size and context of the paper's item."""
     if item.paper_model is None:
         return False
     name, length = item.paper_model
@@ -192,7 +204,7 @@ def at_paper_scale(item: FigureSpec, runs: Sequence[FoXRun]) -> bool:
 
 
 def _reaches(run: FoXRun, name: str, length: int) -> bool:
-    """Whether a run has a size of the paper, a context and a tenth of that size's tokens."""
+    """Whether a run reaches a size of the paper, a context length and a tenth of the paper's tokens."""
     paper = paper_size(name)
     enough = run.size.tokens >= 0.1 * paper.tokens
     return enough and run.size.non_embedding >= 0.9 * paper.non_embedding and run.context_length >= length

@@ -1,4 +1,4 @@
-"""The needle test with many facts: from ``needle_facts`` records to numbers and the verdict of Figure A6."""
+"""The needle test with many needles: from ``needle_facts`` records to the verdict of Figure A6."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from . import needle_statistics, paired, versions
 from .needle_statistics import CELL, FOUND_RECALL, METHODS, SETTING
 from .paired import LEAST_PAIRS
 
-# Written before any pair was asked for many facts. On one question two exact runs, one of them from a
-# changed parameter, are 0.36 nats apart. What is no more than such chance does is no damage.
+# Fixed before any pair was evaluated on many needles. On one needle, two exact runs that differ in one
+# initial parameter are 0.36 nats apart, so a smaller difference is within the variation of training runs.
 MARGIN_NATS = 0.5
-SAME_NATS = 0.01  # a likelihood that is 1 % another
+SAME_NATS = 0.01  # a change of a likelihood by 1 %
 
 
 def training_runs(facts: pd.DataFrame) -> pd.DataFrame:
-    """Each training as it was trained; another evaluation of its weights is left out. Facts count alike."""
+    """The means of each training run, evaluated with its training method; needles have equal weight."""
     own = facts[(facts["method"] == "exact") == facts["log_pruning_tolerance"].isna()]
     one_each(own, [*CELL, "fact", "run"], "needle_facts")
     own = own.assign(nats=-own["answer_log_likelihood_nats"], recall=100 * own["answer_recall"])
@@ -30,7 +30,7 @@ def training_runs(facts: pd.DataFrame) -> pd.DataFrame:
 
 
 def pairs(facts: pd.DataFrame) -> pd.DataFrame:
-    """ACP and exact of one seed beside each other; a training alone is left out."""
+    """The ACP run and the exact run of each seed in one row; a run without its pair is left out."""
     table = training_runs(facts)
     acp, exact = (table[table["method"] == method].drop(columns=["method", "run"]) for method in METHODS)
     both = acp.merge(exact, on=[*SETTING, "seed"], suffixes=("_acp", "_exact"), validate="one_to_one")
@@ -40,23 +40,24 @@ def pairs(facts: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_words(facts: pd.DataFrame) -> str:
-    """ "Asked for 24 facts, RUN finds 84.3 % of the words with an NLL of 2.13 nats; RUN ..."."""
+    """ "With 24 needles, RUN has a recall of 84.3 % and an NLL of 2.13 nats; RUN ..."."""
     table = training_runs(facts)
     each = "; ".join(
-        f"{row.run} finds {row.recall:.3g} % of the words with an NLL of {row.nats:.2f} nats"
+        f"{row.run} has a recall of {row.recall:.3g} % and an NLL of {row.nats:.2f} nats"
         for row in table.itertuples()
     )
-    return f"Asked for {table['facts'].max()} facts, {each}"
+    return f"With {table['facts'].max()} needles, {each}"
 
 
 def kept(facts: pd.DataFrame) -> Verdict:
-    """Met if ACP's mean ``nats`` is less than :data:`MARGIN_NATS` above the exact one, missed if more."""
+    """Reproduced if one-sided t tests show that ACP raises the mean NLL by less than :data:`MARGIN_NATS`;
+    contradicted if they show a larger rise."""
     table, keys = pairs(facts), [*SETTING, "seed"]
     unlike = {pair: words for pair, words in versions.unlike(facts, keys).items() if words}
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
     note = versions.notes(unlike, ". ", paired.NOT_COUNTED)
     if table.empty:
-        words = f"no pair of training runs was asked for many facts, and {LEAST_PAIRS} are needed{note}"
+        words = f"no pair of training runs was evaluated on many needles, and {LEAST_PAIRS} are needed{note}"
         return Verdict(Word.INCONCLUSIVE, f"{words}. {in_words(facts)}")
     named = needle_statistics.names(table[SETTING].drop_duplicates().sort_values(SETTING), always=True)
     told, words = [], []
@@ -69,13 +70,13 @@ def kept(facts: pd.DataFrame) -> Verdict:
         count = f"{len(some)} pairs" if len(some) > 1 else "one pair"
         count += f" of the {LEAST_PAIRS} needed" * (len(some) < LEAST_PAIRS)
         same = int((acp == exact).sum())
-        count += f", {same} of them the same to the last digit" * (len(some) > 1 and same > 0)
+        count += f", {same} of them identical" * (len(some) > 1 and same > 0)
         ends = f" [{low:+.4f}, {high:+.4f}] (90 %)" if len(some) >= LEAST_PAIRS else ""
-        asked = f"{', '.join(trained_at)}, {some['facts_acp'].max()} facts, {count}"
+        asked = f"{', '.join(trained_at)}, {some['facts_acp'].max()} needles, {count}"
         recall = " and ".join(f"{some[f'recall_{method}'].mean():.3g}" for method in METHODS)
         words.append(
-            f"Trained at {asked}. Nats from certain: {acp.mean():.2f} with ACP, {exact.mean():.2f} without, "
-            f"difference {mean:+.4f}{ends}, margin {MARGIN_NATS:g}. Words found: {recall} %"
+            f"Trained at {asked}. NLL in nats: {acp.mean():.2f} with ACP and {exact.mean():.2f} without, "
+            f"difference {mean:+.4f}{ends}, margin {MARGIN_NATS:g}. Recall: {recall} %"
         )
     ours = ". ".join(words) + note
     short = paired.too_few(table["nats_acp"] - table["nats_exact"])
@@ -84,18 +85,18 @@ def kept(facts: pd.DataFrame) -> Verdict:
 
 
 def same_weights(facts: pd.DataFrame) -> Verdict:
-    """Met if the same weights, with ACP and without, give every right answer the same likelihood, to
-    :data:`SAME_NATS`. It is judged prompt by prompt."""
+    """Reproduced if the log-likelihood of the right answer of every prompt changes by less than
+    :data:`SAME_NATS` if the same weights are evaluated with and without ACP."""
     with_acp = facts[facts["log_pruning_tolerance"].notna()]
     key = ["suite", "run", *CELL, "fact"]
     one_each(with_acp, [*key, "method"], "needle_facts")
     both = with_acp.pivot(index=key, columns="method")
     nats, answers = (both[name].reindex(columns=METHODS) for name in ("answer_log_likelihood_nats", "answer"))
     if (nats := nats.dropna()).empty:
-        return Verdict(Word.INCONCLUSIVE, "no model was asked both with ACP and without")
+        return Verdict(Word.INCONCLUSIVE, "no model was evaluated both with and without ACP")
     apart = (nats["acp"] - nats["exact"]).abs()
     other = (answers["acp"] != answers["exact"]).loc[nats.index].groupby(["suite", "run"]).sum()
     same = f"equal in {(apart == 0).sum():,} of {len(apart):,}; {other.sum()} greedy answers differ"
-    each = f"{same} ({', '.join(map(str, other))} by training), likelihoods by {apart.max():.2g} nats at most"
-    each += "; greedy answers differ where decoding accumulates its partial results in another order"
+    each = f"{same} ({', '.join(map(str, other))} by training run), log-likelihoods by {apart.max():.2g} nats"
+    each += " at most; ACP accumulates partial results in another order, which can change greedy answers"
     return Verdict.of(bool(apart.max() < SAME_NATS), each, same, n=len(other))

@@ -1,4 +1,4 @@
-"""Derived numbers of the needle test: pure functions from ``needle`` records to small tables."""
+"""Derived numbers of the needle-in-a-haystack test: functions from ``needle`` records to small tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from acp_repro.common.statistics import interval
 from .. import style
 from ..tables import one_each, side_by_side
 from . import versions
+from .statistics import METHODS
 
 SETTING = ["architecture", "size", "context_length_tokens", "needle_fraction"]
 CELL = [*SETTING, "seed", "evaluated_length_tokens", "depth", "haystack_sample"]
-METHODS = ("acp", "exact")
-FOUND_RECALL = 0.2  # under this a model finds nothing that could be damaged
+FOUND_RECALL = 0.2  # a model with a lower recall does not retrieve, so ACP cannot damage its retrieval
 
 
 def cells(records: pd.DataFrame) -> pd.DataFrame:
@@ -28,29 +28,28 @@ def cells(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:
-    """ACP − exact of each training length, averaged over lengths, depths, haystacks and seeds."""
-    table = _with_gain(records)
-    rows: list[dict[str, Any]] = []
+    """ACP − exact of each setting, averaged over evaluated lengths, depths, haystacks and seeds."""
+    table, unlike = _with_gain(records), versions.unlike(records, SETTING)
     runs = table.groupby("method")["run"].agg(set)
-    unlike = versions.unlike(records, SETTING)
-    for name, column in (("recall", "answer_recall"), ("gain", "gain_nats")):
-        both = side_by_side(table, CELL, "method", column, METHODS, "needle")
-        both["difference"] = both["acp"] - both["exact"]
-        for index, (setting, some) in enumerate(both.groupby(SETTING, sort=True)):
-            if name == "recall":
-                apart = not runs["acp"] & runs["exact"]
-                seeds = some["seed"].nunique()
-                rows.append(dict(zip(SETTING, setting, strict=True)) | {"seeds": seeds, "apart": apart})
-                rows[index]["unlike"] = unlike[setting]
-            drawn = "seed" if some["seed"].nunique() > 1 else "haystack_sample"
-            mean, low, high = interval(some.groupby(drawn)["difference"].mean())
-            rows[index] |= {f"{name}_{method}": some[method].mean() for method in METHODS}
-            rows[index] |= {f"{name}_difference": mean, f"{name}_low": low, f"{name}_high": high}
+    apart = not runs["acp"] & runs["exact"]
+    columns = {"recall": "answer_recall", "gain": "gain_nats"}
+    sides = {name: side_by_side(table, CELL, "method", columns[name], METHODS, "needle") for name in columns}
+    rows = []
+    for setting, seeds in table.groupby(SETTING)["seed"].nunique().items():
+        row = dict(zip(SETTING, setting, strict=True))
+        row |= {"seeds": seeds, "apart": apart, "unlike": unlike[setting]}
+        unit = "seed" if seeds > 1 else "haystack_sample"
+        for name, both in sides.items():
+            some = both[(both[SETTING] == list(setting)).all(axis=1)]
+            mean, low, high = interval((some["acp"] - some["exact"]).groupby(some[unit]).mean())
+            row |= {f"{name}_{method}": some[method].mean() for method in METHODS}
+            row |= {f"{name}_difference": mean, f"{name}_low": low, f"{name}_high": high}
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
 def in_words(table: pd.DataFrame) -> str:
-    """The rows of :func:`differences`: "Trained at 4k: over all lengths and depths 93 % ..."."""
+    """The rows of :func:`differences` as sentences: "Trained at 4k: mean recall 93 % with ACP ..."."""
 
     def difference(row: Any, name: str, form: str) -> str:
         mean, *ends = (getattr(row, f"{name}_{part}") for part in ("difference", "low", "high"))
@@ -62,10 +61,9 @@ def in_words(table: pd.DataFrame) -> str:
     def words(row: Any, named: list[str]) -> str:
         trained = ", ".join([*named, *[f"{row.seeds} seeds"] * (row.seeds > 1)]) + row.unlike[:1]
         return (
-            f"Trained at {trained}: over all lengths and depths {row.recall_acp:.3g} % of "
-            f"the words with ACP, {row.recall_exact:.3g} % without, {difference(row, 'recall', '+.1f')}. The "
-            f"needle gains {row.gain_acp:+.1f} and {row.gain_exact:+.1f} nats, "
-            f"{difference(row, 'gain', '+.2f')}"
+            f"Trained at {trained}: mean recall {row.recall_acp:.3g} % with ACP and {row.recall_exact:.3g} % "
+            f"without, {difference(row, 'recall', '+.1f')}. The needle raises the answer's log-likelihood "
+            f"by {row.gain_acp:+.1f} and {row.gain_exact:+.1f} nats, {difference(row, 'gain', '+.2f')}"
         )
 
     each = map(words, table.itertuples(name="Row"), names(table, always=True))
@@ -73,8 +71,8 @@ def in_words(table: pd.DataFrame) -> str:
 
 
 def by_seed(records: pd.DataFrame) -> str:
-    """ "67 and 100 % (seed 0), 99 and 98 % (seed 1)": recall with ACP and exact, of settings with several
-    seeds, which are named where there are two; empty where there are none."""
+    """ "67 and 100 % (seed 0), 99 and 98 % (seed 1)": recall with ACP and exact of the settings with several
+    seeds; empty if every setting has one seed."""
     means = 100 * records.groupby([*SETTING, "seed", "method"])["answer_recall"].mean().unstack("method")
     table = means.reset_index()
     table = table[table.groupby(SETTING)["seed"].transform("nunique") > 1]
@@ -85,7 +83,7 @@ def by_seed(records: pd.DataFrame) -> str:
 
 
 def names(table: pd.DataFrame, always: bool = False) -> list[list[str]]:
-    """What tells each row's setting from the others': the training length, the size, the share of needles."""
+    """The parts of each row's setting that vary: training length, size and fraction of needles."""
     parts = {
         "context_length_tokens": lambda n: ("" if always else "$L$ = ") + style.length_label(n),
         "size": str,

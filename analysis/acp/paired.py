@@ -12,20 +12,21 @@ from acp_repro.pipeline.evaluation.comparison import is_perplexity, shown
 
 from ..tables import UnfitRecords, one_each
 from . import naming, versions
+from .statistics import methods
 
 SETTING = ["architecture", "size", "context_length_tokens"]
 COLUMN = ["task", "metric"]
 TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the downstream tasks
 LEAST_PAIRS = 3  # diverging pairs that a test requires
-ONE_PAIR = "one pair of training runs, and another may differ as much"
-NO_PAIR = "no run is measured together with its exact pair"
+ONE_PAIR = "only one pair of training runs"
+NO_PAIR = "no run is measured with its exact pair"
 NOT_COUNTED = ", and not counted"  # appended to the text of versions.unlike
 SAME, AS_RUNS, DIFFERS = "same", "as runs do", "differs"
 
 
 def too_few(apart: pd.Series) -> str:
-    """The reason why there are too few pairs of training runs with one code version for a test, or an empty
-    text."""
+    """The reason why a test has too few pairs of training runs with one code version; empty if it has
+    enough."""
     if apart.empty:
         return "no pair was trained with one version of the code"
     same, other = int((apart == 0).sum()), int((apart != 0).sum())
@@ -39,8 +40,8 @@ def too_few(apart: pd.Series) -> str:
 def differences(records: pd.DataFrame) -> pd.DataFrame:
     """The difference ACP − exact on every task's metric for each pair of runs (``lm_eval_items`` records)."""
     keys = [*SETTING, "seed", *COLUMN]
-    method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
-    records = one_each(records.assign(method=method), [*keys, "method", "item"], "lm_eval_items")
+    records = records.assign(method=methods(records))
+    one_each(records, [*keys, "method", "item"], "lm_eval_items")
     rows = []
     for key, found in records.groupby(keys, sort=False):
         sides = [side.set_index("item") for _, side in sorted(found.groupby("method"), key=lambda s: s[0])]
@@ -102,10 +103,9 @@ def _known(pairs: pd.DataFrame, guess: float | None, vocabulary: float) -> bool:
 def between_seeds(records: pd.DataFrame) -> pd.DataFrame:
     """Every task's metric for the two lowest seeds of each setting with two seeds of one code version."""
     keys = [*SETTING, "method", "code", *COLUMN]
-    method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
     ran_on = records.reindex(columns=list(versions.RAN_ON)).replace({"commit": versions.TRAINING_CODE})
     code = ran_on.groupby([*ran_on], dropna=False).ngroup()
-    records = records.assign(method=method, code=code)
+    records = records.assign(method=methods(records), code=code)
     one_each(records, [*keys, "seed", "item"], "lm_eval_items")
     rows = []
     for key, found in records.groupby(keys, sort=False):

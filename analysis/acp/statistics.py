@@ -12,8 +12,14 @@ from acp_repro.common import grid
 from ..tables import UnfitRecords, one_each, side_by_side, some
 
 RUN = ["architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed", "trained_tokens"]
+TIMED = [*RUN, "device"]
 GRID = ["context_length_tokens", "block_q_tokens", "block_k_tokens"]
 METHODS = ("acp", "exact")
+
+
+def methods(records: pd.DataFrame) -> pd.Series:
+    """``exact`` or ``acp`` by row, the method with which the run of a record was trained."""
+    return records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
 
 
 def pruned_percent(records: pd.DataFrame) -> pd.DataFrame:
@@ -33,36 +39,32 @@ def pruned_of_grid(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def prunable_percent(length: int, block_q: int, block_k: int) -> float:
-    """The percentage of causal blocks that are off-diagonal, left of the diagonal's: closed gates can prune
-    them all, which :func:`grid.largest_pruned_ratio` leaves out."""
+    """The percentage of causal blocks left of the diagonal blocks. Closed gates can prune all of these
+    blocks, beyond :func:`grid.largest_pruned_ratio`."""
     starts = np.arange(0, length, block_q)
     causal = (np.minimum(starts + block_q, length) - 1) // block_k + 1
     return float(100 * (starts // block_k).sum() / causal.sum())
 
 
 def time_reduction(records: pd.DataFrame) -> pd.DataFrame:
-    """Forward + backward time in ms by method, and the percentage that ACP saves; one row per run."""
+    """Forward + backward time in ms by method, and the percentage that ACP saves; one row per timed run."""
     records = records.assign(total_ms=records["forward_ms"] + records["backward_ms"])
-    table = side_by_side(records, RUN, "method", "total_ms", METHODS, "attention_time")
+    table = side_by_side(records, TIMED, "method", "total_ms", METHODS, "attention_time")
     return table.assign(percent=100 * (1 - table["acp"] / table["exact"]))
 
 
 def throughput_gain(records: pd.DataFrame) -> pd.DataFrame:
-    """Tokens per second by method, and the percentage that ACP gains; one row per run."""
-    table = side_by_side(records, RUN, "method", "throughput_tokens_per_s", METHODS, "throughput")
+    """Tokens per second by method, and the percentage that ACP gains; one row per timed run."""
+    table = side_by_side(records, TIMED, "method", "throughput_tokens_per_s", METHODS, "throughput")
     return table.assign(percent=100 * (table["acp"] / table["exact"] - 1))
-
-
-def on_devices(table: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
-    """A table with one row per run, extended by the ``device`` of the run's records."""
-    return table.merge(records[[*RUN, "device"]].drop_duplicates(), on=RUN)
 
 
 def search_share(records: pd.DataFrame) -> pd.DataFrame:
     """The percentage of attention time (forward + backward, with ACP) spent on the boundary search."""
-    table = one_each(some(records[records["method"] == "acp"], "attention_time, acp"), RUN, "attention_time")
+    table = some(records[records["method"] == "acp"], "attention_time, acp")
+    one_each(table, TIMED, "attention_time")
     attention, search = table["forward_ms"] + table["backward_ms"], table["boundary_search_ms"]
-    table = table[RUN].assign(search_ms=search, attention_ms=attention, percent=100 * search / attention)
+    table = table[TIMED].assign(search_ms=search, attention_ms=attention, percent=100 * search / attention)
     return table.reset_index(drop=True)
 
 

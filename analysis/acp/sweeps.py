@@ -1,4 +1,4 @@
-"""What the figures that look at one model (7, A1, A2) share: derived numbers, and how they read."""
+"""Derived numbers and texts shared by Figures 7, A1 and A2, which evaluate one model."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ MARGINAL_POINTS = 5.0  # a difference of savings that counts as marginal or negl
 
 
 def bound_margins(records: pd.DataFrame) -> pd.Series:
-    """How many times the largest pruned mass goes into epsilon, for each record of ``epsilon_sweep``."""
+    """Epsilon divided by the largest pruned mass, for each record of ``epsilon_sweep``."""
     return np.exp(records["swept_log_pruning_tolerance"]) / records["largest_pruned_mass"]
 
 
 def head_margins(records: pd.DataFrame) -> pd.Series:
-    """The same for each head of ``pruned_mass`` records, at the epsilon of their run."""
+    """Epsilon divided by the largest pruned mass, for each head of ``pruned_mass`` records."""
     return np.exp(records["log_pruning_tolerance"]) / records["largest_pruned_mass"]
 
 
 def slack_shares(records: pd.DataFrame) -> pd.Series:
-    """``threshold_slack_nats`` of each head as a share of -delta: 0, delta is tight; 1, it could be 0."""
+    """``threshold_slack_nats`` of each head over -delta: 0 for a tight delta, 1 if delta could be 0."""
     return records["threshold_slack_nats"] / -records["threshold_nats"]
 
 
 def closest(margins: pd.Series) -> str:
-    """The smallest of margins to epsilon as a sentence, which is another where nothing was pruned."""
+    """A sentence on the smallest margin to epsilon, or on the absence of pruned blocks."""
     if margins.isna().all():
         return "No row has a pruned block."
     return f"No row comes closer to ε than a factor of {power_of_ten(margins.min())}."
@@ -45,7 +45,7 @@ def power_of_ten(value: float) -> str:
 
 
 def mass_below(mass: pd.Series, log_epsilon: pd.Series) -> Verdict:
-    """Met if no row loses epsilon. Rows without a pruned block have no mass and say nothing."""
+    """Reproduced if every pruned mass is below epsilon. Rows without a pruned block have no mass."""
     has = mass.notna()
     if not has.any():
         return Verdict(Word.INCONCLUSIVE, "nothing is pruned")

@@ -1,4 +1,4 @@
-"""Tables 1 and 3: downstream tasks of paired runs, with standard errors and verdicts, beside the paper's."""
+"""Tables 1 and 3: downstream tasks of paired runs and of the paper, with standard errors and verdicts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from acp_repro.pipeline.evaluation.catalogue import COLUMNS, PAPER_TASKS, Column
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, Word
-from . import naming, paired, versions
+from . import naming, paired, statistics, versions
 
 _SHOWN_VERDICT = {paired.SAME: "", paired.AS_RUNS: " (as runs)", paired.DIFFERS: " **differs**"}
 _VALUES = [
@@ -20,7 +20,7 @@ _VALUES = [
 
 
 def tabulate(item: str, lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> drawing.Table:
-    """One row per run, below each pair its difference, below all the paper's rows."""
+    """One row per run, followed by the difference of each pair and by the paper's rows."""
     columns = [column for column in COLUMNS if column.task in set(lm_eval["task"])]
     ours, apart, paper = _ours(lm_eval), _differences(lm_eval_items), _paper(item, columns)
     values = pd.concat([t for t in (ours, apart, paper) if len(t)], ignore_index=True).reindex(
@@ -31,8 +31,9 @@ def tabulate(item: str, lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> d
     several_seeds = ours["seed"].nunique() > 1
     unlike = versions.unlike(lm_eval_items, _PAIR)
     rows = []
+    order = {"size": pd.CategoricalDtype(values["size"].unique()), "method": pd.CategoricalDtype([*_METHODS])}
     keys = ["row", "size", "context_length_tokens", "seed", "method"]
-    for key, found in _in_order(values).groupby(keys, sort=False, dropna=False):
+    for key, found in values.astype(order).groupby(keys, dropna=False, observed=True):
         kind, size, length, seed, method = key
         name = f"{size}, {style.length_label(int(length))}, {_METHODS[method]}"
         name += f", seed {int(seed)}" if several_seeds and kind != "paper" else ""
@@ -41,7 +42,7 @@ def tabulate(item: str, lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> d
         by_column = found.set_index(["task", "metric"])
         cells = {column.header: _cell(by_column, column) for column in columns}
         if with_average:
-            cells["Avg ↑"] = _average(by_column, columns, kind)
+            cells["Avg ↑"] = "" if method == "acp - exact" else _average(by_column, columns)
         rows.append({"model": name} | cells)
     return drawing.Table(pd.DataFrame(rows), values)
 
@@ -51,8 +52,7 @@ _METHODS = {"acp": "ACP", "exact": "exact", "acp - exact": "ACP − exact"}
 
 
 def _ours(records: pd.DataFrame) -> pd.DataFrame:
-    method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
-    return records.assign(row="measured", method=method)[_VALUES[:10]]
+    return records.assign(row="measured", method=statistics.methods(records))[_VALUES[:10]]
 
 
 def _differences(records: pd.DataFrame) -> pd.DataFrame:
@@ -61,34 +61,12 @@ def _differences(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def _paper(item: str, columns: list[Column]) -> pd.DataFrame:
-    table = naming.PUBLISHED.table.query("item == @item and size.notna()").rename(columns={"low": "value"})
-    frames = [
-        table[table["quantity"] == column.quantity].assign(
-            row="paper", task=column.task, metric=column.metric, value=lambda t, c=column: _shares(t, c)
-        )
-        for column in columns
-        if column.quantity
-    ]
-    return pd.concat(frames).reindex(columns=_VALUES) if frames else pd.DataFrame(columns=_VALUES)
-
-
-def _shares(table: pd.DataFrame, column: Column) -> pd.Series:
-    """The paper prints accuracies in percent."""
-    return table["value"] / 100 if column.is_accuracy else table["value"]
-
-
-def _in_order(values: pd.DataFrame) -> pd.DataFrame:
-    """By size and length as they come, each pair with ACP, exact, difference; the paper's last."""
-    sizes = {size: place for place, size in enumerate(dict.fromkeys(values["size"]))}
-    places = {
-        "row": lambda column: column == "paper",
-        "size": lambda column: column.map(sizes),
-        "method": lambda column: column.map(list(_METHODS).index),
-    }
-    keys = ["row", "size", "context_length_tokens", "seed", "method"]
-    return values.sort_values(
-        keys, key=lambda column: places.get(column.name, lambda same: same)(column), kind="stable"
-    )
+    """The paper's rows, with accuracies as fractions; the paper prints accuracies in percent."""
+    table = naming.PUBLISHED.table.query("item == @item and size.notna()")
+    printed = [(c.quantity, c.task, c.metric, 100 if c.is_accuracy else 1) for c in columns if c.quantity]
+    named = pd.DataFrame(printed, columns=["quantity", "task", "metric", "divisor"])
+    both = named.merge(table, on="quantity")
+    return both.assign(row="paper", value=both["low"] / both["divisor"]).reindex(columns=_VALUES)
 
 
 def _cell(found: pd.DataFrame, column: Column) -> str:
@@ -105,12 +83,10 @@ def _cell(found: pd.DataFrame, column: Column) -> str:
     return f"{factor * row['value']:.{digits}f}{error}"
 
 
-def _average(found: pd.DataFrame, columns: list[Column], kind: str) -> str:
+def _average(found: pd.DataFrame, columns: list[Column]) -> str:
     keys = [(column.task, column.metric) for column in columns if column.is_accuracy and column.quantity]
     values = found.reindex(keys)["value"]
-    if values.isna().any() or (found["method"] == "acp - exact").any():
-        return "" if (found["method"] == "acp - exact").any() else "–"
-    return f"{100 * values.mean():.2f}"
+    return "–" if values.isna().any() else f"{100 * values.mean():.2f}"
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
@@ -119,38 +95,39 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
 
 
 def caption(context: drawing.DrawContext) -> str:
-    """What is in the table, what it lacks of the paper's, and how its verdicts come about."""
+    """The contents of the table, the columns of the paper that it lacks, and the rules of its verdicts."""
     records, items = context.records["lm_eval"], context.records["lm_eval_items"]
     lacking = [task for task in PAPER_TASKS if task not in set(records["task"])]
     apart = _differences(items)
     more = (apart["verdict"] == paired.DIFFERS).sum()
     harness = ", ".join(sorted(records["harness_version"].astype(str).unique()))
     text = [
-        f"**{context.item.label}.** {more} of {len(apart)} differences of pairs are more than chance and "
-        f"seeds explain. Downstream tasks of {naming.ARCHITECTURES[context.runs[0].architecture]} by the LM "
-        f"Evaluation Harness (lm-eval {harness}), without examples in the prompt. Accuracies are in percent; "
-        '"acc-n" is that of log-likelihoods normalised by length, "ppl" perplexity. ± is the standard error '
-        "of sampling items. Differences of paired runs are tested item by item (McNemar's exact test; sign "
-        "permutations for log-likelihoods) with Holm's correction. Where two seeds of one setting differ as "
-        'much, or without such the paper\'s own pairs, it says "as runs".',
+        f"{naming.heading(context.item)} Of {len(apart)} differences between paired runs, {more} are "
+        "significant and larger than the differences between seeds. The tasks are zero-shot tasks of the LM "
+        f"Evaluation Harness (lm-eval {harness}) for {naming.ARCHITECTURES[context.runs[0].architecture]}. "
+        'Accuracies are in percent; "acc-n" normalises log-likelihoods by length, and "ppl" is the '
+        "perplexity. ± is the standard error over items. Paired tests over items compare the two runs of a "
+        "pair, with Holm's correction: McNemar's exact test for accuracies and sign permutations for "
+        'log-likelihoods. A difference is marked "as runs" if two seeds of one setting, or else two runs of '
+        "the paper, differ as much.",
         *(f"{name}." for name in naming.marked(records).unique() if name.endswith("undertrained)")),
     ]
     if lacking:
-        text.append(f"Without {', '.join(lacking)}. The averages, the paper's too, are of what is shown.")
+        text.append(f"Not measured: {', '.join(lacking)}. All averages are over the columns shown.")
     if records["begins_with_bos"].isna().any():
-        text.append("Prompts do not begin with BOS, as text does in training; pages (perplexities) do.")
+        text.append("Training text and pages (perplexities) begin with BOS, and prompts do not.")
     if unlike := versions.notes(versions.unlike(items, _PAIR)):
         text.append(f"{unlike}.")
     return "\n".join(text)
 
 
-# --- what the paper says of them ------------------------------------------------------------------------
+# --- claims ---------------------------------------------------------------------------------------------
 
 
 def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
-    """Met if pairs of runs rule out, in every column that tells anything, a mean difference as large as
-    the paper's own pairs have; missed if they show one that is larger, for the worse or for the better.
-    Undecided if fewer than half of the columns tell anything."""
+    """Reproduced if the pairs rule out, in every column above chance level, a mean difference as large as
+    those of the paper's own pairs; contradicted if they show a larger difference of either sign; inconclusive
+    if fewer than half of the columns are above chance level."""
     table = paired.differences(lm_eval_items)
     if table.empty:
         return Verdict(Word.INCONCLUSIVE, paired.NO_PAIR)
@@ -160,15 +137,15 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
     columns, unknown = paired.equivalences(table, naming.vocabulary(lm_eval_items))
     known, every = len(columns), len(columns) + len(unknown)
-    left_out = f"; not known: {', '.join(unknown)}" * bool(unknown) + note
+    left_out = f"; at chance level: {', '.join(unknown)}" * bool(unknown) + note
     apart = table["difference"].abs().groupby([table[key] for key in keys]).max()
     pairs, more = f"{len(apart)} pairs", {"n": len(apart) or None, "unit": "pair"}
     if why := paired.too_few(apart):
         return Verdict(Word.INCONCLUSIVE, why + left_out, why, **more)
     if not every:
-        return Verdict(Word.INCONCLUSIVE, f"no column of the paper's{note}")
+        return Verdict(Word.INCONCLUSIVE, f"no column of the paper is measured{note}")
     if 2 * known < every:
-        why = f"the exact models know {known} of {every} columns"
+        why = f"the exact models beat chance on {known} of {every} columns"
         return Verdict(Word.INCONCLUSIVE, f"{pairs}: {why}, less than half{left_out}", why, **more)
     within, beyond = (columns[f"adjusted_{name}"] < LEVEL for name in ("p_value", "beyond_p_value"))
     ours = f"{pairs}: {within.sum()} of {known} columns differ by less than the paper's own pairs"
@@ -183,12 +160,12 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
 
 
 def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
-    """Met if a column that exact models know differs between two seeds beyond chance; else undecided."""
+    """Reproduced if a column above chance level differs significantly between seeds; else inconclusive."""
     _, unknown = paired.equivalences(paired.differences(lm_eval_items), naming.vocabulary(lm_eval_items))
     columns = lm_eval_items["task"] + " " + lm_eval_items["metric"]
     table = paired.between_seeds(lm_eval_items[~columns.isin(unknown)])
     if table.empty:
-        return Verdict(Word.INCONCLUSIVE, "no setting is measured with two seeds of one code")
+        return Verdict(Word.INCONCLUSIVE, "no setting is measured with two seeds of one code version")
     other = table[table["adjusted_p_value"] < paired.TASKS_P_VALUE]
     counts = f"{len(other)} of {len(table)} metrics differ between two seeds"
     each = "; ".join(
@@ -196,7 +173,9 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
         f"{row.first:.4g} and {row.second:.4g}"
         for row in other.itertuples()
     )
-    ours = (f"{counts}: {each}" if each else counts) + f"; not known: {', '.join(unknown)}" * bool(unknown)
+    ours = (f"{counts}: {each}" if each else counts) + f"; at chance level: {', '.join(unknown)}" * bool(
+        unknown
+    )
     two = table.groupby([*paired.SETTING, "method", "code"])[["first", "second"]]
     distinct = {tuple(rows[side]) for _, rows in two for side in rows}  # bitwise identical rows count once
     return Verdict.of(True if len(other) else None, ours, counts, n=len(distinct))

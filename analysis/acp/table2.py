@@ -1,4 +1,4 @@
-"""Table 2: the sizes that a suite trains, beside the paper's."""
+"""Table 2: the model sizes of a suite and of the paper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = {
 
 
 def tabulate(suite: FoXSuite) -> drawing.Table:
-    """One row per size that the suite trains, then one row per size of the paper."""
+    """One row per size that the suite trains, followed by one row per size of the paper."""
     ours = pd.DataFrame(
         [
             {"source": f"suite {suite.name}", "size": name}
@@ -52,9 +52,10 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     training = suite.file.training
     tokens = tabulate(suite).values.groupby("source", sort=False)["tokens"]
     here, paper = (style.count_span(sizes) for _, sizes in tokens)
-    caption = f"""**Table 2.** Models of suite {suite.name} see {here} tokens; the paper's see {paper}. Each
-layer is an attention layer and a SwiGLU layer. Here, contexts have
-{", ".join(map(style.length_label, lengths))} tokens, batches {style.count_label(training.batch_tokens)}, and
-the warm-up {style.count_label(training.warmup_tokens)}. In the paper, contexts have 4k, 8k and 16k tokens,
-batches 524k, and the warm-up 268M."""
+    caption = f"""{naming.heading(context.item)} The models of suite {suite.name} are trained on {here}
+tokens, and the models of the paper on {paper} tokens. Each layer has an attention and a SwiGLU sublayer. This
+suite has contexts of {", ".join(map(style.length_label, lengths))} tokens, batches of
+{style.count_label(training.batch_tokens)} tokens, and a warm-up of
+{style.count_label(training.warmup_tokens)} tokens. The paper has contexts of 4k, 8k and 16k tokens, batches
+of 524k tokens, and a warm-up of 268M tokens."""
     return tabulate(suite), caption

@@ -15,7 +15,7 @@ COLUMNS = [
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
-    """One row per context length, one column per size, ours and then the paper's."""
+    """One row per context length and one column per size, for this work and then for the paper."""
     ours = statistics.search_share(records).assign(source="measured")
     paper = naming.PUBLISHED.table.query("item == 'table4' and size.notna()")
     paper = paper.rename(columns={"low": "percent"}).assign(source="paper")
@@ -37,7 +37,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
 
 
 def _batches(context: drawing.DrawContext, records: pd.DataFrame) -> str:
-    """How much text a call had: on a GPU a search takes as long for less of it, and attention does not."""
+    """A sentence on the tokens per call, as the search takes a larger share of a smaller call on a GPU."""
     sizes: dict[int, dict[str, None]] = {}
     for run in context.runs:
         if run.name in set(records["run"]):
@@ -47,29 +47,31 @@ def _batches(context: drawing.DrawContext, records: pd.DataFrame) -> str:
     return f"Timed in batches of {' and '.join(batches)}."
 
 
-def make(context: drawing.DrawContext) -> tuple[drawing.Table, str, str]:
+def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     records = context.records["attention_time"]
     share = naming.span(statistics.search_share(records), ".1f")
-    caption = f"""**Table 4.** The boundary search takes {share} of attention
-time in FoX (Pro). Attention time is one forward and one backward pass with ACP, at context length $L$. The
-paper's Table 4 stands beside ours. A dash: not measured. {_batches(context, records)}"""
-    return tabulate(records), caption, versions.timed_on(records)
+    caption = f"""{naming.heading(context.item)} The boundary search takes {share} of the attention time of
+FoX (Pro). Attention time is one forward and one backward pass with ACP at context length $L$. The last
+columns are the paper's Table 4. A dash marks a missing measurement. {_batches(context, records)}
+{versions.timed_on(records)}"""
+    return tabulate(records), caption
 
 
 def search_is_cheap(attention_time: pd.DataFrame) -> Verdict:
-    """Met if every run spends on the search what the paper's range says; beyond if some spend less."""
+    """Reproduced if every run spends a percentage in the paper's range on the search; of different magnitude
+    if some spend less."""
     shares = statistics.search_share(attention_time)
-    table = by_length.in_order(statistics.on_devices(shares, attention_time))
+    table = by_length.in_order(shares)
     low, high = naming.PUBLISHED.range("table4", "boundary_search_share")
     ours = by_length.listed(table, digits=1)
     return in_range(naming.settled(table)["percent"], low, high, ours, less_is_better=True)
 
 
 def search_trend(attention_time: pd.DataFrame) -> Verdict:
-    """Met if the search takes a smaller percentage in larger models, and a larger one in longer contexts.
-    Records of one size or of one context length do not decide it."""
-    shares = statistics.search_share(attention_time).replace({"size": by_length.TOKENS}, "", regex=True)
-    table = naming.settled(by_length.in_order(statistics.on_devices(shares, attention_time)))
+    """Reproduced if the percentage falls with the model size and rises with the context length; inconclusive
+    with one size or one context length."""
+    shares = statistics.search_share(attention_time)
+    table = naming.settled(by_length.in_order(shares.assign(size=naming.without_tokens(shares["size"]))))
     wide = table.pivot(index="size", columns="context_length_tokens", values="percent").loc[
         table["size"].unique()
     ]

@@ -1,4 +1,4 @@
-"""Table A1: every pair ever trained on text with needles, and the step at which its two runs diverge."""
+"""Table A1: every pair trained on text with needles, and the step at which its two runs diverge."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pandas as pd
 from acp_repro.common.statistics import interval
 
 from .. import drawing, style
-from . import needle_facts, needle_statistics, versions
+from . import naming, needle_facts, needle_statistics, versions
 
-# Pairs whose records later ones have replaced; the commit of each holds them.
+# Pairs whose records were replaced by later records; the commit of each pair contains its records.
 HISTORY = Path(__file__).with_name("needle_pairs.csv")
 
 
@@ -23,11 +23,9 @@ def pairs(
     facts: pd.DataFrame | None = None,
     losses: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """One row a pair: those of :data:`HISTORY`, and of ``records`` those whose ACP run is not among them."""
-    history = pd.read_csv(HISTORY, dtype=str)
-    numbers = [c for c in history if c.endswith(("_percent", "_nats"))] + ["needle_fraction"]
-    history[numbers] = history[numbers].astype(float)
-    history[["tokens", "prompts"]] = history[["tokens", "prompts"]].astype(int)
+    """One row per pair: the pairs of :data:`HISTORY` and the other pairs of ``records``."""
+    texts = ("record_commit", "kernel_commit", "steps", "losses_part_at_step", "source")
+    history = pd.read_csv(HISTORY, dtype=dict.fromkeys(texts, str)).assign(is_null=False)
     asked = None if facts is None else needle_facts.training_runs(facts).set_index("run")
     new = []
     for _, some in records.groupby(["seed", "needle_fraction"]):
@@ -37,7 +35,6 @@ def pairs(
             new.append(_row(acp, exact, asked, losses) | {"is_null": False})
         if null.any():
             new.append(_row(some[null], exact, asked, losses) | {"is_null": True})
-    history["is_null"] = False
     table = pd.concat([history, pd.DataFrame(new)], ignore_index=True) if new else history
     return table.assign(difference_nats=table["nll_acp_nats"] - table["nll_exact_nats"])
 
@@ -45,7 +42,8 @@ def pairs(
 def _row(
     acp: pd.DataFrame, exact: pd.DataFrame, asked: pd.DataFrame | None, losses: pd.DataFrame | None
 ) -> dict[str, Any]:
-    """A row of :func:`pairs` from ``needle`` records of two runs; ``asked`` of many facts, by run."""
+    """A row of :func:`pairs` from the ``needle`` records of two runs; ``asked`` has the means over many
+    needles, by run."""
     row = {
         "record_commit": f"suite {acp['suite'].iloc[0]}, seed {acp['seed'].iloc[0]}",
         "kernel_commit": acp["commit"].iloc[0],
@@ -75,39 +73,39 @@ def parts_at(losses: pd.DataFrame | None, *runs: str) -> str:
 
 
 def in_words(table: pd.DataFrame) -> str:
-    """How many pairs differ, who was better then, and the mean difference with its interval; no nulls."""
+    """Sentences on the number of differing pairs, the sign and the mean of the differences, without nulls."""
     table = table[~table["is_null"]]
     apart = table[table["difference_nats"] != 0]
     mean, low, high = interval(table["difference_nats"])
     better = int((apart["difference_nats"] < 0).sum())
     return (
-        f"In {len(table) - len(apart)} of {len(table)} pairs the likelihoods agree to the last digit; "
-        f"where they differ, ACP is the better in {better} of {len(apart)}. Mean difference over all pairs "
+        f"In {len(table) - len(apart)} of {len(table)} pairs the likelihoods are identical; among the other "
+        f"pairs, ACP is better in {better} of {len(apart)}. The mean difference over all pairs is "
         f"{mean:+.1f} nats [{low:+.1f}, {high:+.1f}]"
     )
 
 
 def _half_width(table: pd.DataFrame) -> float:
-    """Of the interval of :func:`in_words`, in nats."""
+    """Half the width of the interval of :func:`in_words`, in nats."""
     _, low, high = interval(table.loc[~table["is_null"], "difference_nats"])
     return (high - low) / 2
 
 
 def tabulate(table: pd.DataFrame) -> drawing.Table:
-    """The pairs to read; see :func:`pairs`."""
+    """The table of :func:`pairs` for readers."""
     marks = table["is_null"].map({True: ", the null", False: ""})
     marks += table["source"].str.extract("^(†)")[0].fillna("")
     columns = {
-        "records of": table["record_commit"] + marks,
+        "commit or suite": table["record_commit"] + marks,
         "tokens": table["tokens"].map(style.count_label),
-        "text with needles (%)": (100 * table["needle_fraction"]).map("{:g}".format),
+        "sequences with needles (%)": (100 * table["needle_fraction"]).map("{:g}".format),
         "prompts": table["prompts"].map(str),
-        "words found, ACP / exact (%)": _both(table, "recall_{}_percent", "{:.3g}"),
+        "recall, ACP / exact (%)": _both(table, "recall_{}_percent", "{:.3g}"),
         "NLL (nats), ACP / exact": _both(table, "nll_{}_nats", "{:.1f}"),
         "ACP − exact (nats)": table["difference_nats"].map("{:+.1f}".format),
-        "many facts: words found, ACP / exact (%)": _both(table, "facts_recall_{}_percent", "{:.3g}"),
-        "many facts: NLL (nats), ACP / exact": _both(table, "facts_nll_{}_nats", "{:.2f}"),
-        "losses differ from step": table["losses_part_at_step"],
+        "many needles: recall, ACP / exact (%)": _both(table, "facts_recall_{}_percent", "{:.3g}"),
+        "many needles: NLL (nats), ACP / exact": _both(table, "facts_nll_{}_nats", "{:.2f}"),
+        "first differing step": table["losses_part_at_step"],
     }
     return drawing.Table(pd.DataFrame(columns), table)
 
@@ -117,25 +115,25 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     perturbed = [run.name for run in context.runs if run.perturb_init]
     table = pairs(records, perturbed, facts, context.records.get("step_losses"))
     null = (
-        " The null is no pair: both runs are exact, and the one in ACP's place began with one weight "
-        "moved by one unit in its last place."
+        " In the null, both runs are exact, and the run in ACP's place starts with one weight moved by one "
+        "unit in the last place."
         if table["is_null"].any()
         else ""
     )
-    many = "" if facts is None else f" Of many facts, {facts['fact'].nunique()} were asked for."
+    many = "" if facts is None else f" The evaluation on many needles uses {facts['fact'].nunique()} needles."
     unlike = dict(enumerate(source for source in table["source"].dropna() if source.startswith("†")))
-    caption = f"""**Table A1.** The pairs show no effect of ACP, and would not show one of less than
-{_half_width(table):.1f} nats. {in_words(table)} (95 %, Student's t, the pair as the unit). One training
-says little: pair d43912a and the one after it share their exact run, and their ACP runs are one program,
-trained twice from one seed.
-Listed is every pair of 125M models trained on text with needles, in order.{null} The training text changed
-from pair to pair until d43912a. "Nats from certain" is the mean negative log-likelihood of the right
-answer, 0 for a model that is sure of it.{many}{versions.notes(unlike, " ", ".")}"""
+    caption = f"""{naming.heading(context.item)} The pairs show no effect of ACP and cannot show an effect
+below {_half_width(table):.1f} nats. {in_words(table)} (95 %, Student's t, one pair as the unit). A single
+pair is
+weak evidence: pair d43912a and the next pair share their exact run, and their ACP runs train the same program
+twice from one seed. The table lists every pair of 125M models trained on text with needles, in order.{null}
+The training text changed from pair to pair until d43912a. NLL is the mean negative log-likelihood of the
+right answer, 0 for certainty.{many}{versions.notes(unlike, " ", ".")}"""
     return tabulate(table), caption
 
 
 def _both(table: pd.DataFrame, column: str, form: str) -> pd.Series:
-    """Two columns in one; "–" where nothing was measured."""
+    """Two columns in one, with "–" for a missing measurement."""
     names = [column.format(method) for method in needle_statistics.METHODS]
     acp, exact = (table.reindex(columns=names)[name].map(form.format).replace("nan", "–") for name in names)
     return acp + " / " + exact

@@ -1,8 +1,7 @@
-"""Attention and training at the pruned ratio that the paper reports, beside the authors' kernels."""
+"""Attention time and training throughput at the pruned ratio of the paper, beside the official code."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -15,13 +14,13 @@ from .figure_kernel import BASELINES
 from .statistics import METHODS
 from .table_scaling import OFFICIAL
 
-SHARE_PERCENT = (65.0, 70.0)  # what gates "paper" of the benchmarks are drawn for
-RECOMPUTED = "-recomputed"  # ends the name of a size of suite h200-speed with gradient checkpointing
+SHARE_PERCENT = (65.0, 70.0)  # the pruned ratio of the benchmarks' gates "paper_ratio"
+RECOMPUTED = "-recomputed"  # the suffix of a size of suite h200-speed with gradient checkpointing
 KEY = ["size", "context_length_tokens"]
 
 
 def attention(kernel_time: pd.DataFrame) -> pd.DataFrame:
-    """Milliseconds of attention, forward and backward, and the percentage that ACP takes off."""
+    """Milliseconds of attention, forward and backward, and the percentage that ACP saves."""
     shapes = [f"{row.heads} heads of {row.head_dim}" for row in kernel_time.itertuples()]
     records = kernel_time.assign(size=shapes, context_length_tokens=kernel_time["length_tokens"])
     table = _sides(records, "forward_backward_ms", "kernel_time")
@@ -29,7 +28,7 @@ def attention(kernel_time: pd.DataFrame) -> pd.DataFrame:
 
 
 def training(training_step: pd.DataFrame) -> pd.DataFrame:
-    """Tokens a second of training on one GPU, and the percentage that ACP adds; as :func:`attention`."""
+    """Training tokens per second on one GPU, and the percentage that ACP gains."""
     records = training_step.assign(size=_named(training_step["size"]))[training_step["ranks"] == 1]
     table = _sides(records, "throughput_tokens_per_s", "training_step")
     return table.assign(percent=100 * (table["acp"] / table["exact"] - 1))
@@ -43,26 +42,28 @@ def _sides(records: pd.DataFrame, value: str, what: str) -> pd.DataFrame:
     ours = records[~records["implementation"].isin(BASELINES) & (records["method"] == "acp")]
     pruned = ours[[*KEY, "device"]].assign(pruned_percent=100 * ours["pruned_ratio"])
     if pruned.empty or not pruned["pruned_percent"].between(*SHARE_PERCENT).all():
-        raise UnfitRecords(f"{what}: timed at another share than {_range(SHARE_PERCENT)} % pruned")
+        raise UnfitRecords(
+            f"{what}: timed at another share than {SHARE_PERCENT[0]:g} to {SHARE_PERCENT[1]:g} % pruned"
+        )
     records = records[~records["implementation"].isin(set(BASELINES) - {OFFICIAL})]
     table = side_by_side(records, [*KEY, "implementation"], "method", value, METHODS, what)
     return table.merge(pruned, on=KEY)
 
 
 def tabulate(kernel_time: pd.DataFrame, training_step: pd.DataFrame) -> drawing.Table:
-    """One row per shape and length, ours and then the authors'."""
+    """One row per shape and length, with the columns of this project and then of the official code."""
     kinds = {"attention (ms)": attention(kernel_time), "training (tokens/s)": training(training_step)}
     values = pd.concat(table.assign(what=what) for what, table in kinds.items())
     rows = []
     for (what, size, length), both in values.groupby(["what", *KEY], sort=False):
         form, sign = ("{:.3g}".format, "−") if "ms" in what else (style.count_label, "+")
         row = {
-            "": f"{what}, {size}",
+            "benchmark": f"{what}, {size}",
             "L": style.length_label(length),
             "pruned": f"{both['pruned_percent'].iloc[0]:.0f} %",
         }
         for one in both.sort_values("implementation", key=lambda name: name == OFFICIAL).itertuples():
-            whose = "authors'" if one.implementation == OFFICIAL else "ours"
+            whose = "official" if one.implementation == OFFICIAL else "this work"
             row |= {f"{whose}, exact": form(one.exact), f"{whose}, ACP": form(one.acp)}
             row[f"{whose}, change"] = f"{sign}{one.percent:.0f} %"
         rows.append(row)
@@ -73,17 +74,15 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     times, steps = context.records["kernel_time"], context.records["training_step"]
     saved, gained = (_ours(table) for table in (attention(times), training(steps)))
     pruned = pd.concat([saved, gained])["pruned_percent"]
-    gpus = [" and ".join(sorted(table["device"].unique())) for table in (times, steps)]
-    where = f"Attention was timed on {gpus[0]}, training on {gpus[1]}. " if gpus[0] != gpus[1] else ""
-    if by_model := versions.timed_on(steps.assign(size=_named(steps["size"]))):
-        where = f"Attention: timed on {gpus[0]}. {by_model} "
-    caption = f"""**Speed at the paper's pruned ratio.** ACP takes {style.span(saved["percent"])} % off the
-time of attention, and training gains {style.span(gained["percent"], "+.0f")} % more tokens a second. Gates
-are drawn so that {style.span(pruned)} % of the blocks are pruned at every context length $L$. Weights
-and tokens are random. Attention: one call of {times["measured_tokens"].iloc[0]:,} tokens, forward and
-backward, with the boundary search. Training: whole steps on one GPU, in micro-batches of
-{steps["step_tokens"].iloc[0]:,} tokens. Checkpointing is gradient checkpointing, which the paper uses. The
-authors' are their kernels, and their model in our loop. {where}"""
+    gpus = " and ".join(sorted(times["device"].unique()))
+    trained_on = versions.timed_on(steps.assign(size=_named(steps["size"])))
+    caption = f"""{naming.heading(context.item)} ACP saves {style.span(saved["percent"])} % of the attention
+time, and raises training throughput by {style.span(gained["percent"], ".0f")} %. Synthetic gates prune
+{style.span(pruned)} % of the blocks at every context length $L$; weights and tokens are random. Attention is
+one forward and backward call on {times["measured_tokens"].iloc[0]:,} tokens on {gpus}, including the boundary
+search. Training is whole steps on one GPU, in micro-batches of {steps["step_tokens"].iloc[0]:,} tokens.
+Checkpointing is gradient checkpointing, which the paper uses. "Official" is the official kernels, and the
+official model in our training loop. {trained_on}"""
     return tabulate(times, steps), caption
 
 
@@ -91,25 +90,21 @@ def _ours(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["implementation"] != OFFICIAL]
 
 
-def _range(ends: Sequence[float]) -> str:
-    return "{:g} to {:g}".format(*ends)
-
-
-# --- what the paper says of them ------------------------------------------------------------------------
+# --- claims ---------------------------------------------------------------------------------------------
 
 
 def attention_saved(kernel_time: pd.DataFrame) -> Verdict:
-    """Met if the authors' attention saves what the paper's range says at every length."""
-    return _judge(attention(kernel_time), "attention_time_reduction", "the authors' kernels")
+    """Reproduced if the official attention saves a percentage in the paper's range at every length."""
+    return _judge(attention(kernel_time), "attention_time_reduction", "official kernels")
 
 
 def training_sped_up(training_step: pd.DataFrame) -> Verdict:
-    """Met if the authors' model and kernels gain what the paper's range says in every setting."""
-    return _judge(training(training_step), "throughput_gain", "the authors' model", sign="+")
+    """Reproduced if the official model gains a percentage in the paper's range in every setting."""
+    return _judge(training(training_step), "throughput_gain", "official model", sign="+")
 
 
 def _judge(table: pd.DataFrame, metric: str, whose: str, sign: str = "") -> Verdict:
-    """A verdict on the authors'; the words give ours too."""
+    """The verdict on the official code; the numbers include this project's."""
     ours = _ours(table)
     theirs = table.drop(ours.index)
     both = [by_length.listed(by_length.in_order(some), sign=sign) for some in (theirs, ours)]
@@ -118,6 +113,3 @@ def _judge(table: pd.DataFrame, metric: str, whose: str, sign: str = "") -> Verd
     words = f"{whose}: {both[0] or 'not measured'}; ours: {both[1]}; {drawn}"
     found = in_range(theirs["percent"], *ends, words, n=len(theirs), unit="shape")
     return replace(found, short=f"{found.short}, ours {style.span(ours['percent'])} %")
-
-
-DRAWN = f"gates are drawn so that {_range(SHARE_PERCENT)} % of the blocks are pruned."

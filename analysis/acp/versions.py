@@ -1,4 +1,4 @@
-"""Where and with which code models were trained and timed, and in what the runs of a pair differ in that."""
+"""The hardware and code versions of training runs and timings, and pairs of runs that differ in them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 
 from .. import style
 
-# A record is measured where and when its run was trained, so it names the software of the training too.
+# A record is measured in the environment that trained its run, so its columns describe the training too.
 RAN_ON = {
     "commit": "versions of the kernels",
     "torch_version": "versions of torch",
@@ -28,7 +28,8 @@ PAIR = (
 
 
 def unlike(records: pd.DataFrame, keys: Sequence[str]) -> dict[tuple, str]:
-    """What the two runs of a pair differ in besides ACP, in words. No test counts such pairs."""
+    """The differences in hardware and code between the two runs of each pair, in words. Statistical tests
+    exclude pairs that differ."""
     pair = [name for name in PAIR if name in records]
     ran_on = records.reindex(columns=[*pair, *RAN_ON])
     ran_on = ran_on.assign(commit=ran_on["commit"].replace(TRAINING_CODE)).groupby(pair, dropna=False)
@@ -39,22 +40,23 @@ def unlike(records: pd.DataFrame, keys: Sequence[str]) -> dict[tuple, str]:
 
 
 def notes(unlike: dict[tuple, str], before: str = "", after: str = "") -> str:
-    """Each of :func:`unlike` once, to stand behind the marked numbers; empty where none is marked."""
+    """The distinct texts of :func:`unlike`, which explain the mark †; empty if no pair differs."""
     found = "; ".join(dict.fromkeys(filter(None, unlike.values())))
     return f"{before}{found}{after}" if found else ""
 
 
 def timed_on(*tables: pd.DataFrame) -> str:
-    """Which models were timed on which GPU and commit, a sentence each; empty where all were on one."""
+    """One sentence per GPU and commit that names the models timed there."""
     keys, model = ["device", "commit"], ["size", "context_length_tokens"]
     each = pd.concat([table[[*keys, *model]] for table in tables]).dropna(subset="commit").drop_duplicates()
     groups = each.sort_values("context_length_tokens", kind="stable").groupby(keys, sort=False)
-    if len(groups) < 2:
-        return ""
-    return " ".join(f"{_sizes_and_lengths(rows)}: timed on {on}, {commit}." for (on, commit), rows in groups)
+    return " ".join(
+        f"Timed on {device} at commit {commit}: {_sizes_and_lengths(rows)}."
+        for (device, commit), rows in groups
+    )
 
 
 def _sizes_and_lengths(models: pd.DataFrame) -> str:
-    """ "125M at 4k and 8k, 360M at 16k"."""
+    """ "125M at 4k, 8k; 360M at 16k"."""
     lengths = models.groupby("size", sort=False)["context_length_tokens"]
-    return ", ".join(f"{size} at {' and '.join(map(style.length_label, each))}" for size, each in lengths)
+    return "; ".join(f"{size} at {', '.join(map(style.length_label, each))}" for size, each in lengths)

@@ -151,7 +151,7 @@ def test_figure_a5():
     records = write_logs()
     caption = synthetic.draw("figureA5")
     end = 100 * (1.61 - 0.04 * np.log(1e8))
-    assert f"and {end:.0f} % after 100M" in caption
+    assert f"is {end:.0f} % after 100M" in caption
     assert figureA5.epoch_ends(records, None) == []  # unknown for this corpus
     assert figureA5.epoch_ends(records, 30_000_000) == [30_000_000, 60_000_000, 90_000_000]
 

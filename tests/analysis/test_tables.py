@@ -28,6 +28,7 @@ def test_search_share_matches_a_hand_computation():
         "log_pruning_tolerance": -10.0,
         "seed": 0,
         "trained_tokens": 10**9,
+        "device": "a GPU",
     }
     times = pd.DataFrame(
         [
