@@ -7,7 +7,6 @@ the suite nearest to the paper's own setting decides, whatever its answer.
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
 import subprocess
@@ -21,7 +20,7 @@ import pandas as pd
 
 from acp_repro.claims import VERSION
 from acp_repro.common import files
-from acp_repro.common.artifacts import read_object
+from acp_repro.common.artifacts import changed_inputs, hash_files, read_object
 from acp_repro.common.command import progress_bar
 from acp_repro.pipeline import freshness, planner
 from acp_repro.pipeline.errors import SuiteError
@@ -152,12 +151,6 @@ def record_paths(suite: Suite, metric: Metric, runs: Sequence[Run]) -> list[tupl
     if metric.command:
         return [(f"suite {suite.name}", metric.path(suite.name))]
     return [(run.name, metric.path(suite.name, run.name)) for run in runs]
-
-
-def digest(suite: str) -> str:
-    """Of all records of a suite, as they are now."""
-    lines = [f"{path} {files.sha256_of(path)}\n" for path in sorted(RESULTS.glob(f"{suite}/*/*.csv*"))]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 # --- judging ------------------------------------------------------------------------------------------------
@@ -497,8 +490,8 @@ def write(rows: Sequence[Row]) -> None:
         {key: value for key, value in asdict(row).items() if value not in ([], {}, (), usual[key])}
         for row in rows
     ]
-    digests = {name: digest(name) for name in suites}
-    content = {"version": VERSION, "suites": digests, "claims": claims, "models": models()}
+    hashes = {name: _hash_records(name) for name in suites}
+    content = {"version": VERSION, "suites": hashes, "claims": claims, "models": models()}
     content["pretrained"] = _table(PRETRAINED) if PRETRAINED.is_file() else []
     files.write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
@@ -518,9 +511,13 @@ def read_models(path: Path = PATH) -> list[dict[str, Any]]:
 
 
 def is_judged(suite: str) -> bool:
-    """Whether ``claims.json`` is of the records that a suite has now."""
-    suites = _content().get("suites", {})
-    return suites.get(suite, hashlib.sha256().hexdigest()) == digest(suite)
+    """Whether ``claims.json`` was made from the records that a suite has now."""
+    judged = {"inputs": _content().get("suites", {})}
+    return not changed_inputs(judged, judged["inputs"] | {suite: _hash_records(suite)})
+
+
+def _hash_records(suite: str) -> str:
+    return hash_files(sorted(RESULTS.glob(f"{suite}/*/*.csv*")))
 
 
 def models() -> list[dict[str, Any]]:

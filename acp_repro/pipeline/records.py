@@ -144,7 +144,7 @@ def read_records(
 
 
 def _check_proof(path: Path, otherwise: str) -> None:
-    if not freshness.proof(path):
+    if not freshness.manifest(path):
         raise RecordError(
             f"{path}: {path.with_name(freshness.PROOFS)} does not say that it was measured; {otherwise}"
         )
