@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import subprocess
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -31,11 +30,11 @@ from acp_repro.pipeline.suite_file import load_suite, suite_names
 
 from . import style
 from .published import published
+from .rerun import rerun
 from .tables import UnfitRecords
 from .verdict import Verdict, Word
 
 PATH = Path("claims.json")
-REFERENCE = Path("reference/results")  # of the small suites; the planner does not read it
 SHORT = 60  # characters of an answer
 TEST_COST = "under a minute on two CPU cores"
 OWN = "not in the paper"  # begins the `paper` of a claim of this project, which reproduces nothing
@@ -227,7 +226,7 @@ def judge_row(
     first, *_ = found = sorted(found, key=_nearness, reverse=True)
     words = [_word(claim, one.verdict, [one]) for one in found]
     others = [[one.suite.name, word, one.verdict.ours] for one, word in zip(found, words, strict=True)]
-    again = _rerun(first.tables, first.item, first.suite, first.runs)
+    again = rerun([(first.tables, first.item, first.suite, first.runs)])
     return replace(
         _fill(row, replace(first.verdict, word=words[0]), [first]),
         others=[other for other in others if other[1] != words[0]],
@@ -271,7 +270,7 @@ def _unmeasured(
         return replace(_fill(row, Verdict(Word.INCONCLUSIVE, f"no suite has {what}", short)), missing=True)
     why = f"no records of {lacks}; `make {item.name} SUITE={able.name}` makes them"
     row = _fill(row, Verdict(Word.INCONCLUSIVE, why, "not measured"))
-    return replace(row, missing=True, **_rerun(claim.metrics, item, able, item.runs(able)))
+    return replace(row, missing=True, **rerun([(claim.metrics, item, able, item.runs(able))]))
 
 
 def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
@@ -280,12 +279,12 @@ def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
         pd.concat(tables) if (tables := [one.tables[name] for one in found if name in one.tables]) else None
         for name in claim.metrics
     ]
-    each = [_work(one.tables, one.item, one.suite, one.runs) for one in found]
+    each = [(one.tables, one.item, one.suite, one.runs) for one in found]
     verdict = claim.check(*together)
     return replace(
         _fill(row, replace(verdict, word=_word(claim, verdict, found)), found),
         suite=max(found, key=_nearness).suite.name,
-        **_costs(each),
+        **rerun(each),
     )
 
 
@@ -395,88 +394,6 @@ def _scale(finding: Finding) -> str:
         weights.insert(0, f"{style.count_span(tokens)} tokens{epochs}")
     parts += [" and ".join(weights), ", ".join(sorted(both["device"].dropna().unique()))]
     return f"{finding.suite.name}: {'; '.join(filter(None, parts))}"
-
-
-# --- measuring again ----------------------------------------------------------------------------------------
-
-
-class _Work(NamedTuple):
-    """What trains and measures some metrics of runs."""
-
-    commands: Sequence[str]
-    training: Sequence[float | None]  # GPU seconds of each run, None if not recorded
-    measuring: Sequence[float | None]  # seconds of each record
-    devices: Sequence[str]
-
-
-def _rerun(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[Run]) -> dict[str, Any]:
-    """What trains and measures some metrics of ``runs``, and the cost: fields of a row."""
-    return _costs([_work(names, item, suite, runs)])
-
-
-def _costs(each: Sequence[_Work]) -> dict[str, Any]:
-    training = [seconds for one in each for seconds in one.training]
-    measuring = [seconds for one in each for seconds in one.measuring]
-    devices = sorted({device for one in each for device in one.devices})
-    machines = " and ".join("an " + re.sub(r"NVIDIA (\S+).*", r"\1", name) for name in devices)
-    commands = list(dict.fromkeys(command for one in each for command in one.commands))
-    trains = _time(training, "training", f" on {machines or 'one machine'}") if training else "no training"
-    measures = _time(measuring, "measuring")
-    return {"commands": commands, "cost": f"{trains}, {measures}", "devices": devices}
-
-
-def _work(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[Run]) -> _Work:
-    metrics = [suite.paper.metric(name) for name in names]
-    commands = [metric.command_for(suite.name) for metric in metrics if metric.command]
-    of_runs = [metric for metric in metrics if not metric.command]
-    pairs = [(run, q) for q in of_runs for run in item.runs_with(suite, q) if run in runs]
-    trained = {run for run, metric in pairs if not metric.untrained(run)} if not suite.weights else set()
-    while first := {needed for run in trained for needed in suite.prerequisites(run)} - trained:
-        trained |= first
-    if trained:
-        commands.append(planner.train_command(suite, [run for run in suite.runs if run in trained]))
-    commands += [f"{command} --force" for command in planner.measure_commands(suite, pairs)]
-    known = [_recorded(run).get("trained") or {} for run in trained]
-    records = [(_recorded(run).get("records", {}), metric.path(suite.name).name) for run, metric in pairs]
-    measuring = [None for metric in metrics if metric.command]
-    measuring += [found.get(name, {}).get("seconds") for found, name in records]
-    seconds = [one.get("gpu_seconds") for one in known]
-    return _Work(commands, seconds, measuring, sorted({one["device"] for one in known if one}))
-
-
-def _recorded(run: Run) -> dict[str, Any]:
-    """The ``settings.json`` of a run's results, or else of its reference results."""
-    found = freshness.recorded_settings(run)
-    return found or files.read_json(REFERENCE / run.suite / run.name / freshness.PROOFS)
-
-
-def _time(seconds: Sequence[float | None], what: str, where: str = "") -> str:
-    """ "about 3 min of training on an H200 (1 of 4 times not recorded)"."""
-    known = [one for one in seconds if one is not None]
-    if not known:
-        return f"{what} time not recorded"
-    unknown = f" ({len(seconds) - len(known)} of {len(seconds)} times not recorded)"
-    return f"{duration(sum(known))} of {what}{where}" + unknown * (len(known) < len(seconds))
-
-
-def duration(seconds: float) -> str:
-    """ "about 1 h 33 min"; under a minute in seconds."""
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return f"about {max(seconds, 1):.0f} s"
-    return "about " + f"{minutes // 60} h {minutes % 60} min".removeprefix("0 h ").removesuffix(" 0 min")
-
-
-def judge_on(
-    id: str, claim: Claim, item: FigureSpec | None, suite: Suite, records: Mapping[str, pd.DataFrame]
-) -> Row:
-    """The row of a claim as one suite alone decides it, by ``records``."""
-    return judge_row(id, claim, item, suite.paper, [suite], {suite.name: records})
-
-
-def rerun_on(claim: Claim, item: FigureSpec, suite: Suite) -> dict[str, Any]:
-    """As the row has it, but on all runs that a suite has for it."""
-    return _rerun(suite.paper.required(claim.metrics), item, suite, item.runs(suite))
 
 
 # --- the file -----------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ Trains what lacks weights, measures, and prints the old and the new answer and v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from acp_repro.common.command import Parser, choose_device, command, imports_of, plain, run_command, run_words
 from acp_repro.pipeline import planner
 from acp_repro.pipeline.errors import SuiteError, find_named
@@ -16,6 +14,7 @@ from acp_repro.pipeline.suite_file import load_suite
 
 with imports_of("figures"):
     from .. import ledger
+    from ..rerun import rerun
     from . import reference
 
 
@@ -48,10 +47,12 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
         judged_on = item or paper.item(claim.items[0])
         if suite.paper is not paper or not judged_on.runs(suite):
             raise SuiteError(f"suite {suite.name} cannot show {row.id}: {planner.why_not(suite, judged_on)}")
-        again: Mapping = ledger.rerun_on(claim, judged_on, suite)
+        metrics = paper.required(claim.metrics)
+        again = rerun([(metrics, judged_on, suite, judged_on.runs(suite))])
         commands, cost, devices = again["commands"], again["cost"], ()
         before = reference.read(suite, claim.metrics)
-        old = ledger.judge_on(row.id, claim, item, suite, before or ledger.all_records(suite, claim.metrics))
+        records = {suite.name: before or ledger.all_records(suite, claim.metrics)}
+        old = ledger.judge_row(row.id, claim, item, paper, [suite], records)
         if suite.name != row.suite:
             print(
                 f"  suite {suite.name} ({suite.file.description}) cannot change the verdict, which is "
@@ -75,7 +76,7 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
         return 0
     if suite:
         fresh = ledger.all_records(suite, claim.metrics)
-        new = ledger.judge_on(row.id, claim, item, suite, fresh)
+        new = ledger.judge_row(row.id, claim, item, paper, [suite], {suite.name: fresh})
     else:
         (new,) = ledger.judge_all(row.id)
     print(f"new: {new.verdict}: {new.numbers} ({new.scale})")
