@@ -11,8 +11,6 @@ from acp_repro.common.grid import GLOBAL, KINDS, LOCAL
 from .blocks import EPSILONS
 from .palette import ROLES
 
-NAMES = {"between": "intermediate"}  # displayed names of kinds
-
 
 def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
     """Prints the frame of :func:`inspect_heads`, sorted by pruned ratio or by layer, and a summary per layer.
@@ -36,7 +34,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
             "layer": [f"{v}" for v in heads["layer"]],
             "head": [f"{v}" for v in heads["head"]],
             "pruned %": [f"{100 * v:.1f}" for v in heads["pruned_ratio"]],
-            "kind": [NAMES.get(v, v) or "-" for v in heads["kind"]],
+            "kind": [v or "-" for v in heads["kind"]],
             "p50": _contexts(heads, "median_window_tokens"),
             "p90": _contexts(heads, "q90_window_tokens"),
             "gate": [f"{v:.3f}" for v in heads["mean_forget_gate"]],
@@ -50,10 +48,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
         {
             "layer": [f"{of_layer['layer'].iloc[0]}" for of_layer in layers],
             "pruned %": [f"{100 * of_layer['pruned_ratio'].mean():.1f}" for of_layer in layers],
-            **{
-                NAMES.get(kind, kind): [f"{(of_layer['kind'] == kind).sum()}" for of_layer in layers]
-                for kind in KINDS
-            },
+            **{kind: [f"{(of_layer['kind'] == kind).sum()}" for of_layer in layers] for kind in KINDS},
             "p50 (tokens)": [_range_of_contexts(of_layer) for of_layer in layers],
         },
     )

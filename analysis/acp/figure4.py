@@ -16,13 +16,13 @@ BINS = 20
 EDGES = 100 / BINS * np.arange(BINS)
 KINDS = {
     "global": style.ROLES["global"],
-    "between": style.ROLES["intermediate"],
+    "intermediate": style.ROLES["intermediate"],
     "local": style.ROLES["local"],
 }
 # Shares of the limit, the most that the grid of blocks allows; see head_kinds().
 WORDS = {
     "global": f"global (< {100 * GLOBAL:g} % of limit)",
-    "between": "intermediate",
+    "intermediate": "intermediate",
     "local": f"local (≥ {100 * LOCAL:g} % of limit)",
 }
 TOO_COARSE = Verdict(Word.INCONCLUSIVE, "the grid has too few blocks for any head to be local")
@@ -54,7 +54,7 @@ def grid_limit(records: pd.DataFrame, within: float = 0.01) -> tuple[float, np.n
 def head_kinds(records: pd.DataFrame) -> pd.Series:
     """``local``, ``global`` or ``between`` for each head of one run's ``pruned_ratio`` records."""
     limit, _ = grid_limit(one_each(records, ["run", "layer", "head"], "pruned_ratio"))
-    return records["pruned_ratio"].map(lambda ratio: head_kind(ratio, limit) or "between")
+    return records["pruned_ratio"].map(lambda ratio: head_kind(ratio, limit) or "intermediate")
 
 
 def kinds(records: pd.DataFrame) -> dict[str, float]:
@@ -70,7 +70,7 @@ def describe(records: pd.DataFrame, panels: str) -> str:
     percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
     return f"""Of the {len(records)} heads of {naming.run_name(one)}, {percent["local"]} are local,
-{percent["global"]} global and {percent["between"]} intermediate. {panels} A local head prunes
+{percent["global"]} global and {percent["intermediate"]} intermediate. {panels} A local head prunes
 {100 * LOCAL:g} % or more of the limit, a global head under {100 * GLOBAL:g} % of it. The limit is the most
 that the grid allows, and the shaded region is beyond it: {100 * limit:.1f} % at
 {one["context_length_tokens"]:,} tokens in blocks of {grid}. Each row keeps its diagonal block and the one
@@ -115,7 +115,7 @@ def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
     found = head_kinds(pruned_ratio)
-    local, rest, everywhere = (int((found == k).sum()) for k in ("local", "between", "global"))
+    local, rest, everywhere = (int((found == k).sum()) for k in ("local", "intermediate", "global"))
     met = local > 0 and everywhere > 0 and local + everywhere > rest
     short = f"{local} local, {everywhere} global, {rest} intermediate"
     most = statistics.prunable_percent(*map(int, pruned_ratio[statistics.GRID].iloc[0])) / 100

@@ -87,7 +87,7 @@ def _weights(ax: drawing.Axes, entries: pd.DataFrame, size: float) -> drawing.Pa
 def title(head: pd.Series, length: int) -> str:
     """The kind of a head and its pruned ratio."""
     limit = largest_pruned_ratio(length, int(head["block_q_tokens"]), int(head["block_k_tokens"]))
-    names = {"local": "Local head", "global": "Global head", "between": "Intermediate head"}
+    names = {"local": "Local head", "global": "Global head", "intermediate": "Intermediate head"}
     name = names.get(head_kind(head["pruned_ratio"], limit), "Head")
     return f"{name} (layer {head['layer']}, head {head['head']}): {100 * head['pruned_ratio']:.0f} % pruned"
 
