@@ -17,7 +17,7 @@ from typing import Any
 
 from .errors import SuiteError, find_named
 from .provenance import ORIGIN_COLUMNS
-from .run import Run, WeightsConfig, file_of, option_of
+from .run import Run, WeightsConfig, file_of, option_of, run_options
 
 RESULTS = Path("results")
 FIGURES = Path("figures")
@@ -156,8 +156,7 @@ class Metric:
         """The command that measures the records of all runs, or of ``runs``."""
         if self.command:
             return self.command.format(suite=option_of(suite))
-        names = "".join(f" --run {run.name}" for run in runs)
-        return f"python -m acp_repro.measure {self.name} --suite {option_of(suite)}{names}"
+        return f"python -m acp_repro.measure {self.name} {run_options(suite, (run.name for run in runs))}"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .errors import SuiteError, UnknownName
 from .paper import Paper, Suite
 from .paper_registry import find_paper
 from .run import EXPERIMENTS, Run, Strict, SuiteName, WeightsConfig
-from .strict_yaml import build, read_yaml
+from .strict_yaml import build, parse_yaml
 
 DEFAULT_PAPER = "acp"
 # Suites and runs name folders, and targets of Make.
@@ -69,7 +69,7 @@ def load_suite(name: str) -> Suite:
         raise SuiteError(f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} suite; {there}")
     if not _NAME.fullmatch(path.stem):
         raise SuiteError(f"{path}: a suite's name may have only letters, digits and ._+-; rename the file")
-    content = read_yaml(path)
+    content = parse_yaml(path.read_bytes(), path)
     with _errors_in(path):
         paper = find_paper(str(content.get("paper", DEFAULT_PAPER)))
     file = build(paper.file, content, path)

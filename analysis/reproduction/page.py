@@ -18,7 +18,12 @@ from ..verdict import MEANINGS, Word
 from .missing import gaps
 
 CLAIMS = Path("docs/claims")
-FIRST = {True: "yes", False: "no", None: "–"}
+FIRST = {True: "yes", False: "no", None: "–"}  # whether the criterion is older than its measurements
+COMMITTED = {
+    True: " (committed before the first of its measurements)",
+    False: " (committed after the first of its measurements)",
+    None: "",
+}
 MARKERS = {
     "savings": ("<!-- from claims.json: make reproduction -->", "<!-- end -->"),
     "answers": ("<!-- answers from claims.json -->", "<!-- end of answers -->"),
@@ -200,7 +205,7 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         facts = {
             "Claim": f"`{row.id}`{f', {row.where}' if row.where else ''}",
             "Paper": row.paper,
-            "Criterion": row.criterion + _first(row),
+            "Criterion": row.criterion + COMMITTED[row.criterion_before_run],
             "This work": _items(f"{numbers}{f' (n = {_plural(row)})' if row.n else ''}"),
             **{f"Suite {name}": _items(f"{verdict}: {numbers}") for name, verdict, numbers in row.others},
             "Results": _records(row),
@@ -218,12 +223,6 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         if row.scale:
             parts.append(f"<details><summary>Models and machine</summary>{html.escape(row.scale)}</details>")
     return "\n\n".join(parts) + "\n"
-
-
-def _first(row: Row) -> str:
-    if row.criterion_before_run is None:
-        return ""
-    return f" (committed {'before' if row.criterion_before_run else 'after'} the first of its measurements)"
 
 
 def _items(words: str) -> str:
