@@ -1,7 +1,7 @@
-"""The ledger: every claim of every paper, judged once on the published records, a row of ``claims.json``.
+"""The ledger: every claim of every paper, judged once on the published records, as a row of ``claims.json``.
 
-The pages render these rows. A claim is judged on the runs of its item in every suite that has records of it;
-the suite nearest to the paper's own setting decides, whatever its answer.
+The pages render these rows. A claim is judged on the runs of its item in every suite with records of the
+item. The suite closest to the paper's setting decides, whatever its answer.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from .tables import UnfitRecords
 from .verdict import Verdict, Word
 
 PATH = Path("claims.json")
-SHORT = 60  # characters of an answer
+SHORT = 60  # the largest number of characters of an answer
 TEST_COST = "under a minute on two CPU cores"
-OWN = "not in the paper"  # begins the `paper` of a claim of this project, which reproduces nothing
+OWN = "not in the paper"  # begins `paper` of a claim of this project, which is never called reproduced
 PRETRAINED = Path("pretrained/results.csv")
-HISTORY = Path(__file__).parent / "reproduction"  # what git knows of criteria, as data
+HISTORY = Path(__file__).parent / "reproduction"  # tables of criteria and commits, derived from git
 
 
 @dataclass(frozen=True)
 class Row:
-    """A claim and what became of it.
+    """A claim with its verdict and evidence.
 
     Attributes:
-        id: what ``make claim ID=`` takes, such as "acp.figure2.1".
-        where: the figure or table whose claim it is; empty for one of the text.
+        id: the argument of ``make claim ID=``, such as "acp.figure2.1".
+        where: the figure or table of the claim; empty for a claim of the text.
         paper: the paper's words and their place.
-        ours: the answer in at most :data:`SHORT` characters; ``numbers`` has all of it.
-        n, unit: how many of what the verdict rests on.
-        suite: the one that decides; ``scale`` describes its models.
-        others: what other suites found: [suite, verdict, numbers].
-        changed: each change of the criterion after scores were seen, a row of ``changed_criteria.csv``.
+        ours: the answer in at most :data:`SHORT` characters; ``numbers`` is the complete answer.
+        n, unit: the number and kind of samples that decide.
+        suite: the deciding suite; ``scale`` describes its models.
+        others: the verdicts of other suites: [suite, verdict, numbers].
+        changed: changes of the criterion after scores were seen, as rows of ``changed_criteria.csv``.
         criterion_before_run: whether the criterion's text is older than every record that decides, by the
             commit times of ``criteria.csv`` and ``commits.csv``; None without records.
-        records: the files behind it.
-        commands: what measures it again; ``cost`` and ``devices`` say what that takes.
-        missing: whether there is nothing to judge.
+        records: the files with the judged records.
+        commands: the commands that measure the claim again; ``cost`` and ``devices`` are their requirements.
+        missing: whether no records exist.
     """
 
     id: str
@@ -90,18 +90,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one suite shows of a claim."""
+    """The verdict of a claim on one suite."""
 
     suite: Suite
     verdict: Verdict
-    missing: bool = False  # there was nothing to judge
-    runs: Sequence[Run] = ()  # that were measured
+    missing: bool = False  # whether no records exist
+    runs: Sequence[Run] = ()  # the measured runs
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    item: FigureSpec | None = None  # on whose runs it was judged
+    item: FigureSpec | None = None  # the item whose runs were judged
 
 
 def numbered(paper: Paper) -> list[tuple[str, Claim, FigureSpec | None]]:
-    """(id, claim, item) of every claim of a paper, those of its text last, with no item."""
+    """(id, claim, item) of every claim of a paper. Claims of the text are last; their item is None."""
     return [
         (f"{paper.name}.{item.name if item else 'text'}.{number}", claim, item)
         for item, claims in (*((item, item.claims) for item in paper.items), (None, paper.claims))
@@ -110,7 +110,7 @@ def numbered(paper: Paper) -> list[tuple[str, Claim, FigureSpec | None]]:
 
 
 def paper_words(claim: Claim, paper: Paper, item: FigureSpec | None = None) -> str:
-    """What the paper says and where; ``=QUANTITY`` is looked up in the table of its values."""
+    """The paper's words and their place; ``=QUANTITY`` is looked up in the table of published values."""
     if not claim.paper.startswith("="):
         return claim.paper
     of, _, metric = claim.paper[1:].rpartition(".")
@@ -121,7 +121,7 @@ def paper_words(claim: Claim, paper: Paper, item: FigureSpec | None = None) -> s
 
 
 def all_records(suite: Suite, names: Container[str] | None = None) -> dict[str, pd.DataFrame]:
-    """What is measured of a suite, by metric: of all, or of ``names``."""
+    """The records of a suite by metric, of all metrics or of the metrics in ``names``."""
     return {
         metric.name: read_records(suite, metric.name, suite.runs, partial=True)
         for metric in suite.paper.metrics
@@ -133,7 +133,7 @@ def all_records(suite: Suite, names: Container[str] | None = None) -> dict[str, 
 def records_of_runs(
     suite: Suite, metrics: Sequence[str], runs: Sequence[Run], records: Mapping[str, pd.DataFrame]
 ) -> dict[str, pd.DataFrame]:
-    """Those of a suite's records that are of some metrics and runs."""
+    """The subset of a suite's records for some metrics and runs; metrics without records are left out."""
     names, found = [run.name for run in runs], {}
     for metric in map(suite.paper.metric, metrics):
         table = records.get(metric.name)
@@ -146,7 +146,7 @@ def records_of_runs(
 
 
 def record_paths(suite: Suite, metric: Metric, runs: Sequence[Run]) -> list[tuple[str, Path]]:
-    """(run, file) of a metric's records, whether they are there or not."""
+    """(run, file) of a metric's records; the files need not exist."""
     if metric.command:
         return [(f"suite {suite.name}", metric.path(suite.name))]
     return [(run.name, metric.path(suite.name, run.name)) for run in runs]
@@ -156,7 +156,7 @@ def record_paths(suite: Suite, metric: Metric, runs: Sequence[Run]) -> list[tupl
 
 
 def judge_claim(claim: Claim, item: FigureSpec, suite: Suite, records: Mapping[str, pd.DataFrame]) -> Finding:
-    """A claim on a suite's records of the runs of an item; missing records are said, not guessed."""
+    """Judges a claim on a suite's records of the runs of an item; the finding states which are missing."""
     if not (runs := item.runs(suite)):
         return Finding(suite, Verdict(Word.INCONCLUSIVE, planner.why_not(suite, item)), True)
     tables = records_of_runs(suite, claim.metrics, runs, records)
@@ -172,10 +172,10 @@ def judge_claim(claim: Claim, item: FigureSpec, suite: Suite, records: Mapping[s
 
 
 def judge_all(only: str | None = None) -> list[Row]:
-    """The rows of every claim of the papers that have a published suite, or of the claim ``only``."""
+    """The rows of all claims of the papers with a published suite, or the row of the claim ``only``."""
     suites = [suite for suite in map(load_suite, suite_names()) if suite.file.published]
     if not suites:
-        raise SuiteError("no suite in experiments/ says `published: true`")
+        raise SuiteError("no suite in experiments/ has `published: true`; run from the project's folder")
     rows = []
     for name in sorted({suite.paper.name for suite in suites}):
         own = [suite for suite in suites if suite.paper.name == name]
@@ -195,7 +195,7 @@ def judge_row(
     suites: Sequence[Suite],
     records: Mapping[str, Mapping[str, pd.DataFrame]],
 ) -> Row:
-    """The row of a claim: on records, by a test, or not at all."""
+    """The row of a claim, judged on records of ``suites`` or by a test; else the row states the reason."""
     row = Row(
         id,
         claim.claim,
@@ -236,7 +236,7 @@ def judge_row(
 
 
 def _without_records(row: Row, claim: Claim) -> Row:
-    """Proved, tested, wrong as printed, or not to be judged here."""
+    """The row of a claim that needs no records: proved, tested, an erratum, or untested."""
     if claim.untested:
         return _fill(row, Verdict(Word.INCONCLUSIVE, claim.untested, claim.short))
     ours = claim.refuted or claim.proof or "the test passes"
@@ -249,7 +249,7 @@ def _without_records(row: Row, claim: Claim) -> Row:
 
 
 def _together(items: Sequence[FigureSpec]) -> FigureSpec:
-    """The runs of all, as those of the first."""
+    """The first item, with the runs of all items."""
     if len(items) == 1:
         return items[0]
     return replace(
@@ -274,7 +274,7 @@ def _unmeasured(
 
 
 def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
-    """Judged once, on the records of all suites."""
+    """The row of a claim that is judged once, on the records of all suites."""
     together = [
         pd.concat(tables) if (tables := [one.tables[name] for one in found if name in one.tables]) else None
         for name in claim.metrics
@@ -289,9 +289,11 @@ def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
 
 
 def _word(claim: Claim, verdict: Verdict, found: Sequence[Finding]) -> Word:
-    """The word of a criterion that holds: what a theorem or a test decides, or the paper does not claim, is
-    not called reproduced, and what was trained on less than a tenth of the paper's scale is reproduced at
-    small scale."""
+    """The verdict of a claim, from the verdict of its criterion.
+
+    A claim is not called reproduced if a theorem or a test decides it, or if the paper does not make it. With
+    models trained on less than a tenth of the paper's scale it is reproduced at small scale.
+    """
     if verdict.word is not Word.REPRODUCED:
         return verdict.word
     if claim.paper.startswith(OWN):
@@ -353,7 +355,7 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
 
 
 def _is_timed(metric: Metric) -> bool:
-    """Whether it is a time or a rate of a model, and not of a training."""
+    """Whether the metric is a time or a rate of a model."""
     times = [name for name in metric.columns if name.endswith(("_ms", "_per_s"))]
     return bool(times) and "layer" not in metric.columns
 
@@ -367,8 +369,8 @@ def _at_paper_scale(finding: Finding) -> bool:
 
 
 def _nearness(finding: Finding) -> tuple:
-    """More for a suite that is nearer to the paper's setting: past the undertrained stage, with the paper's
-    recipe, at its size and context; then with more shapes and runs, larger models and more tokens."""
+    """A sort key that is larger for suites closer to the paper's setting: models that are not undertrained,
+    the paper's recipe, its size and context length, then more runs, larger models and more tokens."""
     models = _models(finding)
     settled = getattr(models, "past_start", len)(finding.runs)
     largest = getattr(models, "largest", lambda runs: 0)(finding.runs)
@@ -400,7 +402,7 @@ def _scale(finding: Finding) -> str:
 
 
 def write(rows: Sequence[Row]) -> None:
-    """Writes ``claims.json``, with a hash of the records of every suite that was judged."""
+    """Writes ``claims.json`` with a hash of the records of every judged suite."""
     suites = sorted({Path(path).parts[1] for row in rows for path in row.records})
     usual = {one.name: one.default for one in fields(Row)}
     claims = [
@@ -418,7 +420,7 @@ def _content(path: Path = PATH) -> dict[str, Any]:
 
 
 def read() -> dict[str, Row]:
-    """The rows of ``claims.json`` by their ID; none where that file is missing or damaged."""
+    """The rows of ``claims.json`` by ID; empty if the file does not exist."""
     claims = _content().get("claims", ())
     return {row["id"]: Row(**row | {"verdict": Word(row["verdict"])}) for row in claims}
 
@@ -438,7 +440,7 @@ def _hash_records(suite: str) -> str:
 
 
 def models() -> list[dict[str, Any]]:
-    """The published training runs of ACP: what they are, and what they came to."""
+    """Settings, cost and results of the published training runs of ACP."""
     models = []
     for suite in map(load_suite, suite_names()):
         if not suite.file.published or suite.paper.name != "acp":
@@ -463,8 +465,8 @@ def models() -> list[dict[str, Any]]:
 
 
 def run_tests(rows: Sequence[Row]) -> None:
-    """Runs the tests of the rows that are proved or checked by one; an error if one fails."""
+    """Runs the tests of all rows that have one; raises an error if a test fails."""
     tests = list(dict.fromkeys(row.test for row in rows if row.test))
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], capture_output=True, text=True)
     if done.returncode:
-        raise SuiteError(f"a claim's test fails:\n{done.stdout[-2000:]}")
+        raise SuiteError(f"the test of a claim fails:\n{done.stdout[-2000:]}")

@@ -2,8 +2,8 @@
 
 A *target* is the weights of a run, a record, an item (figure or table), the page of a model's heads, the
 report, or REPRODUCTION.md. ``needs`` returns the dependencies of a target, and ``missing`` the targets that
-must be built. ``state`` decides whether weights and records are up to date. Figures, tables and reports are
-always drawn again, because drawing takes seconds.
+must be built. ``freshness`` decides whether weights and records are up to date. Figures, tables and reports
+are always drawn again, because drawing takes seconds.
 """
 
 from __future__ import annotations

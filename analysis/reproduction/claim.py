@@ -1,7 +1,7 @@
 """Measures one claim again: ``make claim ID=acp.figure2.1``.
 
-Trains what lacks weights, measures, and prints the old and the new answer and verdict. The records in
-``results/`` are then the new ones. Without an ID it lists all claims and what each costs.
+Trains runs without weights, measures, and prints the old and the new answer and verdict. The new records
+replace those in ``results/``. Without an ID the command lists all claims with their cost.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ with imports_of("figures"):
     from . import reference
 
 
-@command("the same command goes on from where it was")
+@command("the same command resumes")
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m analysis.reproduction.claim", description=plain(__doc__))
-    parser.add_argument("id", nargs="?", help="of a line of REPRODUCTION.md, such as acp.figure2.1")
+    parser.add_argument("id", nargs="?", help="a claim of REPRODUCTION.md, such as acp.figure2.1")
     parser.add_argument(
-        "--suite", help="measure it on the runs of this suite (default: those that REPRODUCTION.md quotes)"
+        "--suite", help="measure the claim on this suite (default: the deciding suite in REPRODUCTION.md)"
     )
     options = parser.parse_args(arguments)
     if not (rows := ledger.read()):
@@ -66,7 +66,7 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
         raise SuiteError(f"{row.id}: nothing measures it: {row.numbers}{name}")
     print(f"cost: {cost}")
     if any(device.startswith("NVIDIA") for device in devices) and choose_device(None).type == "cpu":
-        raise SuiteError(f"{row.id}: no GPU is here to train that; name a suite for CPUs, such as SUITE=cpu")
+        raise SuiteError(f"{row.id}: training needs a GPU; name a suite for CPUs, such as SUITE=cpu")
     for words in commands:
         print(f"$ {words}", flush=True)
         if code := run_words(words):
