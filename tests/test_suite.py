@@ -107,7 +107,7 @@ def test_settings_of_another_shape_are_reported_in_one_line(load, text):
     record(suite, suite.runs[0], "loss")
     path = freshness.settings_path(suite.runs[0])
     path.write_text(text)
-    with pytest.raises(RecordError, match=f"^{path} is damaged; copy it back, or delete it to measure"):
+    with pytest.raises(RecordError, match=f"^{path} is damaged; restore it, or delete it to measure"):
         current(suite)
 
 

@@ -129,7 +129,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     records, trained = content.get("records", {}), content.get("trained") or {}
     if isinstance(records, dict) and all(isinstance(entry, dict) for entry in (trained, *records.values())):
         return content
-    raise RecordError(f"{path} is damaged; copy it back, or delete it to measure its records again")
+    raise RecordError(f"{path} is damaged; restore it, or delete it to measure its records again")
 
 
 def write_record(

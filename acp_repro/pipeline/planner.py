@@ -111,7 +111,7 @@ def missing(suite: Suite, wanted: Collection[Target]) -> list[Target]:
         if (not isinstance(target, Run) or target in asked) and not is_current(suite, target):
             stale.add(target)
             asked.update(graph[target])
-    for target in order:  # and what is made from it
+    for target in order:  # targets that depend on an outdated target are outdated too
         if not isinstance(target, Run) and not stale.isdisjoint(graph[target]):
             stale.add(target)
     return [target for target in order if target in stale]
