@@ -85,7 +85,8 @@ def is_intact(path: Path, content: Mapping[str, Any], manifest: Path | None = No
 
 def changed_inputs(content: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[str]:
     """The names of inputs whose values in the ``content`` of a manifest differ from ``inputs``."""
-    recorded, expected = content["inputs"], json.loads(json.dumps(inputs))
+    recorded = content["inputs"]
+    expected = json.loads(json.dumps(inputs))
     return [name for name in {**recorded, **expected} if recorded.get(name) != expected.get(name)]
 
 
@@ -97,11 +98,9 @@ def hash_files(paths: Iterable[Path]) -> str:
 
 def is_current(path: Path, inputs: Mapping[str, Any] | None, manifest: Path | None = None) -> bool:
     """Whether the artifact is intact and was made from ``inputs``, as in :func:`open_or_explain`."""
-    try:
-        open_or_explain(path, inputs, manifest=manifest)
-    except ArtifactError:
-        return False
-    return True
+    with contextlib.suppress(ArtifactError):
+        return bool(open_or_explain(path, inputs, manifest=manifest))
+    return False
 
 
 def write_manifest(
@@ -164,6 +163,6 @@ def _hash(path: Path, manifest: Path) -> str | dict[str, str] | None:
     if path.is_file():
         return sha256_of(path)
     files = sorted(file for file in path.iterdir() if file != manifest)
-    names = [file.name for file in files]
     with ThreadPoolExecutor() as threads:
-        return dict(zip(names, threads.map(sha256_of, files), strict=True))
+        hashes = threads.map(sha256_of, files)
+        return {file.name: sha256 for file, sha256 in zip(files, hashes, strict=True)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from acp_repro.common.statistics import interval
+from acp_repro.common.statistics import over_draws
 
 from .. import style
 from ..tables import one_each, side_by_side
@@ -43,7 +43,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
                 rows.append(dict(zip(SETTING, setting, strict=True)) | {"seeds": seeds, "apart": apart})
                 rows[index]["unlike"] = unlike[setting]
             drawn = "seed" if some["seed"].nunique() > 1 else "haystack_sample"
-            mean, low, high = interval(some.groupby(drawn)["difference"].mean())
+            mean, low, high = over_draws(some.groupby(drawn)["difference"].mean()).interval()
             rows[index] |= {f"{name}_{method}": some[method].mean() for method in METHODS}
             rows[index] |= {f"{name}_difference": mean, f"{name}_low": low, f"{name}_high": high}
     return pd.DataFrame(rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from acp_repro.common.statistics import interval
+from acp_repro.common.statistics import over_draws
 
 from .. import drawing, style
 from . import needle_facts, needle_statistics, versions
@@ -78,7 +78,7 @@ def in_words(table: pd.DataFrame) -> str:
     """How many pairs differ, who was better then, and the mean difference with its interval; no nulls."""
     table = table[~table["is_null"]]
     apart = table[table["difference_nats"] != 0]
-    mean, low, high = interval(table["difference_nats"])
+    mean, low, high = over_draws(table["difference_nats"]).interval()
     better = int((apart["difference_nats"] < 0).sum())
     return (
         f"In {len(table) - len(apart)} of {len(table)} pairs the likelihoods agree to the last digit; "
@@ -89,7 +89,7 @@ def in_words(table: pd.DataFrame) -> str:
 
 def _half_width(table: pd.DataFrame) -> float:
     """Of the interval of :func:`in_words`, in nats."""
-    _, low, high = interval(table.loc[~table["is_null"], "difference_nats"])
+    _, low, high = over_draws(table.loc[~table["is_null"], "difference_nats"]).interval()
     return (high - low) / 2
 
 
