@@ -12,7 +12,7 @@ with imports_of("figures"):
 def main(arguments: list[str] | None = None) -> None:
     parser = Parser(prog="python -m analysis", description=plain(__doc__))
     parser.add_argument("item", help="figure2, table4, ...; `make help` lists all")
-    parser.add_argument("--suite", default="cpu", help="whose records to draw (default: cpu)")
+    parser.add_argument("--suite", default="cpu", help="the suite whose records are drawn (default: cpu)")
     options = parser.parse_args(arguments)
     path = draw(options.suite, options.item)
     if path.suffix == ".md":

@@ -1,27 +1,25 @@
-"""The ledger: every claim of every paper, judged once on the published records, a row of ``claims.json``.
+"""The ledger: every claim of every paper, judged once on the published records, as a row of ``claims.json``.
 
-The pages render these rows. A claim is judged on the runs of its item in every suite that has records of it;
-the suite nearest to the paper's own setting decides, whatever its answer.
+The pages render these rows. A claim is judged on the runs of its item in every suite with records of the
+item. The suite closest to the paper's setting decides, whatever its answer.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
-import re
 import subprocess
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
 from acp_repro.claims import VERSION
 from acp_repro.common import files
-from acp_repro.common.artifacts import read_object
+from acp_repro.common.artifacts import changed_inputs, hash_files, read_object
 from acp_repro.common.command import progress_bar
 from acp_repro.pipeline import freshness, planner
 from acp_repro.pipeline.errors import SuiteError
@@ -32,36 +30,36 @@ from acp_repro.pipeline.suite_file import load_suite, suite_names
 
 from . import style
 from .published import published
+from .rerun import rerun
 from .tables import UnfitRecords
 from .verdict import Verdict, Word
 
 PATH = Path("claims.json")
-REFERENCE = Path("reference/results")  # of the small suites; the planner does not read it
-SHORT = 60  # characters of an answer
+SHORT = 60  # the largest number of characters of an answer
 TEST_COST = "under a minute on two CPU cores"
-OWN = "not in the paper"  # begins the `paper` of a claim of this project, which reproduces nothing
+OWN = "not in the paper"  # begins `paper` of a claim of this project, which is never called reproduced
 PRETRAINED = Path("pretrained/results.csv")
-HISTORY = Path(__file__).parent / "reproduction"  # what git knows of criteria, as data
+HISTORY = Path(__file__).parent / "reproduction"  # tables of criteria and commits, derived from git
 
 
 @dataclass(frozen=True)
 class Row:
-    """A claim and what became of it.
+    """A claim with its verdict and evidence.
 
     Attributes:
-        id: what ``make claim ID=`` takes, such as "acp.figure2.1".
-        where: the figure or table whose claim it is; empty for one of the text.
+        id: the argument of ``make claim ID=``, such as "acp.figure2.1".
+        where: the figure or table of the claim; empty for a claim of the text.
         paper: the paper's words and their place.
-        ours: the answer in at most :data:`SHORT` characters; ``numbers`` has all of it.
-        n, unit: how many of what the verdict rests on.
-        suite: the one that decides; ``scale`` describes its models.
-        others: what other suites found: [suite, verdict, numbers].
-        changed: each change of the criterion after scores were seen, a row of ``changed_criteria.csv``.
+        ours: the answer in at most :data:`SHORT` characters; ``numbers`` is the complete answer.
+        n, unit: the number and kind of samples that decide.
+        suite: the deciding suite; ``scale`` describes its models.
+        others: the verdicts of other suites: [suite, verdict, numbers].
+        changed: changes of the criterion after scores were seen, as rows of ``changed_criteria.csv``.
         criterion_before_run: whether the criterion's text is older than every record that decides, by the
             commit times of ``criteria.csv`` and ``commits.csv``; None without records.
-        records: the files behind it.
-        commands: what measures it again; ``cost`` and ``devices`` say what that takes.
-        missing: whether there is nothing to judge.
+        records: the files with the judged records.
+        commands: the commands that measure the claim again; ``cost`` and ``devices`` are their requirements.
+        missing: whether no records exist.
     """
 
     id: str
@@ -92,18 +90,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one suite shows of a claim."""
+    """The verdict of a claim on one suite."""
 
     suite: Suite
     verdict: Verdict
-    missing: bool = False  # there was nothing to judge
-    runs: Sequence[Run] = ()  # that were measured
+    missing: bool = False  # whether no records exist
+    runs: Sequence[Run] = ()  # the measured runs
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    item: FigureSpec | None = None  # on whose runs it was judged
+    item: FigureSpec | None = None  # the item whose runs were judged
 
 
 def numbered(paper: Paper) -> list[tuple[str, Claim, FigureSpec | None]]:
-    """(id, claim, item) of every claim of a paper, those of its text last, with no item."""
+    """(id, claim, item) of every claim of a paper. Claims of the text are last; their item is None."""
     return [
         (f"{paper.name}.{item.name if item else 'text'}.{number}", claim, item)
         for item, claims in (*((item, item.claims) for item in paper.items), (None, paper.claims))
@@ -112,7 +110,7 @@ def numbered(paper: Paper) -> list[tuple[str, Claim, FigureSpec | None]]:
 
 
 def paper_words(claim: Claim, paper: Paper, item: FigureSpec | None = None) -> str:
-    """What the paper says and where; ``=QUANTITY`` is looked up in the table of its values."""
+    """The paper's words and their place; ``=QUANTITY`` is looked up in the table of published values."""
     if not claim.paper.startswith("="):
         return claim.paper
     of, _, metric = claim.paper[1:].rpartition(".")
@@ -123,7 +121,7 @@ def paper_words(claim: Claim, paper: Paper, item: FigureSpec | None = None) -> s
 
 
 def all_records(suite: Suite, names: Container[str] | None = None) -> dict[str, pd.DataFrame]:
-    """What is measured of a suite, by metric: of all, or of ``names``."""
+    """The records of a suite by metric, of all metrics or of the metrics in ``names``."""
     return {
         metric.name: read_records(suite, metric.name, suite.runs, partial=True)
         for metric in suite.paper.metrics
@@ -135,7 +133,7 @@ def all_records(suite: Suite, names: Container[str] | None = None) -> dict[str, 
 def records_of_runs(
     suite: Suite, metrics: Sequence[str], runs: Sequence[Run], records: Mapping[str, pd.DataFrame]
 ) -> dict[str, pd.DataFrame]:
-    """Those of a suite's records that are of some metrics and runs."""
+    """The subset of a suite's records for some metrics and runs; metrics without records are left out."""
     names, found = [run.name for run in runs], {}
     for metric in map(suite.paper.metric, metrics):
         table = records.get(metric.name)
@@ -148,23 +146,17 @@ def records_of_runs(
 
 
 def record_paths(suite: Suite, metric: Metric, runs: Sequence[Run]) -> list[tuple[str, Path]]:
-    """(run, file) of a metric's records, whether they are there or not."""
+    """(run, file) of a metric's records; the files need not exist."""
     if metric.command:
         return [(f"suite {suite.name}", metric.path(suite.name))]
     return [(run.name, metric.path(suite.name, run.name)) for run in runs]
-
-
-def digest(suite: str) -> str:
-    """Of all records of a suite, as they are now."""
-    lines = [f"{path} {files.sha256_of(path)}\n" for path in sorted(RESULTS.glob(f"{suite}/*/*.csv*"))]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 # --- judging ------------------------------------------------------------------------------------------------
 
 
 def judge_claim(claim: Claim, item: FigureSpec, suite: Suite, records: Mapping[str, pd.DataFrame]) -> Finding:
-    """A claim on a suite's records of the runs of an item; missing records are said, not guessed."""
+    """Judges a claim on a suite's records of the runs of an item; the finding states which are missing."""
     if not (runs := item.runs(suite)):
         return Finding(suite, Verdict(Word.INCONCLUSIVE, planner.why_not(suite, item)), True)
     tables = records_of_runs(suite, claim.metrics, runs, records)
@@ -180,10 +172,10 @@ def judge_claim(claim: Claim, item: FigureSpec, suite: Suite, records: Mapping[s
 
 
 def judge_all(only: str | None = None) -> list[Row]:
-    """The rows of every claim of the papers that have a published suite, or of the claim ``only``."""
+    """The rows of all claims of the papers with a published suite, or the row of the claim ``only``."""
     suites = [suite for suite in map(load_suite, suite_names()) if suite.file.published]
     if not suites:
-        raise SuiteError("no suite in experiments/ says `published: true`")
+        raise SuiteError("no suite in experiments/ has `published: true`; run from the project's folder")
     rows = []
     for name in sorted({suite.paper.name for suite in suites}):
         own = [suite for suite in suites if suite.paper.name == name]
@@ -203,7 +195,7 @@ def judge_row(
     suites: Sequence[Suite],
     records: Mapping[str, Mapping[str, pd.DataFrame]],
 ) -> Row:
-    """The row of a claim: on records, by a test, or not at all."""
+    """The row of a claim, judged on records of ``suites`` or by a test; else the row states the reason."""
     row = Row(
         id,
         claim.claim,
@@ -234,7 +226,7 @@ def judge_row(
     first, *_ = found = sorted(found, key=_nearness, reverse=True)
     words = [_word(claim, one.verdict, [one]) for one in found]
     others = [[one.suite.name, word, one.verdict.ours] for one, word in zip(found, words, strict=True)]
-    again = _rerun(first.tables, first.item, first.suite, first.runs)
+    again = rerun([(first.tables, first.item, first.suite, first.runs)])
     return replace(
         _fill(row, replace(first.verdict, word=words[0]), [first]),
         others=[other for other in others if other[1] != words[0]],
@@ -244,7 +236,7 @@ def judge_row(
 
 
 def _without_records(row: Row, claim: Claim) -> Row:
-    """Proved, tested, wrong as printed, or not to be judged here."""
+    """The row of a claim that needs no records: proved, tested, an erratum, or untested."""
     if claim.untested:
         return _fill(row, Verdict(Word.INCONCLUSIVE, claim.untested, claim.short))
     ours = claim.refuted or claim.proof or "the test passes"
@@ -257,7 +249,7 @@ def _without_records(row: Row, claim: Claim) -> Row:
 
 
 def _together(items: Sequence[FigureSpec]) -> FigureSpec:
-    """The runs of all, as those of the first."""
+    """The first item, with the runs of all items."""
     if len(items) == 1:
         return items[0]
     return replace(
@@ -278,28 +270,30 @@ def _unmeasured(
         return replace(_fill(row, Verdict(Word.INCONCLUSIVE, f"no suite has {what}", short)), missing=True)
     why = f"no records of {lacks}; `make {item.name} SUITE={able.name}` makes them"
     row = _fill(row, Verdict(Word.INCONCLUSIVE, why, "not measured"))
-    return replace(row, missing=True, **_rerun(claim.metrics, item, able, item.runs(able)))
+    return replace(row, missing=True, **rerun([(claim.metrics, item, able, item.runs(able))]))
 
 
 def _pooled(row: Row, claim: Claim, found: Sequence[Finding]) -> Row:
-    """Judged once, on the records of all suites."""
+    """The row of a claim that is judged once, on the records of all suites."""
     together = [
         pd.concat(tables) if (tables := [one.tables[name] for one in found if name in one.tables]) else None
         for name in claim.metrics
     ]
-    each = [_work(one.tables, one.item, one.suite, one.runs) for one in found]
+    each = [(one.tables, one.item, one.suite, one.runs) for one in found]
     verdict = claim.check(*together)
     return replace(
         _fill(row, replace(verdict, word=_word(claim, verdict, found)), found),
         suite=max(found, key=_nearness).suite.name,
-        **_costs(each),
+        **rerun(each),
     )
 
 
 def _word(claim: Claim, verdict: Verdict, found: Sequence[Finding]) -> Word:
-    """The word of a criterion that holds: what a theorem or a test decides, or the paper does not claim, is
-    not called reproduced, and what was trained on less than a tenth of the paper's scale is reproduced at
-    small scale."""
+    """The verdict of a claim, from the verdict of its criterion.
+
+    A claim is not called reproduced if a theorem or a test decides it, or if the paper does not make it. With
+    models trained on less than a tenth of the paper's scale it is reproduced at small scale.
+    """
     if verdict.word is not Word.REPRODUCED:
         return verdict.word
     if claim.paper.startswith(OWN):
@@ -361,7 +355,7 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
 
 
 def _is_timed(metric: Metric) -> bool:
-    """Whether it is a time or a rate of a model, and not of a training."""
+    """Whether the metric is a time or a rate of a model."""
     times = [name for name in metric.columns if name.endswith(("_ms", "_per_s"))]
     return bool(times) and "layer" not in metric.columns
 
@@ -375,8 +369,8 @@ def _at_paper_scale(finding: Finding) -> bool:
 
 
 def _nearness(finding: Finding) -> tuple:
-    """More for a suite that is nearer to the paper's setting: past the undertrained stage, with the paper's
-    recipe, at its size and context; then with more shapes and runs, larger models and more tokens."""
+    """A sort key that is larger for suites closer to the paper's setting: models that are not undertrained,
+    the paper's recipe, its size and context length, then more runs, larger models and more tokens."""
     models = _models(finding)
     settled = getattr(models, "past_start", len)(finding.runs)
     largest = getattr(models, "largest", lambda runs: 0)(finding.runs)
@@ -404,101 +398,19 @@ def _scale(finding: Finding) -> str:
     return f"{finding.suite.name}: {'; '.join(filter(None, parts))}"
 
 
-# --- measuring again ----------------------------------------------------------------------------------------
-
-
-class _Work(NamedTuple):
-    """What trains and measures some metrics of runs."""
-
-    commands: Sequence[str]
-    training: Sequence[float | None]  # GPU seconds of each run, None if not recorded
-    measuring: Sequence[float | None]  # seconds of each record
-    devices: Sequence[str]
-
-
-def _rerun(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[Run]) -> dict[str, Any]:
-    """What trains and measures some metrics of ``runs``, and the cost: fields of a row."""
-    return _costs([_work(names, item, suite, runs)])
-
-
-def _costs(each: Sequence[_Work]) -> dict[str, Any]:
-    training = [seconds for one in each for seconds in one.training]
-    measuring = [seconds for one in each for seconds in one.measuring]
-    devices = sorted({device for one in each for device in one.devices})
-    machines = " and ".join("an " + re.sub(r"NVIDIA (\S+).*", r"\1", name) for name in devices)
-    commands = list(dict.fromkeys(command for one in each for command in one.commands))
-    trains = _time(training, "training", f" on {machines or 'one machine'}") if training else "no training"
-    measures = _time(measuring, "measuring")
-    return {"commands": commands, "cost": f"{trains}, {measures}", "devices": devices}
-
-
-def _work(names: Iterable[str], item: FigureSpec, suite: Suite, runs: Sequence[Run]) -> _Work:
-    metrics = [suite.paper.metric(name) for name in names]
-    commands = [metric.command_for(suite.name) for metric in metrics if metric.command]
-    of_runs = [metric for metric in metrics if not metric.command]
-    pairs = [(run, q) for q in of_runs for run in item.runs_with(suite, q) if run in runs]
-    trained = {run for run, metric in pairs if not metric.untrained(run)} if not suite.weights else set()
-    while first := {needed for run in trained for needed in suite.prerequisites(run)} - trained:
-        trained |= first
-    if trained:
-        commands.append(planner.train_command(suite, [run for run in suite.runs if run in trained]))
-    commands += [f"{command} --force" for command in planner.measure_commands(suite, pairs)]
-    known = [_recorded(run).get("trained") or {} for run in trained]
-    records = [(_recorded(run).get("records", {}), metric.path(suite.name).name) for run, metric in pairs]
-    measuring = [None for metric in metrics if metric.command]
-    measuring += [found.get(name, {}).get("seconds") for found, name in records]
-    seconds = [one.get("gpu_seconds") for one in known]
-    return _Work(commands, seconds, measuring, sorted({one["device"] for one in known if one}))
-
-
-def _recorded(run: Run) -> dict[str, Any]:
-    """The ``settings.json`` of a run's results, or else of its reference results."""
-    found = freshness.recorded_settings(run)
-    return found or files.read_json(REFERENCE / run.suite / run.name / freshness.PROOFS)
-
-
-def _time(seconds: Sequence[float | None], what: str, where: str = "") -> str:
-    """ "about 3 min of training on an H200 (1 of 4 times not recorded)"."""
-    known = [one for one in seconds if one is not None]
-    if not known:
-        return f"{what} time not recorded"
-    unknown = f" ({len(seconds) - len(known)} of {len(seconds)} times not recorded)"
-    return f"{duration(sum(known))} of {what}{where}" + unknown * (len(known) < len(seconds))
-
-
-def duration(seconds: float) -> str:
-    """ "about 1 h 33 min"; under a minute in seconds."""
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return f"about {max(seconds, 1):.0f} s"
-    return "about " + f"{minutes // 60} h {minutes % 60} min".removeprefix("0 h ").removesuffix(" 0 min")
-
-
-def judge_on(
-    id: str, claim: Claim, item: FigureSpec | None, suite: Suite, records: Mapping[str, pd.DataFrame]
-) -> Row:
-    """The row of a claim as one suite alone decides it, by ``records``."""
-    return judge_row(id, claim, item, suite.paper, [suite], {suite.name: records})
-
-
-def rerun_on(claim: Claim, item: FigureSpec, suite: Suite) -> dict[str, Any]:
-    """As the row has it, but on all runs that a suite has for it."""
-    return _rerun(suite.paper.required(claim.metrics), item, suite, item.runs(suite))
-
-
 # --- the file -----------------------------------------------------------------------------------------------
 
 
 def write(rows: Sequence[Row]) -> None:
-    """Writes ``claims.json``, with a hash of the records of every suite that was judged."""
+    """Writes ``claims.json`` with a hash of the records of every judged suite."""
     suites = sorted({Path(path).parts[1] for row in rows for path in row.records})
     usual = {one.name: one.default for one in fields(Row)}
     claims = [
         {key: value for key, value in asdict(row).items() if value not in ([], {}, (), usual[key])}
         for row in rows
     ]
-    digests = {name: digest(name) for name in suites}
-    content = {"version": VERSION, "suites": digests, "claims": claims, "models": models()}
+    hashes = {name: _hash_records(name) for name in suites}
+    content = {"version": VERSION, "suites": hashes, "claims": claims, "models": models()}
     content["pretrained"] = _table(PRETRAINED) if PRETRAINED.is_file() else []
     files.write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
@@ -508,7 +420,7 @@ def _content(path: Path = PATH) -> dict[str, Any]:
 
 
 def read() -> dict[str, Row]:
-    """The rows of ``claims.json`` by their ID; none where that file is missing or damaged."""
+    """The rows of ``claims.json`` by ID; empty if the file does not exist."""
     claims = _content().get("claims", ())
     return {row["id"]: Row(**row | {"verdict": Word(row["verdict"])}) for row in claims}
 
@@ -518,13 +430,17 @@ def read_models(path: Path = PATH) -> list[dict[str, Any]]:
 
 
 def is_judged(suite: str) -> bool:
-    """Whether ``claims.json`` is of the records that a suite has now."""
-    suites = _content().get("suites", {})
-    return suites.get(suite, hashlib.sha256().hexdigest()) == digest(suite)
+    """Whether ``claims.json`` was made from the records that a suite has now."""
+    judged = {"inputs": _content().get("suites", {})}
+    return not changed_inputs(judged, judged["inputs"] | {suite: _hash_records(suite)})
+
+
+def _hash_records(suite: str) -> str:
+    return hash_files(sorted(RESULTS.glob(f"{suite}/*/*.csv*")))
 
 
 def models() -> list[dict[str, Any]]:
-    """The published training runs of ACP: what they are, and what they came to."""
+    """Settings, cost and results of the published training runs of ACP."""
     models = []
     for suite in map(load_suite, suite_names()):
         if not suite.file.published or suite.paper.name != "acp":
@@ -549,8 +465,8 @@ def models() -> list[dict[str, Any]]:
 
 
 def run_tests(rows: Sequence[Row]) -> None:
-    """Runs the tests of the rows that are proved or checked by one; an error if one fails."""
+    """Runs the tests of all rows that have one; raises an error if a test fails."""
     tests = list(dict.fromkeys(row.test for row in rows if row.test))
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], capture_output=True, text=True)
     if done.returncode:
-        raise SuiteError(f"a claim's test fails:\n{done.stdout[-2000:]}")
+        raise SuiteError(f"the test of a claim fails:\n{done.stdout[-2000:]}")

@@ -14,8 +14,6 @@ import pandas as pd
 
 from acp_repro.pipeline.paper import Claim
 
-COLUMNS = ("item", "quantity", "low", "high", "unit", "place", "size", "context_length_tokens", "method")
-
 
 @dataclass(frozen=True)
 class Published:
@@ -42,11 +40,8 @@ class Published:
 
 @functools.cache
 def published(package: str) -> Published:
-    """The published values of a paper; an empty table if ``package`` has no ``paper_values.csv``."""
-    file = importlib.resources.files(package) / "paper_values.csv"
-    if not file.is_file():
-        return Published(package, pd.DataFrame(columns=COLUMNS))
-    with file.open(encoding="utf-8") as lines:
+    """The published values of a paper, from ``paper_values.csv`` of the package of its analysis."""
+    with (importlib.resources.files(package) / "paper_values.csv").open(encoding="utf-8") as lines:
         return Published(package, pd.read_csv(lines))
 
 

@@ -98,7 +98,7 @@ def test_paper_module_runs_from_suite_to_figure(name, folder, monkeypatch, capsy
     before, after, words = paper.wrong
     assert before in paper.yaml
     write_suite(folder, paper.yaml.replace(before, after), "wrong")
-    for suite, line in (("minii", "no such suite; there are mini, wrong"), ("wrong", words)):
+    for suite, line in (("minii", "no such suite; experiments/ has mini, wrong"), ("wrong", words)):
         assert make.main([paper.item, "--suite", suite]) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"error: experiments/{suite}.yaml: ") and line in error

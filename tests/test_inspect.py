@@ -99,8 +99,8 @@ def test_head_kinds_and_limits_match_a_hand_computation():
         boundary = find_boundary(c, torch.full((1, 1), -1.0), length, block_q, block_k)
         expected = float(count_blocks(boundary, length, length, block_q, block_k).pruned_ratio)
         assert largest_pruned_ratio(length, block_q, block_k) == pytest.approx(expected)
-    assert head_kind(20 / 36, 21 / 36) == "local" and head_kind(19 / 36, 21 / 36) == "between"
-    assert head_kind(0.05, 1.0) == "between" and head_kind(0.04, 1.0) == "global"
+    assert head_kind(20 / 36, 21 / 36) == "local" and head_kind(19 / 36, 21 / 36) == "intermediate"
+    assert head_kind(0.05, 1.0) == "intermediate" and head_kind(0.04, 1.0) == "global"
     assert head_kind(0.0, 0.0) is None
 
 

@@ -13,9 +13,10 @@ from analysis.acp import statistics as acp_statistics
 
 def test_confidence_interval_matches_a_hand_computation():
     # 1, 2, 3: standard deviation 1, error 1/sqrt(3), two degrees of freedom.
-    assert statistics.interval([1.0, 2.0, 3.0]) == pytest.approx((2, 2 - 2.48414, 2 + 2.48414), abs=1e-4)
-    assert statistics.interval([1.0] * 40) == (1.0, 1.0, 1.0)
-    mean, low, high = statistics.interval([1.0])
+    expected = pytest.approx((2, 2 - 2.48414, 2 + 2.48414), abs=1e-4)
+    assert statistics.over_draws([1.0, 2.0, 3.0]).interval() == expected
+    assert statistics.over_draws([1.0] * 40).interval() == (1.0, 1.0, 1.0)
+    mean, low, high = statistics.over_draws([1.0]).interval()
     assert mean == 1 and math.isnan(low) and math.isnan(high)
 
 
@@ -30,7 +31,7 @@ def test_p_values_match_their_definitions():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nan_values_have_no_statistics(bad):
-    for statistic in (statistics.p_value, statistics.interval, statistics.paired_difference):
+    for statistic in (statistics.p_value, statistics.over_draws, statistics.paired_difference):
         with pytest.raises(ValueError, match="item 1 is"):
             statistic(np.array([0.5, bad, 0.5]))
 

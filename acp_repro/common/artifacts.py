@@ -14,10 +14,11 @@ such a manifest matches any inputs.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,29 +64,43 @@ def open_or_explain(
     """
     file = manifest or path / MANIFEST
     content = read_object(file, remedy)
-    published = "digest" not in content and manifest not in (None, path)
-    recorded = content.get("inputs")
-    expected = recorded if inputs is None or published else json.loads(json.dumps(inputs))
-    if not published and content.pop("digest", None) != hash_json(content):
+    is_published = "digest" not in content and manifest not in (None, path)
+    if not is_published and content.pop("digest", None) != hash_json(content):
         wrong = f"has an edited {file.name}"
-    elif recorded != expected:
-        names = [key for key in {**recorded, **expected} if recorded.get(key) != expected.get(key)]
+    elif not is_published and inputs is not None and (names := changed_inputs(content, inputs)):
         wrong = f"was made from other inputs ({', '.join(names)})"
-    else:
+    elif not is_intact(path, content, file):
         wrong = f"is missing, truncated or changed: it does not match the SHA-256 in {file}"
-        with contextlib.suppress(OSError):
-            if content.get("sha256") == _hash(path, file):
-                return content
+    else:
+        return content
     raise ArtifactError(f"{path} {wrong}; {remedy}")
+
+
+def is_intact(path: Path, content: Mapping[str, Any], manifest: Path | None = None) -> bool:
+    """Whether a file or folder has the ``sha256`` in the ``content`` of its manifest."""
+    with contextlib.suppress(OSError):
+        return content.get("sha256") == _hash(path, manifest or path / MANIFEST)
+    return False
+
+
+def changed_inputs(content: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[str]:
+    """The names of inputs whose values in the ``content`` of a manifest differ from ``inputs``."""
+    recorded = content["inputs"]
+    expected = json.loads(json.dumps(inputs))
+    return [name for name in {**recorded, **expected} if recorded.get(name) != expected.get(name)]
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """The SHA-256 of the paths and contents of files, which identifies them as an input."""
+    lines = [f"{path} {sha256_of(path)}\n" for path in paths]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def is_current(path: Path, inputs: Mapping[str, Any] | None, manifest: Path | None = None) -> bool:
     """Whether the artifact is intact and was made from ``inputs``, as in :func:`open_or_explain`."""
-    try:
-        open_or_explain(path, inputs, manifest=manifest)
-    except ArtifactError:
-        return False
-    return True
+    with contextlib.suppress(ArtifactError):
+        return bool(open_or_explain(path, inputs, manifest=manifest))
+    return False
 
 
 def write_manifest(
@@ -148,6 +163,6 @@ def _hash(path: Path, manifest: Path) -> str | dict[str, str] | None:
     if path.is_file():
         return sha256_of(path)
     files = sorted(file for file in path.iterdir() if file != manifest)
-    names = [file.name for file in files]
     with ThreadPoolExecutor() as threads:
-        return dict(zip(names, threads.map(sha256_of, files), strict=True))
+        hashes = threads.map(sha256_of, files)
+        return {file.name: sha256 for file, sha256 in zip(files, hashes, strict=True)}

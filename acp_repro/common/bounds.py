@@ -71,8 +71,11 @@ PositiveOrInf = Annotated[float, number("a number above 0", lambda x: x > 0)]
 NotNegative = Annotated[float, number("a finite number of at least 0", lambda x: 0 <= x < math.inf)]
 Share = Annotated[float, within("[0, 1]")]
 ShareBelow1 = Annotated[float, within("[0, 1)")]
-Distinct = Annotated[list[T], Must("a list of different values", lambda x: len(set(x)) == len(x))]
-Axis = Annotated[Distinct[T], Must("a list of different values, at least one", len)]
+Axis = Annotated[
+    list[T],
+    Must("a list of different values", lambda x: len(set(x)) == len(x)),
+    Must("a list of different values, at least one", len),
+]
 
 
 def one_of(*known: str) -> Must:
@@ -80,9 +83,6 @@ def one_of(*known: str) -> Must:
     *first, last = known
     words = f"{', '.join(first)} or {last}" if first else last
     return Must(words, lambda x: isinstance(x, str) and x in known, known)
-
-
-_FLAG = Must("true or false", lambda x: isinstance(x, bool))
 
 
 def check(settings: Any) -> None:
@@ -101,6 +101,6 @@ def _bounds(cls: type) -> list[tuple[str, bool, list[Must]]]:
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         bounds = [must for kind in kinds for must in getattr(kind, "__metadata__", ())]
         bounds += [one_of(*get_args(kind)) for kind in kinds if get_origin(kind) is Literal]
-        bounds += [_FLAG] if bool in kinds else []
+        bounds += [Must("true or false", lambda x: isinstance(x, bool))] if bool in kinds else []
         found.append((name, NoneType in kinds, bounds))
     return found

@@ -25,7 +25,6 @@ from .errors import UsageError, UserError, did_you_mean, is_out_of_memory
 Main = Callable[..., int | None]
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest context length, used in its Figures 4 to 6
 CHECKPOINT = "a checkpoint folder, or a run folder"
-PUBLISHED = "pretrained/pro-13m-4k-acp"  # included in a clone
 RENAMED = {  # former names of options
     "--again": "--force",
     "--checkpoint": "MODEL",
@@ -225,13 +224,12 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def described_parser(name: str, doc: str | None, **more: Any) -> Parser:
+def described_parser(name: str, doc: str, **more: Any) -> Parser:
     """The parser of ``python -m acp_repro.NAME``, described by its module's docstring.
 
     With an ``epilog``, the line breaks of the docstring are kept. Otherwise the docstring becomes one
     paragraph, without the command in its first line.
     """
-    doc = doc or ""  # of `python -OO`
     if "epilog" in more:
         more["formatter_class"] = argparse.RawDescriptionHelpFormatter
     else:
@@ -244,7 +242,11 @@ def checkpoint_parser(name: str, doc: str) -> argparse.ArgumentParser:
     """The parser of a command that opens one checkpoint, ``options.model``."""
     parser = described_parser(name, doc)
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", default=PUBLISHED, help=f"{CHECKPOINT} (default: %(default)s)"
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default="pretrained/pro-13m-4k-acp",
+        help=f"{CHECKPOINT} (default: %(default)s)",
     )
     parser.add_argument("--device", help="cpu, cuda (default: a GPU if there is one)")
     return parser

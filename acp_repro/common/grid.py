@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LOCAL, GLOBAL = 0.95, 0.05  # the outer bins of Figure 4
-KINDS = ("local", "between", "global")
+KINDS = ("local", "intermediate", "global")
 
 
 def largest_pruned_ratio(seqlen: int, block_q: int, block_k: int) -> float:
@@ -26,7 +26,7 @@ def largest_pruned_ratio(seqlen: int, block_q: int, block_k: int) -> float:
 
 def head_kind(pruned_ratio: float, largest: float) -> str | None:
     """``local`` if at least 95 % of the prunable blocks are pruned, ``global`` if less than 5 %, otherwise
-    ``between`` (Section 4.3); None if the grid has no prunable blocks.
+    ``intermediate`` (Section 4.3); None if the grid has no prunable blocks.
 
     The ratio is relative to the prunable blocks, because at short contexts the diagonal blocks and their
     neighbours are more than 5 % of all blocks, and no head could be local.
@@ -37,4 +37,4 @@ def head_kind(pruned_ratio: float, largest: float) -> str | None:
     if not largest:
         return None
     share = pruned_ratio / largest
-    return "local" if share >= LOCAL else "global" if share < GLOBAL else "between"
+    return "local" if share >= LOCAL else "global" if share < GLOBAL else "intermediate"

@@ -120,11 +120,6 @@ def over_items(apart: Sequence[float], weights: Sequence[float] | None = None) -
     return over_draws(apart, weights)
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """The mean of independent values, and its confidence interval."""
-    return over_draws(values).interval()
-
-
 def paired_difference(apart: Sequence[float], weights: Sequence[float] | None = None) -> Difference:
     """The mean of differences per item, its interval (see :func:`over_items`) and :func:`p_value`."""
     apart = np.asarray(apart, dtype=float)
@@ -206,9 +201,7 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     order = np.argsort(p_values)
     factors = np.arange(len(p_values), 0, -1)
     adjusted = np.maximum.accumulate(p_values[order] * factors).clip(max=1.0)
-    result = np.empty_like(adjusted)
-    result[order] = adjusted
-    return result
+    return adjusted[np.argsort(order)]  # in the order of ``p_values``
 
 
 def p_above_guessing(right: int, count: int, guess: float) -> float:

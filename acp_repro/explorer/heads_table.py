@@ -8,8 +8,6 @@ from acp_repro.common.grid import GLOBAL, LOCAL
 
 from .blocks import EPSILONS
 
-NAMES = {"between": "intermediate"}  # displayed names of kinds
-
 
 def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
     """Prints the frame of :func:`inspect_heads`, sorted by pruned ratio or by layer, and the means."""
@@ -27,7 +25,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
             "layer": heads["layer"],
             "head": heads["head"],
             "pruned %": heads["pruned_ratio"].map(percent),
-            "kind": [NAMES.get(kind, kind) or "-" for kind in heads["kind"]],
+            "kind": [kind or "-" for kind in heads["kind"]],
             "p50": _contexts(heads, "median_window_tokens"),
             "p90": _contexts(heads, "q90_window_tokens"),
             "gate": heads["mean_forget_gate"].map("{:.3f}".format),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common import files
+from ..common.artifacts import changed_inputs, is_intact
 from ..common.digests import hash_json
 from ..common.files import read_json
 from .errors import RecordError
@@ -38,29 +39,33 @@ def has_weights(run: Run) -> bool:
     return run.weights_file.is_file() and bool(done(run)) and not differences(settings, run)
 
 
-def proof(path: Path) -> dict[str, Any]:
-    """The entry of ``settings.json`` for the record at ``path``; empty if absent."""
+def manifest(path: Path) -> dict[str, Any]:
+    """The manifest of the record at ``path``, from ``settings.json`` beside it; empty if it has none."""
     content = _read_settings(path.with_name(PROOFS))
-    record = content.get("records", {}).get(path.name, {})
-    if record and (content.get("folder"), record.get("sha256")) != (_folder(path), files.sha256_of(path)):
+    record = content.get("records", {}).get(path.name)
+    if not record:
+        return {}
+    if content.get("folder") != _folder(path) or not is_intact(path, record):
         raise RecordError(
-            f"{path} is not the file of {record.get('rows')} rows that was measured: it was cut, edited or "
-            "copied here; put it back, or delete it to measure again"
+            f"{path} is not the file of {record.get('rows')} rows that was measured: it was truncated, "
+            "edited or copied here; restore it, or delete it to measure again"
         )
-    return record
+    return record | {"inputs": {name: record.get(name) for name in ("settings", "weights")}}
 
 
 def is_current(suite: Suite, run: Run | None, metric: Metric) -> bool:
     """Whether a record is up to date; missing weights do not invalidate it. ``run`` is None for a metric of
     the whole suite, which has no settings."""
     path = metric.path(suite.name, NO_RUN if run is None else run.name)
-    if not path.is_file() or not (found := proof(path)):
+    if not path.is_file() or not (found := manifest(path)):
         return False
     if run is None:
         return True
     recorded = recorded_settings(run)
-    same = found.get("settings") == _digest(recorded) and _has_settings(recorded, suite, run)
-    return same and (metric.untrained(run) or done(run).get("sha256") in (None, found.get("weights")))
+    inputs = found["inputs"] | {"settings": _digest(recorded)}
+    if not metric.untrained(run) and (weights := done(run).get("sha256")):
+        inputs["weights"] = weights
+    return _has_settings(recorded, suite, run) and not changed_inputs(found, inputs)
 
 
 def is_lost(run: Run, metric: Metric) -> bool:
@@ -124,7 +129,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     records, trained = content.get("records", {}), content.get("trained") or {}
     if isinstance(records, dict) and all(isinstance(entry, dict) for entry in (trained, *records.values())):
         return content
-    raise RecordError(f"{path} is damaged; copy it back, or delete it to measure its records again")
+    raise RecordError(f"{path} is damaged; restore it, or delete it to measure its records again")
 
 
 def write_record(

@@ -17,7 +17,7 @@ from typing import Any
 
 from .errors import SuiteError, find_named
 from .provenance import ORIGIN_COLUMNS
-from .run import Run, WeightsConfig, file_of, option_of
+from .run import Run, WeightsConfig, file_of, option_of, run_options
 
 RESULTS = Path("results")
 FIGURES = Path("figures")
@@ -149,15 +149,14 @@ class Metric:
         return self.library is None or importlib.util.find_spec(self.library[0]) is not None
 
     def path(self, suite: str, run: str = NO_RUN) -> Path:
-        """``results/SUITE/RUN/QUANTITY.csv``, or ``.csv.gz``."""
+        """``results/SUITE/RUN/METRIC.csv``, or ``.csv.gz``."""
         return RESULTS / suite / run / f"{self.name}.csv{'.gz' if self.large else ''}"
 
     def command_for(self, suite: str, runs: Iterable[Run] = ()) -> str:
         """The command that measures the records of all runs, or of ``runs``."""
         if self.command:
             return self.command.format(suite=option_of(suite))
-        names = "".join(f" --run {run.name}" for run in runs)
-        return f"python -m acp_repro.measure {self.name} --suite {option_of(suite)}{names}"
+        return f"python -m acp_repro.measure {self.name} {run_options(suite, (run.name for run in runs))}"
 
 
 @dataclass(frozen=True)
@@ -262,18 +261,18 @@ class Paper:
     Attributes:
         name: the value of ``paper`` in a suite file.
         title, url: of the paper itself.
-        file: the dataclass of a suite file (see ``pipeline.suite.SuiteFile``), whose fields are its keys.
-            Those of an entry of its ``grid`` are lists, multiplied out in this order.
+        file: the dataclass of a suite file (see ``suite_file.SuiteFile``), whose fields are its keys.
+            The fields of an entry of ``grid`` are lists, multiplied out in this order.
         suite: the class of a loaded suite, with the paper's own checks.
         make_run: ``make_run(file, suite_name, **point)`` returns the run of a point of the grid.
         run_columns: columns of every record that identify its run; keys of ``Run.columns()``.
         metrics: the metrics, in the order of measurement.
-        task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that gives a run's task.
+        task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that returns a run's task.
             Imported when training starts.
         analysis: the package of its figures and tables. Its module ``items`` has ``ITEMS`` in their order,
             and may have ``CLAIMS``, the paper's other statements. Its module ``models``, if there is one,
             describes its models in the report (see ``analysis.report.gather``).
-        library: (name, extra) as a metric has it, for all trainings and measures of the paper.
+        library: (name, extra) as in :class:`Metric`, for all training runs and metrics of the paper.
     """
 
     name: str
@@ -293,7 +292,7 @@ class Paper:
         """The paper's figures and tables."""
         if (declared := self.part("items")) is None:
             raise SuiteError(
-                f"paper {self.name}: the package of its figures, {self.analysis}, is not here; run from the "
+                f"paper {self.name}: the package of its figures, {self.analysis}, is missing; run from the "
                 "project's folder"
             )
         return declared.ITEMS

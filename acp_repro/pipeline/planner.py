@@ -2,8 +2,8 @@
 
 A *target* is the weights of a run, a record, an item (figure or table), the page of a model's heads, the
 report, or REPRODUCTION.md. ``needs`` returns the dependencies of a target, and ``missing`` the targets that
-must be built. ``state`` decides whether weights and records are up to date. Figures, tables and reports are
-always drawn again, because drawing takes seconds.
+must be built. ``freshness`` decides whether weights and records are up to date. Figures, tables and reports
+are always drawn again, because drawing takes seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from . import freshness
 from .errors import SuiteError, UnknownName
 from .paper import FIGURES, FigureSpec, Metric, Suite
-from .run import Run
+from .run import Run, run_options
 
 Record = tuple[Run | None, Metric]  # no run for a metric of the whole suite
 HEADS, REPORT, REPRODUCTION = "heads", "report", "reproduction"
@@ -111,7 +111,7 @@ def missing(suite: Suite, wanted: Collection[Target]) -> list[Target]:
         if (not isinstance(target, Run) or target in asked) and not is_current(suite, target):
             stale.add(target)
             asked.update(graph[target])
-    for target in order:  # and what is made from it
+    for target in order:  # targets that depend on an outdated target are outdated too
         if not isinstance(target, Run) and not stale.isdisjoint(graph[target]):
             stale.add(target)
     return [target for target in order if target in stale]
@@ -172,12 +172,7 @@ def heads_command(suite: Suite) -> str:
 
 def train_command(suite: Suite, runs: Iterable[Run]) -> str:
     """The command that trains some runs."""
-    return f"python -m acp_repro.train {_options(suite, runs)}"
-
-
-def _options(suite: Suite, runs: Iterable[Run]) -> str:
-    """The options of a command that name a suite and some of its runs."""
-    return f"--suite {suite.option}" + "".join(f" --run {run.name}" for run in runs)
+    return f"python -m acp_repro.train {run_options(suite.name, (run.name for run in runs))}"
 
 
 def measure_commands(suite: Suite, records: Iterable[Record]) -> list[str]:
@@ -186,11 +181,11 @@ def measure_commands(suite: Suite, records: Iterable[Record]) -> list[str]:
     for run, metric in records:
         by_run.setdefault(run, []).append(metric)
     commands = [metric.command_for(suite.name) for metric in by_run.pop(None, [])]
-    alike: dict[str, list[Run]] = {}
+    alike: dict[str, list[str]] = {}  # metrics to the names of runs
     for run in suite.runs:
         if run in by_run:
-            names = " ".join(q.name for q in suite.paper.metrics if q in by_run[run])
-            alike.setdefault(names, []).append(run)
-    for names, runs in alike.items():
-        commands.append(f"python -m acp_repro.measure {names} {_options(suite, runs)}")
+            metrics = " ".join(q.name for q in suite.paper.metrics if q in by_run[run])
+            alike.setdefault(metrics, []).append(run.name)
+    for metrics, names in alike.items():
+        commands.append(f"python -m acp_repro.measure {metrics} {run_options(suite.name, names)}")
     return commands

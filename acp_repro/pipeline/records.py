@@ -61,7 +61,7 @@ def write_suite_records(
     uses_gpu: bool = False,
     path: Path | None = None,
 ) -> Path:
-    """Writes ``results/SUITE/benchmark/QUANTITY.csv``, for a whole suite, or ``path``.
+    """Writes ``results/SUITE/benchmark/METRIC.csv``, for a whole suite, or ``path``.
 
     Existing rows whose ``Metric.key`` differs from that of every new row are kept, before the new rows.
     """
@@ -80,15 +80,15 @@ def _values(row: Mapping[str, Any], columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def benchmark_rows(suite: str, paper: Paper, metric: Metric) -> list[dict[str, str]]:
-    """The rows of ``results/SUITE/benchmark/QUANTITY.csv``, as text; none if there is no file."""
+    """The rows of ``results/SUITE/benchmark/METRIC.csv``, as text; empty without a file."""
     path = metric.path(suite)
     if not path.is_file():
         return []
-    _check_proof(path, "move that file away first")
+    _check_proof(path, "rename the file, and measure again")
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
         if tuple(rows.fieldnames or ()) != paper.columns(metric):
-            raise RecordError(f"{path} has not the columns of this version; move that file away first")
+            raise RecordError(f"{path} has other columns than this version; rename it, and measure again")
         return list(rows)
 
 
@@ -138,13 +138,13 @@ def read_records(
         _check_proof(path, otherwise)
         frame = pandas.read_csv(path, dtype={"size": str, "commit": str})
         if list(frame.columns) != columns:
-            raise RecordError(f"{path}: not the columns of this version; {otherwise}")
+            raise RecordError(f"{path} has other columns than this version; {otherwise}")
         frames.append(frame.dropna(axis="columns", how="all"))
     return pandas.concat(frames).reindex(columns=columns).reset_index(drop=True)
 
 
 def _check_proof(path: Path, otherwise: str) -> None:
-    if not freshness.proof(path):
+    if not freshness.manifest(path):
         raise RecordError(
-            f"{path}: {path.with_name(freshness.PROOFS)} does not say that it was measured; {otherwise}"
+            f"{path} has no entry in {path.with_name(freshness.PROOFS)}, which proves its origin; {otherwise}"
         )

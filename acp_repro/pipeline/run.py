@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -36,6 +37,11 @@ def option_of(suite: str) -> str:
     ``experiments/``."""
     file = file_of(suite)
     return suite if file == SuiteName(suite).file else shlex.quote(file.as_posix())
+
+
+def run_options(suite: str, names: Iterable[str]) -> str:
+    """The options of a command that select a suite and some of its runs; without names, all runs."""
+    return f"--suite {option_of(suite)}" + "".join(f" --run {name}" for name in names)
 
 
 class Strict:

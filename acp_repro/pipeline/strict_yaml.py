@@ -21,20 +21,12 @@ from ..common.errors import did_you_mean
 from .errors import SuiteError
 
 T = TypeVar("T")
-MOST_BYTES = 2**15  # of a suite file; the longest of the project has 8,000
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _MISSING = ("missing", "missing_argument")
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, in JSON's types."""
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise SuiteError(f"{path}: has {size:,} bytes; a suite has at most {MOST_BYTES:,}")
-    return parse_yaml(path.read_bytes(), path)
-
-
 def parse_yaml(text: str | bytes, path: Path) -> dict[str, Any]:
-    """The mapping parsed from the YAML ``text``, in JSON's types; ``path`` is for errors."""
+    """The mapping parsed from the YAML ``text``, in JSON's types; errors name ``path``."""
     import yaml
 
     try:

@@ -20,7 +20,7 @@ from .errors import SuiteError, UnknownName
 from .paper import Paper, Suite
 from .paper_registry import find_paper
 from .run import EXPERIMENTS, Run, Strict, SuiteName, WeightsConfig
-from .strict_yaml import build, read_yaml
+from .strict_yaml import build, parse_yaml
 
 DEFAULT_PAPER = "acp"
 # Suites and runs name folders, and targets of Make.
@@ -49,8 +49,8 @@ class SuiteFile(Strict):
 
 
 def suite_path(name: str) -> Path:
-    """The file of a suite: ``experiments/NAME.yaml``, or a path: what ends in ``.yaml`` or ``.yml``, has a
-    slash, or is a folder."""
+    """The file of a suite: ``experiments/NAME.yaml``, or ``name`` itself if it ends in ``.yaml`` or ``.yml``,
+    contains a slash, or is a folder."""
     path, named = Path(name), EXPERIMENTS / f"{name}.yaml"
     is_path = path.suffix in (".yaml", ".yml") or "/" in name or (path.is_dir() and not named.is_file())
     return path if is_path else named
@@ -65,11 +65,11 @@ def load_suite(name: str) -> Suite:
     """The suite of that name or path (:func:`suite_path`), validated and multiplied out."""
     path = suite_path(name)
     if not path.is_file():
-        there = f"there are {', '.join(suite_names()) or 'none here'} (run from the project's folder)"
+        there = f"experiments/ has {', '.join(suite_names()) or 'none'}; run from the project's folder"
         raise SuiteError(f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} suite; {there}")
     if not _NAME.fullmatch(path.stem):
         raise SuiteError(f"{path}: a suite's name may have only letters, digits and ._+-; rename the file")
-    content = read_yaml(path)
+    content = parse_yaml(path.read_bytes(), path)
     with _errors_in(path):
         paper = find_paper(str(content.get("paper", DEFAULT_PAPER)))
     file = build(paper.file, content, path)

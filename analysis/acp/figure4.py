@@ -16,13 +16,13 @@ BINS = 20
 NEAR_LIMIT = 0.01  # the distance from the achievable maximum of a head "at the limit"
 KINDS = {
     "global": style.ROLES["global"],
-    "between": style.ROLES["intermediate"],
+    "intermediate": style.ROLES["intermediate"],
     "local": style.ROLES["local"],
 }
 # The limits are percentages of the achievable maximum; see head_kinds().
 WORDS = {
     "global": f"global (< {100 * GLOBAL:g} % of max.)",
-    "between": "intermediate",
+    "intermediate": "intermediate",
     "local": f"local (≥ {100 * LOCAL:g} % of max.)",
 }
 TOO_COARSE = Verdict(Word.INCONCLUSIVE, "the grid has too few blocks for local heads")
@@ -53,9 +53,9 @@ def grid_limit(records: pd.DataFrame) -> tuple[float, np.ndarray]:
 
 
 def head_kinds(records: pd.DataFrame) -> pd.Series:
-    """``local``, ``global`` or ``between`` for each head of one run's ``pruned_ratio`` records."""
+    """``local``, ``global`` or ``intermediate`` for each head of one run's ``pruned_ratio`` records."""
     limit, _ = grid_limit(one_each(records, ["run", "layer", "head"], "pruned_ratio"))
-    return records["pruned_ratio"].map(lambda ratio: head_kind(ratio, limit) or "between")
+    return records["pruned_ratio"].map(lambda ratio: head_kind(ratio, limit) or "intermediate")
 
 
 def kinds(records: pd.DataFrame) -> dict[str, float]:
@@ -71,7 +71,7 @@ def describe(records: pd.DataFrame, panels: str) -> str:
     percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
     return f"""Of the {len(records)} heads of {naming.run_name(one)}, {percent["local"]} are local,
-{percent["global"]} are global and {percent["between"]} are intermediate. {panels} A local head prunes at
+{percent["global"]} are global and {percent["intermediate"]} are intermediate. {panels} A local head prunes at
 least {100 * LOCAL:g} % of the achievable maximum, and a global head prunes under {100 * GLOBAL:g} % of the
 maximum. The maximum is {100 * limit:.1f} % at {one["context_length_tokens"]:,} tokens in blocks of {grid},
 and the shaded region is beyond the maximum. Each row keeps the diagonal block and the preceding block, unless
@@ -116,7 +116,7 @@ def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
     found = head_kinds(pruned_ratio)
-    local, rest, everywhere = (int((found == k).sum()) for k in ("local", "between", "global"))
+    local, rest, everywhere = (int((found == k).sum()) for k in ("local", "intermediate", "global"))
     met = local > 0 and everywhere > 0 and local + everywhere > rest
     short = f"{local} local, {everywhere} global, {rest} intermediate"
     most = statistics.prunable_percent(*map(int, pruned_ratio[statistics.GRID].iloc[0])) / 100

@@ -85,7 +85,10 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     otherwise inconclusive. Undertrained runs are listed and do not decide if other runs exist."""
     found, names = {}, {}
     for run, heads in _by_run(pruned_ratio):
-        found[run] = homogeneity(pd.crosstab(heads["layer"], head_kinds(heads)).iloc[2:])
+        counts = pd.crosstab(heads["layer"], head_kinds(heads)).iloc[2:]
+        # The permutation test depends on the order of the columns.
+        columns = ["intermediate", "global", "local"]
+        found[run] = homogeneity(counts.reindex(columns=columns, fill_value=0))
         names[run] = f"{naming.run_name(heads.iloc[0])} ({run[0]})"
     if not found:
         return Verdict(Word.INCONCLUSIVE, "no run has layers past the second and enough blocks")

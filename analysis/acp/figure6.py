@@ -87,7 +87,7 @@ def _weights(ax: drawing.Axes, entries: pd.DataFrame, size: float) -> drawing.Pa
 def title(head: pd.Series, length: int) -> str:
     """The kind, place and pruned ratio of a head; non-breaking spaces keep the place on one line."""
     limit = largest_pruned_ratio(length, int(head["block_q_tokens"]), int(head["block_k_tokens"]))
-    names = {"local": "Local", "global": "Global", "between": "Intermediate", None: "One block"}
+    names = {"local": "Local", "global": "Global", "intermediate": "Intermediate", None: "One block"}
     name = names[head_kind(head["pruned_ratio"], limit)]
     place = f"(layer\xa0{head['layer']},\xa0head\xa0{head['head']}):"
     return f"{name} {place} {100 * head['pruned_ratio']:.0f} %\xa0pruned"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from acp_repro.common.statistics import interval
+from acp_repro.common.statistics import over_draws
 
 from .. import style
 from ..tables import one_each, side_by_side
@@ -41,7 +41,8 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
         unit = "seed" if seeds > 1 else "haystack_sample"
         for name, both in sides.items():
             some = both[(both[SETTING] == list(setting)).all(axis=1)]
-            mean, low, high = interval((some["acp"] - some["exact"]).groupby(some[unit]).mean())
+            differences = (some["acp"] - some["exact"]).groupby(some[unit]).mean()
+            mean, low, high = over_draws(differences).interval()
             row |= {f"{name}_{method}": some[method].mean() for method in METHODS}
             row |= {f"{name}_difference": mean, f"{name}_low": low, f"{name}_high": high}
         rows.append(row)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from acp_repro.common.statistics import interval
+from acp_repro.common.statistics import over_draws
 
 from .. import drawing, style
 from . import naming, needle_facts, needle_statistics, versions
@@ -76,7 +76,7 @@ def in_words(table: pd.DataFrame) -> str:
     """Sentences on the number of differing pairs, the sign and the mean of the differences, without nulls."""
     table = table[~table["is_null"]]
     apart = table[table["difference_nats"] != 0]
-    mean, low, high = interval(table["difference_nats"])
+    mean, low, high = over_draws(table["difference_nats"]).interval()
     better = int((apart["difference_nats"] < 0).sum())
     return (
         f"In {len(table) - len(apart)} of {len(table)} pairs the likelihoods are identical; among the other "
@@ -87,7 +87,7 @@ def in_words(table: pd.DataFrame) -> str:
 
 def _half_width(table: pd.DataFrame) -> float:
     """Half the width of the interval of :func:`in_words`, in nats."""
-    _, low, high = interval(table.loc[~table["is_null"], "difference_nats"])
+    _, low, high = over_draws(table.loc[~table["is_null"], "difference_nats"]).interval()
     return (high - low) / 2
 
 

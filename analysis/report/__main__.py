@@ -15,7 +15,7 @@ with imports_of("figures"):
 def main(arguments: list[str] | None = None) -> None:
     """Writes ``figures/SUITE/report.md``."""
     parser = Parser(prog="python -m analysis.report", description=__doc__)
-    parser.add_argument("--suite", default="cpu", help="whose records to show (default: cpu)")
+    parser.add_argument("--suite", default="cpu", help="the suite whose records are shown (default: cpu)")
     report = gather(parser.parse_args(arguments).suite)
     path = files.write_text(FIGURES / report.suite.name / "report.md", render(report))
     print(f"report: {path.resolve()}")

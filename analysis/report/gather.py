@@ -1,4 +1,4 @@
-"""Everything that the report of a suite shows: its claims from the ledger, its records and its figures.
+"""Collects the content of a suite's report: claims from the ledger, records and figures.
 
 A paper's analysis has a module ``naming`` that describes its models: ``run_cells(run)``,
 ``describe(suite)``, and for the ledger ``shapes(runs)``,
@@ -26,7 +26,7 @@ from ..ledger import Row, record_paths
 
 @dataclass(frozen=True)
 class Entry:
-    """A section of the page."""
+    """The section of an item."""
 
     item: FigureSpec
     image: Path | None
@@ -41,14 +41,14 @@ class Entry:
 
     @property
     def shown(self) -> bool:
-        """Whether it has a section of its own; what the suite cannot have is a line of a list."""
+        """Whether the item has its own section; one section lists the items that the suite cannot draw."""
         return self.made or not self.absent
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that the page shows: the models in half a sentence, ``note``, a sentence on the verdicts, (name,
-    values) of where the records come from, a row for each run, and the items."""
+    """The content of the page: a phrase about the models, ``note``, a sentence on the verdicts, ``facts``
+    (name, values) on the origin of the records, one row per run, and the items."""
 
     suite: Suite
     models: str
@@ -84,8 +84,8 @@ def gather(name: str) -> Report:
 
 
 def _rows(suite: Suite, records: Mapping[str, pd.DataFrame]) -> tuple[dict[str, Row], str]:
-    """The ledger's rows of a published suite, whose records are judged there with those of the others; of any
-    other suite its own."""
+    """The rows of ``claims.json`` for a published suite, else the rows judged on this suite alone; also the
+    note of the report."""
     if suite.file.published and (rows := ledger.read()):
         if ledger.is_judged(suite.name):
             return rows, "Verdicts are those of [claims.json](../../claims.json), over all published suites."
@@ -117,7 +117,7 @@ def entry(item: FigureSpec, suite: Suite, rows: Mapping[str, Row]) -> Entry:
 
 
 def facts(records: Mapping[str, pd.DataFrame]) -> tuple[tuple[str, str], ...]:
-    """Where the records come from: (name, all values that occur)."""
+    """The origin of the records: (name, all values that occur)."""
 
     def values(column: str) -> str:
         found = {str(v) for table in records.values() for v in table[column].dropna().unique()}
@@ -138,7 +138,7 @@ def facts(records: Mapping[str, pd.DataFrame]) -> tuple[tuple[str, str], ...]:
 
 
 def runs_table(suite: Suite, records: Mapping[str, pd.DataFrame], models: ModuleType) -> pd.DataFrame:
-    """One row per run of the suite: what it is, how long it was trained, how many metrics are measured."""
+    """One row per run of the suite: its settings, trained tokens and number of measured metrics."""
     trained: dict[str, int] = {}
     measured: dict[str, int] = {}
     for table in records.values():

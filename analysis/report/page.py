@@ -130,7 +130,7 @@ def _in_sentence(item: FigureSpec) -> str:
 
 
 def _description(entry: Entry) -> str:
-    """What a picture shows: the first sentence after "**Figure N.**"; the caption says the rest."""
+    """The alternative text of a picture: the first sentence of the caption after "**Figure N.**"."""
     words = re.sub(r"\*\*[^*]*\*\*", "", entry.text or entry.item.title, count=1)
     first = re.split(r"\.\s", words.strip(), maxsplit=1)[0]
     return f"{entry.item.label}: {' '.join(re.sub(r'[*$`{}]', '', first).split()).rstrip('.')}."

@@ -1,4 +1,4 @@
-"""Judges every claim on the published records: claims.json, and the pages that show it."""
+"""Judges every claim on the published records; writes claims.json and the pages rendered from it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
 """Measures one claim again: ``make claim ID=acp.figure2.1``.
 
-Trains what lacks weights, measures, and prints the old and the new answer and verdict. The records in
-``results/`` are then the new ones. Without an ID it lists all claims and what each costs.
+Trains runs without weights, measures, and prints the old and the new answer and verdict. The new records
+replace those in ``results/``. Without an ID the command lists all claims with their cost.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from acp_repro.common.command import Parser, choose_device, command, imports_of, plain, run_command, run_words
 from acp_repro.pipeline import planner
@@ -16,15 +14,16 @@ from acp_repro.pipeline.suite_file import load_suite
 
 with imports_of("figures"):
     from .. import ledger
+    from ..rerun import rerun
     from . import reference
 
 
-@command("the same command goes on from where it was")
+@command("the same command resumes")
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m analysis.reproduction.claim", description=plain(__doc__))
-    parser.add_argument("id", nargs="?", help="of a line of REPRODUCTION.md, such as acp.figure2.1")
+    parser.add_argument("id", nargs="?", help="a claim of REPRODUCTION.md, such as acp.figure2.1")
     parser.add_argument(
-        "--suite", help="measure it on the runs of this suite (default: those that REPRODUCTION.md quotes)"
+        "--suite", help="measure the claim on this suite (default: the deciding suite in REPRODUCTION.md)"
     )
     options = parser.parse_args(arguments)
     if not (rows := ledger.read()):
@@ -48,10 +47,12 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
         judged_on = item or paper.item(claim.items[0])
         if suite.paper is not paper or not judged_on.runs(suite):
             raise SuiteError(f"suite {suite.name} cannot show {row.id}: {planner.why_not(suite, judged_on)}")
-        again: Mapping = ledger.rerun_on(claim, judged_on, suite)
+        metrics = paper.required(claim.metrics)
+        again = rerun([(metrics, judged_on, suite, judged_on.runs(suite))])
         commands, cost, devices = again["commands"], again["cost"], ()
         before = reference.read(suite, claim.metrics)
-        old = ledger.judge_on(row.id, claim, item, suite, before or ledger.all_records(suite, claim.metrics))
+        records = {suite.name: before or ledger.all_records(suite, claim.metrics)}
+        old = ledger.judge_row(row.id, claim, item, paper, [suite], records)
         if suite.name != row.suite:
             print(
                 f"  suite {suite.name} ({suite.file.description}) cannot change the verdict, which is "
@@ -65,7 +66,7 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
         raise SuiteError(f"{row.id}: nothing measures it: {row.numbers}{name}")
     print(f"cost: {cost}")
     if any(device.startswith("NVIDIA") for device in devices) and choose_device(None).type == "cpu":
-        raise SuiteError(f"{row.id}: no GPU is here to train that; name a suite for CPUs, such as SUITE=cpu")
+        raise SuiteError(f"{row.id}: training needs a GPU; name a suite for CPUs, such as SUITE=cpu")
     for words in commands:
         print(f"$ {words}", flush=True)
         if code := run_words(words):
@@ -75,7 +76,7 @@ def _again(row: ledger.Row, suite_name: str | None) -> int:
         return 0
     if suite:
         fresh = ledger.all_records(suite, claim.metrics)
-        new = ledger.judge_on(row.id, claim, item, suite, fresh)
+        new = ledger.judge_row(row.id, claim, item, paper, [suite], {suite.name: fresh})
     else:
         (new,) = ledger.judge_all(row.id)
     print(f"new: {new.verdict}: {new.numbers} ({new.scale})")

@@ -1,4 +1,4 @@
-"""What is still missing: the one list, at the end of REPRODUCTION.md."""
+"""The list of missing measurements at the end of REPRODUCTION.md."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ WRITTEN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="
 
 
 def gaps(name: str, rows: Sequence[Row], suites: Sequence[Suite]) -> tuple[tuple[str, str], ...]:
-    """What nobody has measured of one paper, and what would close it: whole suites, runs of a suite, claims,
-    and what is written down."""
+    """(missing measurement, remedy) of one paper: whole suites, runs of a suite, claims, and the entries of
+    ``missing.toml``."""
     unmeasured = {row.where: row for row in rows if row.missing and row.where}
     return (
         *(_of_suite(suite) for suite in suites if suite.file.published is False),

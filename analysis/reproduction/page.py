@@ -18,7 +18,12 @@ from ..verdict import MEANINGS, Word
 from .missing import gaps
 
 CLAIMS = Path("docs/claims")
-FIRST = {True: "yes", False: "no", None: "–"}
+FIRST = {True: "yes", False: "no", None: "–"}  # whether the criterion is older than its measurements
+COMMITTED = {
+    True: " (committed before the first of its measurements)",
+    False: " (committed after the first of its measurements)",
+    None: "",
+}
 MARKERS = {
     "savings": ("<!-- from claims.json: make reproduction -->", "<!-- end -->"),
     "answers": ("<!-- answers from claims.json -->", "<!-- end of answers -->"),
@@ -119,7 +124,7 @@ def trained_models(models: Iterable[Mapping]) -> str:
 
 
 def _models(models: Iterable[Mapping]) -> str:
-    """A line for each pair, trained with ACP and exact; its seeds share the line."""
+    """A table with one row per pair of an ACP and an exact model; the row has the results of all seeds."""
     pairs: dict[tuple[str, str], dict[str, list[Mapping]]] = {}
     for one in models:
         pattern = r"(.*?)-(?:acp([\d.]*)|(exact))(.*?)(?:-seed\d+)?"
@@ -144,7 +149,7 @@ def _models(models: Iterable[Mapping]) -> str:
 
 
 def _lines(rows: Sequence[Row]) -> str:
-    """A table; what is proved or tested in a sentence for each of the two verdicts."""
+    """A table of claims, and one sentence each for the proved and the tested claims."""
     shown = (Word.PROVED, Word.TESTED)
     body = (
         (
@@ -200,7 +205,7 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         facts = {
             "Claim": f"`{row.id}`{f', {row.where}' if row.where else ''}",
             "Paper": row.paper,
-            "Criterion": row.criterion + _first(row),
+            "Criterion": row.criterion + COMMITTED[row.criterion_before_run],
             "This work": _items(f"{numbers}{f' (n = {_plural(row)})' if row.n else ''}"),
             **{f"Suite {name}": _items(f"{verdict}: {numbers}") for name, verdict, numbers in row.others},
             "Results": _records(row),
@@ -220,24 +225,18 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _first(row: Row) -> str:
-    if row.criterion_before_run is None:
-        return ""
-    return f" (committed {'before' if row.criterion_before_run else 'after'} the first of its measurements)"
-
-
 def _items(words: str) -> str:
-    """An item a line where one line would be too long to read."""
+    """``words`` as a list with one item per line if they are longer than 300 characters."""
     return words if len(words) < 300 else "\n    - " + words.replace("; ", "\n    - ")
 
 
 def is_plotted(row: Row) -> bool:
-    """Whether the page shows its numbers as a plot: where they are more than six."""
+    """Whether the page shows the numbers of a claim as a plot, because there are more than six."""
     return len(row.values) > 6
 
 
 def _records(row: Row) -> str:
-    """A link to the test, and for each metric to the folder of its run, or to that of all its runs."""
+    """Links to the test, and for each metric to the folder of its run or the common folder of its runs."""
     links = [f"[`{row.test}`](../../{row.test.partition('::')[0]})"] * bool(row.test)
     by_quantity: dict[str, list[Path]] = {}
     for path in map(Path, row.records):
@@ -250,7 +249,7 @@ def _records(row: Row) -> str:
 
 
 def readme(text: str, rows: Mapping[str, Row]) -> str:
-    """README with what stands between its markers filled from the ledger."""
+    """README with the tables between its markers, rendered from the ledger."""
     answers = (
         (question, f"**{rows[id].ours}**", scale, f"[{rows[id].verdict}]({_link(rows[id])})")
         for question, id, scale in QUESTIONS
@@ -266,7 +265,7 @@ def readme(text: str, rows: Mapping[str, Row]) -> str:
 
 
 def _savings(rows: Mapping[str, Row]) -> str:
-    """Pruned ratio, attention time and training throughput of 125M at each context of the deciding suite."""
+    """Pruned ratio, attention time and throughput of 125M at each context of the deciding suite."""
     lines = (
         ("attention blocks pruned", "acp.figure2.2", "about 70 %"),
         ("attention time saved", "acp.figure2.3", "50 to 70 %"),

@@ -9,6 +9,7 @@ import pandas as pd
 from acp_repro.pipeline.paper import RESULTS, Suite
 
 from .. import ledger
+from ..rerun import REFERENCE
 
 
 def read(suite: Suite, names: Iterable[str]) -> dict[str, pd.DataFrame]:
@@ -16,7 +17,7 @@ def read(suite: Suite, names: Iterable[str]) -> dict[str, pd.DataFrame]:
     found = {}
     for metric in map(suite.paper.metric, names):
         ours = [path.relative_to(RESULTS) for _, path in ledger.record_paths(suite, metric, suite.runs)]
-        if there := [path for one in ours if (path := ledger.REFERENCE / one).is_file()]:
+        if there := [path for one in ours if (path := REFERENCE / one).is_file()]:
             tables = [pd.read_csv(path, dtype={"size": str, "commit": str}) for path in there]
             found[metric.name] = pd.concat(tables).reset_index(drop=True)
     return found

@@ -278,7 +278,7 @@ def test_tolerances_are_never_averaged():
 
 def test_head_kinds_are_relative_to_the_maximum_of_the_grid():
     kinds = figure4.head_kinds(heads(1.0, 0.951, 0.949, 0.051, 0.049))
-    assert kinds.tolist() == ["local", "local", "between", "between", "global"]
+    assert kinds.tolist() == ["local", "local", "intermediate", "intermediate", "global"]
 
 
 def test_same_weights_are_compared_prompt_by_prompt():

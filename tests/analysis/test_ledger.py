@@ -21,6 +21,7 @@ from analysis import ledger
 from analysis.acp import naming
 from analysis.reproduction import claim
 from analysis.reproduction.__main__ import write_pages
+from analysis.rerun import duration
 from analysis.verdict import Verdict, Word
 from tests.analysis import synthetic
 
@@ -173,7 +174,7 @@ def test_cost_is_time_on_a_gpu(mini):
     row = judge("acp.figure2.1")  # two training runs, two records
     assert row.devices == ["H"]
     assert row.cost == "about 30 min of training on an H, about 2 s of measuring"
-    assert ledger.duration(5580) == "about 1 h 33 min"
+    assert duration(5580) == "about 1 h 33 min"
 
 
 def test_theorems_are_proved_and_small_runs_are_marked_as_such(mini, monkeypatch):

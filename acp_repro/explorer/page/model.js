@@ -21,7 +21,7 @@ function columnChoice(says, id, keys, chosen, choose) {
   return node("label", {}, `${says} `, node("select", { id, onchange: e => choose(e.target.value) }, ...keys.map(key => node("option", { value: key, selected: chosen === key }, titled(key)))));
 }
 function kindChoice(rows) {
-  const kinds = ["local", "between", "global", "–"].filter(kind => rows.some(r => (r.kind ?? "–") === kind));
+  const kinds = ["local", "intermediate", "global", "–"].filter(kind => rows.some(r => (r.kind ?? "–") === kind));
   return node("fieldset", { class: "kinds" }, node("legend", {}, "show"), ...kinds.map(kind => node("label", {},
     node("input", { type: "checkbox", value: kind, checked: state.kinds.has(kind), onchange: e => {
       const chosen = new Set(state.kinds);
@@ -34,7 +34,7 @@ function kindChoice(rows) {
 function drawModel(section) {
   const model = models[state.model], { rows } = model, pruned = d3.mean(rows, r => r.pruned_ratio);
   const of = kind => rows.filter(r => r.kind === kind).length;
-  const says = !GATED ? `${rows.length} heads. In the median head, 99 % of a query's weight is on ${counted(d3.median(rows, r => r.keys_99), "key")}. ${percent(d3.mean(rows, r => r["seen_e-10"]))} of the blocks of 64 × 64 could be pruned online and ${percent(d3.mean(rows, r => r["after_e-10"]))} by an oracle, with a loss of less than e⁻¹⁰ of any row's weight.` : `${rows.length} heads: ${of("local")} local, ${of("between")} intermediate, ${of("global")} global. `
+  const says = !GATED ? `${rows.length} heads. In the median head, 99 % of a query's weight is on ${counted(d3.median(rows, r => r.keys_99), "key")}. ${percent(d3.mean(rows, r => r["seen_e-10"]))} of the blocks of 64 × 64 could be pruned online and ${percent(d3.mean(rows, r => r["after_e-10"]))} by an oracle, with a loss of less than e⁻¹⁰ of any row's weight.` : `${rows.length} heads: ${of("local")} local, ${of("intermediate")} intermediate, ${of("global")} global. `
     + `${percent(pruned)} of all blocks ${model.exact ? "would be" : "are"} pruned. The achievable maximum is ${percent(rows[0].largest_pruned_ratio)}, because ACP never prunes the blocks on and next to the diagonal.`;
   section.replaceChildren(
     node("p", { class: "lead" }, says),
@@ -62,7 +62,7 @@ function drawModel(section) {
 
 function legend(rows, key = state.shade) {
   const shade = shader(key, rows), column = COLUMNS[key];
-  if (shade.kinds) return node("p", { class: "legend" }, ...["local", "between", "global"].map(kind => node("span", {}, node("span", { class: "dot", style: `background: ${kindColour(kind)}` }), kindName(kind))));
+  if (shade.kinds) return node("p", { class: "legend" }, ...["local", "intermediate", "global"].map(kind => node("span", {}, node("span", { class: "dot", style: `background: ${kindColour(kind)}` }), kindName(kind))));
   const ends = shade.domain, stops = d3.range(0, 1.01, 0.1).map(sequential);
   return node("p", { class: "legend" }, `${column.text(ends[0])} `, node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), ` ${column.text(ends[1])}`, node("span", { class: "quiet" }, `${titled(key)}: ${column.says}`));
 }

@@ -32,7 +32,7 @@ const roundedBy = weight => Math.sqrt(weight) / 255;
 const weightText = w => (w < 0.0995 ? percent(w) : `${Math.round(100 * w)}\u00a0%`);
 const gateText = f => (f > 0.9995 && f < 1 ? `1 − ${small(1 - f)}` : f.toFixed(3));
 const GATED = models.some(m => m.table.mean_forget_gate); // a model without forget gates has no gate panels
-const kindName = kind => (kind === "between" ? "intermediate" : kind ?? "–");
+const kindName = kind => kind ?? "–";
 // A global head keeps all or nearly all keys, so a count would describe the causal mask and not the head.
 const contextText = (v, row) => (row?.kind === "global" ? "all keys" : whole(v));
 const nats = v => v.toFixed(1).replace(/^-0\.0$/, "0.0").replace("-", "−");
@@ -67,8 +67,8 @@ const SORTS = Object.keys(COLUMNS), NUMBERS = SORTS.filter(key => !COLUMNS[key].
 
 // ---- state, stored in the address so that a reload or a link restores it ----
 // The initial head is the intermediate head whose pruned ratio is closest to 80 % of the achievable maximum.
-const usual = d3.least(models[0].rows.filter(r => r.kind === "between"), r => Math.abs(r.pruned_ratio - 0.8 * r.largest_pruned_ratio))?.index ?? 0;
-const state = { view: "model", model: 0, row: usual, token: null, epsilon: null, rule: null, ruleHead: null, shade: SHADES[0], kinds: new Set(["local", "between", "global", "–"]) };
+const usual = d3.least(models[0].rows.filter(r => r.kind === "intermediate"), r => Math.abs(r.pruned_ratio - 0.8 * r.largest_pruned_ratio))?.index ?? 0;
+const state = { view: "model", model: 0, row: usual, token: null, epsilon: null, rule: null, ruleHead: null, shade: SHADES[0], kinds: new Set(["local", "intermediate", "global", "–"]) };
 // The visible part of the matrix, in tokens, which is preserved across heads and page sizes.
 const WHOLE = { key: 0, query: 0, tokens: Infinity };
 let shownPart = WHOLE;

@@ -43,7 +43,7 @@ function drawRules(section) {
       choice("rule", "rule-name", [["", "all rules"], ...RULES.rules.map(r => [r.name, r.name])], state.rule, rule => change({ rule })),
       state.ruleHead === null ? null : node("button", { type: "button", onclick: () => openHead(heads[state.ruleHead], 0) }, "open this head")),
     figure("Skipped tiles against worst-row loss", `${title}. Higher points skip more; points further left lose less. A ring marks the certified test at the same loss.`, node("div", { id: "rule-plot" }),
-      node("p", { class: "legend" }, ...(byHead ? (GATED ? ["local", "between", "global"].map(kind => dot(kindColour(kind), kindName(kind))) : []) : [dot(style("--acp"), "with a bound on every row"), dot(style("--quiet"), "without a bound")]), node("span", {}, node("span", { class: "ring" }), "certified test at equal loss")),
+      node("p", { class: "legend" }, ...(byHead ? (GATED ? ["local", "intermediate", "global"].map(kind => dot(kindColour(kind), kindName(kind))) : []) : [dot(style("--acp"), "with a bound on every row"), dot(style("--quiet"), "without a bound")]), node("span", {}, node("span", { class: "ring" }), "certified test at equal loss")),
       saveButtons(() => fileName(models[0].name, "rules"), () => $("#rule-plot svg"))),
     figure(title, `${state.rule === null && state.ruleHead === null ? "Worst-row loss and output error are maxima over heads; the other columns are means. " : ""}Click a column to sort by it, and a row to see ${byHead ? "all rules in that head" : "that rule in each head"}.`,
       sortableTable("rules", rows, columns, ruleSorting, (row, key) => {

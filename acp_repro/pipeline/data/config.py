@@ -57,13 +57,13 @@ class CorpusConfig:
         if isinstance(self.path, list):
             object.__setattr__(self, "path", tuple(self.path))
         if isinstance(self.path, tuple) and self.corpus != "text":
-            raise DataError(f"path: `corpus: {self.corpus}` takes one path")
+            raise DataError(f"path: `corpus: {self.corpus}` accepts one path")
         self.function.check(self.path, self.arguments())
         for of in fields(self):
             is_taken = of.name not in self.NAMED or of.name in self.function.options
             if not is_taken and getattr(self, of.name) != of.default:
                 takers = [name for name, other in CORPORA.items() if of.name in other.options]
-                raise DataError(f"{of.name}: is for `corpus: {' or '.join(takers)}`; remove it")
+                raise DataError(f"{of.name}: only `corpus: {' or '.join(takers)}` accepts it; remove it")
 
     def arguments(self) -> dict[str, Any]:
         """The options of the function, from the settings."""
@@ -130,7 +130,7 @@ class DataConfig(CorpusConfig):
         if is_split and (self.bpe_size or self.tokenizer == "bytes"):
             raise DataError("tokenizer: `corpus: longcrawl64` consists of GPT-2 ids; remove the key")
         if self.heldout_paths and self.corpus != "text":
-            raise DataError(f"heldout: `corpus: {self.corpus}` takes a fraction such as 0.05, not paths")
+            raise DataError(f"heldout: `corpus: {self.corpus}` accepts a fraction such as 0.05, not paths")
         if not is_split:
             self._set("heldout", DEFAULT_HELDOUT)
         if self.corpus == "hf":

@@ -91,7 +91,7 @@ class CorpusFunction:
     def check(self, path: Any, options: Mapping[str, Any]) -> None:
         """Checks the path and options of a suite file."""
         if (path is not None) > bool(self.path):
-            raise DataError(f"path: `corpus: {self.name}` takes none; remove it")
+            raise DataError(f"path: `corpus: {self.name}` accepts no path; remove the key")
         if not path and self.path and inspect.signature(self.read).parameters["path"].default is not None:
             raise DataError(f"path: {path!r}, but `corpus: {self.name}` needs {self.path}")
         for name in options:
