@@ -74,7 +74,7 @@ def recorded(suite: FoXSuite, metric: Metric, device: str) -> list[FoXRun]:
 
 def _measure(suite: FoXSuite, runs: list[FoXRun], options: argparse.Namespace) -> int:
     """The work of one rank. Rank 0 writes each record at once, so a crash loses one model at most."""
-    from .papers.acp.training_steps import time_steps
+    from .papers.acp.measure.training_steps import time_steps
     from .pipeline.training.distributed import on_rank_zero, process_group, world_size
 
     with process_group(options.device) as device:

@@ -20,6 +20,7 @@ from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.layers import ForgettingAttentionCore
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.trainer import autocast
 
 from ..trained import LabelledBatches, PassSettings
@@ -33,6 +34,18 @@ TREATMENTS = ("scaled", "masked", "removed")
 Kept = list[Tensor]  # (H, prompt) bool of each layer
 
 
+@with_columns(
+    "policy",
+    "treatment",
+    "prompt_tokens",
+    "position",
+    "measured_tokens",
+    "kept_bytes",
+    "full_bytes",
+    "loss_nats",
+    "loss_increase_nats",
+    "largest_loss_increase_nats",
+)
 def measure_eviction(
     model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings
 ) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from acp_repro.common.command import progress_bar
 from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.run_folder import compiles
 from acp_repro.pipeline.training.task import Trained
 from acp_repro.pipeline.training.trainer import (
@@ -52,6 +53,22 @@ class Training:
         return [p.grad for p in self.model.parameters()]
 
 
+@with_columns(
+    "training",
+    "training_log_pruning_tolerance",
+    "step",
+    "tokens",
+    "loss_nats",
+    "loss_difference_nats",
+    "differing_gradients",
+    "gradient_difference",
+    "gradient_norm_difference",
+    "most_different_gradient",
+    "parameter_difference",
+    "diverges_here",
+    "pruned_ratio",
+    "largest_pruned_mass",
+)
 def measure_first_divergence(trained: Trained) -> list[dict[str, Any]]:
     """One record a step and training, except the first training, which is exact and compared with.
 

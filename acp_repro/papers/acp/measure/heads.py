@@ -12,6 +12,7 @@ from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.reference import attention_scores
 from acp_repro.common.errors import UsageError
 from acp_repro.model.capture import AttentionInputs, attention_inputs
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.trainer import autocast
 
 from ..trained import TrainedFoX
@@ -29,6 +30,17 @@ class Head(NamedTuple):
     head: int
 
 
+@with_columns(
+    "layer",
+    "head",
+    "pruned_ratio",
+    "position",
+    "cumulative_log_fgate_nats",
+    "threshold_nats",
+    "block_q_tokens",
+    "block_k_tokens",
+    "first_kept_key_position",
+)
 def measure_decay(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a position and head, on the first held-out sequence of the run's context length.
 
@@ -117,6 +129,7 @@ def _one_head(inputs: AttentionInputs, head: int) -> AttentionInputs:
     return AttentionInputs(*map(slice_head, (inputs.q, inputs.k, inputs.v, inputs.log_fgate)), threshold)
 
 
+@with_columns("layer", "head", "query_position", "key_position", "attention_weight")
 def measure_attention_weights(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each entry of A over 0.1, rows in order, of the heads of ``decay``. A is exact (Equation
     2), computed in float64 by the reference from the numbers that the model multiplies."""

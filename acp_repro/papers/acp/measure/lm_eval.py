@@ -19,13 +19,25 @@ from acp_repro.pipeline.evaluation.evaluation import (
     identity,
 )
 from acp_repro.pipeline.evaluation.tasks import load_tasks
+from acp_repro.pipeline.paper import with_columns
 
 from ..trained import TrainedFoX
-from .losses import summarize
+from .losses import DIFFERENCES, summarize
 
 _SHOWN = {(column.task, column.metric) for column in COLUMNS}
 
 
+@with_columns(
+    "task",
+    "metric",
+    "value",
+    "standard_error",
+    "items",
+    "truncated_requests",
+    "source",
+    "harness_version",
+    "begins_with_bos",
+)
 def measure_lm_eval(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a task and metric, with the standard error of sampling its items. ``begins_with_bos`` is
     missing in records whose prompts did not begin with BOS."""
@@ -75,6 +87,7 @@ def _harness(trained: TrainedFoX) -> tuple:
     return lm, tasks, kept
 
 
+@with_columns("task", "metric", "item", "value", "weight")
 def measure_lm_eval_items(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record an item and metric of the columns of Tables 1 and 3: 1 or 0 for right or wrong; for a
     perplexity the log-likelihood in nats, and ``weight`` is its number of words."""
@@ -87,6 +100,7 @@ def measure_lm_eval_items(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
 
 
+@with_columns(*DIFFERENCES)
 def measure_same_weights_tasks(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a task, ACP less exact: the log-likelihoods of its requests, and the items that are right
     with one alone."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from acp_repro.common.files import read_json, read_json_lines
 from acp_repro.model.loss import IGNORED_LABEL
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.trainer import autocast
 
 from ..task import perturb
@@ -22,8 +23,17 @@ from .needle import measure_needle
 WINDOW_TOKENS = 101  # Section 4.2 and Figure 3
 MOST_POSITIONS = 1024  # a curve in print shows no more
 MOST_POINTS = 100  # nor a log
+DIFFERENCES = (  # columns of a comparison of the same weights with ACP and exact
+    "test",
+    "items",
+    "differing_items",
+    "largest_difference_nats",
+    "mean_difference_nats",
+    "differing_answers",
+)
 
 
+@with_columns("measured_tokens", "loss_nats")
 def measure_loss(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record: the mean over all positions of the held-out text, in nats a token."""
     losses, tokens = trained.once(loss_by_position)
@@ -43,6 +53,7 @@ def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
     return (total / sequences).cpu(), sequences * len(total)
 
 
+@with_columns("position", "window_tokens", "measured_tokens", "loss_nats")
 def measure_loss_curve(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a position: the mean loss of the window of 101 positions centred there, if it is wholly
     inside the context. At most 1024 are kept: every s-th, with the smallest s that suffices."""
@@ -61,6 +72,16 @@ def measure_loss_curve(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
 
 
+@with_columns(
+    "step",
+    "tokens",
+    "layer",
+    "pruned_ratio",
+    "loss_nats",
+    "averaged_steps",
+    "training_device",
+    "throughput_tokens_per_s",
+)
 def measure_training_log(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each layer at every step kept; for an exact run one record a step, without a layer.
 
@@ -95,6 +116,7 @@ def measure_training_log(trained: TrainedFoX) -> list[dict[str, Any]]:
     return records
 
 
+@with_columns("step", "tokens", "loss_nats", "grad_norm")
 def measure_step_losses(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a step, with every digit of its mean loss and of its gradient's norm before clipping."""
     return [
@@ -103,6 +125,7 @@ def measure_step_losses(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
 
 
+@with_columns(*DIFFERENCES)
 def measure_same_weights(trained: TrainedFoX) -> list[dict[str, Any]]:
     """ACP less exact: one record for the loss of every held-out token, one for the prompts of the needle
     test. Another shows what one bit does: both with ACP, one with a weight moved by a unit of bfloat16."""

@@ -16,6 +16,7 @@ from acp_repro.attention import reference
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs
+from acp_repro.pipeline.paper import with_columns
 
 from ..trained import LabelledBatches, PassSettings, one_pass
 
@@ -92,12 +93,28 @@ def threshold_slack(
     return highest - inputs.threshold.expand(batch, heads).double()
 
 
+@with_columns(
+    "layer",
+    "head",
+    "measured_rows",
+    "rows_with_pruning",
+    "threshold_nats",
+    "pruned_ratio",
+    "largest_pruned_mass",
+    "q99_pruned_mass",
+    "q90_pruned_mass",
+    "median_pruned_mass",
+    "threshold_slack_nats",
+)
 def measure_pruned_mass(
     model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings
 ) -> list[dict[str, Any]]:
-    """One record a head, over all rows of the text, at the model's epsilon and the code's grid. Maximum and
-    quantiles are over the rows that have a pruned block. ``threshold_nats`` is the mean delta,
-    ``threshold_slack_nats`` the smallest :func:`threshold_slack` of the sequences."""
+    """One record a head, over all rows of the text, at the model's epsilon and the code's grid.
+
+    A pruned mass is a sum of attention weights, from 0 to 1. Maximum and quantiles are over the rows that
+    have a pruned block. ``threshold_nats`` is the mean delta, and ``threshold_slack_nats`` the smallest
+    :func:`threshold_slack` of the sequences.
+    """
     config = model.config
     assert config.log_pruning_tolerance is not None, "a run that prunes nothing"
     shape = config.num_hidden_layers, config.num_heads

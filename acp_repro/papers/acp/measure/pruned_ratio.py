@@ -11,6 +11,7 @@ from torch import Tensor
 from acp_repro.common.command import progress_bar
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.trainer import autocast
 
 from ..schema import SWEPT_LOG_PRUNING_TOLERANCES
@@ -20,6 +21,16 @@ from .pruned_mass import pruned_row_mass
 BLOCKS = (1, 16, 32, 64, 128, 256)
 
 
+@with_columns(
+    "layer",
+    "head",
+    "measured_tokens",
+    "block_q_tokens",
+    "block_k_tokens",
+    "pruned_blocks",
+    "causal_blocks",
+    "pruned_ratio",
+)
 def measure_pruned_ratio(
     model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings
 ) -> list[dict[str, Any]]:
@@ -59,6 +70,7 @@ def measure_pruned_ratio(
     ]
 
 
+@with_columns("block_tokens", "measured_tokens", "pruned_ratio")
 def measure_block_size(
     model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings
 ) -> list[dict[str, Any]]:
@@ -84,6 +96,14 @@ def measure_block_size(
     ]
 
 
+@with_columns(
+    "swept_log_pruning_tolerance",
+    "block_pruned_ratio",
+    "token_pruned_ratio",
+    "loss_nats",
+    "largest_pruned_mass",
+    "measured_tokens",
+)
 def measure_epsilon_sweep(
     model: FoXForCausalLM,
     batches: LabelledBatches,

@@ -13,14 +13,34 @@ from acp_repro.attention import choose_implementation, forgetting_attention
 from acp_repro.common.command import progress_bar
 from acp_repro.model.capture import AttentionInputs, attention_inputs
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved
+from acp_repro.pipeline.paper import samples, with_columns
 from acp_repro.pipeline.training.run_folder import compiles
 from acp_repro.pipeline.training.trainer import autocast, compiled_blocks, make_optimizer, train_step
 
 from ..trained import TrainedFoX
 
 METHODS, PARTS = ("acp", "exact"), ("forward", "backward")
+_THROUGHPUT = (
+    "implementation",
+    "method",
+    "measured_tokens",
+    "repeats",
+    "throughput_tokens_per_s",
+    *samples("pass_ms"),
+    "order",
+)
 
 
+@with_columns(
+    "implementation",
+    "method",
+    "measured_tokens",
+    "repeats",
+    *samples("forward_ms"),
+    *samples("backward_ms"),
+    "boundary_search_ms",
+    "order",
+)
 def measure_attention_time(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a method: milliseconds for all layers on the measured text (Appendix B), the sum of medians.
     The forward time includes the boundary search."""
@@ -76,6 +96,7 @@ def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[
     return times | interleaved({("search", "acp"): inputs.search}, device, repeats)
 
 
+@with_columns(*_THROUGHPUT)
 def measure_throughput(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a method: tokens a second of whole training steps with the final weights, which a rate of 0
     keeps: throughput drops while gates open, then stays (Section 4.1). The first turn compiles."""
@@ -117,6 +138,7 @@ def measure_throughput(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
 
 
+@with_columns(*_THROUGHPUT)
 def measure_throughput_with_checkpointing(trained: TrainedFoX) -> list[dict[str, Any]]:
     """:func:`measure_throughput` with gradient checkpointing, as the paper trains (Appendix B)."""
     before = trained.model.gradient_checkpointing

@@ -1,4 +1,4 @@
-"""How a trained run gives the records of each metric; the columns are in ``metrics``. None draws.
+"""The measuring functions of all metrics, each with the columns of its records.
 
 A module is imported, and torch with it, when a metric is measured.
 """

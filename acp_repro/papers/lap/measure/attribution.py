@@ -9,6 +9,7 @@ import torch
 
 from acp_repro.common.command import progress_bar
 from acp_repro.lap.attribution import shap_values
+from acp_repro.pipeline.paper import with_columns
 
 from ..schema import SHOWN_TEXTS
 from ..task import TrainedPruning
@@ -19,6 +20,16 @@ SAME = 0.9  # share of a long text's tokens that must be written again, or place
 DECIMALS = 2  # of a value in nats
 
 
+@with_columns(
+    "text",
+    "text_tokens",
+    "kept_position",
+    "kept_token",
+    "written_position",
+    "written_token",
+    "matches_text",
+    "shap_nats",
+)
 def measure_attribution(trained: TrainedPruning) -> list[dict[str, Any]]:
     """One record per text (:func:`choose_texts`), kept vector and written token (:func:`select_pairs`)."""
     tokenizer = trained.task.tokenizer

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from acp_repro.pipeline.paper import with_columns
+
 from ..task import TrainedPruning
 
 FREQUENCY_BANDS = 5
@@ -15,6 +17,7 @@ PLACES = 10
 _PUNCTUATION = set(string.punctuation)
 
 
+@with_columns("grouping", "group", "tokens", "kept_tokens")
 def measure_keep_ratio_by_word(trained: TrainedPruning) -> list[dict[str, Any]]:
     """One record per grouping and group, with how many tokens there are and how many are kept; no EOS.
 

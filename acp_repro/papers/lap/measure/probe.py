@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from acp_repro.lap.autoencoder import pad
 from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.paper import with_columns
 
 from ..task import TrainedPruning
 from ..texts import encode
@@ -27,6 +28,7 @@ LEARNING_RATE = 2e-3
 EPOCHS = 20
 
 
+@with_columns("classifier", "vectors_per_text", "train_texts", "measured_texts", "accuracy", "majority_class")
 def measure_probe(trained: TrainedPruning) -> list[dict[str, Any]]:
     """One record per classifier, with its accuracy on held-out texts and that of the larger class."""
     train = _labelled(trained, "train", trained.measure_settings.probe_texts)

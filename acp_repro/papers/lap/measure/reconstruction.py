@@ -13,10 +13,21 @@ from torch import Tensor
 from acp_repro.common.command import progress_bar
 from acp_repro.common.files import read_json_lines
 from acp_repro.lap.decoder import decode_teacher
+from acp_repro.pipeline.paper import with_columns
 
 from ..task import TrainedPruning
 
 
+@with_columns(
+    "decoding",
+    "measured_texts",
+    "keep_ratio",
+    "token_accuracy",
+    "bleu",
+    "rouge_l",
+    "exact_match",
+    "edits_per_token",
+)
 @torch.no_grad()
 def measure_reconstruction(trained: TrainedPruning) -> list[dict[str, Any]]:
     """Three records, by the input of the decoder.
@@ -89,6 +100,7 @@ SINGLE = ("accuracy", "soft_accuracy")
 BY_GATE = ("keep_ratio", "soft_ratio")
 
 
+@with_columns("step", "loss_nats", "series", "gate_index", "value")
 def measure_dynamics(trained: TrainedPruning) -> list[dict[str, Any]]:
     """One record per watched step and series; a series of single gates has the gate, counted from 0.
 

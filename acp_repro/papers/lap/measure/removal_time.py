@@ -14,6 +14,7 @@ from acp_repro.lap.autoencoder import pad
 from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory, wall_ms
+from acp_repro.pipeline.paper import samples, with_columns
 
 from ..task import TrainedPruning
 
@@ -22,6 +23,19 @@ DECODED_TOKENS = 16
 REPEATS = 5
 
 
+@with_columns(
+    "method",
+    "length_tokens",
+    "measured_texts",
+    "repeats",
+    "keep_ratio",
+    *samples("encoder_ms"),
+    *samples("decoder_ms"),
+    "encoder_peak_bytes",
+    "decoder_peak_bytes",
+    "memory_bytes",
+    "order",
+)
 @torch.no_grad()
 def measure_removal_time(trained: TrainedPruning) -> list[dict[str, Any]]:
     """Records of the encoder and of decoding, each with masks and with removal, at several keep ratios.

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.trainer import autocast
 from acp_repro.retention import PROFILES, token_budgets
 from acp_repro.retention.gates import open_logits
@@ -16,6 +17,7 @@ from ..trained import TrainedRetention
 _ROWS = 32
 
 
+@with_columns("schedule", "layer", "keep_ratio", "measured_examples")
 def measure_tokens_kept(trained: TrainedRetention) -> list[dict[str, Any]]:
     """One record a schedule and block: the tokens that are left, over all tokens; block 0 is the embedding.
 
@@ -45,6 +47,18 @@ def measure_tokens_kept(trained: TrainedRetention) -> list[dict[str, Any]]:
     return records
 
 
+@with_columns(
+    "gate",
+    "multiplier",
+    "unit",
+    "counted_tokens",
+    "open_tokens",
+    "budget_tokens",
+    "slack_tokens",
+    "soft_loss_nats",
+    "hard_loss_nats",
+    "measured_examples",
+)
 @torch.no_grad()
 def measure_slackness(trained: TrainedRetention) -> list[dict[str, Any]]:
     """One record a gate, on examples of the training split, which the bounds are about; dropout is off.

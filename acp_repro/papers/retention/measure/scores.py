@@ -12,6 +12,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.task import Trained
 from acp_repro.pipeline.training.trainer import autocast
 
@@ -26,6 +27,16 @@ _WORDS_IN_A_ROW = (1, 2)
 _INVERSE_REGULARIZATION = (1.0, 10.0, 100.0)  # scikit-learn's C
 
 
+@with_columns(
+    "split",
+    "metric",
+    "score_percent",
+    "loss_nats",
+    "measured_examples",
+    "keep_ratio",
+    "items_hash",
+    "items_right",
+)
 def measure_score(trained: TrainedRetention) -> list[dict[str, Any]]:
     """One record a split and score; tokens are removed as at inference.
 
@@ -42,6 +53,16 @@ def measure_score(trained: TrainedRetention) -> list[dict[str, Any]]:
     return records
 
 
+@with_columns(
+    "pruning",
+    "pruning_gates",
+    "pruning_budget",
+    "metric",
+    "score_percent",
+    "loss_nats",
+    "measured_examples",
+    "keep_ratio",
+)
 def measure_pruned_dense(trained: TrainedRetention) -> list[dict[str, Any]]:
     """One record a pruning, its place, budget and score, on the test split; ``none`` is the dense model."""
     plain = trained.evaluate(trained.model, "test")
@@ -59,6 +80,7 @@ def _list_scores(found: Evaluation, **columns: Any) -> list[dict[str, Any]]:
     return [{**columns, "metric": name, "score_percent": value} for name, value in found.scores.items()]
 
 
+@with_columns("masked_loss_nats", "masked_accuracy_percent", "measured_tokens")
 @torch.no_grad()
 def measure_masked_loss(trained: Trained) -> list[dict[str, Any]]:
     """One record, always with the same masks: the mean loss of a masked token, and the share right."""
@@ -78,6 +100,9 @@ def measure_masked_loss(trained: Trained) -> list[dict[str, Any]]:
     return [found | {"measured_tokens": tokens}]
 
 
+@with_columns(
+    "split", "metric", "words_in_a_row", "inverse_regularization", "score_percent", "measured_examples"
+)
 def measure_bag_of_words(trained: Trained) -> list[dict[str, Any]]:
     """One record a score, length of word sequences and regularization, on the test split."""
     dataset = trained.run.dataset

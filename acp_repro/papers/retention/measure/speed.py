@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory, wall_ms
+from acp_repro.pipeline.paper import samples, with_columns
 from acp_repro.pipeline.training.task import Trained
 from acp_repro.pipeline.training.trainer import autocast
 from acp_repro.retention import RetentionConfig, encoder_cost, token_budgets
@@ -27,6 +28,26 @@ BATCH_EXAMPLES = 32  # as in Table 4
 _BUSY = 8192  # rows and columns of a matrix whose product takes a GPU a millisecond or more
 
 
+@with_columns(
+    "length_tokens",
+    "batch_examples",
+    "repeats",
+    *samples("batch_ms"),
+    *samples("dense_batch_ms"),
+    "scorer_ms",
+    "throughput_tokens_per_s",
+    "dense_throughput_tokens_per_s",
+    "peak_memory_bytes",
+    "dense_peak_memory_bytes",
+    "training_batch_examples",
+    *samples("training_batch_ms"),
+    *samples("dense_training_batch_ms"),
+    "training_peak_memory_bytes",
+    "dense_training_peak_memory_bytes",
+    "example_flop",
+    "dense_example_flop",
+    "order",
+)
 def measure_speed(trained: Trained) -> list[dict[str, Any]]:
     """One record a length: full batches of random tokens, the median of some repeats.
 

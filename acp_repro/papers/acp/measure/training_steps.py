@@ -23,13 +23,14 @@ from acp_repro.pipeline.benchmark.attention import mean_gates
 from acp_repro.pipeline.benchmark.baselines import official_model
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory
 from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.paper import samples, with_columns
 from acp_repro.pipeline.provenance import device_name
 from acp_repro.pipeline.training.distributed import parallelize, rank, world_size
 from acp_repro.pipeline.training.run_folder import compiles
 from acp_repro.pipeline.training.trainer import autocast, compiled_blocks, make_optimizer, train_step
 
-from .runs import FoXRun
-from .task import pruned_ratio_per_layer
+from ..runs import FoXRun
+from ..task import pruned_ratio_per_layer
 
 LOG_PRUNING_TOLERANCE = -10.0  # used if the run itself is exact
 
@@ -45,6 +46,22 @@ class Steps(NamedTuple):
     compiled: bool
 
 
+@with_columns(
+    "implementation",
+    "method",
+    "vocab_size",
+    "ranks",
+    "parallel",
+    "step_tokens",
+    "steps",
+    "repeats",
+    *samples("step_ms"),
+    "throughput_tokens_per_s",
+    "mfu_nominal",
+    "peak_memory_bytes",
+    "pruned_ratio",
+    "order",
+)
 def time_steps(
     run: FoXRun,
     vocab_size: int,
