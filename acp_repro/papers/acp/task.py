@@ -19,7 +19,7 @@ from acp_repro.pipeline.needle.documents import NeedleSequences
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.provenance import device_name
 from acp_repro.pipeline.run import file_of
-from acp_repro.pipeline.training.run_folder import TrainingError, text_hash
+from acp_repro.pipeline.training.run_folder import check_trained_text
 from acp_repro.pipeline.training.task import Task
 from acp_repro.pipeline.training.trainer import warmup_and_cosine
 
@@ -31,6 +31,7 @@ class FoXTask(Task):
     """Next-token prediction on sequences of the run's corpus."""
 
     run: FoXRun
+    trained_type = TrainedFoX
 
     def __init__(self, run: FoXRun):
         super().__init__(run)
@@ -119,17 +120,10 @@ class FoXTask(Task):
         return load_pretrained(folder).to(device)
 
     def trained(self, suite: Suite, device: torch.device) -> TrainedFoX:
-        run = self.run
-        # A tokeniser trained on another corpus assigns the ids to other tokens.
-        learnt = run.weights is None and run.data.bpe_size
-        if learnt and text_hash(run) not in (None, self.corpus.describe()["hash"]):
-            raise TrainingError(
-                f"{run.folder} was trained on other text than corpus {run.data.corpus} holds now, so with "
-                "another tokenizer. Put the text back, or delete the run and train again with "
-                f"`{run.command}`"
-            )
-        found = super().trained(suite, device)
-        return TrainedFoX(suite, run, self, found.model, device, found.trained_tokens)
+        # A tokenizer trained on another corpus assigns the ids to other tokens.
+        if self.run.weights is None and self.run.data.bpe_size:
+            check_trained_text(self.run, self.run.data.corpus, self.corpus.describe()["hash"])
+        return super().trained(suite, device)
 
 
 def perturb(model: FoXForCausalLM, which: int = 1) -> None:

@@ -16,7 +16,7 @@ from acp_repro.lap.autoencoder import pad
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.run import file_of
-from acp_repro.pipeline.training.run_folder import TrainingError, check_done, text_hash
+from acp_repro.pipeline.training.run_folder import check_done, check_trained_text
 from acp_repro.pipeline.training.task import Task, Trained
 
 from .runs import PruningRun
@@ -91,10 +91,28 @@ class Trainee(nn.Module):
         self.steps_with_lambda += (begins | (self.steps_with_lambda > 0)).double()
 
 
+class TrainedPruning(Trained):
+    """A trained pruning autoencoder, in evaluation mode, with the held-out text that it is measured on."""
+
+    run: PruningRun
+    model: PruningAutoencoder
+
+    def heldout_rows(self, most: int) -> list[list[int]]:
+        """Token ids, with EOS, of the first held-out texts."""
+        return self.task.rows("heldout", most)
+
+    def batches(self, rows: list[list[int]]) -> Iterator[Tensor]:
+        """(B, T) int64 on the model's device, in order."""
+        size = self.measure_settings.batch_texts
+        for start in range(0, len(rows), size):
+            yield pad(rows[start : start + size], self.task.tokenizer.pad_id).to(self.device)
+
+
 class PruningTask(Task):
     """Reconstruction of the run's texts from a decreasing number of tokens."""
 
     run: PruningRun
+    trained_type = TrainedPruning
 
     def __init__(self, run: PruningRun):
         super().__init__(run)
@@ -223,27 +241,5 @@ class PruningTask(Task):
         return PruningAutoencoder.from_pretrained(folder, device)
 
     def trained(self, suite: Suite, device: torch.device) -> Trained:
-        found = super().trained(suite, device)
-        if text_hash(self.run) not in (None, self.texts.hash):
-            raise TrainingError(
-                f"{self.run.folder} was trained on other text than what corpus {self.run.data.corpus} is "
-                f"now. Put the text back, or delete the run and train again with `{self.run.command}`"
-            )
-        return TrainedPruning(suite, self.run, self, found.model, device, found.trained_tokens)
-
-
-class TrainedPruning(Trained):
-    """A trained pruning autoencoder, in evaluation mode, with the held-out text that it is measured on."""
-
-    run: PruningRun
-    model: PruningAutoencoder
-
-    def heldout_rows(self, most: int) -> list[list[int]]:
-        """Token ids, with EOS, of the first held-out texts."""
-        return self.task.rows("heldout", most)
-
-    def batches(self, rows: list[list[int]]) -> Iterator[Tensor]:
-        """(B, T) int64 on the model's device, in order."""
-        size = self.measure_settings.batch_texts
-        for start in range(0, len(rows), size):
-            yield pad(rows[start : start + size], self.task.tokenizer.pad_id).to(self.device)
+        check_trained_text(self.run, self.run.data.corpus, self.texts.hash)
+        return super().trained(suite, device)

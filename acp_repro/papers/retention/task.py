@@ -16,7 +16,6 @@ from acp_repro.common import files
 from acp_repro.common.errors import usage_errors
 from acp_repro.model import third_party
 from acp_repro.pipeline.data.sequences import Epochs, batches_by_length
-from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.run import file_of
 from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.distributed import mean_over_ranks
@@ -43,6 +42,7 @@ class RetentionTask(EncoderTask):
     """Cross entropy of the task, and the budget's penalty."""
 
     run: RetentionRun
+    trained_type = TrainedRetention
 
     def __init__(self, run: RetentionRun):
         super().__init__(run)
@@ -161,12 +161,6 @@ class RetentionTask(EncoderTask):
 
     def load(self, folder: Path, device: torch.device) -> nn.Module:
         return load_model(folder).to(device)
-
-    def trained(self, suite: Suite, device: torch.device) -> TrainedRetention:
-        found = super().trained(suite, device)
-        return TrainedRetention(
-            suite, self.run, self, found.model.eval(), device, found.trained_tokens, texts=self.texts
-        )
 
 
 def load_model(folder: Path) -> nn.Module:

@@ -36,10 +36,13 @@ class Evaluation:
     right: dict[str, list[bool]]  # of scores that are the share of right answers, whether each is right
 
 
-@dataclass
 class TrainedRetention(Trained):
     run: RetentionRun
-    texts: Texts = None
+
+    @property
+    def texts(self) -> Texts:
+        """The labelled set of the run."""
+        return self.task.texts
 
     def pruned(self, **changes: Any) -> nn.Module:
         """A copy of a dense model with gates that need no training, such as ``method="h2o"``."""
