@@ -12,7 +12,7 @@ from acp_repro.pipeline.paper import with_columns
 
 from ..trained import TrainedFoX
 
-_BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
+_BATCHES = 4  # training micro-batches per inference batch, which stores nothing for a backward pass
 
 _COLUMNS = (
     "method",
@@ -66,6 +66,6 @@ def measure_needle(trained: TrainedFoX, mode: str = "easy", *, both: bool = Fals
 
 @with_columns(*_COLUMNS)
 def measure_needle_facts(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record for each method, context length, fact and depth. A run with ACP is tested as it was trained,
-    and with pruning off: that difference comes from the evaluation, not from training."""
+    """One record for each method, context length, fact and depth. A run with ACP is tested with and without
+    pruning: this difference is due to the evaluation, not to training."""
     return measure_needle(trained, "facts", both=True)

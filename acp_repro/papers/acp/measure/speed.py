@@ -1,4 +1,4 @@
-"""Attention time and training throughput with and without ACP, of a trained model (Figure 2, Table 4)."""
+"""Attention time and training throughput of a trained model with and without ACP (Figure 2, Table 4)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _THROUGHPUT = (
     "order",
 )
 def measure_attention_time(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a method: milliseconds for all layers on the measured text (Appendix B), the sum of medians.
-    The forward time includes the boundary search."""
+    """One record for each method: milliseconds of all layers on the measured text (Appendix B), as a sum of
+    medians. The forward time includes the boundary search."""
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     each: defaultdict = defaultdict(list)
     calls = len(batches) * trained.model.config.num_hidden_layers
@@ -84,7 +84,7 @@ def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[
     def backward(method: str) -> None:
         torch.autograd.grad(outs[method], leaves, dout, retain_graph=True)
 
-    # Parts are separate, so that only the other method runs before a method.
+    # Parts are timed separately, so that each method is preceded only by the other method.
     parts = {"forward": forward, "backward": backward}
     times = {
         (name, method): values
@@ -98,8 +98,11 @@ def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[
 
 @with_columns(*_THROUGHPUT)
 def measure_throughput(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a method: tokens a second of whole training steps with the final weights, which a rate of 0
-    keeps: throughput drops while gates open, then stays (Section 4.1). The first turn compiles."""
+    """One record for each method: tokens per second of whole training steps with the final weights.
+
+    A learning rate of 0 preserves the weights, because throughput drops while gates open and then remains
+    constant (Section 4.1). The untimed warm-up compiles.
+    """
     run, config = trained.run, trained.run.training
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     tokens = sum(input_ids.numel() for input_ids, _ in batches)

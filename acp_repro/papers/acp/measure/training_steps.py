@@ -1,7 +1,8 @@
-"""Whole training steps on random tokens: a run's shape with any vocabulary and on any number of ranks.
+"""Whole training steps on random tokens: the shape of a run, with any vocabulary and number of ranks.
 
-Weights start as in training, but gates are fixed, so that a step costs as much as in a trained model. The
-learning rate is 0. Steps are timed as in a run: compiled blocks, optimiser, and sums over ranks inside.
+Weights are initialised as in training, but gates are fixed, so that a step costs as much as in a trained
+model. The learning rate is 0. A step is timed as in a run: with compiled blocks, the optimiser, and the
+reductions over ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LOG_PRUNING_TOLERANCE = -10.0  # used if the run itself is exact
 
 
 class Steps(NamedTuple):
-    """One implementation, ready to take training steps."""
+    """One implementation with everything that a training step needs."""
 
     name: str
     model: nn.Module
@@ -129,10 +130,10 @@ def _time_steps(
     title = None if rank() > 0 else f"{run.name}, {config.vocab_size:,} words, {made.name} on {world_size()}"
     with compiled_blocks(made.blocks, made.compiled):
         calls = {method: functools.partial(take, method) for method in peaks}
-        times = interleaved(calls, device, repeats, title=title)  # the first turn, before these, compiles
+        times = interleaved(calls, device, repeats, title=title)  # an untimed first call compiles
         if device.type == "cuda":
             for method in peaks:
-                there = torch.cuda.memory_allocated(device)  # weights and the optimiser's numbers
+                there = torch.cuda.memory_allocated(device)  # weights and optimiser states
                 peaks[method] = there + peak_memory(functools.partial(take, method, 1), device)
     peak_rate = peak_flops(device_name(device), run.training.dtype)
     flops = config.flops_per_token(length)
@@ -161,7 +162,7 @@ def _time_steps(
 
 
 def fix_gates(blocks: list[nn.Module], log_gates: Tensor) -> None:
-    """Gates of one value a head, (H,), in every block."""
+    """Sets the gates of every block to one value per head, (H,)."""
     for block in blocks:
         gate = block.attn.fgate_proj
         with torch.no_grad():
