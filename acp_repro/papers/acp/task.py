@@ -1,4 +1,4 @@
-"""How a Forgetting Transformer is trained (Appendix B), for the shared trainer."""
+"""The training task of a Forgetting Transformer (Appendix B) for the shared trainer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FoXTask(Task):
         whole = self._sequences.batch(index, self._rows)
         if self._group is None:
             return whole
-        # Labels are those of the whole sequence, so none is missing at the edge of a shard.
+        # Labels are computed on the whole sequence, so no label is missing at the edge of a shard.
         return tuple(shard_sequence(x, self._group) for x in whole)
 
     def share_sequences(self, model: FoXForCausalLM, group: ProcessGroup) -> None:
@@ -90,9 +90,9 @@ class FoXTask(Task):
         return f"pruned {sum(ratios) / len(ratios):.0%}" if ratios else ""
 
     def speed(self, tokens_per_s: float, device: torch.device, ranks: int, watched: dict) -> dict[str, float]:
-        """``mfu_nominal`` and ``mfu_executed``: shares of the GPU's peak.
+        """``mfu_nominal`` and ``mfu_executed``: fractions of the GPU's peak.
 
-        The first counts all FLOPs, the second those that pruning leaves.
+        The first counts all FLOPs, the second only the FLOPs that remain after pruning.
         """
         peak = peak_flops(device_name(device), self.run.training.dtype)
         if peak is None:
@@ -136,8 +136,8 @@ def perturb(model: FoXForCausalLM, which: int = 1) -> None:
 
 
 def pruned_ratio_per_layer(model: nn.Module, input_ids: Tensor) -> list[float]:
-    """The share of causal blocks that each layer prunes on ``input_ids`` (B, T), mean over sequences and
-    heads; empty for an exact model. With sharded weights every rank must call it."""
+    """The pruned ratio of each layer on ``input_ids`` (B, T), averaged over sequences and heads; empty for an
+    exact model. With sharded weights every rank must call this function."""
     ratios: dict[int, Tensor] = {}
 
     def see(layer: int, inputs: AttentionInputs) -> None:

@@ -1,4 +1,4 @@
-"""How a pruning autoencoder is trained, for the shared trainer."""
+"""The training task of a pruning autoencoder for the shared trainer."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .runs import PruningRun
 from .schema import SHORTEST_CUT, TrainingConfig
 from .texts import Batches, encode, load_texts, make_tokenizer
 
-RUNNING_MEAN = 0.95  # of the cross-entropy, a step
-SMALLEST_SIZE = 1e-3  # of a weight, for its learning rate
+RUNNING_MEAN = 0.95  # decay per step of the running mean of the cross-entropy
+SMALLEST_SIZE = 1e-3  # lower bound of a weight's root mean square, for its learning rate
 WATCHED_TEXTS = 200
 
 
 class Trainee(nn.Module):
-    """The model with its schedule of lambda, which is state: a resumed run continues with it.
+    """The model with the schedule of lambda, whose state is saved, so that a resumed run continues it.
 
     Args:
         compression: lambda; None trains without gates.
@@ -52,7 +52,7 @@ class Trainee(nn.Module):
         return {name: tensor for name, tensor in whole.items() if name in once}
 
     def forward(self, input_ids: Tensor, noise: Tensor) -> Tensor:
-        """The loss, a float32 scalar, of ids (B, T) and noise (S, B, T); counts steps in training."""
+        """The loss, a float32 scalar, for ids (B, T) and noise (S, B, T); counts steps in training."""
         found = self.model(input_ids, noise if noise.numel() else None, **self._options())
         loss = found.cross_entropy + self._price() * found.compression
         if self.training and torch.is_grad_enabled():
@@ -86,7 +86,7 @@ class Trainee(nn.Module):
         if below is None:
             begins = self.steps >= self._config.lambda_from_step
         else:
-            # The mean of a few steps is too noisy.
+            # The running mean is too noisy in the first steps.
             begins = (self.running_nats < below) & (self.steps > 1 / (1 - RUNNING_MEAN))
         self.steps_with_lambda += (begins | (self.steps_with_lambda > 0)).double()
 
@@ -135,7 +135,7 @@ class PruningTask(Task):
 
     @functools.cached_property
     def _batches(self) -> Batches:
-        run, rows = self.run, self._rows  # whose errors have a place of their own
+        run, rows = self.run, self._rows  # outside errors_at, because errors of the rows name another key
         with run.data.errors_at(f"{file_of(run.suite)}: training.batch_texts"):
             return Batches(rows, run.training.batch_texts, self.tokenizer.pad_id, run.seed)
 
@@ -166,11 +166,11 @@ class PruningTask(Task):
             model = self._start
         else:
             model = PruningAutoencoder.from_scratch(config, self.tokenizer, **self.run.model.shape)
-        # A T5 from a folder is in evaluation mode.
+        # A T5 that was loaded from a folder is in evaluation mode.
         return Trainee(model, self.run.training, self.run.compression).train()
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
-        """Token ids (B, T) int64, and noise (S, B, T) float32 of the gates, or an empty tensor."""
+        """Token ids (B, T) int64, and the noise (S, B, T) float32 of the gates or an empty tensor."""
         input_ids = self._batches(index, self._most_tokens(index))
         config = self.run.pruning_config()
         shape = self.run.model if self._start is None else self._start.t5.config
@@ -203,9 +203,9 @@ class PruningTask(Task):
         return {p: float(f"{max(size, SMALLEST_SIZE):.1e}") for p, size in sizes.items()}
 
     def watch(self, model: nn.Module, input_ids: Tensor, noise: Tensor) -> dict[str, Any]:
-        """Means over held-out texts, with tokens removed and (``soft_``) with the mask and price of training.
+        """Means over held-out texts with removed tokens, and (``soft_``) with the mask of training.
 
-        ``soft_ratio`` is the article's L(s) / L(0), or for hard concrete gates the share that is likely open.
+        ``soft_ratio`` is the article's L(s) / L(0), or for hard concrete gates the expected keep ratio.
         """
         rows, size = self.rows("heldout", WATCHED_TEXTS), self.run.training.batch_texts
         sums: dict[str, Any] = {}
@@ -233,7 +233,7 @@ class PruningTask(Task):
         return super().describe(model) | {"data": {"hash": self.texts.hash, **counts}}
 
     def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        if weights is not None:  # without the trainee around the model
+        if weights is not None:  # drop the prefix of the enclosing Trainee
             weights = {n.removeprefix("model."): t for n, t in weights.items() if n.startswith("model.")}
         model.model.save_pretrained(folder, weights)
 

@@ -132,8 +132,8 @@ def _one_head(inputs: AttentionInputs, head: int) -> AttentionInputs:
 
 @with_columns("layer", "head", "query_position", "key_position", "attention_weight")
 def measure_attention_weights(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record for each entry of A above 0.1, in row order, of the heads of ``decay``. The reference computes
-    the exact A (Equation 2) in float64 from the inputs of the model's attention."""
+    """One record for each entry of A above 0.1, in row order, of the heads of ``decay``. The reference
+    computes the exact A (Equation 2) in float64 from the inputs of the model's attention."""
     return [
         {
             "layer": head.layer,
