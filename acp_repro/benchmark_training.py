@@ -33,8 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     suite = load_suite(options.suite)
     if not isinstance(suite, FoXSuite):
         raise SuiteError(
-            f"suite {suite.name} is of paper {suite.paper.name}, which has no steps to time here; name one "
-            "of acp"
+            f"suite {suite.name} belongs to paper {suite.paper.name}, whose training steps this command "
+            "does not time; give a suite of acp"
         )
     options.gates = options.gates or suite.measure_settings.gate_distribution
     metric = suite.paper.metric("training_step")

@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
     prompt = tokenizer.prompt(options.prompt)
     if max(prompt) >= vocab_size:
         raise UsageError(
-            f"the tokenizer has ids up to {max(prompt)}, and the model {vocab_size} of them; take the "
+            f"the tokenizer has ids up to {max(prompt)}, but the model has only {vocab_size}; use the "
             "tokenizer that the model was trained with"
         )
     # BOS begins another document.

@@ -76,8 +76,8 @@ def _help(suite_name: str) -> None:
 def _clean(suite: Suite, options: argparse.Namespace) -> None:
     if suite.file.published and not options.force:
         raise SuiteError(
-            f"{RESULTS / suite.name} came with the project; make clean SUITE={suite.option} FORCE=1 deletes "
-            "it"
+            f"{RESULTS / suite.name} is part of the project; delete it with make clean SUITE={suite.option} "
+            "FORCE=1"
         )
     folders = [top / suite.name for top in (RUNS, RESULTS, FIGURES, freshness.MAKE)]
     print("rm -rf", *folders)

@@ -26,7 +26,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     suite = load_suite(options.suite)
     if not isinstance(suite, FoXSuite):
-        raise SuiteError(f"suite {suite.name}: there is no plan for runs of paper {suite.paper.name}")
+        raise SuiteError(
+            f"suite {suite.name} belongs to paper {suite.paper.name}, whose cost has no formula; give a "
+            "suite of acp"
+        )
     gpu, ranks = options.gpu, options.nproc
     costs = [run_cost(run, gpu, ranks) for run in suite.runs]
     exchanges = any(cost.exchanged for cost in costs)

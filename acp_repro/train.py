@@ -36,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     runs = _wanted(suite, options)
     if suite.weights is not None:
         raise SuiteError(
-            f"the weights of suite {suite.name} are ready, in {suite.weights.folder}/; train such weights "
-            f"again with `{runs[0].command}`"
+            f"suite {suite.name} uses existing weights in {suite.weights.folder}/ and trains nothing; train "
+            f"such weights with `{runs[0].command}`"
         )
 
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.nproc is not None and ranks == 1:
         if options.jobs is not None:
             raise UsageError(
-                "--nproc shares each run among GPUs, --jobs puts runs side by side; give only one of them"
+                "--nproc divides each run among GPUs, and --jobs trains several runs concurrently; give "
+                "only one"
             )
         return _launch(options, sys.argv[1:] if arguments is None else arguments)
 
@@ -77,7 +78,7 @@ def _launch(options: argparse.Namespace, arguments: list[str]) -> int:
     if options.device != "cpu" and 0 < gpus < options.nproc:
         raise UsageError(f"--nproc {options.nproc}: this machine has {gpus} GPUs (make: NPROC={gpus})")
     if not gpus and options.device is None:
-        raise UsageError(f"--nproc {options.nproc}: no GPU here; leave it out, or add --device cpu")
+        raise UsageError(f"--nproc {options.nproc}: no GPU on this machine; omit it, or add --device cpu")
     return launch_ranks(options.nproc, "acp_repro.train", arguments)
 
 

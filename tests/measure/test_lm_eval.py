@@ -116,7 +116,7 @@ def test_local_files_are_converted_to_hub_columns(data):
 )
 def test_damaged_file_is_named_in_one_line(data, text):
     (data / "lm_eval" / "piqa.jsonl").write_text(text)
-    with pytest.raises(TaskData, match=r"piqa\.jsonl: (not the items|holds no item) of piqa") as caught:
+    with pytest.raises(TaskData, match=r"piqa\.jsonl: (not the items|contains no item) of piqa") as caught:
         read_documents("piqa", data)
     assert "\n" not in str(caught.value)
 
@@ -130,10 +130,10 @@ def test_lines_end_at_json_line_separators(data):
 
 def test_missing_files_are_reported(data, tmp_path):
     (data / "lm_eval" / "piqa.jsonl").unlink()
-    with pytest.raises(TaskData, match=r"no lm_eval/piqa\.jsonl here, so piqa cannot be evaluated"):
+    with pytest.raises(TaskData, match=r"lacks lm_eval/piqa\.jsonl, so piqa cannot be evaluated"):
         check_files(["copa", "piqa"], data)
     (data / "wikitext2" / "wiki.test.raw").write_text("<html>404</html>\n")
-    with pytest.raises(TaskData, match="stands where the first article's heading should"):
+    with pytest.raises(TaskData, match="precedes the heading of the first article"):
         read_documents("wikitext", data)
 
 
@@ -169,7 +169,7 @@ def test_scores_match_the_model(evaluation, data, max_length):
     """Every prompt and page starts with one BOS; at 24 tokens most prompts are truncated on the left."""
     model = fox()
     tasks, notes = evaluation.load_tasks(PAPER_TASKS, data)
-    assert len(tasks) == 10 and any(note.startswith("sciq is left out: ") for note in notes)
+    assert len(tasks) == 10 and any(note.startswith("sciq is skipped: ") for note in notes)
     results = evaluation.evaluate(fox_lm(evaluation, max_length), tasks)
     for loaded, result in zip(tasks, results, strict=True):
         cut = 0
@@ -225,7 +225,7 @@ def test_prompts_match_the_harness(evaluation, data):
 
 def test_interrupted_evaluation_resumes(evaluation, data, tmp_path):
     tasks, notes = evaluation.load_tasks(["piqa", "copa"], data)
-    assert notes[0] == "piqa: lm_eval/piqa.jsonl holds 3 items, the whole set has 1,838"
+    assert notes[0] == "piqa: lm_eval/piqa.jsonl contains 3 items, the whole set has 1,838"
     kept, said = tmp_path / "kept", []
 
     def stop_at_the_second(line: str) -> None:

@@ -141,7 +141,7 @@ class TrainingConfig(TrainerConfig):
 
 @dataclass(frozen=True)
 class StartConfig(Strict):
-    """The training of the run without gates that initialises the others; unset keys default to ``training``."""
+    """Training of the run without gates, which initialises the others; unset keys are as in ``training``."""
 
     steps: Count
     learning_rate: Positive | None = None
@@ -195,11 +195,14 @@ class File(SuiteFile):
     def __post_init__(self):
         if (self.data.vocabulary is None) == (self.model.weights is None):
             raise ValueError(
-                "data.vocabulary: a model from scratch needs one, and weights bring their own tokenizer"
+                "data.vocabulary: set it for a model from scratch, and omit it with model.weights, which "
+                "have a tokenizer"
             )
         if self.start is not None:
             if self.model.weights is not None:
-                raise ValueError("start: model.weights already sets where the runs begin; remove one of them")
+                raise ValueError(
+                    "start: model.weights already initialises the runs; remove one of the two keys"
+                )
             try:
                 self.start.training(self.training)
             except ValueError as error:

@@ -61,10 +61,10 @@ def load_texts(config: TextsConfig) -> Texts:
     train, heldout = sides
     place = config.function.place(config.path)
     if not texts:
-        raise DataError(f"{place} gives no text; name one that does")
+        raise DataError(f"{place} contains no text; give a corpus with text")
     if not train or not heldout:
         words = f"{len(texts)} in all leave one split empty; add texts or change heldout"
-        raise DataError(f"{place} gives too few texts: {words}")
+        raise DataError(f"{place} has too few texts: {words}")
     more: tuple[str, ...] = ()
     if config.extra_path is not None:
         source = find_corpus("file").open(config.extra_path, {"text_field": config.text_field})
@@ -122,7 +122,8 @@ class Batches:
     def __init__(self, rows: list[list[int]], size: int, pad_id: int, seed: int):
         if len(rows) < size:
             raise DataError(
-                f"{len(rows)} training texts that fit are fewer than a batch of {size}; add texts or lower it"
+                f"only {len(rows)} training texts fit the model, fewer than a batch of {size}; add texts or "
+                "reduce it"
             )
         self._rows, self._size, self._pad, self._seed = rows, size, pad_id, seed
         self._epochs = Epochs(len(rows) // size, self._shuffled)

@@ -1,1 +1,1 @@
-"""Adaptive Retention re-run: its registry, how its models are trained, what is measured of them."""
+"""Adaptive Retention: its suites, its training tasks, and its metrics."""

@@ -1,7 +1,7 @@
-"""The appendices' claims on problems small enough for the exact answer:
+"""Tests the appendices' claims on problems that are small enough for an exact solution:
 ``python -m acp_repro.papers.retention.simulations --suite SUITE``.
 
-Writes ``results/SUITE/benchmark/estimator.csv``, ``variance.csv`` and ``complexity.csv``.
+The command writes ``results/SUITE/benchmark/estimator.csv``, ``variance.csv`` and ``complexity.csv``.
 """
 
 from __future__ import annotations

@@ -99,7 +99,10 @@ def choose_heads(savings: dict[Head, float], start: dict[Head, float]) -> list[H
 def inputs_of_heads(trained: TrainedFoX) -> list[tuple[Head, AttentionInputs]]:
     """Each chosen head with its attention inputs on the first sequence; batch and head dimensions are 1."""
     if trained.model.config.log_pruning_tolerance is None:
-        raise UsageError(f"{trained.run.name} prunes nothing, so its heads cannot be chosen by savings")
+        raise UsageError(
+            f"{trained.run.name} prunes nothing, so its heads cannot be chosen by pruned ratio; measure a "
+            "run with ACP"
+        )
     input_ids, _ = next(iter(trained.heldout_batches(trained.run.context_length, 1)))
     with autocast(trained.device, trained.run.training.dtype):
         layers = attention_inputs(trained.model, input_ids)

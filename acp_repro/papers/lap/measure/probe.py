@@ -38,7 +38,7 @@ def measure_probe(trained: TrainedPruning) -> list[dict[str, Any]]:
     }
     if any(len(set(values.tolist())) < 2 for values in labels.values()):
         raise RecordError(
-            "probe: the labels of the first texts are not on two sides; set data.label_field, or raise "
+            "probe: the labels of the first texts are all of one class; set data.label_field, or raise "
             "measure.probe_texts and measure.scored_texts"
         )
     rows = []

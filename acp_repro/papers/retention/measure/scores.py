@@ -1,4 +1,4 @@
-"""Scores: of a model as it was trained, pruned at inference only, of masked tokens, and of bags of words."""
+"""Scores of trained models, of dense models pruned at inference, of masked tokens, and of bags of words."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _INVERSE_REGULARIZATION = (1.0, 10.0, 100.0)  # scikit-learn's C
     "items_right",
 )
 def measure_score(trained: TrainedRetention) -> list[dict[str, Any]]:
-    """One record a split and score; tokens are removed as at inference.
+    """One record for each split and score, with tokens removed as at inference.
 
-    If a score is the share of right answers, ``items_right`` has one character an example, in the set's
-    order. ``items_hash`` is the hash of the set, because runs are compared example by example.
+    If a score is an accuracy, ``items_right`` contains one character per example, in the order of the set.
+    ``items_hash`` is the hash of the set, because runs are compared example by example.
     """
     known, records = {"items_hash": trained.texts.labelled.identity[:12]}, []
     for split in ("dev", "test"):
@@ -64,7 +64,8 @@ def measure_score(trained: TrainedRetention) -> list[dict[str, Any]]:
     "keep_ratio",
 )
 def measure_pruned_dense(trained: TrainedRetention) -> list[dict[str, Any]]:
-    """One record a pruning, its place, budget and score, on the test split; ``none`` is the dense model."""
+    """One record for each pruning method, gate position, budget and score on the test split; ``none`` is the
+    dense model."""
     plain = trained.evaluate(trained.model, "test")
     records = _list_scores(plain, pruning="none", pruning_gates="none", pruning_budget=1.0)
     for gates, pruning, budget in itertools.product(GATES, PRUNINGS, BUDGETS):
@@ -83,7 +84,7 @@ def _list_scores(found: Evaluation, **columns: Any) -> list[dict[str, Any]]:
 @with_columns("masked_loss_nats", "masked_accuracy_percent", "measured_tokens")
 @torch.no_grad()
 def measure_masked_loss(trained: Trained) -> list[dict[str, Any]]:
-    """One record, always with the same masks: the mean loss of a masked token, and the share right."""
+    """One record with fixed masks: the mean loss and the accuracy of masked tokens."""
     task, model, draw = trained.task, trained.model.eval(), np.random.default_rng(0)
     pieces = range(min(task.sequences("heldout"), trained.measure_settings.examples))
     loss, right, tokens = 0.0, 0, 0
@@ -104,7 +105,7 @@ def measure_masked_loss(trained: Trained) -> list[dict[str, Any]]:
     "split", "metric", "words_in_a_row", "inverse_regularization", "score_percent", "measured_examples"
 )
 def measure_bag_of_words(trained: Trained) -> list[dict[str, Any]]:
-    """One record a score, length of word sequences and regularization, on the test split."""
+    """One record for each score, length of word sequences and regularization, on the test split."""
     dataset = trained.run.dataset
     whole = load_labelled(dataset).splits
     splits = {split: whole[split] for split in ("train", "test")}
@@ -131,7 +132,7 @@ def measure_bag_of_words(trained: Trained) -> list[dict[str, Any]]:
 
 
 def _bags(splits: dict[str, list], words: int, longest: int) -> dict[str, Any]:
-    """Of each split a sparse matrix, a row an example; words are weighed as the training split has them."""
+    """A sparse matrix for each split, one row per example, with tf-idf weights of the training split."""
 
     def list_columns(split: str) -> list[list[str]]:
         rows = splits[split]

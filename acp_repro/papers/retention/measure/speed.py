@@ -1,5 +1,4 @@
-"""Time, throughput, memory and FLOPs of inference and of training, compared with the same encoder without
-gates."""
+"""Time, throughput, memory and FLOPs of inference and training, with gates and without."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from ..schema import SPECIAL
 
 Step = Callable[[], None]
 BATCH_EXAMPLES = 32  # as in Table 4
-_BUSY = 8192  # rows and columns of a matrix whose product takes a GPU a millisecond or more
+_BUSY = 8192  # rows and columns of a matrix whose product takes at least a millisecond on a GPU
 
 
 @with_columns(
@@ -49,11 +48,11 @@ _BUSY = 8192  # rows and columns of a matrix whose product takes a GPU a millise
     "order",
 )
 def measure_speed(trained: Trained) -> list[dict[str, Any]]:
-    """One record a length: full batches of random tokens, the median of some repeats.
+    """One record for each length, from full batches of random tokens; times are medians.
 
-    Inference has its weights in the run's dtype. Training is a forward and a backward pass with soft gates,
-    under autocast; missing if its memory does not suffice. Memory is a pass's peak without weights and
-    gradients; missing on a CPU.
+    Inference uses weights in the run's dtype. Training is a forward and a backward pass with soft gates under
+    autocast, and is missing if it runs out of memory. Memory is the peak of a pass without weights and
+    gradients, and is missing on a CPU.
     """
     if trained.model is None:
         trained = dataclasses.replace(trained, model=untrained(trained.run).to(trained.device))
@@ -97,7 +96,7 @@ def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
     repeats, dense = trained.measure_settings.timing_repeats, _without(gates, run)
     times = interleaved({"ours": run, "dense": dense}, trained.device, repeats, wall_ms)
-    # Not in turns with these: the work that it adds to keep a GPU busy would slow the next call.
+    # Not interleaved with the calls above, because the work that keeps a GPU busy would slow the next call.
     scoring = median(_scoring_ms(trained.device, gates, run) for _ in range(repeats))
     memory, dense_memory = _peak(trained.device, run), _peak(trained.device, dense)
     ours, plain = median(times["ours"]), median(times["dense"])
@@ -113,7 +112,7 @@ def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
 
 def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
-    """A training pass with soft gates (for a baseline with its removal), and the dense pass."""
+    """A training pass with soft gates (of a baseline, with its removal), and the dense pass."""
     run, model = trained.run, copy.deepcopy(trained.model).train()
     gates = getattr(model, "retention", None)
     if gates is not None:
@@ -147,7 +146,7 @@ def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
 
 def _without(gates: nn.Module | None, run: Step) -> Step:
-    """``run`` with the gates off, which is the dense model."""
+    """``run`` with disabled gates, which is the dense model."""
 
     def dense() -> None:
         with gates.disabled() if gates is not None else contextlib.nullcontext():
@@ -157,10 +156,10 @@ def _without(gates: nn.Module | None, run: Step) -> Step:
 
 
 def _scoring_ms(device: torch.device, gates: nn.Module | None, run: Step) -> float:
-    """Milliseconds inside the gates' own forward passes in one run, on the device's clock on a GPU.
+    """The milliseconds of the gates' forward passes in one run, by the device's clock on a GPU.
 
-    A GPU first gets other work, so that it is busy while the host launches the gates' kernels. Otherwise it
-    would wait for them at the start of a run, and that time is not theirs.
+    Other work is queued first, so that the GPU is busy while the host launches the kernels of the gates.
+    Otherwise the measured time would include the launch latency at the start of a run.
     """
     on_gpu = device.type == "cuda"
     if on_gpu:
