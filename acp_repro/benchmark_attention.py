@@ -127,7 +127,7 @@ def _time_lengths(options, gates: str, device, dtype, write: Callable[[list[dict
         try:
             for one in attention.time_baselines(problem, gates, calls, options.repeats):
                 print(f"  {one}") if isinstance(one, str) else found.append(one)
-        finally:  # if a long table ends early, its records are kept
+        finally:  # an interrupted table keeps its records
             records += found
             if records:
                 write(records)
@@ -142,7 +142,7 @@ _HEADER = ("", "", "f", "f+b", "pruned", "TFLOP/s", "nominal", "dgate")
 
 
 def table(records: list[dict]) -> str:
-    """One line a record."""
+    """The records as a table, one line per record."""
     rows = [_HEADER]
     for record in records:
         rate = record["nominal_forward_backward_tflop"] / (record["forward_backward_ms"] / 1e3)

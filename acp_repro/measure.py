@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Metric]]:
-    """(run, metric) pairs, those of a run together, so that its weights are read once."""
+    """(run, metric) pairs; the pairs of a run are consecutive, so that its weights are loaded once."""
     asked = [suite.paper.metric(name) for name in options.metric]
     for metric in asked:
         if metric.command:
@@ -44,7 +44,7 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Metric
     of_shape = {pair for pair in pairs if pair[1].untrained(pair[0])}
     return [
         (run, metric)
-        for chosen in (of_shape, pairs - of_shape)  # so that an untrained run does not stop the others
+        for chosen in (of_shape, pairs - of_shape)  # first, so that an untrained run does not stop them
         for run in suite.runs
         for metric in suite.paper.metrics
         if (run, metric) in chosen

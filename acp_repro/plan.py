@@ -13,7 +13,7 @@ from .pipeline.errors import SuiteError
 from .pipeline.suite_file import load_suite
 
 _MEMORY_GB = {"h100": 80, "h200": 141, "a100": 80, "b200": 180, "l40s": 48, "4090": 24}
-_MARGIN = 1.1  # measured peaks were 0.89 to 1.09 of the formula's
+_MARGIN = 1.1  # measured peaks were 0.89 to 1.09 times the formula's
 
 
 @command()

@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _table(rows: list[dict]) -> str:
-    """Records of ``epsilon_sweep`` as aligned text; the mass is ``-`` if nothing was pruned."""
+    """The records of ``epsilon_sweep`` as aligned text; the mass is ``-`` if nothing was pruned."""
     lines = [_HEADER]
     for row in rows:
         value, mass = row["swept_log_pruning_tolerance"], row["largest_pruned_mass"]

@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _launch(options: argparse.Namespace, arguments: list[str]) -> int:
-    """Starts the ranks of this machine, each of which is this command again, and waits for them."""
+    """Starts one process per rank on this machine, each of which runs this command, and waits for them."""
     import torch
 
     from .pipeline.training.distributed import launch_ranks
@@ -92,7 +92,7 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
             for run in runs:
                 train(suite.paper, run, device=device)
         except UserError as error:
-            # All ranks raise these, so all exit, and the process group is closed properly.
+            # All ranks raise these errors, so that all exit and the process group is destroyed properly.
             if rank() == 0:
                 print(f"error: {error}", file=sys.stderr)
             return error.exit_code
@@ -104,7 +104,7 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
 
 
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[Run]:
-    """The runs that are named, and all untrained runs that must be trained before them; all if none is."""
+    """The named runs and their untrained prerequisites; without names, all runs."""
     chosen = {suite.run(name) for name in options.run or ()}
     chosen.update(planner.missing(suite, chosen))
     return [run for run in suite.runs if run in chosen or not options.run]

@@ -16,8 +16,8 @@ from acp_repro.pipeline.data.text_checkpoint import TextCheckpoint
 def heldout_haystacks(
     corpus: Corpus | LongCrawl64, context_length: int, length: int, samples: int
 ) -> list[np.ndarray]:
-    """``samples`` pieces (n,) int64 of at least ``length`` held-out tokens each, far apart if there is
-    enough text. A piece is as many whole sequences of ``context_length`` tokens as needed, possibly of several
+    """``samples`` pieces (n,) int64 of at least ``length`` held-out tokens each, far apart if the
+    text suffices. A piece consists of whole sequences of ``context_length`` tokens and may span several
     documents."""
     sequences = corpus.sequences("heldout", context_length)
     each = -(-length // context_length)
