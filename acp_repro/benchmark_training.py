@@ -73,7 +73,7 @@ def recorded(suite: FoXSuite, metric: Metric, device: str) -> list[FoXRun]:
 
 
 def _measure(suite: FoXSuite, runs: list[FoXRun], options: argparse.Namespace) -> int:
-    """The work of one rank. Rank 0 writes each record immediately, so that a crash loses at most one model."""
+    """The work of one rank. Rank 0 writes each record at once, so that a crash loses at most one model."""
     from .papers.acp.measure.training_steps import time_steps
     from .pipeline.training.distributed import on_rank_zero, process_group, world_size
 

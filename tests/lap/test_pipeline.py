@@ -183,7 +183,7 @@ def test_label_polarity_and_splits(suite):
     ("content", "words"),
     [
         (None, "data.path: other.csv is not a file; relative paths start at"),
-        ("text,stars\na,1\n", "data.path: other.csv has too few texts: 1 in all leave one split empty"),
+        ("text,stars\na,1\n", "data.path: other.csv has 1 texts, so a split is empty"),
         ("text,stars\na,five\n", "data.path: other.csv: the label 'five' of 'a' is not a number"),
     ],
 )

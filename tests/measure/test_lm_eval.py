@@ -165,12 +165,12 @@ def fox_lm(evaluation, max_length: int = 512):
 
 
 @pytest.mark.parametrize("max_length", [512, 24])
-def test_scores_match_the_model(evaluation, data, max_length):
+def test_scores_match_the_model(evaluation, data, max_length, tmp_path):
     """Every prompt and page starts with one BOS; at 24 tokens most prompts are truncated on the left."""
     model = fox()
     tasks, notes = evaluation.load_tasks(PAPER_TASKS, data)
     assert len(tasks) == 10 and any(note.startswith("sciq is skipped: ") for note in notes)
-    results = evaluation.evaluate(fox_lm(evaluation, max_length), tasks)
+    results = evaluation.evaluate(fox_lm(evaluation, max_length), tasks, kept=tmp_path, identity={})
     for loaded, result in zip(tasks, results, strict=True):
         cut = 0
         assert len(loaded.task.instances) > 1
@@ -226,22 +226,23 @@ def test_prompts_match_the_harness(evaluation, data):
 def test_interrupted_evaluation_resumes(evaluation, data, tmp_path):
     tasks, notes = evaluation.load_tasks(["piqa", "copa"], data)
     assert notes[0] == "piqa: lm_eval/piqa.jsonl contains 3 items, the whole set has 1,838"
-    kept, said = tmp_path / "kept", []
+    saved, said = {"kept": tmp_path / "kept", "identity": {}}, []
 
     def stop_at_the_second(line: str) -> None:
         if "copa" in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=stop_at_the_second)
-    results = evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append)
+        evaluation.evaluate(fox_lm(evaluation), tasks, **saved, say=stop_at_the_second)
+    results = evaluation.evaluate(fox_lm(evaluation), tasks, **saved, say=said.append)
     assert said == ["[1/2] piqa: finished before", "[2/2] copa: 2 items, from lm_eval/copa.jsonl"]
-    fresh = evaluation.evaluate(fox_lm(evaluation), evaluation.load_tasks(["piqa", "copa"], data)[0])
+    tasks = evaluation.load_tasks(["piqa", "copa"], data)[0]
+    fresh = evaluation.evaluate(fox_lm(evaluation), tasks, kept=tmp_path / "fresh", identity={})
     assert [(r.task, r.metrics, r.items) for r in results] == [(r.task, r.metrics, r.items) for r in fresh]
     # Another model, number of items or repetition is a new evaluation.
     for change in ({"identity": {"weights": "other"}}, {"items": 1}, {"again": True}):
         said.clear()
-        evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append, **change)
+        evaluation.evaluate(fox_lm(evaluation), tasks, say=said.append, **(saved | change))
         assert not any("finished before" in line for line in said)
 
 

@@ -60,11 +60,8 @@ def load_texts(config: TextsConfig) -> Texts:
     digest.update(str(config.heldout).encode())
     train, heldout = sides
     place = config.function.place(config.path)
-    if not texts:
-        raise DataError(f"{place} contains no text; give a corpus with text")
     if not train or not heldout:
-        words = f"{len(texts)} in all leave one split empty; add texts or change heldout"
-        raise DataError(f"{place} has too few texts: {words}")
+        raise DataError(f"{place} has {len(texts)} texts, so a split is empty; add texts or change heldout")
     more: tuple[str, ...] = ()
     if config.extra_path is not None:
         source = find_corpus("file").open(config.extra_path, {"text_field": config.text_field})

@@ -93,9 +93,9 @@ def evaluate(
     lm: HFLM,
     tasks: Sequence[LoadedTask],
     *,
+    kept: Path,
+    identity: dict[str, Any],
     items: int | None = None,
-    kept: Path | None = None,
-    identity: dict[str, Any] | None = None,
     again: bool = False,
     say: Callable[[str], object] = lambda line: None,
 ) -> list[TaskResult]:
@@ -106,24 +106,20 @@ def evaluate(
     items and settings, it replaces a new evaluation, unless ``again`` is set. ``say`` is called with one line
     for each task.
     """
-    keys = [_key(lm, task, items, identity or {}) for task in tasks]
-    paths = [
-        kept / f"{task.name}-{hash_json(key)[:12]}.json" if kept else None
-        for task, key in zip(tasks, keys, strict=True)
-    ]
+    keys = [_key(lm, task, items, identity) for task in tasks]
+    paths = [kept / f"{task.name}-{hash_json(key)[:12]}.json" for task, key in zip(tasks, keys, strict=True)]
     if again:
-        for path in filter(None, paths):
+        for path in paths:
             path.unlink(missing_ok=True)
     results = []
     for number, (task, key, path) in enumerate(zip(tasks, keys, paths, strict=True), 1):
         where = f"[{number}/{len(tasks)}] {task.name}"
-        result = _read(path, key) if path else None
+        result = _read(path, key)
         if result is None:
             there = len(task.task.eval_docs)
             say(f"{where}: {min(items or there, there):,} items, from {task.source}")
             result = _evaluate(lm, task, items)
-            if path:
-                write_manifest(path, path, key, {"result": dataclasses.asdict(result)})
+            write_manifest(path, path, key, {"result": dataclasses.asdict(result)})
         else:
             say(f"{where}: finished before")
         results.append(result)

@@ -53,7 +53,7 @@ def measure_decay(trained: TrainedFoX) -> list[dict[str, Any]]:
         length = inputs.q.shape[2]
         boundary = inputs.boundary(block_q, block_k)
         ratio = inputs.count().pruned_ratio.item()
-        delta = None if inputs.threshold is None else inputs.threshold.item()
+        delta = inputs.threshold.item()
         first_kept = (boundary.flatten() * block_k).repeat_interleave(block_q)[:length].tolist()
         c = cumulative_log_fgate(inputs.log_fgate).flatten().tolist()
         records += [
@@ -127,9 +127,7 @@ def _one_head(inputs: AttentionInputs, head: int) -> AttentionInputs:
     def slice_head(x: Tensor) -> Tensor:
         return x[:, head : head + 1]
 
-    threshold = inputs.threshold
-    if threshold is not None:
-        threshold = slice_head(torch.broadcast_to(threshold, inputs.q.shape[:2]))
+    threshold = slice_head(torch.broadcast_to(inputs.threshold, inputs.q.shape[:2]))
     return AttentionInputs(*map(slice_head, (inputs.q, inputs.k, inputs.v, inputs.log_fgate)), threshold)
 
 
