@@ -19,7 +19,6 @@ from acp_repro import measure
 from acp_repro.papers.retention import backbones, simulations
 from acp_repro.papers.retention import trained as trained_module
 from acp_repro.papers.retention.measure import budgets
-from acp_repro.papers.retention.measure import simulations as simulated
 from acp_repro.papers.retention.measure.budgets import measure_slackness
 from acp_repro.papers.retention.measure.speed import measure_speed
 from acp_repro.papers.retention.paper import PAPER
@@ -197,8 +196,8 @@ def test_pipeline_measures_plots_and_reports(here, capsys):
     metrics = [q.name for q in PAPER.metrics if not q.command]
     assert measure.main([*metrics, "--suite", "mini", "--device", "cpu"]) == 0, capsys.readouterr().err
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulated, "SAMPLES", 2000)
-        patch.setattr(simulated, "BATCHES", (1, 4))
+        patch.setattr(simulations, "SAMPLES", 2000)
+        patch.setattr(simulations, "BATCHES", (1, 4))
         assert simulations.main(["--suite", "mini"]) == 0
     drawn = [item for item in PAPER.items if item.runs(here)]
     assert [item.name for item in PAPER.items if item not in drawn] == ["table6"]  # no encoder of 12 blocks

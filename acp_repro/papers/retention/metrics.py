@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from acp_repro.papers import retention
 from acp_repro.pipeline.paper import Metric, first_seeds
 
 from . import measure
@@ -27,7 +28,7 @@ METRICS = (
         untrained=lambda run: run.is_timed_untrained,
     ),
     # The simulations need no run.
-    Metric("estimator", lambda: measure.simulations.simulate_estimator, command=SIMULATIONS),
-    Metric("variance", lambda: measure.simulations.simulate_variance, command=SIMULATIONS),
-    Metric("complexity", lambda: measure.simulations.simulate_complexity, command=SIMULATIONS),
+    Metric("estimator", lambda: retention.simulations.simulate_estimator, command=SIMULATIONS),
+    Metric("variance", lambda: retention.simulations.simulate_variance, command=SIMULATIONS),
+    Metric("complexity", lambda: retention.simulations.simulate_complexity, command=SIMULATIONS),
 )

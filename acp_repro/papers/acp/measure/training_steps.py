@@ -30,10 +30,8 @@ from acp_repro.pipeline.training.distributed import parallelize, rank, world_siz
 from acp_repro.pipeline.training.run_folder import compiles
 from acp_repro.pipeline.training.trainer import autocast, compiled_blocks, make_optimizer, train_step
 
-from ..runs import FoXRun
+from ..runs import PAPER_TOLERANCE, FoXRun
 from ..task import pruned_ratio_per_layer
-
-LOG_PRUNING_TOLERANCE = -10.0  # used if the run itself is exact
 
 
 class Steps(NamedTuple):
@@ -82,7 +80,7 @@ def time_steps(
     """
     if parallel != "auto":
         run = dataclasses.replace(run, training=dataclasses.replace(run.training, parallel=parallel))
-    tolerance = run.log_pruning_tolerance or LOG_PRUNING_TOLERANCE
+    tolerance = run.log_pruning_tolerance or PAPER_TOLERANCE
     config = dataclasses.replace(run.model_config(vocab_size), log_pruning_tolerance=tolerance)
     for make in (_ours, _official) if official else (_ours,):
         torch.manual_seed(run.seed)  # the same weights on every rank

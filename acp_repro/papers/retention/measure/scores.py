@@ -76,8 +76,11 @@ def measure_pruned_dense(trained: TrainedRetention) -> list[dict[str, Any]]:
 
 
 def _list_scores(found: Evaluation, **columns: Any) -> list[dict[str, Any]]:
-    columns |= {"loss_nats": found.loss_nats, "measured_examples": found.examples}
-    columns |= {"keep_ratio": found.keep_ratio}
+    columns |= {
+        "loss_nats": found.loss_nats,
+        "measured_examples": found.examples,
+        "keep_ratio": found.keep_ratio,
+    }
     return [{**columns, "metric": name, "score_percent": value} for name, value in found.scores.items()]
 
 

@@ -72,9 +72,8 @@ def _at(trained: Trained, length: int) -> dict[str, Any]:
     ids = ids.to(trained.device)
     gates = getattr(trained.model, "retention", None)
     config = gates.config if gates is not None else RetentionConfig(1.0, method="dense")
-    record = {"length_tokens": length, "batch_examples": rows, "order": ORDER}
     return (
-        record
+        {"length_tokens": length, "batch_examples": rows, "order": ORDER}
         | _inference(trained, ids)
         | _training(trained, ids)
         | {
