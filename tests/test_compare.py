@@ -147,7 +147,7 @@ def test_results_of_our_commands_can_be_compared(two):
 
 
 MISTAKES = {
-    "a nowhere": "nowhere: no such file or folder; give samples_*.jsonl, runs/evaluations/NAME or results/",
+    "a nowhere": "nowhere does not exist; give a folder with samples_*.jsonl of lm-eval",
     "a empty": "empty contains no evaluation; give a folder with samples_*.jsonl of lm-eval --log_samples",
     "a b --tasks piqq": "'piqq' is not a task of both evaluations; did you mean piqa?",
     "a b --metrics mcc": "'mcc' is not a mean over items of both evaluations; ",

@@ -3,8 +3,6 @@
 A module is imported, and torch with it, when one of its functions is used.
 """
 
-import pkgutil
-
 from acp_repro.common import lazy
 
-__getattr__, __dir__ = lazy.names(__name__, {module.name: "" for module in pkgutil.iter_modules(__path__)})
+__getattr__, __dir__ = lazy.modules(__name__, __path__)

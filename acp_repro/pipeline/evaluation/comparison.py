@@ -31,8 +31,6 @@ _VERDICTS = {
 }
 _DATE = re.compile(r"_\d{4}-\d\d-\d\dT[\d.+-]+$")
 
-
-Key = tuple[str, str]  # a task and a metric
 _ITEM = ["task", "metric", "item", "value", "weight", "document"]
 
 
@@ -63,15 +61,11 @@ def read(path: Path) -> pd.DataFrame:
     A row is an item of a metric: its number, ``value`` and ``weight`` as in ``evaluation.Metric``, the hash
     of its ``document`` (empty if the evaluation records none), and its ``file``.
     """
-    if not path.exists():
-        raise UsageError(
-            f"{path}: no such file or folder; give samples_*.jsonl, runs/evaluations/NAME or "
-            "results/SUITE/RUN"
-        )
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _choose_reader(p))
     if not files:
+        what = "contains no evaluation" if path.exists() else "does not exist"
         raise UsageError(
-            f"{path} contains no evaluation; give a folder with samples_*.jsonl of lm-eval --log_samples, "
+            f"{path} {what}; give a folder with samples_*.jsonl of lm-eval --log_samples, "
             f"with results of `python -m acp_repro.evaluate`, or with {RECORDS}"
         )
     found = pd.concat([_read_file(file) for file in files], ignore_index=True)
@@ -162,7 +156,7 @@ def _read_records(path: Path) -> Iterator[tuple]:
 
 def choose(
     a: pd.DataFrame, b: pd.DataFrame, names: tuple[str, str], tasks: Collection[str], metrics: Collection[str]
-) -> list[Key]:
+) -> list[tuple[str, str]]:
     """The requested (task, metric) pairs that both evaluations contain; all pairs if none is requested."""
     first, second = ({*zip(side["task"], side["metric"], strict=True)} for side in (a, b))
     both = sorted(first & second)
@@ -179,7 +173,7 @@ def choose(
 
 
 def compare(
-    a: pd.DataFrame, b: pd.DataFrame, names: tuple[str, str], keys: list[Key], margin: float
+    a: pd.DataFrame, b: pd.DataFrame, names: tuple[str, str], keys: list[tuple[str, str]], margin: float
 ) -> tuple[list[dict], list[str]]:
     """The difference A - B of each metric, as rows of :data:`COLUMNS`, and notes about omitted items.
     ``difference`` and ``margin`` are in the metric's units, or of the logarithms of perplexities."""
