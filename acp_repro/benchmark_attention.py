@@ -26,7 +26,6 @@ from .common.command import (
     positive,
     run_command,
 )
-from .common.errors import is_out_of_memory
 from .pipeline.paper_registry import find_paper
 from .pipeline.provenance import made_on
 from .pipeline.records import write_suite_records
@@ -111,14 +110,7 @@ def _time_lengths(options, gates: str, device, dtype, write: Callable[[list[dict
     heads = options.heads or (12 if gpu else 4)
     for length in lengths:
         tokens = options.batch_tokens or (65536 if gpu else 1)
-        try:
-            problem = attention.make_problem(length, heads, options.head_dim, gates, tokens, device, dtype)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            print(f"\n{length} tokens: {attention.shorten_error(error)}")
-            attention.give_memory_back()
-            continue
+        problem = attention.make_problem(length, heads, options.head_dim, gates, tokens, device, dtype)
         print(
             f"\n{length} tokens, {problem.q.shape[0]} x {heads} heads of {options.head_dim}, "
             f"gates {gates}, {str(dtype)[6:]}"
@@ -127,7 +119,7 @@ def _time_lengths(options, gates: str, device, dtype, write: Callable[[list[dict
         try:
             for one in attention.time_baselines(problem, gates, calls, options.repeats):
                 print(f"  {one}") if isinstance(one, str) else found.append(one)
-        finally:  # if a long table ends early, its records are kept
+        finally:  # an interrupted table keeps its records
             records += found
             if records:
                 write(records)
@@ -142,7 +134,7 @@ _HEADER = ("", "", "f", "f+b", "pruned", "TFLOP/s", "nominal", "dgate")
 
 
 def table(records: list[dict]) -> str:
-    """One line a record."""
+    """The records as a table, one line per record."""
     rows = [_HEADER]
     for record in records:
         rate = record["nominal_forward_backward_tflop"] / (record["forward_backward_ms"] / 1e3)

@@ -61,9 +61,9 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             problem = make_decode_problem(*shape, options.gates, device, dtype)
             records += measure_attention(problem, options.gates, options.repeats, baselines)
-            del problem  # its memory
+            del problem  # frees its memory
             records += measure_model(config, options.gates, batch, length, options.repeats, device)
-        finally:  # if a long table ends early, its records are kept
+        finally:  # an interrupted table keeps its records
             if options.suite and records:
                 write()
         print(_table(records[before:]))
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"records: {write()}")
 
 
-_COLUMNS = (  # of the table: the title, the column of the records, its unit, and decimals
+_COLUMNS = (  # the columns of the table: title, column of the records, unit, and decimals
     ("step ms", "step_ms", 1, 4),
     ("reading ms", "read_ms", 1, 4),
     ("kept MiB", "kept_bytes", 2**20, 1),

@@ -33,8 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     suite = load_suite(options.suite)
     if not isinstance(suite, FoXSuite):
         raise SuiteError(
-            f"suite {suite.name} is of paper {suite.paper.name}, which has no steps to time here; name one "
-            "of acp"
+            f"suite {suite.name} belongs to paper {suite.paper.name}, whose training steps this command "
+            "does not time; give a suite of acp"
         )
     options.gates = options.gates or suite.measure_settings.gate_distribution
     metric = suite.paper.metric("training_step")
@@ -49,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     again = sys.argv[1:] if arguments is None else arguments
     for ranks, parallel in itertools.product(options.nproc, options.parallel):
         if ranks == 1 and parallel != options.parallel[0]:
-            continue  # one process has no two ways
-        # This command again, whose last words count.
+            continue  # one process has only one mode
+        # Each rank runs this command again; the last value of an option wins.
         words = [*again, "--is-rank", "--parallel", parallel]
         if status := launch_ranks(ranks, "acp_repro.benchmark_training", words):
             return status
@@ -63,7 +63,7 @@ def _shape(run: FoXRun) -> tuple[str, ...]:
 
 
 def recorded(suite: FoXSuite, metric: Metric, device: str) -> list[FoXRun]:
-    """One run of each shape that the suite has records of on this device; if none, the run of the heads."""
+    """One run of each shape with records of this device in the suite; without records, ``run_for_heads``."""
     rows = benchmark_rows(suite.name, suite.paper, metric)
     shapes = {tuple(row[column] for column in SHAPE) for row in rows if row["device"] == device}
     first: dict[tuple, FoXRun] = {}
@@ -73,8 +73,8 @@ def recorded(suite: FoXSuite, metric: Metric, device: str) -> list[FoXRun]:
 
 
 def _measure(suite: FoXSuite, runs: list[FoXRun], options: argparse.Namespace) -> int:
-    """The work of one rank. Rank 0 writes each record at once, so a crash loses one model at most."""
-    from .papers.acp.training_steps import time_steps
+    """The work of one rank. Rank 0 writes each record at once, so that a crash loses at most one model."""
+    from .papers.acp.measure.training_steps import time_steps
     from .pipeline.training.distributed import on_rank_zero, process_group, world_size
 
     with process_group(options.device) as device:
@@ -155,7 +155,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--repeats", type=positive, default=3, metavar="N", help="default: %(default)s")
     add("--steps", type=positive, default=5, metavar="N", help="steps in a repeat (default: %(default)s)")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
-    add("--is-rank", action="store_true", help=argparse.SUPPRESS)  # one process of a launch
+    add("--is-rank", action="store_true", help=argparse.SUPPRESS)  # set for each rank of a launch
     return parser.parse_args(arguments)
 
 

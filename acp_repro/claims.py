@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-VERSION = 2  # of the format
+VERSION = 2  # of the file format
 PATH = Path(__file__).parent.parent / "claims.json"
 
 

@@ -25,14 +25,14 @@ DEFAULT_PROMPT = "It was a dark and stormy night; the rain fell in torrents, and
 
 
 def stream_text(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Pieces of text for the ids, one after the other; an incomplete character is held back.
+    """Yields the text of the ids piece by piece, and buffers an incomplete character.
 
-    A token of byte-level BPE may end inside a character. Its bytes then decode to one U+FFFD until the rest
-    arrives. An earlier U+FFFD comes from bytes that are truly broken. A token's text can depend on the token
-    before it, so the last few are decoded together.
+    A token of byte-level BPE may end inside a character. Its bytes then decode to one final U+FFFD until the
+    next tokens complete the character; any earlier U+FFFD represents invalid bytes. The text of a token can
+    depend on the previous token, so the last tokens are decoded together.
     """
     held: list[int] = []
-    given = 0  # characters of the held tokens' text that have been yielded
+    given = 0  # characters of the buffered tokens that have been yielded
     for token in ids:
         held.append(token)
         text = tokenizer.decode(held)
@@ -47,7 +47,7 @@ def stream_text(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
 
 
 def cut_at_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """The text of ``pieces`` up to the first of ``stops``; holds back text that may begin one."""
+    """Yields the text of ``pieces`` up to the first of ``stops``; buffers text that may begin a stop."""
     held = ""
     for piece in pieces:
         held += piece
@@ -55,7 +55,7 @@ def cut_at_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
         if places:
             yield held[: min(places)]
             return
-        # Characters at the end of the held text with which a stop begins.
+        # The number of characters at the end of the buffer that may begin a stop.
         begun = (n for stop in stops for n in range(1, len(stop)) if held.endswith(stop[:n]))
         ready = len(held) - max(begun, default=0)
         yield held[:ready]
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
     prompt = tokenizer.prompt(options.prompt)
     if max(prompt) >= vocab_size:
         raise UsageError(
-            f"the tokenizer has ids up to {max(prompt)}, and the model {vocab_size} of them; take the "
+            f"the tokenizer has ids up to {max(prompt)}, but the model has only {vocab_size}; use the "
             "tokenizer that the model was trained with"
         )
     # BOS begins another document.

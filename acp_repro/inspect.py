@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def measure(function, checkpoint):
         model = checkpoint.load(device)
-        if without_gates:  # then of both, so that they have the same columns
+        if without_gates:  # for both models, so that they have the same columns
             return read_heads(model, input_ids, progress=True, **epsilon)
         batches = input_ids.split(max(1, BATCH_TOKENS // length))
         return function(
@@ -73,8 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
 
     source = checkpoint.source(options.text, options.token_ids)
-    if options.html or without_gates:  # the page is made when it is written
-        # A reader of the page does not see the command line, and need not know the machine's folders.
+    if options.html or without_gates:  # the page is rendered when it is saved
+        # The page names the file without its folder, which is of no use to another reader.
         given = options.token_ids or options.text
         facts = [Path(given).name if given else source.partition(" (--")[0]]
         models = [measure(weigh_heads, one) for one in (checkpoint, *others)]
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure_rules(options: argparse.Namespace, model, ids, name: str, text: str) -> dict:
-    """Prints and returns what each rule skips and loses on the first sequence."""
+    """Prints and returns the skipped blocks and the lost weight of each rule on the first sequence."""
     from .explorer.rule_table import head_map, measure_rules, print_rules
 
     table = measure_rules(model, ids[:1], log_pruning_tolerance=options.log_pruning_tolerance, progress=True)
@@ -116,7 +116,7 @@ def _write_files(options: argparse.Namespace, heads, page, rules: dict | None) -
 
 
 def _inspect_decoder(options: argparse.Namespace) -> int:
-    """Of a decoder of transformers."""
+    """Inspects a decoder of transformers."""
     if options.compare:
         raise UsageError(f"--compare pairs two FoX models; {options.model} is another decoder")
     check_length(options.text, 1)

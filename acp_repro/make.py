@@ -21,7 +21,7 @@ from .pipeline.suite_file import load_suite, suite_names
 @command("the same command continues where it was", extra="figures")
 def main(arguments: list[str] | None = None) -> int | None:
     options = _parse(arguments)
-    goals = " ".join(options.goals).split()  # Make hands them over as one word
+    goals = " ".join(options.goals).split()  # Make passes all goals as one word
     if goals == ["help"]:
         return _help(options.suite)
     suite = load_suite(options.suite)
@@ -37,11 +37,11 @@ def main(arguments: list[str] | None = None) -> int | None:
         stale = planner.missing(suite, wanted)
         for stage in planner.stages(suite, stale, train):
             code = 0
-            for words, item in stage:  # one measure that fails stops no other
+            for words, item in stage:  # a failing measurement does not stop the others
                 print(words, flush=True)
                 if item is None:
                     code = max(code, run_words(words))
-                else:  # drawn in this process, because the modules of all items are imported already
+                else:  # drawn in this process, which has imported the modules of all items
                     from analysis import drawing
 
                     drawing.draw(str(suite.path), item.name)
@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int | None:
 
 
 def _help(suite_name: str) -> None:
-    """Lists what can be made from the suite, with titles; one line where the items cannot be read."""
+    """Lists the figures and tables of the suite with their titles; without the drawing libraries, prints one
+    line."""
     print(
         f"  SUITE={suite_name} is the suite at hand; SUITE=file.yaml is your own, and SUITE=name one of "
         f"experiments/: {', '.join(suite_names())}"
@@ -76,8 +77,8 @@ def _help(suite_name: str) -> None:
 def _clean(suite: Suite, options: argparse.Namespace) -> None:
     if suite.file.published and not options.force:
         raise SuiteError(
-            f"{RESULTS / suite.name} came with the project; make clean SUITE={suite.option} FORCE=1 deletes "
-            "it"
+            f"{RESULTS / suite.name} is part of the project; delete it with make clean SUITE={suite.option} "
+            "FORCE=1"
         )
     folders = [top / suite.name for top in (RUNS, RESULTS, FIGURES, freshness.MAKE)]
     print("rm -rf", *folders)

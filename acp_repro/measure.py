@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Metric]]:
-    """(run, metric) pairs, those of a run together, so that its weights are read once."""
+    """(run, metric) pairs; the pairs of a run are consecutive, so that its weights are loaded once."""
     asked = [suite.paper.metric(name) for name in options.metric]
     for metric in asked:
         if metric.command:
@@ -35,16 +35,16 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Metric
     pairs = {(run, metric) for metric in asked for run in named or metric.runs(suite)}
     if not pairs:
         names = ", ".join(metric.name for metric in asked)
-        raise SuiteError(f"{names}: suite {suite.name} has no run that it is about; --run names one")
+        raise SuiteError(f"{names}: suite {suite.name} has no run for it; choose a run with --run NAME")
     for metric in asked:
         about = metric.runs(suite)
         for run in named if about else ():
             if not any(type(run) is type(other) for other in about):
-                raise SuiteError(f"{metric.name} is measured of no run such as {run.name}")
+                raise SuiteError(f"{metric.name} does not apply to {run.name}; choose another run")
     of_shape = {pair for pair in pairs if pair[1].untrained(pair[0])}
     return [
         (run, metric)
-        for chosen in (of_shape, pairs - of_shape)  # so that an untrained run does not stop the others
+        for chosen in (of_shape, pairs - of_shape)  # first, so that an untrained run does not stop them
         for run in suite.runs
         for metric in suite.paper.metrics
         if (run, metric) in chosen

@@ -13,7 +13,7 @@ from .pipeline.errors import SuiteError
 from .pipeline.suite_file import load_suite
 
 _MEMORY_GB = {"h100": 80, "h200": 141, "a100": 80, "b200": 180, "l40s": 48, "4090": 24}
-_MARGIN = 1.1  # measured peaks were 0.89 to 1.09 of the formula's
+_MARGIN = 1.1  # measured peaks were 0.89 to 1.09 times the formula's
 
 
 @command()
@@ -26,7 +26,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     suite = load_suite(options.suite)
     if not isinstance(suite, FoXSuite):
-        raise SuiteError(f"suite {suite.name}: there is no plan for runs of paper {suite.paper.name}")
+        raise SuiteError(
+            f"suite {suite.name} belongs to paper {suite.paper.name}, whose cost has no formula; give a "
+            "suite of acp"
+        )
     gpu, ranks = options.gpu, options.nproc
     costs = [run_cost(run, gpu, ranks) for run in suite.runs]
     exchanges = any(cost.exchanged for cost in costs)

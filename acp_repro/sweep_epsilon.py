@@ -1,9 +1,9 @@
-"""Sweeps epsilon, for savings and loss: ``python -m acp_repro.sweep_epsilon [MODEL]``.
+"""Sweeps epsilon, for savings and loss: ``python -m acp_repro.sweep_epsilon [MODEL | --suite NAME]``.
 
 MODEL is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. For each
 epsilon the command prints the pruned ratio (at block level and at token level), the loss, and the
-largest attention weight that a row loses. Epsilon bounds that weight (Appendix A). ``python -m
-acp_repro.measure epsilon_sweep`` writes the same numbers as the results of a suite.
+largest attention weight that a row loses. Epsilon bounds that weight (Appendix A). With --suite the command
+writes the same numbers as results of the suite, like ``python -m acp_repro.measure epsilon_sweep``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 
+from . import measure
 from .common import files
 from .common.command import (
     DEFAULT_CONTEXT_LENGTH,
@@ -24,6 +25,7 @@ from .common.command import (
     positive,
     run_command,
 )
+from .common.errors import UsageError
 from .explorer.checkpoint import Checkpoint
 from .model.config import LogEpsilon
 from .papers.acp.schema import SWEPT_LOG_PRUNING_TOLERANCES
@@ -42,12 +44,17 @@ _HEADER = (
 
 
 @command(extra="pipeline")
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+    if options.suite:
+        device = ["--device", options.device] if options.device else []
+        return measure.main(["epsilon_sweep", "--suite", options.suite, *device])
     opened = Checkpoint(options.model)  # before torch is imported
     length = options.context_length or opened.context_length or DEFAULT_CONTEXT_LENGTH
     check_length(options.text, length)
     device = choose_device(options.device)
+    if opened.config.use_rope:
+        raise UsageError(f"{opened.folder} has no forget gate to prune by; pass a FoX model without RoPE")
 
     from .papers.acp.measure.pruned_ratio import PassSettings, measure_epsilon_sweep
     from .pipeline.data.text_checkpoint import TextCheckpoint, labelled_batches
@@ -70,10 +77,11 @@ def main(arguments: list[str] | None = None) -> None:
         table = [row | source for row in rows]
         print(files.write_csv(options.csv, list(table[0]), (row.values() for row in table)))
     print(_table(rows))
+    return 0
 
 
 def _table(rows: list[dict]) -> str:
-    """Records of ``epsilon_sweep`` as aligned text; the mass is ``-`` if nothing was pruned."""
+    """The records of ``epsilon_sweep`` as aligned text; the mass is ``-`` if nothing was pruned."""
     lines = [_HEADER]
     for row in rows:
         value, mass = row["swept_log_pruning_tolerance"], row["largest_pruned_mass"]
@@ -108,6 +116,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help=f"read at most this many tokens (default: {GPU_TOKENS} on a GPU; {CPU_TOKENS} on a CPU, about "
         "half a minute)",
+    )
+    add(
+        "--suite",
+        metavar="NAME",
+        help="write results/NAME/RUN/epsilon_sweep.csv of the suite's sweep run; of the other "
+        "options only --device applies",
     )
     add("--csv", type=output_file, metavar="FILE", help="also write the result to this file")
     return parser.parse_args(arguments)

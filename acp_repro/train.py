@@ -36,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     runs = _wanted(suite, options)
     if suite.weights is not None:
         raise SuiteError(
-            f"the weights of suite {suite.name} are ready, in {suite.weights.folder}/; train such weights "
-            f"again with `{runs[0].command}`"
+            f"suite {suite.name} uses existing weights in {suite.weights.folder}/ and trains nothing; train "
+            f"such weights with `{runs[0].command}`"
         )
 
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.nproc is not None and ranks == 1:
         if options.jobs is not None:
             raise UsageError(
-                "--nproc shares each run among GPUs, --jobs puts runs side by side; give only one of them"
+                "--nproc divides each run among GPUs, and --jobs trains several runs concurrently; give "
+                "only one"
             )
         return _launch(options, sys.argv[1:] if arguments is None else arguments)
 
@@ -68,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _launch(options: argparse.Namespace, arguments: list[str]) -> int:
-    """Starts the ranks of this machine, each of which is this command again, and waits for them."""
+    """Starts one process per rank on this machine, each of which runs this command, and waits for them."""
     import torch
 
     from .pipeline.training.distributed import launch_ranks
@@ -77,7 +78,7 @@ def _launch(options: argparse.Namespace, arguments: list[str]) -> int:
     if options.device != "cpu" and 0 < gpus < options.nproc:
         raise UsageError(f"--nproc {options.nproc}: this machine has {gpus} GPUs (make: NPROC={gpus})")
     if not gpus and options.device is None:
-        raise UsageError(f"--nproc {options.nproc}: no GPU here; leave it out, or add --device cpu")
+        raise UsageError(f"--nproc {options.nproc}: no GPU on this machine; omit it, or add --device cpu")
     return launch_ranks(options.nproc, "acp_repro.train", arguments)
 
 
@@ -91,7 +92,7 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
             for run in runs:
                 train(suite.paper, run, device=device)
         except UserError as error:
-            # All ranks raise these, so all exit, and the process group is closed properly.
+            # All ranks raise these errors, so that all exit and the process group is destroyed properly.
             if rank() == 0:
                 print(f"error: {error}", file=sys.stderr)
             return error.exit_code
@@ -103,7 +104,7 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
 
 
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[Run]:
-    """The runs that are named, and all untrained runs that must be trained before them; all if none is."""
+    """The named runs and their untrained prerequisites; without names, all runs."""
     chosen = {suite.run(name) for name in options.run or ()}
     chosen.update(planner.missing(suite, chosen))
     return [run for run in suite.runs if run in chosen or not options.run]

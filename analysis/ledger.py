@@ -329,7 +329,7 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
     if len(short) > SHORT:
         short = f"{short[: SHORT - 2].rstrip()} …"
     runs = sum(len(one.runs) for one in found)
-    timed = all(_is_timed(one.suite.paper.metric(name)) for one in found for name in one.tables)
+    timed = all(_is_timed(table) for one in found for table in one.tables.values())
     files = [
         path.as_posix()
         for one in found
@@ -354,10 +354,10 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
     )
 
 
-def _is_timed(metric: Metric) -> bool:
-    """Whether the metric is a time or a rate of a model."""
-    times = [name for name in metric.columns if name.endswith(("_ms", "_per_s"))]
-    return bool(times) and "layer" not in metric.columns
+def _is_timed(records: pd.DataFrame) -> bool:
+    """Whether records are times or rates of a model, and not of a training."""
+    times = [name for name in records if name.endswith(("_ms", "_per_s"))]
+    return bool(times) and "layer" not in records
 
 
 def _models(finding: Finding) -> Any:

@@ -147,15 +147,15 @@ def test_results_of_our_commands_can_be_compared(two):
 
 
 MISTAKES = {
-    "a nowhere": "nowhere: no such file or folder; give samples_*.jsonl, runs/evaluations/NAME or results/",
-    "a empty": "empty holds no evaluation: no samples_*.jsonl of lm-eval --log_samples",
-    "a b --tasks piqq": "'piqq' is no task in both; did you mean piqa?",
-    "a b --metrics mcc": "'mcc' is no mean over items in both; ",
+    "a nowhere": "nowhere does not exist; give a folder with samples_*.jsonl of lm-eval",
+    "a empty": "empty contains no evaluation; give a folder with samples_*.jsonl of lm-eval --log_samples",
+    "a b --tasks piqq": "'piqq' is not a task of both evaluations; did you mean piqa?",
+    "a b --metrics mcc": "'mcc' is not a mean over items of both evaluations; ",
     "a other": "a and other have no task in common: arc_easy, piqa, wikitext; copa",
     "a strangers": "piqa acc: a and strangers have no item in common",
-    "a twice": "hold piqa both; give one of them",
-    "a broken/samples_piqa.jsonl": "samples_piqa.jsonl, line 2: no sample of lm-eval",
-    "a longer": "wikitext word_perplexity: a and longer count other words or bytes in an item",
+    "a twice": "both contain piqa; give one of them",
+    "a broken/samples_piqa.jsonl": "samples_piqa.jsonl, line 2: not a sample of lm-eval",
+    "a longer": "wikitext word_perplexity: a and longer count different words or bytes in an item",
     "damaged damaged": "damaged: copa perplexity: item 1 is nan, and only finite numbers",
 }
 

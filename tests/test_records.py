@@ -3,11 +3,14 @@
 import subprocess
 import time
 
+import pandas
 import pytest
 
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline import provenance
 from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.paper import RESULTS
+from acp_repro.pipeline.paper_registry import find_paper, paper_names
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite_file import load_suite
 from tests.analysis import synthetic
@@ -74,6 +77,14 @@ def test_results_of_some_runs_are_read_if_present(mini):
     assert read_records(mini, "loss", partial=True)["run"].tolist() == [RUN]
     with pytest.raises(RecordError, match="no records of loss in results/mini for pro-tiny-128-exact; make"):
         read_records(mini, "loss")
+
+
+def test_committed_results_have_the_declared_columns():
+    for paper in map(find_paper, paper_names()):
+        for metric in paper.metrics:
+            for path in RESULTS.glob(f"*/*/{metric.path('', '').name}"):
+                header = pandas.read_csv(path, nrows=0).columns
+                assert tuple(header) == paper.columns(metric), path
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 
 def names(package: str, home: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
@@ -22,3 +23,8 @@ def names(package: str, home: Mapping[str, str]) -> tuple[Callable[[str], object
         return getattr(module, name) if home[name] else module
 
     return load, lambda: sorted({*vars(sys.modules[package]), *home})
+
+
+def modules(package: str, path: Iterable[str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """:func:`names` for all modules of a package; ``path`` is its ``__path__``."""
+    return names(package, {module.name: "" for module in pkgutil.iter_modules(path)})

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import SuiteError, find_named
 from .provenance import ORIGIN_COLUMNS
@@ -22,6 +22,7 @@ from .run import Run, WeightsConfig, file_of, option_of, run_options
 RESULTS = Path("results")
 FIGURES = Path("figures")
 NO_RUN = "benchmark"  # the folder for metrics of a whole suite
+Measure = TypeVar("Measure", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -108,16 +109,28 @@ def samples(median: str) -> tuple[str, str]:
     return median, f"{median.removesuffix('_ms')}_samples_ms"
 
 
+def with_columns(*columns: str) -> Callable[[Measure], Measure]:
+    """A decorator that declares the columns of the rows that a measuring function returns, in their order.
+
+    A name ends with its unit; counts, ratios and indices need none. See also :func:`samples`.
+    """
+
+    def declare(function: Measure) -> Measure:
+        function.__dict__["columns"] = columns
+        return function
+
+    return declare
+
+
 @dataclass(frozen=True)
 class Metric:
     """A measured quantity: ``results/SUITE/RUN/NAME.csv``.
 
     Attributes:
         name: of the metric and the file of its records.
-        columns: the measured columns. A name ends with its unit; counts, ratios and indices need none. See
-            also :func:`samples`.
-        measure: returns the measuring function: ``metric.measure()(trained)`` returns the rows. Only this
-            call imports the function and torch. None if ``command`` writes the records.
+        measure: returns the measuring function: ``metric.measure()(trained)`` returns the rows, whose columns
+            the function declares (:func:`with_columns`). Only this call imports the function and torch. A
+            ``command`` passes its own arguments to the function.
         runs: the runs of a suite on which the metric is measured.
         untrained: whether the metric depends only on a run's shape, so that no training is needed.
             ``measure`` then receives a ``Trained`` without task and model, and builds a randomly
@@ -133,8 +146,7 @@ class Metric:
     """
 
     name: str
-    columns: tuple[str, ...]
-    measure: Callable[[], Callable[..., Iterable[Mapping[str, Any]]]] | None = None
+    measure: Callable[[], Callable[..., Iterable[Mapping[str, Any]]]]
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
     untrained: Callable[[Run], bool] = lambda run: False
     large: bool = False
@@ -142,6 +154,11 @@ class Metric:
     library: tuple[str, str] | None = None
     optional: bool = False
     key: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The measured columns; imports torch."""
+        return self.measure().__dict__["columns"]
 
     @property
     def has_library(self) -> bool:
@@ -326,7 +343,7 @@ class Paper:
         return [name for name in names if not self.metric(name).optional]
 
     def columns(self, metric: Metric) -> tuple[str, ...]:
-        """All columns of a metric's CSV, in order."""
+        """All columns of a metric's CSV, in order; imports torch."""
         return ("suite", "run", *self.run_columns, "trained_tokens", *metric.columns, *ORIGIN_COLUMNS)
 
     def load_task(self) -> Callable[[Run], Any]:

@@ -132,13 +132,14 @@ def read_records(
             f"no records of {metric} in {RESULTS / suite.name}{' for ' + which if which else ''}; make "
             f"them with `{kind.command_for(suite.name, [] if runs is None else filter(None, missing))}`"
         )
-    columns, frames = list(suite.paper.columns(kind)), []
+    columns, frames = [], []
     for path in (path for run, path in paths.items() if run not in missing):
         otherwise = f"delete it and run `{kind.command_for(suite.name)}`"
         _check_proof(path, otherwise)
         frame = pandas.read_csv(path, dtype={"size": str, "commit": str})
+        columns = columns or list(frame.columns)
         if list(frame.columns) != columns:
-            raise RecordError(f"{path} has other columns than this version; {otherwise}")
+            raise RecordError(f"{path}: its columns differ from those of the other runs; {otherwise}")
         frames.append(frame.dropna(axis="columns", how="all"))
     return pandas.concat(frames).reindex(columns=columns).reset_index(drop=True)
 

@@ -97,7 +97,7 @@ def weights(run):
     ("old", "new", "words"),
     [
         ("tau: 1", "tau: 0", "pruning.tau: must be a finite number above 0, because it divides"),
-        ("vocabulary: 300", "vocabulary: null", "data.vocabulary: a model from scratch needs one"),
+        ("vocabulary: 300", "vocabulary: null", "data.vocabulary: set it for a model from scratch"),
         ("path: texts.jsonl,", "", "data.path: None, but `corpus: file` needs the path of a file"),
         ("steps: 12", "warmup_steps: 13, steps: 12", "training.warmup_steps: 13 are more than the 12 steps"),
         ("grid:", "start: {steps: 3, warmup_steps: 4}\ngrid:", "start.warmup_steps: 4 are more than the 3"),
@@ -183,7 +183,7 @@ def test_label_polarity_and_splits(suite):
     ("content", "words"),
     [
         (None, "data.path: other.csv is not a file; relative paths start at"),
-        ("text,stars\na,1\n", "data.path: other.csv gives too few texts: 1 in all leave one split empty"),
+        ("text,stars\na,1\n", "data.path: other.csv has 1 texts, so a split is empty"),
         ("text,stars\na,five\n", "data.path: other.csv: the label 'five' of 'a' is not a number"),
     ],
 )

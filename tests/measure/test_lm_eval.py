@@ -116,7 +116,7 @@ def test_local_files_are_converted_to_hub_columns(data):
 )
 def test_damaged_file_is_named_in_one_line(data, text):
     (data / "lm_eval" / "piqa.jsonl").write_text(text)
-    with pytest.raises(TaskData, match=r"piqa\.jsonl: (not the items|holds no item) of piqa") as caught:
+    with pytest.raises(TaskData, match=r"piqa\.jsonl: (not the items|contains no item) of piqa") as caught:
         read_documents("piqa", data)
     assert "\n" not in str(caught.value)
 
@@ -130,10 +130,10 @@ def test_lines_end_at_json_line_separators(data):
 
 def test_missing_files_are_reported(data, tmp_path):
     (data / "lm_eval" / "piqa.jsonl").unlink()
-    with pytest.raises(TaskData, match=r"no lm_eval/piqa\.jsonl here, so piqa cannot be evaluated"):
+    with pytest.raises(TaskData, match=r"lacks lm_eval/piqa\.jsonl, so piqa cannot be evaluated"):
         check_files(["copa", "piqa"], data)
     (data / "wikitext2" / "wiki.test.raw").write_text("<html>404</html>\n")
-    with pytest.raises(TaskData, match="stands where the first article's heading should"):
+    with pytest.raises(TaskData, match="precedes the heading of the first article"):
         read_documents("wikitext", data)
 
 
@@ -165,12 +165,12 @@ def fox_lm(evaluation, max_length: int = 512):
 
 
 @pytest.mark.parametrize("max_length", [512, 24])
-def test_scores_match_the_model(evaluation, data, max_length):
+def test_scores_match_the_model(evaluation, data, max_length, tmp_path):
     """Every prompt and page starts with one BOS; at 24 tokens most prompts are truncated on the left."""
     model = fox()
     tasks, notes = evaluation.load_tasks(PAPER_TASKS, data)
-    assert len(tasks) == 10 and any(note.startswith("sciq is left out: ") for note in notes)
-    results = evaluation.evaluate(fox_lm(evaluation, max_length), tasks)
+    assert len(tasks) == 10 and any(note.startswith("sciq is skipped: ") for note in notes)
+    results = evaluation.evaluate(fox_lm(evaluation, max_length), tasks, kept=tmp_path, identity={})
     for loaded, result in zip(tasks, results, strict=True):
         cut = 0
         assert len(loaded.task.instances) > 1
@@ -225,23 +225,24 @@ def test_prompts_match_the_harness(evaluation, data):
 
 def test_interrupted_evaluation_resumes(evaluation, data, tmp_path):
     tasks, notes = evaluation.load_tasks(["piqa", "copa"], data)
-    assert notes[0] == "piqa: lm_eval/piqa.jsonl holds 3 items, the whole set has 1,838"
-    kept, said = tmp_path / "kept", []
+    assert notes[0] == "piqa: lm_eval/piqa.jsonl contains 3 items, the whole set has 1,838"
+    saved, said = {"kept": tmp_path / "kept", "identity": {}}, []
 
     def stop_at_the_second(line: str) -> None:
         if "copa" in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=stop_at_the_second)
-    results = evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append)
+        evaluation.evaluate(fox_lm(evaluation), tasks, **saved, say=stop_at_the_second)
+    results = evaluation.evaluate(fox_lm(evaluation), tasks, **saved, say=said.append)
     assert said == ["[1/2] piqa: finished before", "[2/2] copa: 2 items, from lm_eval/copa.jsonl"]
-    fresh = evaluation.evaluate(fox_lm(evaluation), evaluation.load_tasks(["piqa", "copa"], data)[0])
+    tasks = evaluation.load_tasks(["piqa", "copa"], data)[0]
+    fresh = evaluation.evaluate(fox_lm(evaluation), tasks, kept=tmp_path / "fresh", identity={})
     assert [(r.task, r.metrics, r.items) for r in results] == [(r.task, r.metrics, r.items) for r in fresh]
     # Another model, number of items or repetition is a new evaluation.
     for change in ({"identity": {"weights": "other"}}, {"items": 1}, {"again": True}):
         said.clear()
-        evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append, **change)
+        evaluation.evaluate(fox_lm(evaluation), tasks, say=said.append, **(saved | change))
         assert not any("finished before" in line for line in said)
 
 

@@ -238,6 +238,13 @@ def test_checkpoint_command_writes_its_measurements(checkpoint, source):
     assert (frame["context_length_tokens"] == 320).all() and (frame["measured_tokens"] == 960).all()
 
 
+def test_model_without_forget_gate_is_refused(tmp_path, capsys):
+    rope = FoXConfig.rope(vocab_size=257, hidden_size=64, num_hidden_layers=1, num_heads=2)
+    save_pretrained(FoXForCausalLM(rope), tmp_path / "rope")
+    assert sweep_epsilon.main([str(tmp_path / "rope")]) == 2
+    assert "has no forget gate to prune by" in capsys.readouterr().err
+
+
 def test_last_tokens_of_checkpoint_batches_have_no_loss(checkpoint):
     found = TextCheckpoint(checkpoint / "fox")
     ids = found.input_ids(256, 700, text=checkpoint / "text.txt")

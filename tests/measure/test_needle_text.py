@@ -101,7 +101,7 @@ def test_heldout_pieces_are_complete_contiguous_sequences(tmp_path, monkeypatch)
     pieces = haystack.heldout_haystacks(corpus, 128, 200, 2)
     assert [len(piece) for piece in pieces] == [256, 256]
     assert (pieces[0] == held[:256]).all() and (pieces[1] == held[384:640]).all()
-    with pytest.raises(UsageError, match="2 haystacks of 500 tokens take 8 held-out sequences of 128, and"):
+    with pytest.raises(UsageError, match="2 haystacks of 500 tokens take 8 held-out sequences of 128 tokens"):
         haystack.heldout_haystacks(corpus, 128, 500, 2)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from acp_repro.benchmark_training import main as command
-from acp_repro.papers.acp import training_steps
+from acp_repro.papers.acp.measure import training_steps
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite_file import load_suite

@@ -276,7 +276,7 @@ def built(here):
     torch.manual_seed(1)
     model = task.build()
     model.retention.configure(open_steps=0, hard_from_step=None)
-    return task, TrainedRetention(here, run, task, model, CPU, 0, texts=task.texts)
+    return task, TrainedRetention(here, run, task, model, CPU, 0)
 
 
 def test_metrics_weight_examples_equally(built, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a training run costs, by formula: FLOPs, memory of a GPU, GPU-hours. Needs no torch."""
+"""The cost of a training run by formula: FLOPs, memory per GPU, and GPU-hours. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .schema import SizeConfig
 
 FLOAT32 = 4
 PRUNED_RATIO = 0.7  # "around 70 %" (abstract), at all lengths and sizes
-MFU = 0.3  # an assumption, of executed FLOPs: small models reach less, large ones more
+MFU = 0.3  # an assumption about executed FLOPs: small models reach less, large models more
 
 
 def attention_share_of_flops(size: SizeConfig, context_length: int) -> float:
@@ -28,10 +28,8 @@ def attention_share_of_flops(size: SizeConfig, context_length: int) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """One run. ``parameters`` leave out the input embedding; ``memory`` is the peak of one GPU in bytes.
-
-    ``exchanged`` are the bytes that all GPUs send one another in a step for context parallelism.
-    """
+    """The cost of one run. ``parameters`` exclude the input embedding; ``memory`` is the peak of one GPU in
+    bytes; ``exchanged`` is the number of bytes that all GPUs send per step for context parallelism."""
 
     parameters: int
     steps: int
@@ -68,7 +66,7 @@ def states_bytes(run: FoXRun, config: FoXConfig, ranks: int) -> float:
     """Weights, gradients and AdamW's moments of one GPU, and Autocast's copies of the matrices."""
     states = 4 * FLOAT32 * config.num_parameters(non_embedding=False)
     if run.parallel_mode(ranks) == "fsdp":
-        # Weights and moments are sharded; between micro-batches weights and gradients stay whole.
+        # Weights and moments are sharded; weights and gradients remain unsharded between micro-batches.
         states = states * (3 / 4 / ranks + 2 / 4)
     return states + (2 * config.num_parameters() if run.training.dtype == "bfloat16" else 0)
 
@@ -83,7 +81,7 @@ def _exchanged_bytes(run: FoXRun, config: FoXConfig) -> float:
     training = run.training
     tokens = training.batch_tokens * (training.context_parallel - 1)
     half = 2 if training.dtype == "bfloat16" else FLOAT32
-    # Chunks in zig-zag order need 3 / 4 of what an all-gather brings. Gradients are float32.
+    # Chunks in zig-zag order need 3 / 4 of the keys of an all-gather. Gradients are float32.
     keys = 0.75 * _kept(run) * 2 * config.hidden_size * (half + FLOAT32)
     gates = config.num_heads * FLOAT32 * (1 + 0.75 * _kept(run))
     return config.num_hidden_layers * tokens * (keys + gates)
@@ -96,8 +94,8 @@ def _activation_bytes(run: FoXRun, config: FoXConfig) -> float:
     tokens, width = run.training.micro_batch_tokens // sharing, config.hidden_size
     half = 2 if run.training.dtype == "bfloat16" else FLOAT32
     shifts = config.use_k_shift + config.use_v_shift
-    # The norm's output; q, k and v as projected; the attention's output; what o_proj reads. Then q and k
-    # as the attention reads them, k and v as mixed, the output's gate and norm; the MLP's input.
+    # The output of the norm; projected q, k and v; the output of the attention; the input of o_proj. Then
+    # normalised q and k, shifted k and v, the output gate and norm, and the input of the MLP.
     wide = 6 + 2 * config.qk_norm + shifts + config.use_output_gate + config.use_output_norm + 1
     swiglu = 3 * config.mlp_width  # gate, up, and their product
     # log_fgate, the running sum in float64, the row sums, and the logits of the gates.
@@ -105,7 +103,7 @@ def _activation_bytes(run: FoXRun, config: FoXConfig) -> float:
     residual = 2 * FLOAT32 * width  # before the attention, and before the MLP
     block = tokens * (residual + half * (wide * width + swiglu) + per_head * config.num_heads)
     if sharing > 1:
-        # Keys and values of this rank and those that it received, the gates and their sums of all tokens.
+        # Keys and values of this rank and received ones; gates and their running sums of all tokens.
         keys = tokens + _kept(run) * (sharing - 1) * tokens
         block += 2 * keys * width * half + sharing * tokens * config.num_heads * (FLOAT32 + 8)
     kept = layers * block

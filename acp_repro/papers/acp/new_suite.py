@@ -1,4 +1,4 @@
-"""A first suite for a user's own text: sized for the machine at hand, with a comment for each choice."""
+"""A first suite for a user's own text, sized for the present machine, with a comment for each choice."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ measure:
 
 
 def write_suite(path: Path, text: str) -> str:
-    """Writes a suite of ACP for a file or folder of text to ``path``; returns how long its Figure 2 takes."""
+    """Writes a suite of ACP for a file or folder of text to ``path``; returns the estimated time of its
+    Figure 2 in words."""
     source, scale = str(Path(text).resolve()), SCALES[choose_device(None).type]
     shares = ((share, _half_in_longer(source, share)) for share in (0.05, 0.2, 0.4))
     heldout, half = next((one for one in shares if one[1] >= LENGTHS[0]), (0, 0))
@@ -81,7 +82,8 @@ def write_suite(path: Path, text: str) -> str:
 
 
 def _half_in_longer(source: str, heldout: float) -> int:
-    """The number of bytes such that half of each split's text is in documents of at least that length."""
+    """The largest number of bytes such that at least half of the text of each split is in documents of this
+    length or longer."""
     sizes = {split: [0] for split in SPLITS}
     for split, document in Reader(DataConfig("text", source, heldout=heldout)).documents("reading"):
         sizes[split].append(len(document.data))

@@ -1,4 +1,4 @@
-"""The runs of ACP's suites, and which of them a measure or a figure is about."""
+"""The runs of ACP's suites, and the selections of runs for each metric and figure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .schema import SIZE_OVERRIDES, File, SizeConfig, TrainingConfig
 FSDP_FROM = 300_000_000
 BLOCK_TOKENS = {"bfloat16": 128, "float32": 64}  # of the pruning grid, queries or keys
 PAPER_TOLERANCE = -10.0  # log epsilon, Section 3
-# The settings that the trainings of one comparison share, and those that could change the pruned ratio.
+# The settings that the runs of one comparison share, and the settings that could change the pruned ratio.
 _SHAPE = attrgetter(
     *("architecture", "context_length", "size.num_hidden_layers", "size.hidden_size", "size.head_dim"),
     "size.tokens",
@@ -41,13 +41,13 @@ class FoXRun(Run):
     log_pruning_tolerance: float | None
     training: TrainingConfig
     data: DataConfig
-    needle_fraction: float = 0.0  # of the training sequences hold needles
-    perturb_init: bool | int = False  # k begins with the k-th weight moved by one unit of bfloat16
+    needle_fraction: float = 0.0  # fraction of the training sequences that contain needles
+    perturb_init: bool | int = False  # k: the k-th weight is initially changed by one unit of bfloat16
 
     @property
     def name(self) -> str:
-        """For example ``pro-760m-16k-acp``; its exact pair ends in ``exact``, a further seed in ``-seed1``.
-        ``-needles10`` trains with needles in 10 % of its sequences."""
+        """For example ``pro-760m-16k-acp``. The exact pair ends in ``exact``, another seed in ``-seed1``, and
+        ``-needles10`` denotes needles in 10 % of the training sequences."""
         length = self.context_length
         tokens = f"{length // 1024}k" if length % 1024 == 0 else str(length)
         tolerance = self.log_pruning_tolerance
@@ -75,7 +75,7 @@ class FoXRun(Run):
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of the whole run; the last one may go beyond its tokens."""
+        """Optimiser steps of the whole run; the last step may exceed the token budget."""
         return -(-self.size.tokens // self.training.batch_tokens)
 
     def columns(self) -> dict[str, Any]:
@@ -88,14 +88,13 @@ class FoXRun(Run):
         }
 
     def parallel_mode(self, ranks: int) -> str:
-        """``none`` for one rank, else ``ddp`` or ``fsdp``: the choice of the settings, or by size for
-        ``auto``."""
+        """``none`` for one rank, else ``ddp`` or ``fsdp`` as configured; ``auto`` chooses by model size."""
         if ranks > 1 and self.training.parallel == "auto" and self.size.non_embedding >= FSDP_FROM:
             return "fsdp"
         return super().parallel_mode(ranks)
 
     def model_config(self, vocab_size: int) -> FoXConfig:
-        """The model of this run, for so many ids."""
+        """The config of the model of this run, for a vocabulary of ``vocab_size`` ids."""
         return getattr(FoXConfig, self.architecture)(
             vocab_size=vocab_size,
             hidden_size=self.size.hidden_size,
@@ -108,7 +107,7 @@ class FoXRun(Run):
 
 
 def make_run(file: File, suite: str, where: str, *, size: str, context_length: int, **point: Any) -> FoXRun:
-    """A point of the grid as a run."""
+    """The run of a point of the grid; raises ValueError with the key of an invalid value."""
     if size not in file.sizes:
         raise ValueError(f"{where}.size: no size {size!r} under sizes, which has {', '.join(file.sizes)}")
     shape = file.sizes[size]
@@ -141,12 +140,12 @@ def make_run(file: File, suite: str, where: str, *, size: str, context_length: i
         training=training,
         weights=file.weights,
         size_name=size,
-        size=dataclasses.replace(shape, **dict.fromkeys(SIZE_OVERRIDES)),  # `training` has them now
+        size=dataclasses.replace(shape, **dict.fromkeys(SIZE_OVERRIDES)),  # moved to `training`
         context_length=context_length,
         data=data,
         **point,
     )
-    run.model_config(1)  # a shape or an epsilon that no model can have fails here
+    run.model_config(1)  # an invalid shape or epsilon fails here
     return run
 
 
@@ -180,7 +179,7 @@ class FoXSuite(Suite):
     def select(self, *, acp: bool | None = None, **wanted: Any) -> list[FoXRun]:
         """Runs whose attributes equal ``wanted``, such as ``architecture="pro"``; ``acp=True`` for ACP.
 
-        Runs that train with needles, or from a changed weight, are left out unless ``wanted`` names that.
+        Runs that train with needles or from a changed weight are excluded unless ``wanted`` names that key.
         """
         wanted = {"needle_fraction": 0.0, "perturb_init": False} | wanted
         return [
@@ -196,32 +195,32 @@ class FoXSuite(Suite):
         return [run for run in self.runs if run in chosen]
 
     def with_acp(self, architecture: str) -> list[FoXRun]:
-        """One run with ACP of each size and context length: the lowest seed, at the paper's epsilon or the
-        smallest."""
+        """One run with ACP for each size and context length: the lowest seed, with the paper's epsilon, else
+        with the smallest epsilon."""
         runs = first_seeds(self.select(architecture=architecture, acp=True))
         runs.sort(key=lambda run: (run.log_pruning_tolerance == PAPER_TOLERANCE, -run.log_pruning_tolerance))
-        best = {(run.size_name, run.context_length): run for run in runs}  # of several the last
+        best = {(run.size_name, run.context_length): run for run in runs}  # the last of several
         return self.union(best.values())
 
     def pairs(self, architecture: str, largest: bool | None = None) -> list[FoXRun]:
-        """Runs that exist both with ACP (log epsilon = -10) and exact, otherwise equal (Figure 3), with
-        further seeds; ``largest`` takes only the largest size (True) or all others (False)."""
+        """Runs that exist both with ACP (log epsilon = -10) and exact, with otherwise equal settings (Figure
+        3), and their other seeds. ``largest`` selects only the largest size (True) or all others (False)."""
         paired = _paired(self.select(architecture=architecture))
         top = _largest(paired)
         return self.with_all_seeds([run for run in paired if largest is None or (run in top) == largest])
 
     def evaluated(self, architecture: str) -> list[FoXRun]:
-        """Runs on the downstream tasks: those that have a pair, or else those with ACP (Tables 1 and 3)."""
+        """Runs for the downstream tasks (Tables 1 and 3): all pairs; without pairs, the runs with ACP."""
         return self.pairs(architecture) or self.with_acp(architecture)
 
     def has_exact_pair(self, run: FoXRun) -> bool:
-        """Whether the suite has ``run`` both with ACP (log epsilon = -10) and exact."""
+        """Whether the suite contains ``run`` both with ACP (log epsilon = -10) and exact."""
         return run in _paired(self.runs)
 
     def needle_runs(self, architecture: str, longest: bool) -> list[FoXRun]:
-        """Runs of the needle test: of the largest size that has pairs; without pairs, runs with ACP.
-        ``longest`` takes the longest context of that size (Figures 3 and 11), else the shorter ones
-        (Figure 9)."""
+        """Runs for the needle test: those of the largest size with pairs; without pairs, runs with ACP.
+        ``longest`` selects the longest context of this size (Figures 3 and 11), otherwise the shorter
+        contexts are selected (Figure 9)."""
         runs = first_seeds(self.pairs(architecture)) or self.with_acp(architecture)
         top = max((run.context_length for run in _largest(runs)), default=0)
         if longest:
@@ -230,7 +229,7 @@ class FoXSuite(Suite):
 
     @property
     def rope_baselines(self) -> list[FoXRun]:
-        """Exact runs of FoX (Pro), and of the RoPE baseline that is otherwise equal."""
+        """Exact runs of FoX (Pro), and of the RoPE baseline with otherwise equal settings."""
         fox, rope = (self.select(architecture=name, acp=False) for name in ("pro", "rope"))
         shape = attrgetter("size_name", "context_length", "seed")
         both = set(map(shape, fox)) & set(map(shape, rope))
@@ -238,12 +237,13 @@ class FoXSuite(Suite):
 
     @property
     def trained_with_needles(self) -> list[FoXRun]:
-        """Pairs of runs whose training text holds needles, of all seeds."""
+        """Pairs of runs whose training text contains needles, for all seeds."""
         return _paired(run for run in self.runs if run.needle_fraction)
 
     @property
     def needle_trainings(self) -> list[FoXRun]:
-        """The runs of :attr:`trained_with_needles`, and the null: exact runs from a changed weight."""
+        """The runs of :attr:`trained_with_needles`, and as null distribution the exact runs from a changed
+        weight."""
         pairs = self.trained_with_needles
         exact = [run for run in self.runs if run.log_pruning_tolerance is None]
         null = [run for run in exact if run.perturb_init and run.needle_fraction]
@@ -252,15 +252,15 @@ class FoXSuite(Suite):
     @property
     def ablations(self) -> list[FoXRun]:
         """Runs with ACP that differ in the seed or in one setting that could change the pruned ratio; empty
-        if all share learning rate, vocabulary, corpus and QK-norm."""
+        if all runs share learning rate, vocabulary, needle fraction and QK-norm."""
         runs = [run for run in self.runs if run.log_pruning_tolerance == PAPER_TOLERANCE]
         runs = [run for run in runs if _SHAPE(run) == _SHAPE(runs[0])]
         return runs if len(set(map(_SUSPECTS, runs))) > 2 else []
 
     @property
     def longest_trained(self) -> list[FoXRun]:
-        """The run of FoX (Pro) with ACP trained on the most tokens, and its exact pair. Ties are resolved by
-        the largest model, then the longest context. If any run has a pair, runs without one are ignored."""
+        """The run of FoX (Pro) with ACP that trains on the most tokens, and its exact pair. Ties select the
+        largest model, then the longest context. If any run has a pair, runs without a pair are ignored."""
         runs = self.with_acp("pro")
         runs = [run for run in runs if self.has_exact_pair(run)] or runs
         if not runs or self.weights is not None:  # ready weights have no log

@@ -1,4 +1,4 @@
-"""The keys of a suite file of ACP, each block one validated dataclass. The defaults are the paper's."""
+"""The keys of a suite file of ACP: each block is a validated dataclass. The defaults are the paper's."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class SizeConfig(Strict):
     tokens: Count
     learning_rate: Positive
     head_dim: Count = 64
-    # What fits a GPU depends on the size; null uses the value under training.
+    # The memory of a GPU limits these by size; null uses the value under training.
     micro_batch_tokens: Count | None = None
     gradient_checkpointing: bool | None = None
-    # Two choices of the paper that differ in suites on less text. The first: all heads of a layer share
-    # QK-norm weights. The second: the vocabulary, a byte-pair encoding of this many ids (null uses
+    # Two choices of the paper that suites on less text change. The first shares the QK-norm weights among all
+    # heads of a layer. The second sets the vocabulary, a byte-pair encoding of this many ids (null uses
     # data.tokenizer).
     qk_norm_share_param_across_head: bool = False
     vocab_size: Annotated[int, whole(SMALLEST_BPE)] | None = None
@@ -50,7 +50,7 @@ class SizeConfig(Strict):
 
     @property
     def non_embedding(self) -> int:
-        """About the number of weights of the blocks, to sort sizes."""
+        """The approximate number of parameters of the blocks, which orders sizes."""
         return 12 * self.num_hidden_layers * self.hidden_size**2
 
 
@@ -78,12 +78,12 @@ class MeasureConfig(Strict):
     timing_repeats: Count = 1
     loss_tokens: Count = 2 * 10**9
     sweep_tokens: Count = 32 * 2**20
-    # The needle test: the contexts, or how many of them from short to the training length; places of the
-    # needle from 0, the beginning, to 1; and the number of haystacks for each.
+    # The needle test: the context lengths, or the number of lengths up to the training length; the depths of
+    # the needle, from 0 (beginning) to 1; and the number of haystacks for each.
     needle_lengths: Count | Axis[Count] = 11
     needle_depths: Axis[Share] = field(default_factory=lambda: [i / 10 for i in range(11)])
     needle_samples: Count = 5
-    # `compare=False`: these keys select a run and change no record. run_for_heads (Figures 1, 4, 5, 6)
+    # `compare=False`: these keys select a run and invalidate no record. run_for_heads (Figures 1, 4, 5, 6)
     # defaults to the largest run with ACP at its shortest context, and run_for_sweep (Figure 7) to
     # run_for_heads.
     run_for_heads: str | None = field(default=None, compare=False)
@@ -91,7 +91,7 @@ class MeasureConfig(Strict):
     lm_eval_tasks: Annotated[list[Literal[TASKS]], Must("a list of tasks, at least one", len)] = field(
         default_factory=lambda: list(PAPER_TASKS)  # Tables 1 and 3
     )
-    lm_eval_items: Count | None = None  # only the first so many items of each task
+    lm_eval_items: Count | None = None  # only the first items of each task; null: all
     lm_eval_data: str | None = None  # a folder of the tasks' files; default: from the Hub
     # The synthetic gates of the benchmarks of kernels and training steps.
     gate_distribution: Literal["mixed", "paper_ratio"] = "mixed"
@@ -106,9 +106,9 @@ class GridConfig(Strict):
     context_length: Axis[Count]
     log_pruning_tolerance: Axis[LogEpsilon | None] = field(default_factory=lambda: [-10.0, None])
     seed: Axis[Seed] = field(default_factory=lambda: [0])
-    # The share of training sequences that hold needles; see needle/documents.py.
+    # The fraction of training sequences that contain needles; see needle/documents.py.
     needle_fraction: Axis[Share] = field(default_factory=lambda: [0.0])
-    # k begins with the k-th weight changed by one unit of bfloat16, to show the effect of chance (true: 1).
+    # k initially changes the k-th weight by one unit of bfloat16, to show the effect of chance (true: 1).
     perturb_init: Axis[bool | CountFrom0] = field(default_factory=lambda: [False])
 
 

@@ -1,4 +1,4 @@
-"""How a Forgetting Transformer is trained (Appendix B), for the shared trainer."""
+"""The training task of a Forgetting Transformer (Appendix B) for the shared trainer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from acp_repro.pipeline.needle.documents import NeedleSequences
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.provenance import device_name
 from acp_repro.pipeline.run import file_of
-from acp_repro.pipeline.training.run_folder import TrainingError, text_hash
+from acp_repro.pipeline.training.run_folder import check_trained_text
 from acp_repro.pipeline.training.task import Task
 from acp_repro.pipeline.training.trainer import warmup_and_cosine
 
@@ -31,6 +31,7 @@ class FoXTask(Task):
     """Next-token prediction on sequences of the run's corpus."""
 
     run: FoXRun
+    trained_type = TrainedFoX
 
     def __init__(self, run: FoXRun):
         super().__init__(run)
@@ -57,7 +58,7 @@ class FoXTask(Task):
         whole = self._sequences.batch(index, self._rows)
         if self._group is None:
             return whole
-        # Labels are those of the whole sequence, so none is missing at the edge of a shard.
+        # Labels are computed on the whole sequence, so no label is missing at the edge of a shard.
         return tuple(shard_sequence(x, self._group) for x in whole)
 
     def share_sequences(self, model: FoXForCausalLM, group: ProcessGroup) -> None:
@@ -89,9 +90,9 @@ class FoXTask(Task):
         return f"pruned {sum(ratios) / len(ratios):.0%}" if ratios else ""
 
     def speed(self, tokens_per_s: float, device: torch.device, ranks: int, watched: dict) -> dict[str, float]:
-        """``mfu_nominal`` and ``mfu_executed``: shares of the GPU's peak.
+        """``mfu_nominal`` and ``mfu_executed``: fractions of the GPU's peak.
 
-        The first counts all FLOPs, the second those that pruning leaves.
+        The first counts all FLOPs, the second only the FLOPs that remain after pruning.
         """
         peak = peak_flops(device_name(device), self.run.training.dtype)
         if peak is None:
@@ -119,17 +120,10 @@ class FoXTask(Task):
         return load_pretrained(folder).to(device)
 
     def trained(self, suite: Suite, device: torch.device) -> TrainedFoX:
-        run = self.run
-        # A tokeniser trained on another corpus assigns the ids to other tokens.
-        learnt = run.weights is None and run.data.bpe_size
-        if learnt and text_hash(run) not in (None, self.corpus.describe()["hash"]):
-            raise TrainingError(
-                f"{run.folder} was trained on other text than corpus {run.data.corpus} holds now, so with "
-                "another tokenizer. Put the text back, or delete the run and train again with "
-                f"`{run.command}`"
-            )
-        found = super().trained(suite, device)
-        return TrainedFoX(suite, run, self, found.model, device, found.trained_tokens)
+        # A tokenizer trained on another corpus assigns the ids to other tokens.
+        if self.run.weights is None and self.run.data.bpe_size:
+            check_trained_text(self.run, self.run.data.corpus, self.corpus.describe()["hash"])
+        return super().trained(suite, device)
 
 
 def perturb(model: FoXForCausalLM, which: int = 1) -> None:
@@ -142,8 +136,8 @@ def perturb(model: FoXForCausalLM, which: int = 1) -> None:
 
 
 def pruned_ratio_per_layer(model: nn.Module, input_ids: Tensor) -> list[float]:
-    """The share of causal blocks that each layer prunes on ``input_ids`` (B, T), mean over sequences and
-    heads; empty for an exact model. With sharded weights every rank must call it."""
+    """The pruned ratio of each layer on ``input_ids`` (B, T), averaged over sequences and heads; empty for an
+    exact model. With sharded weights every rank must call this function."""
     ratios: dict[int, Tensor] = {}
 
     def see(layer: int, inputs: AttentionInputs) -> None:

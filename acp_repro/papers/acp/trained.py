@@ -35,8 +35,10 @@ class TrainedFoX(Trained):
     model: FoXForCausalLM
 
     def methods(self, both: bool = False) -> Iterator[str]:
-        """Yields ``acp`` or ``exact``, the run's own method, and sets the model to it. Then yields ``exact``
-        with the same weights, if the run has ACP and no exact pair in the suite, or with ``both``."""
+        """Yields the run's own method, ``acp`` or ``exact``, with the model set accordingly. If the run has
+        ACP and either the suite has no exact pair or ``both`` is set, then yields ``exact`` with the same
+        weights.
+        """
         own = self.run.log_pruning_tolerance
         yield "exact" if own is None else "acp"
         if own is not None and (both or not self.suite.has_exact_pair(self.run)):
@@ -49,10 +51,10 @@ class TrainedFoX(Trained):
     def heldout_batches(
         self, tokens: int, rows: int | None = None, same_text_as: int | None = None
     ) -> Batches:
-        """(input_ids, labels) of held-out sequences: ``tokens`` tokens at most, but at least one sequence.
+        """(input_ids, labels) of held-out sequences: at most ``tokens`` tokens, but at least one sequence.
 
-        ``rows`` is a batch's size; default: a micro-batch of training. With ``same_text_as``, a length that
-        the contexts of several runs divide, they all read whole pieces of that length.
+        ``rows`` is the batch size (default: a micro-batch of training). ``same_text_as`` is a multiple of the
+        context lengths of several runs, which then all read the same whole pieces of this length.
         """
         length = self.run.context_length
         piece = same_text_as or length
@@ -63,14 +65,14 @@ class TrainedFoX(Trained):
 
     @property
     def settings(self) -> PassSettings:
-        """How the run reads its held-out text."""
+        """The dtype and name with which the run reads held-out text."""
         return PassSettings(self.run.training.dtype, self.run.name)
 
     def on_heldout(
         self, measure: Callable[..., list[dict[str, Any]]], tokens: str, rows: int | None = None
     ) -> list[dict[str, Any]]:
-        """The records of ``measure(model, batches, settings)`` on held-out text of the run; ``tokens`` is the
-        key under ``measure`` in the suite file that sets the number of tokens."""
+        """The records of ``measure(model, batches, settings)`` on held-out text of the run. ``tokens`` names
+        the key under ``measure`` of the suite file that sets the number of tokens."""
         tokens = getattr(self.measure_settings, tokens)
         return measure(self.model, self.heldout_batches(tokens, rows), self.settings)
 
@@ -92,7 +94,7 @@ def one_pass(
     see: Callable[[int, AttentionInputs], None],
     what: str,
 ) -> tuple[float, int]:
-    """Runs the model over text: the mean loss in nats of the labels, and the number of tokens.
+    """Runs the model on text and returns the mean loss of the labels in nats and the number of tokens.
     ``see(layer, inputs)`` is called before every attention."""
     total, labelled, tokens = 0.0, 0, 0
     with watch_attention(model, see):

@@ -1,4 +1,4 @@
-"""A run and a suite of LAP."""
+"""The runs and suites of LAP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from acp_repro.pipeline.run import Run
 
 from .schema import File, ModelConfig, PruningSettings, TextsConfig, TrainingConfig
 
-ALWAYS_OPEN = 1e6  # a bias with which every gate is open, for any token
+ALWAYS_OPEN = 1e6  # a bias that opens every gate for every token
 RUN_COLUMNS = ("compression", "gate", "training_mask", "seed")
 SHORT = {"soft": "soft", "straight_through": "straight", "hard_concrete": "exact"}
 
@@ -27,12 +27,12 @@ class PruningRun(Run):
     data: TextsConfig
     model: ModelConfig
     pruning: PruningSettings
-    start: PruningRun | None = None  # the run whose weights it starts from
+    start: PruningRun | None = None  # the run whose weights initialise this run
 
     @property
     def name(self) -> str:
-        """For example ``exact-1.5``, ``soft-article-3``; without gates ``ungated``; a seed ends in
-        ``-seed7``."""
+        """For example ``exact-1.5`` or ``soft-article-3``; ``ungated`` without gates; with the suffix
+        ``-seed7`` for another seed."""
         gate = "-article" if self.gate == "article" else ""
         seed = "" if self.seed == 42 else f"-seed{self.seed}"
         if self.compression is None:
@@ -47,7 +47,7 @@ class PruningRun(Run):
         return {name: getattr(self, name) for name in RUN_COLUMNS}
 
     def pruning_config(self) -> PruningConfig:
-        """The settings of its model."""
+        """The settings of the run's model."""
         if self.compression is None:
             return replace(self.pruning.config("published", "soft"), beta=ALWAYS_OPEN, tau=1.0, noise="none")
         return self.pruning.config(self.gate, self.training_mask)
@@ -56,9 +56,9 @@ class PruningRun(Run):
 def make_run(
     file: File, suite: str, where: str, *, compression: float | None, gate: str, training_mask: str, seed: int
 ) -> PruningRun:
-    """A point of the grid as a run."""
+    """The run of a point of the grid."""
     start, training = None, file.training
-    if compression is None:  # one run, however the grid writes it
+    if compression is None:  # one run for all values of the other axes
         gate, training_mask = "published", "soft"
         training = training if file.start is None else file.start.training(training)
     elif file.start is not None:
@@ -94,7 +94,7 @@ class PruningSuite(Suite):
 
     @property
     def main_run(self) -> PruningRun:
-        """The run for measures of a single model."""
+        """The run for metrics of a single model."""
         usual = next((run for run in self.gated if run.training_mask == "hard_concrete"), self.runs[0])
         return self.chosen_run("main_run") or usual
 

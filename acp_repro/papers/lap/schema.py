@@ -1,4 +1,5 @@
-"""The keys of a suite file of LAP, each block one validated dataclass; defaults as in the published code."""
+"""The keys of a suite file of LAP: each block is a validated dataclass. The defaults are those of the
+published code."""
 
 from __future__ import annotations
 
@@ -26,26 +27,26 @@ from acp_repro.pipeline.suite_file import SuiteFile
 
 SHORTEST_CUT = 16
 HARD_CONCRETE_TAU = 2 / 3
-SHOWN_TEXTS = 5  # of the metric `attribution`, so short that they are drawn word by word
+SHOWN_TEXTS = 5  # short texts of the metric `attribution`, which are drawn word by word
 
 
 @dataclass(frozen=True)
 class TextsConfig(CorpusConfig):
-    """Which texts, and which of them are held out."""
+    """The texts, and the held-out fraction."""
 
     NAMED = ("text_field", "label_field", "min_chars", "max_chars")
 
     corpus: str = "stdlib_sentences"
-    extra_path: str | None = None  # a ``file`` of more texts to train on: none is held out or has a label
+    extra_path: str | None = None  # a ``file`` of more training texts, without held-out texts and labels
     text_field: str = "text"  # of ``file`` and ``hf``
     label_field: str | None = None  # null: no probing
-    positive_from: float = 1.0  # labels between this and ``negative_to`` are left out of probing
+    positive_from: float = 1.0  # probing excludes labels between this and ``negative_to``
     negative_to: float = 0.0
     min_chars: Count = 20  # characters of a text, for ``stdlib_sentences``
     max_chars: Count = 160
     vocabulary: Annotated[int, whole(300)] | None = None  # of a BPE; null: the tokeniser of ``model.weights``
-    heldout: Annotated[float, within("(0, 1)")] = 0.05  # share of texts, by the text's own hash
-    options: dict[str, Any] = field(default_factory=dict, hash=False)  # others of the corpus's function
+    heldout: Annotated[float, within("(0, 1)")] = 0.05  # fraction of texts, chosen by the hash of the text
+    options: dict[str, Any] = field(default_factory=dict, hash=False)  # further ones of the corpus's function
 
     def __post_init__(self):
         super().__post_init__()
@@ -56,13 +57,13 @@ class TextsConfig(CorpusConfig):
 
     @property
     def sides(self) -> str:
-        """The question that labels answer, "whether ..."; empty if there is nothing to probe."""
+        """The question that the labels answer, "whether ..."; empty without labels."""
         return "whether a review is positive or negative" if self.label_field else self.function.sides
 
 
 @dataclass(frozen=True)
 class ModelConfig(Strict):
-    """The T5: its shape, or the weights that it starts from. The default shape is Flan-T5-small's."""
+    """The T5 model: its shape, or its initial weights. The default shape is that of Flan-T5-small."""
 
     weights: str | None = None  # a name on the Hub or a folder, such as google/flan-t5-small
     d_model: Count = 512
@@ -74,7 +75,7 @@ class ModelConfig(Strict):
 
     @property
     def shape(self) -> dict[str, float]:
-        """For ``PruningAutoencoder.from_scratch``."""
+        """The arguments of ``PruningAutoencoder.from_scratch``."""
         return {k: v for k, v in dataclasses.asdict(self).items() if k != "weights"}
 
 
@@ -108,22 +109,23 @@ class PruningSettings(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainerConfig):
-    """One pass of Adam, as in the published code; lambda starts once the model copies its text."""
+    """A single phase with Adam, as in the published code; lambda is raised once the model copies its text."""
 
     steps: Count
     batch_texts: Count = 20
     learning_rate: Positive = 1e-4
     warmup_steps: CountFrom0 = 0
-    decay_share: Share = 0.0  # over this last share of the steps the rate falls to a tenth
+    decay_share: Share = 0.0  # over this last fraction of the steps the rate decays to a tenth
     lambda_from_step: CountFrom0 = 500
     # Alternative: lambda is 0 and gates are inactive until the running mean cross-entropy is below this.
     lambda_below_nats: float | None = None
-    # Then gates drop at random for so many steps, as often as beta implies, and cost nothing: the decoder
-    # learns to do without any one token. Before that each seems worth too much, and all gates open wide.
+    # For so many steps after that, gates drop tokens at random, at the rate that beta implies, without a
+    # cost. The decoder learns to reconstruct without any single token. Otherwise each token seems
+    # indispensable, and all gates open wide.
     token_dropout_steps: CountFrom0 = 0
     lambda_ramp_steps: CountFrom0 = 0
-    # Lambda falls linearly with that mean, and is 0 from so many nats on. So a large lambda closes as many
-    # gates as this quality allows, while a constant one closes none or all.
+    # Lambda decreases linearly with the running mean cross-entropy and is 0 at this value and above (nats). A
+    # large lambda then closes as many gates as this quality permits; a constant lambda closes none or all.
     lambda_off_loss: Positive | None = None
     weight_decay: NotNegative = 0.0
     beta2: ShareBelow1 = 0.999
@@ -139,7 +141,7 @@ class TrainingConfig(TrainerConfig):
 
 @dataclass(frozen=True)
 class StartConfig(Strict):
-    """Training of the run without gates that initialises the others; unset keys are as in ``training``."""
+    """Training of the run without gates, which initialises the others; unset keys are as in ``training``."""
 
     steps: Count
     learning_rate: Positive | None = None
@@ -154,17 +156,17 @@ class StartConfig(Strict):
 
 @dataclass(frozen=True)
 class MeasureConfig(Strict):
-    """How much of the held-out text each metric is measured on."""
+    """The amount of held-out text for each metric."""
 
     scored_texts: Count = 2000
     batch_texts: Count = 50
-    probe_texts: Count = 2000  # of the training texts; tested on the held-out ones
-    shap_texts: Count = 50  # long texts that are written again, beside five short ones that are drawn
-    shap_min_tokens: Count = 60  # tokens of these
+    probe_texts: Count = 2000  # training texts of the probes, which are tested on held-out texts
+    shap_texts: Count = 50  # reconstructed long texts, in addition to five short texts that are drawn
+    shap_min_tokens: Count = 60  # minimum length of the long texts
     timed_lengths: Axis[Annotated[int, whole(4)]] = field(default_factory=lambda: [128, 512])
     timed_texts: Count = 16
-    # The run that measurements of one model use; default: the first run with hard concrete gates. It selects
-    # a run and changes no record (`compare=False`).
+    # The run for metrics of a single model (default: the first run with hard concrete gates).
+    # `compare=False`: this key selects a run and invalidates no record.
     main_run: str | None = field(default=None, compare=False)
 
 
@@ -193,11 +195,14 @@ class File(SuiteFile):
     def __post_init__(self):
         if (self.data.vocabulary is None) == (self.model.weights is None):
             raise ValueError(
-                "data.vocabulary: a model from scratch needs one, and weights bring their own tokenizer"
+                "data.vocabulary: set it for a model from scratch, and omit it with model.weights, which "
+                "have a tokenizer"
             )
         if self.start is not None:
             if self.model.weights is not None:
-                raise ValueError("start: model.weights already sets where the runs begin; remove one of them")
+                raise ValueError(
+                    "start: model.weights already initialises the runs; remove one of the two keys"
+                )
             try:
                 self.start.training(self.training)
             except ValueError as error:

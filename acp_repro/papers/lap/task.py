@@ -1,4 +1,4 @@
-"""How a pruning autoencoder is trained, for the shared trainer."""
+"""The training task of a pruning autoencoder for the shared trainer."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from acp_repro.lap.autoencoder import pad
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.run import file_of
-from acp_repro.pipeline.training.run_folder import TrainingError, check_done, text_hash
+from acp_repro.pipeline.training.run_folder import check_done, check_trained_text
 from acp_repro.pipeline.training.task import Task, Trained
 
 from .runs import PruningRun
 from .schema import SHORTEST_CUT, TrainingConfig
 from .texts import Batches, encode, load_texts, make_tokenizer
 
-RUNNING_MEAN = 0.95  # of the cross-entropy, a step
-SMALLEST_SIZE = 1e-3  # of a weight, for its learning rate
+RUNNING_MEAN = 0.95  # decay per step of the running mean of the cross-entropy
+SMALLEST_SIZE = 1e-3  # lower bound of a weight's root mean square, for its learning rate
 WATCHED_TEXTS = 200
 
 
 class Trainee(nn.Module):
-    """The model with its schedule of lambda, which is state: a resumed run continues with it.
+    """The model with the schedule of lambda, whose state is saved, so that a resumed run continues it.
 
     Args:
         compression: lambda; None trains without gates.
@@ -52,7 +52,7 @@ class Trainee(nn.Module):
         return {name: tensor for name, tensor in whole.items() if name in once}
 
     def forward(self, input_ids: Tensor, noise: Tensor) -> Tensor:
-        """The loss, a float32 scalar, of ids (B, T) and noise (S, B, T); counts steps in training."""
+        """The loss, a float32 scalar, for ids (B, T) and noise (S, B, T); counts steps in training."""
         found = self.model(input_ids, noise if noise.numel() else None, **self._options())
         loss = found.cross_entropy + self._price() * found.compression
         if self.training and torch.is_grad_enabled():
@@ -86,15 +86,33 @@ class Trainee(nn.Module):
         if below is None:
             begins = self.steps >= self._config.lambda_from_step
         else:
-            # The mean of a few steps is too noisy.
+            # The running mean is too noisy in the first steps.
             begins = (self.running_nats < below) & (self.steps > 1 / (1 - RUNNING_MEAN))
         self.steps_with_lambda += (begins | (self.steps_with_lambda > 0)).double()
+
+
+class TrainedPruning(Trained):
+    """A trained pruning autoencoder, in evaluation mode, with the held-out text that it is measured on."""
+
+    run: PruningRun
+    model: PruningAutoencoder
+
+    def heldout_rows(self, most: int) -> list[list[int]]:
+        """Token ids, with EOS, of the first held-out texts."""
+        return self.task.rows("heldout", most)
+
+    def batches(self, rows: list[list[int]]) -> Iterator[Tensor]:
+        """(B, T) int64 on the model's device, in order."""
+        size = self.measure_settings.batch_texts
+        for start in range(0, len(rows), size):
+            yield pad(rows[start : start + size], self.task.tokenizer.pad_id).to(self.device)
 
 
 class PruningTask(Task):
     """Reconstruction of the run's texts from a decreasing number of tokens."""
 
     run: PruningRun
+    trained_type = TrainedPruning
 
     def __init__(self, run: PruningRun):
         super().__init__(run)
@@ -117,7 +135,7 @@ class PruningTask(Task):
 
     @functools.cached_property
     def _batches(self) -> Batches:
-        run, rows = self.run, self._rows  # whose errors have a place of their own
+        run, rows = self.run, self._rows  # outside errors_at, because errors of the rows name another key
         with run.data.errors_at(f"{file_of(run.suite)}: training.batch_texts"):
             return Batches(rows, run.training.batch_texts, self.tokenizer.pad_id, run.seed)
 
@@ -148,11 +166,11 @@ class PruningTask(Task):
             model = self._start
         else:
             model = PruningAutoencoder.from_scratch(config, self.tokenizer, **self.run.model.shape)
-        # A T5 from a folder is in evaluation mode.
+        # A T5 that was loaded from a folder is in evaluation mode.
         return Trainee(model, self.run.training, self.run.compression).train()
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
-        """Token ids (B, T) int64, and noise (S, B, T) float32 of the gates, or an empty tensor."""
+        """Token ids (B, T) int64, and the noise (S, B, T) float32 of the gates or an empty tensor."""
         input_ids = self._batches(index, self._most_tokens(index))
         config = self.run.pruning_config()
         shape = self.run.model if self._start is None else self._start.t5.config
@@ -185,9 +203,9 @@ class PruningTask(Task):
         return {p: float(f"{max(size, SMALLEST_SIZE):.1e}") for p, size in sizes.items()}
 
     def watch(self, model: nn.Module, input_ids: Tensor, noise: Tensor) -> dict[str, Any]:
-        """Means over held-out texts, with tokens removed and (``soft_``) with the mask and price of training.
+        """Means over held-out texts with removed tokens, and (``soft_``) with the mask of training.
 
-        ``soft_ratio`` is the article's L(s) / L(0), or for hard concrete gates the share that is likely open.
+        ``soft_ratio`` is the article's L(s) / L(0), or for hard concrete gates the expected keep ratio.
         """
         rows, size = self.rows("heldout", WATCHED_TEXTS), self.run.training.batch_texts
         sums: dict[str, Any] = {}
@@ -215,7 +233,7 @@ class PruningTask(Task):
         return super().describe(model) | {"data": {"hash": self.texts.hash, **counts}}
 
     def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        if weights is not None:  # without the trainee around the model
+        if weights is not None:  # drop the prefix of the enclosing Trainee
             weights = {n.removeprefix("model."): t for n, t in weights.items() if n.startswith("model.")}
         model.model.save_pretrained(folder, weights)
 
@@ -223,27 +241,5 @@ class PruningTask(Task):
         return PruningAutoencoder.from_pretrained(folder, device)
 
     def trained(self, suite: Suite, device: torch.device) -> Trained:
-        found = super().trained(suite, device)
-        if text_hash(self.run) not in (None, self.texts.hash):
-            raise TrainingError(
-                f"{self.run.folder} was trained on other text than what corpus {self.run.data.corpus} is "
-                f"now. Put the text back, or delete the run and train again with `{self.run.command}`"
-            )
-        return TrainedPruning(suite, self.run, self, found.model, device, found.trained_tokens)
-
-
-class TrainedPruning(Trained):
-    """A trained pruning autoencoder, in evaluation mode, with the held-out text that it is measured on."""
-
-    run: PruningRun
-    model: PruningAutoencoder
-
-    def heldout_rows(self, most: int) -> list[list[int]]:
-        """Token ids, with EOS, of the first held-out texts."""
-        return self.task.rows("heldout", most)
-
-    def batches(self, rows: list[list[int]]) -> Iterator[Tensor]:
-        """(B, T) int64 on the model's device, in order."""
-        size = self.measure_settings.batch_texts
-        for start in range(0, len(rows), size):
-            yield pad(rows[start : start + size], self.task.tokenizer.pad_id).to(self.device)
+        check_trained_text(self.run, self.run.data.corpus, self.texts.hash)
+        return super().trained(suite, device)

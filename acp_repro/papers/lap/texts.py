@@ -1,4 +1,4 @@
-"""The texts of a run: read, split, and made into batches of similar length."""
+"""Reads and splits the texts of a run, and forms batches of similar length."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from acp_repro.pipeline.data.tokenizer import train_bpe
 
 from .schema import TextsConfig
 
-GROUP = 20  # batches that are cut from one sorted group
+GROUP = 20  # batches per sorted group
 
 
 class Labelled(NamedTuple):
-    """A text and its label: 1, 0, or None if the text is left out of probing."""
+    """A text and its label: 1, 0, or None if probing excludes the text."""
 
     text: str
     label: int | None
@@ -34,11 +34,11 @@ class Labelled(NamedTuple):
 
 @dataclass(frozen=True)
 class Texts:
-    """Both splits.
+    """The texts of both splits.
 
     Attributes:
-        more: texts of ``extra_path``, for training only; none of them is in a split.
-        hash: digest of all texts, their split and labels.
+        more: texts of ``extra_path``, only for training; texts of a split are excluded.
+        hash: digest of all texts, splits and labels.
     """
 
     train: tuple[Labelled, ...]
@@ -49,7 +49,7 @@ class Texts:
 
 @functools.lru_cache(maxsize=2)
 def load_texts(config: TextsConfig) -> Texts:
-    """The texts of a config, each once, in the order of their source."""
+    """The texts of a config in the order of their source, without duplicates."""
     texts = dict.fromkeys(Labelled(text, _side(row, config)) for row, text in _clean(config.source()))
     sides: tuple[dict[str, Labelled], dict[str, Labelled]] = ({}, {})
     digest = hashlib.sha256()
@@ -60,11 +60,8 @@ def load_texts(config: TextsConfig) -> Texts:
     digest.update(str(config.heldout).encode())
     train, heldout = sides
     place = config.function.place(config.path)
-    if not texts:
-        raise DataError(f"{place} gives no text; name one that does")
     if not train or not heldout:
-        words = f"{len(texts)} in all leave one split empty; add texts or change heldout"
-        raise DataError(f"{place} gives too few texts: {words}")
+        raise DataError(f"{place} has {len(texts)} texts, so a split is empty; add texts or change heldout")
     more: tuple[str, ...] = ()
     if config.extra_path is not None:
         source = find_corpus("file").open(config.extra_path, {"text_field": config.text_field})
@@ -76,9 +73,9 @@ def load_texts(config: TextsConfig) -> Texts:
 
 
 def _clean(source: Source) -> Iterator[tuple[Row, str]]:
-    """Rows, and their texts without line breaks; empty ones are left out."""
+    """Yields rows and their texts without line breaks; empty texts are skipped."""
     for row in source.rows():
-        text = " ".join(row.text.replace("<br />", " ").split())  # IMDb's line breaks are those of HTML
+        text = " ".join(row.text.replace("<br />", " ").split())  # IMDb contains HTML line breaks
         if text:
             yield row, text
 
@@ -100,12 +97,12 @@ def _side(row: Row, config: TextsConfig) -> int | None:
 def make_tokenizer(texts: Texts, vocabulary: int) -> TextTokenizer:
     """A byte-pair encoding of the training split, with ``<pad>`` and ``</s>``."""
     documents = (Document("", text.text.encode(), b"") for text in texts.train)
-    # That function counts a BOS that is not in its file. Our two tokens replace it.
+    # train_bpe counts a BOS that its file does not contain. Our two tokens replace the BOS.
     return TextTokenizer.with_special_tokens(train_bpe(documents, vocabulary - 1))
 
 
 def encode(tokenizer: TextTokenizer, texts: list[str], max_length: int) -> list[list[int]]:
-    """Ids with EOS of the texts that are not too long for the model; empty ones are left out."""
+    """Ids with EOS of the texts that fit ``max_length``; empty texts are skipped."""
     rows = ([*ids, tokenizer.eos_id] for ids in tokenizer.encode_all(texts))
     return [row for row in rows if 1 < len(row) <= max_length]
 
@@ -114,15 +111,16 @@ class Batches:
     """Training batches of similar length: a function of seed and index alone.
 
     Args:
-        rows: ids of each text with EOS.
-        size: texts of a batch.
-        pad_id: id of the padding.
+        rows: ids of each text, with EOS.
+        size: texts per batch.
+        pad_id: id of the padding token.
     """
 
     def __init__(self, rows: list[list[int]], size: int, pad_id: int, seed: int):
         if len(rows) < size:
             raise DataError(
-                f"{len(rows)} training texts that fit are fewer than a batch of {size}; add texts or lower it"
+                f"only {len(rows)} training texts fit the model, fewer than a batch of {size}; add texts or "
+                "reduce it"
             )
         self._rows, self._size, self._pad, self._seed = rows, size, pad_id, seed
         self._epochs = Epochs(len(rows) // size, self._shuffled)
@@ -131,7 +129,7 @@ class Batches:
         """(size, T) int64, padded at the end.
 
         Args:
-            most: longer rows are reduced to a random excerpt of this many tokens, including the final EOS.
+            most: longer rows are truncated to a random excerpt of this many tokens, including the final EOS.
         """
         rows = [self._rows[i] for i in self._epochs.take(index, 1)[0]]
         if most is not None:
@@ -150,7 +148,8 @@ class Batches:
 
 
 def _cut(row: list[int], most: int, share: float) -> list[int]:
-    """At most ``most`` tokens in sequence and the last one; ``share`` from 0 to 1 sets the place."""
+    """An excerpt of ``row`` of at most ``most`` tokens that ends with the last token of the row; ``share``, 0
+    to 1, sets its position."""
     if len(row) <= most:
         return row
     start = int(share * (len(row) - most + 1))

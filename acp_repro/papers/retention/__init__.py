@@ -1,1 +1,5 @@
-"""Adaptive Retention re-run: its registry, how its models are trained, what is measured of them."""
+"""Adaptive Retention: its suites, its training tasks, and its metrics."""
+
+from acp_repro.common import lazy
+
+__getattr__, __dir__ = lazy.modules(__name__, __path__)

@@ -1,4 +1,4 @@
-"""The encoder of a backbone: published weights, fresh ones, or those of the suite's own pre-training."""
+"""The encoder of a backbone, with published weights, random weights, or weights of own pre-training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from acp_repro.retention.encoders import LIKE_ROBERTA
 from .runs import RetentionRun
 from .schema import SPECIAL, BackboneConfig
 
-# The settings of an encoder of transformers, by the keys of a backbone.
+# Maps the settings of encoders of transformers to the keys of a backbone.
 _DISTILBERT = {
     "n_layers": "num_hidden_layers",
     "dim": "hidden_size",
@@ -37,7 +37,7 @@ _LIKE_BERT = {
 
 
 def vocabulary(tokenizer) -> dict[str, int]:
-    """The facts about a tokeniser of transformers that :func:`fresh` needs."""
+    """The properties of a tokenizer of transformers that :func:`fresh` needs."""
     return {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -48,11 +48,12 @@ def vocabulary(tokenizer) -> dict[str, int]:
 def fresh(
     auto: type, backbone: BackboneConfig, words: Mapping[str, int], max_tokens: int, **labels: Any
 ) -> nn.Module:
-    """Random weights of the backbone's shape, with a head of ``auto``; ``words`` of :func:`vocabulary`."""
+    """A model of the backbone's shape with random weights and the head of ``auto``; ``words`` is the result
+    of :func:`vocabulary`."""
     names = _DISTILBERT if backbone.model_type == "distilbert" else _LIKE_BERT
     sizes = {name: getattr(backbone, key) for name, key in names.items()}
     if backbone.model_type == "longformer":
-        sizes["sep_token_id"] = words["sep_token_id"]  # its head for questions needs it
+        sizes["sep_token_id"] = words["sep_token_id"]  # its question-answering head needs it
     config = transformers.AutoConfig.for_model(
         backbone.model_type,
         vocab_size=words["vocab_size"],
@@ -65,9 +66,9 @@ def fresh(
 
 
 def untrained(run: RetentionRun) -> nn.Module:
-    """An encoder of a run's shape with its gates and fresh weights; no text is read.
+    """An encoder of a run's shape with the run's gates and random weights; reads no text.
 
-    Its head has two classes, also for questions, and no question is protected from its gates.
+    The head has two classes, also for questions, and the gates protect no question.
     """
     Classifier = transformers.AutoModelForSequenceClassification
 
@@ -75,7 +76,7 @@ def untrained(run: RetentionRun) -> nn.Module:
         if run.backbone.pretrained:
             return Classifier.from_config(load_config(run.backbone.pretrained, num_labels=2))
         text = run.start and run.start.pretraining.data
-        # The text's own BOS is not in an encoder's tokeniser.
+        # The tokenizer of an encoder does not contain the BOS of the text.
         size = text.bpe_size - 1 + len(SPECIAL) if text else run.backbone.vocab_size
         words = {"vocab_size": size, "pad_token_id": 0, "sep_token_id": 2}
         return fresh(Classifier, run.backbone, words, run.dataset.max_tokens, num_labels=2)
@@ -88,10 +89,10 @@ def untrained(run: RetentionRun) -> nn.Module:
 
 
 def start_from(model: nn.Module, folder: Path, trained_positions: int) -> nn.Module:
-    """Loads the encoder's weights from a pre-trained model in ``folder``; the head stays unchanged.
+    """Loads the weights of the encoder from a pre-trained model in ``folder``; the head remains unchanged.
 
-    Positions beyond those of pre-training are copies of them in turn, as Longformer's are of RoBERTa's
-    (Beltagy et al. 2020, Section 5).
+    Position embeddings beyond those of pre-training repeat them cyclically, as Longformer repeats those of
+    RoBERTa (Beltagy et al. 2020, Section 5).
     """
     prefix = f"{model.base_model_prefix}."
     found = load_model(transformers.AutoModelForMaskedLM, folder).state_dict()
@@ -107,11 +108,11 @@ def start_from(model: nn.Module, folder: Path, trained_positions: int) -> nn.Mod
 
 
 def _extended(weight: Tensor, rows: int, first: int, trained: int) -> Tensor:
-    """(rows, D): position embeddings in which the trained ones repeat."""
+    """Position embeddings (rows, D) that repeat the trained ones."""
     at = torch.arange(rows)
     return weight[torch.where(at < first, at, first + (at - first) % trained)]
 
 
 def _first_position(model_type: str, spare: int = 0) -> int:
-    """The index of the first position: RoBERTa and its variants start at 2; ``spare`` is for the others."""
+    """The index of the first position: 2 for RoBERTa and its variants, ``spare`` for other encoders."""
     return 2 if model_type in LIKE_ROBERTA else spare

@@ -1,4 +1,4 @@
-"""How an encoder is pre-trained by masked language modelling, for the shared trainer."""
+"""The pre-training task of an encoder, masked language modelling, for the shared trainer."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .backbones import fresh, vocabulary
 from .runs import PretrainingRun, RetentionRun
 from .texts import make_bert_tokenizer
 
-_AMPLITUDE = 2.0  # of the waves, in standard deviations of the embeddings
-_PEAK = 8.0  # a score at its head's neighbour; elsewhere it is about 0
-_IGNORED = -100  # a label that transformers' loss leaves out
+_AMPLITUDE = 2.0  # amplitude of the waves, in standard deviations of the embeddings
+_PEAK = 8.0  # the score at the neighbour of a head; other scores are about 0
+_IGNORED = -100  # the label that the loss of transformers ignores
 
 
 class EncoderTask(Task):
@@ -58,7 +58,7 @@ class EncoderTask(Task):
 
 
 class PretrainingTask(EncoderTask):
-    """Cross entropy of the masked tokens."""
+    """The cross-entropy of the masked tokens."""
 
     run: PretrainingRun
 
@@ -77,7 +77,7 @@ class PretrainingTask(EncoderTask):
         self._epochs = Epochs(self.sequences("train"), self._order)
 
     def sequences(self, split: str) -> int:
-        """Pieces of equal length into which the stream of a split's texts is cut."""
+        """The number of pieces of equal length into which the token stream of a split is cut."""
         return len(self.corpus.tokens(split)) // (self.run.pretraining.max_tokens - 2)
 
     def build(self) -> nn.Module:
@@ -90,9 +90,10 @@ class PretrainingTask(EncoderTask):
         return model
 
     def batch(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        """input_ids (B, T) int64; the masked tokens, and their places in all of B * T, (M,) int64 each.
+        """input_ids (B, T) int64; the masked tokens and their indices in the flattened batch, (M,) int64
+        each.
 
-        Every piece comes once an epoch, with new masks.
+        Every epoch contains each piece once, with new masks.
         """
         pieces = self._epochs.take(index * self._rows, self._rows)
         input_ids, labels = self.masked("train", pieces, np.random.default_rng([self.run.seed, 1, index]))
@@ -104,7 +105,7 @@ class PretrainingTask(EncoderTask):
         return np.random.default_rng([self.run.seed, 0, epoch]).permutation(self.sequences("train"))
 
     def masked(self, split: str, pieces: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Pieces of a split with [CLS] and [SEP], (B, T) int64; and labels: the masked tokens, else -100."""
+        """Pieces of a split with [CLS] and [SEP], (B, T) int64, and labels: masked tokens, otherwise -100."""
         settings, tokenizer = self.run.pretraining, self.tokenizer
         length, tokens = settings.max_tokens - 2, self.corpus.tokens(split)
         ids = np.stack([tokens[p * length : (p + 1) * length] for p in pieces]).astype(np.int64)
@@ -112,7 +113,7 @@ class PretrainingTask(EncoderTask):
         rows = np.arange(len(ids))[:, None]
         labels = np.full_like(ids, _IGNORED)
         labels[rows, chosen] = ids[rows, chosen]
-        # 80 % become [MASK], 10 % any token of the text's vocabulary, 10 % stay (Devlin et al. 2019).
+        # 80 % become [MASK], 10 % a random token of the vocabulary, 10 % remain (Devlin et al. 2019).
         kind, other = draw.random(chosen.shape), draw.integers(0, self.corpus.bos_id, chosen.shape)
         told = np.where(kind < 0.9, other, ids[rows, chosen])
         ids[rows, chosen] = np.where(kind < 0.8, tokenizer.mask_token_id, told)
@@ -123,8 +124,8 @@ class PretrainingTask(EncoderTask):
         return torch.from_numpy(ids), torch.from_numpy(labels)
 
     def loss(self, model: nn.Module, input_ids: Tensor, labels: Tensor, places: Tensor) -> Tensor:
-        """A scalar in nats. The head computes the masked tokens alone: for all tokens it costs a third of a
-        step."""
+        """The loss, a scalar in nats. The head is computed only for masked tokens; for all tokens, the head
+        would take a third of a step."""
 
         def chosen(_module: nn.Module, _given: Any, output: Any) -> Any:
             output["last_hidden_state"] = output.last_hidden_state.flatten(0, 1)[places][None]
@@ -150,14 +151,15 @@ class PretrainingTask(EncoderTask):
 
 @torch.no_grad()
 def look_at_neighbours(model: nn.Module) -> None:
-    """Changes fresh weights: heads 0, 1, 2 ... of the first block attend -1, 1, -2 ... places away.
+    """Modifies random weights so that heads 0, 1, 2 ... of the first block attend to offsets -1, 1, -2 ...
 
-    From random weights, an encoder first learns token frequencies. The loss then stays constant for thousands
-    of steps, until attention finds the neighbours of a mask (docs/lab-notebook/adaptive-retention.md).
+    From random weights, an encoder first learns token frequencies. The loss then remains constant for
+    thousands of steps, until attention finds the neighbours of a mask
+    (docs/lab-notebook/adaptive-retention.md).
 
-    Let d be the size of a head. The first d dimensions of the embeddings hold only the position t, as sin(w
-    t) and cos(w t) for d / 2 frequencies w. Queries read them unchanged, and keys rotated back by the
-    neighbour's distance. So a score is a sum of cos(w (distance - neighbour)).
+    Let d be the head dimension. The first d dimensions of the embeddings encode only the position t, as
+    sin(w t) and cos(w t) for d / 2 frequencies w. Queries project these dimensions unchanged, and keys rotate
+    them back by the distance of the neighbour. A score is then a sum of cos(w (distance - neighbour)).
     """
     encoder, config = find_encoder(model), model.config
     base = getattr(model, model.base_model_prefix, model)
@@ -165,7 +167,7 @@ def look_at_neighbours(model: nn.Module) -> None:
     assert embedding.weight.shape[1] == config.hidden_size and size % 2 == 0
     block = encoder.find_layers(encoder.find_stack(model))[0]
     query, key = block.get_submodule(encoder.query), block.get_submodule(encoder.key)
-    # Random, but the same for every run: evenly spaced ones agree again at some larger distance.
+    # Random, but equal for every run: evenly spaced frequencies coincide again at some larger distance.
     frequency = math.pi * torch.rand(size // 2, generator=torch.Generator().manual_seed(0))
     std = config.initializer_range
     angle = torch.arange(len(embedding.weight))[:, None] * frequency
@@ -173,7 +175,7 @@ def look_at_neighbours(model: nn.Module) -> None:
         if isinstance(each, nn.Embedding):
             each.weight[:, :size] = 0
     embedding.weight[:, :size] = _AMPLITUDE * std * torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
-    # The norm after the embeddings divides by the deviation of words and positions, each with ``std``.
+    # The norm after the embeddings divides by the deviation of word plus position, each with ``std``.
     amplitude = _AMPLITUDE / math.sqrt(2)
     gain = math.sqrt(_PEAK * math.sqrt(size) / (size / 2 * amplitude**2))
     for head in range(config.num_attention_heads):

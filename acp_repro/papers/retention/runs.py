@@ -1,4 +1,4 @@
-"""The runs of a suite of Adaptive Retention, and which of them an item is about."""
+"""The runs of the suites of Adaptive Retention, and the selections of runs for each item."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class EncoderRun(Run):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PretrainingRun(EncoderRun):
-    """One encoder pre-trained by masked language modelling, for other runs to start from."""
+    """One encoder pre-trained by masked language modelling, whose weights initialise other runs."""
 
     pretraining: PretrainingConfig
     method = MLM
@@ -73,7 +73,7 @@ class RetentionRun(EncoderRun):
     """One encoder fine-tuned on one task with one method at one budget."""
 
     dataset: DatasetConfig
-    start: PretrainingRun | None  # the source of its weights and tokeniser
+    start: PretrainingRun | None  # the source of weights and tokenizer
     method: str
     budget: float
     gates: str
@@ -84,7 +84,7 @@ class RetentionRun(EncoderRun):
 
     @property
     def name(self) -> str:
-        """For example ``sst2-distilbert-ar-30-input``, or ``...-input-t0.4`` by a value of Eq. 6."""
+        """For example ``sst2-distilbert-ar-30-input``, or ``...-input-t0.4`` with another value of Eq. 6."""
         words = [self.dataset_name, self.backbone_name, self.method.replace("_", "")]
         if not self.is_dense:
             words += [f"{100 * self.budget:g}", self.gates.replace("_", "")]
@@ -98,7 +98,7 @@ class RetentionRun(EncoderRun):
 
     @property
     def is_timed_untrained(self) -> bool:
-        """Whether fresh weights are equally fast; the keep ratio of a threshold depends on training."""
+        """Whether random weights are equally fast; the keep ratio of a threshold depends on training."""
         return self.retention_config().selection != "threshold"
 
     @property
@@ -131,7 +131,7 @@ class RetentionRun(EncoderRun):
 def make_run(
     file: File, suite: str, where: str, *, dataset: str, backbone: str, method: str, **point: Any
 ) -> RetentionRun | PretrainingRun:
-    """A point of the grid as a run; raises ValueError that begins with the key."""
+    """The run of a point of the grid; raises ValueError that begins with the key."""
     source = "pretraining" if method == MLM else "datasets"
     for key, name, place in (("dataset", dataset, source), ("backbone", backbone, "backbones")):
         known = getattr(file, place)
@@ -177,7 +177,7 @@ def _pretraining_run(file: File, suite: str, text: str, backbone: str, seed: int
         warmup_share=PRETRAINING_WARMUP_SHARE,
         open_share=0.0,
         hard_share=0.0,
-        group_by_length=False,  # its sequences are all of one length
+        group_by_length=False,  # all sequences have the same length
     )
     return PretrainingRun(
         suite=suite,
@@ -218,14 +218,14 @@ class RetentionSuite(Suite):
                 raise ValueError(f"benchmarks: {name!r} is neither a dataset nor a run; correct it")
 
     def prerequisites(self, run: Run) -> list[Run]:
-        """Its start; for ToP also the dense model of the same task and seed from which it is distilled."""
+        """The run's ``start``; for ToP also its teacher, the dense model of the same task and seed."""
         if not isinstance(run, RetentionRun):
             return []
         teachers = [r for r in self.dense if (r.place[:2], r.seed) == (run.place[:2], run.seed)]
         return ([run.start] if run.start else []) + (teachers[:1] if run.method == "top" else [])
 
     def select(self, *methods: str, budget: float | None = None, usual: bool = True) -> list[RetentionRun]:
-        """Runs of these methods, at one budget or at any; ``usual``: with the paper's relaxation alone."""
+        """Runs of these methods, at one budget or at any; ``usual``: only with the paper's relaxation."""
         return [
             run
             for run in self.runs
@@ -262,6 +262,6 @@ class RetentionSuite(Suite):
         return [run for run in runs if run.place in places]
 
     def benchmarked(self) -> list[RetentionRun]:
-        """One seed of every method, without the sweeps, of what the file names under benchmarks."""
+        """One seed of every method, without the sweeps, for the tasks and runs that ``benchmarks`` names."""
         runs, chosen = first_seeds(self.select(*METHODS)), self.file.benchmarks
         return [run for run in runs if chosen is None or {run.name, run.dataset_name} & set(chosen)]

@@ -25,8 +25,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "ar_fixed": {"method": "adaptive", "multiplier": "fixed", "initial_multiplier": 1.0},
     "ar_threshold": {"method": "adaptive", "selection": "threshold"},
 }
-MASKED_SHARE = 0.15  # of tokens to predict; 80 % become [MASK], 10 % another token
-MLM = "mlm"  # a run of masked language modelling, which others start from
+MASKED_SHARE = 0.15  # fraction of tokens to predict; 80 % become [MASK], 10 % another token
+MLM = "mlm"  # a run of masked language modelling, which initialises other runs
 ABLATIONS = ("ar_no_relaxation", "ar_joint", "ar_fixed", "ar_threshold")
 RIGHT, WRONG = "+-"  # an example in the column `items_right` of the metric `score`
 GATES = ("input", "after_blocks", "output")
@@ -37,15 +37,15 @@ Scores = Axis[Literal["accuracy", "micro_f1", "macro_f1", "exact_match", "f1"]]
 
 @dataclass(frozen=True)
 class DatasetConfig(CorpusConfig):
-    """A labelled set, and how long the training on it is; corpus, path, options: of ``read_labelled``."""
+    """A labelled set and the length of its training; ``read_labelled`` receives corpus, path and options."""
 
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     max_tokens: Annotated[int, whole(3)] = 512  # longer examples are truncated; [CLS] and [SEP] count
     epochs: Count = 3
-    batch_examples: Count = 32  # of an optimiser step
-    micro_batch_examples: Count | None = None  # of one pass; null: the whole batch
-    max_examples: Count | None = None  # of each split, the first by a hash; null: all
-    # The first one is compared; ``exact_match`` and ``f1`` are for questions.
+    batch_examples: Count = 32  # per optimiser step
+    micro_batch_examples: Count | None = None  # per forward pass; null: the whole batch
+    max_examples: Count | None = None  # per split, the first by hash; null: all
+    # Claims compare the first score; ``exact_match`` and ``f1`` are for questions.
     scores: Scores = field(default_factory=lambda: ["accuracy"], hash=False)
 
     def __post_init__(self):
@@ -60,21 +60,23 @@ class DatasetConfig(CorpusConfig):
 
 @dataclass(frozen=True)
 class BackboneConfig(Strict):
-    """An encoder: weights of transformers by name or folder, or fresh ones of a shape."""
+    """An encoder: weights of transformers, by name or folder, or random weights of a shape."""
 
-    pretrained: str | None = None  # for ``from_pretrained``; its tokeniser is used too
-    pretrained_on: str | None = None  # a name under ``pretraining``: the source of weights and tokeniser
+    pretrained: str | None = None  # for ``from_pretrained``, which also provides the tokenizer
+    pretrained_on: str | None = None  # a name under ``pretraining``: the source of weights and tokenizer
     model_type: Literal[MODEL_TYPES] = "distilbert"
     num_hidden_layers: Count = 6
     hidden_size: Count = 768
     num_attention_heads: Count = 12
     intermediate_size: Count = 3072
     dropout: ShareBelow1 = 0.1
-    vocab_size: Annotated[int, whole(SMALLEST_VOCABULARY)] = 2048  # of the training split's own tokeniser
+    vocab_size: Annotated[int, whole(SMALLEST_VOCABULARY)] = 2048  # of a tokenizer of the training split
 
     def __post_init__(self):
         if self.pretrained and self.pretrained_on:
-            raise ValueError("pretrained_on: weights come from there or from `pretrained`, not from both")
+            raise ValueError(
+                "pretrained_on: excludes `pretrained`, because both provide the weights; remove one of them"
+            )
         check_divides(self, "num_attention_heads", "hidden_size")
 
 
@@ -83,12 +85,12 @@ class PretrainingConfig(Strict):
     """Masked language modelling (Devlin et al. 2019) with new masks each time (Liu et al. 2019)."""
 
     data: DataConfig  # its ``tokenizer: {bpe: SIZE}`` becomes the encoder's, with BERT's special tokens
-    max_tokens: Annotated[int, whole(6)] = 512  # of a sequence; texts follow each other without padding
-    batch_sequences: Count = 256  # of an optimiser step
-    micro_batch_sequences: Count | None = None  # of one pass; null: all of them
+    max_tokens: Annotated[int, whole(6)] = 512  # per sequence; texts are concatenated without padding
+    batch_sequences: Count = 256  # per optimiser step
+    micro_batch_sequences: Count | None = None  # per forward pass; null: the whole batch
     steps: Count = 10_000
     learning_rate: Positive = 5e-4
-    neighbour_heads: bool = False  # heads of the first block start at neighbours; see ``look_at_neighbours``
+    neighbour_heads: bool = False  # initialises heads to attend to neighbours (``look_at_neighbours``)
 
     def __post_init__(self):
         check_divides(self, "micro_batch_sequences", "batch_sequences")
@@ -102,16 +104,16 @@ class PretrainingConfig(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainerConfig):
-    """Section 4.2: AdamW, 3e-5, weight decay 0.01; betas as AdamW has them."""
+    """Section 4.2: AdamW with learning rate 3e-5, weight decay 0.01 and the default betas."""
 
     learning_rate: Positive = 3e-5
     weight_decay: NotNegative = 0.01
     beta2: ShareBelow1 = 0.999
-    warmup_share: Share = 0.0  # of the steps; then the rate falls linearly to 0; not printed
-    # First share of the steps, in which gates are open: it replaces the paper's published weights.
+    warmup_share: Share = 0.0  # of the steps; then linear decay to 0; not stated in the paper
+    # First fraction of the steps, with open gates; it substitutes for the paper's published weights.
     open_share: Share = 0.0
-    hard_share: Share = 0.0  # last share of the steps, in which gates are hard as at inference
-    group_by_length: bool = False  # examples of similar length share a batch: less padding
+    hard_share: Share = 0.0  # last fraction of the steps, with hard gates as at inference
+    group_by_length: bool = False  # batches examples of similar length, to reduce padding
 
     def __post_init__(self):
         if self.open_share + self.hard_share > 1:
@@ -120,17 +122,17 @@ class TrainingConfig(TrainerConfig):
 
 @dataclass(frozen=True)
 class MeasureConfig(Strict):
-    """How much is measured."""
+    """The amount of data for each metric."""
 
-    examples: Count = 512  # of the test split, for times and the state of the budget; scores use all of it
+    examples: Count = 512  # for masked loss and slackness; scores use the whole split
     speed_lengths_tokens: list[Count] = field(default_factory=lambda: [512])
-    speed_batch_tokens: Count | None = None  # null: 32 examples, as in Table 4, which may leave a GPU idle
-    timing_repeats: Count = 5  # of each time; the median counts
+    speed_batch_tokens: Count | None = None  # null: 32 examples, as in Table 4, which may not saturate a GPU
+    timing_repeats: Count = 5  # of each time, of which the median is reported
 
 
 @dataclass(frozen=True)
 class GridConfig(Strict):
-    """Lists whose product makes the runs; ``dense`` and ``mlm`` have budget 1 and no gates."""
+    """Lists whose product is the runs; ``dense`` and ``mlm`` have budget 1 and no gates."""
 
     dataset: Axis[str]
     backbone: Axis[str]
@@ -159,7 +161,7 @@ class File(SuiteFile):
     backbones: dict[str, BackboneConfig]
     grid: list[GridConfig]
     pretraining: dict[str, PretrainingConfig] = field(default_factory=dict)
-    retention: dict[str, Any] = field(default_factory=dict)  # of ``RetentionConfig``, for all runs
-    benchmarks: list[str] | None = None  # tasks, or runs by name, whose models are benchmarked; null: all
+    retention: dict[str, Any] = field(default_factory=dict)  # arguments of ``RetentionConfig`` for all runs
+    benchmarks: list[str] | None = None  # tasks or names of runs to benchmark; null: all
     training: TrainingConfig = field(default_factory=TrainingConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)

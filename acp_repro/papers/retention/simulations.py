@@ -1,7 +1,7 @@
-"""The appendices' claims on problems small enough for the exact answer:
+"""Tests the appendices' claims on problems that are small enough for an exact solution:
 ``python -m acp_repro.papers.retention.simulations --suite SUITE``.
 
-Writes ``results/SUITE/benchmark/estimator.csv``, ``variance.csv`` and ``complexity.csv``.
+The command writes ``results/SUITE/benchmark/estimator.csv``, ``variance.csv`` and ``complexity.csv``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from acp_repro.common.command import command, described_parser, run_command
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.provenance import processor_name
 from acp_repro.pipeline.records import write_suite_records
 from acp_repro.pipeline.suite_file import load_suite
@@ -27,19 +28,20 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def draw_problem(seed: int) -> tuple[Tensor, Tensor]:
-    """(weights, scores), (T,) float64 each, of the loss softplus(-sum_t weight_t z_t)."""
+    """Random (weights, scores), (T,) float64 each, for the loss softplus(-sum_t weight_t z_t)."""
     generator = torch.Generator().manual_seed(seed)
     weights = 2 * torch.randn(TOKENS, generator=generator, dtype=torch.float64)
     return weights, torch.randn(TOKENS, generator=generator, dtype=torch.float64)
 
 
 def compute_loss(weights: Tensor, z: Tensor) -> Tensor:
-    """softplus(-sum_t weight_t z_t): smooth, not linear in z; (...,) float64 for z (..., T)."""
+    """The smooth and nonlinear loss softplus(-sum_t weight_t z_t), (...,) float64 for z (..., T)."""
     return torch.nn.functional.softplus(-(weights * z).sum(-1))
 
 
 def compute_exact_gradient(weights: Tensor, scores: Tensor) -> Tensor:
-    """(T,) float64: the gradient in s of E over z ~ Bernoulli(sigmoid(s)), over all 2^T masks."""
+    """The gradient (T,) float64 with respect to s of the expected loss for z ~ Bernoulli(sigmoid(s)), summed
+    over all 2^T masks."""
     scores = scores.clone().requires_grad_()
     masks = torch.tensor(list(itertools.product((0.0, 1.0), repeat=len(scores))), dtype=scores.dtype)
     p = torch.sigmoid(scores)
@@ -51,10 +53,11 @@ def compute_exact_gradient(weights: Tensor, scores: Tensor) -> Tensor:
 def sample_gradients(
     weights: Tensor, scores: Tensor, temperature: float, stretch: tuple[float, float] | None, u: Tensor
 ) -> Tensor:
-    """(samples, T) float64: the gradient in s through the relaxed z of each row of noise ``u``.
+    """The gradient (samples, T) float64 with respect to s, through the relaxed z, for each row of noise
+    ``u``.
 
     Args:
-        stretch: None means without stretch and clamp (the plain Concrete relaxation).
+        stretch: None omits stretch and clamp (the plain Concrete relaxation).
     """
     each = scores.expand_as(u).clone().requires_grad_()
     if stretch is None:
@@ -71,8 +74,18 @@ def draw_noise(samples: int, tokens: int, seed: int) -> Tensor:
     return torch.rand(samples, tokens, generator=generator, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
 
 
+@with_columns(
+    "relaxation",
+    "swept_temperature",
+    "problem",
+    "tokens",
+    "samples",
+    "relative_bias",
+    "relative_bias_error",
+    "relative_variance",
+)
 def simulate_estimator() -> Iterator[dict[str, Any]]:
-    """Appendix D: bias of the relaxed gradient against the exact one, by temperature."""
+    """Appendix D: the bias of the relaxed gradient relative to the exact gradient, by temperature."""
     for seed in range(PROBLEMS):
         weights, scores = draw_problem(seed)
         exact, u = compute_exact_gradient(weights, scores), draw_noise(SAMPLES, TOKENS, seed)
@@ -93,8 +106,9 @@ def simulate_estimator() -> Iterator[dict[str, Any]]:
                 }
 
 
+@with_columns("batch_samples", "repeats", "gradient_variance")
 def simulate_variance() -> Iterator[dict[str, Any]]:
-    """Appendix E: the variance of the mean of B samples, by B."""
+    """Appendix E: the variance of the mean gradient of B samples, by B."""
     weights, scores = draw_problem(0)
     repeats = 4000
     for batch in BATCHES:
@@ -103,10 +117,14 @@ def simulate_variance() -> Iterator[dict[str, Any]]:
         yield {"batch_samples": batch, "repeats": repeats, "gradient_variance": float(found.var(0).sum())}
 
 
+@with_columns(
+    "tokens", "kept_tokens", "repeats", "complexity", "complexity_ratio", "claimed_ratio", "root_ratio"
+)
 def simulate_complexity() -> Iterator[dict[str, Any]]:
-    """Appendix H: empirical Rademacher complexity of {x -> w.x, |w| <= 1} with M of T tokens kept at random.
+    """Appendix H: the empirical Rademacher complexity of {x -> w.x, |w| <= 1} with M of T random tokens kept.
 
-    For this class it is E |sum_i sigma_i (x_i * z_i)| / n in closed form, so only the signs are drawn.
+    The complexity of this class is E |sum_i sigma_i (x_i * z_i)| / n in closed form, so that only the signs
+    are sampled.
     """
     examples, tokens, repeats = 100, 64, 200
     generator = torch.Generator().manual_seed(0)
@@ -132,13 +150,6 @@ def simulate_complexity() -> Iterator[dict[str, Any]]:
         }
 
 
-SIMULATIONS = {
-    "estimator": simulate_estimator,
-    "variance": simulate_variance,
-    "complexity": simulate_complexity,
-}
-
-
 @command()
 def main(arguments: list[str] | None = None) -> None:
     parser = described_parser("papers.retention.simulations", __doc__)
@@ -147,8 +158,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     suite = load_suite(parser.parse_args(arguments).suite)
     about = {"device": processor_name(), "dtype": "float64"}
-    for name, simulate in SIMULATIONS.items():
-        print(write_suite_records(suite.name, suite.paper, suite.paper.metric(name), simulate(), **about))
+    for metric in map(suite.paper.metric, ("estimator", "variance", "complexity")):
+        print(write_suite_records(suite.name, suite.paper, metric, metric.measure()(), **about))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How an encoder with gates is fine-tuned (Section 4.2), for the shared trainer."""
+"""The fine-tuning task of an encoder with gates (Section 4.2) for the shared trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from acp_repro.common import files
 from acp_repro.common.errors import usage_errors
 from acp_repro.model import third_party
 from acp_repro.pipeline.data.sequences import Epochs, batches_by_length
-from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.run import file_of
 from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training.distributed import mean_over_ranks
@@ -35,14 +34,15 @@ _SORTED_BATCHES = 50  # batches whose examples are sorted together by length, as
 
 
 def task_of(run: RetentionRun | PretrainingRun) -> Task:
-    """The task of a run: fine-tuning, or the pre-training that it starts from."""
+    """The task of a run: fine-tuning or pre-training."""
     return PretrainingTask(run) if isinstance(run, PretrainingRun) else RetentionTask(run)
 
 
 class RetentionTask(EncoderTask):
-    """Cross entropy of the task, and the budget's penalty."""
+    """The cross-entropy of the labelled set, plus the penalty of the budget."""
 
     run: RetentionRun
+    trained_type = TrainedRetention
 
     def __init__(self, run: RetentionRun):
         super().__init__(run)
@@ -60,11 +60,11 @@ class RetentionTask(EncoderTask):
 
     def build(self) -> nn.Module:
         model = self._dense()
-        model.config.classes_are = self.texts.labelled.classes_are  # for programs that show its answers
+        model.config.classes_are = self.texts.labelled.classes_are  # for programs that display predictions
         if self.run.is_dense:
             return model
         teacher = self._teacher() if self.run.method == "top" else None
-        with usage_errors():  # such as a setting that this encoder does not take
+        with usage_errors():  # such as a setting that this encoder does not support
             return retain(model, self._config(), teacher)
 
     def _config(self):
@@ -84,7 +84,9 @@ class RetentionTask(EncoderTask):
                 auto, run.backbone.pretrained, new_head=True, dtype=torch.float32, **labels
             )
             if run.dataset.max_tokens > (limit := position_limit(model.config)):
-                raise TrainingError(f"{run.name}: max_tokens is over the {limit} positions of its backbone")
+                raise TrainingError(
+                    f"{run.name}: max_tokens exceeds the {limit} positions of the backbone; reduce it"
+                )
             return model
         model = fresh(auto, run.backbone, vocabulary(texts.tokenizer), run.dataset.max_tokens, **labels)
         if run.start is None:
@@ -92,22 +94,24 @@ class RetentionTask(EncoderTask):
         return start_from(model, run.start.model_folder, run.start.pretraining.max_tokens)
 
     def _teacher(self) -> nn.Module:
-        """The dense model of the same task and seed from which ToP is distilled."""
+        """The teacher of ToP: the dense model of the same task and seed."""
         suite = load_suite(str(file_of(self.run.suite)))
         (dense,) = (run for run in suite.prerequisites(self.run) if run.is_dense)
         check_done(dense)
         return load_model(dense.model_folder)
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
-        """(input_ids, attention_mask, labels), int64: every example once an epoch, in the seed's order."""
+        """(input_ids, attention_mask, labels), int64; every epoch contains each example once, in random
+        order.
+        """
         chosen = self._epochs.take(index * self._rows, self._rows)
         return self.texts.tensors([self._train[place] for place in chosen])
 
     def _order(self, epoch: int) -> np.ndarray:
-        """The order of an epoch, (examples,) integer; optionally with batches of similar length.
+        """The order of an epoch, (examples,) integer, optionally with batches of similar length.
 
         Examples that complete a batch of the previous epoch remain at the front, and examples that begin a
-        batch of the next epoch remain at the end. Both have any length.
+        batch of the next epoch remain at the end. These two batches are not grouped by length.
         """
         generator = np.random.default_rng([self.run.seed, epoch])
         order = generator.permutation(len(self._train))
@@ -134,7 +138,7 @@ class RetentionTask(EncoderTask):
             model.retention.ascend(mean_over_ranks(model.retention.take_violation()))
 
     def watch(self, model: nn.Module, *batch: Tensor) -> dict[str, Any]:
-        """For each gate: the multiplier, and the fractions of tokens kept by p and by the open gates."""
+        """The multiplier of each gate, and the fraction of tokens that it counts against the budget."""
         if self.run.is_dense or not model.retention.config.is_learned:
             return {}
         training = model.training
@@ -155,22 +159,16 @@ class RetentionTask(EncoderTask):
         return super().describe(model) | {"data": self.texts.describe()}
 
     def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Writes the names of the classes beside the model."""
+        """Also writes the names of the classes, to ``classes.json``."""
         super().save(model, folder, weights)
         files.write_text(folder / "classes.json", json.dumps(list(self.texts.labelled.classes)) + "\n")
 
     def load(self, folder: Path, device: torch.device) -> nn.Module:
         return load_model(folder).to(device)
 
-    def trained(self, suite: Suite, device: torch.device) -> TrainedRetention:
-        found = super().trained(suite, device)
-        return TrainedRetention(
-            suite, self.run, self, found.model.eval(), device, found.trained_tokens, texts=self.texts
-        )
-
 
 def load_model(folder: Path) -> nn.Module:
-    """A model with gates, or a dense one, as :meth:`RetentionTask.save` wrote it; in evaluation mode."""
+    """The model, with or without gates, that :meth:`RetentionTask.save` wrote; in evaluation mode."""
     config = third_party.load_config(folder)
     if getattr(config, "retention", None) is not None:
         return from_pretrained(folder).eval()

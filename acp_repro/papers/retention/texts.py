@@ -1,4 +1,4 @@
-"""A labelled set as token ids: the tokeniser, the encoded splits, batches."""
+"""A labelled set as token ids: tokenizer, encoded splits and batches."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .schema import CLS, MASK, PAD, SEP, SPECIAL, UNK, BackboneConfig, DatasetCo
 
 @dataclass(frozen=True)
 class Encoded:
-    """One example as ids, [CLS] question [SEP] text [SEP], cut to the dataset's length."""
+    """One example as ids, [CLS] question [SEP] text [SEP], truncated to the dataset's length."""
 
     ids: list[int]
     example: Row
-    offsets: list[tuple[int, int]]  # of extractive answers: characters of each token; (0, 0) outside the text
-    span: tuple[int, int] | None  # first and last token of the answer; (0, 0) if it was cut off
+    offsets: list[tuple[int, int]]  # for extraction: characters of each token; (0, 0) outside the text
+    span: tuple[int, int] | None  # first and last token of the answer; (0, 0) if it was truncated
 
 
 class Texts:
@@ -46,17 +46,17 @@ class Texts:
         for split, examples in self.labelled.splits.items():
             if not examples:
                 place = dataset.function.place(dataset.path)
-                raise DataError(f"{place} gives the split {split} no example; add some")
+                raise DataError(f"{place} has no example in the split {split}; add some")
         source = tokenizer_folder or backbone.pretrained
         self.tokenizer = (
             load_tokenizer(source) if source else train_tokenizer(self.labelled, backbone.vocab_size)
         )
         self._separators = 1  # between a question and its text
         if backbone.model_type == "longformer" and not backbone.pretrained:
-            self._separators = 2  # its head for questions needs three in all
+            self._separators = 2  # its question-answering head needs three [SEP] in total
             self.tokenizer.backend_tokenizer.post_processor = _template(self.tokenizer.backend_tokenizer, 2)
         self._encoded: dict[str, list[Encoded]] = {}
-        # Before the first use, because the tokeniser's description then includes the last truncation used.
+        # Hashed before the first use, after which the tokenizer's description includes the last truncation.
         tokenizer = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
         self._identity = hashlib.sha256((self.labelled.identity + tokenizer).encode()).hexdigest()
 
@@ -66,7 +66,7 @@ class Texts:
         return self._encoded[split]
 
     def _encode(self, examples: Sequence[Row]) -> list[Encoded]:
-        """All examples at once for each way to cut, because the tokeniser then uses all cores."""
+        """Encodes all examples with the same truncation in one call, so that the tokenizer uses all cores."""
         alike: dict[str | bool, list[int]] = {}
         for place, kind in enumerate(self._truncations(examples)):
             alike.setdefault(kind, []).append(place)
@@ -81,7 +81,7 @@ class Texts:
         texts = [example.text for example in examples]
         given = ([example.question for example in examples], texts) if asks else (texts,)
         limit = {"truncation": truncation, "max_length": self.dataset.max_tokens}
-        # Papers on language models contain "[SEP]": in a text these are five characters, not a special token.
+        # Texts about language models may contain "[SEP]", which is then plain text, not a special token.
         out = self.tokenizer(*given, return_offsets_mapping=extractive, split_special_tokens=True, **limit)
         for row, example in enumerate(examples):
             offsets, span = [], None
@@ -95,7 +95,7 @@ class Texts:
             yield Encoded(out["input_ids"][row], example, offsets, span)
 
     def _truncations(self, examples: Sequence[Row]) -> list[str | bool]:
-        """Truncates only the text, unless the question exceeds half of the length."""
+        """The truncation of each example: only the text, unless the question exceeds half of the length."""
         asking = [example.question for example in examples if example.question]
         if not asking:
             return [True] * len(examples)
@@ -106,7 +106,7 @@ class Texts:
     def tensors(self, rows: Sequence[Encoded]) -> tuple[Tensor, ...]:
         """(input_ids, attention_mask, labels), int64, padded to the longest row.
 
-        For questions the labels are first and last tokens.
+        For questions the labels are two tensors, the first and the last token.
         """
         length = max(len(row.ids) for row in rows)
         pad = self.tokenizer.pad_token_id
@@ -125,7 +125,7 @@ class Texts:
             yield ordered[at : at + rows]
 
     def gate_settings(self) -> dict[str, Any]:
-        """Settings of the gates that follow from the texts: a question is never dropped."""
+        """The settings of the gates that depend on the texts: gates never drop a question."""
         if not self.labelled.splits["train"][0].question:
             return {}
         return {"protect": "question", "sep_token_id": self.tokenizer.sep_token_id}
@@ -137,14 +137,14 @@ class Texts:
 
 
 def name_inputs(tensors: tuple[Tensor, ...], device: torch.device) -> dict[str, Tensor]:
-    """The arguments of a model of transformers, labels included."""
+    """The arguments of a model of transformers, including labels."""
     labels = ("labels",) if len(tensors) == 3 else ("start_positions", "end_positions")
     names = ("input_ids", "attention_mask", *labels)
     return {name: x.to(device) for name, x in zip(names, tensors, strict=False)}
 
 
 def load_texts(run: RetentionRun) -> Texts:
-    """The texts of a run; runs of one dataset and tokeniser share them in a process."""
+    """The texts of a run, cached in a process for all runs with the same dataset and tokenizer."""
     of = run.backbone
     kind = BackboneConfig(pretrained=of.pretrained, model_type=of.model_type, vocab_size=of.vocab_size)
     with run.dataset.errors_at(f"{file_of(run.suite)}: datasets.{run.dataset_name}"):
@@ -155,7 +155,7 @@ _texts = functools.lru_cache(maxsize=8)(Texts)
 
 
 def load_labelled(dataset: DatasetConfig) -> LabelledSet:
-    """The set of a task, at most ``max_examples`` of each split: the first by a hash."""
+    """The labelled set of a task, with the first ``max_examples`` examples of each split by hash."""
     labelled = read_labelled(dataset.corpus, dataset.path, **dataset.options)
     if dataset.max_examples is None:
         return labelled
@@ -171,19 +171,19 @@ def load_labelled(dataset: DatasetConfig) -> LabelledSet:
 
 
 def _span(answer: tuple[int, int], offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """First and last token that overlap the answer; (0, 0) if none does."""
+    """The first and last token that overlap the answer; (0, 0) if no token overlaps."""
     touched = [i for i, (start, end) in enumerate(offsets) if start < answer[1] and end > answer[0]]
     return (touched[0], touched[-1]) if touched else (0, 0)
 
 
 def train_tokenizer(labelled: LabelledSet, vocab_size: int):
-    """A byte-level BPE learnt from the training split, with BERT's special tokens."""
+    """A byte-level BPE trained on the training split, with BERT's special tokens."""
     pieces = sorted(f"{e.question}\n{e.text}" for e in labelled.splits["train"])
     return make_bert_tokenizer(learn_bpe(pieces, vocab_size, SPECIAL, UNK))
 
 
 def make_bert_tokenizer(bpe: t.Tokenizer) -> PreTrainedTokenizerFast:
-    """Converts a byte-pair tokeniser to transformers: ids are unchanged, and BERT's special tokens follow."""
+    """Converts a byte-pair tokenizer to transformers: ids remain, and BERT's special tokens are appended."""
     bpe.add_special_tokens([token for token in SPECIAL if bpe.token_to_id(token) is None])
     bpe.post_processor = _template(bpe)
     return PreTrainedTokenizerFast(
@@ -201,7 +201,7 @@ def _template(bpe: t.Tokenizer, separators: int = 1) -> t.processors.TemplatePro
 
 
 def load_tokenizer(source: str | Path):
-    """A fast tokeniser, by name or from the folder of a model."""
+    """A fast tokenizer, by name or from the folder of a model."""
     try:
         if Path(source).is_dir() and (Path(source) / "tokenizer.json").is_file():
             return PreTrainedTokenizerFast.from_pretrained(source)

@@ -33,13 +33,16 @@ class Evaluation:
     loss_nats: float  # mean per example, without the penalty
     examples: int
     keep_ratio: float  # tokens left after the last gate, over all tokens
-    right: dict[str, list[bool]]  # of scores that are the share of right answers, whether each is right
+    right: dict[str, list[bool]]  # for scores that are an accuracy, whether each answer is right
 
 
-@dataclass
 class TrainedRetention(Trained):
     run: RetentionRun
-    texts: Texts = None
+
+    @property
+    def texts(self) -> Texts:
+        """The labelled set of the run."""
+        return self.task.texts
 
     def pruned(self, **changes: Any) -> nn.Module:
         """A copy of a dense model with gates that need no training, such as ``method="h2o"``."""
@@ -101,7 +104,7 @@ def _best_span(start: Tensor, end: Tensor, row: Encoded, longest: int = 64) -> s
 
 
 def normalized(answer: str) -> list[str]:
-    """The words of an answer as SQuAD's evaluation compares them."""
+    """The words of an answer, normalised as in SQuAD's evaluation."""
     text = "".join(c for c in answer.lower() if c not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
@@ -132,5 +135,5 @@ SCORES = {
     "exact_match": _mean_percent(_matches),
     "f1": _mean_percent(_word_f1),
 }
-# Scores that are a share of right answers; with one class each, micro F1 is accuracy.
+# Scores that are an accuracy over examples; with one class per example, micro F1 equals accuracy.
 HITS = {"accuracy": operator.eq, "micro_f1": operator.eq, "exact_match": _matches}

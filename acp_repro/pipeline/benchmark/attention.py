@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from acp_repro.pipeline.paper import samples, with_columns
+
 from ...attention import choose_implementation, pruning_threshold
 from ...attention.boundary import attention_flops, causal_blocks
 from ...attention.reference import forgetting_attention as equations
@@ -174,13 +176,33 @@ def shorten_error(error: Exception) -> str:
     return f"{what}: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
 
 
+@with_columns(
+    "implementation",
+    "method",
+    "gates",
+    "length_tokens",
+    "heads",
+    "head_dim",
+    "measured_tokens",
+    "repeats",
+    "pruned_ratio",
+    *samples("forward_ms"),
+    *samples("forward_backward_ms"),
+    *samples("search_ms"),
+    "nominal_forward_tflop",
+    "nominal_forward_backward_tflop",
+    "gate_gradient_error",
+    *samples("forward_host_ms"),
+    *samples("forward_backward_host_ms"),
+    "order",
+)
 def time_baselines(problem: Problem, gates: str, calls: Mapping[str, Attend], repeats: int):
     """Yields one record, or one line of text with the reason for its absence, for each method of each
     baseline.
 
     The calls of all methods and baselines are interleaved: forward, forward + backward (including the
     boundary search), and the search alone, then the passes by the host's clock. A method that fails at any
-    point has no record, and its memory is freed.
+    point has no record, and its memory is freed. The nominal FLOPs count the whole causal grid.
     """
     batch, heads, length, head_dim = problem.q.shape
     device, gpu = problem.q.device, problem.q.device.type == "cuda"

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from acp_repro.pipeline.paper import samples, with_columns
+
 from ...attention import choose_implementation, forgetting_attention, shard_sequence
 from ...attention.checks import AttentionCall
 from ...attention.context_parallel import all_gather, all_to_all, join_shards, make_plan, own_chunks
@@ -26,12 +28,33 @@ EXCHANGES = ("suffixes", "all-gather", "ring")
 METHODS = ("acp", "exact")
 
 
+@with_columns(
+    "implementation",
+    "exchange",
+    "method",
+    "gates",
+    "length_tokens",
+    "heads",
+    "head_dim",
+    "ranks",
+    "repeats",
+    "order",
+    "pruned_ratio",
+    *samples("forward_ms"),
+    *samples("forward_backward_ms"),
+    "gates_bytes",
+    "forward_bytes",
+    "backward_bytes",
+    "most_received_bytes",
+    "difference",
+)
 def time_exchanges(
     problem: Problem, gates: str, group: dist.ProcessGroup, repeats: int
 ) -> list[dict[str, Any]]:
     """One record for each exchange and method, on every rank. Times are those of the slowest rank.
 
     ``difference`` is the largest relative difference of the output and gradients from our exchange.
+    Bytes are sums over ranks, except ``most_received_bytes``, the most that one rank receives in a forward.
     """
     device, dim = problem.q.device, 2
     shards = [shard_sequence(x, group, dim) for x in (*problem.inputs, problem.dout)]

@@ -17,12 +17,35 @@ from acp_repro.attention.reference import decode as decode_reference
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
 from acp_repro.model.decode_step import DecodeStep
 from acp_repro.model.generation import prefill
+from acp_repro.pipeline.paper import samples, with_columns
 
 from .attention import mean_gates, threshold_of
 from .baselines import Attend, available, decode_officially, official_model
 from .timing import ORDER, Call, Clock, device_ms, in_columns, interleaved, orders, peak_memory
 
 _BLOCK = 64
+# The bytes of the cache are given for each head, and as if one block table served all heads of a layer.
+COLUMNS = (
+    "scope",
+    "implementation",
+    "method",
+    "gates",
+    "batch",
+    "length_tokens",
+    "layers",
+    "heads",
+    "head_dim",
+    "repeats",
+    *samples("step_ms"),
+    "read_ms",
+    *samples("prefill_ms"),
+    "kept_bytes",
+    "layer_kept_bytes",
+    "allocated_bytes",
+    "peak_bytes",
+    "output_error",
+    "order",
+)
 # Larger than the L2 cache of any GPU: written between two calls, so that keys are read from memory.
 _FLUSH_BYTES = 256 << 20
 
@@ -131,6 +154,7 @@ def _reads(count: int, device: torch.device) -> dict[str, Call]:
     return {name: _graphed(reduce, device) for name, reduce in reductions.items()}
 
 
+@with_columns(*COLUMNS)
 def measure_attention(
     problem: DecodeProblem, gates: str, repeats: int, baselines: dict[str, Attend]
 ) -> list[dict]:
@@ -172,6 +196,7 @@ def measure_attention(
     return records
 
 
+@with_columns(*COLUMNS)
 def measure_model(
     config: FoXConfig, gates: str, batch: int, length: int, repeats: int, device: torch.device
 ) -> Iterator[dict]:

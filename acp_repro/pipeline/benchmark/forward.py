@@ -17,6 +17,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from acp_repro.pipeline.paper import samples, with_columns
+
 from ...attention import choose_implementation, forgetting_attention
 from ...attention.reference import forgetting_attention as equations
 from ...attention.reference import kept_entries
@@ -63,9 +65,27 @@ def error(out: Tensor, inputs: tuple[Tensor, ...]) -> float:
     return float((found - truth).norm() / allowed)
 
 
+@with_columns(
+    "implementation",
+    "dtype_of_inputs",
+    "batch",
+    "queries",
+    "keys",
+    "heads",
+    "head_dim",
+    "repeats",
+    "order",
+    *samples("forward_ms"),
+    "error_budgets",
+    "published_us",
+)
 @torch.inference_mode()
 def time_forward(shapes: pd.DataFrame, device: torch.device, repeats: int) -> Iterator[dict[str, Any]]:
-    """Yields one record per shape and implementation; the time of a call includes host overhead."""
+    """Yields one record per shape and implementation; the time of a call includes host overhead.
+
+    ``error_budgets`` is the error of this project's output, and ``published_us`` the time that FlagAttention
+    published for an H100.
+    """
     calls: dict[str, Callable[..., Tensor]] = {choose_implementation(device): forgetting_attention}
     missing = available("official", device)
     if isinstance(missing, str):

@@ -1,7 +1,8 @@
-"""Two tasks from the book that comes with the project, for machines without data and without a network.
+"""Two tasks from the book that the project includes, for machines without data and network.
 
-They are not the paper's. ``book_perplexity`` is made like WikiText. ``book_last_word`` is made like LAMBADA:
-the last word of a passage, which occurred in the passage before. Neither has a human check.
+The tasks are not in the paper. ``book_perplexity`` is constructed like WikiText. ``book_last_word`` is
+constructed like LAMBADA: the model predicts the last word of a passage, which occurs earlier in the passage.
+No human has checked the items.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 from acp_repro.pipeline.data import sample_text
 
 _PAGE_CHARACTERS = 3000
-_PASSAGE_WORDS = 60  # LAMBADA's have 75 in the mean
+_PASSAGE_WORDS = 60  # passages of LAMBADA have 75 words on average
 _LAST_WORD = re.compile(
     r"^(.*\s)([A-Za-z]{5,})[.!?][\"'”’]?$", re.DOTALL
-)  # short ones are mostly function words
+)  # shorter words are mostly function words
 
 
 def book_perplexity() -> list[dict[str, Any]]:
-    """Pieces of the book, whole paragraphs of about 3,000 characters: ``page``."""
+    """Documents with one key, ``page``: whole paragraphs of the book, about 3,000 characters."""
     pages, page = [], ""
     for paragraph in _paragraphs():
         page += ("\n\n" if page else "") + paragraph
@@ -31,8 +32,8 @@ def book_perplexity() -> list[dict[str, Any]]:
 
 
 def book_last_word() -> list[dict[str, Any]]:
-    """Passages of 60 words or more whose last word also stands in an earlier sentence of the passage:
-    ``text``."""
+    """Documents with one key, ``text``: passages of at least 60 words whose last word also occurs in an
+    earlier sentence of the passage."""
     passages: list[dict[str, Any]] = []
     sentences: list[str] = []
     for sentence in _sentences():

@@ -1,4 +1,4 @@
-"""The tasks of Tables 1 and 3, and two that every machine can run. Standard library only."""
+"""The tasks of Tables 1 and 3, and two tasks that every machine can run. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from acp_repro.common.errors import UserError
 
 @dataclass(frozen=True)
 class Column:
-    """One column of Tables 1 and 3. ``quantity`` is the column's in ``paper_values.csv``. ``guess`` is the
-    accuracy of guessing: one answer of so many, the more frequent one of yes and no, or a random word of
-    the passage."""
+    """One column of Tables 1 and 3. ``quantity`` is its name in ``paper_values.csv``. ``guess`` is the chance
+    accuracy: of a random answer, of the majority of yes and no, or of a random word of the passage."""
 
     task: str
     metric: str
@@ -21,7 +20,7 @@ class Column:
 
     @property
     def is_accuracy(self) -> bool:
-        """Whether it is a share of items, printed in percent; otherwise it is a perplexity."""
+        """Whether the metric is an accuracy, printed in percent; otherwise it is a perplexity."""
         return self.metric in ("acc", "acc_norm")
 
 
@@ -42,16 +41,16 @@ COLUMNS = (
     Column("book_last_word", "perplexity", "Last word ppl ↓"),
     Column("book_last_word", "acc", "Last word acc ↑", guess=0.016),
 )
-BOOK_TASKS = ("book_perplexity", "book_last_word")  # ours, from the book that comes with the project
+BOOK_TASKS = ("book_perplexity", "book_last_word")  # ours, from the book that the project includes
 PAPER_TASKS = tuple(dict.fromkeys(c.task for c in COLUMNS if c.task not in BOOK_TASKS))
 TASKS = (*PAPER_TASKS, *BOOK_TASKS)
-PADDED_IDS = 256  # a model may have this many more ids than its tokenizer, to round their number up
+PADDED_IDS = 256  # a model may pad its vocabulary by fewer ids than this
 
 
 def check_tokenizer(tokenizer_ids: int, model_ids: int, whose: str) -> None:
     """Rejects a tokenizer with more ids than the model, or with fewer ids than padding explains."""
     if not 0 <= model_ids - tokenizer_ids < PADDED_IDS:
         raise UserError(
-            f"{whose}: the model has {model_ids} token ids and the tokenizer {tokenizer_ids}, so it "
-            "is not the model's; give the tokenizer.json that the model was trained with"
+            f"{whose}: the model has {model_ids} token ids and its tokenizer {tokenizer_ids}, so they do "
+            "not match; give the tokenizer.json that the model was trained with"
         )

@@ -1,4 +1,4 @@
-"""Compares two evaluations of the harness item by item, from any project, without the harness."""
+"""Compares two evaluations of the LM Evaluation Harness item by item; does not need the harness."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = (
     *("task", "metric", "items", "a", "b", "difference", "low", "high", "p_value", "adjusted_p_value"),
     *("margin", "equivalence_p_value", "adjusted_equivalence_p_value", "verdict"),
 )
-# By whether the two differ and whether they are equivalent, both after Holm's correction.
+# Keys: (significantly different, significantly equivalent), both after Holm's correction.
 _VERDICTS = {
     (True, False): "differ",
     (True, True): "differ, by less than the margin",
@@ -31,14 +31,12 @@ _VERDICTS = {
 }
 _DATE = re.compile(r"_\d{4}-\d\d-\d\dT[\d.+-]+$")
 
-
-Key = tuple[str, str]  # a task and a metric
 _ITEM = ["task", "metric", "item", "value", "weight", "document"]
 
 
 def shown(mean: float, metric: str) -> float:
-    """A metric from the mean of its items. A perplexity is exp of minus the log-likelihood per word, or
-    its value in bits, and is infinite above the largest float64."""
+    """A metric from the mean of its items. A perplexity is exp of the negative mean, and
+    is infinite above the largest float64; bits per byte are converted from nats."""
     if is_perplexity(metric):
         return math.exp(-mean) if -mean < math.log(np.finfo(np.float64).max) else math.inf
     return mean * _sign(metric)
@@ -50,7 +48,7 @@ def is_perplexity(metric: str) -> bool:
 
 
 def _sign(metric: str) -> float:
-    """Turns a difference of means into one of the metric, or of logarithms of perplexities."""
+    """The factor from a difference of means to one of the metric, or of logarithms of perplexities."""
     if metric.partition("@")[0] == "bits_per_byte":
         return -1 / math.log(2)
     return -1.0 if is_perplexity(metric) else 1.0
@@ -58,26 +56,22 @@ def _sign(metric: str) -> float:
 
 def read(path: Path) -> pd.DataFrame:
     """The items of an evaluation: ``samples_TASK_DATE.jsonl`` of the harness, a file that ``python -m
-    acp_repro.evaluate`` keeps, results ``lm_eval_items.csv.gz``, or a folder that holds such files.
+    acp_repro.evaluate`` saves, results ``lm_eval_items.csv.gz``, or a folder that contains such files.
 
     A row is an item of a metric: its number, ``value`` and ``weight`` as in ``evaluation.Metric``, the hash
-    of its ``document``, empty if the evaluation has none, and its ``file``.
+    of its ``document`` (empty if the evaluation records none), and its ``file``.
     """
-    if not path.exists():
-        raise UsageError(
-            f"{path}: no such file or folder; give samples_*.jsonl, runs/evaluations/NAME or "
-            "results/SUITE/RUN"
-        )
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _choose_reader(p))
     if not files:
+        what = "contains no evaluation" if path.exists() else "does not exist"
         raise UsageError(
-            f"{path} holds no evaluation: no samples_*.jsonl of lm-eval --log_samples, nothing that "
-            f"`python -m acp_repro.evaluate` keeps, no {RECORDS}"
+            f"{path} {what}; give a folder with samples_*.jsonl of lm-eval --log_samples, "
+            f"with results of `python -m acp_repro.evaluate`, or with {RECORDS}"
         )
     found = pd.concat([_read_file(file) for file in files], ignore_index=True)
     for task, holders in found.groupby("task")["file"].unique().items():
         if len(holders) > 1:
-            raise UsageError(f"{holders[0]} and {holders[1]} hold {task} both; give one of them")
+            raise UsageError(f"{holders[0]} and {holders[1]} both contain {task}; give one of them")
     return found
 
 
@@ -93,8 +87,8 @@ def _choose_reader(path: Path):
 def _read_file(path: Path) -> pd.DataFrame:
     if (reader := _choose_reader(path)) is None:
         raise UsageError(
-            f"{path} is none of these: samples_*.jsonl of lm-eval, what `python -m acp_repro.evaluate` "
-            f"keeps, {RECORDS}; give one of them"
+            f"{path} is not an evaluation; give samples_*.jsonl of lm-eval, a result of `python -m "
+            f"acp_repro.evaluate`, or {RECORDS}"
         )
     found = pd.DataFrame(reader(path), columns=_ITEM).assign(file=str(path))
     twice = found[found.duplicated(["task", "metric", "item"])]
@@ -106,11 +100,11 @@ def _read_file(path: Path) -> pd.DataFrame:
 
 
 def _read_samples(path: Path) -> Iterator[tuple]:
-    # samples_piqa_2026-01-31T12-00-00.123456.jsonl is of piqa.
+    # samples_piqa_2026-01-31T12-00-00.123456.jsonl contains samples of piqa.
     task = _DATE.sub("", path.name.removesuffix(".gz").removesuffix(".jsonl").removeprefix("samples_"))
     try:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        lines = text.decode().split("\n")  # splitlines() also cuts inside texts, at U+2028
+        lines = text.decode().split("\n")  # splitlines() would also split texts at U+2028
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is damaged ({error}); copy it again") from error
     for place, line in enumerate(lines, 1):
@@ -122,7 +116,9 @@ def _read_samples(path: Path) -> Iterator[tuple]:
             kind = sample.get("filter", "none")
             values = {name: _value(name, sample.get(name)) for name in sample["metrics"]}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"{path}, line {place}: no sample of lm-eval ({error})") from error
+            raise UsageError(
+                f"{path}, line {place}: not a sample of lm-eval ({error}); evaluate again"
+            ) from error
         for name, value in values.items():
             if value is not None:
                 metric = name if kind == "none" else f"{name}@{kind}"
@@ -130,7 +126,7 @@ def _read_samples(path: Path) -> Iterator[tuple]:
 
 
 def _value(name: str, value) -> tuple[float, float] | None:
-    """(value, weight) of what the harness logs; None if it is not averaged over items."""
+    """(value, weight) of a logged value of the harness; None if the value is not averaged over items."""
     if isinstance(value, int | float):
         return float(value), 1.0
     by_words = is_perplexity(name) or name == "bits_per_byte"
@@ -146,7 +142,7 @@ def _read_kept(path: Path) -> Iterator[tuple]:
             for number, (value, weight) in enumerate(metric["items"]):
                 yield result["task"], name, number, float(value), float(weight), ""
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path}: nothing that `python -m acp_repro.evaluate` keeps ({error})") from error
+        raise UsageError(f"{path}: not a result of `python -m acp_repro.evaluate` ({error})") from error
 
 
 def _read_records(path: Path) -> Iterator[tuple]:
@@ -160,7 +156,7 @@ def _read_records(path: Path) -> Iterator[tuple]:
 
 def choose(
     a: pd.DataFrame, b: pd.DataFrame, names: tuple[str, str], tasks: Collection[str], metrics: Collection[str]
-) -> list[Key]:
+) -> list[tuple[str, str]]:
     """The requested (task, metric) pairs that both evaluations contain; all pairs if none is requested."""
     first, second = ({*zip(side["task"], side["metric"], strict=True)} for side in (a, b))
     both = sorted(first & second)
@@ -171,13 +167,13 @@ def choose(
         known = dict.fromkeys(key[place] for key in both)
         for name in asked:
             if name not in known:
-                raise UnknownName.among(f"{name!r} is no {what} in both", name, known)
+                raise UnknownName.among(f"{name!r} is not a {what} of both evaluations", name, known)
         both = [key for key in both if not asked or key[place] in asked]
     return both
 
 
 def compare(
-    a: pd.DataFrame, b: pd.DataFrame, names: tuple[str, str], keys: list[Key], margin: float
+    a: pd.DataFrame, b: pd.DataFrame, names: tuple[str, str], keys: list[tuple[str, str]], margin: float
 ) -> tuple[list[dict], list[str]]:
     """The difference A - B of each metric, as rows of :data:`COLUMNS`, and notes about omitted items.
     ``difference`` and ``margin`` are in the metric's units, or of the logarithms of perplexities."""
@@ -197,7 +193,8 @@ def compare(
             finite(values, f"{name}: {task} {metric}", both["item"].tolist())
         if not np.array_equal(weights, both["weight_b"]):
             raise UsageError(
-                f"{task} {metric}: {names[0]} and {names[1]} count other words or bytes in an item"
+                f"{task} {metric}: {names[0]} and {names[1]} count different words or bytes in an item; "
+                "evaluate both with the same version of the task"
             )
         apart = (first - second) * _sign(metric)
         found = paired_difference(apart, weights)

@@ -1,4 +1,4 @@
-"""Evaluates tasks with the harness's HFLM, keeps each finished result, and estimates standard errors."""
+"""Evaluates tasks with the harness's HFLM, saves each finished result, and estimates standard errors."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from acp_repro.model.tokenizer import BPETokenizer, Tokenizer
 from .tasks import LoadedTask
 
 HARNESS_VERSION = lm_eval.__version__
-CPU_BATCH = 4  # requests; on a GPU the harness looks for the most that fit
+CPU_BATCH = 4  # requests; on a GPU the harness finds the largest batch that fits
 
 
 def harness_model(model: FoXForCausalLM, tokenizer: Tokenizer, *, max_length: int, dtype: str) -> HFLM:
-    """The harness's adapter of a model, on the device of its weights. A prompt longer than ``max_length``
-    tokens is truncated on the left, including BOS."""
+    """The harness's adapter for a model, on the device of the weights. Prompts longer than ``max_length``
+    tokens are truncated on the left, including BOS."""
     with torch.device("meta"):
         config = ForgettingTransformerConfig(**config_to_official(model.config), use_cache=False)
         fox = ForgettingTransformerForCausalLM(config)
@@ -65,8 +65,8 @@ def identity(model: FoXForCausalLM, weights_sha256: str) -> dict[str, Any]:
 class Metric:
     """One metric of a task, as the harness returns it, with the sampling standard error (None if unknown).
 
-    ``items`` are (number, weight): correct or not with weight 1, or the log-likelihood in nats with its
-    number of words or bytes.
+    ``items`` are (value, weight): 1 or 0 for right or wrong with weight 1, or the log-likelihood in nats with
+    the number of words or bytes as weight.
     """
 
     value: float
@@ -76,8 +76,9 @@ class Metric:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The result of one task. A metric of another filter than the first has it after an ``@``. ``truncated``
-    requests lost their beginning because they are longer than the context; ``likelihoods`` are of all."""
+    """The result of one task. The name of a metric with another filter than ``none`` ends in ``@FILTER``.
+    ``truncated`` is the number of requests longer than the context, which lost their beginning.
+    ``likelihoods`` contains the log-likelihood of every request."""
 
     task: str
     source: str
@@ -92,37 +93,33 @@ def evaluate(
     lm: HFLM,
     tasks: Sequence[LoadedTask],
     *,
+    kept: Path,
+    identity: dict[str, Any],
     items: int | None = None,
-    kept: Path | None = None,
-    identity: dict[str, Any] | None = None,
     again: bool = False,
     say: Callable[[str], object] = lambda line: None,
 ) -> list[TaskResult]:
     """The results of ``tasks``, in their order, of the first ``items`` items each, as with the harness's
     ``--limit``.
 
-    ``kept`` is a folder of one file a finished task. A file of the same model (``identity``), items and
-    settings is used instead of a new evaluation, unless ``again``. ``say`` is called with one line for each
-    task.
+    ``kept`` is a folder with one file for each finished task. If a file has the same model (``identity``),
+    items and settings, it replaces a new evaluation, unless ``again`` is set. ``say`` is called with one line
+    for each task.
     """
-    keys = [_key(lm, task, items, identity or {}) for task in tasks]
-    paths = [
-        kept / f"{task.name}-{hash_json(key)[:12]}.json" if kept else None
-        for task, key in zip(tasks, keys, strict=True)
-    ]
+    keys = [_key(lm, task, items, identity) for task in tasks]
+    paths = [kept / f"{task.name}-{hash_json(key)[:12]}.json" for task, key in zip(tasks, keys, strict=True)]
     if again:
-        for path in filter(None, paths):
+        for path in paths:
             path.unlink(missing_ok=True)
     results = []
     for number, (task, key, path) in enumerate(zip(tasks, keys, paths, strict=True), 1):
         where = f"[{number}/{len(tasks)}] {task.name}"
-        result = _read(path, key) if path else None
+        result = _read(path, key)
         if result is None:
             there = len(task.task.eval_docs)
             say(f"{where}: {min(items or there, there):,} items, from {task.source}")
             result = _evaluate(lm, task, items)
-            if path:
-                write_manifest(path, path, key, {"result": dataclasses.asdict(result)})
+            write_manifest(path, path, key, {"result": dataclasses.asdict(result)})
         else:
             say(f"{where}: finished before")
         results.append(result)
@@ -145,7 +142,7 @@ def _key(lm: HFLM, task: LoadedTask, items: int | None, identity: dict[str, Any]
 
 
 def _read(path: Path, key: dict[str, Any]) -> TaskResult | None:
-    with contextlib.suppress(ValueError):  # of the store, or of pydantic about a result of older code
+    with contextlib.suppress(ValueError):  # from the store, or from pydantic for a result of older code
         kept = open_or_explain(path, key, manifest=path)
         return TypeAdapter(TaskResult).validate_python(kept["result"])
     return None
@@ -153,7 +150,7 @@ def _read(path: Path, key: dict[str, Any]) -> TaskResult | None:
 
 def _evaluate(lm: HFLM, loaded: LoadedTask, items: int | None) -> TaskResult:
     start = time.perf_counter()
-    # Every prompt begins with BOS, as every training sequence did; to rolling texts the harness adds BOS.
+    # Every prompt begins with BOS, like every training sequence; the harness adds BOS to rolling texts.
     lm.add_bos_token = loaded.task.OUTPUT_TYPE != "loglikelihood_rolling"
     # Standard errors are computed below: for a perplexity the harness would draw 100,000 bootstrap samples.
     found = lm_eval.evaluator.evaluate(lm, {loaded.name: loaded.task}, limit=items, bootstrap_iters=0)
@@ -188,8 +185,8 @@ def _evaluate(lm: HFLM, loaded: LoadedTask, items: int | None) -> TaskResult:
 def _metric(value: float, numbers: list[Any], aggregation: Callable) -> Metric:
     """A metric with its standard error, from the numbers that the harness averages.
 
-    A perplexity is exp of a mean, or of a ratio of sums whose terms are drawn together. Its items are
-    articles, not words, because words of one article are not independent.
+    A perplexity is exp of a mean, or of a ratio of sums whose terms are sampled together. Its items are
+    articles instead of words, because the words of one article are not independent.
     """
     pairs = [(float(n[0]), float(n[1])) if isinstance(n, tuple) else (_number(n), 1.0) for n in numbers]
     error = None
@@ -212,7 +209,7 @@ _SLOPES: dict[Callable, Callable[[float], float]] = {
 
 
 def print_results(results: Sequence[TaskResult]) -> None:
-    """Every metric with its standard error, one per line."""
+    """Prints every metric with its standard error, one per line."""
     rows = [("task", "metric", "value", "± s.e.", "items", "from")]
     for result in results:
         for name, metric in result.metrics.items():

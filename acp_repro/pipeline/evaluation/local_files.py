@@ -1,8 +1,8 @@
 """The paper's tasks from files in a folder, for machines that cannot reach the Hub. Standard library only.
 
-The files have the forms of other projects: prompts of llm-foundry, the six lines an item of llama.cpp's
-HellaSwag, WikiText as published. Each is converted back to the columns that the set has on the Hub, so the
-harness's own definition of the task makes the prompts.
+The files have the formats of other projects: prompts of llm-foundry, six lines per item for llama.cpp's
+HellaSwag, and WikiText as published. Each file is converted to the columns that the set has on the Hub, so
+that the harness's own task definition creates the prompts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class TaskData(UserError, ValueError):
 
 @dataclass(frozen=True)
 class LocalFile:
-    """Where a task's items are in the data folder, and how ``read`` turns the text into documents with the
-    Hub's columns. ``split`` is what the harness evaluates; the whole set has ``items``."""
+    """The file of a task in the data folder. ``read`` converts its text to documents with the Hub's columns.
+    The harness evaluates ``split``; the whole set has ``items`` items."""
 
     path: str
     split: str
@@ -39,8 +39,8 @@ def check_files(tasks: Iterable[str], folder: str | Path) -> None:
     missing = [name for name in tasks if not (Path(folder) / FILES[name].path).is_file()]
     if missing:
         raise TaskData(
-            f"{folder}: no {', '.join(FILES[name].path for name in missing)} here, so {', '.join(missing)} "
-            "cannot be evaluated; add what is missing, or leave these tasks out"
+            f"{folder} lacks {', '.join(FILES[name].path for name in missing)}, so {', '.join(missing)} "
+            "cannot be evaluated; add the missing files, or omit these tasks"
         )
 
 
@@ -53,25 +53,25 @@ def read_documents(task: str, folder: str | Path) -> list[Document]:
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise TaskData(f"{path}: not the items of {task} ({type(error).__name__}: {error})") from error
     if not documents:
-        raise TaskData(f"{path}: holds no item of {task}")
+        raise TaskData(f"{path}: contains no item of {task}; copy the file again")
     return documents
 
 
 def _json_lines(make: Callable[[Document], Document]) -> Callable[[str], Iterator[Document]]:
-    """Reads JSON lines; ``make`` turns each into a document."""
+    """A reader of JSON lines; ``make`` converts each line to a document."""
     return lambda text: (make(json.loads(line)) for line in text.split("\n") if line.strip())
 
 
 def _between(text: str, before: str, after: str) -> str:
     """``text`` without its fixed beginning and end."""
     if not (text.startswith(before) and text.endswith(after)):
-        raise ValueError(f"{text[:40]!r}... does not stand between {before!r} and {after!r}")
+        raise ValueError(f"{text[:40]!r}... does not begin with {before!r} and end with {after!r}")
     return text[len(before) : len(text) - len(after)]
 
 
 def _gold(item: Document, choices: list) -> int:
     if type(item["gold"]) is not int or not 0 <= item["gold"] < len(choices):
-        raise ValueError(f"the right answer is number {item['gold']} of {len(choices)}")
+        raise ValueError(f"the right answer has index {item['gold']} of {len(choices)} choices")
     return item["gold"]
 
 
@@ -86,7 +86,7 @@ def _wikitext(text: str) -> Iterator[Document]:
                 yield {"page": "\n".join(article)}
             article, begun = [], True
         elif line.strip() and not begun:
-            raise ValueError(f"{line[:40]!r} stands where the first article's heading should, ' = Title = '")
+            raise ValueError(f"{line[:40]!r} precedes the heading of the first article, ' = Title = '")
         article.append(line)
     if any(map(str.strip, article)):
         yield {"page": "\n".join(article)}
@@ -103,14 +103,14 @@ def _piqa(item: Document) -> Document:
 
 
 def _hellaswag(text: str) -> Iterator[Document]:
-    """Six lines an item: "activity: context", the right ending, four endings.
+    """Documents from six lines per item: "activity: context", the index of the right ending, four endings.
 
-    If the context does not end a sentence, its end is the beginning of the next one, ``ctx_b``. The harness
-    writes that beginning with a capital letter, which these lines lack.
+    If the context does not end with a sentence, its incomplete last sentence is ``ctx_b``. The harness
+    capitalises ``ctx_b``, which is in lower case in these lines.
     """
     lines = text.rstrip("\n").split("\n")
     if len(lines) % 6:
-        raise ValueError(f"{len(lines)} lines are not six an item")
+        raise ValueError(f"{len(lines)} lines are not a multiple of six, the lines per item")
     for start in range(0, len(lines), 6):
         context, label, *endings = lines[start : start + 6]
         activity, _, context = context.partition(": ")
@@ -126,7 +126,7 @@ def _hellaswag(text: str) -> Iterator[Document]:
 
 
 def _winogrande(item: Document) -> Document:
-    """Two contexts that end in the two names, and the text that follows both."""
+    """A document from two contexts, which end in the two names, and the text that follows both."""
     first, second = item["context_options"]
     return {
         "sentence": f"_ {item['continuation']}",
@@ -151,7 +151,7 @@ def _choices(item: Document) -> Document:
 
 
 def _copa(item: Document) -> Document:
-    """ "Premise, because" or "Premise, therefore"; the harness expects no comma."""
+    """A document from "Premise, because" or "Premise, therefore"; the harness expects no comma."""
     query = item["query"]
     premise, comma, connector = query.rpartition(", ")
     if not comma:
@@ -191,6 +191,6 @@ FILES = {
     "copa": LocalFile("lm_eval/copa.jsonl", "validation", 100, _json_lines(_copa)),
     "openbookqa": LocalFile("lm_eval/openbook_qa.jsonl", "test", 500, _json_lines(_openbookqa)),
     "sciq": LocalFile("sciq/sciq_test.jsonl", "test", 1000, _json_lines(_sciq)),
-    # Its passages lack the titles in front of them.
+    # In this file the passages lack their titles.
     "boolq": LocalFile("lm_eval/boolq.jsonl", "validation", 3270, _json_lines(_boolq)),
 }

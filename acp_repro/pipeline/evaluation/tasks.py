@@ -1,4 +1,4 @@
-"""The harness's tasks: its own definitions, with items from the Hub, from local files, or from a book."""
+"""Tasks of the harness: its own definitions, with items from the Hub, from local files, or from a book."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .catalogue import BOOK_TASKS, PAPER_TASKS, TASKS
 from .local_files import FILES, TaskData, check_files, read_documents
 
 _HARNESS = Path(lm_eval.tasks.__file__).parent
-# Where the harness defines the paper's tasks, because reading all its 14,000 definitions takes seven seconds.
+# The harness's files for the paper's tasks, because reading all 14,000 definitions takes seven seconds.
 _DEFINITIONS = {
     "wikitext": "wikitext/wikitext.yaml",
     "lambada_openai": "lambada/lambada_openai.yaml",
@@ -38,7 +38,7 @@ _DEFINITIONS = {
     "sciq": "sciq/sciq.yaml",
     "boolq": "super_glue/boolq/default.yaml",
 }
-# A book's pages are scored as WikiText's articles are, without undoing WikiText's spaces.
+# Pages of a book are scored like articles of WikiText, but without WikiText's detokenisation.
 _BOOK_PERPLEXITY = {
     "output_type": "loglikelihood_rolling",
     "doc_to_text": "",
@@ -55,7 +55,7 @@ _BOOK_PERPLEXITY = {
 @dataclass(frozen=True)
 class LoadedTask:
     """A task of the harness with its items. ``source`` is ``hub``, a path under the data folder, or ``shipped
-    book``; ``fingerprint`` changes with items and prompts, as far as they are known."""
+    book``; ``fingerprint`` identifies items and prompts, as far as they are known."""
 
     name: str
     task: Task
@@ -66,7 +66,7 @@ class LoadedTask:
 def load_tasks(
     names: Sequence[str], data_dir: str | Path | None = None
 ) -> tuple[list[LoadedTask], list[str]]:
-    """The tasks with their items, and a note for each that is left out or lacks items. ``data_dir`` is a
+    """The tasks with their items, and a note for each task that is skipped or incomplete. ``data_dir`` is a
     folder with the layout of ``local_files.FILES``; None uses the Hub, which has all tasks of the harness."""
     more = data_dir is None and not set(names) <= set(TASKS)
     known = (*TASKS, *TaskManager().all_tasks) if more else TASKS
@@ -86,7 +86,7 @@ def load_tasks(
         except TaskData as error:
             if name != "sciq" or len(names) == 1:
                 raise
-            notes.append(f"{name} is left out: {error}")  # its file may lack the wrong answers
+            notes.append(f"{name} is skipped: {error}")  # its file may lack the distractors
     return loaded, notes
 
 
@@ -103,7 +103,7 @@ def _incomplete(tasks: list[LoadedTask]) -> list[str]:
     """Notes for local files that are truncated, or of another split or version of the set."""
     there = [(task, len(task.task.eval_docs), FILES[task.name]) for task in tasks if task.name in FILES]
     return [
-        f"{task.name}: {file.path} holds {items:,} items, the whole set has {file.items:,}"
+        f"{task.name}: {file.path} contains {items:,} items, the whole set has {file.items:,}"
         for task, items, file in there
         if task.source == file.path and items != file.items
     ]
@@ -147,11 +147,11 @@ def _load_from_hub(name: str) -> list[LoadedTask]:
         manager = TaskManager()
     try:
         tasks = manager.load([name])["tasks"]
-    except Exception as error:  # of the network, of the Hub's client, of datasets, of a task's own code
+    except Exception as error:  # from the network, the Hub's client, datasets, or the task's own code
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UserError(
             f"the items of {name} cannot be fetched from the Hub ({reason}); without a network put the "
-            "tasks' files into a folder and name it: --data-dir FOLDER, or lm_eval_data under measure in a "
+            "tasks' files into a folder and pass it: --data-dir FOLDER, or lm_eval_data under measure in a "
             "suite file"
         ) from error
     loaded = []

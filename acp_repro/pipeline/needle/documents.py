@@ -1,10 +1,10 @@
 """Training text with needles: facts inserted into the corpus, each followed later by a question.
 
-A model of a few hundred million tokens of books may never learn to look up a sentence. If a run sets
-``needle_fraction``, this module makes that fraction of its training sequences. Wording, names, places and
-numbers differ from the test's, and every document has its own. Most answers are words of the corpus that
-only the fact predicts, because from answers made of short lists models learnt the lists. Some answers
-have coined words.
+A model trained on a few hundred million tokens of books may never learn to retrieve a sentence. If a run sets
+``needle_fraction``, this module generates that fraction of its training sequences. Wording, names, places and
+numbers differ from those of the test and between documents. Most answers quote words of the corpus that only
+the fact predicts, because models memorised answers that were drawn from short lists. Some answers contain
+coined words.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-# A question about a person at a place, and the beginning of its answer; `facts` draws the rest. Each ends in
-# another word. When all ended in "to", models put a "to" before everything that they looked up.
+# A question about a person at a place, and the beginning of its answer; `facts` generates the rest. Each
+# beginning ends in another word. When all ended in "to", models put "to" before everything they retrieved.
 FORMS = (
     ("What did {name} promise in {place}?", "In {place} {name} promised to"),
     ("What is the first duty of {name} at {place}?", "The first duty of {name} at {place} is"),
@@ -69,21 +69,20 @@ NOUNS = _words(
     "tents torches towers trees trunks wagons walls watches wheels windows wolves"
 )
 PLACED = _words("above across against along among before behind below beside beyond near over past under")
-STATEMENT_SHARE = 0.25  # of the facts are in the text without their question
-NEEDLE_TOKENS = 0.5  # of a document's tokens belong to facts and questions, at most
-QUOTED_SHARE = 0.75  # of the answers are words of the corpus
-QUOTED_WORDS = (3, 25)  # how many, from and below: with at most 12, models ended each answer by then
-# The share of answers with coined words, and of their words. The second half of such a word does not follow
-# from the first. Without any, models copied a sentence up to its rare name, and ended the name as their books
-# do. With some in every answer they hardly learnt to copy.
+STATEMENT_SHARE = 0.25  # fraction of facts without a question
+NEEDLE_TOKENS = 0.5  # maximum fraction of a document's tokens in facts and questions
+QUOTED_SHARE = 0.75  # fraction of answers that quote the corpus
+QUOTED_WORDS = (3, 25)  # range of their length; with at most 12 words, models ended every answer by then
+# The fraction of answers with coined words, and of the words in these answers. The second half of a coined
+# word does not follow from the first. Without coined words, models copied a sentence up to its rare name and
+# completed the name as in their books. With some in every answer, models hardly learnt to copy.
 COINED_ANSWERS, COINED_SHARE = 0.25, 0.2
-# A fact's two places are at least this share of the document apart. Half of the distances are as often
-# between 1 and 2 times as far as between 2 and 4 times: near ones are learnt first, and far ones from them.
-# The other half are as often far as near. With the first kind alone, facts in the middle of long texts were
-# found least.
+# The minimum distance between a fact and its question, as a fraction of the document. EVEN_SHARE of the
+# distances are uniform; the others are log-uniform, because models learn short distances first and extend
+# them to long ones. With log-uniform distances alone, facts in the middle of long texts were retrieved least.
 NEAREST, EVEN_SHARE = 1 / 64, 0.5
-# The share of documents that begin with a fact. Without these, models did not find a fact at the beginning of
-# a text.
+# The fraction of documents that begin with a fact. Without these documents, models did not retrieve a fact at
+# the beginning of a text.
 OPENING_SHARE = 0.25
 
 
@@ -92,7 +91,7 @@ def _pick(generator: np.random.Generator, words: list[str]) -> str:
 
 
 def _deed(generator: np.random.Generator) -> str:
-    """What a person does, in three to a dozen words."""
+    """A random description of what a person does, of four words or more."""
     number = int(generator.integers(2, 1000))
     deed = f"{_pick(generator, VERBS)} {number} {_pick(generator, ADJECTIVES)} {_pick(generator, NOUNS)}"
     for _ in range(int(generator.integers(0, 3))):
@@ -104,7 +103,7 @@ def _deed(generator: np.random.Generator) -> str:
 
 
 def _quotation(generator: np.random.Generator, words: list[str]) -> str:
-    """Some consecutive ``words``."""
+    """A random quotation of consecutive ``words``."""
     count = int(generator.integers(*QUOTED_WORDS))
     start = int(generator.integers(max(1, len(words) - count)))
     return " ".join(words[start : start + count]).strip(" .,;:!?\"'") or words[0]
@@ -126,8 +125,8 @@ def _coin_words(generator: np.random.Generator, deed: str, words: list[str]) -> 
 
 
 def facts(generator: np.random.Generator, words: list[str]) -> Iterator[tuple[str, str]]:
-    """Endless pairs (the fact, its question with the answer), each of another person and place. Answers quote
-    ``words`` of the corpus, which may be empty."""
+    """Yields endless pairs (the fact, its question with the answer), each about another person and place.
+    Answers quote ``words`` of the corpus, which may be empty."""
     taken = set()
     while True:
         name, place = _pick(generator, NAMES), _pick(generator, PLACES)
@@ -145,18 +144,18 @@ def facts(generator: np.random.Generator, words: list[str]) -> Iterator[tuple[st
 
 
 def _encoded(pairs: Iterator[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[list[np.ndarray]]:
-    """The token ids of each pair, a few pairs at a time."""
+    """Yields the token ids of each pair; encodes a few pairs at a time."""
     while some := list(itertools.islice(pairs, 8)):
         ids = tokenizer.encode_many([text for pair in some for text in pair])
         yield from (ids[i : i + 2] for i in range(0, len(ids), 2))
 
 
 def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.random.Generator) -> np.ndarray:
-    """A document of the length of ``filler`` (T,) token ids that states facts and later asks for them.
+    """A document (T,) as long as ``filler`` (T,), token ids, that states facts and later asks about them.
 
-    All distances from a fact to its question occur. Some documents begin with a fact. The rest is the
-    beginning of ``filler``; answers quote its other part. A filler that is too short for one fact stays as it
-    is.
+    All distances from a fact to its question occur, and some documents begin with a fact. The remaining text
+    is the beginning of ``filler``; answers quote the other part. A filler that is too short for one fact is
+    returned unchanged.
     """
     room, events = int(NEEDLE_TOKENS * len(filler)), []
     opens = generator.random() < OPENING_SHARE
@@ -165,7 +164,7 @@ def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.rand
         room -= sum(map(len, pieces))
         if room < 0:
             break
-        first = opens and not events  # to be found equally well from anywhere in the text
+        first = opens and not events  # so that models retrieve it equally well from any position
         even = first or generator.random() < EVEN_SHARE
         distance = generator.uniform(NEAREST, 1) if even else NEAREST ** generator.random()
         place = 0.0 if first else (1 - distance) * generator.random()
@@ -181,14 +180,14 @@ def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.rand
 
 
 class NeedleSequences:
-    """A run's training batches, with a ``share`` of needle documents. Which sequences these are depends only
-    on the seed, the batch's number and its size."""
+    """The training batches of a run, with a fraction ``share`` of needle documents. The choice of sequences
+    depends only on the seed, and on the index and size of the batch."""
 
     def __init__(self, sequences: Sequences, tokenizer: Tokenizer, share: float):
         self._sequences, self._tokenizer, self._share = sequences, tokenizer, share
 
     def batch(self, step: int, batch_size: int) -> tuple[Tensor, Tensor]:
-        """(input_ids, labels) like `Sequences.batch`."""
+        """(input_ids, labels), like ``Sequences.batch``."""
         inputs, labels = self._sequences.batch(step, batch_size)
         for row in range(batch_size):
             seed = np.random.SeedSequence([self._sequences.seed, step * batch_size + row])

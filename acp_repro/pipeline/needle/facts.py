@@ -1,8 +1,8 @@
-"""The facts of the needle test's mode ``facts``: (question, beginning of the answer, what must be found).
+"""The facts of the needle test's mode ``facts``: (question, beginning of the answer, text to retrieve).
 
-One question measures coarsely, because every prompt then depends on the same first token. These facts are two
-dozen things that no text predicts, and their answers begin in as many ways. People, places and things differ
-from those of the training text with needles (see documents.py), and so does the wording.
+A single question measures coarsely, because every prompt depends on the same first token. These two dozen
+facts cannot be predicted from any text, and their answers begin in different ways. People, places, things and
+wording differ from those of the training text with needles (see documents.py).
 """
 
 FACTS = (

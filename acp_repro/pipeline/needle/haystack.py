@@ -16,16 +16,16 @@ from acp_repro.pipeline.data.text_checkpoint import TextCheckpoint
 def heldout_haystacks(
     corpus: Corpus | LongCrawl64, context_length: int, length: int, samples: int
 ) -> list[np.ndarray]:
-    """``samples`` pieces (n,) int64 of at least ``length`` held-out tokens each, far apart if there is room.
-    A piece is as many whole sequences of ``context_length`` as needed; it may continue in the next
-    document."""
+    """``samples`` pieces (n,) int64 of at least ``length`` held-out tokens each, far apart if the
+    text suffices. A piece consists of whole sequences of ``context_length`` tokens and may span several
+    documents."""
     sequences = corpus.sequences("heldout", context_length)
     each = -(-length // context_length)
     needed, there = samples * each, len(sequences)
     if there < needed:
         raise UsageError(
             f"needle: {samples} haystacks of {length} tokens take {needed} held-out sequences of "
-            f"{context_length}, and there are {there}; use fewer samples or shorter lengths"
+            f"{context_length} tokens, but there are {there}; use fewer samples or shorter lengths"
         )
     # Slices of one document are adjacent, so pieces are one column apart.
     stride = max(each, min(there // samples, -(-HELDOUT_COLUMN // context_length)))
@@ -38,8 +38,8 @@ def heldout_haystacks(
 def text_haystacks(
     documents: Iterable[Document], encode: Callable[[str], np.ndarray], length: int, samples: int
 ) -> list[np.ndarray]:
-    """``samples`` pieces (length,) int64 of joined texts, which begin at even distances. The last piece may
-    continue at the beginning; pieces overlap if the text is shorter than all of them."""
+    """``samples`` pieces (length,) int64 of concatenated texts, at evenly spaced offsets. The last piece may
+    wrap around to the beginning; pieces overlap if the text is shorter than their total length."""
     wanted = samples * length
     # For a long corpus only the required part is read; essays are read completely.
     ids, there = [], 0
@@ -62,7 +62,8 @@ def text_haystacks(
 def checkpoint_haystacks(
     checkpoint: TextCheckpoint, path: str | None, length: int, samples: int
 ) -> list[np.ndarray]:
-    """Haystacks in a checkpoint's tokens: from ``path``, else its run's held-out text, else a book."""
+    """Haystacks in the tokens of a checkpoint: from ``path``, else from its run's held-out text, else from a
+    book."""
     if path is None and checkpoint.run is not None:
         return heldout_haystacks(checkpoint.corpus(), checkpoint.context_length, length, samples)
     documents = open_text(path, "--haystack").documents()

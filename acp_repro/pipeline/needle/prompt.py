@@ -15,15 +15,16 @@ from acp_repro.common.errors import UsageError
 from .facts import FACTS
 
 Encode = Callable[[str], np.ndarray]
-# Words that any English text has do not show that the needle was found.
+# Words of any English text do not show that the needle was retrieved.
 _COMMON = {"a", "and", "at", "in", "of", "on", "the", "to", "is"}
 
 
 @dataclass(frozen=True)
 class Wording:
-    """The hidden sentence, the question at the end of the prompt, and how the right answer continues.
+    """The hidden sentence, the question at the end of the prompt, and the continuation that is the right
+    answer.
 
-    ``lead`` and ``deed`` are the two halves of the hidden sentence: the deed is what must be found.
+    ``lead`` and ``deed`` are the two halves of the hidden sentence; the model must retrieve the deed.
     """
 
     needle: str
@@ -33,7 +34,7 @@ class Wording:
     deed: str
 
     def recall(self, answer: str) -> float:
-        """The share of the deed's words (without those of any text) that the answer has, 0 to 1."""
+        """The fraction (0 to 1) of the deed's words, without common words, that the answer contains."""
         wanted = set(_words(self.deed)) - _COMMON
         return len(wanted & set(_words(first_line(answer)))) / len(wanted)
 
@@ -46,15 +47,15 @@ class Wording:
 
 
 def easy(question: str, lead: str, deed: str) -> Wording:
-    """The needle contains the question, and the prompt contains the beginning of the answer: for models
-    that only continue text."""
+    """A wording for models that only continue text: the needle contains the question, and the prompt contains
+    the beginning of the answer."""
     return Wording(
         f"\n{question} Answer: {lead} {deed}.\n", f"\n{question} Answer: {lead}", f" {deed}.", lead, deed
     )
 
 
 def standard(question: str, lead: str, deed: str) -> Wording:
-    """The needle is a statement, and the model generates the whole answer."""
+    """A wording whose needle is a statement; the model generates the whole answer."""
     return Wording(f"\n{lead} {deed}.\n", f"\n{question} Answer:", f" {lead} {deed}.", lead, deed)
 
 
@@ -67,7 +68,7 @@ WORDINGS = {
 
 @dataclass(frozen=True)
 class Needle:
-    """A wording as token ids of one tokeniser; see :func:`tokenise_needles`."""
+    """A wording as token ids of one tokenizer; see :func:`tokenise_needles`."""
 
     needle: np.ndarray
     question: np.ndarray
@@ -82,22 +83,22 @@ class Needle:
         return len(self.answer) + len(self.answer) // 2
 
     def haystack_tokens(self, length: int) -> int:
-        """Tokens of haystack in a context of ``length``, beside BOS, needle, question and answer."""
+        """The tokens of haystack in a context of ``length``, without BOS, needle, question and answer."""
         left = length - 1 - len(self.needle) - len(self.question) - self.room
         if left < 1:
             raise UsageError(
-                f"needle: a context of {length} tokens holds no haystack: needle, question and answer take "
-                f"{length - left}; use a length of at least {length - left + 1}"
+                f"needle: a context of {length} tokens has no room for a haystack, because needle, question "
+                f"and answer take {length - left} tokens; use a length of at least {length - left + 1}"
             )
         return left
 
     def prompt(self, haystack: np.ndarray, length: int, depth: float | None) -> np.ndarray:
-        """BOS, the haystack's first tokens with the needle in it, and the question: (T,) int64, the same T
-        for every depth.
+        """The prompt (T,) int64, with the same T for every depth: BOS, the beginning of the haystack with the
+        needle inserted, and the question.
 
-        The needle goes after ``depth`` of the haystack's tokens, and from there back to after the last full
-        stop, if there is one. None leaves out only the needle. ``length`` is of the whole context, the
-        answer's room included.
+        The needle follows the last full stop before the fraction ``depth`` of the haystack, or is at this
+        position if there is no full stop. None omits only the needle. ``length`` is the length of the whole
+        context, including the tokens reserved for the answer.
         """
         size = self.haystack_tokens(length)
         assert len(haystack) >= size, f"a haystack of {len(haystack)} tokens for a context of {length}"
@@ -117,7 +118,7 @@ class Needle:
 
 
 class Trial(NamedTuple):
-    """A needle and its haystack, with the numbers of both."""
+    """A needle and its haystack, with the index of each."""
 
     fact: int
     needle: Needle
@@ -126,7 +127,7 @@ class Trial(NamedTuple):
 
 
 def tokenise_needles(encode: Encode, bos_id: int, mode: str = "easy") -> list[Needle]:
-    """The wordings of a mode in a model's own tokens: one, or one a fact."""
+    """The wordings of a mode as token ids of a model: one wording, or one per fact."""
     full_stop = np.asarray(encode("."), np.int64)[-1:]
 
     def tokens(text: str) -> np.ndarray:
@@ -139,7 +140,7 @@ def tokenise_needles(encode: Encode, bos_id: int, mode: str = "easy") -> list[Ne
 
 
 def hide(needles: Sequence[Needle], haystacks: Sequence[np.ndarray]) -> list[Trial]:
-    """The trials: one needle in every haystack, or each of several needles in one of them in turn."""
+    """The trials: one needle in every haystack, or each of several needles in one haystack, cyclically."""
     if len(needles) == 1:
         return [Trial(0, needles[0], sample, haystack) for sample, haystack in enumerate(haystacks)]
     places = itertools.cycle(enumerate(haystacks))

@@ -1,5 +1,4 @@
-"""The test itself: greedy answers from the cache, and the probability of the right one, with and without
-needle."""
+"""The needle test: greedy answers, and the log-likelihood of the right answer with and without the needle."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from .prompt import Needle, Trial, first_line
 
 def default_lengths(needles: Sequence[Needle], longest: int, count: int = 11) -> list[int]:
     """``count`` context lengths, evenly spaced up to ``longest``; the first has room for some haystack."""
-    least = longest - min(needle.haystack_tokens(longest) for needle in needles)  # of all except the haystack
+    least = longest - min(needle.haystack_tokens(longest) for needle in needles)  # outside the haystack
     if count == 1:
         return [longest]
     first = max(longest / count, min(2 * least, longest))
@@ -30,7 +29,7 @@ def default_lengths(needles: Sequence[Needle], longest: int, count: int = 11) ->
 def answer_log_likelihood(model: FoXForCausalLM, prompts: Tensor, answer: Tensor) -> Tensor:
     """log p(answer (N,) | prompts (B, T)) in nats, (B,) float32, summed over the answer's tokens."""
     row = answer.expand(len(prompts), -1)
-    # Only logits of the answer's places: those of a long prompt would be the largest array of all.
+    # Only the logits of the answer, because the logits of a long prompt would be the largest tensor.
     hidden = model(torch.cat([prompts, row[:, :-1]], 1), return_hidden=True)[:, -len(answer) :]
     scores = model.lm_head(hidden).float().log_softmax(-1)
     return scores.gather(-1, row[..., None]).squeeze(-1).sum(-1)
@@ -47,10 +46,10 @@ def try_needle(
     batch_tokens: int,
     description: str,
 ) -> list[dict[str, Any]]:
-    """One record for each length, trial and depth, in this order. Prompts of one length go together up to
-    ``batch_tokens``; ``decode`` turns token ids to text, for the answers."""
+    """One record for each length, trial and depth, in this order. Prompts of one length are batched up to
+    ``batch_tokens`` tokens; ``decode`` converts the token ids of answers to text."""
     lengths = sorted(lengths)
-    for trial in trials:  # validate first: a haystack that is too short fails before minutes of work
+    for trial in trials:  # a context that is too short fails here, before minutes of work
         trial.needle.haystack_tokens(lengths[0])
     cells = [(length, index) for length in lengths for index in range(len(trials))]
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}

@@ -333,6 +333,15 @@ def text_hash(run: Run) -> str | None:
     return (description(run).get("data") or {}).get("hash")
 
 
+def check_trained_text(run: Run, corpus: str, text: str) -> None:
+    """Refuses to measure a run with other text or another tokenizer than in training; ``text`` is a hash."""
+    if text_hash(run) not in (None, text):
+        raise TrainingError(
+            f"{run.folder} was trained on other text than corpus {corpus} contains now, or with another "
+            f"tokenizer. Restore the text, or delete the run and train again with `{run.command}`"
+        )
+
+
 def _check_same_text(run: Run, data: dict[str, Any]) -> None:
     """Refuses to resume with other text, or with a tokeniser that was trained on other text."""
     if text_hash(run) not in (None, data.get("hash")):

@@ -23,6 +23,41 @@ T = TypeVar("T")
 Batch = tuple[Tensor, ...]
 
 
+@dataclass
+class Trained:
+    """A trained run, loaded for measuring. A paper may define a subclass with data for its metrics."""
+
+    suite: Suite
+    run: Run
+    task: Task
+    model: nn.Module
+    device: torch.device
+    trained_tokens: int
+    _once: dict[str, Any] = field(default_factory=dict, repr=False)
+    _kept: list[Callable[[], object]] = field(default_factory=list, repr=False)
+
+    @property
+    def measure_settings(self) -> Any:
+        """The suite's settings of the metrics."""
+        return self.suite.measure_settings
+
+    def once(self, compute: Callable[[Any], T]) -> T:
+        """``compute(self)``, which is cached for all metrics of one command."""
+        name = f"{compute.__module__}.{compute.__qualname__}"
+        if name not in self._once:
+            self._once[name] = compute(self)
+        return self._once[name]
+
+    def when_written(self, delete: Callable[[], object]) -> None:
+        """Registers ``delete``, which removes a metric's partial results once all records are written."""
+        self._kept.append(delete)
+
+    def written(self) -> None:
+        """Calls the functions of :meth:`when_written`, once all records of the run are written."""
+        while self._kept:
+            self._kept.pop()()
+
+
 class Task(ABC):
     """The training task of one run. Each paper defines a subclass; only four methods are abstract.
 
@@ -32,12 +67,14 @@ class Task(ABC):
         micro_batches: micro-batches per step, divided among the ranks.
         step_tokens: tokens per step (or the paper's unit), for the log and the progress bar.
         context_parallel: number of ranks that share the sequences of a batch; see :meth:`share_sequences`.
+        trained_type: the class of the finished run, as its metrics receive it.
     """
 
     steps: int
     micro_batches: int = 1
     step_tokens: int = 1
     context_parallel: int = 1
+    trained_type: type[Trained] = Trained
 
     def __init__(self, run: Run):
         self.run = run
@@ -133,39 +170,4 @@ class Task(ABC):
                 f"{run.model_folder} cannot be loaded ({error}); copy the damaged file back, or delete "
                 f"{run.folder} and train again with `{run.command}`"
             ) from error
-        return Trained(suite, run, self, model, device, done(run)["tokens"])
-
-
-@dataclass
-class Trained:
-    """A trained run, loaded for measuring. A paper may define a subclass with data for its metrics."""
-
-    suite: Suite
-    run: Run
-    task: Task
-    model: nn.Module
-    device: torch.device
-    trained_tokens: int
-    _once: dict[str, Any] = field(default_factory=dict, repr=False)
-    _kept: list[Callable[[], object]] = field(default_factory=list, repr=False)
-
-    @property
-    def measure_settings(self) -> Any:
-        """The suite's settings of the metrics."""
-        return self.suite.measure_settings
-
-    def once(self, compute: Callable[[Any], T]) -> T:
-        """``compute(self)``, which is cached for all metrics of one command."""
-        name = f"{compute.__module__}.{compute.__qualname__}"
-        if name not in self._once:
-            self._once[name] = compute(self)
-        return self._once[name]
-
-    def when_written(self, delete: Callable[[], object]) -> None:
-        """Registers ``delete``, which removes a metric's partial results once all records are written."""
-        self._kept.append(delete)
-
-    def written(self) -> None:
-        """Calls the functions of :meth:`when_written`, once all records of the run are written."""
-        while self._kept:
-            self._kept.pop()()
+        return self.trained_type(suite, run, self, model, device, done(run)["tokens"])

@@ -1,7 +1,7 @@
-"""What held-out text loses when keys of its prompt are evicted, at the bytes that ACP keeps (``eviction``).
+"""The loss increase when keys of the prompt are evicted, at the memory budget of ACP (``eviction``).
 
-Policies choose the keys that survive at the end of the prompt. Each choice is applied in three ways: the
-weights of the other keys are scaled, or masked, or their rows are removed from memory.
+Each policy selects the keys that remain at the end of the prompt. Each selection is applied in three ways:
+the weights of the other keys are scaled, or masked, or the rows of these keys are removed from memory.
 """
 
 from __future__ import annotations
@@ -20,29 +20,43 @@ from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.layers import ForgettingAttentionCore
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.trainer import autocast
 
 from ..trained import LabelledBatches, PassSettings
 
-PROMPT_SHARE = 0.75  # of the context
-BLOCK, BIN = 64, 128  # tokens of ACP's blocks, and of a record
-SINKS, PROTECTED = 4, 64  # first keys that the window keeps; first and latest keys that `random` keeps
-SCALE = 0.1  # of the weights in the treatment `scaled`
+PROMPT_SHARE = 0.75  # share of the context
+BLOCK, BIN = 64, 128  # tokens per block of ACP, and per record
+SINKS, PROTECTED = 4, 64  # first keys that `window` keeps; first and latest keys that `random` keeps
+SCALE = 0.1  # factor of the weights in the treatment `scaled`
 POLICIES = ("acp", "window", "lru", "random", "h2o", "oracle")
 TREATMENTS = ("scaled", "masked", "removed")
 Kept = list[Tensor]  # (H, prompt) bool of each layer
 
 
+@with_columns(
+    "policy",
+    "treatment",
+    "prompt_tokens",
+    "position",
+    "measured_tokens",
+    "kept_bytes",
+    "full_bytes",
+    "loss_nats",
+    "loss_increase_nats",
+    "largest_loss_increase_nats",
+)
 def measure_eviction(
     model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings
 ) -> list[dict[str, Any]]:
-    """Records by policy, treatment and position after the prompt, from batches of one sequence. The prompt is
-    three quarters of it. ``acp`` keeps the keys from each head's boundary on, ``oracle`` as many keys, those
-    that later queries weigh most in all heads; every other policy keeps the same number in each head, and
-    together no more than ``acp``.
+    """Records by policy, treatment and position after the prompt, from batches of one sequence.
 
-    ``loss_increase_nats`` is over the same rows without eviction, ``largest_loss_increase_nats`` that of the
-    worst row.
+    The prompt is the first three quarters of the sequence. ``acp`` keeps the keys from the boundary of each
+    head onwards. ``oracle`` keeps equally many keys: those with the largest weights of later queries over all
+    heads. Every other policy keeps the same number of keys in each head, in total at most as many as ``acp``.
+
+    ``loss_increase_nats`` is relative to the same rows without eviction; ``largest_loss_increase_nats`` is
+    the increase of the worst row.
     """
     config = model.config
     assert config.log_pruning_tolerance is not None, "a model that prunes nothing"
@@ -92,7 +106,8 @@ def _late_losses(model: FoXForCausalLM, input_ids: Tensor, labels: Tensor, promp
 
 
 def add_scores(scores: dict[str, Kept], prompt: int, _layer: int, inputs: AttentionInputs) -> None:
-    """Adds to each policy what a layer's first sequence gives its keys, (H, prompt): a larger score stays."""
+    """Appends to each policy the scores (H, prompt) of the keys of a layer's first sequence. The policy keeps
+    the keys with the largest scores."""
     c = cumulative_log_fgate(inputs.log_fgate)[0]
     boundary = inputs.boundary(BLOCK, BLOCK)[0, :, prompt // BLOCK]
     keys = torch.arange(prompt, device=c.device)
@@ -106,7 +121,7 @@ def add_scores(scores: dict[str, Kept], prompt: int, _layer: int, inputs: Attent
         of_prompt = weights[:prompt, :prompt]
         used = of_prompt >= 1 / queries[:prompt, None]
         received.append(of_prompt.sum(0))
-        last_used.append((used * queries[:prompt, None]).amax(0) + keys / prompt)  # of a tie the latest key
+        last_used.append((used * queries[:prompt, None]).amax(0) + keys / prompt)  # ties: the latest key
         needed.append(weights[prompt:, :prompt].sum(0))
     scores["h2o"].append(torch.stack(received))
     scores["lru"].append(torch.stack(last_used))
@@ -119,7 +134,7 @@ def add_scores(scores: dict[str, Kept], prompt: int, _layer: int, inputs: Attent
 
 
 def choose_keys(scores: dict[str, Kept]) -> dict[str, Kept]:
-    """The survivors of each policy; of ``h2o`` half are the latest keys, as in its code."""
+    """The keys that each policy keeps; half of the keys of ``h2o`` are the latest, as in its code."""
     kept = {"acp": scores["acp"]}
     total = sum(int(of_layer.sum()) for of_layer in kept["acp"])
     each = total // sum(len(of_layer) for of_layer in kept["acp"])
@@ -140,7 +155,8 @@ def choose_keys(scores: dict[str, Kept]) -> dict[str, Kept]:
 
 @contextlib.contextmanager
 def evicting(model: torch.nn.Module, kept: Kept, treatment: str) -> Iterator[None]:
-    """While open, queries after the prompt attend to ``kept`` of its keys and to all keys after it."""
+    """A context in which queries after the prompt attend to the ``kept`` keys of the prompt and to all later
+    keys."""
 
     def replace_late(of_layer: Tensor, _module: torch.nn.Module, arguments: tuple, out: Tensor) -> Tensor:
         late = attend_late(AttentionInputs(*arguments), of_layer, treatment)
@@ -154,7 +170,7 @@ def evicting(model: torch.nn.Module, kept: Kept, treatment: str) -> Iterator[Non
 
 
 def attend_late(inputs: AttentionInputs, kept: Tensor, treatment: str) -> Tensor:
-    """(1, H, T - prompt, D): the output of the queries after the prompt, of one sequence."""
+    """The output (1, H, T - prompt, D) of the queries after the prompt, for one sequence."""
     prompt, length = kept.shape[1], inputs.q.shape[2]
     c = cumulative_log_fgate(inputs.log_fgate)[0]
     bias = (c[:, prompt:, None] - c[:, None]).to(inputs.q.dtype)

@@ -1,8 +1,8 @@
-"""When do a training with ACP and its exact pair separate, and does pruning separate them?
+"""The step at which a training run with ACP and its exact pair diverge, and whether pruning is the cause.
 
-Six trainings of one run go side by side, step by step: one exact, three with ACP, one exact a second time,
-and one exact with one weight changed by one unit of bfloat16. All start from the same weights and read the
-same batches. So they are one training until a step's gradients differ in a bit.
+Six variants of one run train in lockstep: one exact, three with ACP, one exact repetition, and one exact
+variant with one weight changed by one unit of bfloat16. All start from the same weights and read the same
+batches, so they remain bitwise identical until the gradients of a step differ.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from acp_repro.common.command import progress_bar
 from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.run_folder import compiles
 from acp_repro.pipeline.training.task import Trained
 from acp_repro.pipeline.training.trainer import (
@@ -38,7 +39,7 @@ LOOK_EVERY = 100  # steps between measurements of the pruned mass
 
 @dataclasses.dataclass
 class Training:
-    """One of the trainings."""
+    """One of the variants."""
 
     name: str
     log_pruning_tolerance: float | None
@@ -48,16 +49,32 @@ class Training:
     separated: bool = False
 
     def gradients(self) -> list[Tensor]:
-        """The gradient of every weight, in the order and the shapes of the model's parameters."""
+        """The gradient of every weight, in the order and with the shapes of the model's parameters."""
         return [p.grad for p in self.model.parameters()]
 
 
+@with_columns(
+    "training",
+    "training_log_pruning_tolerance",
+    "step",
+    "tokens",
+    "loss_nats",
+    "loss_difference_nats",
+    "differing_gradients",
+    "gradient_difference",
+    "gradient_norm_difference",
+    "most_different_gradient",
+    "parameter_difference",
+    "diverges_here",
+    "pruned_ratio",
+    "largest_pruned_mass",
+)
 def measure_first_divergence(trained: Trained) -> list[dict[str, Any]]:
-    """One record a step and training, except the first training, which is exact and compared with.
+    """One record for each step and variant; the first, exact variant is the reference and has no record.
 
-    Loss, gradients (before clipping) and weights are compared at the same step, before the weights change.
-    ``largest_pruned_mass`` is taken on all sequences of the step that separates the trainings, and on one
-    sequence every ``LOOK_EVERY`` steps; at other steps it is missing, and so is ``pruned_ratio``.
+    Loss, gradients (before clipping) and weights are compared at the same step, before the update.
+    ``pruned_ratio`` and ``largest_pruned_mass`` are measured on all sequences of the step at which a variant
+    diverges, and on one sequence every ``LOOK_EVERY`` steps; at other steps they are missing.
     """
     run, device = trained.run, trained.device
     task = FoXTask(run)
@@ -69,8 +86,8 @@ def measure_first_divergence(trained: Trained) -> list[dict[str, Any]]:
     names = [name for name, _ in trainings[0].model.named_parameters()]
     steps, rows = min(MOST_STEPS, task.steps), []
     with (
-        # Inductor would choose a reduction's tile by timing, for each graph separately: exact and ACP might
-        # then sum in two orders.
+        # Otherwise Inductor chooses the tile of a reduction by timing, separately for each graph, and exact
+        # and ACP may accumulate in different orders.
         inductor.patch(deterministic=True),
         compiled_blocks(blocks, compiles(run, device)),
         progress_bar(total=steps, desc=f"{run.name}: first_divergence", unit="step") as progress,
@@ -116,7 +133,7 @@ def measure_first_divergence(trained: Trained) -> list[dict[str, Any]]:
 
 
 def _start(task: FoXTask, device: torch.device, name: str, tolerance: float | None) -> Training:
-    torch.manual_seed(task.run.seed)  # the same weights for all, and for the run itself
+    torch.manual_seed(task.run.seed)  # all variants and the run itself start from the same weights
     model = task.build().to(device)
     model.set_log_pruning_tolerance(tolerance)
     return Training(name, tolerance, model, make_optimizer(model, task.run.training, task.learning_rate(0)))
@@ -145,7 +162,7 @@ def _compare(exact: Training, training: Training, names: list[str]) -> dict[str,
 
 
 def _measure_pruning(training: Training, batches: list, whole: bool, dtype: str) -> dict[str, float]:
-    """The pruned share of the blocks, and the largest pruned mass of a row, for a training with ACP."""
+    """The pruned ratio of the blocks and the largest pruned mass of a row, for a variant with ACP."""
     if training.log_pruning_tolerance is None:
         return {}
     ratios, masses = [], []

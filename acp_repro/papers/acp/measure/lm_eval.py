@@ -19,16 +19,28 @@ from acp_repro.pipeline.evaluation.evaluation import (
     identity,
 )
 from acp_repro.pipeline.evaluation.tasks import load_tasks
+from acp_repro.pipeline.paper import with_columns
 
 from ..trained import TrainedFoX
-from .losses import summarize
+from .losses import DIFFERENCES, summarize
 
 _SHOWN = {(column.task, column.metric) for column in COLUMNS}
 
 
+@with_columns(
+    "task",
+    "metric",
+    "value",
+    "standard_error",
+    "items",
+    "truncated_requests",
+    "source",
+    "harness_version",
+    "begins_with_bos",
+)
 def measure_lm_eval(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a task and metric, with the standard error of sampling its items. ``begins_with_bos`` is
-    missing in records whose prompts did not begin with BOS."""
+    """One record for each task and metric, with the standard error of sampling the items.
+    ``begins_with_bos`` is missing in records whose prompts did not begin with BOS."""
     results = trained.once(evaluate_run)
     return [
         {
@@ -48,8 +60,8 @@ def measure_lm_eval(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 
 def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
-    """The results of ``measure.lm_eval_tasks``, with the model as it is set now. Finished tasks are kept
-    until all records are written, so that a stopped evaluation can continue."""
+    """The results of ``measure.lm_eval_tasks`` with the model's present settings. Results of finished tasks
+    are saved until all records are written, so that an interrupted evaluation resumes."""
     run = trained.run
     lm, tasks, kept = trained.once(_harness)
     return evaluate(
@@ -63,7 +75,7 @@ def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
 
 
 def _harness(trained: TrainedFoX) -> tuple:
-    """One for all evaluations of a run: the same size of a batch rounds alike."""
+    """The harness's model, shared by all evaluations of a run: equal batch sizes round identically."""
     run, asked = trained.run, trained.measure_settings
     tasks, notes = load_tasks(asked.lm_eval_tasks, asked.lm_eval_data)
     for note in notes:
@@ -75,9 +87,10 @@ def _harness(trained: TrainedFoX) -> tuple:
     return lm, tasks, kept
 
 
+@with_columns("task", "metric", "item", "value", "weight")
 def measure_lm_eval_items(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record an item and metric of the columns of Tables 1 and 3: 1 or 0 for right or wrong; for a
-    perplexity the log-likelihood in nats, and ``weight`` is its number of words."""
+    """One record for each item and metric of the columns of Tables 1 and 3: 1 or 0 for right or wrong; for a
+    perplexity the log-likelihood in nats, with the number of words as ``weight``."""
     return [
         {"task": result.task, "metric": name, "item": number, "value": value, "weight": weight}
         for result in trained.once(evaluate_run)
@@ -87,9 +100,10 @@ def measure_lm_eval_items(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
 
 
+@with_columns(*DIFFERENCES)
 def measure_same_weights_tasks(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a task, ACP less exact: the log-likelihoods of its requests, and the items that are right
-    with one alone."""
+    """One record for each task, ACP - exact: the log-likelihoods of its requests, and the items that only one
+    of the two answers correctly."""
     acp, exact = (
         trained.once(evaluate_run) if method == "acp" else evaluate_run(trained)
         for method in trained.methods(both=True)

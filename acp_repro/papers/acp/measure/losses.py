@@ -1,5 +1,5 @@
-"""Losses of a run: on held-out text, by position, of every step of its training, and of the same weights with
-ACP and without."""
+"""Losses of a run: on held-out text, by position, at every training step, and of the same weights with and
+without ACP."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from acp_repro.common.files import read_json, read_json_lines
 from acp_repro.model.loss import IGNORED_LABEL
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.trainer import autocast
 
 from ..task import perturb
@@ -20,20 +21,30 @@ from ..trained import TrainedFoX, read_losses
 from .needle import measure_needle
 
 WINDOW_TOKENS = 101  # Section 4.2 and Figure 3
-MOST_POSITIONS = 1024  # a curve in print shows no more
-MOST_POINTS = 100  # nor a log
+MOST_POSITIONS = 1024  # of a curve; a printed figure resolves no more
+MOST_POINTS = 100  # of a log
+DIFFERENCES = (  # columns of a comparison of the same weights with ACP and exact
+    "test",
+    "items",
+    "differing_items",
+    "largest_difference_nats",
+    "mean_difference_nats",
+    "differing_answers",
+)
 
 
+@with_columns("measured_tokens", "loss_nats")
 def measure_loss(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record: the mean over all positions of the held-out text, in nats a token."""
+    """One record: the mean loss over all positions of the held-out text, in nats per token."""
     losses, tokens = trained.once(loss_by_position)
     return [{"measured_tokens": tokens, "loss_nats": float(losses.mean())}]
 
 
 def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
-    """Loss in nats (L,) at every position, averaged over sequences (Figure 3; Appendix B), and the tokens
-    measured. Every context length of the suite reads the same text, whole pieces of the longest length."""
-    # The longest, if the shorter ones divide it.
+    """The loss (L,) in nats at every position, averaged over sequences (Figure 3; Appendix B), and the number
+    of measured tokens. All context lengths of the suite read the same text, in whole pieces of the longest
+    length."""
+    # The longest context length, if the shorter ones divide it.
     unit = math.lcm(*(run.context_length for run in trained.suite.runs))
     batches = trained.heldout_batches(trained.measure_settings.loss_tokens, same_text_as=unit)
     total, sequences = torch.zeros(trained.run.context_length, dtype=torch.float64, device=trained.device), 0
@@ -43,9 +54,10 @@ def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
     return (total / sequences).cpu(), sequences * len(total)
 
 
+@with_columns("position", "window_tokens", "measured_tokens", "loss_nats")
 def measure_loss_curve(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a position: the mean loss of the window of 101 positions centred there, if it is wholly
-    inside the context. At most 1024 are kept: every s-th, with the smallest s that suffices."""
+    """One record for each position: the mean loss of the 101 positions centred there, if all are inside the
+    context. At most 1024 positions are recorded: every s-th, with the smallest sufficient s."""
     losses, tokens = trained.once(loss_by_position)
     assert len(losses) >= WINDOW_TOKENS, f"the context is shorter than the window of {WINDOW_TOKENS} tokens"
     means = losses.unfold(0, WINDOW_TOKENS, 1).mean(-1, dtype=torch.float64)
@@ -61,19 +73,29 @@ def measure_loss_curve(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
 
 
+@with_columns(
+    "step",
+    "tokens",
+    "layer",
+    "pruned_ratio",
+    "loss_nats",
+    "averaged_steps",
+    "training_device",
+    "throughput_tokens_per_s",
+)
 def measure_training_log(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record for each layer at every step kept; for an exact run one record a step, without a layer.
+    """One record for each layer and recorded step; for an exact run one record per step, without a layer.
 
-    Of the steps with pruned ratios (all steps of an exact run), every s-th and the last are kept, at most
-    100. ``loss_nats`` is the mean of the steps since the last kept one, ``throughput_tokens_per_s`` their
-    median.
+    At most 100 steps are recorded: every s-th step with pruned ratios (of an exact run, every s-th step), and
+    the last one. ``loss_nats`` is the mean over the steps since the previous record, and
+    ``throughput_tokens_per_s`` their median.
     """
     run = trained.run
     lines = read_json_lines(run.folder / "metrics.jsonl")
     looks = [i for i, line in enumerate(lines) if run.log_pruning_tolerance is None or "pruned_ratio" in line]
     assert looks, "a log without pruned ratios"
     step = -(-len(looks) // MOST_POINTS)
-    kept = looks[::-step][::-1]  # the last look always
+    kept = looks[::-step][::-1]  # includes the last one
     device = read_json(run.folder / "run.json")["device"]
     records, since = [], 0
     for index in kept:
@@ -95,17 +117,20 @@ def measure_training_log(trained: TrainedFoX) -> list[dict[str, Any]]:
     return records
 
 
+@with_columns("step", "tokens", "loss_nats", "grad_norm")
 def measure_step_losses(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a step, with every digit of its mean loss and of its gradient's norm before clipping."""
+    """One record for each step: mean loss and gradient norm before clipping, at full precision."""
     return [
         {name: line[name] for name in ("step", "tokens", "loss_nats", "grad_norm")}
         for line in read_json_lines(trained.run.folder / "metrics.jsonl")
     ]
 
 
+@with_columns(*DIFFERENCES)
 def measure_same_weights(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """ACP less exact: one record for the loss of every held-out token, one for the prompts of the needle
-    test. Another shows what one bit does: both with ACP, one with a weight moved by a unit of bfloat16."""
+    """Differences ACP - exact: one record for the losses of all held-out tokens, and one for the prompts of
+    the needle test. A third record shows the effect of chance: both models have ACP, and one weight of the
+    second model is changed by one unit of bfloat16."""
 
     def losses(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         with torch.no_grad(), autocast(trained.device, trained.run.training.dtype):
@@ -126,7 +151,7 @@ def measure_same_weights(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 
 def summarize(test: str, apart: Tensor, answers: int | None = None) -> dict[str, Any]:
-    """A record of ``same_weights`` from the differences of all items."""
+    """The record of ``same_weights`` for the differences of all items."""
     return {
         "test": test,
         "items": len(apart),

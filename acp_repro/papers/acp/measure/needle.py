@@ -8,12 +8,31 @@ from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.needle.haystack import heldout_haystacks
 from acp_repro.pipeline.needle.prompt import hide, tokenise_needles
 from acp_repro.pipeline.needle.trial import default_lengths, try_needle
+from acp_repro.pipeline.paper import with_columns
 
 from ..trained import TrainedFoX
 
-_BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
+_BATCHES = 4  # training micro-batches per inference batch, which stores nothing for a backward pass
+
+_COLUMNS = (
+    "method",
+    "mode",
+    "haystack",
+    "needle_fraction",
+    "evaluated_length_tokens",
+    "depth",
+    "haystack_sample",
+    "answer_tokens",
+    "answer_recall",
+    "exact_match",
+    "answer_log_likelihood_nats",
+    "answer_log_likelihood_without_needle_nats",
+    "answer",
+    "fact",
+)
 
 
+@with_columns(*_COLUMNS)
 def measure_needle(trained: TrainedFoX, mode: str = "easy", *, both: bool = False) -> list[dict[str, Any]]:
     """One record for each method, context length, haystack and depth of the needle. The haystack is the run's
     held-out text, ``mode`` one of ``prompt.WORDINGS``; see ``TrainedFoX.methods`` for ``both``."""
@@ -45,7 +64,8 @@ def measure_needle(trained: TrainedFoX, mode: str = "easy", *, both: bool = Fals
     return rows
 
 
+@with_columns(*_COLUMNS)
 def measure_needle_facts(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record for each method, context length, fact and depth. A run with ACP is tested as it was trained,
-    and with pruning off: that difference comes from the evaluation, not from training."""
+    """One record for each method, context length, fact and depth. A run with ACP is tested with and without
+    pruning: this difference is due to the evaluation, not to training."""
     return measure_needle(trained, "facts", both=True)

@@ -1,5 +1,5 @@
-"""The attention weight that pruning really discards, row by row in float64, beside the bound of Appendix A,
-and how far the threshold could be raised on this text before the bound is reached."""
+"""The attention weight that pruning discards in each row, in float64, compared with the bound of Appendix A,
+and the slack of the threshold: how far it could be raised on this text without violating the bound."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from acp_repro.attention import reference
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs
+from acp_repro.pipeline.paper import with_columns
 
 from ..trained import LabelledBatches, PassSettings, one_pass
 
-# Scores held at once, in float64 numbers; the reference makes about four such arrays.
+# Float64 scores per chunk; the reference allocates about four such arrays.
 _CHUNK_NUMBERS_GPU = 2**27
 _CHUNK_NUMBERS_CPU = 2**19
 
 
 class _Rows(NamedTuple):
-    """Rows ``start`` to ``stop`` of every head, with the keys that they may see; float64."""
+    """Rows ``start`` to ``stop`` of every head, with the keys that they may attend to; float64."""
 
     start: int
     stop: int
@@ -36,7 +37,7 @@ class _Rows(NamedTuple):
 
 
 def row_chunks(inputs: AttentionInputs, block_q: int = 1) -> Iterator[_Rows]:
-    """All rows in chunks of whole query blocks, so that the dense reference fits in memory."""
+    """Yields all rows in chunks of whole query blocks, so that the dense reference fits in memory."""
     batch, heads, length, head_dim = inputs.q.shape
     budget = _CHUNK_NUMBERS_CPU if inputs.q.device.type == "cpu" else _CHUNK_NUMBERS_GPU
     size = block_q * max(1, budget // (batch * heads * length * block_q))
@@ -66,12 +67,12 @@ def pruned_row_mass(inputs: AttentionInputs, block_q: int, block_k: int) -> Tens
 def threshold_slack(
     inputs: AttentionInputs, block_q: int, block_k: int, log_pruning_tolerance: float
 ) -> Tensor:
-    """How far (B, H), in nats, delta could be raised on this text before a row loses epsilon.
+    """The slack (B, H) in nats: how far delta could be raised on this text before a row loses epsilon.
 
-    This is the largest s in [0, -delta] that keeps the bound: pruning under delta + s, by blocks of the grid,
-    leaves the pruned mass of every row under epsilon. Each query block m has a first block that it cannot
-    lose, and that block has a largest decay, or 0 if every block before the diagonal can go. So delta + s is
-    the smallest of these decays over m.
+    The slack is the largest s in [0, -delta] that preserves the bound: block pruning at the threshold
+    delta + s keeps the pruned mass of every row below epsilon. Each query block m has a first key block that
+    must not be pruned, and this block has a largest decay (0 if every block before the diagonal can be
+    pruned). Therefore delta + s is the minimum of these decays over m.
     """
     batch, heads, length, _ = inputs.q.shape
     c = cumulative_log_fgate(inputs.log_fgate)
@@ -79,7 +80,7 @@ def threshold_slack(
     for rows in row_chunks(inputs, block_q):
         scores = reference.attention_scores(rows.q, rows.k, rows.log_fgate, sm_scale=rows.sm_scale)
         weights = F.pad(scores.softmax(-1), (0, -rows.stop % block_k))
-        # What a row loses if blocks 0 to l are pruned, then the largest over a query block's rows.
+        # The mass that a row loses if blocks 0 to l are pruned, then its maximum over the rows of a block.
         lost = weights.unflatten(-1, (-1, block_k)).sum(-1).cumsum(-1)
         lost = F.pad(lost, (0, 0, 0, (rows.start - rows.stop) % block_q))
         lost = lost.unflatten(2, (-1, block_q)).amax(3)  # (B, H, M of the chunk, N)
@@ -92,12 +93,28 @@ def threshold_slack(
     return highest - inputs.threshold.expand(batch, heads).double()
 
 
+@with_columns(
+    "layer",
+    "head",
+    "measured_rows",
+    "rows_with_pruning",
+    "threshold_nats",
+    "pruned_ratio",
+    "largest_pruned_mass",
+    "q99_pruned_mass",
+    "q90_pruned_mass",
+    "median_pruned_mass",
+    "threshold_slack_nats",
+)
 def measure_pruned_mass(
     model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings
 ) -> list[dict[str, Any]]:
-    """One record a head, over all rows of the text, at the model's epsilon and the code's grid. Maximum and
-    quantiles are over the rows that have a pruned block. ``threshold_nats`` is the mean delta,
-    ``threshold_slack_nats`` the smallest :func:`threshold_slack` of the sequences."""
+    """One record for each head, over all rows of the text, at the model's epsilon and on the kernel's grid.
+
+    A pruned mass is a sum of attention weights, from 0 to 1. Maximum and quantiles are over the rows that
+    have a pruned block. ``threshold_nats`` is the mean delta, and ``threshold_slack_nats`` the smallest
+    :func:`threshold_slack` of the sequences.
+    """
     config = model.config
     assert config.log_pruning_tolerance is not None, "a run that prunes nothing"
     shape = config.num_hidden_layers, config.num_heads

@@ -11,6 +11,7 @@ from torch import Tensor
 from acp_repro.common.command import progress_bar
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.trainer import autocast
 
 from ..schema import SWEPT_LOG_PRUNING_TOLERANCES
@@ -20,12 +21,22 @@ from .pruned_mass import pruned_row_mass
 BLOCKS = (1, 16, 32, 64, 128, 256)
 
 
+@with_columns(
+    "layer",
+    "head",
+    "measured_tokens",
+    "block_q_tokens",
+    "block_k_tokens",
+    "pruned_blocks",
+    "causal_blocks",
+    "pruned_ratio",
+)
 def measure_pruned_ratio(
     model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings
 ) -> list[dict[str, Any]]:
-    """One record a head: pruned and causal blocks of the forward grid, summed over the text.
+    """One record for each head: pruned and causal blocks of the forward grid, summed over the text.
 
-    The ratio of both approximates the saving (Section 4.1; Appendix B says on how much text).
+    Their ratio approximates the saving (Section 4.1; Appendix B states the amount of text).
     """
     config = model.config
     pruned = torch.zeros(config.num_hidden_layers, config.num_heads, dtype=torch.int64)
@@ -59,13 +70,15 @@ def measure_pruned_ratio(
     ]
 
 
+@with_columns("block_tokens", "measured_tokens", "pruned_ratio")
 def measure_block_size(
     model: FoXForCausalLM, batches: LabelledBatches, settings: PassSettings
 ) -> list[dict[str, Any]]:
-    """One record a block size: pruned over causal blocks of B x B tokens, over all heads, on the same
-    activations.
+    """One record for each block size: pruned divided by causal blocks of B x B tokens over all heads, on the
+    same activations.
 
-    Blocks of one token prune all entries that any grid could prune; the difference is a larger block's cost.
+    Blocks of one token prune every entry that any grid can prune; the difference is the cost of larger
+    blocks.
     """
     assert model.config.log_pruning_tolerance is not None, "a run that prunes nothing"
     pruned = torch.zeros(len(BLOCKS), dtype=torch.int64, device=next(model.parameters()).device)
@@ -84,22 +97,29 @@ def measure_block_size(
     ]
 
 
+@with_columns(
+    "swept_log_pruning_tolerance",
+    "block_pruned_ratio",
+    "token_pruned_ratio",
+    "loss_nats",
+    "largest_pruned_mass",
+    "measured_tokens",
+)
 def measure_epsilon_sweep(
     model: FoXForCausalLM,
     batches: LabelledBatches,
     settings: PassSettings,
     log_pruning_tolerances: list[float] | None = None,
 ) -> list[dict[str, Any]]:
-    """One record for each epsilon, from a pass of the model that prunes with it; by default those of
-    Figure 7.
+    """One record for each epsilon (default: those of Figure 7), from a pass of the model with this epsilon.
 
-    ``block_pruned_ratio`` is on the code's own grid; ``token_pruned_ratio`` is what pruning entry by entry
-    would save. ``largest_pruned_mass`` is the most attention weight that any row of any head loses to pruned
-    blocks; missing if nothing is pruned.
+    ``block_pruned_ratio`` refers to the kernel's grid; ``token_pruned_ratio`` is the saving of token-level
+    pruning. ``largest_pruned_mass`` is the maximum attention weight that a row of any head loses to pruned
+    blocks; it is missing if nothing is pruned.
     """
     config, before = model.config, model.config.log_pruning_tolerance
     values = log_pruning_tolerances or SWEPT_LOG_PRUNING_TOLERANCES
-    for value in values:  # a wrong one fails here, before minutes of work
+    for value in values:  # an invalid value fails here, before minutes of work
         dataclasses.replace(config, log_pruning_tolerance=value)
     try:
         return [_at_epsilon(model, batches, settings, value) for value in values]
@@ -119,7 +139,7 @@ def _at_epsilon(
     def see(layer: int, inputs: AttentionInputs) -> None:
         blocks.append(inputs.count().pruned_ratio.flatten())
         tokens.append(inputs.count(1, 1).pruned_ratio.flatten())
-        # -1 stands for a missing mass until the end, because a maximum must not be NaN.
+        # -1 represents a missing mass until the end, because a maximum must not be NaN.
         masses.append(pruned_row_mass(inputs, *inputs.grid()).nan_to_num(nan=-1.0).max())
 
     loss, measured = one_pass(model, batches, settings, see, f"log epsilon {value:g}")

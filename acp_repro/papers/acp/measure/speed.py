@@ -1,4 +1,4 @@
-"""Attention time and training throughput with and without ACP, of a trained model (Figure 2, Table 4)."""
+"""Attention time and training throughput of a trained model with and without ACP (Figure 2, Table 4)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,37 @@ from acp_repro.attention import choose_implementation, forgetting_attention
 from acp_repro.common.command import progress_bar
 from acp_repro.model.capture import AttentionInputs, attention_inputs
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved
+from acp_repro.pipeline.paper import samples, with_columns
 from acp_repro.pipeline.training.run_folder import compiles
 from acp_repro.pipeline.training.trainer import autocast, compiled_blocks, make_optimizer, train_step
 
 from ..trained import TrainedFoX
 
 METHODS, PARTS = ("acp", "exact"), ("forward", "backward")
+_THROUGHPUT = (
+    "implementation",
+    "method",
+    "measured_tokens",
+    "repeats",
+    "throughput_tokens_per_s",
+    *samples("pass_ms"),
+    "order",
+)
 
 
+@with_columns(
+    "implementation",
+    "method",
+    "measured_tokens",
+    "repeats",
+    *samples("forward_ms"),
+    *samples("backward_ms"),
+    "boundary_search_ms",
+    "order",
+)
 def measure_attention_time(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a method: milliseconds for all layers on the measured text (Appendix B), the sum of medians.
-    The forward time includes the boundary search."""
+    """One record for each method: milliseconds of all layers on the measured text (Appendix B), as a sum of
+    medians. The forward time includes the boundary search."""
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     each: defaultdict = defaultdict(list)
     calls = len(batches) * trained.model.config.num_hidden_layers
@@ -64,7 +84,7 @@ def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[
     def backward(method: str) -> None:
         torch.autograd.grad(outs[method], leaves, dout, retain_graph=True)
 
-    # Parts are separate, so that only the other method runs before a method.
+    # Parts are timed separately, so that each method is preceded only by the other method.
     parts = {"forward": forward, "backward": backward}
     times = {
         (name, method): values
@@ -76,9 +96,13 @@ def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[
     return times | interleaved({("search", "acp"): inputs.search}, device, repeats)
 
 
+@with_columns(*_THROUGHPUT)
 def measure_throughput(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a method: tokens a second of whole training steps with the final weights, which a rate of 0
-    keeps: throughput drops while gates open, then stays (Section 4.1). The first turn compiles."""
+    """One record for each method: tokens per second of whole training steps with the final weights.
+
+    A learning rate of 0 preserves the weights, because throughput drops while gates open and then remains
+    constant (Section 4.1). The untimed warm-up compiles.
+    """
     run, config = trained.run, trained.run.training
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     tokens = sum(input_ids.numel() for input_ids, _ in batches)
@@ -117,6 +141,7 @@ def measure_throughput(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
 
 
+@with_columns(*_THROUGHPUT)
 def measure_throughput_with_checkpointing(trained: TrainedFoX) -> list[dict[str, Any]]:
     """:func:`measure_throughput` with gradient checkpointing, as the paper trains (Appendix B)."""
     before = trained.model.gradient_checkpointing

@@ -1,4 +1,4 @@
-"""Which kept vector each written token comes from, by SHAP ("SHAP" in the article)."""
+"""SHAP attributions of each generated token to the kept vectors ("SHAP" in the article)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,31 @@ import torch
 
 from acp_repro.common.command import progress_bar
 from acp_repro.lap.attribution import shap_values
+from acp_repro.pipeline.paper import with_columns
 
 from ..schema import SHOWN_TEXTS
 from ..task import TrainedPruning
 
-EVALUATIONS = 400  # of the model for each text
-SHORT = range(12, 41)  # tokens of these
-SAME = 0.9  # share of a long text's tokens that must be written again, or places would mean nothing
-DECIMALS = 2  # of a value in nats
+EVALUATIONS = 400  # evaluations of the model per text
+SHORT = range(12, 41)  # tokens of a short text
+SAME = 0.9  # token accuracy of a long text below which positions would be meaningless
+DECIMALS = 2  # of a recorded value in nats
 
 
+@with_columns(
+    "text",
+    "text_tokens",
+    "kept_position",
+    "kept_token",
+    "written_position",
+    "written_token",
+    "matches_text",
+    "shap_nats",
+)
 def measure_attribution(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """One record per text (:func:`choose_texts`), kept vector and written token (:func:`select_pairs`)."""
+    """One record for each text (:func:`choose_texts`), kept vector and generated token
+    (:func:`select_pairs`).
+    """
     tokenizer = trained.task.tokenizer
     records = []
     for number, row in enumerate(
@@ -49,10 +62,10 @@ def measure_attribution(trained: TrainedPruning) -> list[dict[str, Any]]:
 
 
 def select_pairs(values: np.ndarray) -> np.ndarray:
-    """Which pairs of a long text have a record: (vectors, written tokens) bool, of SHAP values so shaped.
+    """The recorded pairs of a long text, (vectors, generated tokens) bool, from SHAP values of this shape.
 
-    Most pairs lie far apart and are worth nothing. Left out, a record is a seventh of its size. Every vector
-    and every written token keeps a pair, so that all are counted.
+    The values of most pairs are 0. Without these pairs, the file has a seventh of the size. Every vector and
+    every generated token keeps at least one pair, so that all are counted.
     """
     pairs = values != 0
     pairs[0], pairs[:, 0] = True, True
@@ -61,11 +74,11 @@ def select_pairs(values: np.ndarray) -> np.ndarray:
 
 @torch.no_grad()
 def choose_texts(trained: TrainedPruning) -> list[list[int]]:
-    """Short texts and long texts of the held-out ones, as token ids.
+    """Short and long held-out texts, as token ids.
 
-    First ``SHOWN_TEXTS`` texts of 12 to 40 tokens, or simply the first texts if there are none. Then the
-    first ``shap_texts`` others of ``shap_min_tokens`` tokens or more. The model must
-    reconstruct at least 90 % of the tokens of such a text in their positions.
+    The short texts are the first ``SHOWN_TEXTS`` texts of 12 to 40 tokens, or the first texts of any length
+    if there are none. The long texts are the first ``shap_texts`` other texts of at least ``shap_min_tokens``
+    tokens of which the model reconstructs at least 90 % of the tokens at their positions.
     """
     rows = trained.heldout_rows(10**9)
     shown = ([row for row in rows if len(row) in SHORT] or rows)[:SHOWN_TEXTS]

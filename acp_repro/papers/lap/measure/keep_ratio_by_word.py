@@ -1,4 +1,4 @@
-"""Which tokens are kept: by their kind, by their frequency, and by their place in the text."""
+"""The keep ratio of tokens by kind, by frequency, and by position in the text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from acp_repro.pipeline.paper import with_columns
+
 from ..task import TrainedPruning
 
 FREQUENCY_BANDS = 5
@@ -15,12 +17,13 @@ PLACES = 10
 _PUNCTUATION = set(string.punctuation)
 
 
+@with_columns("grouping", "group", "tokens", "kept_tokens")
 def measure_keep_ratio_by_word(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """One record per grouping and group, with how many tokens there are and how many are kept; no EOS.
+    """One record for each grouping and group, with the number of tokens and of kept tokens, without EOS.
 
-    ``kind``: beginning of a word, inside of a word, number, punctuation. ``frequency``: fifths of the
-    held-out tokens by how often their id occurs in the training texts, 1 the most frequent. ``place``: tenths
-    of the text. ``token``: each of the hundred most frequent ones.
+    ``kind``: beginning of a word, inside of a word, number, or punctuation. ``frequency``: fifths of the
+    held-out tokens by the frequency of their id in the training texts; 1 is the most frequent. ``place``:
+    tenths of the text. ``token``: each of the hundred most frequent tokens.
     """
     tokenizer = trained.task.tokenizer
     frequency = Counter(i for row in trained.task.rows("train") for i in row[:-1])
@@ -62,7 +65,7 @@ def kind_of(word: str, first: bool) -> str:
     """``word start``, ``word inside``, ``number`` or ``punctuation``.
 
     Args:
-        first: whether it begins the text, where a word has no space before it.
+        first: whether the token begins the text, where no space precedes a word.
     """
     bare = word.strip()
     if bare and all(c in _PUNCTUATION for c in bare):
@@ -73,7 +76,7 @@ def kind_of(word: str, first: bool) -> str:
 
 
 def _bands(seen: list[int], frequency: Counter) -> dict[int, int]:
-    """The fifth of each token id: ids sorted by frequency, cut so that each fifth holds as many tokens."""
+    """The fifth of each token id: ids are sorted by frequency, and all fifths contain equally many tokens."""
     counts = Counter(seen)
     ordered = sorted(counts, key=lambda i: (-frequency[i], i))
     ends = torch.tensor([counts[i] for i in ordered]).cumsum(0) / len(seen)

@@ -1,7 +1,7 @@
-"""Whether the kept vectors still show what a text is about ("Sentiment Probing").
+"""Sentiment probing: whether a classifier can predict a text's label from the kept vectors.
 
-A small head is trained on frozen features of training texts and tested on held-out ones. In the article an
-MLP is shared by all vectors of a text, and their votes are summed. Baselines are trained too.
+A small head is trained on frozen features of training texts and tested on held-out texts. As in the article,
+all vectors of a text share an MLP, and their votes are summed. Baselines are trained in the same way.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from torch.nn.utils.rnn import pad_sequence
 
 from acp_repro.lap.autoencoder import pad
 from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.paper import with_columns
 
 from ..task import TrainedPruning
 from ..texts import encode
 
-HIDDEN = 64  # of the MLP; the article does not give it
+HIDDEN = 64  # width of the MLP, which the article does not state
 LEARNING_RATE = 2e-3
 EPOCHS = 20
 
 
+@with_columns("classifier", "vectors_per_text", "train_texts", "measured_texts", "accuracy", "majority_class")
 def measure_probe(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """One record per classifier, with its accuracy on held-out texts and that of the larger class."""
+    """One record for each classifier: its accuracy on held-out texts, and that of the majority class."""
     train = _labelled(trained, "train", trained.measure_settings.probe_texts)
     test = _labelled(trained, "heldout", trained.measure_settings.scored_texts)
     labels = {
@@ -36,7 +38,7 @@ def measure_probe(trained: TrainedPruning) -> list[dict[str, Any]]:
     }
     if any(len(set(values.tolist())) < 2 for values in labels.values()):
         raise RecordError(
-            "probe: the labels of the first texts are not on two sides; set data.label_field, or raise "
+            "probe: the labels of the first texts are all of one class; set data.label_field, or raise "
             "measure.probe_texts and measure.scored_texts"
         )
     rows = []
@@ -77,7 +79,7 @@ def _labelled(trained: TrainedPruning, split: str, most: int) -> list[tuple[str,
 
 @torch.no_grad()
 def _features(trained: TrainedPruning, rows: list[list[int]], kind: str) -> list[Tensor]:
-    """For each text (M, D) float: the memory, or the encoder's output with every gate open."""
+    """The features (M, D) float of each text: the memory, or the encoder's output with open gates."""
     model, features = trained.model, []
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for start in range(0, len(order), trained.measure_settings.batch_texts):
@@ -94,7 +96,7 @@ def _features(trained: TrainedPruning, rows: list[list[int]], kind: str) -> list
 
 
 def _votes(trained: TrainedPruning, features: list[list[Tensor]], labels: dict[str, Tensor]) -> float:
-    """Accuracy of sigmoid(sum of MLP(E_i)) on held-out texts."""
+    """The accuracy of sigmoid(sum of MLP(E_i)) on held-out texts."""
     torch.manual_seed(trained.run.seed)
     mean = torch.cat(features[0]).mean(0)
     scale = torch.cat(features[0]).std(0) + 1e-6

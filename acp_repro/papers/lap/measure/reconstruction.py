@@ -1,4 +1,4 @@
-"""How well held-out texts are written again, after training and in the run's own log while it was trained."""
+"""The reconstruction of held-out texts, after training and in the log of the training run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,31 @@ from torch import Tensor
 from acp_repro.common.command import progress_bar
 from acp_repro.common.files import read_json_lines
 from acp_repro.lap.decoder import decode_teacher
+from acp_repro.pipeline.paper import with_columns
 
 from ..task import TrainedPruning
 
 
+@with_columns(
+    "decoding",
+    "measured_texts",
+    "keep_ratio",
+    "token_accuracy",
+    "bleu",
+    "rouge_l",
+    "exact_match",
+    "edits_per_token",
+)
 @torch.no_grad()
 def measure_reconstruction(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """Three records, by the input of the decoder.
+    """Three records, one for each input of the decoder.
 
     ``soft``: the true earlier tokens, and the memory under the soft mask, as in training. ``removed``: the
-    true earlier tokens, and a memory from which tokens are really removed. ``free``: its own tokens, and that
-    same memory.
+    true earlier tokens, and a memory without the removed tokens. ``free``: the decoder's own earlier tokens
+    (free-running), and the memory of ``removed``.
 
-    Accuracy of ``free`` is by position. ``keep_ratio`` is a mean over texts. For ``soft`` it is the article's
-    L(S) / L; with hard concrete gates, the share of tokens expected to stay. For the others it is the share
-    that is left.
+    The accuracy of ``free`` compares positions. ``keep_ratio`` is a mean over texts: for ``soft`` the
+    article's L(S) / L or, with hard concrete gates, the expected keep ratio; for the others the actual one.
     """
     rows = trained.heldout_rows(trained.measure_settings.scored_texts)
     written: dict[str, list[list[int]]] = {"soft": [], "removed": [], "free": []}
@@ -67,7 +77,7 @@ def measure_reconstruction(trained: TrainedPruning) -> list[dict[str, Any]]:
 
 
 def _scores(trained: TrainedPruning, rows: list[list[int]], found: list[list[int]]) -> dict[str, float]:
-    """Accuracy of tokens (0 to 1, mean over tokens), BLEU and ROUGE-L (0 to 1), exact matches, edits."""
+    """Token accuracy (mean over tokens), BLEU, ROUGE-L and exact match, from 0 to 1, and edits per token."""
     right = sum(a == b for one, two in zip(rows, found, strict=True) for a, b in zip(one, two, strict=False))
     texts, ours = (
         [trained.task.tokenizer.decode(row) for row in rows],
@@ -89,10 +99,11 @@ SINGLE = ("accuracy", "soft_accuracy")
 BY_GATE = ("keep_ratio", "soft_ratio")
 
 
+@with_columns("step", "loss_nats", "series", "gate_index", "value")
 def measure_dynamics(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """One record per watched step and series; a series of single gates has the gate, counted from 0.
+    """One record for each watched step and series; a series of one gate has the index of the gate, from 0.
 
-    ``keep_ratio`` and ``soft_ratio`` are shares of the text's tokens before any gate.
+    ``keep_ratio`` and ``soft_ratio`` are fractions of the tokens before the first gate.
     """
     rows = []
     for line in read_json_lines(trained.run.folder / "metrics.jsonl"):

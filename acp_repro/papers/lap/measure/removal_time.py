@@ -1,4 +1,4 @@
-"""The savings of removal: time and memory against the share of tokens that is kept."""
+"""The savings of removal: time and memory against the keep ratio."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from acp_repro.lap.autoencoder import pad
 from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory, wall_ms
+from acp_repro.pipeline.paper import samples, with_columns
 
 from ..task import TrainedPruning
 
@@ -22,18 +23,31 @@ DECODED_TOKENS = 16
 REPEATS = 5
 
 
+@with_columns(
+    "method",
+    "length_tokens",
+    "measured_texts",
+    "repeats",
+    "keep_ratio",
+    *samples("encoder_ms"),
+    *samples("decoder_ms"),
+    "encoder_peak_bytes",
+    "decoder_peak_bytes",
+    "memory_bytes",
+    "order",
+)
 @torch.no_grad()
 def measure_removal_time(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """Records of the encoder and of decoding, each with masks and with removal, at several keep ratios.
+    """Records of encoding and decoding, each with masks and with removal, at several keep ratios.
 
-    Held-out texts are joined to texts of each length. The gate's bias sets the share: a lower one drops more
-    of the same texts. ``keep_ratio`` is the share that results. If two shares give the same result, as with
-    gates that cannot tell tokens apart, it is measured once. Decoding is of 16 tokens, batched and cached;
-    the memory of masks is the whole text's.
+    Held-out texts are concatenated to texts of each length. The bias of the gates sets the target ratio, and
+    ``keep_ratio`` is the actual ratio. If two targets result in the same ratio, as with gates that do not
+    distinguish tokens, this ratio is measured once. Decoding generates 16 tokens, batched and with a cache;
+    with masks the memory contains the whole text.
 
-    Times are medians. ``encoder_peak_bytes`` and ``decoder_peak_bytes`` are measured: the most that each
-    holds at once beside weights and inputs. ``memory_bytes`` is computed: what the decoder holds of the texts
-    from step to step, which is vectors, and keys and values of every layer.
+    Times are medians. ``encoder_peak_bytes`` and ``decoder_peak_bytes`` are measured peaks in addition to
+    weights and inputs. ``memory_bytes`` is computed: the bytes of the texts that the decoder stores between
+    steps, which are vectors, and keys and values of every layer.
     """
     rows = []
     for length in trained.measure_settings.timed_lengths:
@@ -47,7 +61,7 @@ def measure_removal_time(trained: TrainedPruning) -> list[dict[str, Any]]:
 
 
 def _texts(trained: TrainedPruning, length: int) -> Tensor:
-    """(B, length) int64: held-out texts one after the other, each piece with its EOS."""
+    """Concatenated held-out texts (B, length) int64; each row ends with EOS."""
     stream = [i for row in trained.heldout_rows(10**9) for i in row[:-1]]
     needed = trained.measure_settings.timed_texts * (length - 1)
     stream = (stream * (needed // len(stream) + 1))[:needed]
@@ -57,7 +71,7 @@ def _texts(trained: TrainedPruning, length: int) -> Tensor:
 
 
 def _rebias(model: PruningAutoencoder, input_ids: Tensor, share: float) -> PruningAutoencoder:
-    """The same weights with the bias at which they keep about this share of these texts."""
+    """A model with the same weights, and with the bias that keeps about this share of the tokens."""
 
     def biased(beta: float) -> PruningAutoencoder:
         settings = dataclasses.replace(model.pruning, beta=beta)
@@ -107,7 +121,7 @@ def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tens
 
 
 def held_bytes(model: PruningAutoencoder, vectors: Tensor) -> int:
-    """Bytes of a memory, (B, M, D) of any dtype, and of its keys and values in every layer of the decoder."""
+    """The bytes of a memory (B, M, D) of any dtype, and of its keys and values in every decoder layer."""
     config = model.t5.config
     elements = config.d_model + 2 * len(model.t5.decoder.block) * config.num_heads * config.d_kv
     return vectors.shape[0] * vectors.shape[1] * elements * vectors.element_size()

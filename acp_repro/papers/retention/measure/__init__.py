@@ -1,10 +1,8 @@
-"""How a trained run gives the records of each metric; the columns are in ``metrics``. None draws.
+"""The measuring functions of all metrics, each with the columns of its records.
 
 A module is imported, and torch with it, when a metric is measured.
 """
 
-import pkgutil
-
 from acp_repro.common import lazy
 
-__getattr__, __dir__ = lazy.names(__name__, {module.name: "" for module in pkgutil.iter_modules(__path__)})
+__getattr__, __dir__ = lazy.modules(__name__, __path__)

@@ -1,4 +1,4 @@
-"""The tokens that each schedule keeps, and the state of the budget's penalty (Appendices C and G)."""
+"""The tokens that each schedule keeps, and the slack of the budget's constraint (Appendices C and G)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.trainer import autocast
 from acp_repro.retention import PROFILES, token_budgets
 from acp_repro.retention.gates import open_logits
@@ -16,11 +17,12 @@ from ..trained import TrainedRetention
 _ROWS = 32
 
 
+@with_columns("schedule", "layer", "keep_ratio", "measured_examples")
 def measure_tokens_kept(trained: TrainedRetention) -> list[dict[str, Any]]:
-    """One record a schedule and block: the tokens that are left, over all tokens; block 0 is the embedding.
+    """One record for each schedule and block: the keep ratio after the block; block 0 is the embedding.
 
-    The schedules are ``constant`` and ``geometric`` at the run's budget. If the encoder has as many blocks,
-    the shares of Table 5 or 6 at that budget are added.
+    The schedules are ``constant`` and ``geometric`` at the run's budget. An encoder of 6 or 12 blocks also
+    has the ``profile`` of Table 5 or 6 at this budget.
     """
     layers = trained.model.config.num_hidden_layers
     lengths = torch.tensor([len(row.ids) for row in trained.texts.encoded("test")])
@@ -45,14 +47,27 @@ def measure_tokens_kept(trained: TrainedRetention) -> list[dict[str, Any]]:
     return records
 
 
+@with_columns(
+    "gate",
+    "multiplier",
+    "unit",
+    "counted_tokens",
+    "open_tokens",
+    "budget_tokens",
+    "slack_tokens",
+    "soft_loss_nats",
+    "hard_loss_nats",
+    "measured_examples",
+)
 @torch.no_grad()
 def measure_slackness(trained: TrainedRetention) -> list[dict[str, Any]]:
-    """One record a gate, on examples of the training split, which the bounds are about; dropout is off.
+    """One record for each gate, on examples of the training split, to which the bounds refer, without
+    dropout.
 
-    Tokens are means of an example. ``counted_tokens`` is sum p (sigmoid of the score), ``open_tokens`` is sum
-    P(z > 0), ``slack_tokens`` is sum p - M. ``soft_loss_nats`` is the task's loss with sampled z, as in
-    training. ``hard_loss_nats`` is the loss with top-M, which is feasible. So the least feasible loss F* of
-    the appendices is at most that.
+    Token counts are means per example: ``counted_tokens`` is sum p (sigmoid of the score), ``open_tokens`` is
+    sum P(z > 0), and ``slack_tokens`` is sum p - M. ``soft_loss_nats`` is the task's loss with sampled z, as
+    in training. ``hard_loss_nats`` is the loss with top-M, which is feasible and therefore an upper bound of
+    the least feasible loss F* of the appendices.
     """
     model, limit = trained.model.eval(), trained.measure_settings.examples
     retention = model.retention
@@ -64,7 +79,7 @@ def measure_slackness(trained: TrainedRetention) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     for rows in trained.texts.batches("train", _ROWS, limit):
         inputs = name_inputs(trained.texts.tensors(rows), trained.device)
-        retention.train()  # the gates alone: soft z, without dropout
+        retention.train()  # only the gates: soft z, without dropout
         with autocast(trained.device, trained.run.training.dtype), retention.recorded() as records:
             output = model(**inputs)
         retention.eval()
@@ -73,7 +88,7 @@ def measure_slackness(trained: TrainedRetention) -> list[dict[str, Any]]:
         for index, record in enumerate(records):
             valid = ~torch.isnan(record.scores)
             free = valid.clone()
-            free[:, 0] = False  # [CLS] counts whole
+            free[:, 0] = False  # [CLS] counts as 1
             p = torch.sigmoid(record.scores)
             opened = torch.sigmoid(open_logits(record.scores, config.temperature, config.stretch))
             for column, share in enumerate((p, opened)):

@@ -1,4 +1,4 @@
-"""Scores: of a model as it was trained, pruned at inference only, of masked tokens, and of bags of words."""
+"""Scores of trained models, of dense models pruned at inference, of masked tokens, and of bags of words."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 
+from acp_repro.pipeline.paper import with_columns
 from acp_repro.pipeline.training.task import Trained
 from acp_repro.pipeline.training.trainer import autocast
 
@@ -26,11 +27,21 @@ _WORDS_IN_A_ROW = (1, 2)
 _INVERSE_REGULARIZATION = (1.0, 10.0, 100.0)  # scikit-learn's C
 
 
+@with_columns(
+    "split",
+    "metric",
+    "score_percent",
+    "loss_nats",
+    "measured_examples",
+    "keep_ratio",
+    "items_hash",
+    "items_right",
+)
 def measure_score(trained: TrainedRetention) -> list[dict[str, Any]]:
-    """One record a split and score; tokens are removed as at inference.
+    """One record for each split and score, with tokens removed as at inference.
 
-    If a score is the share of right answers, ``items_right`` has one character an example, in the set's
-    order. ``items_hash`` is the hash of the set, because runs are compared example by example.
+    If a score is an accuracy, ``items_right`` contains one character per example, in the order of the set.
+    ``items_hash`` is the hash of the set, because runs are compared example by example.
     """
     known, records = {"items_hash": trained.texts.labelled.identity[:12]}, []
     for split in ("dev", "test"):
@@ -42,8 +53,19 @@ def measure_score(trained: TrainedRetention) -> list[dict[str, Any]]:
     return records
 
 
+@with_columns(
+    "pruning",
+    "pruning_gates",
+    "pruning_budget",
+    "metric",
+    "score_percent",
+    "loss_nats",
+    "measured_examples",
+    "keep_ratio",
+)
 def measure_pruned_dense(trained: TrainedRetention) -> list[dict[str, Any]]:
-    """One record a pruning, its place, budget and score, on the test split; ``none`` is the dense model."""
+    """One record for each pruning method, gate position, budget and score on the test split; ``none`` is the
+    dense model."""
     plain = trained.evaluate(trained.model, "test")
     records = _list_scores(plain, pruning="none", pruning_gates="none", pruning_budget=1.0)
     for gates, pruning, budget in itertools.product(GATES, PRUNINGS, BUDGETS):
@@ -54,14 +76,18 @@ def measure_pruned_dense(trained: TrainedRetention) -> list[dict[str, Any]]:
 
 
 def _list_scores(found: Evaluation, **columns: Any) -> list[dict[str, Any]]:
-    columns |= {"loss_nats": found.loss_nats, "measured_examples": found.examples}
-    columns |= {"keep_ratio": found.keep_ratio}
+    columns |= {
+        "loss_nats": found.loss_nats,
+        "measured_examples": found.examples,
+        "keep_ratio": found.keep_ratio,
+    }
     return [{**columns, "metric": name, "score_percent": value} for name, value in found.scores.items()]
 
 
+@with_columns("masked_loss_nats", "masked_accuracy_percent", "measured_tokens")
 @torch.no_grad()
 def measure_masked_loss(trained: Trained) -> list[dict[str, Any]]:
-    """One record, always with the same masks: the mean loss of a masked token, and the share right."""
+    """One record with fixed masks: the mean loss and the accuracy of masked tokens."""
     task, model, draw = trained.task, trained.model.eval(), np.random.default_rng(0)
     pieces = range(min(task.sequences("heldout"), trained.measure_settings.examples))
     loss, right, tokens = 0.0, 0, 0
@@ -78,8 +104,11 @@ def measure_masked_loss(trained: Trained) -> list[dict[str, Any]]:
     return [found | {"measured_tokens": tokens}]
 
 
+@with_columns(
+    "split", "metric", "words_in_a_row", "inverse_regularization", "score_percent", "measured_examples"
+)
 def measure_bag_of_words(trained: Trained) -> list[dict[str, Any]]:
-    """One record a score, length of word sequences and regularization, on the test split."""
+    """One record for each score, length of word sequences and regularization, on the test split."""
     dataset = trained.run.dataset
     whole = load_labelled(dataset).splits
     splits = {split: whole[split] for split in ("train", "test")}
@@ -106,7 +135,7 @@ def measure_bag_of_words(trained: Trained) -> list[dict[str, Any]]:
 
 
 def _bags(splits: dict[str, list], words: int, longest: int) -> dict[str, Any]:
-    """Of each split a sparse matrix, a row an example; words are weighed as the training split has them."""
+    """A sparse matrix for each split, one row per example, with tf-idf weights of the training split."""
 
     def list_columns(split: str) -> list[list[str]]:
         rows = splits[split]

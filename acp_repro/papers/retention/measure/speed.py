@@ -1,5 +1,4 @@
-"""Time, throughput, memory and FLOPs of inference and of training, compared with the same encoder without
-gates."""
+"""Time, throughput, memory and FLOPs of inference and training, with gates and without."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory, wall_ms
+from acp_repro.pipeline.paper import samples, with_columns
 from acp_repro.pipeline.training.task import Trained
 from acp_repro.pipeline.training.trainer import autocast
 from acp_repro.retention import RetentionConfig, encoder_cost, token_budgets
@@ -24,15 +24,35 @@ from ..schema import SPECIAL
 
 Step = Callable[[], None]
 BATCH_EXAMPLES = 32  # as in Table 4
-_BUSY = 8192  # rows and columns of a matrix whose product takes a GPU a millisecond or more
+_BUSY = 8192  # rows and columns of a matrix whose product takes at least a millisecond on a GPU
 
 
+@with_columns(
+    "length_tokens",
+    "batch_examples",
+    "repeats",
+    *samples("batch_ms"),
+    *samples("dense_batch_ms"),
+    "scorer_ms",
+    "throughput_tokens_per_s",
+    "dense_throughput_tokens_per_s",
+    "peak_memory_bytes",
+    "dense_peak_memory_bytes",
+    "training_batch_examples",
+    *samples("training_batch_ms"),
+    *samples("dense_training_batch_ms"),
+    "training_peak_memory_bytes",
+    "dense_training_peak_memory_bytes",
+    "example_flop",
+    "dense_example_flop",
+    "order",
+)
 def measure_speed(trained: Trained) -> list[dict[str, Any]]:
-    """One record a length: full batches of random tokens, the median of some repeats.
+    """One record for each length, from full batches of random tokens; times are medians.
 
-    Inference has its weights in the run's dtype. Training is a forward and a backward pass with soft gates,
-    under autocast; missing if its memory does not suffice. Memory is a pass's peak without weights and
-    gradients; missing on a CPU.
+    Inference uses weights in the run's dtype. Training is a forward and a backward pass with soft gates under
+    autocast, and is missing if it runs out of memory. Memory is the peak of a pass without weights and
+    gradients, and is missing on a CPU.
     """
     if trained.model is None:
         trained = dataclasses.replace(trained, model=untrained(trained.run).to(trained.device))
@@ -52,9 +72,8 @@ def _at(trained: Trained, length: int) -> dict[str, Any]:
     ids = ids.to(trained.device)
     gates = getattr(trained.model, "retention", None)
     config = gates.config if gates is not None else RetentionConfig(1.0, method="dense")
-    record = {"length_tokens": length, "batch_examples": rows, "order": ORDER}
     return (
-        record
+        {"length_tokens": length, "batch_examples": rows, "order": ORDER}
         | _inference(trained, ids)
         | _training(trained, ids)
         | {
@@ -76,7 +95,7 @@ def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
     repeats, dense = trained.measure_settings.timing_repeats, _without(gates, run)
     times = interleaved({"ours": run, "dense": dense}, trained.device, repeats, wall_ms)
-    # Not in turns with these: the work that it adds to keep a GPU busy would slow the next call.
+    # Not interleaved with the calls above, because the work that keeps a GPU busy would slow the next call.
     scoring = median(_scoring_ms(trained.device, gates, run) for _ in range(repeats))
     memory, dense_memory = _peak(trained.device, run), _peak(trained.device, dense)
     ours, plain = median(times["ours"]), median(times["dense"])
@@ -92,7 +111,7 @@ def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
 
 def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
-    """A training pass with soft gates (for a baseline with its removal), and the dense pass."""
+    """A training pass with soft gates (of a baseline, with its removal), and the dense pass."""
     run, model = trained.run, copy.deepcopy(trained.model).train()
     gates = getattr(model, "retention", None)
     if gates is not None:
@@ -126,7 +145,7 @@ def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
 
 def _without(gates: nn.Module | None, run: Step) -> Step:
-    """``run`` with the gates off, which is the dense model."""
+    """``run`` with disabled gates, which is the dense model."""
 
     def dense() -> None:
         with gates.disabled() if gates is not None else contextlib.nullcontext():
@@ -136,10 +155,10 @@ def _without(gates: nn.Module | None, run: Step) -> Step:
 
 
 def _scoring_ms(device: torch.device, gates: nn.Module | None, run: Step) -> float:
-    """Milliseconds inside the gates' own forward passes in one run, on the device's clock on a GPU.
+    """The milliseconds of the gates' forward passes in one run, by the device's clock on a GPU.
 
-    A GPU first gets other work, so that it is busy while the host launches the gates' kernels. Otherwise it
-    would wait for them at the start of a run, and that time is not theirs.
+    Other work is queued first, so that the GPU is busy while the host launches the kernels of the gates.
+    Otherwise the measured time would include the launch latency at the start of a run.
     """
     on_gpu = device.type == "cuda"
     if on_gpu:

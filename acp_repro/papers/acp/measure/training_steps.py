@@ -1,7 +1,8 @@
-"""Whole training steps on random tokens: a run's shape with any vocabulary and on any number of ranks.
+"""Whole training steps on random tokens: the shape of a run, with any vocabulary and number of ranks.
 
-Weights start as in training, but gates are fixed, so that a step costs as much as in a trained model. The
-learning rate is 0. Steps are timed as in a run: compiled blocks, optimiser, and sums over ranks inside.
+Weights are initialised as in training, but gates are fixed, so that a step costs as much as in a trained
+model. The learning rate is 0. A step is timed as in a run: with compiled blocks, the optimiser, and the
+reductions over ranks.
 """
 
 from __future__ import annotations
@@ -23,19 +24,18 @@ from acp_repro.pipeline.benchmark.attention import mean_gates
 from acp_repro.pipeline.benchmark.baselines import official_model
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory
 from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.paper import samples, with_columns
 from acp_repro.pipeline.provenance import device_name
 from acp_repro.pipeline.training.distributed import parallelize, rank, world_size
 from acp_repro.pipeline.training.run_folder import compiles
 from acp_repro.pipeline.training.trainer import autocast, compiled_blocks, make_optimizer, train_step
 
-from .runs import FoXRun
-from .task import pruned_ratio_per_layer
-
-LOG_PRUNING_TOLERANCE = -10.0  # used if the run itself is exact
+from ..runs import PAPER_TOLERANCE, FoXRun
+from ..task import pruned_ratio_per_layer
 
 
 class Steps(NamedTuple):
-    """One implementation, ready to take training steps."""
+    """One implementation with everything that a training step needs."""
 
     name: str
     model: nn.Module
@@ -45,6 +45,22 @@ class Steps(NamedTuple):
     compiled: bool
 
 
+@with_columns(
+    "implementation",
+    "method",
+    "vocab_size",
+    "ranks",
+    "parallel",
+    "step_tokens",
+    "steps",
+    "repeats",
+    *samples("step_ms"),
+    "throughput_tokens_per_s",
+    "mfu_nominal",
+    "peak_memory_bytes",
+    "pruned_ratio",
+    "order",
+)
 def time_steps(
     run: FoXRun,
     vocab_size: int,
@@ -64,7 +80,7 @@ def time_steps(
     """
     if parallel != "auto":
         run = dataclasses.replace(run, training=dataclasses.replace(run.training, parallel=parallel))
-    tolerance = run.log_pruning_tolerance or LOG_PRUNING_TOLERANCE
+    tolerance = run.log_pruning_tolerance or PAPER_TOLERANCE
     config = dataclasses.replace(run.model_config(vocab_size), log_pruning_tolerance=tolerance)
     for make in (_ours, _official) if official else (_ours,):
         torch.manual_seed(run.seed)  # the same weights on every rank
@@ -112,10 +128,10 @@ def _time_steps(
     title = None if rank() > 0 else f"{run.name}, {config.vocab_size:,} words, {made.name} on {world_size()}"
     with compiled_blocks(made.blocks, made.compiled):
         calls = {method: functools.partial(take, method) for method in peaks}
-        times = interleaved(calls, device, repeats, title=title)  # the first turn, before these, compiles
+        times = interleaved(calls, device, repeats, title=title)  # an untimed first call compiles
         if device.type == "cuda":
             for method in peaks:
-                there = torch.cuda.memory_allocated(device)  # weights and the optimiser's numbers
+                there = torch.cuda.memory_allocated(device)  # weights and optimiser states
                 peaks[method] = there + peak_memory(functools.partial(take, method, 1), device)
     peak_rate = peak_flops(device_name(device), run.training.dtype)
     flops = config.flops_per_token(length)
@@ -144,7 +160,7 @@ def _time_steps(
 
 
 def fix_gates(blocks: list[nn.Module], log_gates: Tensor) -> None:
-    """Gates of one value a head, (H,), in every block."""
+    """Sets the gates of every block to one value per head, (H,)."""
     for block in blocks:
         gate = block.attn.fgate_proj
         with torch.no_grad():
