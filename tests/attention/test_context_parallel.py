@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from acp_repro.attention import forgetting_attention, gather_sequence, shard_sequence
-from acp_repro.attention.context_parallel import previous_tokens
 from tests.ranks import run_on
 
 from .budgets import NAMES, judge, make_inputs
@@ -117,26 +116,6 @@ def check_special_calls():
 
 def test_sliding_windows_meshes_and_compiled_code():
     require_success(run_on(2, Path.cwd(), check_special_calls))
-
-
-def check_tokens_before_chunks():
-    with ranks_of_gloo() as group:
-        x = torch.randn(
-            3, 8 * group.size(), 5, generator=torch.Generator().manual_seed(0), requires_grad=True
-        )
-        before = torch.cat((torch.zeros_like(x[:, :1]), x[:, :-1]), 1)
-        expected = shard_sequence(before, group).unflatten(1, (2, -1))[:, :, 0]
-        got = previous_tokens(shard_sequence(x, group), group)
-        assert torch.equal(got, expected)
-        weights = torch.arange(1.0, 11).view(2, 5) + group.rank()
-        grads = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (got, expected)]
-        assert torch.equal(*grads)
-        assert torch.equal(gather_sequence(shard_sequence(x, group), group), x)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_each_chunk_receives_the_preceding_token(ranks):
-    require_success(run_on(ranks, Path.cwd(), check_tokens_before_chunks))
 
 
 def check_errors():

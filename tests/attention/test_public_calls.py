@@ -118,23 +118,45 @@ def test_single_call_appends_and_attends(implementation, seqlen):
     assert seqlen < 129 or cache.start_block.max() > 0
 
 
-def test_failed_call_appends_nothing():
-    q, k, v, gates, _ = make_inputs(1, 1, 2, 2, batch=2, device="cpu")
-    cache = PagedKVCache.allocate(2, 2, 16, 16, block_size=16)
-    right = {"k": k, "v": v, "log_fgate": gates}
-    for change, error, message in (
+TWO_HEADS = torch.zeros(2, 2, 1, 16)
+LARGE = torch.full((2, 2, 1), 10**6, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
         ({"v": None}, ValueError, "v must be torch.float32 of shape (2, 2, 1, 16) on cpu like q, got None"),
-        ({"k": k[:, :1]}, ValueError, "k must be torch.float32 of shape (2, 2, 1, 16)"),
-        ({"log_fgate": gates.double()}, ValueError, "log_fgate must be torch.float32 of shape (2, 2, 1)"),
-        ({"log_fgate": gates + 9}, ValueError, "log_fgate must be in [-inf, 0]"),
+        ({"k": TWO_HEADS[:, :1]}, ValueError, "k must be torch.float32 of shape (2, 2, 1, 16)"),
+        (
+            {"log_fgate": torch.zeros(2, 2, 1).double()},
+            ValueError,
+            "log_fgate must be torch.float32 of shape",
+        ),
+        ({"log_fgate": torch.full((2, 2, 1), 0.5)}, ValueError, "log_fgate must be in [-inf, 0]"),
         ({"log_pruning_tolerance": -10.0}, TypeError, "logit_bound must be a finite number"),
         ({"adaptive_threshold": -1.0, "log_pruning_tolerance": -1.0}, ValueError, "mutually exclusive"),
-    ):
-        with pytest.raises(error, match=re.escape(message)):
-            forgetting_attention_with_kvcache(q, cache, head_first=True, **{**right, **change})
-    with pytest.raises(ValueError, match="start_block must be .* got None"):
-        forgetting_attention_with_kvcache(q, cache._replace(start_block=None), head_first=True, **right)
+        ({"adaptive_threshold": torch.tensor([-1.0, torch.nan])}, ValueError, "adaptive_threshold"),
+        ({"q": torch.zeros(2, 3, 1, 16)}, ValueError, "multiple of the cache's 2 heads"),
+        ({"q": torch.zeros(2, 2, 65, 16)}, ValueError, "use forgetting_attention for longer chunks"),
+        ({"q": TWO_HEADS.half()}, ValueError, "k must be torch.float16"),
+        ({"seq_start": torch.ones(2)}, TypeError, "seq_start must be an int64 tensor"),
+        ({"cache.start_block": None}, ValueError, "start_block must be"),
+        ({"cache.c": torch.zeros(4, 2, 16)}, ValueError, "c must be torch.float64 of shape"),
+        ({"cache.block_table": torch.zeros(2, 2, 1)}, ValueError, "block_table must be torch.int32"),
+        ({"cache.block_table": LARGE}, ValueError, "block_table"),
+        ({"cache.block_table": -LARGE}, ValueError, "block_table"),
+        ({"cache.seqlens": LARGE[:, 0, 0]}, ValueError, "seqlens must be in [0, 15] to append 1 more tokens"),
+        ({"cache.seqlens": LARGE[:1, 0, 0]}, ValueError, "seqlens must be torch.int32 of shape (2,)"),
+        ({"cache.seqlens": LARGE[:, 0, 0].to("meta")}, ValueError, "on cpu like q, got"),
+        (dict.fromkeys(("cache.k", "cache.v"), torch.zeros(4, 24, 16)), ValueError, "must be a power of two"),
+    ],
+)
+def test_failed_call_appends_nothing(change, error, message):
+    q, k, v, gates, _ = make_inputs(1, 1, 2, 2, batch=2, device="cpu")
+    cache = PagedKVCache.allocate(2, 2, 16, 16, block_size=16)
+    wrong = cache._replace(**{name[6:]: x for name, x in change.items() if name.startswith("cache.")})
+    given = {"q": q, "k": k, "v": v, "log_fgate": gates, "head_first": True}
+    given |= {name: x for name, x in change.items() if not name.startswith("cache.")}
+    with pytest.raises(error, match=re.escape(message)):
+        forgetting_attention_with_kvcache(cache=wrong, **given)
     assert not cache.seqlens.any() and not cache.k.any()
-    cache.seqlens.fill_(16)
-    with pytest.raises(ValueError, match="cache.seqlens must be in .0, 15. to append 1 more tokens"):
-        forgetting_attention_with_kvcache(q, cache, head_first=True, **right)
