@@ -122,26 +122,24 @@ def check_errors():
     with ranks_of_gloo() as group:
         x = torch.randn(1, 128, 2, 16)
         gates = -torch.rand(1, 128, 2)
-
-        def refuse(match, *given, **options):
+        # Every rank raises the error, even if only one rank has the invalid input.
+        positive, nan = gates.clone(), x.clone()
+        positive[:, 5] = 1.0 if group.rank() else -1.0
+        nan[:, 5] = torch.nan if group.rank() else 0.0
+        for match, given, options in (
+            ("ProcessGroup or a DeviceMesh", (x, x, x, gates), {"context_parallel": 2}),
+            ("multiple of 128 tokens .* got 127 queries", [t[:, :127] for t in (x, x, x, gates)], {}),
+            ("decode without context_parallel", (x[:, :1], x, x, gates), {}),
+            ("implementation='reference'", (x, x, x, gates), {"implementation": "reference"}),
+            ("end with the length 256", (x, x, x, gates), {"cu_seqlens": torch.tensor([0, 128])}),
+            ("log_fgate must be in", (x, x, x, positive), {}),
+            ("NaN under 'auto'", (x, nan, x, gates), {"adaptive_threshold": "auto"}),
+        ):
             with pytest.raises((TypeError, ValueError), match=match) as error:
                 forgetting_attention(*given, **{"context_parallel": group} | options)
             assert "\n" not in str(error.value)
-
-        refuse("ProcessGroup or a DeviceMesh", x, x, x, gates, context_parallel=2)
-        refuse("multiple of 128 tokens .* got 127 queries", *(t[:, :127] for t in (x, x, x, gates)))
-        refuse("decode without context_parallel", x[:, :1], x, x, gates)
-        refuse("implementation='reference'", x, x, x, gates, implementation="reference")
-        refuse("end with the length 256", x, x, x, gates, cu_seqlens=torch.tensor([0, 128]))
         with pytest.raises(ValueError, match="length of dimension 1, 130, .* twice the 2 ranks"):
             shard_sequence(torch.zeros(1, 130), group)
-        # Every rank raises the error, even if only one rank has the invalid input.
-        wrong = gates.clone()
-        wrong[:, 5] = 1.0 if group.rank() else -1.0
-        refuse("log_fgate must be in", x, x, x, wrong)
-        nan = x.clone()
-        nan[:, 5] = torch.nan if group.rank() else 0.0
-        refuse("NaN under 'auto'", x, nan, x, gates, adaptive_threshold="auto")
 
 
 def test_unsupported_options_raise_a_one_line_error_on_every_rank():

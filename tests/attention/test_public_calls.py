@@ -91,6 +91,7 @@ def test_start_index_of_another_call_is_rejected():
 def test_single_call_appends_and_attends(implementation, seqlen):
     """The first half is a prompt; 1 and then 3 tokens follow. Compared with separate writes and reads."""
     q, k, v, gates, _ = make_inputs(seqlen + 4, seqlen + 4, 4, 2, batch=2, device="cpu")
+    gates[0, 1, seqlen] = -math.inf
     cache, copied = (PagedKVCache.allocate(2, 4, seqlen + 4, 16, kv_heads=2, block_size=16) for _ in range(2))
     bound = _BOUND.repeat_interleave(2)
     options = {"head_first": True, "implementation": implementation}
@@ -119,6 +120,7 @@ def test_single_call_appends_and_attends(implementation, seqlen):
 
 
 TWO_HEADS = torch.zeros(2, 2, 1, 16)
+READ = dict.fromkeys(("k", "v", "log_fgate"))  # appends nothing
 LARGE = torch.full((2, 2, 1), 10**6, dtype=torch.int32)
 
 
@@ -135,7 +137,10 @@ LARGE = torch.full((2, 2, 1), 10**6, dtype=torch.int32)
         ({"log_fgate": torch.full((2, 2, 1), 0.5)}, ValueError, "log_fgate must be in [-inf, 0]"),
         ({"log_pruning_tolerance": -10.0}, TypeError, "logit_bound must be a finite number"),
         ({"adaptive_threshold": -1.0, "log_pruning_tolerance": -1.0}, ValueError, "mutually exclusive"),
-        ({"adaptive_threshold": torch.tensor([-1.0, torch.nan])}, ValueError, "adaptive_threshold"),
+        ({**READ, "adaptive_threshold": torch.tensor([-1.0, torch.nan])}, ValueError, "adaptive_threshold"),
+        ({**READ, "cache.block_table": LARGE}, ValueError, "block_table must be in [0, 3]"),
+        ({**READ, "cache.block_table": -LARGE}, ValueError, "block_table must be in [0, 3]"),
+        ({**READ, "cache.seqlens": LARGE[:, 0, 0]}, ValueError, "seqlens must be in [0, 16]"),
         ({"q": torch.zeros(2, 3, 1, 16)}, ValueError, "multiple of the cache's 2 heads"),
         ({"q": torch.zeros(2, 2, 65, 16)}, ValueError, "use forgetting_attention for longer chunks"),
         ({"q": TWO_HEADS.half()}, ValueError, "k must be torch.float16"),
@@ -143,8 +148,6 @@ LARGE = torch.full((2, 2, 1), 10**6, dtype=torch.int32)
         ({"cache.start_block": None}, ValueError, "start_block must be"),
         ({"cache.c": torch.zeros(4, 2, 16)}, ValueError, "c must be torch.float64 of shape"),
         ({"cache.block_table": torch.zeros(2, 2, 1)}, ValueError, "block_table must be torch.int32"),
-        ({"cache.block_table": LARGE}, ValueError, "block_table"),
-        ({"cache.block_table": -LARGE}, ValueError, "block_table"),
         ({"cache.seqlens": LARGE[:, 0, 0]}, ValueError, "seqlens must be in [0, 15] to append 1 more tokens"),
         ({"cache.seqlens": LARGE[:1, 0, 0]}, ValueError, "seqlens must be torch.int32 of shape (2,)"),
         ({"cache.seqlens": LARGE[:, 0, 0].to("meta")}, ValueError, "on cpu like q, got"),

@@ -6,6 +6,7 @@ two correct implementations of one formula with different summation orders.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -191,6 +192,14 @@ def test_pool_releases_memory_when_most_blocks_are_free():
     full = pool.allocated_bytes
     pool.release(torch.full((2, 3), 38))
     assert pool.allocated_bytes < full / 4
+
+
+def test_largest_key_norm_of_each_head_is_a_running_maximum():
+    """With measured norms, the maximum bounds all past keys, so they need not be reread."""
+    k, layer = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0)), FoXCache(1).layers[0]
+    for first, end in itertools.pairwise((0, 5, 6, 9)):
+        longest = layer.longest_key(k[:, :, first:end])
+        assert torch.equal(longest.norm(dim=-1), k[:, :, :end].norm(dim=-1).amax(-1, keepdim=True))
 
 
 @torch.no_grad()

@@ -108,6 +108,14 @@ def test_weight_gradient_is_accumulated_in_float32():
     assert gradient[:, 0].tolist() == pytest.approx([-500, 500])
 
 
+def test_padding_rows_of_the_vocabulary_have_zero_gradient(monkeypatch):
+    """Their logits are 0, far above the vocabulary's logits of -1,000."""
+    monkeypatch.setitem(loss_module._LINE, "cpu", 64)
+    hidden, weight = torch.ones(1, 3, 10, requires_grad=True), torch.full((51, 10), -100.0)
+    linear_cross_entropy(hidden, weight, torch.zeros(1, 3).long()).sum().backward()
+    assert hidden.grad.abs().max() < 1e-3
+
+
 def test_model_loss_equals_the_loss_of_its_logits(small_model, small_ids):
     labels = small_ids.roll(-1, 1)
     with torch.no_grad():
