@@ -1,7 +1,5 @@
 """`python -m acp_repro.inspect`: values against dense matrices, output, and rejected inputs."""
 
-import os
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -32,15 +30,12 @@ COLUMNS = (
 def folder(tmp_path_factory):
     """A working folder with a trained run of ours, and a model in the authors' format."""
     folder = tmp_path_factory.mktemp("inspect")
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         write_suite(folder)
         assert train_command.main(["--suite", "mini", "--run", "pro-tiny-128-acp"]) == 0
         save_pretrained(small_model(), "official")
         yield folder
-    finally:
-        os.chdir(before)
 
 
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
