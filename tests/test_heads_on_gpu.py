@@ -1,4 +1,4 @@
-"""The explorer's sums on a GPU: equal to the CPU in float64; 64k tokens in bounded time and memory."""
+"""The explorer's sums on a GPU against the CPU in float64."""
 
 import pytest
 import torch

@@ -153,18 +153,6 @@ def test_link_preserves_zoom_token_and_epsilon_and_arrow_keys_update_the_text(vi
     text.wait_for_url(lambda url: "token=301" in url)
 
 
-def test_rules_view_shows_the_head_map_values(visit, seen):
-    tab, heads = visit(at="#view=rules&rule=FSA+forward,+threshold+1"), seen[0].rules["heads"]
-    cells = tab.locator("#rules tbody tr").nth(2).locator("td, th").all_inner_texts()
-    expected = heads[2]["rules"]["FSA forward, threshold 1"]
-    assert cells[0] == "0.2" and cells[2] == f"{100 * expected['skipped']:.1f}\u00a0%"
-    tab.locator("#rules tbody tr").nth(2).click()  # shows all rules in that head
-    tab.locator("[data-sort=worst_row_loss]").click()
-    worst = max(heads[2]["rules"], key=lambda name: heads[2]["rules"][name]["worst_row_loss"])
-    assert tab.locator("#rules tbody tr th").first.inner_text() == worst
-    assert "rule-head=2" in tab.url
-
-
 def test_page_decodes_the_packed_data(visit, seen):
     """Every value of every head, within the rounding error of bytes."""
     tab, heads, inputs = visit(), seen[0], attention_inputs(small_model(heads=3), tokens())

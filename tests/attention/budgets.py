@@ -136,7 +136,9 @@ def require(true, message: str) -> None:
         raise AssertionError(message)
 
 
-def make_inputs(seqlen_q, seqlen_k, heads=2, kv_heads=1, head_dim=16, batch=1, dtype=torch.float32):
+def make_inputs(
+    seqlen_q, seqlen_k, heads=2, kv_heads=1, head_dim=16, batch=1, dtype=torch.float32, device=DEVICE
+):
     """(q, k, v, log_fgate, dout), head first; even heads are local, odd ones global."""
     generator = torch.Generator().manual_seed(seqlen_q)
 
@@ -146,7 +148,7 @@ def make_inputs(seqlen_q, seqlen_k, heads=2, kv_heads=1, head_dim=16, batch=1, d
     mean = torch.where(torch.arange(heads) % 2 == 0, 0.3, 1e-3)[:, None]
     log_fgate = -torch.rand(batch, heads, seqlen_k, generator=generator) * 2 * mean
     rows = [draw(heads, seqlen_q), *(draw(kv_heads, seqlen_k) for _ in "kv")]
-    return [x.to(DEVICE) for x in (*rows, log_fgate, draw(heads, seqlen_q))]
+    return [x.to(device) for x in (*rows, log_fgate, draw(heads, seqlen_q))]
 
 
 def right(inputs, window, start, grid, documents=None, seq_start=None):

@@ -199,6 +199,7 @@ def test_every_calling_method(way, seed):
         {"gates": "global", "norm": "300"},
         {"gates": "global", "norm": "one key above all", "threshold": None},
         {"gates": "open", "norm": "one key above all", "threshold": None, "window": 40},
+        {"window": 10**12},
         {"dout": "pooled"},
         {"dout": "summed", "around": ["poison", "stream"]},
     ],

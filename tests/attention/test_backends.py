@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from acp_repro.attention import choose_implementation, forgetting_attention, pruning_grid
+from acp_repro.attention import choose_implementation, pruning_grid
 from acp_repro.attention.backends import BACKENDS, Blockwise
+
+from .budgets import NAMES, make_inputs, run
 
 
 class Mine(Blockwise):
@@ -22,23 +24,14 @@ class Mine(Blockwise):
         return 32, 32
 
 
-def given(length=100):
-    q, k, v = (torch.randn(1, 2, length, 16) for _ in range(3))
-    return [x.requires_grad_() for x in (q, k, v, -torch.rand(1, 2, length))]
-
-
 def test_backend_is_one_table_entry(monkeypatch):
     monkeypatch.setitem(BACKENDS, "mine", Mine())
     assert choose_implementation(torch.device("meta")) == "mine"
     assert choose_implementation(torch.device("cpu")) == "blockwise"
     assert pruning_grid("mine", 16, torch.float32) == (32, 32)
-    tensors, results = given(), {}
-    for name in ("mine", "reference"):
-        options = {"head_first": True, "implementation": name}
-        out, start = forgetting_attention(
-            *tensors, adaptive_threshold=-1e4, return_start_index=True, **options
-        )
-        results[name] = out, *torch.autograd.grad(out.square().sum(), tensors)
-        assert start.shape == (1, 2, 4 if name == "mine" else 2)
-    for a, b in zip(*results.values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    inputs = make_inputs(100, 100, 2, 2, device="cpu")
+    found, start = run(inputs, "mine", adaptive_threshold=-1e4)
+    expected, _ = run(inputs, "reference", adaptive_threshold=-1e4)
+    assert start.shape == (1, 2, 4)
+    for name in NAMES:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4)

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from acp_repro.attention import forgetting_attention, gather_sequence, shard_sequence
-from acp_repro.attention.context_parallel import previous_tokens
 from tests.ranks import run_on
 
 from .budgets import NAMES, judge, make_inputs
@@ -119,50 +118,28 @@ def test_sliding_windows_meshes_and_compiled_code():
     require_success(run_on(2, Path.cwd(), check_special_calls))
 
 
-def check_tokens_before_chunks():
-    with ranks_of_gloo() as group:
-        x = torch.randn(
-            3, 8 * group.size(), 5, generator=torch.Generator().manual_seed(0), requires_grad=True
-        )
-        before = torch.cat((torch.zeros_like(x[:, :1]), x[:, :-1]), 1)
-        expected = shard_sequence(before, group).unflatten(1, (2, -1))[:, :, 0]
-        got = previous_tokens(shard_sequence(x, group), group)
-        assert torch.equal(got, expected)
-        weights = torch.arange(1.0, 11).view(2, 5) + group.rank()
-        grads = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (got, expected)]
-        assert torch.equal(*grads)
-        assert torch.equal(gather_sequence(shard_sequence(x, group), group), x)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_each_chunk_receives_the_preceding_token(ranks):
-    require_success(run_on(ranks, Path.cwd(), check_tokens_before_chunks))
-
-
 def check_errors():
     with ranks_of_gloo() as group:
         x = torch.randn(1, 128, 2, 16)
         gates = -torch.rand(1, 128, 2)
-
-        def refuse(match, *given, **options):
+        # Every rank raises the error, even if only one rank has the invalid input.
+        positive, nan = gates.clone(), x.clone()
+        positive[:, 5] = 1.0 if group.rank() else -1.0
+        nan[:, 5] = torch.nan if group.rank() else 0.0
+        for match, given, options in (
+            ("ProcessGroup or a DeviceMesh", (x, x, x, gates), {"context_parallel": 2}),
+            ("multiple of 128 tokens .* got 127 queries", [t[:, :127] for t in (x, x, x, gates)], {}),
+            ("decode without context_parallel", (x[:, :1], x, x, gates), {}),
+            ("implementation='reference'", (x, x, x, gates), {"implementation": "reference"}),
+            ("end with the length 256", (x, x, x, gates), {"cu_seqlens": torch.tensor([0, 128])}),
+            ("log_fgate must be in", (x, x, x, positive), {}),
+            ("NaN under 'auto'", (x, nan, x, gates), {"adaptive_threshold": "auto"}),
+        ):
             with pytest.raises((TypeError, ValueError), match=match) as error:
                 forgetting_attention(*given, **{"context_parallel": group} | options)
             assert "\n" not in str(error.value)
-
-        refuse("ProcessGroup or a DeviceMesh", x, x, x, gates, context_parallel=2)
-        refuse("multiple of 128 tokens .* got 127 queries", *(t[:, :127] for t in (x, x, x, gates)))
-        refuse("decode without context_parallel", x[:, :1], x, x, gates)
-        refuse("implementation='reference'", x, x, x, gates, implementation="reference")
-        refuse("end with the length 256", x, x, x, gates, cu_seqlens=torch.tensor([0, 128]))
         with pytest.raises(ValueError, match="length of dimension 1, 130, .* twice the 2 ranks"):
             shard_sequence(torch.zeros(1, 130), group)
-        # Every rank raises the error, even if only one rank has the invalid input.
-        wrong = gates.clone()
-        wrong[:, 5] = 1.0 if group.rank() else -1.0
-        refuse("log_fgate must be in", x, x, x, wrong)
-        nan = x.clone()
-        nan[:, 5] = torch.nan if group.rank() else 0.0
-        refuse("NaN under 'auto'", x, nan, x, gates, adaptive_threshold="auto")
 
 
 def test_unsupported_options_raise_a_one_line_error_on_every_rank():

@@ -40,28 +40,6 @@ def make_cache(lengths, tokens=1, group=1, head_dim=16, block=16):
     return q, PagedKVCache(*(x.to(DEVICE) for x in cache)), start.to(DEVICE, copy=True)
 
 
-def relative(x, right):
-    x, right = x.double(), right.double()
-    assert x.isfinite().all()
-    return ((x - right).norm() / right.norm().clamp(min=1e-30)).item()
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_decoding_boundary_is_monotone_over_the_stream(implementation):
-    """Token by token, the boundary equals a search from the beginning and is non-decreasing."""
-    q, cache, start = make_cache([300])
-    threshold = torch.full(start.shape, -6.0, device=DEVICE)
-    for n in range(250, 301, 1 if DEVICE == "cuda" else 17):
-        cache.seqlens.fill_(n)
-        before, fresh = start.clone(), torch.zeros_like(start)
-        forgetting_attention_with_kvcache(
-            q, cache, start, head_first=True, adaptive_threshold=threshold, implementation=implementation
-        )
-        cache.advance(fresh, threshold, 1)
-        assert torch.equal(start, fresh) and (start >= before).all()
-    assert start[0, 0] > 10 and start[0, 1] == 0
-
-
 @pytest.mark.parametrize("implementation", ["reference", *IMPLEMENTATIONS])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_rows_with_fewer_tokens_than_queries(implementation, tokens):
@@ -108,45 +86,26 @@ def test_rows_with_fewer_tokens_than_queries(implementation, tokens):
                 row = [x[b : b + 1, :, :n].double() for x in (q, k, v, gates)]
                 row[0] = row[0][:, :, n - held :]
                 truth = forgetting_attention(*row, head_first=True, implementation="reference")
-                assert relative(out[b, :, tokens - held :], truth[0]) < 1e-5
+                assert (out[b, :, tokens - held :] - truth[0]).norm() < 1e-5 * truth.norm()
         table[0] = own
         cache.seqlens.add_(torch.tensor([1, tokens, tokens, tokens], device=DEVICE))
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="values are checked on a CPU; run make test where no GPU is")
-def test_values_rejected_by_attention_are_rejected_in_decoding():
-    q, cache, start = make_cache([70])
-    delta = torch.tensor([-1.0, math.nan])
-    with pytest.raises(ValueError, match="adaptive_threshold"):
-        forgetting_attention_with_kvcache(q, cache, start, head_first=True, adaptive_threshold=delta)
-    with pytest.raises(ValueError, match="log_fgate"):
-        cache.write(*torch.zeros(2, 1, 2, 1, 16), torch.full((1, 2, 1), 0.5))
-    for name, value in (("block_table", -1), ("block_table", 10**6), ("seqlens", 10**6)):
-        wrong = cache._replace(**{name: torch.full_like(getattr(cache, name), value)})
-        with pytest.raises(ValueError, match=name):
-            forgetting_attention_with_kvcache(q, wrong, start, head_first=True)
-
-
-def test_cache_writes_agree_between_implementations():
+def test_prefill_written_by_the_kernel_equals_the_slow_write():
+    """With given sums; 49 tokens span three blocks of the second row."""
     kernels = pytest.importorskip("acp_repro.attention.triton", reason="pip install triton")
     _, cache, _ = make_cache([70, 45], 1, 2, 24, 32)
+    cache.seqlens.add_(49)
     generator = torch.Generator().manual_seed(3)
-    for tokens in (1, 8, 49):  # the last spans three blocks of the second row
-        cache.seqlens.add_(tokens)
-        k, v = (
-            torch.randn(2, tokens, 2, 24, generator=generator).to(DEVICE).transpose(1, 2) for _ in range(2)
-        )
-        gates = -torch.rand(2, tokens, 4, generator=generator).to(DEVICE).transpose(1, 2) * 4
-        gates[0, 1, 0] = -math.inf
-        copied = PagedKVCache(*(x.clone() for x in cache))._replace(seqlens=cache.seqlens)
-        cache.write(k, v, gates)
-        if tokens <= 8:
-            kernels.write_kvcache(copied, k, v, gates)
-        else:  # a prefill, which computes its sums
-            before = cache.c_at(cache.seqlens.long()[:, None] - tokens - 1)
-            kernels.write_kvcache(copied, k, v, gates, before + gates.double().clamp(min=-1e4).cumsum(-1))
-        for a, b in zip(cache, copied, strict=True):
-            assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+    k, v = torch.randn(2, 2, 49, 2, 24, generator=generator).to(DEVICE).transpose(2, 3)
+    gates = -torch.rand(2, 49, 4, generator=generator).to(DEVICE).transpose(1, 2) * 4
+    gates[0, 1, 0] = -math.inf
+    copied = PagedKVCache(*(x.clone() for x in cache))
+    before = cache.c_at(cache.seqlens.long()[:, None] - 50)
+    cache.write(k, v, gates)
+    kernels.write_kvcache(copied, k, v, gates, before + gates.double().clamp(min=-1e4).cumsum(-1))
+    for a, b in zip(cache, copied, strict=True):
+        assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
 
 
 def test_decay_stays_exact_over_a_million_tokens():
@@ -211,31 +170,3 @@ def test_operator_passes_opcheck(implementation):
         rows = q.transpose(first, second).contiguous().transpose(first, second)
         arguments = (rows, *cache[:5], start.clone(), threshold, None, 0.25, implementation)
         torch.library.opcheck(decode_op, arguments)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"k": torch.zeros(5, 24, 16), "v": torch.zeros(5, 24, 16)}, ValueError, "must be a power of two"),
-        ({"c": torch.zeros(5, 2, 16)}, ValueError, "c must be torch.float64 of shape"),
-        ({"block_table": torch.zeros(1, 2, 2)}, ValueError, "block_table must be torch.int32"),
-        ({"q": torch.zeros(1, 3, 1, 16)}, ValueError, "multiple of the cache's 2 heads"),
-        ({"q": torch.zeros(1, 2, 65, 16)}, ValueError, "use forgetting_attention for longer chunks"),
-        ({"q": torch.zeros(1, 2, 1, 16).half()}, ValueError, "k must be torch.float16"),
-        (
-            {"seqlens": torch.ones(2, dtype=torch.int32)},
-            ValueError,
-            "seqlens must be torch.int32 of shape .1,.",
-        ),
-        ({"seq_start": torch.ones(1)}, TypeError, "seq_start must be an int64 tensor"),
-        ({"seqlens": torch.ones(1, dtype=torch.int32, device="meta")}, ValueError, "on cpu like q, got"),
-    ],
-)
-def test_invalid_arguments_are_rejected(change, error, message):
-    k, c = torch.zeros(5, 16, 16), torch.zeros(5, 1, 16, dtype=torch.float64)
-    cache = PagedKVCache(k, k, c, torch.zeros(1, 2, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32))
-    cache = cache._replace(**{name: x for name, x in change.items() if name in cache._fields})
-    q = change.get("q", torch.zeros(1, 2, 1, 16))
-    start = torch.zeros(q.shape[:2], dtype=torch.int32)
-    with pytest.raises(error, match=message):
-        forgetting_attention_with_kvcache(q, cache, start, head_first=True, seq_start=change.get("seq_start"))

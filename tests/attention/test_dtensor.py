@@ -15,13 +15,7 @@ from acp_repro.attention import (
 )
 from tests.ranks import run_on
 
-
-def make_inputs(heads=4, kv_heads=2, length=200):
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(heads, length, 16), (kv_heads, length, 16), (kv_heads, length, 16)]
-    q, k, v = (torch.randn(2, *shape, generator=generator) for shape in shapes)
-    rates = torch.tensor([0.02, 0.6]).repeat(heads // 2)
-    return q, k, v, -torch.rand(2, heads, length, generator=generator) * rates[:, None]
+from .budgets import make_inputs
 
 
 def attend(inputs, placement=None, mesh=None, **options):
@@ -44,7 +38,7 @@ def attend(inputs, placement=None, mesh=None, **options):
 def check_both_passes():
     mesh = init_device_mesh("cpu", (2,))
     register_dtensor_sharding()
-    inputs = make_inputs()
+    inputs = make_inputs(200, 200, 4, 2, batch=2, device="cpu")[:4]
     delta = torch.full((2, 4), -12.0)
     start = {"seq_start": torch.tensor([0, 30])}
     for options in (
@@ -61,7 +55,9 @@ def check_both_passes():
             for ours, alone in zip(found, expected, strict=True):
                 torch.testing.assert_close(ours, alone, rtol=1e-5, atol=1e-5)
             assert collectives == 0, f"{placement}, {options}: {collectives} collectives"
-    three = make_inputs(heads=6, kv_heads=3)  # three key heads do not divide: the heads are gathered
+    three = make_inputs(200, 200, 6, 3, batch=2, device="cpu")[
+        :4
+    ]  # three key heads do not divide: the heads are gathered
     shards = [distribute_tensor(x, mesh, [Shard(1) if x.shape[1] == 6 else Replicate()]) for x in three]
     out = forgetting_attention(*shards, head_first=True)
     torch.testing.assert_close(out.full_tensor(), forgetting_attention(*three, head_first=True))
@@ -71,7 +67,7 @@ def check_both_passes():
 def check_decoding():
     mesh = init_device_mesh("cpu", (2,))
     register_dtensor_sharding()
-    q, k, v, gates = make_inputs()
+    q, k, v, gates, _ = make_inputs(200, 200, 4, 2, batch=2, device="cpu")
     delta = torch.full((2, 4), -12.0)
     cache = PagedKVCache.allocate(2, 4, 256, 16, kv_heads=2)
     cache.seqlens.add_(200)

@@ -13,7 +13,6 @@ from acp_repro.attention.decay import cumulative_log_fgate, cut_documents, docum
 from .budgets import DEVICE, IMPLEMENTATIONS, NAMES, make_inputs, run
 
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
-# For tests whose kernels one fast test already covers in Triton's interpreter.
 
 
 def test_weight_bound_supports_grouped_key_heads():
@@ -45,15 +44,6 @@ def test_other_documents_do_not_affect_outputs_or_gradients(implementation):
     assert (a - b).norm() < 1e-4 * b.norm()
 
 
-@pytest.mark.parametrize("threshold", [None, -1e9, -20.0])
-def test_blocks_of_other_documents_are_skipped(threshold):
-    """Exact attention over 8 documents visits only blocks within a document."""
-    inputs = make_inputs(512, 512, 2, 2)
-    options = {"cu_seqlens": torch.arange(0, 513, 64, device=DEVICE), "adaptive_threshold": threshold}
-    _, start = run(inputs, "blockwise", **options)
-    assert torch.equal(start, torch.arange(8, device=DEVICE, dtype=torch.int32).expand(1, 2, 8))
-
-
 def test_many_documents_preserve_precision():
     """4,096 document starts lower c to -4e7; differences within a document remain accurate."""
     log_fgate = -torch.rand(1, 1, 16384) * 1e-3
@@ -66,37 +56,11 @@ def test_many_documents_preserve_precision():
     assert torch.equal(boundary[0, 0], torch.arange(256, dtype=torch.int32))
 
 
-@pytest.mark.parametrize(
-    ("cu_seqlens", "error", "message"),
-    [
-        (torch.tensor([0.0, 8.0]), TypeError, "cu_seqlens must be an int32 or int64 tensor"),
-        (torch.tensor([8]), ValueError, r"shape \(documents \+ 1,\) .* got \(1,\) on"),
-        (torch.tensor([1, 8]), ValueError, "must start with 0"),
-        (torch.tensor([0, 9]), ValueError, "end with the length 8"),
-        (torch.tensor([0, 7]), ValueError, "end with the length 8"),
-        (torch.tensor([0, 5, 4, 8]), ValueError, "be non-decreasing"),
-        (torch.tensor([0, 8], device="meta"), ValueError, "on the device of q, .*, got .* on meta"),
-    ],
-)
-def test_invalid_packing_is_rejected(cu_seqlens, error, message):
-    inputs = [x.cpu() for x in make_inputs(8, 8)[:4]]
-    with pytest.raises(error, match=message):
-        forgetting_attention(*inputs, head_first=True, cu_seqlens=cu_seqlens)
-
-
-def test_packing_rejects_batches_padding_caches_and_huge_scores():
+def test_packed_documents_with_huge_scores_are_rejected():
     whole = {"head_first": True, "cu_seqlens": torch.tensor([0, 8])}
-    inputs = [x.cpu() for x in make_inputs(8, 8, batch=2)[:4]]
-    one = [x[:1] for x in inputs]
-    for words, given, options in (
-        ("a batch of one", inputs, {}),
-        ("as many queries as keys", [one[0][:, :, 4:], *one[1:]], {}),
-        ("cannot be used together", one, {"seq_start": torch.tensor([0])}),
-    ):
-        with pytest.raises(ValueError, match=words):
-            forgetting_attention(*given, **whole, **options)
-    one[0][:], one[1][:] = 24.7, 24.7  # norms of 24.7 sqrt(16), so 2 U is 4,881
-    forgetting_attention(*one, **whole)
-    one[0][:] = 24.9
+    inputs = make_inputs(8, 8, device="cpu")[:4]
+    inputs[0][:], inputs[1][:] = 24.7, 24.7  # norms of 24.7 sqrt(16), so 2 U is 4,881
+    forgetting_attention(*inputs, **whole)
+    inputs[0][:] = 24.9
     with pytest.raises(ValueError, match=r"cu_seqlens must be in \[0, 4900.0\]"):
-        forgetting_attention(*one, **whole)
+        forgetting_attention(*inputs, **whole)

@@ -36,13 +36,9 @@ def test_portable_implementation_rejects_other_kernels_in_both_passes(monkeypatc
 
     monkeypatch.setattr(dispatch, "find_hopper", look)
     q, k, v = torch.randn(3, 1, 1, 20, 16, device=DEVICE).requires_grad_()
-    gates, found = -torch.rand(1, 1, 20, device=DEVICE), []
-    for name in ("triton-portable", "triton"):
-        out = forgetting_attention(q, k, v, gates, head_first=True, implementation=name)
-        found.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
-    request = "implementation='triton-portable' was passed"
-    assert reasons[:2] == [request] * 2 and request not in reasons[2:] and len(reasons) == 4
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    gates = -torch.rand(1, 1, 20, device=DEVICE)
+    forgetting_attention(q, k, v, gates, head_first=True, implementation="triton-portable").sum().backward()
+    assert reasons == ["implementation='triton-portable' was passed"] * 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="run on Linux, which Triton's compiler is for")

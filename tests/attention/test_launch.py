@@ -94,9 +94,8 @@ def assert_equal(actual, expected):
 
 
 HALF = {"dtype": torch.bfloat16, "length": 512, "heads": 4, "head_dim": 64}
-ON_GPU = [{}, {"head_dim": 128, "kv_heads": 2}, {"length": 513, "offset": 1}, {"length": 100, "keys": 320}]
-CASES = [({"heads": 1, "length": 5, "keys": 17}, -2.0)]
-CASES += [pytest.param({**HALF, **more}, by, marks=gpu) for more in ON_GPU for by in (-2.0, "auto")]
+CASES = [({"heads": 1, "length": 5, "keys": 17}, -2.0)]  # on a GPU, random calls repeat each plain call
+CASES += [pytest.param({**HALF, "length": 513, "offset": 1}, "auto", marks=gpu)]
 
 
 @pytest.mark.parametrize(("shape", "threshold"), CASES)

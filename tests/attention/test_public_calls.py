@@ -19,52 +19,34 @@ from acp_repro.attention import (
     pruning_threshold,
 )
 
-from .budgets import needs_triton
+from .budgets import make_inputs, needs_triton, run
 
 LENGTHS = [1, 63, 65, 129]
-BATCH, HEADS, HEAD_DIM = 2, 2, 16
 _BOUND = torch.tensor([0.5, 3.0])
 # U as a number, as a tensor of the heads, of (batch, heads), or from the norms of q and k.
 _BOUNDS = [1.5, _BOUND, torch.stack((_BOUND, _BOUND + 1)), None]
 
 
-def make_inputs(seqlen_q: int, seqlen_k: int, batch: int = BATCH):
-    """q, k, v and log gates, heads first; the first head is local."""
-    generator = torch.Generator().manual_seed(seqlen_k)
-    q = torch.randn(batch, HEADS, seqlen_q, HEAD_DIM, generator=generator)
-    k, v = torch.randn(2, batch, HEADS, seqlen_k, HEAD_DIM, generator=generator)
-    gates = -torch.rand(batch, HEADS, seqlen_k, generator=generator) * torch.tensor([[3.0], [1e-3]])
-    return [x.requires_grad_() for x in (q, k, v, gates)]
-
-
-def run(inputs, **options):
-    """The output, the start index and the four gradients."""
-    out, start = forgetting_attention(*inputs, head_first=True, return_start_index=True, **options)
-    return out, start, *torch.autograd.grad(out.square().sum(), inputs)
-
-
 @pytest.mark.parametrize("seqlen", LENGTHS)
 @pytest.mark.parametrize("implementation", ["reference", "blockwise"])
 def test_tolerance_and_its_threshold_are_equivalent(implementation, seqlen):
-    inputs = make_inputs(seqlen, seqlen)
+    inputs = make_inputs(seqlen, seqlen, 2, 2, batch=2, device="cpu")
+    inputs[3] *= 5
     for bound in _BOUNDS:
         upper = logit_bound_from_norms(*inputs[:2]) if bound is None else bound
         delta = pruning_threshold(upper, seqlen, -4.0)
-        options = {"log_pruning_tolerance": -4.0, "logit_bound": bound, "implementation": implementation}
-        found = run(inputs, **options)
-        right = run(inputs, adaptive_threshold=delta, implementation=implementation)
-        assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True)), bound
-    assert seqlen < 129 or found[1][:, 0].max() > 0  # blocks are pruned
-    time_first = [x.transpose(1, 2) for x in inputs]
-    out = forgetting_attention(*time_first, **options)
-    assert torch.equal(out.transpose(1, 2), found[0])
+        found, start = run(inputs, implementation, log_pruning_tolerance=-4.0, logit_bound=bound)
+        right, right_start = run(inputs, implementation, adaptive_threshold=delta)
+        assert torch.equal(start, right_start)
+        assert all(torch.equal(found[name], right[name]) for name in right), bound
+    assert seqlen < 129 or start[:, 0].max() > 0  # blocks are pruned
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, torch.tensor([0, 129, 200])])
 def test_threshold_of_a_tolerance_matches_the_paper(cu_seqlens):
     """The decay of one block is slightly above delta in the first head and slightly below in the second."""
     length = 129 if cu_seqlens is None else 200
-    q, k, v, _ = make_inputs(length, length, batch=1)
+    q, k, v, *_ = make_inputs(length, length, 2, 2, device="cpu")
     delta = -2 * _BOUND - math.log(129) - 4.0  # L is the length of the longest document
     gates = (delta / (128 - 63) * torch.tensor([1 - 1e-4, 1 + 1e-4]))[None, :, None].expand(1, 2, length)
     options = {"log_pruning_tolerance": -4.0, "logit_bound": _BOUND, "cu_seqlens": cu_seqlens}
@@ -72,43 +54,18 @@ def test_threshold_of_a_tolerance_matches_the_paper(cu_seqlens):
     assert start[0, :, 2].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"adaptive_threshold": -3.0, "log_pruning_tolerance": -10.0}, ValueError, "mutually exclusive"),
-        ({"adaptive_threshold": "auto", "log_pruning_tolerance": -10.0}, ValueError, "mutually exclusive"),
-        ({"adaptive_threshold": -3.0, "logit_bound": 2.0}, ValueError, "logit_bound needs"),
-        ({"log_pruning_tolerance": 1.0}, ValueError, "log_pruning_tolerance is log.epsilon."),
-        ({"log_pruning_tolerance": -9.0, "logit_bound": -1.0}, ValueError, "logit_bound must.*got -1.0"),
-        ({"log_pruning_tolerance": -9.0, "logit_bound": "auto"}, TypeError, "logit_bound must be .*'auto'"),
-        ({"log_pruning_tolerance": -9.0, "logit_bound": torch.ones(3)}, ValueError, r"got shape \(3,\)"),
-    ],
-)
-def test_invalid_tolerances_are_rejected(options, error, message):
-    with pytest.raises(error, match=message) as caught:
-        forgetting_attention(*make_inputs(5, 5), head_first=True, **options)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("seqlen_k", LENGTHS)
 @pytest.mark.parametrize("implementation", ["auto", "reference"])
 def test_pruned_ratio_counts_blocks_with_causal_entries(implementation, seqlen_k):
     """Compared with a count over entries: a block is causal or kept if one of its entries is."""
     for seqlen_q in {1, seqlen_k}:
-        inputs = make_inputs(seqlen_q, seqlen_k)
-        with torch.no_grad():
-            _, start = forgetting_attention(
-                *inputs,
-                head_first=True,
-                adaptive_threshold=-5.0,
-                return_start_index=True,
-                implementation=implementation,
-            )
-        block_q, block_k = pruning_grid("reference", HEAD_DIM, torch.float32)
+        inputs = make_inputs(seqlen_q, seqlen_k, 2, 2, batch=2, device="cpu")
+        _, start = run(inputs, implementation, adaptive_threshold=-5.0)
+        grid = pruning_grid("reference", 16, torch.float32)
         causal = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool).tril(seqlen_k - seqlen_q)
-        kept = causal & kept_entries(start, seqlen_q, seqlen_k, block_q, block_k)
+        kept = causal & kept_entries(start, seqlen_q, seqlen_k, *grid)
 
-        def count(entries, grid=(block_q, block_k)):
+        def count(entries, grid=grid):
             rows = [part.any(-2) for part in entries.split(grid[0], dim=-2)]
             return sum(part.any(-1).long() for row in rows for part in row.split(grid[1], dim=-1))
 
@@ -122,7 +79,7 @@ def test_pruned_ratio_counts_blocks_with_causal_entries(implementation, seqlen_k
 
 
 def test_start_index_of_another_call_is_rejected():
-    q, k, *_ = make_inputs(129, 129)
+    q, k, *_ = make_inputs(129, 129, 2, 2, batch=2, device="cpu")
     with pytest.raises(ValueError, match=r"start_index must have 3 query blocks.*got shape \(2, 2, 1\)"):
         pruned_ratio(torch.zeros(2, 2, 1, dtype=torch.int32), q, k, head_first=True)
 
@@ -133,60 +90,76 @@ def test_start_index_of_another_call_is_rejected():
 )
 def test_single_call_appends_and_attends(implementation, seqlen):
     """The first half is a prompt; 1 and then 3 tokens follow. Compared with separate writes and reads."""
-    group, block, tolerance = 2, 16, -4.0
-    inputs = [x.detach() for x in make_inputs(seqlen + 4, seqlen + 4)]
-    k, v = inputs[1:3]
-    q, gates = (x.repeat_interleave(group, 1) for x in (inputs[0], inputs[3]))
-    heads = HEADS * group
-    cache, copied = (
-        PagedKVCache.allocate(BATCH, heads, seqlen + 4, HEAD_DIM, kv_heads=HEADS, block_size=block)
-        for _ in range(2)
-    )
-    start = torch.zeros_like(copied.start_block)
-    delta = pruning_threshold(_BOUND.repeat_interleave(group), cache.capacity, tolerance)
-    for begin, end in ((0, seqlen), (seqlen, seqlen + 1), (seqlen + 1, seqlen + 4)):
-        new = [x[:, :, begin:end] for x in (k, v, gates)]
+    q, k, v, gates, _ = make_inputs(seqlen + 4, seqlen + 4, 4, 2, batch=2, device="cpu")
+    gates[0, 1, seqlen] = -math.inf
+    cache, copied = (PagedKVCache.allocate(2, 4, seqlen + 4, 16, kv_heads=2, block_size=16) for _ in range(2))
+    bound = _BOUND.repeat_interleave(2)
+    options = {"head_first": True, "implementation": implementation}
+    for cached in (cache, copied):
+        cached.seqlens.add_(seqlen)
+        cached.write(*(x[:, :, :seqlen] for x in (k, v, gates)))
+    for begin, end in ((seqlen, seqlen + 1), (seqlen + 1, seqlen + 4)):
+        row, *new = (x[:, :, begin:end] for x in (q, k, v, gates))
         copied.seqlens.add_(end - begin)
         copied.write(*new)
-        if begin == 0:
-            cache.seqlens.add_(end)
-            cache.write(*new)
-            continue
-        row = q[:, :, begin:end]
-        options = {"implementation": implementation}
-        expected = forgetting_attention_with_kvcache(
-            row, copied, start, head_first=True, adaptive_threshold=delta, **options
-        )
+        delta = pruning_threshold(bound, cache.capacity, -4.0)
+        expected = forgetting_attention_with_kvcache(row, copied, adaptive_threshold=delta, **options)
         out = forgetting_attention_with_kvcache(
-            *(row.transpose(1, 2), cache),
-            **dict(zip(("k", "v", "log_fgate"), (x.transpose(1, 2) for x in new), strict=True)),
-            log_pruning_tolerance=tolerance,
-            logit_bound=_BOUND.repeat_interleave(group),
+            row,
+            cache,
+            k=new[0],
+            v=new[1],
+            log_fgate=new[2],
+            log_pruning_tolerance=-4.0,
+            logit_bound=bound,
             **options,
         )
-        assert torch.equal(out.transpose(1, 2), expected)
-        assert torch.equal(cache.start_block, start)
-        assert all(torch.equal(a, b) for a, b in zip(cache[:5], copied[:5], strict=True))
-    assert seqlen < 129 or start.max() > 0
+        assert torch.equal(out, expected)
+        assert all(torch.equal(a, b) for a, b in zip(cache, copied, strict=True))
+    assert seqlen < 129 or cache.start_block.max() > 0
 
 
-def test_failed_call_appends_nothing():
-    q, k, v, gates = (x.detach() for x in make_inputs(1, 1))
-    cache = PagedKVCache.allocate(BATCH, HEADS, 16, HEAD_DIM, block_size=16)
-    right = {"k": k, "v": v, "log_fgate": gates}
-    for change, error, message in (
+TWO_HEADS = torch.zeros(2, 2, 1, 16)
+READ = dict.fromkeys(("k", "v", "log_fgate"))  # appends nothing
+LARGE = torch.full((2, 2, 1), 10**6, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
         ({"v": None}, ValueError, "v must be torch.float32 of shape (2, 2, 1, 16) on cpu like q, got None"),
-        ({"k": k[:, :1]}, ValueError, "k must be torch.float32 of shape (2, 2, 1, 16)"),
-        ({"log_fgate": gates.double()}, ValueError, "log_fgate must be torch.float32 of shape (2, 2, 1)"),
-        ({"log_fgate": gates + 9}, ValueError, "log_fgate must be in [-inf, 0]"),
+        ({"k": TWO_HEADS[:, :1]}, ValueError, "k must be torch.float32 of shape (2, 2, 1, 16)"),
+        (
+            {"log_fgate": torch.zeros(2, 2, 1).double()},
+            ValueError,
+            "log_fgate must be torch.float32 of shape",
+        ),
+        ({"log_fgate": torch.full((2, 2, 1), 0.5)}, ValueError, "log_fgate must be in [-inf, 0]"),
         ({"log_pruning_tolerance": -10.0}, TypeError, "logit_bound must be a finite number"),
         ({"adaptive_threshold": -1.0, "log_pruning_tolerance": -1.0}, ValueError, "mutually exclusive"),
-    ):
-        with pytest.raises(error, match=re.escape(message)):
-            forgetting_attention_with_kvcache(q, cache, head_first=True, **{**right, **change})
-    with pytest.raises(ValueError, match="start_block must be .* got None"):
-        forgetting_attention_with_kvcache(q, cache._replace(start_block=None), head_first=True, **right)
+        ({**READ, "adaptive_threshold": torch.tensor([-1.0, torch.nan])}, ValueError, "adaptive_threshold"),
+        ({**READ, "cache.block_table": LARGE}, ValueError, "block_table must be in [0, 3]"),
+        ({**READ, "cache.block_table": -LARGE}, ValueError, "block_table must be in [0, 3]"),
+        ({**READ, "cache.seqlens": LARGE[:, 0, 0]}, ValueError, "seqlens must be in [0, 16]"),
+        ({"q": torch.zeros(2, 3, 1, 16)}, ValueError, "multiple of the cache's 2 heads"),
+        ({"q": torch.zeros(2, 2, 65, 16)}, ValueError, "use forgetting_attention for longer chunks"),
+        ({"q": TWO_HEADS.half()}, ValueError, "k must be torch.float16"),
+        ({"seq_start": torch.ones(2)}, TypeError, "seq_start must be an int64 tensor"),
+        ({"cache.start_block": None}, ValueError, "start_block must be"),
+        ({"cache.c": torch.zeros(4, 2, 16)}, ValueError, "c must be torch.float64 of shape"),
+        ({"cache.block_table": torch.zeros(2, 2, 1)}, ValueError, "block_table must be torch.int32"),
+        ({"cache.seqlens": LARGE[:, 0, 0]}, ValueError, "seqlens must be in [0, 15] to append 1 more tokens"),
+        ({"cache.seqlens": LARGE[:1, 0, 0]}, ValueError, "seqlens must be torch.int32 of shape (2,)"),
+        ({"cache.seqlens": LARGE[:, 0, 0].to("meta")}, ValueError, "on cpu like q, got"),
+        (dict.fromkeys(("cache.k", "cache.v"), torch.zeros(4, 24, 16)), ValueError, "must be a power of two"),
+    ],
+)
+def test_failed_call_appends_nothing(change, error, message):
+    q, k, v, gates, _ = make_inputs(1, 1, 2, 2, batch=2, device="cpu")
+    cache = PagedKVCache.allocate(2, 2, 16, 16, block_size=16)
+    wrong = cache._replace(**{name[6:]: x for name, x in change.items() if name.startswith("cache.")})
+    given = {"q": q, "k": k, "v": v, "log_fgate": gates, "head_first": True}
+    given |= {name: x for name, x in change.items() if not name.startswith("cache.")}
+    with pytest.raises(error, match=re.escape(message)):
+        forgetting_attention_with_kvcache(cache=wrong, **given)
     assert not cache.seqlens.any() and not cache.k.any()
-    cache.seqlens.fill_(16)
-    with pytest.raises(ValueError, match="cache.seqlens must be in .0, 15. to append 1 more tokens"):
-        forgetting_attention_with_kvcache(q, cache, head_first=True, **right)

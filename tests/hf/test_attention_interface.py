@@ -44,10 +44,8 @@ def ids():
 @pytest.mark.parametrize("name", ["sdpa", "flash_attention_2", "flex_attention"])
 def test_other_implementations_are_rejected_in_one_line(tmp_path, name):
     saved(tmp_path, "pro")
-    with pytest.raises(ValueError, match="runs on the kernels of acp_repro.attention") as error:
+    with pytest.raises(ValueError, match=r"\A.*runs on the kernels of acp_repro.attention.*\Z"):
         AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=name)
-    assert "\n" not in str(error.value)
-    assert "github" not in str(error.value)
 
 
 def run(model, name, ids, **inputs):

@@ -19,31 +19,6 @@ from tests.conftest import SHIPPED as FOLDER
 SENTENCE = "It was a dark and stormy night"  # the README's
 
 
-def in_training() -> list[int]:
-    tokenizer = BPETokenizer((FOLDER / "tokenizer.json").read_text())
-    ids = tokenizer.encode(SENTENCE)
-    # A sequence is fed without its last token.
-    ids, offsets = np.append(ids, ids[:1]), [0, len(ids) + 1]
-    return TokenSequences(ids, offsets, len(ids), "train", bos_id=tokenizer.bos_id).batch(0, 1)[0][0].tolist()
-
-
-def by_the_command(monkeypatch) -> list[int]:
-    prompts = []
-    monkeypatch.setattr(generation, "stream_tokens", lambda _, ids, *a, **k: prompts.append(ids) or [])
-    assert generate.main([str(FOLDER), "--prompt", SENTENCE]) == 0
-    return prompts[0][0].tolist()
-
-
-def by_transformers(folder) -> list[int]:
-    return AutoTokenizer.from_pretrained(folder)(SENTENCE)["input_ids"]
-
-
-def by_inspect(tmp_path, length: int) -> list[int]:
-    (tmp_path / "text.txt").write_text(f"{SENTENCE} and the rain fell")
-    ids = TextCheckpoint(FOLDER).input_ids(length, length, text=tmp_path / "text.txt")
-    return ids[0].tolist()
-
-
 def nats(model, ids: list[int], tokens: int) -> float:
     """Nats per token over the last tokens."""
     ids = torch.tensor([ids])
@@ -52,19 +27,29 @@ def nats(model, ids: list[int], tokens: int) -> float:
 
 
 def test_perplexity_agrees_between_all_interfaces(tmp_path, monkeypatch):
-    expected, model = in_training(), load_pretrained(FOLDER)
+    tokenizer, model = BPETokenizer((FOLDER / "tokenizer.json").read_text()), load_pretrained(FOLDER)
+    # In training; a sequence is fed without its last token.
+    ids = tokenizer.encode(SENTENCE)
+    ids, offsets = np.append(ids, ids[:1]), [0, len(ids) + 1]
+    sequences = TokenSequences(ids, offsets, len(ids), "train", bos_id=tokenizer.bos_id)
+    expected = sequences.batch(0, 1)[0][0].tolist()
+    prompts = []
+    monkeypatch.setattr(generation, "stream_tokens", lambda _, ids, *a, **k: prompts.append(ids) or [])
+    assert generate.main([str(FOLDER), "--prompt", SENTENCE]) == 0
+    text = tmp_path / "text.txt"
+    text.write_text(f"{SENTENCE} and the rain fell")
     assert convert.main([str(FOLDER), str(tmp_path / "there"), "--to", "transformers"]) == 0
     ways = {
-        "shipped folder": by_transformers(FOLDER),
-        "converted folder": by_transformers(tmp_path / "there"),
-        "inspect": by_inspect(tmp_path, len(expected)),
-        "generate": by_the_command(monkeypatch),
+        "generate": prompts[0][0],
+        "inspect": TextCheckpoint(FOLDER).input_ids(len(expected), len(expected), text=text)[0],
+        "shipped folder": torch.tensor(AutoTokenizer.from_pretrained(FOLDER)(SENTENCE)["input_ids"]),
+        "converted folder": torch.tensor(
+            AutoTokenizer.from_pretrained(tmp_path / "there")(SENTENCE)["input_ids"]
+        ),
     }
-    words = len(expected) - 2  # all except BOS and the first, which is not predicted without BOS
-    right = nats(model, expected, words)
     for way, ids in ways.items():
-        assert ids == expected, way
-        assert nats(model, ids, words) == right, way
-    # docs/model.md quotes both values.
-    assert right == pytest.approx(2.25, abs=0.005)
-    assert nats(model, expected[1:], words) == pytest.approx(4.65, abs=0.005)
+        assert ids.tolist() == expected, way
+    # docs/model.md quotes both values: nats per token with BOS and without, except of the first token.
+    predicted = len(expected) - 2
+    assert nats(model, expected, predicted) == pytest.approx(2.25, abs=0.005)
+    assert nats(model, expected[1:], predicted) == pytest.approx(4.65, abs=0.005)

@@ -78,8 +78,10 @@ def test_byte_level_models(tmp_path):
     assert tokenizer.eos_token_id == ByteTokenizer.bos_id
 
 
-def gpt2_like(path):
-    """A vocabulary of GPT-2's size whose only real tokens are the bytes."""
+def test_json_tokenizer_of_longcrawl64(tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    saved(source, vocab_size=50257, hidden_size=32, num_heads=2, num_hidden_layers=1)
+    # A vocabulary of GPT-2's size whose only real tokens are the bytes.
     characters = byte_characters()
     vocabulary = {characters[byte]: byte for byte in range(256)}
     vocabulary |= {f"\ue000{n}": n for n in range(256, 50256)} | {"<|endoftext|>": 50256}
@@ -87,13 +89,7 @@ def gpt2_like(path):
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     bpe.add_special_tokens(["<|endoftext|>"])
-    bpe.save(str(path))
-
-
-def test_json_tokenizer_of_longcrawl64(tmp_path):
-    source, out = tmp_path / "source", tmp_path / "out"
-    saved(source, vocab_size=50257, hidden_size=32, num_heads=2, num_hidden_layers=1)
-    gpt2_like(source / "tokenizer.json")
+    bpe.save(str(source / "tokenizer.json"))
     assert main([str(source), str(out), "--to", "transformers", "--longcrawl64"]) == 0
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert isinstance(tokenizer, acp_repro.hf.JSONGPT2Tokenizer)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
-from acp_repro.model import FoXForCausalLM
+from acp_repro.model import FoXCache, FoXForCausalLM
 
 SMALL = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 4}
 
@@ -28,3 +30,13 @@ def relative_error(value: torch.Tensor, right: torch.Tensor) -> float:
     """Norm of the difference divided by the norm of the reference."""
     value, right = value.detach().double(), right.detach().double()
     return ((value - right).norm() / right.norm()).item()
+
+
+@torch.no_grad()
+def run_in_chunks(model, ids, cuts, cache=None, seq_start=None) -> torch.Tensor:
+    """Logits of the full sequence, computed chunk by chunk between ``cuts``."""
+    cache = cache or FoXCache(model.config.num_hidden_layers)
+    parts = []
+    for start, end in itertools.pairwise([0, *cuts, ids.shape[1]]):
+        parts.append(model(ids[:, start:end], cache=cache, seq_start=seq_start if start == 0 else None))
+    return torch.cat(parts, dim=1)

@@ -1,26 +1,13 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 
 import pytest
 import torch
-from model_helpers import SMALL, relative_error, with_strong_gates
+from model_helpers import SMALL, relative_error, run_in_chunks, with_strong_gates
 
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
-
-
-@torch.no_grad()
-def run_in_chunks(model, ids, cuts, cache=None):
-    """Logits of the full sequence, computed chunk by chunk between ``cuts``."""
-    cache = cache or FoXCache(model.config.num_hidden_layers)
-    edges = [0, *cuts, ids.shape[1]]
-    parts = []
-    for start, end in itertools.pairwise(edges):
-        parts.append(model(ids[:, start:end], cache=cache))
-        assert cache.length == end
-    return torch.cat(parts, dim=1)
 
 
 @pytest.mark.parametrize("cuts", [[100, *range(101, 130)], [1, 65, 66, 140]])
@@ -89,30 +76,27 @@ def test_cache_rejects_input_that_does_not_continue_it(small_model, small_ids):
 
 
 @torch.no_grad()
-def test_failed_call_leaves_a_valid_cache_or_a_clear_error(small_model, small_ids, monkeypatch):
-    cache = FoXCache(2, max_length=60)
+@pytest.mark.parametrize("tokens", [1, 12])
+def test_failed_call_leaves_a_valid_cache_or_a_clear_error(small_model, small_ids, monkeypatch, tokens):
+    cache, new = FoXCache(2, max_length=60), small_ids[:, 20 : 20 + tokens]
     small_model(small_ids[:, :20], cache=cache)
-    with pytest.raises(ValueError, match="below vocab_size"):
-        small_model(small_ids[:, 20:21] * 0 + 10**6, cache=cache)  # invalid token: nothing was written
-    after = small_model(small_ids[:, 20:21], cache=cache)
-    torch.testing.assert_close(after, small_model(small_ids[:, :21])[:, 20:], rtol=1e-4, atol=1e-4)
 
     def no_memory(*_, **__):
         raise torch.OutOfMemoryError("no more")
 
+    with pytest.raises(ValueError, match="below vocab_size"):
+        small_model(new + 10**6, cache=cache)
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
         patch.setattr(small_model.model.layers[0], "forward", no_memory)  # fails before a layer writes
-        small_model(small_ids[:, 21:22], cache=cache)
-    after = small_model(small_ids[:, 21:22], cache=cache)
-    torch.testing.assert_close(after, small_model(small_ids[:, :22])[:, 21:], rtol=1e-4, atol=1e-4)
-    for tokens in (1, 12):  # a step and a prefill chunk that fail in the second layer
-        cache = FoXCache(2, max_length=60)
-        small_model(small_ids[:, :20], cache=cache)
-        with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
-            patch.setattr(cache.layers[1].pool, "write", no_memory)
-            small_model(small_ids[:, 20 : 20 + tokens], cache=cache)
-        with pytest.raises(ValueError, match="half written: start a new FoXCache"):
-            small_model(small_ids[:, 20 : 20 + tokens], cache=cache)
+        small_model(new, cache=cache)
+    before = copy.deepcopy(cache)
+    found, right = small_model(new, cache=cache), small_model(small_ids[:, : 20 + tokens])[:, 20:]
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(before.layers[1].pool, "write", no_memory)  # fails in the second layer
+        small_model(new, cache=before)
+    with pytest.raises(ValueError, match="half written: start a new FoXCache"):
+        small_model(new, cache=before)
 
 
 @torch.no_grad()

@@ -47,10 +47,6 @@ def test_parameter_counts_match_the_model_for_every_combination(flags, heads, he
     assert config.num_parameters(non_embedding=False) == actual
 
 
-def test_largest_head_size_is_accepted():
-    assert FoXConfig(hidden_size=512, num_heads=2).head_dim == 256
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

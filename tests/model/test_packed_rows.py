@@ -6,7 +6,6 @@ import pytest
 import torch
 from model_helpers import SMALL, relative_error
 
-from acp_repro.model import FoXCache
 from acp_repro.model.capture import watch_attention
 
 LENGTHS = (1, 63, 65, 1, 40, 0, 2)
@@ -56,12 +55,3 @@ def test_blocks_of_other_documents_count_as_pruned(small_model, documents, cu_se
     # Blocks start at rows 64, 128 and 129, with documents that start at 64, 64 and 129.
     assert len(seen) == SMALL["num_hidden_layers"]
     assert all((boundary == torch.tensor([0, 1, 1])).all() for boundary in seen)
-
-
-@torch.no_grad()
-def test_unsupported_packed_input_is_rejected(small_model, documents, cu_seqlens):
-    row = torch.cat(documents, 1)
-    with pytest.raises(ValueError, match="cache cannot hold packed documents"):
-        small_model(row, cu_seqlens=cu_seqlens, cache=FoXCache(SMALL["num_hidden_layers"]))
-    with pytest.raises(ValueError, match="batch of one"):
-        small_model(row.repeat(2, 1), cu_seqlens=cu_seqlens)
