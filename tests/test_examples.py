@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 
+from acp_repro.attention import forgetting_attention
+from acp_repro.model.capture import AttentionInputs
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -23,12 +26,19 @@ def test_custom_model_learns_with_pruning_enabled():
     torch.manual_seed(0)
     model = own_model.OwnModel()
     assert own_model.train(model, 100) < 0.6 * math.log(own_model.VOCABULARY)
+
+    inputs = []
+    core = model.attention[1].core
+    core.register_forward_hook(lambda module, given, out: inputs.append(AttentionInputs(*given)))
     batch = own_model.make_batch(2, torch.Generator().manual_seed(1))
-    outputs = []
-    for tolerance in (None, -10.0, -0.1):
-        for layer in model.attention:
-            layer.log_pruning_tolerance = tolerance
-        with torch.no_grad():
-            outputs.append(model(batch))
-    torch.testing.assert_close(outputs[1], outputs[0], atol=1e-3, rtol=1e-3)
-    assert not torch.equal(outputs[2], outputs[0])  # blocks were skipped
+    with torch.no_grad():
+        logits = model(batch)
+    q, k, v, log_fgate = (getattr(inputs[0], name) for name in ("q", "k", "v", "log_fgate"))
+    _, start = forgetting_attention(
+        q, k, v, log_fgate, head_first=True, adaptive_threshold=inputs[0].threshold, return_start_index=True
+    )
+    assert start.max() > 0  # blocks were skipped
+    for layer in model.attention:
+        layer.log_pruning_tolerance = None
+    with torch.no_grad():
+        torch.testing.assert_close(model(batch), logits, atol=1e-3, rtol=1e-3)
