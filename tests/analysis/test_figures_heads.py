@@ -113,22 +113,6 @@ def test_savings_use_the_bins_of_the_paper():
     assert figure4.savings_bins(of_heads([0, 5, 6, 7], 20)).tolist() == [0, 5, 5, 7]
 
 
-def test_heads_at_the_limit_are_found():
-    table = pd.DataFrame(
-        {
-            "context_length_tokens": 512,
-            "block_q_tokens": 64,
-            "block_k_tokens": 64,
-            "pruned_ratio": [0.5834, 0.575, 0.57, 0.0],
-        }
-    )
-    limit, there = figure4.grid_limit(table)
-    assert limit == pytest.approx(0.58333, abs=1e-4) and there.tolist() == [True, True, False, False]
-    table.loc[0, "block_q_tokens"] = 128
-    with pytest.raises(ValueError, match="2 grids"):
-        figure4.grid_limit(table)
-
-
 def curve(tolerance, losses, length=256, seed=0):
     return pd.DataFrame(
         {

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from acp_repro.pipeline import freshness, planner
+from acp_repro.pipeline import freshness
 from acp_repro.pipeline.paper_registry import find_paper
 from acp_repro.pipeline.suite_file import load_suite, suite_names
 from analysis import ledger
@@ -182,7 +182,7 @@ def test_theorems_are_proved_and_small_runs_are_marked_as_such(mini, monkeypatch
     assert row.verdict is Word.REPRODUCED and "(the paper's scale)" in row.scale
     table = pd.DataFrame({"swept_log_pruning_tolerance": [-10.0], "largest_pruned_mass": [1e-9]})
     claim = next(claim for id, claim, _ in ledger.numbered(find_paper("acp")) if id == "acp.figure7.4")
-    assert ledger._word(claim, claim.check(table), ()) is Word.PROVED
+    assert ledger._word(claim, claim.check(table), ()) is Word.PROVED  # a theorem
 
 
 def test_the_paper_has_the_scale_of_every_run_that_decides():
@@ -307,11 +307,8 @@ def test_small_suite_is_compared_with_its_reference_results(again, monkeypatch, 
     said = capsys.readouterr().out
     assert re.search("reference: reproduced at small scale: .*70 % at 512", said)
     assert re.search("new: different magnitude: .*10 % at 512", said)
-    assert "  head: identical" in said
     assert "  pruned_blocks: mean 3, reference 6; at most 8.6e-01 of the largest value apart" in said
     shutil.rmtree("results/mini")  # as in a fresh clone: everything must be computed at a known cost
-    suite = load_suite("mini")
-    assert len(planner.missing(suite, planner.targets(suite, ["figure2"]))) > len(suite.runs)
     monkeypatch.setattr(claim, "run_words", lambda words: 3)
     assert claim.main(["acp.figure2.1", "--suite", "mini"]) == 3
     assert "cost: about 3 min of training on an H, about 2 s of measuring" in capsys.readouterr().out

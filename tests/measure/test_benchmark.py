@@ -36,8 +36,6 @@ def test_results_without_a_run_and_their_figure(tmp_path, monkeypatch):
     records = read_records(load_suite("mini"), "kernel_time")
     assert tuple(records.columns) == PAPER.columns(PAPER.metric("kernel_time")) and len(records) == 8
     assert set(records["implementation"]) == {"blockwise", "eager"}
-    assert records[["run", "trained_tokens", "ptxas_version"]].isna().all(axis=None)
-    assert records[["device", "dtype", "forward_ms", "gate_gradient_error"]].notna().all(axis=None)
     assert (tmp_path / "x" / "times.csv").exists() and set(records["gates"]) == {"paper_ratio"}
     # 2 products forward and 5 backward over the triangle of 3 heads of 16.
     entries = 3 * 256 * 257 / 2

@@ -30,7 +30,7 @@ class Copier:
     def __init__(self):
         self.parameter = torch.nn.Parameter(torch.zeros(1))
         self.config = FoXConfig.pro(vocab_size=257, hidden_size=16, num_hidden_layers=1, num_heads=1)
-        self.ids, self.calls = None, 0
+        self.ids = None
 
     def parameters(self):
         return iter([self.parameter])
@@ -43,7 +43,6 @@ class Copier:
 
     def __call__(self, input_ids, cache=None, *, return_hidden, seq_start=None):
         assert return_hidden
-        self.calls += 1
         continues = cache is not None and input_ids.shape[1] == 1
         self.ids = torch.cat([self.ids, input_ids], 1) if continues else input_ids
         rows = [self._next(row.tolist()) for row in self.ids]
@@ -51,7 +50,6 @@ class Copier:
 
     def _next(self, row):
         """The byte after each position; a wrong byte for unseen contexts."""
-        row = [int(x) for x in row]
         seen, following = {}, torch.full((len(row),), ord("x"))
         for end in range(8, len(row) + 1):
             key = tuple(row[end - 8 : end])
@@ -184,7 +182,5 @@ def test_log_is_thinned_to_its_evaluations(trained, pruned):
     gap = steps[1] - steps[0]
     assert rows[-1]["averaged_steps"] == gap and rows[-1]["loss_nats"] == 400 - (gap - 1) / 2
     assert rows[-1]["throughput_tokens_per_s"] == 1400 - (gap - 1) / 2
-    assert sum({row["step"]: row["averaged_steps"] for row in rows}.values()) == 401
     each = losses.measure_step_losses(trained)
     assert [row["step"] for row in each] == list(range(401)) and each[-1]["loss_nats"] == 400
-    assert set(each[0]) == set(PAPER.metric("step_losses").columns)

@@ -132,9 +132,6 @@ def test_document_has_its_length_and_states_each_fact_before_the_question():
     assert len(answers) >= 8 and all(answers.count(answer) == 2 for answer in answers)
     quoted = [re.findall(r"\bw\d+", answer) for answer in answers]
     assert {bool(words) for words in quoted} == {True, False}
-    left = re.sub(r"\n[A-Z][^\n]*\.\n", "", text)
-    assert words.startswith(left) and 0.5 <= len(left) / len(text) < 0.7
-    assert not set(left.split()[:-1]) & {word for answer in quoted for word in answer}
     short = BYTES.encode("short")
     assert (documents.needle_document(short, BYTES, np.random.default_rng(1)) == short).all()
 
@@ -143,13 +140,6 @@ def test_needle_runs_have_the_requested_share_and_pairs_share_their_data(tmp_pat
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, NEEDLES)
     suite = load_suite("mini")
-    names = [
-        "pro-tiny-1k-acp",
-        "pro-tiny-1k-acp-needles50",
-        "pro-tiny-1k-exact",
-        "pro-tiny-1k-exact-needles50",
-    ]
-    assert [run.name for run in suite.runs] == names
     plain, acp, _, exact = suite.runs
     before = json.loads(json.dumps(plain.as_dict()))
     assert differences(before, acp) == ["needle_fraction: 0.0, now 0.5"]

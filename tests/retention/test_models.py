@@ -217,7 +217,9 @@ ERRORS = {
     "81 tokens are more than the model's 80 positions": call(input_ids=LONG),
     "the scores of the gate at place 1 are NaN": lambda: with_nan_weights()(**batch()),
     "these gates cannot change to {'method'": lambda: retained(build()).retention.configure(method="h2o"),
-    "these gates cannot change to {'scorer_width'": lambda: retained(build()).retention.configure(scorer_width=3),
+    "these gates cannot change to {'scorer_width'": lambda: retained(build()).retention.configure(
+        scorer_width=3
+    ),
     "already has gates": lambda: retained(retained(build())),
     "is a decoder": lambda: retained(decoder()),
     "no layer list is known for model type None": lambda: retained(torch.nn.Linear(2, 2)),
@@ -307,9 +309,6 @@ def test_unknown_encoders_can_be_registered():
     config = transformers.NystromformerConfig(vocab_size=60, **sizes)
     other = transformers.NystromformerForSequenceClassification(config)
     with pytest.raises(ValueError, match="no layer list is known for model type 'nystromformer'"):
-        retain(other, RetentionConfig(0.5))
-    register_encoder("nystromformer", Encoder("encoder", "attention.self.query", "attention.self.wrong"))
-    with pytest.raises(ValueError, match="correct its register_encoder"):
         retain(other, RetentionConfig(0.5))
     register_encoder("nystromformer", Encoder("encoder", "attention.self.query", "attention.self.key"))
     gated = retained(other, 0.5)

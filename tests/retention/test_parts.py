@@ -95,20 +95,34 @@ def test_invalid_settings_are_rejected_at_construction(settings, words):
         RetentionConfig(**{"budget": 0.5} | settings)
 
 
-def test_gate_positions():
-    for gates, places in (("after_blocks", (1, 2, 3)), ("input", (0,)), ("output", (3,))):
-        assert RetentionConfig(0.5, gates=gates).places(3) == places
-    assert RetentionConfig(1.0).places(3) == () == RetentionConfig(0.5, method="dense").places(3)
-    assert RetentionConfig(1.0, schedule="profile", profile=(0.5,), gates="input").places(3) == (0,)
-    with pytest.raises(ValueError, match="gates: the encoder has 3 blocks"):
-        RetentionConfig(0.5, gates=(1, 4)).places(3)
-    with pytest.raises(ValueError, match="profile: has 6 shares for 3 gates"):
-        RetentionConfig(0.5, schedule="profile", profile="table5_30").places(3)
-    # A gate that cannot drop tokens is omitted.
-    assert active_gates(RetentionConfig(0.5), (1, 2, 3)) == (1,)
-    assert active_gates(RetentionConfig(0.5, schedule="geometric"), (1, 2, 3)) == (1, 2, 3)
-    flat = RetentionConfig(0.5, schedule="profile", profile=(1.0, 0.4, 0.4))
-    assert active_gates(flat, (1, 2, 3)) == (2,)
+@pytest.mark.parametrize(
+    ("budget", "settings", "places", "active"),
+    [
+        (0.5, {"gates": "after_blocks"}, (1, 2, 3), (1,)),  # a gate that cannot drop tokens is omitted
+        (0.5, {"gates": "after_blocks", "schedule": "geometric"}, (1, 2, 3), (1, 2, 3)),
+        (0.5, {"schedule": "profile", "profile": (1.0, 0.4, 0.4)}, (1, 2, 3), (2,)),
+        (0.5, {"gates": "input"}, (0,), (0,)),
+        (0.5, {"gates": "output"}, (3,), (3,)),
+        (1.0, {}, (), ()),
+        (0.5, {"method": "dense"}, (), ()),
+        (1.0, {"schedule": "profile", "profile": (0.5,), "gates": "input"}, (0,), (0,)),
+    ],
+)
+def test_gate_positions(budget, settings, places, active):
+    config = RetentionConfig(budget, **settings)
+    assert config.places(3) == places and active_gates(config, places) == active
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gates": (1, 4)}, "gates: the encoder has 3 blocks"),
+        ({"schedule": "profile", "profile": "table5_30"}, "profile: has 6 shares for 3 gates"),
+    ],
+)
+def test_gate_positions_must_fit_the_encoder(settings, words):
+    with pytest.raises(ValueError, match=words):
+        RetentionConfig(0.5, **settings).places(3)
 
 
 def test_budgets_of_each_schedule():
