@@ -109,20 +109,15 @@ def test_page_of_keys_is_current(capsys):
     assert page.endswith(f"\n\n{capsys.readouterr().out}"), "run python -m acp_repro.suite --keys"
 
 
-def write_first_suite(folder, documents):
-    """The loaded ``mine.yaml`` for a folder of texts with about 40,000 bytes."""
-    folder.mkdir()
-    for number in range(documents):
-        words = " ".join(f"word{number * i % 91}" for i in range(6000 // documents))
-        (folder / f"{number}.txt").write_text(words)
-    assert suite.main(["--new", "mine.yaml", "--text", str(folder)]) == 0
-    return load_suite("mine.yaml")
-
-
 @pytest.mark.parametrize("documents", [1, 12])
 def test_new_suite_fits_its_text(documents, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    mine = write_first_suite(tmp_path / "my: #texts", documents)
+    (folder := tmp_path / "my: #texts").mkdir()
+    for number in range(documents):  # about 40,000 bytes
+        words = " ".join(f"word{number * i % 91}" for i in range(6000 // documents))
+        (folder / f"{number}.txt").write_text(words)
+    assert suite.main(["--new", "mine.yaml", "--text", str(folder)]) == 0
+    mine = load_suite("mine.yaml")
     assert "make figure2 SUITE=mine.yaml" in capsys.readouterr().out
     written = Path("mine.yaml").read_text()
     assert (

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.acp import figure3, figure4, statistics
 from tests.analysis import synthetic
-from tests.suites import YAML, write_suite
+from tests.suites import YAML
 
 SUITE = YAML
 for before, after in (
@@ -23,18 +23,6 @@ for before, after in (
     assert before in SUITE
     SUITE = SUITE.replace(before, after)
 HEADS_RUN = "pro-big-256-acp"
-
-
-def record(name: str, metric: str, rows: list[dict]) -> None:
-    synthetic.write(name, metric, *rows)
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A working folder with the suite and without results."""
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path, SUITE)
-    return tmp_path
 
 
 def decay_rows(step: float, layer: int, head: int, block_q: int = 64) -> list[dict]:
@@ -57,43 +45,6 @@ def decay_rows(step: float, layer: int, head: int, block_q: int = 64) -> list[di
         }
         for p in range(256)
     ]
-
-
-def write_heads() -> None:
-    record(HEADS_RUN, "decay", decay_rows(1, 0, 2) + decay_rows(0.1, 1, 0) + decay_rows(0.001, 1, 3))
-    record(
-        HEADS_RUN,
-        "attention_weights",
-        [
-            {
-                "layer": layer,
-                "head": head,
-                "query_position": q,
-                "key_position": q // 2,
-                "attention_weight": 0.5,
-            }
-            for layer, head in ((0, 2), (1, 0), (1, 3))
-            for q in range(256)
-        ],
-    )
-    # On a grid of 4 by 4 blocks the most is 3 of 10: rows 2 and 3 prune 1 and 2.
-    record(
-        HEADS_RUN,
-        "pruned_ratio",
-        [
-            {
-                "layer": i // 4,
-                "head": i % 4,
-                "measured_tokens": 512,
-                "block_q_tokens": 64,
-                "block_k_tokens": 64,
-                "pruned_blocks": pruned,
-                "causal_blocks": 20,
-                "pruned_ratio": pruned / 20,
-            }
-            for i, pruned in enumerate((6, 6, 6, 0, 6, 3, 0, 1))
-        ],
-    )
 
 
 # --- statistics, by hand
@@ -175,8 +126,43 @@ def test_boundary_is_a_staircase_in_token_coordinates():
 # --- figures
 
 
-def test_head_figures_are_plotted_from_results(folder):
-    write_heads()
+def test_head_figures_are_plotted_from_results(make_suite):
+    make_suite(SUITE)
+    decay = decay_rows(1, 0, 2) + decay_rows(0.1, 1, 0) + decay_rows(0.001, 1, 3)
+    synthetic.write(HEADS_RUN, "decay", *decay)
+    synthetic.write(
+        HEADS_RUN,
+        "attention_weights",
+        *[
+            {
+                "layer": layer,
+                "head": head,
+                "query_position": q,
+                "key_position": q // 2,
+                "attention_weight": 0.5,
+            }
+            for layer, head in ((0, 2), (1, 0), (1, 3))
+            for q in range(256)
+        ],
+    )
+    # On a grid of 4 by 4 blocks the most is 3 of 10: rows 2 and 3 prune 1 and 2.
+    synthetic.write(
+        HEADS_RUN,
+        "pruned_ratio",
+        *[
+            {
+                "layer": i // 4,
+                "head": i % 4,
+                "measured_tokens": 512,
+                "block_q_tokens": 64,
+                "block_k_tokens": 64,
+                "pruned_blocks": pruned,
+                "causal_blocks": 20,
+                "pruned_ratio": pruned / 20,
+            }
+            for i, pruned in enumerate((6, 6, 6, 0, 6, 3, 0, 1))
+        ],
+    )
     for name in ("figure1", "figure4", "figure5", "figure6"):
         synthetic.draw(name)
         assert Path("figures/mini", f"{name}.png").is_file()

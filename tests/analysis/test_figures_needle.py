@@ -71,8 +71,7 @@ def pair(
 
 
 @pytest.mark.parametrize(
-    ("name", "length", "suffix"),
-    [("figure3_right", 512, ""), ("figure9", 256, ""), ("figureA6", 512, "-needles10")],
+    ("name", "length", "suffix"), [("figure9", 256, ""), ("figureA6", 512, "-needles10")]
 )
 def test_heat_maps_of_a_pair(name, length, suffix):
     share = 0.1 if suffix else 0.0

@@ -12,7 +12,6 @@ from acp_repro.pipeline.suite_file import load_suite
 from analysis.acp import figure7, figureA1, figureA2, sweeps
 from analysis.tables import UnfitRecords
 from tests.analysis import synthetic
-from tests.suites import write_suite
 
 RUN = "pro-tiny-128-acp"
 SWEEP = [
@@ -60,9 +59,8 @@ FIGURES = {
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
+def folder(make_suite, tmp_path):
+    make_suite()
     yield tmp_path
     plt.close("all")
 

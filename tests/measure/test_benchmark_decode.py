@@ -11,12 +11,10 @@ from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite_file import load_suite
 from analysis import drawing
 from analysis.acp import figure_decode
-from tests.suites import write_suite
 
 
-def test_results_without_a_run_and_their_figure(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
+def test_results_without_a_run_and_their_figure(make_suite):
+    make_suite()
     small = ["--device", "cpu", "--shapes", "1x700", "2x700", "--repeats", "2"]
     assert main([*small, "--suite", "mini"]) == 0
     records = read_records(load_suite("mini"), "decode_time")

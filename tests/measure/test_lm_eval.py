@@ -257,17 +257,14 @@ def test_unknown_tasks_and_unreachable_items_are_reported_in_one_line(evaluation
         evaluation.load_tasks(["piqa"])
 
 
-def test_suite_results_and_table(evaluation, tmp_path, monkeypatch):
+def test_suite_results_and_table(make_suite, evaluation):
     """From training to Table 1, through the commands, over the tasks of the corpus."""
     from acp_repro import measure
-    from acp_repro.pipeline.suite_file import load_suite
     from analysis import drawing
-    from tests.suites import YAML, records, train_run, write_suite
+    from tests.suites import YAML, records, train_run
 
-    monkeypatch.chdir(tmp_path)
     extra = "loss_tokens: 256, lm_eval_tasks: [book_last_word], lm_eval_items: 3}"
-    write_suite(tmp_path, YAML.replace("loss_tokens: 256}", extra))
-    for run in load_suite("mini").runs:
+    for run in make_suite(YAML.replace("loss_tokens: 256}", extra)).runs:
         train_run(run)
     assert measure.main(["lm_eval", "lm_eval_items", "--suite", "mini", "--device", "cpu"]) == 0
     assert set(records("lm_eval")["items"]) == {3}

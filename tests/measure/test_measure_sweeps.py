@@ -20,8 +20,7 @@ from acp_repro.papers.acp.paper import PAPER
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import PassSettings, TrainedFoX, one_pass
 from acp_repro.pipeline.data.text_checkpoint import TextCheckpoint, labelled_batches
-from acp_repro.pipeline.suite_file import load_suite
-from tests.suites import YAML, with_measure, write_suite
+from tests.suites import YAML, with_measure
 from tests.test_heads import small_model
 
 RUN = "pro-tiny-256-acp"
@@ -143,20 +142,10 @@ def test_swept_mass_grows_with_epsilon_and_stays_below_it(dtype):
     assert frame["loss_nats"].to_numpy() == pytest.approx(exact, abs=1e-3)
 
 
-def test_no_pruning_has_zero_mass():
-    model = small_model()
-    for block in model.model.layers:
-        block.attn.fgate_proj.bias.data.fill_(20.0)
-    (row,) = measure_epsilon_sweep(model, small_batches(), SMALL, [-10.0])
-    assert row["block_pruned_ratio"] == 0.0 and row["largest_pruned_mass"] is None
-
-
 @pytest.fixture
-def trained(tmp_path, monkeypatch):
+def trained(make_suite):
     """A run of a tiny suite with the weights of `small_model`."""
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path, LONGER)
-    suite = load_suite("mini")
+    suite = make_suite(LONGER)
     suite = with_measure(suite, sweep_tokens=600)
     run = suite.run(RUN)
     return TrainedFoX(suite, run, FoXTask(run), small_model(), torch.device("cpu"), 0)

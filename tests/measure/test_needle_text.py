@@ -15,8 +15,7 @@ from acp_repro.pipeline.data.sources import Document
 from acp_repro.pipeline.freshness import differences
 from acp_repro.pipeline.needle import documents, haystack, trial
 from acp_repro.pipeline.needle.prompt import WORDINGS, tokenise_needles
-from acp_repro.pipeline.suite_file import load_suite
-from tests.suites import YAML, write_suite
+from tests.suites import YAML
 
 BYTES = ByteTokenizer()
 DEED = "eat a sandwich and sit in Dolores Park on a sunny day"
@@ -92,10 +91,8 @@ def test_text_pieces_are_evenly_spaced_and_wrap_around():
         haystack.text_haystacks(texts, BYTES.encode, 11, 1)
 
 
-def test_heldout_pieces_are_complete_contiguous_sequences(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    corpus = prepare(load_suite("mini").file.data)
+def test_heldout_pieces_are_complete_contiguous_sequences(make_suite, tmp_path):
+    corpus = prepare(make_suite().file.data)
     held = BYTES.encode((tmp_path / "heldout.txt").read_text())  # 860 bytes
     pieces = haystack.heldout_haystacks(corpus, 128, 200, 2)
     assert [len(piece) for piece in pieces] == [256, 256]
@@ -136,10 +133,8 @@ def test_document_has_its_length_and_states_each_fact_before_the_question():
     assert (documents.needle_document(short, BYTES, np.random.default_rng(1)) == short).all()
 
 
-def test_needle_runs_have_the_requested_share_and_pairs_share_their_data(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path, NEEDLES)
-    suite = load_suite("mini")
+def test_needle_runs_have_the_requested_share_and_pairs_share_their_data(make_suite):
+    suite = make_suite(NEEDLES)
     plain, acp, _, exact = suite.runs
     before = json.loads(json.dumps(plain.as_dict()))
     assert differences(before, acp) == ["needle_fraction: 0.0, now 0.5"]

@@ -308,8 +308,6 @@ def test_unknown_encoders_can_be_registered():
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
     config = transformers.NystromformerConfig(vocab_size=60, **sizes)
     other = transformers.NystromformerForSequenceClassification(config)
-    with pytest.raises(ValueError, match="no layer list is known for model type 'nystromformer'"):
-        retain(other, RetentionConfig(0.5))
     register_encoder("nystromformer", Encoder("encoder", "attention.self.query", "attention.self.key"))
     gated = retained(other, 0.5)
     with torch.no_grad(), gated.retention.recorded() as records:

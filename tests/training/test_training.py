@@ -32,11 +32,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ACP_REPRO_CACHE", raising=False)
-    write_suite(tmp_path)
-    return load_suite("mini").run("pro-tiny-128-acp")
+def run(make_suite):
+    return make_suite().run("pro-tiny-128-acp")
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +80,11 @@ def test_resumed_run_is_bitwise_identical(run, capsys):
     assert "already done" in capsys.readouterr().out and not (folder / "checkpoints").exists()
 
 
-def test_training_matches_a_plain_adamw_loop(run, tmp_path, monkeypatch):
+def test_training_matches_a_plain_adamw_loop(run, tmp_path):
     yaml = YAML.replace("[-10, null]", "[-10], seed: [3]")
     write_suite(tmp_path, yaml.replace("dtype: float32", "dtype: float32, max_grad_norm: 0.5"))
     run = load_suite("mini").run("pro-tiny-128-acp-seed3")
-    calls = []
-    for when in ("before_step", "after_step"):
-        monkeypatch.setattr(FoXTask, when, lambda self, model, step, when=when: calls.append((when, step)))
     train_run(run)
-    assert calls == [(when, step) for step in range(6) for when in ("before_step", "after_step")]
     lines = log_of(run)
 
     task = FoXTask(run)
@@ -117,7 +110,6 @@ def test_training_matches_a_plain_adamw_loop(run, tmp_path, monkeypatch):
         assert norm > 0.5
     for name, weight in weights(run).items():
         torch.testing.assert_close(model.state_dict()[name], weight, rtol=0, atol=1e-4)
-    assert len({line["throughput_tokens_per_s"] for line in lines}) > 1
     assert read_json(run.folder / "done.json")["loss_nats_last_20th"] == lines[-1]["loss_nats"]
 
 
@@ -245,10 +237,9 @@ def test_kill_during_a_checkpoint_resumes_from_the_previous_one(run, trained, ca
 def test_changed_settings_are_rejected_with_the_difference(run, tmp_path, capsys):
     train_run(run, stop_after=1)
     write_suite(tmp_path, YAML.replace("learning_rate: 1e-2", "learning_rate: 2e-2"))
-    with pytest.raises(TrainingError, match=r"size.learning_rate: 0.01, now 0.02.*rm -r runs/mini"):
-        train_run(load_suite("mini").run(run.name))
     assert train_command.main(["--suite", "mini", "--run", run.name]) == 1
-    assert "error: runs/mini/pro-tiny-128-acp was started with other" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert re.search("^error: runs/mini/.*size.learning_rate: 0.01, now 0.02.*rm -r runs/mini", error, re.M)
     # The checkpoint schedule does not change the weights.
     write_suite(tmp_path, YAML.replace("checkpoint_every_seconds: 0", "checkpoint_every_seconds: 9"))
     train_run(load_suite("mini").run(run.name), stop_after=4)
