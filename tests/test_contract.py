@@ -32,7 +32,7 @@ model: {d_model: 32, d_kv: 8, d_ff: 48, num_layers: 3, num_decoder_layers: 1, nu
 pruning: {beta: 1, tau: 1, max_length: 48}
 grid: [{compression: [1], training_mask: [hard_concrete]}]
 training:
-  {steps: 6, batch_texts: 8, learning_rate: 3e-3, lambda_ramp_steps: 4, dtype: float32,
+  {steps: 6, batch_texts: 8, learning_rate: 3e-3, lambda_from_step: 1, lambda_ramp_steps: 4, dtype: float32,
    checkpoint_every_seconds: 0}
 measure: {scored_texts: 24, batch_texts: 8}
 """
