@@ -33,6 +33,22 @@ def poisoned():
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture
+def make_suite(tmp_path, monkeypatch):
+    """Returns a function that writes a suite file and its corpus to the working folder, which is empty at
+    first, and loads the suite."""
+    from tests import suites  # imports Triton
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ACP_REPRO_CACHE", raising=False)
+
+    def write_and_load(text=suites.YAML, name="mini"):
+        suites.write_suite(tmp_path, text, name)
+        return suites.load_suite(name)
+
+    return write_and_load
+
+
 @pytest.fixture(scope="session")
 def small_fox(tmp_path_factory) -> Path:
     """Folder of a small FoX with random bfloat16 weights and the tokenizer of the published model."""

@@ -11,6 +11,7 @@ from acp_repro import attention, explorer, hf, lap, model, retention
 from acp_repro.pipeline import paper_registry
 
 ROOT = Path(__file__).parent.parent
+LIBRARY = (acp_repro, attention, model, hf, explorer, retention, lap)
 BUDGET = tomllib.loads((ROOT / "budget.toml").read_text())
 
 
@@ -28,12 +29,6 @@ def is_docstring(node: ast.stmt) -> bool:
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
     )
-
-
-def count_public_names() -> int:
-    """The names that the packages of the library export in ``__all__``."""
-    packages = (acp_repro, attention, model, hf, explorer, retention, lap)
-    return sum(len(package.__all__) for package in packages)
 
 
 def count_surface() -> dict[str, int]:
@@ -61,7 +56,7 @@ def count_surface() -> dict[str, int]:
             if isinstance(node, ast.FunctionDef)
             for inner in ast.walk(node)
         ),
-        "public_names": count_public_names(),
+        "public_names": sum(len(package.__all__) for package in LIBRARY),
     }
 
 

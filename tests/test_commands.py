@@ -47,40 +47,6 @@ def start(*arguments, **environment):
     )
 
 
-def test_empty_or_short_text_is_reported_before_torch_is_loaded(work, tmp_path):
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "short.txt").write_text("short")
-    write_suite(work, YAML.replace("text.txt", str(tmp_path / "empty.txt"), 1), "empty")
-    write_suite(work, YAML.replace("[heldout.txt]", f"[{tmp_path / 'short.txt'}]"), "short")
-    names = ("inspect", "train", "sweep_epsilon", "needle")
-    program = f"""
-import shlex, sys
-from acp_repro import {", ".join(names)}
-for name, _, words in (line.partition(" ") for line in sys.stdin):
-    sys.modules["acp_repro." + name].main(shlex.split(words))
-assert "torch" not in sys.modules
-"""
-    commands = {
-        "train --suite empty": "experiments/empty.yaml: data.path: ",
-        "train --suite short": "experiments/short.yaml: data: no heldout document has context_length = 128",
-        f"inspect runs/mini/{RUN} --text {tmp_path / 'empty.txt'}": "--text: ",
-        f"inspect runs/mini/{RUN} --text {tmp_path / 'short.txt'}": "--text: ",
-        f"sweep_epsilon runs/mini/{RUN} --text {tmp_path / 'short.txt'}": "--text: ",
-        f"needle runs/mini/{RUN} --haystack {tmp_path / 'short.txt'}": "--haystack: ",
-    }
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input="\n".join(commands),
-        text=True,
-        capture_output=True,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    for line, begins in zip(done.stderr.splitlines(), commands.values(), strict=True):
-        assert line.startswith(f"error: {begins}"), done.stderr
-
-
 def test_only_one_process_measures_at_a_time(work):
     with freshness.exclusive("measuring", "measures here"):
         second = start("acp_repro.measure", "throughput", "--suite", "mini", "--run", RUN)
@@ -236,11 +202,3 @@ def wait_until(true, seconds):
     while not true():
         assert time.monotonic() < end
         time.sleep(0.1)
-
-
-@pytest.mark.slow
-def test_command_starts_the_ranks_of_one_machine(work):
-    ranks = start("acp_repro.train", "--suite", "mini", "--run", EXACT, "--nproc", "2", "--device", "cpu")
-    _, error = ranks.communicate(timeout=240)
-    assert ranks.returncode == 0, error
-    assert '"ranks": 2' in (work / "runs/mini" / EXACT / "done.json").read_text()

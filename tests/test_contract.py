@@ -21,7 +21,7 @@ backbones:
   mini:
     {num_hidden_layers: 2, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16, vocab_size: 300}
 grid: [{dataset: [toy], backbone: [mini], method: [ar], budget: [0.5], gates: [after_blocks]}]
-training: {learning_rate: 1e-2, dtype: float32, checkpoint_every_seconds: 0}
+training: {learning_rate: 1e-2, open_share: 0.2, hard_share: 0.3, dtype: float32, checkpoint_every_seconds: 0}
 measure: {examples: 16}
 """
 LAP = """
@@ -31,7 +31,9 @@ data: {corpus: file, path: texts.jsonl, vocabulary: 300}
 model: {d_model: 32, d_kv: 8, d_ff: 48, num_layers: 3, num_decoder_layers: 1, num_heads: 2}
 pruning: {beta: 1, tau: 1, max_length: 48}
 grid: [{compression: [1], training_mask: [hard_concrete]}]
-training: {steps: 6, batch_texts: 8, learning_rate: 3e-3, dtype: float32, checkpoint_every_seconds: 0}
+training:
+  {steps: 6, batch_texts: 8, learning_rate: 3e-3, lambda_from_step: 1, lambda_ramp_steps: 4, dtype: float32,
+   checkpoint_every_seconds: 0}
 measure: {scored_texts: 24, batch_texts: 8}
 """
 

@@ -23,5 +23,3 @@ def test_results_are_printed_and_saved(small_fox, tmp_path, monkeypatch, capsys)
     # Results of other settings are added and do not replace it.
     assert evaluate.main([*asked, "--context-length", "16", "--exact"]) == 0
     assert "finished before" not in capsys.readouterr().out and kept.is_file()
-    assert evaluate.main([*asked, "--context-length", "32", "--force"]) == 0
-    assert "finished before" not in capsys.readouterr().out

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
+from tests.suites import YAML
 
 ROOT = Path(__file__).parent.parent
 AR, LAP = "pretrained/ar-tiny-stdlib", "pretrained/lap-0.6m"
@@ -18,6 +19,10 @@ CASES = [  # a command, its arguments, and the required words of its message
     ("train", "--jobs 0", "--jobs"),
     ("train", "--siute cpu", "did you mean --suite?"),
     ("train", "--suite begun", "begun: a folder, not a suite"),
+    ("train", "--suite empty", "experiments/empty.yaml: data.path: "),
+    ("train", "--suite short", "experiments/short.yaml: data: no heldout document has context_length = 128"),
+    ("suite", "--new experiments/empty.yaml --text long.txt", "--new"),
+    ("suite", "--new new.yaml --text four.txt", "too short"),
     ("measure", "loss --suite none", "experiments/none.yaml"),
     ("plan", "--suite none", "experiments/none.yaml"),
     ("benchmark_attention", "--device cuda:99", "--device cuda:99"),
@@ -35,6 +40,8 @@ CASES = [  # a command, its arguments, and the required words of its message
     ("inspect", "fox --token-ids big.npy", "5000"),
     ("inspect", "fox --text four.txt", "four.txt"),
     ("inspect", "fox --text=missing.txt", "--text"),
+    ("inspect", "fox --text blank.txt", "--text: "),
+    ("sweep_epsilon", "fox --text four.txt", "--text: "),
     ("inspect", "fox --html x --context-length 100", "--context-length"),
     ("inspect", "fox --html x --compare wide", "wide"),
     ("inspect", "fox --html x --compare ''", "config.json"),
@@ -101,6 +108,10 @@ def folders(tmp_path_factory, small_fox):
         "latin.txt": "café".encode("latin-1"),
         "long.txt": b"a cat\n\n\n" + b"a " * 2000,
         "there.csv": b"",
+        "experiments/empty.yaml": YAML.replace("path: text.txt", "path: blank.txt").encode(),
+        "experiments/short.yaml": YAML.replace("[heldout.txt]", "[four.txt]").encode(),
+        "text.txt": b"a text of some words. " * 300,
+        "heldout.txt": b"a text of other words. " * 300,
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("mistakes"))
@@ -108,7 +119,8 @@ def folders(tmp_path_factory, small_fox):
         for name in (*missing, "damaged", "flipped"):
             shutil.copytree(small_fox, name, ignore=shutil.ignore_patterns(missing.get(name, "-")))
         shutil.copytree(AR, "cut")
-        Path("begun").mkdir()
+        for name in ("begun", "experiments"):
+            Path(name).mkdir()
         for name, content in files.items():
             Path(name).write_bytes(content)
         for name, ids in (

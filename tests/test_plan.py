@@ -9,7 +9,7 @@ from acp_repro.model import FoXForCausalLM
 from acp_repro.papers.acp.cost import run_cost, states_bytes
 from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.plan import main
-from tests.suites import YAML, write_suite
+from tests.suites import YAML
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,14 +24,12 @@ def test_parameter_counts_match_the_paper_sizes(monkeypatch):
         assert cost.tokens == run.size.tokens == cost.steps * 2**19  # the budgets are whole steps
 
 
-def test_context_parallelism_matches_a_hand_computation(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_context_parallelism_matches_a_hand_computation(make_suite, capsys):
     yaml = YAML.replace("[128]", "[1024]").replace("micro_batch_tokens: 128", "micro_batch_tokens: 1024")
     yaml = yaml.replace("256,", "2048,", 1).replace("1536", "4096").replace("float32", "bfloat16")
-    write_suite(tmp_path, yaml)
-    alone = [run_cost(run, "h100", 2) for run in load_suite("mini").runs]
-    write_suite(tmp_path, yaml.replace("bfloat16", "bfloat16, context_parallel: 2"))
-    acp, exact = (run_cost(run, "h100", 2) for run in load_suite("mini").runs)
+    alone = [run_cost(run, "h100", 2) for run in make_suite(yaml).runs]
+    shared = make_suite(yaml.replace("bfloat16", "bfloat16, context_parallel: 2"))
+    acp, exact = (run_cost(run, "h100", 2) for run in shared.runs)
     # Two layers, 2048 tokens of a step, two heads: gates forward; 3/4 of keys, values and gradients.
     gates, keys = 2 * 2048 * 2 * 4, 2 * 2048 * 0.75 * (2 * 32 * (2 + 4) + 2 * 4)
     assert exact.exchanged == gates + keys and acp.exchanged == pytest.approx(gates + 0.3 * keys)
@@ -41,10 +39,8 @@ def test_context_parallelism_matches_a_hand_computation(tmp_path, monkeypatch, c
     assert "sent GB" in capsys.readouterr().out
 
 
-def test_memory_plan_matches_a_hand_computation_and_a_real_step(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    run, other = load_suite("mini").runs
+def test_memory_plan_matches_a_hand_computation_and_a_real_step(make_suite):
+    run, other = make_suite().runs
     acp, exact = run_cost(run, "h100", 1), run_cost(other, "h100", 1)
     model = FoXForCausalLM(run.model_config(257))
     assert acp.parameters == sum(p.numel() for p in model.parameters()) - 257 * 32  # the embedding

@@ -2,17 +2,15 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from acp_repro import make
 from acp_repro.papers.acp.paper import PAPER
-from acp_repro.pipeline import freshness, planner
+from acp_repro.pipeline import planner
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.run import Run
 from acp_repro.pipeline.suite_file import load_suite, suite_names
@@ -22,9 +20,6 @@ from tests.suites import YAML, run_here, write_suite
 
 ROOT = Path(__file__).parent.parent
 RUN, EXACT = "pro-tiny-128-acp", "pro-tiny-128-exact"
-TINY = next(line for line in YAML.splitlines() if line.startswith("  tiny:"))
-LONG = YAML.replace(TINY, TINY + "\n" + TINY.replace("tiny", "long").replace("1536", "1536000"))
-LONG = LONG.replace("size: [tiny]", "size: [tiny, long]")
 
 
 def kinds(suite, *goals):
@@ -87,7 +82,7 @@ def test_second_run_only_plots_and_writes_identical_bytes(work, capsys):
     assert Path("figures/mini/figure2.png").read_bytes() == before
 
 
-def test_edit_rebuilds_only_what_it_affects(work, tmp_path, monkeypatch):
+def test_edit_rebuilds_only_what_it_affects(work, tmp_path):
     drawn = (set(), set(), {"figure2"})
     figure2 = ({RUN}, {(RUN, name) for name in PAPER.item("figure2").metrics}, {"figure2"})
     texts = {  # an edit of the suite, and the steps that it invalidates
@@ -95,6 +90,9 @@ def test_edit_rebuilds_only_what_it_affects(work, tmp_path, monkeypatch):
         YAML.replace("timing_repeats: 1", "timing_repeats: 2"): (set(), *figure2[1:]),
         YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"): figure2,
         YAML.replace("[-10, null]", "[-10, -5, null]"): drawn,
+        # Keys that change how a run is trained but not its weights, or that select a run for measurement.
+        YAML.replace("{batch_tokens", "{parallel: fsdp, compile: false, batch_tokens"): drawn,
+        YAML.replace("loss_tokens: 256", "loss_tokens: 256, run_for_sweep: pro-tiny-128-acp"): drawn,
     }
     for text, expected in texts.items():
         write_suite(work, text)
@@ -109,10 +107,6 @@ def test_edit_rebuilds_only_what_it_affects(work, tmp_path, monkeypatch):
     assert kinds(suite, "figure2") == figure2
     record.rename(PAPER.metric("pruned_ratio").path("mini", RUN))
     shutil.move(tmp_path / "runs", "runs/mini")
-    # Other weights of the same settings.
-    with monkeypatch.context() as patch:
-        patch.setattr(freshness, "done", lambda run: {"sha256": "other"})
-        assert kinds(suite, "figure2") == (set(), *figure2[1:])
 
 
 def test_make_heads_writes_the_page_of_the_present_weights(work):
@@ -125,7 +119,7 @@ def test_make_heads_writes_the_page_of_the_present_weights(work):
 
 @pytest.fixture
 def savings(tmp_path, monkeypatch):
-    """Synthetic results for Figure 2."""
+    """Synthetic results of two runs for Figure 2."""
     monkeypatch.chdir(tmp_path)
     synthetic.two_lengths(tmp_path)
     synthetic.write_savings()
@@ -152,34 +146,11 @@ def test_modified_results_are_rejected(savings):
             drawing.draw("mini", "figure2")
     savings.write_text(before)
     assert drawing.draw("mini", "figure2").is_file()
-
-
-def test_folder_copied_to_another_run_is_rejected(savings):
     other = Path("results/mini/pro-tiny-512-acp")
     shutil.rmtree(other)
-    shutil.copytree(savings.parent, other)
+    shutil.copytree(savings.parent, other)  # results of one run in the folder of another
     with pytest.raises(RecordError, match=f"{other}/pruned_ratio.csv is not the file"):
         drawing.draw("mini", "figure2")
-
-
-@needs_make
-@pytest.mark.slow
-def test_interrupted_make_keeps_finished_weights_and_resumes(work):
-    write_suite(work, LONG, name="long")
-    process = subprocess.Popen(
-        ["make", "figure2", "SUITE=long"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    short, long = Path("runs/long", RUN), Path("runs/long/pro-long-128-acp")
-    end = time.monotonic() + 120
-    while not ((short / "model/model.safetensors").is_file() and (long / "metrics.jsonl").is_file()):
-        assert time.monotonic() < end and process.poll() is None
-        time.sleep(0.1)
-    time.sleep(1)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode and (short / "model/model.safetensors").is_file()
-    assert list((long / "checkpoints").iterdir())
-    assert kinds(load_suite("long"), "figure2")[0] == {long.name}
 
 
 HOSTILE = (
@@ -193,26 +164,6 @@ HOSTILE = (
 
 @needs_make
 @pytest.mark.parametrize("words", HOSTILE)
-def test_user_input_is_never_executed(work, words):
-    (stub := Path("stub/python")).parent.mkdir(exist_ok=True)
-    stub.write_text("#!/bin/sh\nexit 1\n")
-    stub.chmod(0o755)
-    for arguments in (
-        [words],
-        ["figure2", f"SUITE={words}"],
-        ["help", f"SUITE={words}"],
-        ["clean", f"SUITE={words}"],
-        ["claim", f"ID={words}"],
-        ["train", "SUITE=mini", f"RUN={words}"],
-        ["plan", "SUITE=mini", f"GPU={words}"],
-        ["-n", words, f"JOBS={words}"],
-    ):
-        assert subprocess.run(["make", "BIN=stub", *arguments], capture_output=True).returncode, arguments
-    assert not Path("pwned").exists()
-
-
-@needs_make
-@pytest.mark.parametrize("words", HOSTILE)
 def test_make_variables_are_not_expanded(work, words):
     """Not by make and not by a shell, whether recipes are executed or only printed."""
     stubs = Path("stubs")
@@ -222,14 +173,23 @@ def test_make_variables_are_not_expanded(work, words):
         (stubs / name).chmod(0o755)
     os.utime("pyproject.toml")  # so that setup installs
     for arguments in (
+        [words, "BIN=stubs"],
+        ["figure2", "BIN=stubs", f"SUITE={words}"],
+        ["help", "BIN=stubs", f"SUITE={words}"],
+        ["clean", "BIN=stubs", f"SUITE={words}"],
+        ["claim", "BIN=stubs", f"ID={words}"],
+        ["train", "BIN=stubs", "SUITE=mini", f"RUN={words}"],
+        ["plan", "BIN=stubs", "SUITE=mini", f"GPU={words}"],
+        ["-n", words, "BIN=stubs", f"JOBS={words}"],
         ["setup", "BIN=stubs", f"PIN={words}"],
         ["setup", f"PYTHON={words}"],
         ["help", f"PYTHON={words}", f"BIN={words}"],
         ["-n", "figure2", f"PYTHON={words}", f"BIN={words}", f"PIN={words}"],
     ):
-        subprocess.run(["make", *arguments], capture_output=True)
+        assert subprocess.run(["make", *arguments], capture_output=True).returncode or "-n" in arguments
+        assert not Path("pwned").exists(), arguments
     os.utime(".venv/installed")
-    assert not Path("pwned").exists() and f"-c {words} " in Path("stubs/asked").read_text()
+    assert f"-c {words} " in Path("stubs/asked").read_text()
 
 
 @needs_make

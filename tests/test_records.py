@@ -12,9 +12,7 @@ from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.paper import RESULTS
 from acp_repro.pipeline.paper_registry import find_paper, paper_names
 from acp_repro.pipeline.records import read_records
-from acp_repro.pipeline.suite_file import load_suite
 from tests.analysis import synthetic
-from tests.suites import write_suite
 
 RUN = "pro-tiny-128-acp"
 
@@ -53,14 +51,8 @@ def test_commit_is_dirty_if_tracked_files_differ(checkout, monkeypatch):
     assert find() == "named"
 
 
-@pytest.fixture
-def mini(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    return load_suite("mini")
-
-
-def test_equal_values_are_written_as_identical_bytes(mini, monkeypatch):
+def test_equal_values_are_written_as_identical_bytes(make_suite, monkeypatch):
+    make_suite()
     path, found = PAPER.metric("loss_curve").path("mini", RUN), []
     assert path.suffix == ".gz"
     for now in (1e9, 1.5e9):
@@ -70,7 +62,8 @@ def test_equal_values_are_written_as_identical_bytes(mini, monkeypatch):
     assert found[0] == found[1]
 
 
-def test_results_of_some_runs_are_read_if_present(mini):
+def test_results_of_some_runs_are_read_if_present(make_suite):
+    mini = make_suite()
     with pytest.raises(RecordError, match="no records of loss in results/mini for pro-tiny-128-acp, pro-"):
         read_records(mini, "loss", partial=True)
     synthetic.write(RUN, "loss", {"loss_nats": 3.0})
@@ -88,7 +81,8 @@ def test_committed_results_have_the_declared_columns():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_non_finite_values_are_not_written(mini, value):
+def test_non_finite_values_are_not_written(make_suite, value):
+    make_suite()
     with pytest.raises(AssertionError, match="loss: not finite, so nothing is written"):
         synthetic.write(RUN, "loss", {"loss_nats": value})
     assert not PAPER.metric("loss").path("mini", RUN).exists()

@@ -43,10 +43,3 @@ def test_equations_of_a_notebook_are_rendered(site, browser):  # noqa: F811
     page.goto((site / "notebooks/01_forget_gates.html").as_uri())
     page.wait_for_selector(".katex", state="attached", timeout=PATIENCE_MS)
     assert page.locator(".arithmatex").count() and not page.locator(".katex-error").count()
-
-
-def test_search_excludes_the_lab_notebook(site):
-    pages = re.findall(
-        r'"location":"([^"]*)"', (site / "search/search_index.json").read_text(encoding="utf-8")
-    )
-    assert "docs/how-acp-works.html" in pages and not [page for page in pages if "lab-notebook" in page]

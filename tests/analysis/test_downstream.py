@@ -37,43 +37,31 @@ def right(count: int, of: int = 1000, first: int = 0) -> np.ndarray:
     return values
 
 
-def test_only_significant_differences_count():
-    # 500 and 530 right of 1000: the same 500 and 30 more, or 265 of each alone.
-    nested = pd.concat([items("acp", right(500)), items("exact", right(530))])
-    (row,) = paired.differences(nested).itertuples()
-    assert row.verdict == paired.DIFFERS and row.difference == pytest.approx(-0.03) and row.p_value < 1e-6
-    apart = pd.concat([items("acp", right(500)), items("exact", right(530, first=470))])
-    (row,) = paired.differences(apart).itertuples()
-    assert row.verdict == paired.SAME and row.difference == pytest.approx(-0.03) and row.p_value > 0.1
-    # Two seeds with the same difference show that the method is not its cause.
-    seeds = pd.concat([nested, items("acp", right(535), seed=1)])
-    (row,) = paired.differences(seeds).itertuples()
-    assert row.verdict == paired.AS_RUNS
-    fewer = pd.concat([nested, items("acp", right(510), seed=1)])
-    (row,) = paired.differences(fewer).itertuples()
-    assert row.verdict == paired.DIFFERS
+NESTED = pd.concat([items("acp", right(500)), items("exact", right(530))])
 
 
-def test_seeds_differ_only_if_significant():
-    one = pd.concat([items("acp", right(700)), items("acp", right(500), "boolq"), items("exact", right(710))])
-    assert table1.seeds_differ(one).word == Word.INCONCLUSIVE
-    same = pd.concat([one, items("acp", right(702), seed=1), items("acp", right(500), "boolq", seed=1)])
-    told = table1.seeds_differ(same)
-    assert told.word == Word.INCONCLUSIVE
-    other = pd.concat([one, items("acp", right(740), seed=1), items("acp", right(500), "boolq", seed=1)])
-    told = table1.seeds_differ(other)
-    assert told.word == Word.REPRODUCED
-    assert table1.seeds_differ(other.assign(commit=other["seed"])).word is Word.INCONCLUSIVE  # other code
-    assert table1.seeds_differ(other.assign(commit=other["log_pruning_tolerance"].map(str))) == told
-    guessed = other.assign(value=other["value"] * (other["item"] < 510))
-    assert table1.seeds_differ(guessed).word is Word.INCONCLUSIVE
+@pytest.mark.parametrize(
+    ("records", "verdict", "low", "high"),
+    [
+        # 500 and 530 right of 1000: the same 500 and 30 more, or 265 of each alone.
+        (NESTED, paired.DIFFERS, 0, 1e-6),
+        (pd.concat([items("acp", right(500)), items("exact", right(530, first=470))]), paired.SAME, 0.1, 1),
+        # Two seeds with the same difference show that the method is not its cause.
+        (pd.concat([NESTED, items("acp", right(535), seed=1)]), paired.AS_RUNS, 0, 1),
+        (pd.concat([NESTED, items("acp", right(510), seed=1)]), paired.DIFFERS, 0, 1),
+    ],
+)
+def test_only_significant_differences_count(records, verdict, low, high):
+    (row,) = paired.differences(records).itertuples()
+    assert row.verdict == verdict and row.difference == pytest.approx(-0.03)
+    assert low <= row.p_value <= high
 
 
 def test_pairs_of_the_paper_define_run_variance_without_a_second_seed():
     gaps = paired.paper_gaps()
     assert gaps["wikitext", "word_perplexity"] == pytest.approx(math.log(31.64 / 31.05))  # Table 3, 8k
     assert gaps["winogrande", "acc"] == pytest.approx(0.0213)  # Table 3, 4k: 48.78 and 50.91
-    assert len(gaps) == 12
+    assert len(gaps) == 12 and all(column.guess is not None for column in COLUMNS if column.is_accuracy)
     small = pd.concat([items("acp", right(500), "winogrande"), items("exact", right(520), "winogrande")])
     (row,) = paired.differences(small).itertuples()
     assert row.verdict == paired.AS_RUNS and row.adjusted_p_value < 1e-4
@@ -107,39 +95,65 @@ def pairs(task: str, *counts: tuple[int, int], metric: str = "acc") -> pd.DataFr
     )
 
 
-def test_tasks_match_if_pairs_rule_out_the_papers_differences():
-    # The paper's pairs differ by up to 2.13 points of winogrande (Table 3, 4k: 48.78 and 50.91).
-    close = pairs("winogrande", (700, 701), (720, 718), (691, 690))
-    assert table1.tasks_match(close).word == Word.REPRODUCED
-    exact = close["log_pruning_tolerance"].isna()
-    marked = table1.tasks_match(close.assign(commit=["new" if new else "old" for new in exact]))
-    assert marked.word == Word.INCONCLUSIVE
-    # A bitwise identical pair does not predict another pair.
-    assert table1.tasks_match(pairs("winogrande", *[(700, 700)] * 3, (701, 700))).word == Word.INCONCLUSIVE
-    # Neither significantly different nor equivalent.
-    assert (
-        table1.tasks_match(pairs("winogrande", (700, 730), (720, 690), (700, 701))).word == Word.INCONCLUSIVE
-    )
-    for apart in (-60, 60):  # an improvement is not equivalence either
-        far = [(700 + apart, 700), (690 + apart, 691), (720 + apart, 720)]
-        assert table1.tasks_match(pairs("winogrande", *far)).word == Word.CONTRADICTED
-        mixed = pd.concat([close.assign(task="piqa"), pairs("winogrande", *far)])
-        assert table1.tasks_match(mixed).word == Word.CONTRADICTED
+# The paper's pairs differ by up to 2.13 points of winogrande (Table 3, 4k: 48.78 and 50.91).
+CLOSE = pairs("winogrande", (700, 701), (720, 718), (691, 690))
+WORSE, BETTER = (
+    pairs("winogrande", (700 + n, 700), (690 + n, 691), (720 + n, 720)) for n in (-60, 60)
+)  # an improvement is not equivalence either
+TWO_VERSIONS = CLOSE.assign(commit=CLOSE["log_pruning_tolerance"].map(str))
+GUESSING = pairs("winogrande", (500, 501), (501, 502), (499, 500))
+KNOWN = pairs("arc_easy", (400, 401), (410, 409), (405, 406))
+LAMBADA = pairs("lambada_openai", (16, 16), (15, 15), (16, 16))
+OF_WORDS = LAMBADA.assign(metric="perplexity", value=-4.0)
+MATCH, APART, UNTOLD = Word.REPRODUCED, Word.CONTRADICTED, Word.INCONCLUSIVE
 
 
-def test_chance_level_models_are_inconclusive():
-    """A chance-level model scores the same with and without ACP."""
-    guessing = pairs("winogrande", (500, 501), (501, 502), (499, 500))
-    assert table1.tasks_match(guessing).word == Word.INCONCLUSIVE
-    # 62 % of BoolQ's answers are yes, so 60 % is the chance level.
-    assert table1.tasks_match(pairs("boolq", (600, 601), (600, 602), (601, 600))).word == Word.INCONCLUSIVE
-    known = pairs("arc_easy", (400, 401), (410, 409), (405, 406))
-    assert table1.tasks_match(pd.concat([guessing, known])).word == Word.REPRODUCED
-    # If the accuracy of a task is at chance level, its perplexity is not evidence either.
-    lambada = pairs("lambada_openai", (16, 16), (15, 15), (16, 16))
-    of_words = lambada.assign(metric="perplexity", value=-4.0)
-    assert table1.tasks_match(pd.concat([known, lambada, of_words])).word == Word.INCONCLUSIVE
-    assert {column.task for column in COLUMNS if column.is_accuracy and column.guess is None} == set()
+@pytest.mark.parametrize(
+    ("records", "word"),
+    [
+        ([CLOSE], MATCH),
+        ([TWO_VERSIONS], UNTOLD),
+        # A bitwise identical pair does not predict another pair.
+        ([pairs("winogrande", *[(700, 700)] * 3, (701, 700))], UNTOLD),
+        # Neither significantly different nor equivalent.
+        ([pairs("winogrande", (700, 730), (720, 690), (700, 701))], UNTOLD),
+        ([WORSE], APART),
+        ([BETTER], APART),
+        ([CLOSE.assign(task="piqa"), WORSE], APART),
+        # A chance-level model scores the same with and without ACP.
+        ([GUESSING], UNTOLD),
+        # 62 % of BoolQ's answers are yes, so 60 % is the chance level.
+        ([pairs("boolq", (600, 601), (600, 602), (601, 600))], UNTOLD),
+        ([GUESSING, KNOWN], MATCH),
+        # If the accuracy of a task is at chance level, its perplexity is not evidence either.
+        ([KNOWN, LAMBADA, OF_WORDS], UNTOLD),
+        # A pair and a column of the paper are required.
+        ([items("acp", right(500))], UNTOLD),
+        ([pairs("book_last_word", (700, 701), (710, 711), (700, 702))], UNTOLD),
+    ],
+)
+def test_tasks_match_if_pairs_rule_out_the_papers_differences(records, word):
+    assert table1.tasks_match(pd.concat(records)).word is word
+
+
+ONE = pd.concat([items("acp", right(700)), items("acp", right(500), "boolq"), items("exact", right(710))])
+BOOLQ = items("acp", right(500), "boolq", seed=1)
+OTHER = pd.concat([ONE, items("acp", right(740), seed=1), BOOLQ])
+
+
+@pytest.mark.parametrize(
+    ("records", "word"),
+    [
+        (ONE, UNTOLD),
+        (pd.concat([ONE, items("acp", right(702), seed=1), BOOLQ]), UNTOLD),
+        (OTHER, MATCH),
+        (OTHER.assign(commit=OTHER["seed"]), UNTOLD),  # the seeds have other code
+        (OTHER.assign(commit=OTHER["log_pruning_tolerance"].map(str)), MATCH),
+        (OTHER.assign(value=OTHER["value"] * (OTHER["item"] < 510)), UNTOLD),  # at chance level
+    ],
+)
+def test_seeds_differ_only_if_significant(records, word):
+    assert table1.seeds_differ(records).word is word
 
 
 def test_perplexity_above_the_vocabulary_size_is_undertrained():
@@ -161,12 +175,6 @@ def test_columns_are_corrected_for_multiple_testing():
     assert together.loc["winogrande", "adjusted_p_value"] == pytest.approx(2 * p_value)
 
 
-def test_tasks_require_a_pair_and_a_column_of_the_paper():
-    assert table1.tasks_match(items("acp", right(500))).word == Word.INCONCLUSIVE
-    book = table1.tasks_match(pairs("book_last_word", (700, 701), (710, 711), (700, 702)))
-    assert book.word == Word.INCONCLUSIVE
-
-
 def test_pairs_over_different_items_are_rejected():
     with pytest.raises(UnfitRecords, match="not the same items"):
         paired.differences(pd.concat([items("acp", right(5, 10)), items("exact", right(5, 9))]))
@@ -174,10 +182,3 @@ def test_pairs_over_different_items_are_rejected():
         paired.differences(pd.concat([items("acp", right(5, 10))] * 2))
     with pytest.raises(ValueError, match="item 1 is nan"):
         paired.differences(pd.concat([items(side, [-1.0, math.nan]) for side in ("acp", "exact")]))
-
-
-def test_items_are_weighted():
-    """A metric per character: 2 of 2 are correct in one item and 1 of 6 in the other."""
-    both = items("acp", [2.0, 1.0])
-    both["weight"] = [2, 6]
-    assert paired.score(both, "acc") == pytest.approx(3 / 8)

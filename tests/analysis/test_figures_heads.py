@@ -8,7 +8,7 @@ import pytest
 
 from analysis.acp import figure3, figure4, statistics
 from tests.analysis import synthetic
-from tests.suites import YAML, write_suite
+from tests.suites import YAML
 
 SUITE = YAML
 for before, after in (
@@ -23,18 +23,6 @@ for before, after in (
     assert before in SUITE
     SUITE = SUITE.replace(before, after)
 HEADS_RUN = "pro-big-256-acp"
-
-
-def record(name: str, metric: str, rows: list[dict]) -> None:
-    synthetic.write(name, metric, *rows)
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A working folder with the suite and without results."""
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path, SUITE)
-    return tmp_path
 
 
 def decay_rows(step: float, layer: int, head: int, block_q: int = 64) -> list[dict]:
@@ -59,43 +47,6 @@ def decay_rows(step: float, layer: int, head: int, block_q: int = 64) -> list[di
     ]
 
 
-def write_heads() -> None:
-    record(HEADS_RUN, "decay", decay_rows(1, 0, 2) + decay_rows(0.1, 1, 0) + decay_rows(0.001, 1, 3))
-    record(
-        HEADS_RUN,
-        "attention_weights",
-        [
-            {
-                "layer": layer,
-                "head": head,
-                "query_position": q,
-                "key_position": q // 2,
-                "attention_weight": 0.5,
-            }
-            for layer, head in ((0, 2), (1, 0), (1, 3))
-            for q in range(256)
-        ],
-    )
-    # On a grid of 4 by 4 blocks the most is 3 of 10: rows 2 and 3 prune 1 and 2.
-    record(
-        HEADS_RUN,
-        "pruned_ratio",
-        [
-            {
-                "layer": i // 4,
-                "head": i % 4,
-                "measured_tokens": 512,
-                "block_q_tokens": 64,
-                "block_k_tokens": 64,
-                "pruned_blocks": pruned,
-                "causal_blocks": 20,
-                "pruned_ratio": pruned / 20,
-            }
-            for i, pruned in enumerate((6, 6, 6, 0, 6, 3, 0, 1))
-        ],
-    )
-
-
 # --- statistics, by hand
 
 
@@ -111,22 +62,6 @@ def test_savings_use_the_bins_of_the_paper():
     assert found.tolist() == [0, 1, 18, 19, 10] and figure4.BINS == 20
     # The grid allows 30 %, an edge: what is there is left of it, and what a closed gate takes past it is not.
     assert figure4.savings_bins(of_heads([0, 5, 6, 7], 20)).tolist() == [0, 5, 5, 7]
-
-
-def test_heads_at_the_limit_are_found():
-    table = pd.DataFrame(
-        {
-            "context_length_tokens": 512,
-            "block_q_tokens": 64,
-            "block_k_tokens": 64,
-            "pruned_ratio": [0.5834, 0.575, 0.57, 0.0],
-        }
-    )
-    limit, there = figure4.grid_limit(table)
-    assert limit == pytest.approx(0.58333, abs=1e-4) and there.tolist() == [True, True, False, False]
-    table.loc[0, "block_q_tokens"] = 128
-    with pytest.raises(ValueError, match="2 grids"):
-        figure4.grid_limit(table)
 
 
 def curve(tolerance, losses, length=256, seed=0):
@@ -191,8 +126,43 @@ def test_boundary_is_a_staircase_in_token_coordinates():
 # --- figures
 
 
-def test_head_figures_are_plotted_from_results(folder):
-    write_heads()
+def test_head_figures_are_plotted_from_results(make_suite):
+    make_suite(SUITE)
+    decay = decay_rows(1, 0, 2) + decay_rows(0.1, 1, 0) + decay_rows(0.001, 1, 3)
+    synthetic.write(HEADS_RUN, "decay", *decay)
+    synthetic.write(
+        HEADS_RUN,
+        "attention_weights",
+        *[
+            {
+                "layer": layer,
+                "head": head,
+                "query_position": q,
+                "key_position": q // 2,
+                "attention_weight": 0.5,
+            }
+            for layer, head in ((0, 2), (1, 0), (1, 3))
+            for q in range(256)
+        ],
+    )
+    # On a grid of 4 by 4 blocks the most is 3 of 10: rows 2 and 3 prune 1 and 2.
+    synthetic.write(
+        HEADS_RUN,
+        "pruned_ratio",
+        *[
+            {
+                "layer": i // 4,
+                "head": i % 4,
+                "measured_tokens": 512,
+                "block_q_tokens": 64,
+                "block_k_tokens": 64,
+                "pruned_blocks": pruned,
+                "causal_blocks": 20,
+                "pruned_ratio": pruned / 20,
+            }
+            for i, pruned in enumerate((6, 6, 6, 0, 6, 3, 0, 1))
+        ],
+    )
     for name in ("figure1", "figure4", "figure5", "figure6"):
         synthetic.draw(name)
         assert Path("figures/mini", f"{name}.png").is_file()

@@ -9,11 +9,9 @@ from matplotlib import pyplot as plt
 
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite_file import load_suite
-from analysis import style
 from analysis.acp import figure7, figureA1, figureA2, sweeps
 from analysis.tables import UnfitRecords
 from tests.analysis import synthetic
-from tests.suites import write_suite
 
 RUN = "pro-tiny-128-acp"
 SWEEP = [
@@ -61,9 +59,8 @@ FIGURES = {
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
+def folder(make_suite, tmp_path):
+    make_suite()
     yield tmp_path
     plt.close("all")
 
@@ -99,5 +96,3 @@ def test_caption_numbers_match_a_hand_computation():
     )
     assert sweeps.head_margins(heads).tolist() == pytest.approx([math.exp(2), math.e])
     assert sweeps.slack_shares(heads).tolist() == [0.25, 1.0]
-    texts = [style.epochs(passes * 89e6, "h100") for passes in (1.9, 2, 4.5)]
-    assert texts == ["", ", 2.0 epochs", ", 4.5 epochs"] and style.epochs(1e12, "mini") == ""

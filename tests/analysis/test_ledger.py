@@ -1,6 +1,5 @@
 """The ledger: one row per claim, the deciding suite, and committed pages that match the rows."""
 
-import itertools
 import json
 import re
 import shutil
@@ -14,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from acp_repro.pipeline import freshness, planner
+from acp_repro.pipeline import freshness
 from acp_repro.pipeline.paper_registry import find_paper
 from acp_repro.pipeline.suite_file import load_suite, suite_names
 from analysis import ledger
@@ -79,19 +78,6 @@ def test_rows_match_the_committed_results(monkeypatch):
     ignore = Path(".gitignore").read_text()
     for folder in ("results", "figures"):
         assert sorted(re.findall(rf"^!/{folder}/(.*)/$", ignore, re.M)) == published != []
-
-
-def test_published_results_match_the_present_settings(monkeypatch):
-    """A fresh clone only plots them; an edited suite requires the runs to be measured again."""
-    monkeypatch.chdir(ROOT)
-    found = [
-        (suite, run, metric)
-        for suite in map(load_suite, suite_names())
-        for run, metric in itertools.product(suite.runs, suite.paper.metrics)
-        if suite.file.published and not metric.command and metric.path(suite.name, run.name).is_file()
-    ]
-    assert len(found) > 1000
-    assert [one for one in found if not freshness.is_current(*one)] == []
 
 
 def judge(id: str) -> ledger.Row:
@@ -183,7 +169,7 @@ def test_theorems_are_proved_and_small_runs_are_marked_as_such(mini, monkeypatch
     assert row.verdict is Word.REPRODUCED and "(the paper's scale)" in row.scale
     table = pd.DataFrame({"swept_log_pruning_tolerance": [-10.0], "largest_pruned_mass": [1e-9]})
     claim = next(claim for id, claim, _ in ledger.numbered(find_paper("acp")) if id == "acp.figure7.4")
-    assert ledger._word(claim, claim.check(table), ()) is Word.PROVED
+    assert ledger._word(claim, claim.check(table), ()) is Word.PROVED  # a theorem
 
 
 def test_the_paper_has_the_scale_of_every_run_that_decides():
@@ -308,11 +294,8 @@ def test_small_suite_is_compared_with_its_reference_results(again, monkeypatch, 
     said = capsys.readouterr().out
     assert re.search("reference: reproduced at small scale: .*70 % at 512", said)
     assert re.search("new: different magnitude: .*10 % at 512", said)
-    assert "  head: identical" in said
     assert "  pruned_blocks: mean 3, reference 6; at most 8.6e-01 of the largest value apart" in said
     shutil.rmtree("results/mini")  # as in a fresh clone: everything must be computed at a known cost
-    suite = load_suite("mini")
-    assert len(planner.missing(suite, planner.targets(suite, ["figure2"]))) > len(suite.runs)
     monkeypatch.setattr(claim, "run_words", lambda words: 3)
     assert claim.main(["acp.figure2.1", "--suite", "mini"]) == 3
     assert "cost: about 3 min of training on an H, about 2 s of measuring" in capsys.readouterr().out

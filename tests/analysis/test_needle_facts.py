@@ -5,7 +5,7 @@ import itertools
 import pandas as pd
 import pytest
 
-from analysis.acp import needle_facts, tableA1
+from analysis.acp import needle_facts
 from analysis.tables import UnfitRecords
 from analysis.verdict import Word
 
@@ -62,35 +62,25 @@ def test_verdict_over_pairs_of_training_runs(differences, status):
     assert f"difference {sum(differences) / len(differences):+.3f}" in verdict.ours
 
 
-def test_pair_with_two_code_versions_is_not_counted():
-    table = records(0.7, 0.8, 0.9, -9.0)
-    other = (table["seed"] == 3) & table["run"].str.startswith("exact")
-    verdict = needle_facts.kept(table.assign(commit=other.map({True: "b", False: "a"})))
-    assert verdict.word is Word.CONTRADICTED
+FAR, NEAR = records(0.7, 0.8, 0.9, -9.0), records(0.0, 0.1, 0.2)
+OTHER_CODE = (FAR["seed"] == 3) & FAR["run"].str.startswith("exact")
 
 
-def test_facts_not_found_by_the_baseline_cannot_be_damaged():
-    assert needle_facts.kept(records(0.0, 0.1, 0.2, recall=0.1)).word == Word.INCONCLUSIVE
+@pytest.mark.parametrize(
+    ("table", "word"),
+    [
+        (FAR.assign(commit=OTHER_CODE.map({True: "b", False: "a"})), Word.CONTRADICTED),  # three pairs count
+        (records(0.0, 0.1, 0.2, recall=0.1), Word.INCONCLUSIVE),  # not found by the baseline
+        (NEAR[NEAR["run"] == "acp-1"], Word.INCONCLUSIVE),  # not a pair
+        (NEAR[NEAR["run"] != "exact-1"], Word.INCONCLUSIVE),  # two pairs
+    ],
+)
+def test_only_complete_pairs_of_one_code_version_count(table, word):
+    assert needle_facts.kept(table).word is word
 
 
-def test_single_run_is_not_a_pair():
-    three = records(0.0, 0.1, 0.2)
-    alone = needle_facts.kept(three[three["run"] == "acp-1"])
-    assert alone.word == Word.INCONCLUSIVE
-    two = needle_facts.kept(three[three["run"] != "exact-1"])
-    assert two.word == Word.INCONCLUSIVE
+def test_incomplete_or_repeated_questions_are_rejected():
     with pytest.raises(UnfitRecords, match="were not asked the same"):
-        needle_facts.kept(three.drop(index=0))
+        needle_facts.kept(NEAR.drop(index=0))
     with pytest.raises(UnfitRecords, match="more than one record"):
-        needle_facts.kept(pd.concat([three, three]))
-
-
-def test_step_at_which_losses_diverge():
-    losses = pd.DataFrame(
-        {"run": run, "step": step, "loss_nats": 3.0 + (run == "b" and step >= 2) * 1e-15 * 10}
-        for run in "abc"
-        for step in range(5 - (run == "c"))
-    )
-    assert tableA1.parts_at(losses, "a", "b") == "2"
-    assert tableA1.parts_at(losses, "a", "c") == "no difference seen"
-    assert tableA1.parts_at(losses, "a", "d") == tableA1.parts_at(None, "a", "b") == "not recorded"
+        needle_facts.kept(pd.concat([NEAR, NEAR]))

@@ -15,7 +15,7 @@ from analysis.ledger import all_records, judge_claim
 from analysis.tables import UnfitRecords
 from analysis.verdict import Word
 from tests.analysis import synthetic
-from tests.suites import YAML, write_suite
+from tests.suites import YAML
 
 MEASURED, CONTRADICTED, UNTOLD = Word.REPRODUCED, Word.CONTRADICTED, Word.INCONCLUSIVE
 RUN = {"architecture": "pro", "size": "a", "context_length_tokens": 512, "trained_tokens": 10**9}
@@ -55,11 +55,9 @@ GAPS = {MEASURED: RIGHT, CONTRADICTED: WRONG, UNTOLD: [(-0.05, 0.04, 0.0), (-0.0
 
 
 @pytest.mark.parametrize(("gaps", "word"), [(one, word) for word, some in GAPS.items() for one in some])
-def test_fox_against_the_rope_baseline(gaps, word, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_fox_against_the_rope_baseline(make_suite, gaps, word):
     grid = f"[null], architecture: [rope, pro], seed: {[*range(len(gaps))]}"
-    write_suite(tmp_path, YAML.replace("[-10, null]", grid))
-    for run in (suite := load_suite("mini")).runs:
+    for run in (suite := make_suite(YAML.replace("[-10, null]", grid))).runs:
         nats = 3.0 + gaps[run.seed] * (run.architecture == "pro")
         synthetic.write(run.name, "loss", {"loss_nats": nats})
         synthetic.write(run.name, "loss_curve", *({"position": p, "loss_nats": nats} for p in (1, 127)))
@@ -119,12 +117,22 @@ def test_equally_perturbed_runs_are_compared_in_pairs():
         figure3.ensembles_match(losses((3.0, 3.0)).assign(run="one"))
 
 
-def test_runs_are_identical_if_no_step_differs():
-    pairs = losses(*[(3.0, 3.0)] * 3).replace({"log_pruning_tolerance": {-10.0: -20.0}})
-    steps = pd.concat([pairs.assign(suite="s", run="one", step=step) for step in range(3)], ignore_index=True)
-    assert figure3.same_steps(steps).word is MEASURED
-    assert figure3.same_steps(steps[steps["seed"] < 2]).word is UNTOLD
-    steps.loc[6, "loss_nats"] += 1e-7  # of seed 0 at step 1
-    found = figure3.same_steps(steps, pd.DataFrame({"training": [figure3.REPEAT], "diverges_here": [0]}))
-    assert found.word is CONTRADICTED
-    assert figure3.same_steps(steps).word is UNTOLD  # the cause may be the machine and not pruning
+SAME = pd.concat(
+    [losses(*[(3.0, 3.0)] * 3).assign(suite="s", run="one", step=step) for step in range(3)],
+    ignore_index=True,
+).replace({"log_pruning_tolerance": {-10.0: -20.0}})
+ONE_DIFFERS = SAME.assign(loss_nats=SAME["loss_nats"] + 1e-7 * (SAME.index == 6))  # of seed 0 at step 1
+REPEATED = pd.DataFrame({"training": [figure3.REPEAT], "diverges_here": [0]})
+
+
+@pytest.mark.parametrize(
+    ("records", "word"),
+    [
+        ([SAME], MEASURED),
+        ([SAME[SAME["seed"] < 2]], UNTOLD),
+        ([ONE_DIFFERS, REPEATED], CONTRADICTED),
+        ([ONE_DIFFERS], UNTOLD),  # the cause may be the machine and not pruning
+    ],
+)
+def test_runs_are_identical_if_no_step_differs(records, word):
+    assert figure3.same_steps(*records).word is word

@@ -6,7 +6,7 @@ import pytest
 from acp_repro.pipeline import provenance
 from acp_repro.pipeline.suite_file import load_suite
 from analysis import drawing
-from analysis.acp import naming, statistics, table2, table4
+from analysis.acp import naming, table2, table4
 from analysis.published import published
 from analysis.tables import UnfitRecords, one_each, side_by_side
 from tests.analysis import synthetic
@@ -18,29 +18,6 @@ def suite(tmp_path, monkeypatch):
     synthetic.two_lengths(tmp_path)
     synthetic.write_savings()
     return tmp_path
-
-
-def test_search_share_matches_a_hand_computation():
-    run = {
-        "architecture": "pro",
-        "size": "a",
-        "context_length_tokens": 128,
-        "log_pruning_tolerance": -10.0,
-        "seed": 0,
-        "trained_tokens": 10**9,
-        "device": "a GPU",
-    }
-    times = pd.DataFrame(
-        [
-            {**run, "method": "acp", "forward_ms": 3.0, "backward_ms": 5.0, "boundary_search_ms": 0.4},
-            {**run, "method": "exact", "forward_ms": 9.0, "backward_ms": 9.0},
-        ]
-    )
-    table = statistics.search_share(times)
-    assert table[["search_ms", "attention_ms"]].to_numpy().tolist() == [[0.4, 8.0]]
-    assert table["percent"].tolist() == pytest.approx([5.0])
-    with pytest.raises(UnfitRecords, match="attention_time, acp: no record"):
-        statistics.search_share(times[1:])
 
 
 def test_table2_shows_the_suite_and_the_paper(suite):

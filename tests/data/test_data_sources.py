@@ -121,17 +121,6 @@ def test_links_are_followed_without_cycles(tmp_path):
         TextSource([corpus])
 
 
-def test_identity_depends_on_the_text(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(as_jsonl())
-    first = TextSource([path]).identity
-    moved = path.rename(tmp_path / "b.jsonl")
-    assert TextSource([moved]).identity == first  # the identity ignores file names
-    assert TextSource([moved], "body").identity != first
-    moved.write_bytes(as_jsonl() + b"\n")
-    assert TextSource([moved]).identity != first
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -80,15 +80,15 @@ def test_too_little_text_for_the_vocabulary_is_rejected():
 # ---- GPT-2's, and files ---------------------------------------------------------------------
 
 
-def test_invalid_tokenizer_files_are_rejected(bpe, tmp_path):
-    path = tmp_path / "tokenizer.json"
-    for content, message in [
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
         (b"\xff", r"cannot be read .*relative paths start at"),
-        (bpe.json_text[:-20].encode(), "not a file of the library .*copy it again"),
-    ]:
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=rf"tokenizer: file: .*tokenizer\.json.*{message}"):
-            module.read_tokenizer(str(path))
-    assert module.save_json(bpe.json_text, tmp_path) == path
-    assert module.read_tokenizer(str(path)) == bpe.json_text
-    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.json"]
+        (b'{"version": ', "not a file of the library .*copy it again"),
+    ],
+)
+def test_invalid_tokenizer_files_are_rejected(tmp_path, content, message):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"tokenizer: file: .*tokenizer\.json.*{message}"):
+        module.read_tokenizer(str(path))

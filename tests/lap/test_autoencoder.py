@@ -50,30 +50,6 @@ def test_fused_operations_match_t5():
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_closed_gate_equals_the_text_without_the_token():
-    """Positions are disabled and block 0 does not mix tokens."""
-    built = without_element_0(model(beta=100.0, tau=1.0))
-    with torch.no_grad():
-        first = built.t5.encoder.block[0].layer
-        first[0].SelfAttention.o.weight.zero_()
-        first[0].SelfAttention.relative_attention_bias.weight.zero_()
-        ids = built.token_ids([TEXTS[0]])
-        dropped = int(ids[0, 2])
-        # Block 0 writes a strong signal for this token only, along its own component of the embedding.
-        others = built.t5.shared.weight[[i for i in set(ids[0].tolist()) if i != dropped]]
-        own = built.t5.shared.weight[dropped].clone()
-        basis = torch.linalg.qr(others[:, 1:].T)[0]
-        own[1:] -= basis @ (basis.T @ own[1:])
-        built.t5.encoder.block[0].layer[1] = _Signal(built.t5.shared.weight[dropped], own)
-        shorter = ids[:, ids[0] != dropped]
-        assert shorter.shape[1] < ids.shape[1]
-        memory, wanted = built.encode_ids(ids), built.encode_ids(shorter)
-        assert memory.kept.tolist() == wanted.kept.tolist() == [shorter.shape[1]]
-        torch.testing.assert_close(memory.vectors, wanted.vectors)
-        hidden = built.encode_tokens(ids, "soft").hidden[:, ids[0] != dropped]
-        torch.testing.assert_close(hidden, wanted.vectors)
-
-
 @pytest.mark.parametrize("form", ["masked", "removed"])
 def test_element_0_carries_only_the_gate_signal(form):
     """Each block receives 0 there: embedding values, read gates and writes of earlier blocks are cleared."""
@@ -86,19 +62,6 @@ def test_element_0_carries_only_the_gate_signal(form):
         built.encode_tokens(ids, "removed") if form == "masked" else built.encode_ids(ids)
     assert len(seen) == 4 and not any(hidden[..., 0].any() for hidden in seen)
     assert all(hidden[..., 1].any() for hidden in seen)
-
-
-class _Signal(torch.nn.Module):
-    """Replaces block 0's MLP: -1000 on element 0 for one token, 0 for tokens orthogonal to it."""
-
-    def __init__(self, token, own):
-        super().__init__()
-        self.own, self.scale = own, float(token @ own)
-
-    def forward(self, hidden):
-        signal = torch.zeros_like(hidden)
-        signal[..., 0] = -1000 * (hidden @ self.own / self.scale).clamp(0, 1)
-        return hidden + signal
 
 
 @pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
@@ -177,23 +140,6 @@ def test_batched_texts_equal_single_texts(built):
         assert built.decode(alone, max_length=12) == [written[row]]
 
 
-def test_finished_text_does_not_affect_the_others(monkeypatch):
-    built, step, texts = model(), Decoding.step, []
-    memory = built.encode(TEXTS)
-    whole = built.decode_ids(memory.vectors, memory.mask, 6)
-
-    def finish_second_text(state, tokens):
-        logits = step(state, tokens)
-        texts.append(len(tokens))
-        if len(texts) == 3:
-            logits[1, built.t5.config.eos_token_id] = torch.inf
-        return logits
-
-    monkeypatch.setattr(Decoding, "step", finish_second_text)
-    found = built.decode_ids(memory.vectors, memory.mask, 6)
-    assert texts == [3, 3, 3, 2, 2, 2] and found == [whole[0], whole[1][:2], whole[2]]
-
-
 @pytest.mark.parametrize("window", [0, 2, 5, None])
 def test_cached_decoding_matches_teacher_forcing(window):
     built = model(decoder_window=window)
@@ -245,9 +191,6 @@ def test_initialisation_from_any_t5(tmp_path, tied):
     ids = built.token_ids(TEXTS)
     with torch.no_grad():
         assert torch.equal(again(ids).cross_entropy, built.eval()(ids).cross_entropy)
-    assert again.encode(TEXTS).tokens == built.encode(TEXTS).tokens
-    as_t5 = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "ours")
-    assert torch.equal(as_t5.shared.weight, plain.shared.weight)
 
 
 def test_inference_in_training_mode_applies_no_dropout():
@@ -259,9 +202,6 @@ def test_inference_in_training_mode_applies_no_dropout():
     assert torch.equal(built.encode(TEXTS).vectors, memory.vectors)
     assert built.t5.encoder.training and not built.t5.decoder.training
     assert all(built.decode(memory, 8) == wanted for _ in range(3))
-    built.t5.decoder.train()
-    assert all(built.decode(memory, 8) == wanted for _ in range(3))
-    assert all(module.training for module in built.modules())
     ids = built.token_ids(TEXTS)
     assert built(ids).cross_entropy != built(ids).cross_entropy  # dropout is active in training
 

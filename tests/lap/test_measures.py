@@ -7,9 +7,8 @@ import torch
 
 from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
-from acp_repro.papers.lap.measure import removal_time
 from acp_repro.papers.lap.measure.keep_ratio_by_word import kind_of, measure_keep_ratio_by_word
-from acp_repro.papers.lap.measure.removal_time import _compare, held_bytes, measure_removal_time
+from acp_repro.papers.lap.measure.removal_time import _compare, held_bytes
 from tests.lap.tiny import TEXTS, model
 from tests.suites import slow_every_other
 
@@ -37,28 +36,6 @@ def test_blocks_after_a_gate_process_remaining_tokens(monkeypatch):
     del lengths[len(built.t5.encoder.block) :]  # of the second encoding
     assert lengths == [ids.shape[1], gates[0], gates[0], gates[1]]  # gates follow blocks 0 and 2
     assert vectors.shape[1] == gates[1] < gates[0] < ids.shape[1]
-
-
-@pytest.mark.parametrize("alike", [False, True])
-def test_each_keep_ratio_is_measured_once(alike, monkeypatch):
-    """Covers gates that close together, where no bias keeps half of the tokens."""
-    monkeypatch.setattr(removal_time, "SHARES", shares := (1.0, 0.5, 0.1))
-    built = model()
-    if alike:
-        with torch.no_grad():
-            for block in built.t5.encoder.block:
-                block.layer[0].SelfAttention.o.weight[0] = block.layer[-1].DenseReluDense.wo.weight[0] = 0
-    trained = SimpleNamespace(
-        model=built,
-        device=CPU,
-        task=SimpleNamespace(tokenizer=built.tokenizer),
-        measure_settings=SimpleNamespace(timed_lengths=[16], timed_texts=2),
-        heldout_rows=lambda _: built.token_ids([TEXTS[2]]).tolist(),
-    )
-    rows = measure_removal_time(trained)
-    keys = [(row["method"], row["length_tokens"], row["keep_ratio"]) for row in rows]
-    assert len(set(keys)) == len(keys) == 2 * (1 if alike else len(shares))
-    assert (min(row["keep_ratio"] for row in rows) == 1.0) == alike
 
 
 def test_measurement_order_is_balanced_between_masks_and_removal(built, monkeypatch):

@@ -7,8 +7,7 @@ import pandas as pd
 
 from acp_repro.measure import main
 from acp_repro.papers.acp.measure import first_divergence
-from acp_repro.pipeline.suite_file import load_suite
-from tests.suites import YAML, train_run, write_suite
+from tests.suites import YAML, train_run
 
 # Long enough for blocks that can be pruned.
 LONG = YAML.replace("[128]", "[512]").replace(
@@ -19,9 +18,8 @@ LONG = YAML.replace("[128]", "[512]").replace(
 FORK = ["first_divergence", "--suite", "mini", "--device", "cpu"]
 
 
-def test_runs_diverge_where_their_gradients_do(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path, LONG)
+def test_runs_diverge_where_their_gradients_do(make_suite, monkeypatch):
+    make_suite(LONG)
     monkeypatch.setattr(first_divergence, "TOLERANCES", (-0.001, -10_000.0))  # prune much and nothing
     monkeypatch.setattr(first_divergence, "MOST_STEPS", 3)
     monkeypatch.setattr(first_divergence, "LOOK_EVERY", 2)
@@ -53,10 +51,8 @@ def test_runs_diverge_where_their_gradients_do(tmp_path, monkeypatch):
     )
 
 
-def test_first_divergence_steps_match_train(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    run = load_suite("mini").run("pro-tiny-128-exact")
+def test_first_divergence_steps_match_train(make_suite, monkeypatch):
+    run = make_suite().run("pro-tiny-128-exact")
     train_run(run, stop_after=2)
     logged = [json.loads(line)["loss_nats"] for line in (run.folder / "metrics.jsonl").open()]
     monkeypatch.setattr(first_divergence, "TOLERANCES", (-10_000.0,))

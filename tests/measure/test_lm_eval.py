@@ -105,19 +105,25 @@ def test_local_files_are_converted_to_hub_columns(data):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("task", "file", "text", "words"),
     [
-        "{\n",
-        "",
-        '{"query": "Q"}\n',
-        '{"query": "Question: a\\n", "choices": ["a", "b"], "gold": 2}\n',
-        '{"query": "a", "choices": ["a", "b"], "gold": 1}\n',
+        ("piqa", "lm_eval/piqa.jsonl", "{\n", r"piqa\.jsonl: not the items of piqa"),
+        ("piqa", "lm_eval/piqa.jsonl", "", r"piqa\.jsonl: contains no item of piqa"),
+        ("piqa", "lm_eval/piqa.jsonl", '{"query": "Q"}\n', r"piqa\.jsonl: not the items of piqa"),
+        (
+            "piqa",
+            "lm_eval/piqa.jsonl",
+            '{"query": "Question: a\\n", "choices": ["a", "b"], "gold": 2}\n',
+            "not the items",
+        ),
+        ("piqa", "lm_eval/piqa.jsonl", '{"query": "a", "choices": ["a", "b"], "gold": 1}\n', "not the items"),
+        ("wikitext", "wikitext2/wiki.test.raw", "<html>404</html>\n", "precedes the heading of the first article"),
     ],
 )
-def test_damaged_file_is_named_in_one_line(data, text):
-    (data / "lm_eval" / "piqa.jsonl").write_text(text)
-    with pytest.raises(TaskData, match=r"piqa\.jsonl: (not the items|contains no item) of piqa") as caught:
-        read_documents("piqa", data)
+def test_damaged_file_is_named_in_one_line(data, task, file, text, words):
+    (data / file).write_text(text)
+    with pytest.raises(TaskData, match=words) as caught:
+        read_documents(task, data)
     assert "\n" not in str(caught.value)
 
 
@@ -132,9 +138,6 @@ def test_missing_files_are_reported(data, tmp_path):
     (data / "lm_eval" / "piqa.jsonl").unlink()
     with pytest.raises(TaskData, match=r"lacks lm_eval/piqa\.jsonl, so piqa cannot be evaluated"):
         check_files(["copa", "piqa"], data)
-    (data / "wikitext2" / "wiki.test.raw").write_text("<html>404</html>\n")
-    with pytest.raises(TaskData, match="precedes the heading of the first article"):
-        read_documents("wikitext", data)
 
 
 # --- the harness -------------------------------------------------------------------------------------
@@ -224,9 +227,8 @@ def test_prompts_match_the_harness(evaluation, data):
 
 
 def test_interrupted_evaluation_resumes(evaluation, data, tmp_path):
-    tasks, notes = evaluation.load_tasks(["piqa", "copa"], data)
-    assert notes[0] == "piqa: lm_eval/piqa.jsonl contains 3 items, the whole set has 1,838"
-    saved, said = {"kept": tmp_path / "kept", "identity": {}}, []
+    tasks, _ = evaluation.load_tasks(["piqa", "copa"], data)
+    kept, said = tmp_path / "kept", []
 
     def stop_at_the_second(line: str) -> None:
         if "copa" in line:
@@ -256,29 +258,21 @@ def test_unknown_tasks_and_unreachable_items_are_reported_in_one_line(evaluation
         evaluation.load_tasks(["piqa"])
 
 
-def test_suite_results_and_table(evaluation, tmp_path, monkeypatch):
+def test_suite_results_and_table(make_suite, evaluation):
     """From training to Table 1, through the commands, over the tasks of the corpus."""
     from acp_repro import measure
-    from acp_repro.pipeline.suite_file import load_suite
     from analysis import drawing
-    from tests.suites import YAML, records, train_run, write_suite
+    from tests.suites import YAML, records, train_run
 
-    monkeypatch.chdir(tmp_path)
     extra = "loss_tokens: 256, lm_eval_tasks: [book_last_word], lm_eval_items: 3}"
-    write_suite(tmp_path, YAML.replace("loss_tokens: 256}", extra))
-    for run in load_suite("mini").runs:
+    for run in make_suite(YAML.replace("loss_tokens: 256}", extra)).runs:
         train_run(run)
     assert measure.main(["lm_eval", "lm_eval_items", "--suite", "mini", "--device", "cpu"]) == 0
-    table = records("lm_eval")
-    assert set(table["task"]) == {"book_last_word"} and set(table["items"]) == {3}
-    assert table["begins_with_bos"].all()
-    items = records("lm_eval_items")
-    assert len(items) == 2 * 2 * 3  # runs, metrics, items
+    assert set(records("lm_eval")["items"]) == {3}
+    assert len(records("lm_eval_items")) == 2 * 2 * 3  # runs, metrics, items
     assert (
         measure.main(["lm_eval", "same_weights_tasks", "--suite", "mini", "--force", "--device", "cpu"]) == 0
     )
     same = records("same_weights_tasks").iloc[0]
     assert (same["items"], same["differing_answers"]) == (3, 0) and same["largest_difference_nats"] < 0.01
-    path = drawing.draw("mini", "table1")
-    text = path.read_text()
-    assert "ACP − exact" in text
+    assert drawing.draw("mini", "table1").is_file()

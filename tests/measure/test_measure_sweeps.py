@@ -11,16 +11,17 @@ from acp_repro import sweep_epsilon
 from acp_repro.attention import logit_bound_from_norms, pruning_threshold, reference
 from acp_repro.attention.boundary import count_blocks, find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
-from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
+from acp_repro.model import save_pretrained
 from acp_repro.model.capture import AttentionInputs, attention_inputs
+from acp_repro.model.loss import IGNORED_LABEL
 from acp_repro.papers.acp.measure import pruned_mass
 from acp_repro.papers.acp.measure.pruned_ratio import measure_block_size, measure_epsilon_sweep
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import PassSettings, TrainedFoX, one_pass
 from acp_repro.pipeline.data.text_checkpoint import TextCheckpoint, labelled_batches
-from acp_repro.pipeline.suite_file import load_suite
-from tests.suites import YAML, with_measure, write_suite
+from tests.suites import YAML, with_measure
+from tests.test_heads import small_model
 
 RUN = "pro-tiny-256-acp"
 LONGER = YAML.replace("context_length: [128]", "context_length: [256]").replace(
@@ -105,19 +106,6 @@ def test_slack_is_the_largest_safe_value(seed, tolerance, monkeypatch):
     assert reached.any() and (above[reached] >= math.exp(tolerance)).all()
 
 
-def small_model(tolerance: float | None = -10.0) -> FoXForCausalLM:
-    """A random byte-level FoX (Pro): one head per layer forgets immediately, the other hardly."""
-    torch.manual_seed(0)
-    model = FoXForCausalLM(
-        FoXConfig.pro(
-            vocab_size=257, hidden_size=32, num_hidden_layers=2, num_heads=2, log_pruning_tolerance=tolerance
-        )
-    )
-    for block in model.model.layers:
-        block.attn.fgate_proj.bias.data = torch.tensor([-1.0, 3.0])
-    return model
-
-
 def small_batches(rows: int = 2, length: int = 320) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ids = torch.randint(0, 256, (rows, length), generator=torch.Generator().manual_seed(1))
     return [(row[None], row.roll(-1)[None]) for row in ids]
@@ -138,7 +126,7 @@ def test_one_pass_returns_the_mean_loss_over_labelled_tokens():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_swept_mass_grows_with_epsilon_and_stays_below_it(dtype):
-    model = small_model(tolerance=None)
+    model = small_model(log_pruning_tolerance=None)
     rows = measure_epsilon_sweep(model, small_batches(), PassSettings(dtype, "small"), TOLERANCES)
     assert model.config.log_pruning_tolerance is None
     assert {tuple(row) for row in rows} == {PAPER.metric("epsilon_sweep").columns}
@@ -154,20 +142,10 @@ def test_swept_mass_grows_with_epsilon_and_stays_below_it(dtype):
     assert frame["loss_nats"].to_numpy() == pytest.approx(exact, abs=1e-3)
 
 
-def test_no_pruning_has_zero_mass():
-    model = small_model()
-    for block in model.model.layers:
-        block.attn.fgate_proj.bias.data.fill_(20.0)
-    (row,) = measure_epsilon_sweep(model, small_batches(), SMALL, [-10.0])
-    assert row["block_pruned_ratio"] == 0.0 and row["largest_pruned_mass"] is None
-
-
 @pytest.fixture
-def trained(tmp_path, monkeypatch):
+def trained(make_suite):
     """A run of a tiny suite with the weights of `small_model`."""
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path, LONGER)
-    suite = load_suite("mini")
+    suite = make_suite(LONGER)
     suite = with_measure(suite, sweep_tokens=600)
     run = suite.run(RUN)
     return TrainedFoX(suite, run, FoXTask(run), small_model(), torch.device("cpu"), 0)
@@ -246,10 +224,7 @@ def test_model_without_forget_gate_is_refused(tmp_path, capsys):
 
 
 def test_last_tokens_of_checkpoint_batches_have_no_loss(checkpoint):
-    found = TextCheckpoint(checkpoint / "fox")
-    ids = found.input_ids(256, 700, text=checkpoint / "text.txt")
-    model, batches = found.load(torch.device("cpu")), labelled_batches(ids, torch.device("cpu"))
-    ((inputs, labels),) = batches
+    ids = TextCheckpoint(checkpoint / "fox").input_ids(256, 700, text=checkpoint / "text.txt")
+    ((inputs, labels),) = labelled_batches(ids, torch.device("cpu"))
     assert torch.equal(inputs, ids) and torch.equal(labels[:, :-1], ids[:, 1:])
-    with torch.no_grad():
-        assert (model.loss_per_token(inputs, labels)[:, -1] == 0).all()
+    assert (labels[:, -1] == IGNORED_LABEL).all()

@@ -19,31 +19,25 @@ from acp_repro.pipeline.needle import trial
 from acp_repro.pipeline.needle.prompt import WORDINGS, hide, tokenise_needles
 from acp_repro.pipeline.suite_file import load_suite
 from tests.measure.test_needle_text import BYTES, DEED, LENGTH, NEEDLES, bytes_needle
-from tests.suites import with_measure, write_suite
+from tests.suites import with_measure
 
 # --- asking a model
 
 
-class Copier:
+class Copier(torch.nn.Module):
     """Perfect retrieval: copies what followed the last occurrence of the prompt's final eight bytes, or x."""
 
     def __init__(self):
+        super().__init__()
         self.parameter = torch.nn.Parameter(torch.zeros(1))
         self.config = FoXConfig.pro(vocab_size=257, hidden_size=16, num_hidden_layers=1, num_heads=1)
-        self.ids, self.calls = None, 0
-
-    def parameters(self):
-        return iter([self.parameter])
-
-    def modules(self):
-        return iter(())
+        self.ids = None
 
     def check_input_ids(self, input_ids):
         pass
 
-    def __call__(self, input_ids, cache=None, *, return_hidden, seq_start=None):
+    def forward(self, input_ids, cache=None, *, return_hidden, seq_start=None):
         assert return_hidden
-        self.calls += 1
         continues = cache is not None and input_ids.shape[1] == 1
         self.ids = torch.cat([self.ids, input_ids], 1) if continues else input_ids
         rows = [self._next(row.tolist()) for row in self.ids]
@@ -51,7 +45,6 @@ class Copier:
 
     def _next(self, row):
         """The byte after each position; a wrong byte for unseen contexts."""
-        row = [int(x) for x in row]
         seen, following = {}, torch.full((len(row),), ord("x"))
         for end in range(8, len(row) + 1):
             key = tuple(row[end - 8 : end])
@@ -110,11 +103,10 @@ def test_likelihood_matches_the_full_forward():
 
 
 @pytest.fixture
-def trained(tmp_path, monkeypatch):
+def trained(make_suite, tmp_path):
     """A run of a tiny suite without its exact pair, with fresh weights."""
-    monkeypatch.chdir(tmp_path)
     text = NEEDLES.replace("[-10, null], needle_fraction: [0, 0.5]", "[-10]").replace(f"{LENGTH}]", "512]")
-    write_suite(tmp_path, text)
+    make_suite(text)
     (tmp_path / "heldout.txt").write_text("a dog that forgets is a fox. " * 100)
     suite = with_measure(load_suite("mini"), needle_depths=[0.0, 1.0], needle_samples=1, needle_lengths=[500])
     torch.manual_seed(0)
@@ -184,7 +176,5 @@ def test_log_is_thinned_to_its_evaluations(trained, pruned):
     gap = steps[1] - steps[0]
     assert rows[-1]["averaged_steps"] == gap and rows[-1]["loss_nats"] == 400 - (gap - 1) / 2
     assert rows[-1]["throughput_tokens_per_s"] == 1400 - (gap - 1) / 2
-    assert sum({row["step"]: row["averaged_steps"] for row in rows}.values()) == 401
     each = losses.measure_step_losses(trained)
     assert [row["step"] for row in each] == list(range(401)) and each[-1]["loss_nats"] == 400
-    assert set(each[0]) == set(PAPER.metric("step_losses").columns)

@@ -12,12 +12,10 @@ from acp_repro.model import ByteTokenizer
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.data.sources import Document
-from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.freshness import differences
 from acp_repro.pipeline.needle import documents, haystack, trial
 from acp_repro.pipeline.needle.prompt import WORDINGS, tokenise_needles
-from acp_repro.pipeline.suite_file import load_suite
-from tests.suites import YAML, write_suite
+from tests.suites import YAML
 
 BYTES = ByteTokenizer()
 DEED = "eat a sandwich and sit in Dolores Park on a sunny day"
@@ -93,10 +91,8 @@ def test_text_pieces_are_evenly_spaced_and_wrap_around():
         haystack.text_haystacks(texts, BYTES.encode, 11, 1)
 
 
-def test_heldout_pieces_are_complete_contiguous_sequences(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    corpus = prepare(load_suite("mini").file.data)
+def test_heldout_pieces_are_complete_contiguous_sequences(make_suite, tmp_path):
+    corpus = prepare(make_suite().file.data)
     held = BYTES.encode((tmp_path / "heldout.txt").read_text())  # 860 bytes
     pieces = haystack.heldout_haystacks(corpus, 128, 200, 2)
     assert [len(piece) for piece in pieces] == [256, 256]
@@ -133,24 +129,12 @@ def test_document_has_its_length_and_states_each_fact_before_the_question():
     assert len(answers) >= 8 and all(answers.count(answer) == 2 for answer in answers)
     quoted = [re.findall(r"\bw\d+", answer) for answer in answers]
     assert {bool(words) for words in quoted} == {True, False}
-    left = re.sub(r"\n[A-Z][^\n]*\.\n", "", text)
-    assert words.startswith(left) and 0.5 <= len(left) / len(text) < 0.7
-    assert not set(left.split()[:-1]) & {word for answer in quoted for word in answer}
     short = BYTES.encode("short")
     assert (documents.needle_document(short, BYTES, np.random.default_rng(1)) == short).all()
 
 
-def test_needle_runs_have_the_requested_share_and_pairs_share_their_data(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path, NEEDLES)
-    suite = load_suite("mini")
-    names = [
-        "pro-tiny-1k-acp",
-        "pro-tiny-1k-acp-needles50",
-        "pro-tiny-1k-exact",
-        "pro-tiny-1k-exact-needles50",
-    ]
-    assert [run.name for run in suite.runs] == names
+def test_needle_runs_have_the_requested_share_and_pairs_share_their_data(make_suite):
+    suite = make_suite(NEEDLES)
     plain, acp, _, exact = suite.runs
     before = json.loads(json.dumps(plain.as_dict()))
     assert differences(before, acp) == ["needle_fraction: 0.0, now 0.5"]
@@ -166,6 +150,3 @@ def test_needle_runs_have_the_requested_share_and_pairs_share_their_data(tmp_pat
         changed += int(rows.sum())
         assert all("Answer:" in BYTES.decode(row) for row in labels[rows])
     assert 10 <= changed <= 30
-    with pytest.raises(SuiteError, match=r"needle_fraction\[0\]: must be a number in \[0, 1\], got 2"):
-        write_suite(tmp_path, NEEDLES.replace("[0, 0.5]", "[2]"))
-        load_suite("mini")

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 import torch
 
-from acp_repro.pipeline.benchmark.timing import interleaved, largest_sum, orders, peak_memory
+from acp_repro.pipeline.benchmark.timing import interleaved, orders, peak_memory
 
 CPU = torch.device("cpu")
 
@@ -45,16 +45,6 @@ def test_warm_ups_are_excluded_and_failures_propagate():
     assert len(made) == 5 and len(times["one"]) == 2
     with pytest.raises(ZeroDivisionError):
         interleaved({"one": lambda: 1 / 0}, CPU, 2)
-
-
-def event(ts, size, device=0):
-    return {"name": "[memory]", "ts": ts, "args": {"Bytes": size, "Device Type": device}}
-
-
-def test_peak_memory_is_the_largest_sum_of_live_tensors():
-    events = [event(3, 50), event(1, 100), event(2, -100), event(2.5, 999, device=1), {"name": "aten::add"}]
-    assert largest_sum(events) == 100
-    assert largest_sum([]) == 0
 
 
 def test_peak_memory_on_a_cpu():

@@ -10,16 +10,13 @@ from acp_repro.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite_file import load_suite
 from analysis.acp import table_scaling
-from tests.suites import write_suite
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    return load_suite("mini").runs[0]
+def run(make_suite):
+    return make_suite().runs[0]
 
 
 def test_training_steps_measure_both_methods_without_changing_weights(run, monkeypatch):

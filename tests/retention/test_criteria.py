@@ -46,10 +46,6 @@ def items(split="test", total=400, task="d", **of_methods):
     return pd.DataFrame(rows).assign(split=split, items_hash="one set", keep_ratio=0.3, **same)
 
 
-def unpaired(records):
-    return records.assign(items_hash=None, items_right=None)
-
-
 def tasks(*numbers):
     return pd.concat([items(task=f"t{i}", ar=[n], h2o=[300]) for i, n in enumerate(numbers)])
 
@@ -59,7 +55,7 @@ def tasks(*numbers):
     [
         # 80 % against 76 of 400 items: clear as pairs, 1.4 standard errors apart as scores.
         (items(ar=[320], h2o=[304]), MET),
-        (unpaired(items(ar=[320], h2o=[304])), UNTOLD),
+        (items(ar=[320], h2o=[304]).assign(items_hash=None, items_right=None), UNTOLD),
         # Five items are inconclusive, ten are not; dev items count like test items.
         (items(total=100, ar=[90], h2o=[85]), UNTOLD),
         (pd.concat([items(s, 100, ar=[90], h2o=[85]) for s in ("test", "dev")]), MET),

@@ -100,9 +100,6 @@ def here(folder, monkeypatch):
 
 
 def test_runs_of_a_suite(here):
-    names = [run.name for run in here.runs]
-    assert names[:3] == ["toy-mini-dense", "toy-mini-random-50-input", "toy-mini-random-30-input"]
-    assert "toy-mini-ar-30-input-t0.4" in names and "asked-mini-ar-50-afterblocks" in names
     pair = here.run("toy-mini-ar-30-input").as_dict(), here.run("toy-mini-h2o-30-input").as_dict()
     assert [key for key in pair[0] if pair[0][key] != pair[1][key]] == ["method"]
     assert [r.name for r in here.sweeps()] == ["toy-mini-ar-30-input", "toy-mini-ar-30-input-t0.4"]
@@ -204,8 +201,6 @@ def test_pipeline_measures_plots_and_reports(here, capsys):
     for item in drawn:
         drawing.draw("mini", item.name)
         assert item.path("mini").stat().st_size > 100
-    for name in ("figure2", "table2", "tableI"):
-        assert "nan" not in Path(f"figures/mini/{name}.md").read_text().partition("Measured by")[0]
     found = {row.id: row.verdict for entry in gather("mini").entries if entry.made for row in entry.rows}
     assert found["retention.table5.1"] is Word.TESTED
     assert found["retention.figureH.1"] is Word.CONTRADICTED  # as its root
@@ -225,8 +220,6 @@ def test_pipeline_measures_plots_and_reports(here, capsys):
     plain = dense[dense["pruning"] == "none"].set_index("metric")["score_percent"]
     output = dense[dense["pruning_gates"] == "output"].set_index("metric")["score_percent"]
     assert (output == plain.reindex(output.index)).all()  # only [CLS] is read, so nothing is lost
-    tokens = read_records(here, "keep_ratio_by_layer", here.adaptive)
-    assert (tokens[tokens["layer"] == 0]["keep_ratio"] == 1).all()
 
     # A measured run is exported in the project format.
     given = ["--suite", "mini", "--run", "toy-mini-ar-30-input", "--name", "tiny"]
@@ -268,22 +261,15 @@ def test_best_span_is_inside_the_text_and_ordered():
     )
 
 
-@pytest.fixture
-def built(here):
-    """A run's task and its model, with initial weights and without training phases."""
+def test_metrics_weight_examples_equally(here, monkeypatch):
+    """The number of examples is not a multiple of the batch size."""
     run = here.run("toy-mini-ar-30-input")
     task = PAPER.load_task()(run)
     torch.manual_seed(1)
-    model = task.build()
+    model, rows = task.build().eval(), task.texts.encoded("test")
     model.retention.configure(open_steps=0, hard_from_step=None)
-    return task, TrainedRetention(here, run, task, model, CPU, 0)
-
-
-def test_metrics_weight_examples_equally(built, monkeypatch):
-    """The number of examples is not a multiple of the batch size."""
-    task, trained = built
+    trained = TrainedRetention(here, run, task, model, CPU, 0, texts=task.texts)
     monkeypatch.setattr(trained_module, "_ROWS", 5)
-    model, rows = trained.model.eval(), task.texts.encoded("test")
     assert len(rows) % 5
     with torch.no_grad():
         alone = [model(**name_inputs(task.texts.tensors([row]), CPU)).loss.item() for row in rows]
@@ -298,42 +284,19 @@ def test_metrics_weight_examples_equally(built, monkeypatch):
         monkeypatch.setattr(budgets, "_ROWS", size)
         records += measure_slackness(trained)
     batches = [task.texts.tensors(part) for part in task.texts.batches("train", 1, 16)]
-    budget, counted, opened = 0, 0.0, 0.0
     with torch.no_grad(), model.retention.recorded() as seen:
         for one in batches:
             model(**name_inputs(one, CPU))
-    for record in seen:
-        scores = record.scores[0, 1:]
-        budget += record.budget.item()
-        counted += 1 + torch.sigmoid(scores).sum().item()  # [CLS] counts fully
-        opened += 1 + torch.sigmoid(scores - 0.66 * math.log(0.1 / 1.1)).sum().item()
+    shift = 0.66 * math.log(0.1 / 1.1)
+    budget = sum(one.budget.item() for one in seen)
+    counted = sum(1 + torch.sigmoid(one.scores[0, 1:]).sum().item() for one in seen)  # [CLS] counts fully
+    opened = sum(1 + torch.sigmoid(one.scores[0, 1:] - shift).sum().item() for one in seen)
     for record in records:
         assert record["soft_loss_nats"] == pytest.approx(records[0]["soft_loss_nats"], rel=1e-5)
         assert record["budget_tokens"] == budget / len(batches)
         assert record["counted_tokens"] == pytest.approx(counted / len(batches), rel=1e-5)
         assert record["open_tokens"] == pytest.approx(opened / len(batches), rel=1e-5)
         assert record["hard_loss_nats"] != pytest.approx(record["soft_loss_nats"], rel=1e-5)
-
-
-def test_training_step_raises_lambda_and_evaluation_changes_nothing(here, built):
-    task, trained = built
-    config, steps = task.build().retention.config, task.steps
-    assert (config.open_steps, config.hard_from_step) == (round(0.3 * steps), steps - round(0.3 * steps))
-    model, batch = trained.model.train(), task.batch(0)
-    task.before_step(model, 5)
-    with model.retention.recorded() as records:
-        task.loss(model, *batch).backward()
-    lengths = batch[1].sum(1)
-    violation = ((records[0].counted.sum(1) - records[0].budget) / lengths).mean()
-    task.after_step(model, 5)
-    assert model.retention.step == 5
-    torch.testing.assert_close(model.retention.multiplier, 0.01 * violation[None])
-    before = torch.get_rng_state()
-    watched = task.watch(model, *batch)
-    assert model.training and torch.equal(torch.get_rng_state(), before)
-    assert watched["counted_share"] == [
-        pytest.approx(records[0].counted.sum().item() / lengths.sum().item(), rel=0.2)
-    ]
 
 
 def test_longformer_question_answering_with_a_new_tokenizer(here):

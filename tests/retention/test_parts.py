@@ -1,6 +1,5 @@
 """The components of Adaptive Retention that need only torch: settings, budget, gates, scorer, cost."""
 
-import json
 import re
 
 import pytest
@@ -55,22 +54,6 @@ def test_scorer_applies_equation_3_to_kept_tokens_only():
     assert called == [scorer.w, scorer.u, scorer.v]
 
 
-def test_gradients_match_finite_differences():
-    torch.manual_seed(1)
-    x = torch.randn(2, 9, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: running_summary(x, 0.8), x)
-    scorer = RetentionScorer(3, 4, 0.9).double()
-    kept = torch.rand(2, 9) > 0.3
-    weights = tuple(scorer.parameters())
-    assert torch.autograd.gradcheck(lambda *_: scorer(x, kept)[kept], (x, *weights))
-    # Inside the clamp, where z is neither 0 nor 1: the gate has corners at both ends.
-    s = torch.linspace(-1, 1, 20, dtype=torch.float64).requires_grad_()
-    u = torch.full((20,), 0.5, dtype=torch.float64)
-    z = hard_concrete(s, u, 0.66, (-0.1, 1.1))
-    assert ((z > 0.01) & (z < 0.99)).all()
-    assert torch.autograd.gradcheck(lambda s: hard_concrete(s, u, 0.66, (-0.1, 1.1)), s)
-
-
 def test_hard_concrete_open_rate_matches_its_formula():
     s, beta, stretch = torch.tensor([-2.0, 0.0, 1.5]), 0.66, (-0.1, 1.1)
     u = torch.rand(200_000, 3, generator=torch.Generator().manual_seed(0))
@@ -112,27 +95,34 @@ def test_invalid_settings_are_rejected_at_construction(settings, words):
         RetentionConfig(**{"budget": 0.5} | settings)
 
 
-def test_settings_round_trip_through_json():
-    config = RetentionConfig(0.3, gates=(0, 2), stretch=(-0.2, 1.3), schedule="profile", profile=(0.5, 0.4))
-    assert RetentionConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
-    with pytest.raises(ValueError, match="budgt: no such setting; did you mean budget"):
-        RetentionConfig.from_dict({"budgt": 0.3})
+@pytest.mark.parametrize(
+    ("budget", "settings", "places", "active"),
+    [
+        (0.5, {"gates": "after_blocks"}, (1, 2, 3), (1,)),  # a gate that cannot drop tokens is omitted
+        (0.5, {"gates": "after_blocks", "schedule": "geometric"}, (1, 2, 3), (1, 2, 3)),
+        (0.5, {"schedule": "profile", "profile": (1.0, 0.4, 0.4)}, (1, 2, 3), (2,)),
+        (0.5, {"gates": "input"}, (0,), (0,)),
+        (0.5, {"gates": "output"}, (3,), (3,)),
+        (1.0, {}, (), ()),
+        (0.5, {"method": "dense"}, (), ()),
+        (1.0, {"schedule": "profile", "profile": (0.5,), "gates": "input"}, (0,), (0,)),
+    ],
+)
+def test_gate_positions(budget, settings, places, active):
+    config = RetentionConfig(budget, **settings)
+    assert config.places(3) == places and active_gates(config, places) == active
 
 
-def test_gate_positions():
-    for gates, places in (("after_blocks", (1, 2, 3)), ("input", (0,)), ("output", (3,))):
-        assert RetentionConfig(0.5, gates=gates).places(3) == places
-    assert RetentionConfig(1.0).places(3) == () == RetentionConfig(0.5, method="dense").places(3)
-    assert RetentionConfig(1.0, schedule="profile", profile=(0.5,), gates="input").places(3) == (0,)
-    with pytest.raises(ValueError, match="is after the last of 3 blocks"):
-        RetentionConfig(0.5, gates=(1, 4)).places(3)
-    with pytest.raises(ValueError, match="profile: has 6 shares for 3 gates"):
-        RetentionConfig(0.5, schedule="profile", profile="table5_30").places(3)
-    # A gate that cannot drop tokens is omitted.
-    assert active_gates(RetentionConfig(0.5), (1, 2, 3)) == (1,)
-    assert active_gates(RetentionConfig(0.5, schedule="geometric"), (1, 2, 3)) == (1, 2, 3)
-    flat = RetentionConfig(0.5, schedule="profile", profile=(1.0, 0.4, 0.4))
-    assert active_gates(flat, (1, 2, 3)) == (2,)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gates": (1, 4)}, "is after the last of 3 blocks"),
+        ({"schedule": "profile", "profile": "table5_30"}, "profile: has 6 shares for 3 gates"),
+    ],
+)
+def test_gate_positions_must_fit_the_encoder(settings, words):
+    with pytest.raises(ValueError, match=words):
+        RetentionConfig(0.5, **settings).places(3)
 
 
 def test_budgets_of_each_schedule():

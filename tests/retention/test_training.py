@@ -28,7 +28,7 @@ def test_training_reaches_every_weight_and_adds_the_penalty(kind, head):
         torch.testing.assert_close(gated.retention.multiplier, (before + 0.01 * found).clamp(min=0))
         if method == "adaptive":
             torch.testing.assert_close(penalty, (2.0 * found).sum())
-        plain = gated.eval()(**inputs, **labels).loss
+        plain = gated.eval()(**inputs, **labels, return_dict=False)[0]
         gated.retention.multiplier.fill_(100.0)
         assert gated(**inputs, **labels).loss == plain  # no penalty outside training
 
@@ -209,11 +209,12 @@ def test_fixed_lambda_is_constant_and_joint_lambda_rises_by_descent():
     fixed(**inputs).loss.backward()
     fixed.retention.ascend()
     assert fixed.retention.multiplier == torch.tensor([0.7])
-    joint = retained(model, multiplier="joint", initial_multiplier=0.7).train()
+    joint = retained(model, multiplier="joint", initial_multiplier=0.7, augmentation=6.0).train()
     joint(**inputs).loss.backward()
     violation = joint.retention._violations[0]
     torch.testing.assert_close(joint.retention.multiplier.grad, -violation)
-    torch.testing.assert_close(joint.retention.penalty, (0.7 * violation).sum())
+    expected = 0.7 * violation.sum() + 3 * violation.square().sum()  # half of the augmentation
+    torch.testing.assert_close(joint.retention.penalty, expected)
 
 
 def test_z_without_relaxation_equals_p_and_the_threshold_applies_to_p():
@@ -248,34 +249,20 @@ def test_top_is_distilled_from_its_teacher():
     torch.testing.assert_close(gated(**inputs, **labels).loss, ours.loss)
 
 
-def test_tuple_output_has_the_same_loss():
-    gated, inputs = retained(build(), initial_multiplier=2.0).train(), batch()
-    losses = []
-    for return_dict in (True, False):
-        torch.manual_seed(0)
-        given = inputs | labels_for("SequenceClassification", inputs)
-        losses.append(gated(**given, return_dict=return_dict)[0].item())
-    assert losses[0] == losses[1] and abs(gated.retention.penalty.item()) > 0.1
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("gates", ["input", "after_blocks"])
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_on_a_gpu(method, gates):
+@pytest.mark.parametrize("first", ["cpu", "cuda"])  # where the model is when it gets its gates
+def test_every_method_trains_on_a_gpu(method, gates, first):
     inputs = batch() | labels_for("SequenceClassification", batch())
-    inputs = {name: x.cuda() for name, x in inputs.items()}
-    for moved_first in (False, True):
-        model, teacher = build(), build() if method == "top" else None
-        config = RetentionConfig(0.4, method=method, gates=gates, over_budget="keep")
-        gated = retain(model.cuda() if moved_first else model, config, teacher).cuda().train()
-        optimizer = torch.optim.SGD([p for p in gated.parameters() if p.requires_grad], 0.1)
-        before = [p.clone() for p in gated.parameters()]
-        loss = gated(**inputs).loss
-        loss.backward()
-        optimizer.step()
-        gated.retention.ascend()
-        assert torch.isfinite(loss)
-        assert not all(torch.equal(a, b) for a, b in zip(before, gated.parameters(), strict=True))
+    teacher = build() if method == "top" else None
+    config = RetentionConfig(0.4, method=method, gates=gates, over_budget="keep")
+    gated = retain(build().to(first), config, teacher).cuda().train()
+    loss = gated(**{name: x.cuda() for name, x in inputs.items()}).loss
+    loss.backward()
+    gated.retention.ascend()
+    assert torch.isfinite(loss)
+    assert all(p.grad.isfinite().all() for name, p in gated.named_parameters() if "retention" in name)
 
 
 def test_transformers_trainer_updates_the_multiplier(tmp_path):

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from acp_repro.common.artifacts import ArtifactError
 from acp_repro.common.files import Locked, read_json, read_json_lines
 from acp_repro.model import FoXConfig, FoXForCausalLM, load_pretrained
 from acp_repro.model.fox import FoXBlock, FoXModel
-from acp_repro.papers.acp.schema import TrainingConfig
 from acp_repro.papers.acp.task import FoXTask, pruned_ratio_per_layer
 from acp_repro.pipeline.data.text_checkpoint import TextCheckpoint
 from acp_repro.pipeline.suite_file import load_suite
@@ -26,7 +24,7 @@ from acp_repro.pipeline.training import run_folder as run_folder_module
 from acp_repro.pipeline.training import trainer as trainer_module
 from acp_repro.pipeline.training.prefetch import Prefetcher
 from acp_repro.pipeline.training.run_folder import RunFolder, TrainingError, is_done, write_done
-from acp_repro.pipeline.training.trainer import eager, make_optimizer, warmup_and_cosine
+from acp_repro.pipeline.training.trainer import eager, warmup_and_cosine
 from tests.suites import YAML, train_run, trained_run, write_suite
 from tests.training.ranks import train_on
 
@@ -34,11 +32,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ACP_REPRO_CACHE", raising=False)
-    write_suite(tmp_path)
-    return load_suite("mini").run("pro-tiny-128-acp")
+def run(make_suite):
+    return make_suite().run("pro-tiny-128-acp")
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +80,11 @@ def test_resumed_run_is_bitwise_identical(run, capsys):
     assert "already done" in capsys.readouterr().out and not (folder / "checkpoints").exists()
 
 
-def test_training_matches_a_plain_adamw_loop(run, tmp_path, monkeypatch):
+def test_training_matches_a_plain_adamw_loop(run, tmp_path):
     yaml = YAML.replace("[-10, null]", "[-10], seed: [3]")
     write_suite(tmp_path, yaml.replace("dtype: float32", "dtype: float32, max_grad_norm: 0.5"))
     run = load_suite("mini").run("pro-tiny-128-acp-seed3")
-    calls = []
-    for when in ("before_step", "after_step"):
-        monkeypatch.setattr(FoXTask, when, lambda self, model, step, when=when: calls.append((when, step)))
     train_run(run)
-    assert calls == [(when, step) for step in range(6) for when in ("before_step", "after_step")]
     lines = log_of(run)
 
     task = FoXTask(run)
@@ -119,7 +110,6 @@ def test_training_matches_a_plain_adamw_loop(run, tmp_path, monkeypatch):
         assert norm > 0.5
     for name, weight in weights(run).items():
         torch.testing.assert_close(model.state_dict()[name], weight, rtol=0, atol=1e-4)
-    assert len({line["throughput_tokens_per_s"] for line in lines}) > 1
     assert read_json(run.folder / "done.json")["loss_nats_last_20th"] == lines[-1]["loss_nats"]
 
 
@@ -136,14 +126,6 @@ def test_run_totals_match_the_log_lines(run):
     done = read_json(run.folder / "done.json")
     assert (done["tokens"], done["seconds"], done["gpu_seconds"]) == (40, 6.0, 18.0)
     assert done["peak_memory_bytes"] == 7
-
-
-def test_kill_between_checkpoint_and_metrics_duplicates_no_line(run):
-    train_run(run, stop_after=3)
-    with (run.folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "loss_nats": 1.0}\n{"step": 4, "lo')  # truncated by a kill
-    train_run(run)
-    assert [line["step"] for line in log_of(run)] == list(range(run.steps))
 
 
 def test_damaged_checkpoints_are_skipped_with_a_warning(run, trained, capsys):
@@ -180,12 +162,6 @@ def test_checkpoints_and_weights_of_another_run_are_rejected(run, trained, tmp_p
     with pytest.raises(TrainingError, match=f"{checkpoints}: no checkpoint is .*has these settings; delete"):
         train_run(run)
     shutil.rmtree(checkpoints)
-    folder, linear = RunFolder(run), torch.nn.Linear(3, 2)
-    folder.description = read_json(run.folder / "run.json")
-    folder.save_checkpoint(1, linear, make_optimizer(linear, TrainingConfig(), 1e-3))
-    with pytest.raises(AssertionError, match="belongs to another model"):
-        train_run(run)
-    shutil.rmtree(checkpoints)
 
     train_run(run)
     assert same(weights(run), trained)
@@ -204,10 +180,6 @@ def test_checkpoint_contains_only_safetensors(run):
     train_run(run, stop_after=1)
     (path,) = (run.folder / "checkpoints").iterdir()
     assert {f.name.partition("-")[0] for f in path.iterdir()} == {"shard", "manifest.json"}
-    (shard,) = path.glob("*.safetensors")
-    tensors = load_file(shard)
-    assert tensors["optimizer.step"].tolist() == [1.0]
-    assert {"model.lm_head.weight", "optimizer.exp_avg.lm_head.weight"} <= tensors.keys()
 
 
 def test_full_disk_keeps_the_last_valid_checkpoint(run, trained, monkeypatch):
@@ -254,18 +226,20 @@ def test_kill_during_a_checkpoint_resumes_from_the_previous_one(run, trained, ca
     assert ends == [(-signal.SIGKILL, "killed")]
     names = {p.name for p in (run.folder / "checkpoints").iterdir()}
     assert (".step-00000003" in names, "step-00000003" in names) == (left == 2, left == 3)
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "loss_nats": 1.0}\n{"step": 4, "lo')  # also after the checkpoint, and cut
     train_run(run)
     assert f"continuing from step {left}" in capsys.readouterr().out
+    assert [line["step"] for line in log_of(run)] == list(range(run.steps))
     assert same(weights(run), trained)
 
 
 def test_changed_settings_are_rejected_with_the_difference(run, tmp_path, capsys):
     train_run(run, stop_after=1)
     write_suite(tmp_path, YAML.replace("learning_rate: 1e-2", "learning_rate: 2e-2"))
-    with pytest.raises(TrainingError, match=r"size.learning_rate: 0.01, now 0.02.*rm -r runs/mini"):
-        train_run(load_suite("mini").run(run.name))
     assert train_command.main(["--suite", "mini", "--run", run.name]) == 1
-    assert "error: runs/mini/pro-tiny-128-acp was started with other" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert re.search("^error: runs/mini/.*size.learning_rate: 0.01, now 0.02.*rm -r runs/mini", error, re.M)
     # The checkpoint schedule does not change the weights.
     write_suite(tmp_path, YAML.replace("checkpoint_every_seconds: 0", "checkpoint_every_seconds: 9"))
     train_run(load_suite("mini").run(run.name), stop_after=4)
@@ -415,9 +389,6 @@ def test_metrics_contain_the_monitored_quantities(run):
     for stop in (3, None):
         train_run(run, stop_after=stop, watch_every=2)
     lines = log_of(run)
-    always = "step tokens loss_nats grad_norm learning_rate throughput_tokens_per_s data_wait_share ranks"
-    # Memory and MFU are not available on a CPU and stay absent.
-    assert all(x.keys() - {"pruned_ratio"} == {*always.split()} for x in lines)
     assert [x["step"] for x in lines if "pruned_ratio" in x] == [0, 2, 3, 4]  # a resume logs its first step
     assert len(lines[0]["pruned_ratio"]) == 2 and all(0 <= x["data_wait_share"] <= 1 for x in lines)
     train_run(exact := load_suite("mini").run("pro-tiny-128-exact"))
@@ -438,13 +409,6 @@ def test_tokenizer_is_saved_with_the_weights(run, tmp_path):
     shutil.rmtree(tmp_path / "runs")
     ids = TextCheckpoint(moved).input_ids(16, 64, text="heldout.txt")
     assert ids.shape == (4, 16)
-
-
-def test_learning_rate_multiplier_sets_the_rate_of_a_weight():
-    layer = torch.nn.Linear(2, 2)
-    optimizer = make_optimizer(layer, TrainingConfig(), 1e-2, {layer.weight: 0.5})
-    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    assert rates == {layer.weight: 0.005, layer.bias: 0.01}
 
 
 def test_schedule_is_linear_then_cosine_to_zero():
@@ -472,16 +436,7 @@ def test_prefetched_batches_match_a_plain_loop():
         return torch.tensor([index]), torch.tensor([1 // (12 - index)])
 
     batches = Prefetcher(load, range(3, 20, 3), "cpu", depth=2)
-    assert [next(batches)[0].item() for _ in range(3)] == [3, 6, 9] and batches.waited_seconds >= 0
+    assert [next(batches)[0].item() for _ in range(3)] == [3, 6, 9]
     with pytest.raises(ZeroDivisionError):  # at its position
         next(batches)
     assert next(batches, None) is None
-    slow = Prefetcher(lambda index: (time.sleep(0.02), (torch.tensor(index),))[1], range(4), "cpu", depth=1)
-    assert [batch.item() for (batch,) in slow] == [0, 1, 2, 3] and slow.waited_seconds > 0.05
-
-
-def test_closing_batches_early_does_not_hang():
-    loaded = []
-    with Prefetcher(lambda index: (loaded.append(index),), range(10**9), "cpu", depth=1) as batches:
-        next(batches)
-    assert next(batches, None) is None and len(loaded) <= 2
