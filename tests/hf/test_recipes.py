@@ -15,24 +15,32 @@ from acp_repro.hf.conversion import bytes_tokenizer
 from .tiny import saved
 
 
-def test_lora_with_trainer(tmp_path):
-    peft = pytest.importorskip("peft", reason="pip install peft")
-    pytest.importorskip("accelerate", reason="pip install -e '.[retention]'")
-    names = ["q_proj", "fgate_proj", "o_proj"]
-    config = peft.LoraConfig(r=4, target_modules=names, task_type="CAUSAL_LM")
-    saved(tmp_path / "base", log_pruning_tolerance=-10.0)
-    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), config)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    ids = torch.randint(2, 97, (8, 40), generator=torch.Generator().manual_seed(0))
-    rows = [{"input_ids": row, "labels": row} for row in ids]
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path / "run"),
+def settings(folder) -> dict:
+    return dict(
+        output_dir=str(folder),
         max_steps=1,
         learning_rate=0.01,
         report_to=[],
         use_cpu=True,
         save_strategy="no",
     )
+
+
+def lora():
+    peft = pytest.importorskip("peft", reason="pip install peft")
+    pytest.importorskip("accelerate", reason="pip install -e '.[retention]'")
+    names = ["q_proj", "fgate_proj", "o_proj"]
+    return peft, peft.LoraConfig(r=4, target_modules=names, task_type="CAUSAL_LM")
+
+
+def test_lora_with_trainer(tmp_path):
+    peft, config = lora()
+    saved(tmp_path / "base", log_pruning_tolerance=-10.0)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), config)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    ids = torch.randint(2, 97, (8, 40), generator=torch.Generator().manual_seed(0))
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    arguments = TrainingArguments(**settings(tmp_path / "run"))
     Trainer(model, arguments, train_dataset=rows, data_collator=default_data_collator).train()
     moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {

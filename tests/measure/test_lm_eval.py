@@ -117,7 +117,12 @@ def test_local_files_are_converted_to_hub_columns(data):
             "not the items",
         ),
         ("piqa", "lm_eval/piqa.jsonl", '{"query": "a", "choices": ["a", "b"], "gold": 1}\n', "not the items"),
-        ("wikitext", "wikitext2/wiki.test.raw", "<html>404</html>\n", "precedes the heading of the first article"),
+        (
+            "wikitext",
+            "wikitext2/wiki.test.raw",
+            "<html>404</html>\n",
+            "precedes the heading of the first article",
+        ),
     ],
 )
 def test_damaged_file_is_named_in_one_line(data, task, file, text, words):
@@ -228,7 +233,7 @@ def test_prompts_match_the_harness(evaluation, data):
 
 def test_interrupted_evaluation_resumes(evaluation, data, tmp_path):
     tasks, _ = evaluation.load_tasks(["piqa", "copa"], data)
-    kept, said = tmp_path / "kept", []
+    saved, said = {"kept": tmp_path / "kept", "identity": {}}, []
 
     def stop_at_the_second(line: str) -> None:
         if "copa" in line:

@@ -11,7 +11,7 @@ from acp_repro import sweep_epsilon
 from acp_repro.attention import logit_bound_from_norms, pruning_threshold, reference
 from acp_repro.attention.boundary import count_blocks, find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
-from acp_repro.model import save_pretrained
+from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.model.capture import AttentionInputs, attention_inputs
 from acp_repro.model.loss import IGNORED_LABEL
 from acp_repro.papers.acp.measure import pruned_mass
