@@ -87,12 +87,14 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     changes = ((", ".join(ids), *change) for change, ids in sorted(alike.items(), key=lambda each: each[1]))
     parts += [
         "## Criteria that changed after the scores were seen",
-        "No error in the old criterion forced the change of `acp.figure2.2`, `figure2.5`, `figure10.2`, "
-        "`figure10.5`, `text.17`, `text.21` and `text.32` and of `retention.table1.1`, `table2.1` and "
-        "`table3.1`, so the old criterion decides again. The other changes stand. Two of them moved the "
-        "verdict towards the paper, and an error forced each: the old criterion of `acp.figure5.1` judged "
-        "models that the paper's figure does not show, and the old interval of `acp.text.37` averaged the "
-        "zeros of bitwise identical pairs. Earlier verdicts use the present terms, without their scale.",
+        "A new criterion decides only if an error in the old criterion forced the change. For "
+        "`acp.figure2.2`, `figure2.5`, `figure10.2`, `figure10.5`, `text.17`, `text.21`, `text.32`, "
+        "`retention.table1.1`, `table2.1` and `table3.1` there was no such error, so the old criterion was "
+        "restored and decides. All other claims are judged by the new criterion. Two of these changes moved "
+        "the verdict towards the paper, and an error forced each: the old criterion of `acp.figure5.1` "
+        "judged models that the paper's figure does not show, and the old interval of `acp.text.37` "
+        "averaged the zeros of bitwise identical pairs. Earlier verdicts use the present terms, without "
+        "their scale.",
         _table(
             ("claim", "old criterion", "new criterion", "verdict before", "verdict after", "commit"), changes
         ),
@@ -190,18 +192,16 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
     """docs/claims/PAPER.md: an entry with an anchor for each claim."""
     parts = [
         f"# Claims of {paper.title}",
-        f"[The paper]({paper.url}) makes {summary(rows)}. [REPRODUCTION.md](../../REPRODUCTION.md) "
-        f"defines the "
-        "verdicts. Square brackets hold a 95 % interval (of losses 90 %) unless they say otherwise. "
-        "Intervals are "
-        "without Holm's correction and verdicts with it, so an interval may exclude the bound where "
-        "the verdict is "
-        "inconclusive. *Undertrained* marks a model that saw fewer tokens than it has parameters.",
+        f"[The paper]({paper.url}) makes {summary(rows)}. [REPRODUCTION.md](../../REPRODUCTION.md) defines "
+        "the verdicts. Square brackets are 95 % intervals, and 90 % intervals for losses, unless stated "
+        "otherwise. Verdicts include Holm's correction and intervals do not, so an interval may exclude "
+        "the bound although the verdict is inconclusive. *Undertrained* marks a model trained on fewer "
+        "tokens than it has parameters.",
     ]
     for row in rows:
         parts.append(f'<a id="{_anchor(row)}"></a>\n\n### {_minus(row.claim)}: {row.verdict}')
         plotted = is_plotted(row)
-        numbers = row.ours if plotted or row.numbers == row.ours else f"{row.ours}. {row.numbers}"
+        numbers = row.ours if plotted else _answer(row)
         facts = {
             "Claim": f"`{row.id}`{f', {row.where}' if row.where else ''}",
             "Paper": row.paper,
@@ -223,6 +223,13 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         if row.scale:
             parts.append(f"<details><summary>Models and machine</summary>{html.escape(row.scale)}</details>")
     return "\n\n".join(parts) + "\n"
+
+
+def _answer(row: Row) -> str:
+    """The short answer and the numbers, or only the numbers if they begin with the answer."""
+    if row.numbers.startswith(row.ours.removesuffix(" …")):
+        return row.numbers
+    return f"{row.ours}. {row.numbers}"
 
 
 def _items(words: str) -> str:

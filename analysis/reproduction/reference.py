@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import pandas as pd
 
 from acp_repro.pipeline.paper import RESULTS, Suite
+from acp_repro.pipeline.provenance import ORIGIN_COLUMNS
 
 from .. import ledger
 from ..rerun import REFERENCE
@@ -27,13 +28,16 @@ def compare(
     suite: Suite, fresh: Mapping[str, pd.DataFrame], reference: Mapping[str, pd.DataFrame]
 ) -> Iterator[str]:
     """For each metric a line that names the reference, and a line for each measured column."""
+    unmeasured = ["suite", "run", "trained_tokens", "order", *suite.paper.run_columns, *ORIGIN_COLUMNS]
     for name in [name for name in reference if name in fresh]:
         new, old = fresh[name], reference[name]
         old = old[old["run"].isin(new["run"])].reset_index(drop=True)
         device, commit = (", ".join(old[column].unique()) for column in ("device", "commit"))
         yield f"{name} ({len(new)} rows), against {len(old)} rows of commit {commit} on {device}:"
-        for column in suite.paper.metric(name).columns * (len(new) == len(old)):
-            if column != "order" and not column.endswith("_samples_ms"):
+        if len(new) != len(old):
+            continue
+        for column in new.columns.difference(unmeasured, sort=False):
+            if not column.endswith("_samples_ms"):
                 yield f"  {column}: {_difference(new[column], old[column])}"
 
 

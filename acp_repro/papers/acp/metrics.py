@@ -93,7 +93,7 @@ METRICS = (
     Metric(
         "eviction",
         of_model(lambda: measure.eviction.measure_eviction, "sweep_tokens", rows=1),
-        lambda suite: run_for_sweep(suite) if suite.weights else [],  # of a suite whose weights are ready
+        run_for_sweep,
         optional=True,
     ),
     Metric("lm_eval", lambda: measure.lm_eval.measure_lm_eval, evaluated, library=HARNESS),
