@@ -268,7 +268,7 @@ def test_metrics_weight_examples_equally(here, monkeypatch):
     torch.manual_seed(1)
     model, rows = task.build().eval(), task.texts.encoded("test")
     model.retention.configure(open_steps=0, hard_from_step=None)
-    trained = TrainedRetention(here, run, task, model, CPU, 0, texts=task.texts)
+    trained = TrainedRetention(here, run, task, model, CPU, 0)
     monkeypatch.setattr(trained_module, "_ROWS", 5)
     assert len(rows) % 5
     with torch.no_grad():

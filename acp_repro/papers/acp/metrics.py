@@ -91,10 +91,7 @@ METRICS = (
         "block_size", of_model(lambda: measure.pruned_ratio.measure_block_size, "sweep_tokens"), run_for_sweep
     ),
     Metric(
-        "eviction",
-        of_model(lambda: measure.eviction.measure_eviction, "sweep_tokens", rows=1),
-        run_for_sweep,
-        optional=True,
+        "eviction", of_model(lambda: measure.eviction.measure_eviction, "sweep_tokens", rows=1), run_for_sweep
     ),
     Metric("lm_eval", lambda: measure.lm_eval.measure_lm_eval, evaluated, library=HARNESS),
     Metric(

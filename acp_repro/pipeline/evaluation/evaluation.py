@@ -41,7 +41,9 @@ def harness_model(model: FoXForCausalLM, tokenizer: Tokenizer, *, max_length: in
     with torch.device("meta"):
         config = ForgettingTransformerConfig(**config_to_official(model.config), use_cache=False)
         fox = ForgettingTransformerForCausalLM(config)
-    fox.model, fox.lm_head = model.model, model.lm_head
+    fox.lm_head = model.lm_head
+    for name, module in model.model.named_children():
+        fox.model.add_module(name, module)
     bpe = isinstance(tokenizer, BPETokenizer)
     return HFLM(
         pretrained=fox,
