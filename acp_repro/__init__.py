@@ -5,8 +5,6 @@ name loads on first use. Importing the package does not load torch or triton, so
 them.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import TYPE_CHECKING
 

@@ -8,8 +8,6 @@ ACP, of this project and of the authors, at the 86 shapes of FlagAttention's ben
 parallelism on that many ranks, which exchange the keys that ACP keeps, or all keys.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os

@@ -8,8 +8,6 @@ graphs, and the level-2 cache is emptied before each call of the attention. On a
 with small sizes.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

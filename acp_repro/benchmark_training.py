@@ -5,8 +5,6 @@ are random and the gates synthetic. Each number of GPUs runs in its own set of p
 results after each model, and replaces earlier results of the same measurement only.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import sys

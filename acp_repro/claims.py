@@ -7,8 +7,6 @@
 ``docs/claims/claims.schema.json`` describes every field.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ acp_repro.evaluate` (runs/evaluations/NAME); or the results of a run (results/SU
 the items that both evaluations contain. The harness itself is not needed.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -6,8 +6,6 @@ For ``--to official``, MODEL is a folder that transformers wrote. Tensors remain
 ``import acp_repro.hf``, transformers loads TARGET with ``AutoModelForCausalLM`` and ``AutoTokenizer``.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

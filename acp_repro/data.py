@@ -5,8 +5,6 @@ If the cache already contains the corpus, the command only verifies and opens it
 folder of a trained tokenizer.json; set ``tokenizer: {file: PATH}`` to use this tokenizer.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 from pathlib import Path

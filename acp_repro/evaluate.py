@@ -5,8 +5,6 @@ their scores are those of the LM Evaluation Harness. The command saves the resul
 interrupted evaluation resumes with the remaining tasks.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

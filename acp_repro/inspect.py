@@ -8,8 +8,6 @@ the blocks that each rule would skip, and the lost weight (docs/rules.md). --htm
 every head and of the tokens that each token attends to (docs/heads.md).
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -5,8 +5,6 @@ name of a figure or table, or one of records, figures, tables, report, all, repr
 and tables) and clean (deletes the suite's runs, results and figures). The Makefile calls this command.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 

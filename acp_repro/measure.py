@@ -5,8 +5,6 @@ kept, except with ``--force``. Metrics that depend only on a run's shape need no
 first. Only one process at a time measures in a folder; other processes wait.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from .common.command import command, described_parser, run_command

@@ -7,8 +7,6 @@ recall of the needle's words, and the gain: the increase of the correct answer's
 needle.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The command computes parameters, FLOPs, memory and GPU-hours of every run of ACP
 building or training a model. Runs in float32 are for a CPU and have no GPU-hours.
 """
 
-from __future__ import annotations
-
 from .common.command import aligned, command, described_parser, positive, run_command
 from .papers.acp.cost import MFU, PRUNED_RATIO, run_cost
 from .papers.acp.runs import FoXSuite

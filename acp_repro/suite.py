@@ -4,8 +4,6 @@
 ``--keys`` prints every key of a suite file with its default, the content of ``docs/suite-keys.md``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .common.command import command, described_parser, existing, imports_of, output_file, run_command

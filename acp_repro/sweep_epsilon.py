@@ -6,8 +6,6 @@ largest attention weight that a row loses. Epsilon bounds that weight (Appendix 
 writes the same numbers as results of the suite, like ``python -m acp_repro.measure epsilon_sweep``.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 

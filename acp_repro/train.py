@@ -9,8 +9,6 @@ use ``torchrun ... -m -- acp_repro.train --suite S --run NAME`` (without ``--`` 
 its own option).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

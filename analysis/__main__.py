@@ -1,7 +1,5 @@
 """Draws a figure or table of a suite from its records: ``python -m analysis figure2 --suite cpu``."""
 
-from __future__ import annotations
-
 from acp_repro.common.command import Parser, command, imports_of, plain, run_command
 
 with imports_of("figures"):

@@ -1,7 +1,5 @@
 """Published values with their places (``paper_values.csv``), and the claims (``claims.toml``)."""
 
-from __future__ import annotations
-
 import functools
 import importlib.resources
 import re

@@ -1,7 +1,5 @@
 """The commands that train and measure a claim's records again, and their cost."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks for tables derived from records, and the Markdown writer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import pandas as pd

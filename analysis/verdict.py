@@ -1,7 +1,5 @@
 """Verdicts, and the results of criteria on records."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

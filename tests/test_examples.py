@@ -1,7 +1,5 @@
 """The scripts in examples work as documented."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from pathlib import Path

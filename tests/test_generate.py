@@ -1,7 +1,5 @@
 """The command that continues a text, and its streamed text pieces."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

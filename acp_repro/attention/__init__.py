@@ -7,8 +7,6 @@ implementations share one signature, one threshold and one boundary, and none im
 lists the implementations.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any, Literal, overload

@@ -5,8 +5,6 @@ operator, decoding, caches and benchmarks read that table, and error messages li
 :class:`.checks.AttentionCall` documents the shapes.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -11,8 +11,6 @@ first query) is added to the scores, inside the matrix product. If c falls too f
 a gate of 0, float32 would lose digits of ``-c_j``; such tasks add ``c_i - c_j`` instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

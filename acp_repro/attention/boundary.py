@@ -9,8 +9,6 @@ own position, whose decay is 0. With a window, the blocks entirely before the wi
 skipped too, and n_m is the maximum of both. Blocks that the window's edge crosses are masked per entry.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The arguments of a call and their validation. Each error names the argument and the accepted values."""
 
-from __future__ import annotations
-
 import functools
 import math
 import numbers

@@ -11,8 +11,6 @@ The rows of dS sum to 0, so no query contributes to a gate before its first key.
 the gradient of the gates by suffix sums over its own range of keys, and returns the result with dk and dv.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ small ones near the diagonal, which float32 would lose. Kernels first subtract a
 in float64 and then continue in float32.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Attention of one or a few query tokens over a cache (Appendix F): argument checks and the operator."""
 
-from __future__ import annotations
-
 import math
 
 import torch

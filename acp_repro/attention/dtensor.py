@@ -1,7 +1,5 @@
 """Forgetting attention of DTensors: batch rows and heads are independent, so both may be sharded."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from typing import Any

@@ -6,8 +6,6 @@
 fla computes the same equation without pruning; docs/compare.md compares both.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from typing import Any

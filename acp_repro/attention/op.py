@@ -6,8 +6,6 @@ the transforms of `torch.func`. If PyTorch does not have to see an operator, :fu
 functions inside it directly, because dispatching a Python operator costs half a millisecond on the host.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

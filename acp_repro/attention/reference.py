@@ -3,8 +3,6 @@
 This implementation is the oracle for all others. It favours simplicity over speed and uses none of them.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ With ``delta = -2 U - log L + log epsilon``, the pruned weights of every row sum
 proof requires ``U >= |s_ij|`` for the scores as computed, so both bounds below include rounding errors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

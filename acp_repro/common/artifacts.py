@@ -11,8 +11,6 @@ JSON file can be its own manifest. ``done.json`` beside published weights contai
 such a manifest matches any inputs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

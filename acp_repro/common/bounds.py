@@ -4,8 +4,6 @@ pydantic validates the bounds of a suite file and quotes their descriptions in i
 on torch alone, so their settings use :func:`check`. This module uses only the standard library.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -1,7 +1,5 @@
 """The shell of all commands: options, signals and exit codes. A user's mistake ends in one line."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

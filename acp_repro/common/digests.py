@@ -1,7 +1,5 @@
 """Content hashes, identical on every machine, for cache keys, splits and samples."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

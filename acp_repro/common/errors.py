@@ -1,7 +1,5 @@
 """The base class of errors that end a command with one line, and helpers for their messages."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Atomic files: written under a temporary name, flushed to disk, then renamed. Also JSON, CSV and locks."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import hashlib

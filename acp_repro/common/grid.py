@@ -1,7 +1,5 @@
 """The largest pruned ratio that a grid of blocks allows, and the kinds of heads (Section 4.3). No imports."""
 
-from __future__ import annotations
-
 LOCAL, GLOBAL = 0.95, 0.05  # the outer bins of Figure 4
 KINDS = ("local", "intermediate", "global")
 

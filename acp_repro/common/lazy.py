@@ -1,7 +1,5 @@
 """Lazy imports: names of a package that load on first use, so that importing the package is fast."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import sys

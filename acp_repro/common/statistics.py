@@ -5,8 +5,6 @@ The unit of evidence is the quantity that was sampled at random, and the caller 
 per test item. The latter compares two *models*; two seeds of one method are also two models.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

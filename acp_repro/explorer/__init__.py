@@ -3,8 +3,6 @@
 ``python -m acp_repro.inspect CHECKPOINT --html heads.html`` writes the same page to a file.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from ..common import lazy

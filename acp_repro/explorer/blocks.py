@@ -5,8 +5,6 @@ These blocks are known a priori from a decay certificate (ACP); found online fro
 (:func:`seen_on_the_way`); or found afterwards from all weights, by an oracle (:func:`known_afterwards`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

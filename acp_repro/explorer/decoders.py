@@ -5,8 +5,6 @@ output. BLOOM and MPT do not support this interface, so hooks call their project
 never materialised.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

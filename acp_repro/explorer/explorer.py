@@ -1,7 +1,5 @@
 """The page: every head of one model, or of two side by side, in one self-contained HTML file."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Statistics of every head of a model on a text: pruned ratio, effective context, gates, and distribution of
 the attention weight (Section 4.3)."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

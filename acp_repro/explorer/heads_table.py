@@ -1,7 +1,5 @@
 """Tables of heads for a terminal or a pipe."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from acp_repro.common.grid import GLOBAL, LOCAL

@@ -4,8 +4,6 @@
 because byte planes compress better.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import json

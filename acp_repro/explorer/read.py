@@ -1,7 +1,5 @@
 """The keys that each head of a decoder needs, and the blocks that it could skip: ``read_heads``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

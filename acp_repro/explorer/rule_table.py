@@ -1,7 +1,5 @@
 """The tiles that each rule of ``rules.py`` would skip in each head of a decoder, and the lost weight."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, cast

@@ -6,8 +6,6 @@ projects' own code does not support. docs/rules.md lists the sources, versions a
 projects' code.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

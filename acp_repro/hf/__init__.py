@@ -9,8 +9,6 @@ Folders of this project and the authors' checkpoints contain the same tensors un
 without conversion, by path or by Hub name. No code from a checkpoint is executed.
 """
 
-from __future__ import annotations
-
 try:
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -1,7 +1,5 @@
 """``forgetting_attention`` as an attention implementation of transformers, for other decoders."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """``FoXConfig`` and ``FoXCache`` as the config and the cache of transformers."""
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 import torch

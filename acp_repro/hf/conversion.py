@@ -1,7 +1,5 @@
 """Converts folders between the authors' format and that of transformers: the same tensors, bit for bit."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

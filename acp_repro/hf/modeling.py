@@ -1,7 +1,5 @@
 """FoX as a model of transformers, with the modules and tensor names of ``FoXForCausalLM``."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Converts the packed documents of transformers' collators to ``cu_seqlens`` of the attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

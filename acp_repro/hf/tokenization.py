@@ -4,8 +4,6 @@ Both prepend BOS to a text, because every training sequence began with BOS; ``ad
 BOS.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

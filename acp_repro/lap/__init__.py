@@ -9,8 +9,6 @@ Needs torch, and transformers to create or load a T5 (``pip install -e '.[lap]'`
 ``acp_repro.lap.config`` needs only the standard library.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from acp_repro.common import lazy

@@ -1,7 +1,5 @@
 """The kept vectors that each generated token depends on, by SHAP ("SHAP" in the article)."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

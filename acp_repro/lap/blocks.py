@@ -5,8 +5,6 @@ microseconds each, and the host cannot launch them as fast as a GPU finishes the
 those of transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 

@@ -5,8 +5,6 @@ with its dropped tokens marked; the first line explains the marks. A character t
 marked if any of them is dropped. The tokens that each gate drops follow, then the reconstructed text.
 """
 
-from __future__ import annotations
-
 from itertools import islice
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pruning settings of a T5: gates, masks and decoder. Imports only the standard library."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args

@@ -4,8 +4,6 @@
 a cache of N + 1 keys per layer and the same logits; :func:`write_greedily` generates texts with it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

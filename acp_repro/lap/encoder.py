@@ -4,8 +4,6 @@
 dropped tokens after each gate, so later blocks compute only the tokens that are left.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

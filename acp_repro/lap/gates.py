@@ -4,8 +4,6 @@ A token's gate is read from element 0 of its vector. The log gate is added to th
 token's row and column, except on the diagonal. Log gates accumulate over the gated blocks.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Text to token ids and back, with a ``tokenizer.json`` of the library `tokenizers`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self

@@ -3,8 +3,6 @@
 Names load on first use, so ``from acp_repro.model import FoXConfig`` does not import torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from acp_repro.common import lazy

@@ -1,7 +1,5 @@
 """The inputs of a model's attention, caught by hooks, so that no kernel is touched."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

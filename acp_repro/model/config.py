@@ -4,8 +4,6 @@ Argument names are the official ones, so that a published ``config.json`` and ou
 The module does not import torch, so that planning a suite starts fast.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ them. A graph launches them together. Everything that changes from step to step 
 address. Storage moves only between steps, when a pool grows; the graph is then captured again.
 """
 
-from __future__ import annotations
-
 import threading
 
 import torch

@@ -1,7 +1,5 @@
 """The FoX language model: pre-norm blocks, a final RMSNorm, an untied head; positions with RoPE alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Generates text one token at a time: a prefill, then one forward pass per token from the cache."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator

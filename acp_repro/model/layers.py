@@ -4,8 +4,6 @@ Shapes: x is (B, T, hidden) between modules; q, k, v are (B, H, T, D) where atte
 Parameter names are those of the official checkpoints, so a state dict needs no translation.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

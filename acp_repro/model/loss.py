@@ -11,8 +11,6 @@ the weight that the products read. No other tensor is padded: not the weight, it
 counts.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Whether a fast path may read the weights of a submodule in place of calling it, and its kernels."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from types import ModuleType

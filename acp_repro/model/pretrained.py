@@ -4,8 +4,6 @@ Tensor names are the official ones, so files move in both directions. Loading ne
 runs code of a checkpoint. Reading and writing weights requires ``safetensors``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """The feed-forward part of a block. Its product is not kept for the backward pass."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

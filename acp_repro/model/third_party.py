@@ -4,8 +4,6 @@ Only safetensors are read, no code of a folder runs, and a weight that is missin
 finite is an error instead of a warning.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

@@ -4,8 +4,6 @@ Both tokenizers decode to exactly the encoded text, need no unknown token, and h
 to. Every training sequence begins with BOS, so a model must always read it first: ``prompt`` puts it there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Errors of the pipeline."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Self, TypeVar
 

@@ -6,8 +6,6 @@ are any. File dates are ignored, because a checkout sets them in any order. A ne
 the grid, invalidates no weights or records.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """Papers by name: the packages in ``acp_repro.papers``."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

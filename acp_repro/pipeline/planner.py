@@ -6,8 +6,6 @@ must be built. ``freshness`` decides whether weights and records are up to date.
 are always drawn again, because drawing takes seconds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Provenance of a record: commit, versions and the processor's name."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import os

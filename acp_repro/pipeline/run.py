@@ -1,7 +1,5 @@
 """One training run of a suite, and the settings that every paper's runs share."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from abc import ABC, abstractmethod

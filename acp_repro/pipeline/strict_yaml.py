@@ -3,8 +3,6 @@
 pydantic validates keys and types; the line contains the file, the key and pydantic's message.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

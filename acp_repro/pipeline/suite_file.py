@@ -5,8 +5,6 @@ unknown key, a wrong type or an invalid value raises a one-line error with file,
 multiplied out here, so paired runs differ in one key. This module needs no torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import itertools

@@ -7,8 +7,6 @@ The components (:class:`RetentionScorer`, :func:`hard_concrete`, :func:`keep_top
 them into an encoder needs transformers. Names load on first use.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from acp_repro.common import lazy

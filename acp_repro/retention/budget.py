@@ -1,7 +1,5 @@
 """Token budgets and selection: the budget M of Eq. 2 and the top-M rule of Eq. 7."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """The settings of token retention, one for each choice that the paper leaves open. Does not import torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """FLOPs of an encoder whose blocks process ever fewer tokens (Appendix I). Does not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The registry of encoders: the paths to their blocks, and the call of one block."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, cast

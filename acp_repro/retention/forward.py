@@ -4,8 +4,6 @@ On a GPU the host synchronises at most once, at the start, and only if a mask wa
 synchronises too) or more than [CLS] is protected. All later sizes are derived from the values read then.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

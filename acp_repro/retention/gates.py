@@ -3,8 +3,6 @@
 ``adaptive`` is the paper's method; the others are its baselines on the same encoder.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

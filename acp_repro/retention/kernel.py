@@ -6,8 +6,6 @@ first kernel computes each chunk's contribution to the summary. The second sums 
 earlier chunks and computes the scores. All sums have a fixed order.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

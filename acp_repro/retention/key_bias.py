@@ -6,8 +6,6 @@ bias, which depends only on the key, becomes one more entry of every key, and th
 This also avoids the matrix, padding needs no mask, and dropout applies to the weights as usual.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

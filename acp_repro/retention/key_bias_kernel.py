@@ -6,8 +6,6 @@ are too few to fill a GPU, the keys are split and the partial results summed. Dr
 weight, so that both passes drop the same weights.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Token removal: gathers the kept tokens into shorter tensors and scatters states to their positions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The gates of an encoder with their budget, their weights and the multiplier updates (Eq. 4 and 5)."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The scoring network of Eq. 3 with its running summary, computed in parallel."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

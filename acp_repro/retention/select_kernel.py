@@ -5,8 +5,6 @@ sort: they find the M-th largest score bit by bit, and a token's new index is th
 it.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

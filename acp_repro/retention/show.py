@@ -4,8 +4,6 @@ MODEL is a ``save_pretrained`` folder with its tokeniser, or a run folder such a
 command prints the text once per gate, with a dot for each character of a dropped token.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

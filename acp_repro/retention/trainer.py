@@ -1,7 +1,5 @@
 """A callback for transformers' ``Trainer``: ``Trainer(model, ..., callbacks=[RetentionCallback()])``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import TrainerCallback

@@ -1,7 +1,5 @@
 """Percentages by model size and context length: their order, their format, and growth with the length."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from acp_repro.papers.acp.cost import attention_share_of_flops

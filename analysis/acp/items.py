@@ -1,7 +1,5 @@
 """The figures and tables of the ACP paper: their modules, records, runs and claims."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from acp_repro.pipeline.paper import FigureSpec

@@ -1,7 +1,5 @@
 """Names and descriptions of the models of ACP, and their distance from the paper's models."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

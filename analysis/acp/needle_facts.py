@@ -1,7 +1,5 @@
 """The needle test with many needles: from ``needle_facts`` records to the verdict of Figure A6."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, over_draws

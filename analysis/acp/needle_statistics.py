@@ -1,7 +1,5 @@
 """Derived numbers of the needle-in-a-haystack test: functions from ``needle`` records to small tables."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Significance of differences between two models on downstream tasks, paired by item."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Derived statistics: pure functions from records to small tables."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

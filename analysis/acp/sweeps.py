@@ -1,7 +1,5 @@
 """Derived numbers and texts shared by Figures 7, A1 and A2, which evaluate one model."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables 1 and 3: downstream tasks of paired runs and of the paper, with standard errors and verdicts."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL

@@ -1,7 +1,5 @@
 """Table 2: the model sizes of a suite and of the paper."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from acp_repro.papers.acp.runs import FoXSuite

@@ -1,7 +1,5 @@
 """Table 4: the share of attention time that the boundary search takes (Appendix D)."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from .. import drawing, style

@@ -1,7 +1,5 @@
 """Table A1: every pair trained on text with needles, and the step at which its two runs diverge."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training throughput on several GPUs, and its ratio to linear scaling."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from .. import drawing, style

@@ -1,7 +1,5 @@
 """Attention time and training throughput at the pruned ratio of the paper, beside the official code."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Derived numbers of a training log, for Figures 2 and A5."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

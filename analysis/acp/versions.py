@@ -1,7 +1,5 @@
 """The hardware and code versions of training runs and timings, and pairs of runs that differ in them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The claims, figures and tables of the LAP article, with the functions that draw and judge them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from acp_repro.pipeline.paper import FigureSpec

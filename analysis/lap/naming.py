@@ -1,7 +1,5 @@
 """The names of runs and models in tables, figures and the report."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence

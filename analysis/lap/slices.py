@@ -1,7 +1,5 @@
 """Attributions of each kept vector: their positions in the text, and the width of their slice."""
 
-from __future__ import annotations
-
 import ast
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Accuracy, BLEU and ROUGE of held-out text: soft mask, tokens removed, and free-running."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from .. import drawing

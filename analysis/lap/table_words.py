@@ -1,7 +1,5 @@
 """Keep ratio of tokens by kind, by frequency, and by position in the text."""
 
-from __future__ import annotations
-
 import ast
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Every figure and table of a suite, and its paper's claims checked against its records, on one page."""
 
-from __future__ import annotations
-
 from acp_repro.common import files
 from acp_repro.common.command import Parser, command, imports_of, run_command
 from acp_repro.pipeline.paper import FIGURES

@@ -6,8 +6,6 @@ A paper's analysis has a module ``naming`` that describes its models: ``run_cell
 ``distance(item, runs)``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report as Markdown: ``figures/SUITE/report.md``, beside its pictures."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Judges every claim on the published records; writes claims.json and the pages rendered from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from acp_repro.common import files

@@ -4,8 +4,6 @@ Trains runs without weights, measures, and prints the old and the new answer and
 replace those in ``results/``. Without an ID the command lists all claims with their cost.
 """
 
-from __future__ import annotations
-
 from acp_repro.common.command import Parser, choose_device, command, imports_of, plain, run_command, run_words
 from acp_repro.pipeline import planner
 from acp_repro.pipeline.errors import SuiteError, find_named

@@ -1,7 +1,5 @@
 """The list of missing measurements at the end of REPRODUCTION.md."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ledger as Markdown: REPRODUCTION.md, the claims pages, the trained models, and the README's tables."""
 
-from __future__ import annotations
-
 import html
 import os
 import re

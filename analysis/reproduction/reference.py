@@ -1,7 +1,5 @@
 """Compares fresh records of a small suite with its committed reference records, column by column."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 import pandas as pd

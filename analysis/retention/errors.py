@@ -1,7 +1,5 @@
 """Significance of differences between two settings, for the criteria of Tables 1 to 3 and of Figure 2."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple

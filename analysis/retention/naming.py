@@ -1,7 +1,5 @@
 """The names of the methods and models of Adaptive Retention in tables, figures and the report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

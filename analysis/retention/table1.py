@@ -1,7 +1,5 @@
 """Tables 1 and 2: scores of every method at one budget, 50 % and 30 % of the tokens."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Table 3: the method without each of its parts."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

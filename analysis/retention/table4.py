@@ -1,7 +1,5 @@
 """Table 4: the time and memory of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables 5 and 6: tokens kept in each layer by each schedule."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from acp_repro.papers.retention.runs import RetentionRun, RetentionSuite

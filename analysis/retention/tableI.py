@@ -1,7 +1,5 @@
 """Appendix I: savings in FLOPs and in time."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from .. import drawing, style

@@ -1,7 +1,5 @@
 """Expected results of a call in float64, with a rounding-error budget for each element."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Random arguments for :mod:`.fuzz_on_gpu`: tensors with unusual layouts, and calls generated from a seed."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

@@ -1,7 +1,5 @@
 """The table of backends: a new backend is one entry, and an unknown name raises an error that lists them."""
 
-from __future__ import annotations
-
 import torch
 
 from acp_repro.attention import choose_implementation, pruning_grid

@@ -1,7 +1,5 @@
 """Decoding tests that complement :mod:`.fuzz_decoding_on_gpu`; without a GPU, in Triton's interpreter."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

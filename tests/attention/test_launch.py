@@ -1,7 +1,5 @@
 """Replayed launches are bitwise identical to Triton's own; without a GPU, in Triton's interpreter."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import threading

@@ -1,7 +1,5 @@
 """The public API around the attention: epsilon instead of delta, the pruned ratio, and one-call decoding."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """`torch.func` and other derivatives of `forgetting_attention` are correct or raise an informative error."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import func

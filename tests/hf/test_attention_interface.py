@@ -1,7 +1,5 @@
 """Attention implementations of transformers: names for FoX, and our kernels in transformers' models."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

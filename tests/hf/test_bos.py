@@ -1,7 +1,5 @@
 """Every interface encodes a text as the same row of tokens, with BOS first as in training."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

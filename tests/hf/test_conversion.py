@@ -1,7 +1,5 @@
 """Format conversion preserves weights bitwise and the ids of tokenizers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

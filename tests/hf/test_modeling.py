@@ -1,7 +1,5 @@
 """FoX through transformers matches FoX: logits, losses, gradients and generated texts."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Packed rows of transformers' collator, and keywords of ``forward``."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The usual recipes of PEFT and TRL on a FoX model: LoRA with Trainer, and one step of SFT."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

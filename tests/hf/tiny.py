@@ -1,7 +1,5 @@
 """A small model with fast- and slow-forgetting heads, in our format."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

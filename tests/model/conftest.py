@@ -1,7 +1,5 @@
 """Fixtures for the tests of ``acp_repro.model``."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from model_helpers import SMALL, with_strong_gates

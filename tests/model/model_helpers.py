@@ -1,7 +1,5 @@
 """Helpers shared by tests of ``acp_repro.model``."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -1,7 +1,5 @@
 """On a GPU: a decoding step in a CUDA graph equals the eager step, through cache growth and eviction."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

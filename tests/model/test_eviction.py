@@ -4,8 +4,6 @@ Log epsilon is -30, so the pruned weight (1e-13 of a row) is far below rounding:
 two correct implementations of one formula with different summation orders.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

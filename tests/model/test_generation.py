@@ -1,7 +1,5 @@
 """Sampling against a simple, slow sampler, and the properties of its filters."""
 
-from __future__ import annotations
-
 import copy
 import math
 

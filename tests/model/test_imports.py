@@ -1,7 +1,5 @@
 """Import dependencies of the methods: only torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

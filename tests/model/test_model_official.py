@@ -9,8 +9,6 @@ the 4 numbers of a gate's bias, 1.5 for 32 and more (entries of a tensor share u
 tensor counts as no more than 32 independent ones).
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Adapters, hooks and offloaded weights work on any submodule, because every path calls modules."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Documents packed into one row equal separate documents: logits, losses, gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from model_helpers import SMALL, relative_error

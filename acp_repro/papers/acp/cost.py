@@ -1,7 +1,5 @@
 """The cost of a training run by formula: FLOPs, memory per GPU, and GPU-hours. Needs no torch."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The metrics of ACP: for each metric the function that measures it and the runs that it is measured on."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A first suite for a user's own text, sized for the present machine, with a comment for each choice."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The runs of ACP's suites, and the selections of runs for each metric and figure."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The keys of a suite file of ACP: each block is a validated dataclass. The defaults are the paper's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 

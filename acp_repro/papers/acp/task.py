@@ -1,7 +1,5 @@
 """The training task of a Forgetting Transformer (Appendix B) for the shared trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

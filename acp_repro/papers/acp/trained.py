@@ -1,7 +1,5 @@
 """A trained Forgetting Transformer, with the held-out text that it is measured on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 

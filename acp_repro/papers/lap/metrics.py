@@ -1,7 +1,5 @@
 """The metrics of LAP: for each metric the function that measures it and its runs."""
 
-from __future__ import annotations
-
 from acp_repro.pipeline.paper import Metric
 
 from . import measure

@@ -1,8 +1,6 @@
 """The keys of a suite file of LAP: each block is a validated dataclass. The defaults are those of the
 published code."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """The training task of a pruning autoencoder for the shared trainer."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator, Mapping

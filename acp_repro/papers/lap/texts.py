@@ -1,7 +1,5 @@
 """Reads and splits the texts of a run, and forms batches of similar length."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Iterator

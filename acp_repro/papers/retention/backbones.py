@@ -1,7 +1,5 @@
 """The encoder of a backbone, with published weights, random weights, or weights of own pre-training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

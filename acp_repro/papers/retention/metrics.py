@@ -1,7 +1,5 @@
 """The metrics of Adaptive Retention: for each metric the function that measures it and its runs."""
 
-from __future__ import annotations
-
 from acp_repro.papers import retention
 from acp_repro.pipeline.paper import Metric, first_seeds
 

@@ -1,7 +1,5 @@
 """The registry of Adaptive Retention: its grid, its metrics, and the contents of its analysis."""
 
-from __future__ import annotations
-
 from acp_repro.pipeline.paper import Paper
 
 from .metrics import METRICS

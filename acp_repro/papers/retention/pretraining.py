@@ -1,7 +1,5 @@
 """The pre-training task of an encoder, masked language modelling, for the shared trainer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The runs of the suites of Adaptive Retention, and the selections of runs for each item."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

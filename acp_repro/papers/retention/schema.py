@@ -1,7 +1,5 @@
 """The keys of a suite file of Adaptive Retention. The defaults are the paper's (Section 4.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 

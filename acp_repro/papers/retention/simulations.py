@@ -4,8 +4,6 @@
 The command writes ``results/SUITE/benchmark/estimator.csv``, ``variance.csv`` and ``complexity.csv``.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The fine-tuning task of an encoder with gates (Section 4.2) for the shared trainer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A labelled set as token ids: tokenizer, encoded splits and batches."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence

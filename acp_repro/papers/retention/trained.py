@@ -1,7 +1,5 @@
 """A fine-tuned encoder, with the labelled set that it is measured on."""
 
-from __future__ import annotations
-
 import copy
 import operator
 import re

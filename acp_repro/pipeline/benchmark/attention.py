@@ -5,8 +5,6 @@ or FlashAttention-4's, times the fraction of blocks that are kept. A pruned kern
 it processed each block as fast as that kernel.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import math

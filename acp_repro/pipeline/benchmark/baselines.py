@@ -4,8 +4,6 @@ Tensors are (B, H, T, D), log_fgate is (B, H, T) float32, and threshold is (B, H
 attention. A baseline that is not installed or cannot run on this machine is skipped with the reason.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -6,8 +6,6 @@ shards from rank to rank until every rank has received all of them, and in the b
 their gradients. Communication does not overlap with computation.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any

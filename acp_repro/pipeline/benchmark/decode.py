@@ -1,7 +1,5 @@
 """Times a decoding step, of attention and of a whole model, and one read of the required data."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -5,8 +5,6 @@ flagos-ai/FlagAttention (commit 6913124). ``published_us`` in the table are its 
 available. The gates decay so fast that a block of queries keeps two or three blocks of keys.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The first call, or a call after heavier work, runs under other conditions: tempe
 Calls are therefore interleaved, and their order is balanced.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

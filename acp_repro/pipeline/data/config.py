@@ -1,7 +1,5 @@
 """The data settings of a suite file. pydantic validates each key, and this module combinations of keys."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields

@@ -13,8 +13,6 @@ module; see CONTRIBUTING.md. ``python -m acp_repro.data --help`` shows the first
 name the file and the line.
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 import hashlib

@@ -1,7 +1,5 @@
 """Tokenises a corpus once and caches it: text -> cached tokens -> sequences."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Reads text and records from files, also compressed ones; an error names the damaged file in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -4,8 +4,6 @@ With a limit on the number of documents the dataset is streamed, so that only th
 Later runs read the cached files and need neither the network nor the library.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from itertools import islice

@@ -5,8 +5,6 @@ corpus has no splits, a hash of a text's group (its document or book) determines
 texts do not change the split of other texts.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

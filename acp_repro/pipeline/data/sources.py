@@ -4,8 +4,6 @@ A source yields texts in a fixed order: as `Document`, the text alone, or as `Ro
 fields. The ``identity`` of a source is a SHA-256 that changes if, and only if, the text changes.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """A checkpoint with text: the held-out text of a run, any file, or the sample book."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Tokenisers of corpora: BPE trained on the text of the corpus, GPT-2's, or a file."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ constructed like LAMBADA: the model predicts the last word of a passage, which o
 No human has checked the items.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The tasks of Tables 1 and 3, and two tasks that every machine can run. Standard library only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from acp_repro.common.errors import UserError

@@ -1,7 +1,5 @@
 """Compares two evaluations of the LM Evaluation Harness item by item; does not need the harness."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """Evaluates tasks with the harness's HFLM, saves each finished result, and estimates standard errors."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -5,8 +5,6 @@ HellaSwag, and WikiText as published. Each file is converted to the columns that
 that the harness's own task definition creates the prompts.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator

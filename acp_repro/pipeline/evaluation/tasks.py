@@ -1,7 +1,5 @@
 """Tasks of the harness: its own definitions, with items from the Hub, from local files, or from a book."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

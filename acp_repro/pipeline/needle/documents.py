@@ -7,8 +7,6 @@ the fact predicts, because models memorised answers that were drawn from short l
 coined words.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Text to hide the needle in: the held-out text of a corpus, or any files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The test's prompts, token by token (Kamradt 2023; the easy mode of Lin et al. 2025), and its scores."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The needle test: greedy answers, and the log-likelihood of the right answer with and without the needle."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

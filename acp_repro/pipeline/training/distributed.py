@@ -3,8 +3,6 @@
 Without a process group all functions work as on one rank. The ranks of a run share a disk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Measures trained runs and writes the records."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import time

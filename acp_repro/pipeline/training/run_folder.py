@@ -17,8 +17,6 @@ checkpoint that is damaged or has other settings is skipped with a warning, and 
 Two checkpoints are kept. If the disk fills up while the third is written, an intact one remains.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -5,8 +5,6 @@ round-robin. If there are more runs than GPUs, several share one, because a smal
 idle.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -4,8 +4,6 @@ Each policy selects the keys that remain at the end of the prompt. Each selectio
 the weights of the other keys are scaled, or masked, or the rows of these keys are removed from memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -5,8 +5,6 @@ variant with one weight changed by one unit of bfloat16. All start from the same
 batches, so they remain bitwise identical until the gradients of a step differ.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

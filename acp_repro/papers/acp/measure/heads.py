@@ -1,7 +1,5 @@
 """The decay, boundary and large attention weights of a few heads on one sequence (Figures 1 and 6)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Downstream tasks of the LM Evaluation Harness, and each of their items (Tables 1 and 3)."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

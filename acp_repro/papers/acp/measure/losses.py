@@ -1,8 +1,6 @@
 """Losses of a run: on held-out text, by position, at every training step, and of the same weights with and
 without ACP."""
 
-from __future__ import annotations
-
 import copy
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Answers about a needle in a trained run's held-out text (Figures 3, 9, 11 and A6; Table A1)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from acp_repro.pipeline.data import prepare

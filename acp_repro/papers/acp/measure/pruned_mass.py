@@ -1,8 +1,6 @@
 """The attention weight that pruning discards in each row, in float64, compared with the bound of Appendix A,
 and the slack of the threshold: how far it could be raised on this text without violating the bound."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple

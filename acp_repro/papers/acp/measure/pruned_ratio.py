@@ -1,7 +1,5 @@
 """Pruned blocks on held-out text (Figure 2): of every head, at any block size, and against epsilon."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention time and training throughput of a trained model with and without ACP (Figure 2, Table 4)."""
 
-from __future__ import annotations
-
 import functools
 from collections import defaultdict
 from statistics import median

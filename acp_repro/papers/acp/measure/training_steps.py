@@ -5,8 +5,6 @@ model. The learning rate is 0. A step is timed as in a run: with compiled blocks
 reductions over ranks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

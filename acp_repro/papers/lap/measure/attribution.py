@@ -1,7 +1,5 @@
 """SHAP attributions of each generated token to the kept vectors ("SHAP" in the article)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

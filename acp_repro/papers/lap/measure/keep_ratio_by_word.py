@@ -1,7 +1,5 @@
 """The keep ratio of tokens by kind, by frequency, and by position in the text."""
 
-from __future__ import annotations
-
 import string
 from collections import Counter
 from typing import Any

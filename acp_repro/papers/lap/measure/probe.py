@@ -4,8 +4,6 @@ A small head is trained on frozen features of training texts and tested on held-
 all vectors of a text share an MLP, and their votes are summed. Baselines are trained in the same way.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

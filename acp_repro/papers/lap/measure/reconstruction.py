@@ -1,7 +1,5 @@
 """The reconstruction of held-out texts, after training and in the log of the training run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

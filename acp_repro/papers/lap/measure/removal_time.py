@@ -1,7 +1,5 @@
 """The savings of removal: time and memory against the keep ratio."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

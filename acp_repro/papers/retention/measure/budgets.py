@@ -1,7 +1,5 @@
 """The tokens that each schedule keeps, and the slack of the budget's constraint (Appendices C and G)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

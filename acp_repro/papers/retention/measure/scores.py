@@ -1,7 +1,5 @@
 """Scores of trained models, of dense models pruned at inference, of masked tokens, and of bags of words."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Time, throughput, memory and FLOPs of inference and training, with gates and without."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
