@@ -37,8 +37,8 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
         left.plot(removed["position"], removed["loss_increase_nats"], line, color=color, label=name)
         worst = rows.groupby("treatment")["largest_loss_increase_nats"].max()[treatments]
         right.plot([x + 0.08 * (index - 2.5) for x in range(len(worst))], worst, "o", color=color)
-    left.set_yscale("symlog", linthresh=1e-4)
-    right.set_yscale("symlog", linthresh=1e-4)
+    left.set_yscale("symlog", linthresh=MOST_NATS)
+    right.set_yscale("symlog", linthresh=MOST_NATS)
     left.set(xlabel="tokens after the prompt", ylabel="loss increase (nats)", title="Rows removed")
     right.set_xticks(range(len(treatments)), treatments)
     right.set(ylabel="loss increase (nats)", title="Worst row", xlim=(-0.5, 2.5))
@@ -69,7 +69,7 @@ def acp_loses_least(eviction: pd.DataFrame) -> Verdict:
     agree = (means["removed"] - means["masked"]).abs().max() < MOST_NATS
     met = bool((means.loc["acp", "removed"] < others).all() and agree)
     short = f"ACP {means.loc['acp', 'removed']:.1e} nats, the next {others.min():.1e}"
-    return Verdict.of(met, _increases(eviction), short, n=len(others), unit="policy")
+    return Verdict.of(met, _increases(eviction), short, n=len(others), unit="baseline")
 
 
 def _means(records: pd.DataFrame) -> pd.DataFrame:
@@ -79,5 +79,5 @@ def _means(records: pd.DataFrame) -> pd.DataFrame:
 
 def _increases(records: pd.DataFrame) -> str:
     means = _means(records)["removed"].loc[[*NAMES]]
-    each = ", ".join(f"{name} {means[policy]:.2g}" for policy, name in NAMES.items())
-    return f"Loss increase in nats with rows removed: {each}"
+    each = "; ".join(f"{name}: {means[policy]:.2g}" for policy, name in NAMES.items())
+    return f"Loss increase in nats with rows removed: {each}".replace("-", "−")
