@@ -29,7 +29,7 @@ PAPER = "#9a9a9a"
 # epochs: an epoch ends with the late parts of long books, which are easy, and the next epoch begins with the
 # first part of every book.
 EPOCH_TOKENS = dict.fromkeys(
-    ("h100", "h100-pairs", "h200-arms", "h200-llama", "h200-long", "h200-sizes"), 89_000_000
+    ("h100", "h100-pairs", "h200-ablations", "h200-llama", "h200-long", "h200-sizes"), 89_000_000
 )
 
 

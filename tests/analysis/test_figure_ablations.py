@@ -15,7 +15,7 @@ PROJECT = Path(__file__).parents[2]
 @pytest.fixture
 def runs(monkeypatch):
     monkeypatch.chdir(PROJECT)
-    suite = load_suite("h200-arms")
+    suite = load_suite("h200-ablations")
     return dataclasses.replace(suite, runs=suite.runs + suite.skip_runs).ablations
 
 
