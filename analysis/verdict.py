@@ -28,11 +28,12 @@ class Word(StrEnum):
 MEANINGS = (
     "**proved** or **tested**: a theorem or a test of the code decides the claim, for every model.",
     "**reproduced**: the criterion is met at the paper's model size and context length, after at least a "
-    "tenth of the paper's training tokens, or in a timing or simulation without a trained model; "
+    "tenth of the paper's training tokens. Timings and simulations without a trained model have no scale.",
     "**reproduced at small scale**: the criterion is met at a smaller scale.",
     "**different magnitude**: the effect has the paper's direction and is outside the paper's range.",
-    "**inconclusive**: the results do not decide the claim, no results exist, or the measurement is of this "
-    "project and the paper makes no such claim; **contradicted**: the criterion fails.",
+    "**inconclusive**: the results do not decide the claim, no results exist, or the paper does not make the "
+    "claim, which this project measured on its own.",
+    "**contradicted**: the criterion fails.",
     "**erratum**: the paper is wrong as printed; the row states the correction.",
 )
 

@@ -222,12 +222,13 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def described_parser(name: str, doc: str, **more: Any) -> Parser:
+def described_parser(name: str, doc: str | None, **more: Any) -> Parser:
     """The parser of ``python -m acp_repro.NAME``, described by its module's docstring.
 
     With an ``epilog``, the line breaks of the docstring are kept. Otherwise the docstring becomes one
     paragraph, without the command in its first line.
     """
+    assert doc is not None
     if "epilog" in more:
         more["formatter_class"] = argparse.RawDescriptionHelpFormatter
     else:

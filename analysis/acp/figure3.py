@@ -182,7 +182,9 @@ def _pairs(
     same, most = int((counted == 0).sum()), counted.abs().max()
     equal = f"{same} of {len(counted)} pairs end at bitwise identical losses"
     apart = f"the other pairs differ by at most {most:.4f} nats{_divergence_steps(loss, step_losses)}"
-    parts = [equal, f"{apart}{_seeds_apart(loss)}"] if len(counted) else []
+    parts = [equal] if len(counted) else []
+    if same < len(counted):
+        parts.append(f"{apart}{_seeds_apart(loss)}")
     parts += [f"ACP − exact in nats: {each}", _first_divergences(first_divergence)]
     labels = (f"{s}, {size}, {style.length_label(n)}, seed {seed}" for s, _, size, n, seed in counted.index)
     more = {
@@ -206,7 +208,7 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
     table = some(pd.concat(gaps), "loss_curve of a pair")
     each = "; ".join(
         f"{row.suite}, {row.size}, {style.length_label(row.context_length_tokens)}, seed {row.seed}: "
-        f"{row.gap_nats:.4f}{row.mark} at {row.position}"
+        + (f"{row.gap_nats:.4f}{row.mark} at {row.position}" if row.gap_nats else f"identical{row.mark}")
         for row in table.itertuples()
     )
     each += "; a pair trained with two code versions (†) counts like any other pair" * ("†" in each)

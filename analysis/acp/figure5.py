@@ -66,7 +66,7 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
     table = pd.DataFrame(rows)
     others = f"all in {(table['missed'] == 0).sum()} of {len(table)} training runs"
     if named := list(table.loc[table["missed"] > 0, "words"]):
-        others += f"; others, in layers 0 and 1: {'; '.join(named)}"
+        others += f"; local heads in layers 0 and 1 of the other runs: {'; '.join(named)}"
     like = table[(table["size"] == LIKE_PAPER[0]) & (table["context_length_tokens"] == LIKE_PAPER[1])]
     like = like[~naming.starting(like)].sort_values(["missed", "first_heads", "trained_tokens"])
     if like.empty:

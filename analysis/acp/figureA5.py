@@ -111,7 +111,8 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
     faster, furthest = table["percent"], table["furthest"]
     within = f"within {furthest.max():.1f} %"
     ours = f"throughput of the first tenth above that of the last: {by_length.listed(table, digits=1)}; "
-    ours += f"without the first step, which is included: {by_length.listed(table, 'later', digits=1)}; "
+    ours += "the criterion includes the first step; without that step: "
+    ours += f"{by_length.listed(table, 'later', digits=1)}; "
     ours += f"second half {within} of the last tenth"
     settles = (furthest <= SETTLED_PERCENT).all() and (faster > furthest).all()
     short = f"{style.span(faster, '.1f')} % faster at first, then {within}"

@@ -115,7 +115,8 @@ def decoding_gains_grow(decode_time: pd.DataFrame) -> Verdict:
     whose = "official kernels" if len(theirs) else "our kernels"
     ours = f"{whose}: {_in_words(times, _saved)}; ours: {_in_words(own, _saved)}"
     ours += _assumed(decode_time, "attention")
-    short = f"{least:.0f} to {most:.0f} % less time by shape, {whose}"
+    ends = [f"{abs(end):.0f} % {'less' if end > 0 else 'more'}" for end in (least, most)]
+    short = f"{' to '.join(ends)} time by shape, {whose}"
     return Verdict.of(met, ours, short, n=len(saved), unit="shape")
 
 

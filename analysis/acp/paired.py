@@ -32,7 +32,7 @@ def too_few(apart: pd.Series) -> str:
         return ""
     pairs = "one pair" if other == 1 else f"{other} pairs"
     equal = f"{same} of {len(apart)} pairs are bitwise identical" if same else pairs
-    return f"{equal}; {LEAST_PAIRS} diverging needed"
+    return f"{equal}; {LEAST_PAIRS} diverging pairs needed"
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:

@@ -18,8 +18,8 @@ from .missing import gaps
 CLAIMS = Path("docs/claims")
 FIRST = {True: "yes", False: "no", None: "–"}  # whether the criterion is older than its measurements
 COMMITTED = {
-    True: " (committed before the first of its measurements)",
-    False: " (committed after the first of its measurements)",
+    True: " (committed before the results that decide were measured)",
+    False: " (committed after some of the results that decide were measured)",
     None: "",
 }
 MARKERS = {
@@ -71,9 +71,9 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
         "brackets are 90 % "
         "intervals. `make reproduction` writes this page and [claims.json](claims.json).",
         _table(("Paper", *Word), counts),
-        f"In {first} of the {len(measured)} rows with measurements, the criterion is older than every "
-        "measurement, apart from edits of its language (column *criterion first*; "
-        "[commits](analysis/reproduction/criteria.csv)).",
+        f"For {first} of the {len(measured)} claims with measurements, proved and tested claims included, "
+        "the criterion is older than every measurement, apart from edits of its language (column "
+        "*criterion first*; [commits](analysis/reproduction/criteria.csv)).",
     ]
     for paper in papers:
         note = Path(__file__).with_name(f"{paper.name}.md").read_text(encoding="utf-8").strip()
@@ -91,8 +91,9 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
         "restored and decides. All other claims are judged by the new criterion. Two of these changes moved "
         "the verdict towards the paper, and an error forced each: the old criterion of `acp.figure5.1` "
         "judged models that the paper's figure does not show, and the old interval of `acp.text.37` "
-        "averaged the zeros of bitwise identical pairs. Earlier verdicts use the present terms, without "
-        "their scale.",
+        "averaged the zeros of bitwise identical pairs. In rows of older commits, "
+        "*reproduced* includes what is now *reproduced at small scale*. New results can change a verdict "
+        "between two rows.",
         _table(
             ("claim", "old criterion", "new criterion", "verdict before", "verdict after", "commit"), changes
         ),
@@ -194,7 +195,9 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         "the verdicts. Square brackets are 95 % intervals, and 90 % intervals for losses, unless stated "
         "otherwise. Verdicts include Holm's correction and intervals do not, so an interval may exclude "
         "the bound although the verdict is inconclusive. *Undertrained* marks a model trained on fewer "
-        "tokens than it has parameters.",
+        "than 100M tokens and on fewer tokens than it has parameters. A *pair* is a run with ACP and an "
+        "exact run of one seed. A pair *diverges* if the final losses are not bitwise identical. The suite "
+        "closest to the paper's setting decides.",
     ]
     for row in rows:
         parts.append(f'<a id="{_anchor(row)}"></a>\n\n### {_minus(row.claim)}: {row.verdict}')
