@@ -66,6 +66,9 @@ def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
     if "of_grid_percent" in table:
         words += f"; of the off-diagonal blocks: {listed(table, 'of_grid_percent')}"
         met = met and all((rows["of_grid_percent"].diff().iloc[1:] >= 0).all() for rows in several)
+    tokens = deciding["trained_tokens"] / 1e6
+    if tokens.nunique() > 1:
+        words += f"; the training tokens differ, {style.span(tokens, '.0f')}M"
     lengths = deciding["context_length_tokens"]
     ends = [deciding.loc[lengths == end, "percent"] for end in (lengths.min(), lengths.max())]
     labels = (style.length_label(end) for end in (lengths.min(), lengths.max()))

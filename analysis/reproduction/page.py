@@ -69,7 +69,8 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
         "paper's setting "
         "decides, whatever its answer. *Runs* counts training runs unless the unit is given; "
         "brackets are 90 % "
-        "intervals. `make reproduction` writes this page and [claims.json](claims.json).",
+        "intervals. Claims about the loss are tested on pairs that diverge, because bitwise identical pairs "
+        "have no variance. `make reproduction` writes this page and [claims.json](claims.json).",
         _table(("Paper", *Word), counts),
         f"For {first} of the {len(measured)} claims with measurements, proved and tested claims included, "
         "the criterion is older than every measurement, apart from edits of its language (column "
@@ -230,7 +231,7 @@ def _answer(row: Row) -> str:
     """The short answer and the numbers, or only the numbers if they begin with the answer."""
     if row.numbers.startswith(row.ours.removesuffix(" …")):
         return row.numbers
-    return f"{row.ours}. {row.numbers}"
+    return f"{row.ours.replace('; ', ', ')}. {row.numbers}"
 
 
 def _items(words: str) -> str:
