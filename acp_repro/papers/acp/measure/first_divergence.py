@@ -30,7 +30,7 @@ from ..task import FoXTask, perturb
 from .pruned_mass import pruned_row_mass
 
 TOLERANCES = (-10.0, -20.0, -40.0)
-REPEAT, NUDGED = "exact, a second time", "one weight moved by a unit of bfloat16"
+REPEAT, PERTURBED = "exact, a second time", "one weight moved by a unit of bfloat16"
 MOST_STEPS = 1000
 LOOK_EVERY = 100  # steps between measurements of the pruned mass
 
@@ -78,7 +78,7 @@ def measure_first_divergence(trained: Trained) -> list[dict[str, Any]]:
     task = FoXTask(run)
     trainings = [_start(task, device, "exact", None)]
     trainings += [_start(task, device, f"ACP, log epsilon {t:g}", t) for t in TOLERANCES]
-    trainings += [_start(task, device, name, None) for name in (REPEAT, NUDGED)]
+    trainings += [_start(task, device, name, None) for name in (REPEAT, PERTURBED)]
     perturb(trainings[-1].model)
     blocks = [block for training in trainings for block in task.blocks(training.model)]
     names = [name for name, _ in trainings[0].model.named_parameters()]
