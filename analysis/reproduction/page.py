@@ -18,8 +18,8 @@ from .missing import gaps
 CLAIMS = Path("docs/claims")
 FIRST = {True: "yes", False: "no", None: "–"}  # whether the criterion is older than its measurements
 COMMITTED = {
-    True: " (committed before the results that decide were measured)",
-    False: " (committed after some of the results that decide were measured)",
+    True: "before the deciding results were measured",
+    False: "after some of the deciding results were measured",
     None: "",
 }
 MARKERS = {
@@ -207,7 +207,8 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         facts = {
             "Claim": f"`{row.id}`{f', {row.where}' if row.where else ''}",
             "Paper": row.paper,
-            "Criterion": row.criterion + COMMITTED[row.criterion_before_run],
+            "Criterion": row.criterion,
+            "Criterion committed": COMMITTED[row.criterion_before_run],
             "This work": _items(f"{numbers}{f' (n = {_plural(row)})' if row.n else ''}"),
             **{f"Suite {name}": _items(f"{verdict}: {numbers}") for name, verdict, numbers in row.others},
             "Results": _records(row),
