@@ -13,12 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from acp_repro import train as train_command
+from acp_repro.attention import forgetting_attention
 from acp_repro.common.artifacts import ArtifactError
 from acp_repro.common.files import Locked, read_json, read_json_lines
 from acp_repro.model import FoXConfig, FoXForCausalLM, load_pretrained
 from acp_repro.model.fox import FoXBlock, FoXModel
 from acp_repro.papers.acp.task import FoXTask, pruned_ratio_per_layer
 from acp_repro.pipeline.data.text_checkpoint import TextCheckpoint
+from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.suite_file import load_suite
 from acp_repro.pipeline.training import run_folder as run_folder_module
 from acp_repro.pipeline.training import trainer as trainer_module
@@ -440,3 +442,23 @@ def test_prefetched_batches_match_a_plain_loop():
     with pytest.raises(ZeroDivisionError):  # at its position
         next(batches)
     assert next(batches, None) is None
+
+
+def test_official_kernels_train_a_run(make_suite, monkeypatch):
+    calls = []
+
+    def official(q, k, v, log_fgate, *, head_first, adaptive_threshold):
+        calls.append(adaptive_threshold.shape)
+        return forgetting_attention(
+            q, k, v, log_fgate, head_first=head_first, adaptive_threshold=adaptive_threshold
+        )
+
+    train_run(ours := make_suite().run("pro-tiny-128-acp"))
+    expected = weights(ours)
+    text = YAML.replace("dtype: float32", "dtype: float32, implementation: official")
+    run = make_suite(text, "theirs").run("pro-tiny-128-acp")
+    with pytest.raises(SuiteError, match="kernels cannot be imported .*install github.com"):
+        train_run(run)
+    monkeypatch.setattr("acp_repro.papers.acp.task.find_official", lambda: official)
+    train_run(run)
+    assert calls and same(weights(run), expected)

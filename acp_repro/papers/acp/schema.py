@@ -62,6 +62,7 @@ class TrainingConfig(TrainerConfig):
     micro_batch_tokens: Count = 2**15
     warmup_tokens: CountFrom0 = 256 * 2**20
     context_parallel: Count = 1  # ranks that share each sequence; DDP or FSDP2 spans all ranks
+    implementation: Literal["auto", "official"] = "auto"  # official: the authors' attention kernels
 
     def __post_init__(self):
         check_divides(self, "micro_batch_tokens", "batch_tokens")

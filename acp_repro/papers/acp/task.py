@@ -12,7 +12,10 @@ from acp_repro.attention import shard_sequence
 from acp_repro.model import FoXForCausalLM, load_pretrained, save_pretrained
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.config import peak_flops
+from acp_repro.model.layers import ForgettingAttentionCore
+from acp_repro.pipeline.benchmark.baselines import find_official
 from acp_repro.pipeline.data import prepare
+from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.needle.documents import NeedleSequences
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.provenance import device_name
@@ -37,6 +40,7 @@ class FoXTask(Task):
         self.steps, self.step_tokens = run.steps, config.batch_tokens
         self.micro_batches = config.batch_tokens // config.micro_batch_tokens
         self.context_parallel, self._group = config.context_parallel, None
+        self.whole_graphs = config.context_parallel == 1 and config.implementation == "auto"
         self._rows = config.micro_batch_tokens // run.context_length
         with run.data.errors_at(f"{file_of(run.suite)}: data"):
             self.corpus = prepare(run.data)
@@ -49,6 +53,9 @@ class FoXTask(Task):
         model = FoXForCausalLM(self._config, self.run.training.gradient_checkpointing)
         if self.run.perturb_init:
             perturb(model, self.run.perturb_init)
+        if self.run.training.implementation == "official":
+            for block in model.model.layers:
+                block.attn.core = OfficialCore()
         return model
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
@@ -122,6 +129,24 @@ class FoXTask(Task):
         if self.run.weights is None and self.run.data.bpe_size:
             check_trained_text(self.run, self.run.data.corpus, self.corpus.describe()["hash"])
         return super().trained(suite, device)
+
+
+class OfficialCore(ForgettingAttentionCore):
+    """The authors' attention kernels, which torch.compile cannot trace."""
+
+    def __init__(self):
+        super().__init__()
+        try:
+            self._attend = torch.compiler.disable(find_official())
+        except ImportError as error:
+            raise SuiteError(
+                f"training.implementation: official: the authors' kernels cannot be imported ({error}); "
+                "install github.com/zhixuan-lin/forgetting-transformer, or use auto"
+            ) from None
+
+    def forward(self, q, k, v, log_fgate, adaptive_threshold, seq_start=None, cu_seqlens=None) -> Tensor:
+        assert seq_start is None and cu_seqlens is None, "training sequences have no padding and no documents"
+        return self._attend(q, k, v, log_fgate, head_first=True, adaptive_threshold=adaptive_threshold)
 
 
 def perturb(model: FoXForCausalLM, which: int = 1) -> None:

@@ -67,6 +67,7 @@ class Task(ABC):
         micro_batches: micro-batches per step, divided among the ranks.
         step_tokens: tokens per step (or the paper's unit), for the log and the progress bar.
         context_parallel: number of ranks that share the sequences of a batch; see :meth:`share_sequences`.
+        whole_graphs: whether torch.compile can trace a block as one graph.
         trained_type: the class of the finished run, as its metrics receive it.
     """
 
@@ -74,6 +75,7 @@ class Task(ABC):
     micro_batches: int = 1
     step_tokens: int = 1
     context_parallel: int = 1
+    whole_graphs: bool = True
     trained_type: type[Trained] = Trained
 
     def __init__(self, run: Run):

@@ -82,7 +82,7 @@ def train(
             task.share_sequences(model, context_group(task.context_parallel, device))
         blocks = task.blocks(model)
         wrapped = parallelize(model, blocks, run.parallel_mode(world_size()), device)
-        stack.enter_context(compiled_blocks(blocks, compiles(run, device), whole=task.context_parallel == 1))
+        stack.enter_context(compiled_blocks(blocks, compiles(run, device), whole=task.whole_graphs))
         optimizer = make_optimizer(model, run.training, task.learning_rate(0), task.rates(model))
         signals = StopSignals(speak=rank() == 0)
         stack.enter_context(stop_signals(signals.note))
@@ -268,7 +268,7 @@ def compiled_blocks(
     blocks: Sequence[nn.Module], enabled: bool, *, whole: bool = True, backend: str = "inductor"
 ) -> Iterator[None]:
     """A context in which, if ``enabled``, each block's forward is compiled: to one graph that all blocks
-    share or, without ``whole``, to several graphs, because a block exchanges tokens with other ranks.
+    share or, without ``whole``, to several graphs, if a block calls a function that cannot be traced.
 
     The names of weights do not change. Only ``forward`` is compiled, so FSDP2's hooks and gradient
     checkpointing are outside the graph. Graphs of other models are dropped, because torch.compile caches only
