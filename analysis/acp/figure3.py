@@ -16,6 +16,7 @@ POSITION_NATS = 0.01  # the margin at one position, where a loss is the mean ove
 ONE_BIT = "loss, one weight moved"  # a test of the metric same_weights
 REPEAT = "exact, a second time"  # a training run of the metric first_divergence
 WEAK_TOLERANCE = -20.0
+OFFICIAL = "official-pairs"  # the suite whose runs the authors' kernels train
 MODEL = ["size", "context_length_tokens"]
 PAIR = ["architecture", *MODEL, "seed"]
 
@@ -135,6 +136,16 @@ def pairs_identical(
     return _identical(*_pairs(loss, step_losses, first_divergence))
 
 
+def official_losses_match(loss: pd.DataFrame, step_losses: pd.DataFrame | None = None) -> Verdict:
+    """:func:`losses_match` for the pairs that the official kernels trained."""
+    return _equivalent(*_pairs(loss, step_losses, None, official=True))
+
+
+def official_identical(loss: pd.DataFrame, step_losses: pd.DataFrame | None = None) -> Verdict:
+    """:func:`pairs_identical` for the pairs that the official kernels trained."""
+    return _identical(*_pairs(loss, step_losses, None, official=True))
+
+
 def _equivalent(apart: pd.Series, words: str, more: dict) -> Verdict:
     """The verdict of two one-sided tests on ACP − exact, in nats, over the diverging pairs."""
     if why := paired.too_few(apart):
@@ -153,11 +164,15 @@ def _identical(apart: pd.Series, words: str, more: dict) -> Verdict:
 
 
 def _pairs(
-    loss: pd.DataFrame, step_losses: pd.DataFrame | None, first_divergence: pd.DataFrame | None
+    loss: pd.DataFrame,
+    step_losses: pd.DataFrame | None,
+    first_divergence: pd.DataFrame | None,
+    official: bool = False,
 ) -> tuple[pd.Series, str, dict]:
     """The differences of held-out loss of the counted pairs, all differences in words, and fields of the
-    verdict."""
+    verdict, for pairs that the official kernels trained or for all others."""
     loss = loss.assign(method=statistics.methods(loss), size=naming.marked(loss), suite=loss.get("suite", ""))
+    loss = some(loss[(loss["suite"] == OFFICIAL) == official], "loss")
     keys = ["suite", *PAIR]
     one_each(loss, [*keys, "method"], "loss")
     acp, exact = (loss[loss["method"] == side].set_index(keys)["loss_nats"] for side in ("acp", "exact"))
