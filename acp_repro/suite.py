@@ -1,7 +1,7 @@
 """Lists the runs of a suite, one per line: ``python -m acp_repro.suite NAME``.
 
 ``--new mine.yaml --text FOLDER`` writes a commented suite for your own text, sized for this machine.
-``--keys`` prints every key of a suite file with its meaning and default, the content of ``docs/suite-keys.md``.
+``--keys`` prints every key of a suite file with its meaning and default, as in ``docs/suite-keys.md``.
 """
 
 from pathlib import Path
