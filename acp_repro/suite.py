@@ -1,7 +1,7 @@
 """Lists the runs of a suite, one per line: ``python -m acp_repro.suite NAME``.
 
 ``--new mine.yaml --text FOLDER`` writes a commented suite for your own text, sized for this machine.
-``--keys`` prints every key of a suite file with its default, the content of ``docs/suite-keys.md``.
+``--keys`` prints every key of a suite file with its meaning and default, as in ``docs/suite-keys.md``.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("--names", action="store_true", help="print only the names of the runs")
     add("--new", metavar="FILE.yaml", type=output_file, help="write a suite for --text")
     add("--text", metavar="PATH", type=existing, help="the file or folder of text to train on")
-    add("--keys", action="store_true", help="print every key with its default, in Markdown")
+    add("--keys", action="store_true", help="print every key with its meaning and default, in Markdown")
     options = parser.parse_args(arguments)
     if options.keys:
         tables = (f"## {name}\n\n{key_table(find_paper(name).file)}" for name in paper_names())

@@ -22,7 +22,9 @@ def pytest_collection_modifyitems(items):
         return
     for item in items:
         if "gpu" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="run make test-gpu where a GPU is"))
+            item.add_marker(
+                pytest.mark.skip(reason="needs a CUDA GPU: run make test-gpu on a machine with one")
+            )
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ ShareBelow1 = Annotated[float, within("[0, 1)")]
 Axis = Annotated[
     list[T],
     Must("a list of different values", lambda x: len(set(x)) == len(x)),
-    Must("a list of different values, at least one", len),
+    Must("a non-empty list of different values", len),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The tiles that each rule of ``rules.py`` would skip in each head of a decoder, and the lost weight."""
+"""The blocks that each rule of ``rules.py`` would skip in each head of a decoder, and the lost weight."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -110,7 +110,7 @@ def measure_rules(
     rules: Sequence[Rule] = RULES,
     progress: bool = False,
 ) -> pd.DataFrame:
-    """The tiles that each of ``rules`` skips and the loss in each head, on one sequence with exact weights.
+    """The blocks that each of ``rules`` skips and the loss in each head, on one sequence with exact weights.
 
     Args:
         model: a FoX model, or a causal decoder that :func:`read_heads` accepts.
@@ -120,11 +120,11 @@ def measure_rules(
     Returns:
         A frame with one row for each layer, head and applicable rule:
 
-        - ``skipped``: fraction of the visible tiles of 64 x 64; of (row, tile) pairs for rules by row; of
+        - ``skipped``: fraction of the visible blocks of 64 x 64; of (row, block) pairs for rules by row; of
             (row, key block) pairs for finer rules;
         - ``worst_row_loss``, ``mean_row_loss``: exact attention weight on the skipped part of a row;
         - ``output_error``: largest ``|out - exact|`` of a row after renormalisation, over ``max |v|``;
-        - ``certified_skipped``: fraction of tiles that the certified online test skips with epsilon =
+        - ``certified_skipped``: fraction of blocks that the certified online test skips with epsilon =
             ``worst_row_loss``.
 
     Raises:
@@ -238,10 +238,10 @@ def print_rules(table: pd.DataFrame) -> None:
     if without_decay := [rule.name for rule in RULES if rule.name not in rules.index]:
         notes.insert(0, f"not applicable: {', '.join(without_decay)}: the model has no forget gates or ALiBi")
     print(
-        "skip       % of the visible tiles of 64 x 64 (finer rules: of their units), mean of the heads",
-        "worst      exact attention weight of the skipped tiles, worst row of all heads; mean: mean row",
+        "skip       % of the visible blocks of 64 x 64 (finer rules: of their units), mean of the heads",
+        "worst      exact attention weight of the skipped blocks, worst row of all heads; mean: mean row",
         "error      largest error of a row's output, over max |v|",
-        "certified  % of the tiles that the certified test skips at the rule's worst-row loss",
+        "certified  % of the blocks that the certified test skips at the rule's worst-row loss",
         *notes,
         sep="\n",
     )

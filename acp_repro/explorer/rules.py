@@ -482,8 +482,8 @@ RULES = (
         1,
         16,
     ),
-    Rule("top 16 tiles", "all weights", lambda tiles: ~keep_top(tiles.blocks(tiles.mass).sum(1), 16)),
-    Rule("random half", "the diagonal and the first tile are kept", partial(skip_at_random, share=0.5)),
+    Rule("top 16 blocks", "all weights", lambda tiles: ~keep_top(tiles.blocks(tiles.mass).sum(1), 16)),
+    Rule("random half", "the diagonal and the first block are kept", partial(skip_at_random, share=0.5)),
 )
 NOT_COMPUTABLE = {
     "SeerAttention": "its gate is distilled per model and head (SeerAttention aba03e3, attn_gate.py)",

@@ -64,6 +64,17 @@ class TrainerConfig(Strict):
 
     ``compile``, ``parallel`` and ``checkpoint_every_seconds`` affect only the execution, so they may change
     when a run is resumed.
+
+    Attributes:
+        weight_decay: weight decay of Adam or AdamW.
+        beta1: decay rate of Adam's first moment.
+        beta2: decay rate of Adam's second moment.
+        max_grad_norm: gradient norm above which gradients are clipped.
+        dtype: dtype of products, by autocast over float32 weights.
+        gradient_checkpointing: whether the backward pass recomputes activations, to save memory.
+        compile: whether blocks go through ``torch.compile`` on a GPU (never on a CPU).
+        parallel: how several processes share a run.
+        checkpoint_every_seconds: time from one checkpoint to the next.
     """
 
     HOW: ClassVar = ("compile", "parallel", "checkpoint_every_seconds")
@@ -72,9 +83,9 @@ class TrainerConfig(Strict):
     beta1: ShareBelow1 = 0.9
     beta2: ShareBelow1 = 0.95
     max_grad_norm: PositiveOrInf = 1.0
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # by autocast over float32 weights
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
     gradient_checkpointing: bool = False
-    compile: bool = True  # blocks go through torch.compile on a GPU; never on a CPU
+    compile: bool = True
     parallel: Literal[PARALLEL] = "auto"
     checkpoint_every_seconds: Annotated[float, number("a number of at least 0", lambda x: x >= 0)] = 600.0
 
@@ -84,10 +95,14 @@ class WeightsConfig(Strict):
     """Ready weights instead of training: the runs of the suite are in ``folder/RUN``.
 
     Each run folder contains config.json, model.safetensors, tokenizer.json and done.json, without ``model/``.
+
+    Attributes:
+        folder: the folder of trained weights, for a suite without training.
+        trained_by: the suite that trains a run of the same name.
     """
 
     folder: str
-    trained_by: str  # the suite that has a run of the same name, to train it again
+    trained_by: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

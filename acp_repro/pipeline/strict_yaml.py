@@ -97,7 +97,7 @@ def _in_words(cls: type, content: dict[str, Any], errors: list[dict[str, Any]]) 
     error = (unknown or errors)[0]
     where = _key_path(content, error)
     if unknown:
-        known = re.findall(r"\b[a-z_]\w*", " ".join(key for key, _, _ in _key_rows(cls)))
+        known = re.findall(r"\b[a-z_]\w*", " ".join(row[0] for row in _key_rows(cls)))
         return f"{where}: unknown key{did_you_mean(error['loc'][-1], known)}"
     if error["type"] in _MISSING:
         return f"{where}: missing; the key has no default"
@@ -124,13 +124,20 @@ def _key_path(content: Any, error: dict[str, Any]) -> str:
 
 
 def key_table(cls: type) -> str:
-    """A table in Markdown of the keys of a file of this dataclass: what a value must be, and its default."""
-    rows = [("key", "value", "default"), ("---", "---", "---"), *_key_rows(cls)]
+    """A table in Markdown of the keys of a file of this dataclass: meaning, valid values and default."""
+    rows = [("key", "meaning", "value", "default"), ("---",) * 4, *_key_rows(cls)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _key_rows(cls: Any, where: str = "") -> Iterator[tuple[str, str, str]]:
+def _key_rows(cls: Any, where: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """The rows of :func:`key_table`. The meaning of a key is the first sentence of its entry under
+    ``Attributes`` in the docstring of the class or of a base."""
     hints = typing.get_type_hints(cls, include_extras=True)
+    meanings = {
+        name: " ".join(text.split()).partition(". ")[0].rstrip(".")
+        for base in reversed(cls.__mro__)
+        for _, name, text in re.findall(r"^( +)(\w+): (.+(?:\n\1    .+)*)", base.__doc__ or "", re.M)
+    }
     for field in dataclasses.fields(cls):
         hint, key = hints[field.name], where + field.name
         parts = [part for part in (hint, *typing.get_args(hint)) if isinstance(part, type)]
@@ -139,10 +146,9 @@ def _key_rows(cls: Any, where: str = "") -> Iterator[tuple[str, str, str]]:
                 inside, key + {list: "[].", dict: ".NAME."}.get(typing.get_origin(hint), ".")
             )
             continue
-        is_made = field.default_factory is not dataclasses.MISSING
-        default = field.default_factory() if is_made else field.default
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         shown = "required" if default is dataclasses.MISSING else f"`{json.dumps(default)}`"
-        yield f"`{key}`", _words_of(hint), shown
+        yield f"`{key}`", meanings.get(field.name, ""), _words_of(hint), shown
 
 
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
@@ -154,7 +160,7 @@ def _words_of(hint: Any) -> str:
     plain = hint.__origin__ if bounds else hint
     origin, inner = typing.get_origin(plain), typing.get_args(plain)
     if origin is list:
-        return f"{['a list', *bounds][-1]}: each {_words_of(inner[0])}"
+        return f"{['a list', *bounds][-1]}, each {_words_of(inner[0])}"
     if origin is Literal:
         return " or ".join(f"`{word}`" for word in inner)
     if origin in (Union, UnionType) and not bounds:

@@ -31,11 +31,13 @@ class SuiteFile(Strict):
     """The keys at the top of every suite file; a paper's own class adds ``grid`` and its other keys.
 
     Attributes:
-        skip_items: items that `make all` omits for this suite because of their cost.
-        published: true if the suite's records are part of the project and count in REPRODUCTION.md; false if
-            the suite has not been run and REPRODUCTION.md lists it as missing; None if each user runs it.
-        skip_runs: names of runs of the grid, or patterns such as ``"*-seed1"``, that are excluded: these runs
-            are not trained, and no item needs them.
+        description: one line about the suite, for its report.
+        paper: the paper whose keys the file has: ``acp``, ``lap`` or ``retention``.
+        skip_items: figures and tables that ``make all`` skips.
+        published: whether the results are committed. True: they count in REPRODUCTION.md. False:
+            REPRODUCTION.md lists the suite as missing. Null: each user runs the suite.
+        skip_runs: names of runs of the grid, or patterns such as ``"*-seed1"``, that are not trained. No item
+            needs them.
     """
 
     description: str

@@ -11,7 +11,9 @@ from acp_repro.attention.decay import LOG_FGATE_FLOOR, cumulative_log_fgate, cut
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="pip install triton")
-on_cpu = pytest.mark.skipif(DEVICE == "cuda", reason="a CPU path; run make test where no GPU is")
+on_cpu = pytest.mark.skipif(
+    DEVICE == "cuda", reason="tests the CPU path: run CUDA_VISIBLE_DEVICES= make test"
+)
 IMPLEMENTATIONS = [
     pytest.param("reference"),
     pytest.param("blockwise", marks=on_cpu),

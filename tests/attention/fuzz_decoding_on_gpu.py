@@ -198,7 +198,10 @@ def first_kept(case, sums, lengths, starts, start):
     return start
 
 
-@pytest.mark.skipif(DEVICE == "cuda" or not HAS_TRITON, reason="the GPU runs the kernels in the test below")
+@pytest.mark.skipif(
+    DEVICE == "cuda" or not HAS_TRITON,
+    reason="tests Triton's interpreter: run CUDA_VISIBLE_DEVICES= make test",
+)
 @pytest.mark.parametrize("seed", [3, 10, pytest.param(4, marks=pytest.mark.slow)])
 def test_kernels_in_the_interpreter(seed):
     check_steps(draw_steps(seed), "triton")

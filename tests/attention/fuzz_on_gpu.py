@@ -210,7 +210,10 @@ def test_extreme_values(fixed):
         check_call(draw_call(SEED + 4, family=family, length=length, packed=False, **fixed), plainly)
 
 
-@pytest.mark.skipif(DEVICE == "cuda" or not HAS_TRITON, reason="the GPU runs the kernels in the tests above")
+@pytest.mark.skipif(
+    DEVICE == "cuda" or not HAS_TRITON,
+    reason="tests Triton's interpreter: run CUDA_VISIBLE_DEVICES= make test",
+)
 @pytest.mark.parametrize(
     "fixed",
     [
@@ -228,12 +231,12 @@ def test_kernels_in_the_interpreter(fixed, monkeypatch):
     check_call(draw_call(SEED + 2, around=["poison"], **fixed), batched)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="run make test-gpu where a GPU is")
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU: run make test-gpu on a machine with one")
 @pytest.mark.parametrize("order", [(2, 0, 1, 3), (0, 2, 1, 3), (0, 1, 2, 3)], ids=str)
 def test_more_than_two_to_the_31_elements(order):
     """Sequence first, tokens are 17 million elements apart; otherwise the last heads start past 2**31."""
     if torch.cuda.get_device_properties(0).total_memory < 120e9:
-        pytest.skip("run where a GPU has 120 GB of memory")
+        pytest.skip("needs a GPU with 120 GB of memory: run make test-gpu on an H200")
     shape = (2**14, 16, 132, 64)
     memory, back = [shape[axis] for axis in order], [order.index(axis) for axis in range(4)]
     q, k, v = (torch.randn(memory, dtype=BRAIN, device=DEVICE).permute(back) for _ in range(3))

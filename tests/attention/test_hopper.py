@@ -25,7 +25,9 @@ from .test_triton import DEVICE, attend, boundary_for, check, make_inputs, run, 
 
 IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
-needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="run make test-gpu where an H100 is")
+needs_hopper = pytest.mark.skipif(
+    not IS_HOPPER, reason="needs a Hopper GPU: run make test-gpu on an H100 or H200"
+)
 
 
 def test_portable_implementation_rejects_other_kernels_in_both_passes(monkeypatch):
@@ -41,7 +43,7 @@ def test_portable_implementation_rejects_other_kernels_in_both_passes(monkeypatc
     assert reasons == ["implementation='triton-portable' was passed"] * 2
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="run on Linux, which Triton's compiler is for")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Triton's compiler: run make test on Linux")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "kernels"), [("--narrow", 6), ("--wide", 9), ("--decode", 5 * (2 + 2 + 6)), ("--training", 6)]
@@ -86,7 +88,7 @@ def test_unsupported_triton_falls_back_with_a_reason(monkeypatch):
     assert "no such builtin" not in dispatch.why_portable(*others, 64, 64)
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="the GPU runs them in the tests below")
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests the interpreter: run CUDA_VISIBLE_DEVICES= make test")
 @pytest.mark.parametrize(
     ("seqlen", "kind", "dtype", "head_dim"),
     [

@@ -22,7 +22,9 @@ from acp_repro.attention.triton import tiles
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 SMALLER = DEVICE == "cpu"  # the interpreter needs seconds per tile
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="run make test-gpu where a GPU is")
+needs_gpu = pytest.mark.skipif(
+    DEVICE == "cpu", reason="needs a CUDA GPU: run make test-gpu on a machine with one"
+)
 NAMES = ("out", "dq", "dk", "dv", "dc")
 
 

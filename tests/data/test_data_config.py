@@ -21,7 +21,7 @@ from acp_repro.pipeline.strict_yaml import build
         ({"text_field": "body"}, "text_field: only `corpus: text or file or hf`"),
         ({"corpus": "text"}, "path: None, but `corpus: text` needs the path of a file or a folder"),
         ({"path": "x"}, "path: `corpus: stdlib` accepts no path"),
-        ({"corpus": "text", "path": []}, "path: must be .*a list of paths"),
+        ({"corpus": "text", "path": []}, "path: must be .*a non-empty list of paths"),
         ({"corpus": "file", "path": ["a", "b"]}, "path: .* accepts one path"),
         ({"heldout": 1}, r"heldout: must be a number in \[0, 1\)"),
         ({"heldout": "x"}, "heldout: `corpus: stdlib` accepts a fraction such as 0.05, not paths"),

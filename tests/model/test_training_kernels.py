@@ -70,9 +70,7 @@ def test_invalid_labels_and_nan_logits_give_a_nan_loss():
     assert loss.isnan().tolist() == [False, True, True, True]
 
 
-@pytest.mark.skipif(
-    DEVICE == "cpu", reason="run make test-gpu where a GPU is: a CPU takes PyTorch's operators"
-)
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU: run make test-gpu on a machine with one")
 @pytest.mark.parametrize("vocab", [50, 20_000])
 def test_loss_of_a_vocabulary_head(vocab):
     hidden = torch.randn(2, 33, 64, device=DEVICE, requires_grad=True)

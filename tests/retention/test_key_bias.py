@@ -90,7 +90,7 @@ def test_token_stride_may_exceed_2_to_the_31():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="run on Linux, which Triton's compiler is for")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Triton's compiler: run make test on Linux")
 def test_key_bias_kernels_compile_for_hopper():
     """The interpreter accepts code that the compiler rejects, so the kernels are compiled too."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -219,7 +219,9 @@ def die_at_a_sync():
     os.fsync = fsync
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="knows files by /proc: run on Linux")
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="reads open files from /proc: run make test on Linux"
+)
 @pytest.mark.parametrize(
     ("die_at", "left"), [("step-00000003/shard-", 2), ("step-00000003$", 2), ("named", 3)]
 )

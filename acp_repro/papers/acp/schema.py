@@ -17,19 +17,27 @@ SIZE_OVERRIDES = ("micro_batch_tokens", "gradient_checkpointing")
 
 @dataclass(frozen=True)
 class SizeConfig(Strict):
-    """One row of Table 2: a model size with its token budget."""
+    """One row of Table 2: a model size with its token budget.
+
+    Attributes:
+        num_hidden_layers: number of transformer blocks.
+        hidden_size: width of the model.
+        tokens: number of training tokens.
+        learning_rate: peak learning rate.
+        head_dim: width of an attention head.
+        micro_batch_tokens: overrides ``training.micro_batch_tokens`` for this size, by the GPU's memory.
+        gradient_checkpointing: overrides ``training.gradient_checkpointing`` for this size.
+        qk_norm_share_param_across_head: whether all heads of a layer share the QK-norm weights.
+        vocab_size: trains a byte-pair encoding of this many ids instead of ``data.tokenizer``.
+    """
 
     num_hidden_layers: Count
     hidden_size: Count
     tokens: Count
     learning_rate: Positive
     head_dim: Count = 64
-    # The memory of a GPU limits these by size; null uses the value under training.
     micro_batch_tokens: Count | None = None
     gradient_checkpointing: bool | None = None
-    # Two choices of the paper that suites on less text change. The first shares the QK-norm weights among all
-    # heads of a layer. The second sets the vocabulary, a byte-pair encoding of this many ids (null uses
-    # data.tokenizer).
     qk_norm_share_param_across_head: bool = False
     vocab_size: Annotated[int, whole(SMALLEST_BPE)] | None = None
 
@@ -54,15 +62,23 @@ class SizeConfig(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainerConfig):
-    """Appendix B; the defaults are the paper's."""
+    """Appendix B; the defaults are the paper's.
+
+    Attributes:
+        batch_tokens: tokens of one optimiser step.
+        micro_batch_tokens: tokens of one forward pass on one GPU.
+        warmup_tokens: tokens of the linear warm-up of the learning rate.
+        context_parallel: number of ranks that share each sequence. DDP or FSDP2 spans all ranks.
+        implementation: attention kernels of the training run: this project's, or the authors'.
+    """
 
     HOW: ClassVar = (*TrainerConfig.HOW, "context_parallel")
 
     batch_tokens: Count = 2**19
     micro_batch_tokens: Count = 2**15
     warmup_tokens: CountFrom0 = 256 * 2**20
-    context_parallel: Count = 1  # ranks that share each sequence; DDP or FSDP2 spans all ranks
-    implementation: Literal["auto", "official"] = "auto"  # official: the authors' attention kernels
+    context_parallel: Count = 1
+    implementation: Literal["auto", "official"] = "auto"
 
     def __post_init__(self):
         check_divides(self, "micro_batch_tokens", "batch_tokens")
@@ -70,44 +86,67 @@ class TrainingConfig(TrainerConfig):
 
 @dataclass(frozen=True)
 class MeasureConfig(Strict):
-    """How much text each metric is measured on; the defaults are the paper's (Appendix B)."""
+    """How much text each metric is measured on; the defaults are the paper's (Appendix B).
+
+    Attributes:
+        pruned_ratio_tokens: held-out tokens for the pruned ratio.
+        timing_tokens: held-out tokens for the timings.
+        timing_repeats: repeats of each timing, of which the median is reported.
+        loss_tokens: held-out tokens for the loss.
+        sweep_tokens: held-out tokens for each epsilon of Figure 7.
+        needle_lengths: context lengths of the needle test, or the number of lengths up to the training
+            length.
+        needle_depths: depths of the needle, from 0 (beginning) to 1 (end).
+        needle_samples: number of haystacks for each length and depth.
+        run_for_heads: the run of Figures 1, 4, 5 and 6 (null: the largest run with ACP, at its shortest
+            context).
+        run_for_sweep: the run of Figure 7 (null: ``run_for_heads``).
+        lm_eval_tasks: downstream tasks of Tables 1 and 3.
+        lm_eval_items: number of first items of each task (null: all).
+        lm_eval_data: a folder of the tasks' files (null: the Hub).
+        gate_distribution: the synthetic gates of the benchmarks of kernels and training steps.
+    """
 
     pruned_ratio_tokens: Count = 128 * 2**20
     timing_tokens: Count = 32 * 2**20
     timing_repeats: Count = 1
     loss_tokens: Count = 2 * 10**9
     sweep_tokens: Count = 32 * 2**20
-    # The needle test: the context lengths, or the number of lengths up to the training length; the depths of
-    # the needle, from 0 (beginning) to 1; and the number of haystacks for each.
     needle_lengths: Count | Axis[Count] = 11
     needle_depths: Axis[Share] = field(default_factory=lambda: [i / 10 for i in range(11)])
     needle_samples: Count = 5
-    # `compare=False`: these keys select a run and invalidate no record. run_for_heads (Figures 1, 4, 5, 6)
-    # defaults to the largest run with ACP at its shortest context, and run_for_sweep (Figure 7) to
-    # run_for_heads.
+    # `compare=False`: these keys select a run and invalidate no record.
     run_for_heads: str | None = field(default=None, compare=False)
     run_for_sweep: str | None = field(default=None, compare=False)
-    lm_eval_tasks: Annotated[list[Literal[TASKS]], Must("a list of tasks, at least one", len)] = field(
-        default_factory=lambda: list(PAPER_TASKS)  # Tables 1 and 3
+    lm_eval_tasks: Annotated[list[Literal[TASKS]], Must("a non-empty list of tasks", len)] = field(
+        default_factory=lambda: list(PAPER_TASKS)
     )
-    lm_eval_items: Count | None = None  # only the first items of each task; null: all
-    lm_eval_data: str | None = None  # a folder of the tasks' files; default: from the Hub
-    # The synthetic gates of the benchmarks of kernels and training steps.
+    lm_eval_items: Count | None = None
+    lm_eval_data: str | None = None
     gate_distribution: Literal["mixed", "paper_ratio"] = "mixed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridConfig(Strict):
-    """Lists whose product makes the runs, in this order."""
+    """Lists whose product makes the runs, in this order.
+
+    Attributes:
+        architecture: FoX (Pro), FoX (LLaMA), or the RoPE baseline.
+        size: names under ``sizes``.
+        context_length: training sequence length in tokens.
+        log_pruning_tolerance: log epsilon (null: exact attention).
+        seed: seed of the initial weights and the order of the data.
+        needle_fraction: fraction of training sequences that contain needles. See needle/documents.py.
+        perturb_init: k changes the k-th initial weight by one unit of bfloat16, to show the effect of chance
+            (true: 1).
+    """
 
     architecture: Axis[Literal["pro", "llama", "rope"]] = field(default_factory=lambda: ["pro"])
     size: Axis[str]
     context_length: Axis[Count]
     log_pruning_tolerance: Axis[LogEpsilon | None] = field(default_factory=lambda: [-10.0, None])
     seed: Axis[Seed] = field(default_factory=lambda: [0])
-    # The fraction of training sequences that contain needles; see needle/documents.py.
     needle_fraction: Axis[Share] = field(default_factory=lambda: [0.0])
-    # k initially changes the k-th weight by one unit of bfloat16, to show the effect of chance (true: 1).
     perturb_init: Axis[bool | CountFrom0] = field(default_factory=lambda: [False])
 
 

@@ -30,21 +30,34 @@ SHOWN_TEXTS = 5  # short texts of the metric `attribution`, which are drawn word
 
 @dataclass(frozen=True)
 class TextsConfig(CorpusConfig):
-    """The texts, and the held-out fraction."""
+    """The texts, and the held-out fraction.
+
+    Attributes:
+        extra_path: a ``file`` of more training texts, without held-out texts and labels.
+        text_field: the field that contains the text, for ``file`` and ``hf``.
+        label_field: the field that contains the label (null: no probing).
+        positive_from: smallest positive label. Probing excludes labels below it and above ``negative_to``.
+        negative_to: largest negative label.
+        min_chars: minimum number of characters of a text, for ``stdlib_sentences``.
+        max_chars: maximum number of characters of a text, for ``stdlib_sentences``.
+        vocabulary: vocabulary size of a trained BPE (null: the tokeniser of ``model.weights``).
+        heldout: held-out fraction of the texts, chosen by the hash of the text.
+        options: other options of the corpus's function.
+    """
 
     NAMED = ("text_field", "label_field", "min_chars", "max_chars")
 
     corpus: str = "stdlib_sentences"
-    extra_path: str | None = None  # a ``file`` of more training texts, without held-out texts and labels
-    text_field: str = "text"  # of ``file`` and ``hf``
-    label_field: str | None = None  # null: no probing
-    positive_from: float = 1.0  # probing excludes labels between this and ``negative_to``
+    extra_path: str | None = None
+    text_field: str = "text"
+    label_field: str | None = None
+    positive_from: float = 1.0
     negative_to: float = 0.0
-    min_chars: Count = 20  # characters of a text, for ``stdlib_sentences``
+    min_chars: Count = 20
     max_chars: Count = 160
-    vocabulary: Annotated[int, whole(300)] | None = None  # of a BPE; null: the tokeniser of ``model.weights``
-    heldout: Annotated[float, within("(0, 1)")] = 0.05  # fraction of texts, chosen by the hash of the text
-    options: dict[str, Any] = field(default_factory=dict, hash=False)  # further ones of the corpus's function
+    vocabulary: Annotated[int, whole(300)] | None = None
+    heldout: Annotated[float, within("(0, 1)")] = 0.05
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         super().__post_init__()
@@ -61,9 +74,19 @@ class TextsConfig(CorpusConfig):
 
 @dataclass(frozen=True)
 class ModelConfig(Strict):
-    """The T5 model: its shape, or its initial weights. The default shape is that of Flan-T5-small."""
+    """The T5 model: its shape, or its initial weights. The default shape is that of Flan-T5-small.
 
-    weights: str | None = None  # a name on the Hub or a folder, such as google/flan-t5-small
+    Attributes:
+        weights: initial weights: a name on the Hub, such as ``google/flan-t5-small``, or a folder.
+        d_model: width of the model.
+        d_kv: width of an attention head.
+        d_ff: width of the feed-forward layers.
+        num_layers: number of encoder blocks.
+        num_decoder_layers: number of decoder blocks.
+        num_heads: number of attention heads.
+    """
+
+    weights: str | None = None
     d_model: Count = 512
     d_kv: Count = 64
     d_ff: Count = 1024
@@ -82,6 +105,13 @@ class PruningSettings(Strict):
     """The settings of ``lap.PruningConfig`` that are not in the grid.
 
     Hard concrete gates have their own bias and temperature, and logistic noise.
+
+    Attributes:
+        beta: bias of the gates.
+        tau: temperature of the gates.
+        hard_concrete_beta: bias of hard concrete gates.
+        hard_concrete_signal_limit: bound on the signal of hard concrete gates (null: none).
+        max_length: maximum number of tokens of a text.
     """
 
     beta: float = 5.0
@@ -107,28 +137,42 @@ class PruningSettings(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainerConfig):
-    """A single phase with Adam, as in the published code; lambda is raised once the model copies its text."""
+    """A single phase with Adam, as in the published code; lambda is raised once the model copies its text.
+
+    Attributes:
+        steps: number of optimiser steps.
+        batch_texts: texts of one step.
+        learning_rate: peak learning rate.
+        warmup_steps: steps of the linear warm-up of the learning rate.
+        decay_share: last fraction of the steps, over which the learning rate decays to a tenth.
+        lambda_from_step: first step with lambda above 0.
+        lambda_below_nats: keeps lambda at 0 and gates inactive until the running mean cross-entropy is below
+            this value. Replaces ``lambda_from_step``.
+        token_dropout_steps: first steps with active gates, in which gates drop tokens at random. The rate
+            is the one that beta implies, and tokens have no cost. The decoder learns to reconstruct without
+            any single token. Otherwise each token seems indispensable, and all gates open wide.
+        lambda_ramp_steps: steps of the linear rise of lambda.
+        lambda_off_loss: running mean cross-entropy in nats from which lambda is 0. Lambda decreases linearly
+            towards this value. A large lambda then closes as many gates as this quality permits; a constant
+            lambda closes none or all.
+        length_warmup_steps: steps in which texts are truncated to a growing length.
+        scale_parameter: whether each weight's rate is a multiple of its root mean square, as in Adafactor.
+    """
 
     steps: Count
     batch_texts: Count = 20
     learning_rate: Positive = 1e-4
     warmup_steps: CountFrom0 = 0
-    decay_share: Share = 0.0  # over this last fraction of the steps the rate decays to a tenth
+    decay_share: Share = 0.0
     lambda_from_step: CountFrom0 = 500
-    # Alternative: lambda is 0 and gates are inactive until the running mean cross-entropy is below this.
     lambda_below_nats: float | None = None
-    # For so many steps after that, gates drop tokens at random, at the rate that beta implies, without a
-    # cost. The decoder learns to reconstruct without any single token. Otherwise each token seems
-    # indispensable, and all gates open wide.
     token_dropout_steps: CountFrom0 = 0
     lambda_ramp_steps: CountFrom0 = 0
-    # Lambda decreases linearly with the running mean cross-entropy and is 0 at this value and above (nats). A
-    # large lambda then closes as many gates as this quality permits; a constant lambda closes none or all.
     lambda_off_loss: Positive | None = None
     weight_decay: NotNegative = 0.0
     beta2: ShareBelow1 = 0.999
-    length_warmup_steps: CountFrom0 = 0  # texts are truncated to a growing length
-    scale_parameter: bool = False  # each weight's rate is a multiple of its root mean square
+    length_warmup_steps: CountFrom0 = 0
+    scale_parameter: bool = False
     compile: ClassVar[bool] = False  # texts differ in length
 
     def __post_init__(self):
@@ -139,7 +183,14 @@ class TrainingConfig(TrainerConfig):
 
 @dataclass(frozen=True)
 class StartConfig(Strict):
-    """Training of the run without gates, which initialises the others; unset keys are as in ``training``."""
+    """Training of the run without gates, which initialises the others; unset keys are as in ``training``.
+
+    Attributes:
+        steps: optimiser steps of the run without gates, which initialises the other runs.
+        learning_rate: peak learning rate of this run (null: as in ``training``).
+        warmup_steps: warm-up steps of this run (null: as in ``training``).
+        length_warmup_steps: steps of this run with truncated texts (null: as in ``training``).
+    """
 
     steps: Count
     learning_rate: Positive | None = None
@@ -154,23 +205,41 @@ class StartConfig(Strict):
 
 @dataclass(frozen=True)
 class MeasureConfig(Strict):
-    """The amount of held-out text for each metric."""
+    """The amount of held-out text for each metric.
+
+    Attributes:
+        scored_texts: held-out texts that are scored.
+        batch_texts: texts of one forward pass.
+        probe_texts: training texts of the probes. The probes are tested on held-out texts.
+        shap_texts: long texts that are reconstructed for SHAP. Five short texts, which are drawn, come on
+            top.
+        shap_min_tokens: minimum length of these long texts in tokens.
+        timed_lengths: text lengths in tokens for the timings.
+        timed_texts: texts of a timed batch.
+        main_run: the run for metrics of a single model (null: the first run with hard concrete gates).
+    """
 
     scored_texts: Count = 2000
     batch_texts: Count = 50
-    probe_texts: Count = 2000  # training texts of the probes, which are tested on held-out texts
-    shap_texts: Count = 50  # reconstructed long texts, in addition to five short texts that are drawn
-    shap_min_tokens: Count = 60  # minimum length of the long texts
+    probe_texts: Count = 2000
+    shap_texts: Count = 50
+    shap_min_tokens: Count = 60
     timed_lengths: Axis[Annotated[int, whole(4)]] = field(default_factory=lambda: [128, 512])
     timed_texts: Count = 16
-    # The run for metrics of a single model (default: the first run with hard concrete gates).
     # `compare=False`: this key selects a run and invalidates no record.
     main_run: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class GridConfig(Strict):
-    """Lists whose product makes the runs. ``compression`` is lambda; null is a run without gates."""
+    """Lists whose product makes the runs.
+
+    Attributes:
+        compression: lambda, the weight of the compression loss (null: a run without gates).
+        gate: the gates of the published code or of the article.
+        training_mask: how gates mask tokens in training.
+        seed: seed of the run.
+    """
 
     compression: Axis[NotNegative | None]
     gate: Axis[Literal[GATES]] = field(default_factory=lambda: ["published"])

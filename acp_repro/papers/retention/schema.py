@@ -35,15 +35,25 @@ Scores = Axis[Literal["accuracy", "micro_f1", "macro_f1", "exact_match", "f1"]]
 
 @dataclass(frozen=True)
 class DatasetConfig(CorpusConfig):
-    """A labelled set and the length of its training; ``read_labelled`` receives corpus, path and options."""
+    """A labelled set and the length of its training; ``read_labelled`` receives corpus, path and options.
+
+    Attributes:
+        options: other options of the corpus's function.
+        max_tokens: length at which examples are truncated, including ``[CLS]`` and ``[SEP]``.
+        epochs: number of passes over the training split.
+        batch_examples: examples of one optimiser step.
+        micro_batch_examples: examples of one forward pass (null: the whole batch).
+        max_examples: maximum number of examples of each split, the first by hash (null: all).
+        scores: scores of the task. Claims compare the first one; ``exact_match`` and ``f1`` are for
+            questions.
+    """
 
     options: dict[str, Any] = field(default_factory=dict, hash=False)
-    max_tokens: Annotated[int, whole(3)] = 512  # longer examples are truncated; [CLS] and [SEP] count
+    max_tokens: Annotated[int, whole(3)] = 512
     epochs: Count = 3
-    batch_examples: Count = 32  # per optimiser step
-    micro_batch_examples: Count | None = None  # per forward pass; null: the whole batch
-    max_examples: Count | None = None  # per split, the first by hash; null: all
-    # Claims compare the first score; ``exact_match`` and ``f1`` are for questions.
+    batch_examples: Count = 32
+    micro_batch_examples: Count | None = None
+    max_examples: Count | None = None
     scores: Scores = field(default_factory=lambda: ["accuracy"], hash=False)
 
     def __post_init__(self):
@@ -58,17 +68,29 @@ class DatasetConfig(CorpusConfig):
 
 @dataclass(frozen=True)
 class BackboneConfig(Strict):
-    """An encoder: weights of transformers, by name or folder, or random weights of a shape."""
+    """An encoder: weights of transformers, by name or folder, or random weights of a shape.
 
-    pretrained: str | None = None  # for ``from_pretrained``, which also provides the tokenizer
-    pretrained_on: str | None = None  # a name under ``pretraining``: the source of weights and tokenizer
+    Attributes:
+        pretrained: a name on the Hub or a folder, from which weights and tokenizer are loaded.
+        pretrained_on: a name under ``pretraining``, the source of weights and tokenizer.
+        model_type: architecture of the encoder.
+        num_hidden_layers: number of transformer blocks.
+        hidden_size: width of the encoder.
+        num_attention_heads: number of attention heads.
+        intermediate_size: width of the feed-forward layers.
+        dropout: dropout rate.
+        vocab_size: vocabulary size of a tokenizer that is trained on the training split.
+    """
+
+    pretrained: str | None = None
+    pretrained_on: str | None = None
     model_type: Literal[MODEL_TYPES] = "distilbert"
     num_hidden_layers: Count = 6
     hidden_size: Count = 768
     num_attention_heads: Count = 12
     intermediate_size: Count = 3072
     dropout: ShareBelow1 = 0.1
-    vocab_size: Annotated[int, whole(SMALLEST_VOCABULARY)] = 2048  # of a tokenizer of the training split
+    vocab_size: Annotated[int, whole(SMALLEST_VOCABULARY)] = 2048
 
     def __post_init__(self):
         if self.pretrained and self.pretrained_on:
@@ -80,15 +102,24 @@ class BackboneConfig(Strict):
 
 @dataclass(frozen=True)
 class PretrainingConfig(Strict):
-    """Masked language modelling (Devlin et al. 2019) with new masks each time (Liu et al. 2019)."""
+    """Masked language modelling (Devlin et al. 2019) with new masks each time (Liu et al. 2019).
+
+    Attributes:
+        max_tokens: tokens of a sequence. Texts are concatenated without padding.
+        batch_sequences: sequences of one optimiser step.
+        micro_batch_sequences: sequences of one forward pass (null: the whole batch).
+        steps: number of optimiser steps.
+        learning_rate: peak learning rate.
+        neighbour_heads: whether heads initially attend to neighbouring tokens (``look_at_neighbours``).
+    """
 
     data: DataConfig  # its ``tokenizer: {bpe: SIZE}`` becomes the encoder's, with BERT's special tokens
-    max_tokens: Annotated[int, whole(6)] = 512  # per sequence; texts are concatenated without padding
-    batch_sequences: Count = 256  # per optimiser step
-    micro_batch_sequences: Count | None = None  # per forward pass; null: the whole batch
+    max_tokens: Annotated[int, whole(6)] = 512
+    batch_sequences: Count = 256
+    micro_batch_sequences: Count | None = None
     steps: Count = 10_000
     learning_rate: Positive = 5e-4
-    neighbour_heads: bool = False  # initialises heads to attend to neighbours (``look_at_neighbours``)
+    neighbour_heads: bool = False
 
     def __post_init__(self):
         check_divides(self, "micro_batch_sequences", "batch_sequences")
@@ -102,16 +133,25 @@ class PretrainingConfig(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainerConfig):
-    """Section 4.2: AdamW with learning rate 3e-5, weight decay 0.01 and the default betas."""
+    """Section 4.2: AdamW with learning rate 3e-5, weight decay 0.01 and the default betas.
+
+    Attributes:
+        learning_rate: peak learning rate.
+        warmup_share: first fraction of the steps, with linear warm-up. Linear decay to 0 follows; the paper
+            does not state it.
+        open_share: first fraction of the steps, with open gates. It substitutes for the paper's published
+            weights.
+        hard_share: last fraction of the steps, with hard gates as at inference.
+        group_by_length: whether a batch has examples of similar length, to reduce padding.
+    """
 
     learning_rate: Positive = 3e-5
     weight_decay: NotNegative = 0.01
     beta2: ShareBelow1 = 0.999
-    warmup_share: Share = 0.0  # of the steps; then linear decay to 0; not stated in the paper
-    # First fraction of the steps, with open gates; it substitutes for the paper's published weights.
+    warmup_share: Share = 0.0
     open_share: Share = 0.0
-    hard_share: Share = 0.0  # last fraction of the steps, with hard gates as at inference
-    group_by_length: bool = False  # batches examples of similar length, to reduce padding
+    hard_share: Share = 0.0
+    group_by_length: bool = False
 
     def __post_init__(self):
         if self.open_share + self.hard_share > 1:
@@ -120,17 +160,37 @@ class TrainingConfig(TrainerConfig):
 
 @dataclass(frozen=True)
 class MeasureConfig(Strict):
-    """The amount of data for each metric."""
+    """The amount of data for each metric.
 
-    examples: Count = 512  # for masked loss and slackness; scores use the whole split
+    Attributes:
+        examples: examples for masked loss and slackness. Scores use the whole split.
+        speed_lengths_tokens: text lengths in tokens for the timings.
+        speed_batch_tokens: tokens of a timed batch (null: 32 examples, as in Table 4). 32 examples may not
+            saturate a GPU.
+        timing_repeats: repeats of each timing, of which the median is reported.
+    """
+
+    examples: Count = 512
     speed_lengths_tokens: list[Count] = field(default_factory=lambda: [512])
-    speed_batch_tokens: Count | None = None  # null: 32 examples, as in Table 4, which may not saturate a GPU
-    timing_repeats: Count = 5  # of each time, of which the median is reported
+    speed_batch_tokens: Count | None = None
+    timing_repeats: Count = 5
 
 
 @dataclass(frozen=True)
 class GridConfig(Strict):
-    """Lists whose product is the runs; ``dense`` and ``mlm`` have budget 1 and no gates."""
+    """Lists whose product is the runs; ``dense`` and ``mlm`` have budget 1 and no gates.
+
+    Attributes:
+        dataset: names under ``datasets``, or under ``pretraining`` for ``mlm``.
+        backbone: names under ``backbones``.
+        method: the paper's method ``ar``, its ablations ``ar_...``, a baseline, or ``mlm`` for pre-training.
+        budget: fraction of the tokens that gates keep.
+        gates: position of the gates.
+        temperature: beta of Equation 6.
+        stretch_low: gamma of Equation 6.
+        stretch_high: zeta of Equation 6.
+        seed: seed of the run.
+    """
 
     dataset: Axis[str]
     backbone: Axis[str]
@@ -153,13 +213,18 @@ class GridConfig(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class File(SuiteFile):
-    """The keys at the top of a suite file of Adaptive Retention."""
+    """The keys at the top of a suite file of Adaptive Retention.
+
+    Attributes:
+        retention: arguments of ``RetentionConfig`` for all runs.
+        benchmarks: tasks or names of runs to benchmark (null: all).
+    """
 
     datasets: dict[str, DatasetConfig]
     backbones: dict[str, BackboneConfig]
     grid: list[GridConfig]
     pretraining: dict[str, PretrainingConfig] = field(default_factory=dict)
-    retention: dict[str, Any] = field(default_factory=dict)  # arguments of ``RetentionConfig`` for all runs
-    benchmarks: list[str] | None = None  # tasks or names of runs to benchmark; null: all
+    retention: dict[str, Any] = field(default_factory=dict)
+    benchmarks: list[str] | None = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)

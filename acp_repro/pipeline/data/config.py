@@ -23,7 +23,7 @@ def _is_tokenizer(value: Any) -> bool:
     return len(value) == 1 and (isinstance(file, str) or (type(size) is int and size >= SMALLEST_BPE))
 
 
-Paths = Annotated[list[str], Must("a list of paths, at least one", len)]
+Paths = Annotated[list[str], Must("a non-empty list of paths", len)]
 Tokenizer = Annotated[
     str | dict[str, Any],
     Must(f"bytes, gpt2, {{bpe: {SMALLEST_BPE} or more}} or {{file: PATH}}", _is_tokenizer),
@@ -35,8 +35,8 @@ class CorpusConfig:
     """The choice of a corpus, shared by the data settings of all papers; each adds a mapping ``options``.
 
     Attributes:
-        corpus: the name of a function of `corpora`.
-        path: the argument of this function: a file, a folder or a dataset.
+        corpus: the name of a corpus, a function of ``corpora.py``.
+        path: the path of the corpus: a file, a folder or a data set.
     """
 
     # Fields of subclasses that are options of some corpora.
@@ -90,18 +90,17 @@ class DataConfig(CorpusConfig):
     Attributes:
         corpus, path: see `CorpusConfig`. For ``text``, ``path`` may be a list of paths (stored as a tuple),
             which are read in order.
-        text_field: the field of ``.jsonl`` files, or of the dataset, that contains the text.
-        heldout: the fraction of documents that is held out (0 to less than 1), by default 0.05. Of a single
-            document the last part is held out, from the end of a paragraph. With 0 nothing is held out, and
-            nothing can be measured on this text. For ``text`` also a path or a list of paths (stored as a
-            tuple), which may be under ``path``: exactly their documents are held out. None for
-            ``longcrawl64``, which is already split.
-        tokenizer: ``"bytes"`` (the default); ``{"bpe": V}`` for a byte-pair encoding with V ids, including
-            BOS, trained on the training documents; ``"gpt2"`` for GPT-2's; or ``{"file": PATH}`` for an
+        text_field: the field of ``.jsonl`` files, or of the data set, that contains the text.
+        heldout: the held-out fraction of documents (null: 0.05), or for ``text`` the held-out paths. Of a
+            single document the last part is held out, from the end of a paragraph. With 0 nothing is held
+            out, and nothing can be measured on this text. Paths (a list is stored as a tuple) may be under
+            ``path``: exactly their documents are held out. Null for ``longcrawl64``, which is already split.
+        tokenizer: the tokenizer (null: ``bytes``). ``{"bpe": V}`` is a byte-pair encoding with V ids,
+            including BOS, trained on the training documents; ``"gpt2"`` is GPT-2's; ``{"file": PATH}`` is an
             existing ``tokenizer.json``. ``longcrawl64`` consists of GPT-2 ids, so it accepts ``"gpt2"`` or a
             file with GPT-2's tokeniser, which decodes ids.
-        config: for ``hf``: the dataset's configuration, if it has several.
-        split: for ``hf``: the split of the dataset, by default ``"train"``; ``heldout`` divides it.
+        config: for ``hf``: the data set's configuration, if it has several.
+        split: for ``hf``: the split of the data set (null: ``train``). ``heldout`` divides this split.
         max_documents: for ``hf``: the number of documents that are downloaded, from the first one on.
         options: other options of the corpus's function.
     """
