@@ -118,10 +118,14 @@ def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     found = head_kinds(pruned_ratio)
     local, rest, everywhere = (int((found == k).sum()) for k in ("local", "intermediate", "global"))
     met = local > 0 and everywhere > 0 and local + everywhere > rest
-    short = f"{local} local, {everywhere} global, {rest} intermediate"
+    short = f"{local} local, {everywhere} global and {rest} intermediate heads"
     most = statistics.prunable_percent(*map(int, pruned_ratio[statistics.GRID].iloc[0])) / 100
     strict = (pruned_ratio["pruned_ratio"] >= LOCAL * most).sum()
-    ours = f"{short}; {strict} local relative to all blocks left of the diagonal ({100 * most:.1f} %)"
+    ours = (
+        f"{short}\nThese kinds are relative to the achievable maximum, a pruned ratio of "
+        f"{100 * grid_limit(pruned_ratio)[0]:.1f} %\nRelative to all blocks left of the diagonal "
+        f"({100 * most:.1f} % of the causal blocks), {strict} heads would be local"
+    )
     return Verdict.of(met, ours, short)
 
 
@@ -130,9 +134,9 @@ def every_run_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     groups = pruned_ratio.groupby(["suite", "run"], sort=False)
     found = {"/".join(run): heads_bimodal(heads) for run, heads in groups if grid_limit(heads)[0] > 0}
     met = [run for run, one in found.items() if one.word is Word.REPRODUCED]
-    short = f"in {len(met)} of {len(found)} training runs"
-    missed = "; ".join(f"{run}: {one.ours}" for run, one in found.items() if run not in met)
-    return Verdict.of(len(met) == len(found), "; ".join(filter(None, (short, missed))), short, n=len(found))
+    short = f"{len(met)} of {len(found)} training runs meet the criterion"
+    missed = [f"{run}: {one.short}" for run, one in found.items() if run not in met]
+    return Verdict.of(len(met) == len(found), "\n".join([short, *missed]), short, n=len(found))
 
 
 def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:
@@ -140,4 +144,4 @@ def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:
     if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
     local = head_kinds(pruned_ratio) == "local"
-    return Verdict.of(bool(local.mean() > 0.5), f"{local.sum()} of {len(local)} heads")
+    return Verdict.of(bool(local.mean() > 0.5), f"{local.sum()} of {len(local)} heads are local")

@@ -128,7 +128,9 @@ def large_weights_kept(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> 
     """Reproduced if no recorded weight (over 0.1) is left of the boundary."""
     lost, all_of_them = large_weights_lost(decay, attention_weights)
     heads = len(decay[["layer", "head"]].drop_duplicates())
-    return Verdict.of(lost == 0, f"{lost} of {all_of_them:,} in the {heads} heads shown")
+    return Verdict.of(
+        lost == 0, f"{lost} of the {all_of_them:,} weights over 0.1 in {heads} heads are pruned"
+    )
 
 
 def large_weights_lost(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> tuple[int, int]:
@@ -144,5 +146,5 @@ def weights_sparse(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verd
     """Reproduced if less than :data:`SPARSE_PERCENT` of the causal entries of A exceed 0.1."""
     lengths = decay.groupby(["run", "layer", "head"])["position"].nunique()
     percent = 100 * len(attention_weights) / (lengths * (lengths + 1) / 2).sum()
-    ours = f"{percent:.2g} % of entries over 0.1 in the {len(lengths)} heads shown"
+    ours = f"{percent:.2g} % of the causal entries of {len(lengths)} heads exceed 0.1"
     return Verdict.of(bool(percent < SPARSE_PERCENT), ours)
