@@ -66,7 +66,7 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
     table = pd.DataFrame(rows)
     others = f"All heads of both layers do so in {(table['missed'] == 0).sum()} of {len(table)} training runs"
     if named := list(table.loc[table["missed"] > 0, "words"]):
-        others += "\n".join(["\nIn the other runs, these heads of layer 0 and of layer 1 do so:", *named])
+        others += "\n".join(["\nHeads that do so in layer 0 and in layer 1 of the other runs:", *named])
     like = table[(table["size"] == LIKE_PAPER[0]) & (table["context_length_tokens"] == LIKE_PAPER[1])]
     like = like[~naming.starting(like)].sort_values(["missed", "first_heads", "trained_tokens"])
     if like.empty:

@@ -132,7 +132,7 @@ def swept_mass_below_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
     paper = ", ".join(words for e, words in each.items() if e in (-1.0, -10.0))
     return replace(
         found,
-        ours=f"a query loses at most {', '.join(each.values())}",
+        ours=f"a query loses at most {paper}\nAt all values: {', '.join(each.values())}",
         short=f"a query loses at most {paper}",
     )
 

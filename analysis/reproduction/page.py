@@ -16,6 +16,7 @@ from ..verdict import MEANINGS, Word
 from .missing import gaps
 
 CLAIMS = Path("docs/claims")
+CHANGE = ("old criterion", "new criterion", "verdict before", "verdict after", "commit")
 LONG = 300  # characters; a longer answer is a list
 FIRST = {True: "yes", False: "no", None: "–"}  # whether the criterion is older than its measurements
 COMMITTED = {
@@ -39,11 +40,11 @@ QUESTIONS = (
 
 
 def summary(rows: Iterable[Row]) -> str:
-    """ "62 claims: 12 proved; 8 tested; ..."."""
+    """ "62 claims: 12 proved, 8 tested, ..."."""
     words = Counter(row.verdict for row in rows)
     plural = {Word.ERRATUM: "errata"}
     counts = [f"{words[w]} {plural.get(w, w) if words[w] > 1 else w}" for w in Word if words[w]]
-    return f"{words.total()} claims: {'; '.join(counts)}"
+    return f"{words.total()} claims: {', '.join(counts)}"
 
 
 def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[Suite]) -> str:
@@ -89,9 +90,7 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
         "verdict towards the paper: the old criterion of `acp.figure5.1` judged models that the paper's "
         "figure does not show. In rows of older commits, *reproduced* includes today's *reproduced at small "
         "scale*. New training runs can change a verdict between two rows of one claim.",
-        _table(
-            ("claim", "old criterion", "new criterion", "verdict before", "verdict after", "commit"), changes
-        ),
+        _table(("claim", *CHANGE), changes),
         "## What is missing",
         _table(("paper", "missing", "made by"), missing),
         "The published training runs of ACP are listed in [trained models](docs/trained-models.md).",
@@ -191,34 +190,43 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         plotted = is_plotted(row)
         facts = {
             "ID": f"`{row.id}`{f', {row.where}' if row.where else ''}",
-            "Paper": row.paper,
+            "Paper": _sentence(row.paper),
             "Criterion": _sentence(row.criterion),
             "Criterion committed": COMMITTED[row.criterion_before_run],
             "Proof": row.proof,
             "This work": _answer(row.ours, row.ours if plotted else row.numbers),
             "Sample": _plural(row) if row.n else "",
-            **{f"Suite `{name}`": _answer(verdict, numbers) for name, verdict, numbers in row.others},
+            **{f"Suite `{name}`, {verdict}": _answer("", numbers) for name, verdict, numbers in row.others},
             "Results": _records(row),
             "Re-run": f"`make claim ID={row.id}`: {row.cost}" if row.commands else row.cost,
         }
-        lines = (f"- {name}: {_minus(words)}" for name, words in facts.items() if words)
-        parts.append("\n".join(lines).replace(": \n", ":\n"))
+        parts.append(
+            "\n".join(f"- {name}: {_minus(words)}" for name, words in facts.items() if words).replace(
+                ": \n", ":\n"
+            )
+        )
         if row.changed:
-            header = ("old criterion", "new criterion", "verdict before", "verdict after", "commit")
-            parts.append(_table(header, map(_change, row.changed)))
+            parts.append(_table(CHANGE, map(_change, row.changed)))
         if plotted:
-            folded = html.escape(_minus(row.numbers)).replace("\n", "\n<br>")
-            parts.append(f"![{row.claim}: {row.axis}](plots/{row.id}.png)")
-            parts.append(f"<details><summary>All numbers</summary>{folded}</details>")
+            parts += [
+                f"![{row.claim}: {row.axis}](plots/{row.id}.png)",
+                "<details><summary>All numbers</summary>"
+                + html.escape(_minus(row.numbers)).replace("\n", "\n<br>")
+                + "</details>",
+            ]
         if row.scale:
-            parts.append(f"<details><summary>Models and machine</summary>{html.escape(row.scale)}</details>")
+            parts.append(
+                "<details><summary>Models and machine</summary>"
+                + html.escape(row.scale).replace(". ", "\n<br>")
+                + "</details>"
+            )
     return "\n\n".join(parts) + "\n"
 
 
 def _answer(first: str, numbers: str) -> str:
     """``first`` and the sentences of ``numbers``, without repetition; as a list if they are long."""
     facts = _sentence(numbers).split("\n" if "\n" in numbers or len(numbers) < LONG else "; ")
-    facts = facts if _sentence(numbers).startswith(first) else [first, *facts]
+    facts = facts if first in _sentence(numbers) else [first, *facts]
     start, end = ("", " ") if sum(map(len, facts)) < LONG else ("\n    - ", "")
     return end.join(start + fact.removesuffix(".") + "." * (fact[-1:] != ":") for fact in facts)
 
