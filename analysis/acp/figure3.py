@@ -81,15 +81,15 @@ def gaps_in_words(differences: pd.DataFrame, unlike: dict[tuple, str]) -> str:
     """The largest difference of each pair of :func:`statistics.loss_differences`, and its position."""
     gaps = statistics.largest_gaps(differences)
     return "; ".join(
-        f"{size}, {style.length_label(length)}: "
+        f"{size} at {style.length_label(length)}: "
         + ", ".join(
-            (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "identical")
+            (f"{row.gap_nats:.4f} at position {row.position}" if row.gap_nats else "identical")
             + _mark(row, unlike)
             + (f" (seed {row.seed})" if len(pairs) > 1 else "")
             for row in pairs.itertuples()
         )
         for (size, length), pairs in gaps.groupby(["size", "context_length_tokens"], sort=False)
-    ) + versions.notes(unlike, "; ")
+    ) + versions.notes(unlike, ". ")
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
@@ -116,7 +116,7 @@ show the loss with ACP (thin line) and of exact attention (wide, pale line) for 
 the difference. Each point is the mean over {windows} positions around it. Dashed lines mark the criterion for
 the mean over all positions.{noise} Every context length uses the same {tokens} held-out tokens, in whole
 windows. The two runs of a pair differ only in ACP, in training and in evaluation, and are trained separately.
-The largest difference of each pair in nats and its position are: {numbers}."""
+The largest differences of the pairs, in nats, are {numbers}."""
     return draw(records), caption
 
 

@@ -93,7 +93,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure | None, str]:
         result = needle_facts.kept(facts).ours.replace("\n", ". ") + "."
         shown = (
             "Each point is one of many needles, with its NLL with ACP and in the exact run. NLL is the mean "
-            "negative log-likelihood of the right answer, 0 for certainty; grey lines mark equal NLLs. "
+            "negative log-likelihood of the right answer, and is 0 for certainty. Grey lines mark equality. "
             "Table A1 lists the older pairs. The remaining results use a single needle and are not plotted"
         )
     else:
@@ -115,10 +115,10 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure | None, str]:
     )
     seeds = needle_statistics.by_seed(records)
     unit = "pairs of training runs if several seeds exist, and otherwise haystacks" if seeds else "haystacks"
-    each = f" With ACP and exact, by seed: {seeds}." if seeds else ""
+    each = f" Mean recall with ACP and exact, by seed: {seeds}." if seeds else ""
     size = naming.in_words(records["size"].unique())
     caption = f"""{naming.heading(context.item)} {result} The test in {first["mode"]} mode hides a sentence,
-the needle, at a depth of {first["haystack"]} and asks for the sentence at the end. The models have {size} and
+the needle, in {first["haystack"]} and asks for the sentence at the end. The models have {size} and
 are {runs} of {naming.ARCHITECTURES[first["architecture"]]}. {shown}. Numbers are means over
 {records["haystack_sample"].nunique()} haystacks{" and all seeds" * bool(seeds)}.{trained}
 {needle_statistics.in_words(table)}.{each} The 95 % intervals are over {unit}."""

@@ -72,11 +72,11 @@ def describe(records: pd.DataFrame, panels: str) -> str:
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
     return f"""Of the {len(records)} heads of {naming.run_name(one)}, {percent["local"]} are local,
 {percent["global"]} are global and {percent["intermediate"]} are intermediate. {panels} A local head prunes at
-least {100 * LOCAL:g} % of the achievable maximum, and a global head prunes under {100 * GLOBAL:g} % of the
-maximum. The maximum is {100 * limit:.1f} % at {one["context_length_tokens"]:,} tokens in blocks of {grid},
-and the shaded region is beyond the maximum. Each row keeps the diagonal block and the preceding block, unless
-a forget gate closes. The pruned ratios of {at_limit.sum()} heads are within one percentage point of the
-maximum. Ratios are measured on {one["measured_tokens"]:,} held-out tokens."""
+least {100 * LOCAL:g} % of the achievable maximum, and a global head under {100 * GLOBAL:g} %. The maximum is
+the pruned ratio of a head that keeps only the blocks of each query's own key and of the previous key. The
+maximum is {100 * limit:.1f} % at {one["context_length_tokens"]:,} tokens in blocks of {grid}. Only a closed
+forget gate reaches the shaded region beyond the maximum. The pruned ratios of {at_limit.sum()} heads are
+within one percentage point of the maximum, on {one["measured_tokens"]:,} held-out tokens."""
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:

@@ -115,7 +115,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     name = naming.run_name(records["decay"].iloc[0])
     caption = f"""{naming.heading(context.item)} Blocks left of the orange boundary are pruned. {lost} of the
 {large:,} attention weights over 0.1 are left of the boundary. Each column is one head of
-{name}. The top row shows the decay matrix D; its colours end at 1.5 times the lowest delta. The middle row
+{name}. The top row shows the decay matrix D. The colours end at 1.5 times the lowest delta. The middle row
 shows the attention weights A over 0.1. The bottom row shows the same weights of the first
 {min(ZOOM_TOKENS, length // 2)} tokens. All panels show the first held-out sequence of {length:,} tokens. By
 default, the heads have the largest, an intermediate and the smallest pruned ratio, and one head has a

@@ -42,7 +42,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     (small, large), (most, least) = ends["block_tokens"], 100 * ends["pruned_ratio"]
     caption = f"""{naming.heading(context.item)} The pruned ratio falls from {most:.0f} % with blocks of
 {small} token{"s" * (small > 1)} to {least:.0f} % with blocks of {large} tokens. One kept entry keeps its
-whole block; blocks of one token prune every entry that the threshold allows. The solid line shows the
+whole block. Blocks of one token prune every entry that the threshold allows. The solid line shows the
 percentage of pruned blocks of B by B tokens in {naming.run_name(first)}. All block sizes use the same
 {first["measured_tokens"]:,} held-out tokens, in sequences of {first["context_length_tokens"]:,}, and the same
 thresholds. The dashed line is the maximum of a head that keeps only the blocks of each query's own and

@@ -84,7 +84,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
 {style.count_label(naming.paper_size(paper_size).tokens)} tokens. The curves are from the training logs of
 {" and ".join(records["run"].unique())}{unlike[:1]}, trained on {devices}. (a) Pruned ratio on the first
 sequence of a batch: the mean over the layers, the range of all layers, and the range of the middle half. The
-axis begins at {style.count_label(first)} tokens; until then, no layer has changed by more than
+axis begins at {style.count_label(first)} tokens. Until then, no layer has changed by more than
 {training_logs.CHANGE_POINTS:g} percentage points. (b) Mean training loss of the steps since the previous
 point, at the same points for all runs. A mean over more steps is assumed constant over these steps. {unlike}
 {epochs if epoch_ends(records, epoch_tokens) else ""}"""

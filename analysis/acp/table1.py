@@ -107,11 +107,12 @@ def caption(context: drawing.DrawContext) -> str:
         f"{naming.heading(context.item)} Of {len(apart)} differences between paired runs, {more} are "
         "significant and larger than the differences between seeds. The tasks are zero-shot tasks of the LM "
         f"Evaluation Harness (lm-eval {harness}) for {naming.ARCHITECTURES[context.runs[0].architecture]}. "
-        'Accuracies are in percent; "acc-n" normalises log-likelihoods by length, and "ppl" is the '
+        'Accuracies are in percent. "acc-n" normalises log-likelihoods by length, and "ppl" is the '
         "perplexity. ± is the standard error over items. Paired tests over items compare the two runs of a "
-        "pair, with Holm's correction: McNemar's exact test for accuracies and sign permutations for "
-        'log-likelihoods. A difference is marked "as runs" if two seeds of one setting, or else two runs of '
-        "the paper, differ as much.",
+        "pair. The tests are McNemar's exact test for accuracies and sign permutations for log-likelihoods. "
+        "Their null hypothesis is that either run is equally likely to score higher on an item. Unmarked "
+        'differences have p ≥ 0.05 after Holm\'s correction. "As runs" marks a significant difference that '
+        "does not exceed the difference between two seeds or between two runs of the paper.",
         *(f"{name}." for name in naming.marked(records).unique() if name.endswith("undertrained)")),
     ]
     if lacking:
@@ -135,7 +136,7 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
         return Verdict(Word.INCONCLUSIVE, paired.NO_PAIR)
     keys = [*paired.SETTING, "seed"]
     unlike = {pair: words for pair, words in versions.unlike(lm_eval_items, keys).items() if words}
-    note = versions.notes(unlike, "\n", paired.NOT_COUNTED)
+    note = "\nPairs whose runs differ in code version or GPU model do not count" * bool(unlike)
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
     columns, unknown = paired.equivalences(table, naming.vocabulary(lm_eval_items))
     known, every = len(columns), len(columns) + len(unknown)

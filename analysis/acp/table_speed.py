@@ -76,7 +76,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     trained_on = versions.timed_on(steps.assign(size=_named(steps["size"])))
     caption = f"""{naming.heading(context.item)} ACP saves {style.span(saved["percent"])} % of the attention
 time, and raises training throughput by {style.span(gained["percent"], ".0f")} %. Synthetic gates prune
-{style.span(pruned)} % of the blocks at every context length $L$; weights and tokens are random. Attention is
+{style.span(pruned)} % of the blocks at every context length $L$. Weights and tokens are random. Attention is
 one forward and backward call on {times["measured_tokens"].iloc[0]:,} tokens on {gpus}, including the boundary
 search. Training is whole steps on one GPU, in micro-batches of {steps["step_tokens"].iloc[0]:,} tokens.
 Checkpointing is gradient checkpointing, which the paper uses. "Official" is the official kernels, and the

@@ -62,7 +62,6 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
         )
     ]
     measured = [row for row in rows if row.criterion_before_run is not None]
-    first = sum(row.criterion_before_run for row in measured)
     parts = [
         "# Reproduction results",
         "\n".join(f"- {line}" for line in MEANINGS),
@@ -71,7 +70,8 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
         "result. Square brackets are 90 % intervals. `make reproduction` writes this page and "
         "[claims.json](claims.json).",
         _table(("Paper", *Word), counts),
-        f"Of the {len(measured)} claims with measurements, {first} have a criterion that is older than every "
+        f"Of the {len(measured)} claims with measurements, "
+        f"{sum(row.criterion_before_run for row in measured)} have a criterion that is older than every "
         "measurement (column *criterion first*). Later edits of the criterion's language do not count. "
         "[criteria.csv](analysis/reproduction/criteria.csv) lists the commits.",
     ]
@@ -211,7 +211,7 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
             parts += [
                 f"![{row.claim}: {row.axis}](plots/{row.id}.png)",
                 "<details><summary>All numbers</summary>"
-                + html.escape(_minus(row.numbers)).replace("\n", "\n<br>")
+                + "\n<br>".join(_facts(html.escape(_minus(row.numbers))))
                 + "</details>",
             ]
         if row.scale:
@@ -225,10 +225,13 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
 
 def _answer(first: str, numbers: str) -> str:
     """``first`` and the sentences of ``numbers``, without repetition; as a list if they are long."""
-    facts = _sentence(numbers).split("\n" if "\n" in numbers or len(numbers) < LONG else "; ")
-    facts = facts if first in _sentence(numbers) else [first, *facts]
+    facts = [first] * (first not in _sentence(numbers)) + _facts(_sentence(numbers))
     start, end = ("", " ") if sum(map(len, facts)) < LONG else ("\n    - ", "")
     return end.join(start + fact.removesuffix(".") + "." * (fact[-1:] != ":") for fact in facts)
+
+
+def _facts(numbers: str) -> list[str]:
+    return numbers.split("\n" if "\n" in numbers or len(numbers) < LONG else "; ")
 
 
 def _sentence(words: str) -> str:
