@@ -86,9 +86,10 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     parts += [
         "## Criteria that changed after the scores were seen",
         "A new criterion decides only if an error in the old criterion forced the change. Where no error "
-        "forced the change, a later row restores the old criterion. One change that still decides moved a "
-        "verdict towards the paper: the old criterion of `acp.figure5.1` judged models that the paper's "
-        "figure does not show. In rows of older commits, *reproduced* includes today's *reproduced at small "
+        "forced the change, a later row restores the old criterion. Two changes that still decide moved a "
+        "verdict towards the paper. The old criterion of `acp.figure5.1` judged models that the paper's "
+        "figure does not show. The old criterion of `lap.figure_slices.2` judged models without the "
+        "article's gates. In rows of older commits, *reproduced* includes today's *reproduced at small "
         "scale*. New training runs can change a verdict between two rows of one claim.",
         _table(("claim", *CHANGE), changes),
         "## What is missing",
