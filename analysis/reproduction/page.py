@@ -187,15 +187,15 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         Path(__file__).with_name(f"{paper.name}_terms.md").read_text(encoding="utf-8").strip(),
     ]
     for row in rows:
-        parts.append(f'<a id="{_anchor(row)}"></a>\n\n### {_minus(row.claim)}: {row.verdict}')
-        plotted = is_plotted(row)
+        where = f" ({row.where})" if row.where else ""
+        parts.append(f'<a id="{_anchor(row)}"></a>\n\n### {_minus(row.claim)}{where}: {row.verdict}')
         facts = {
-            "ID": f"`{row.id}`{f', {row.where}' if row.where else ''}",
+            "ID": f"`{row.id}`",
             "Paper": _sentence(row.paper),
             "Criterion": _sentence(row.criterion),
             "Criterion committed": COMMITTED[row.criterion_before_run],
             "Proof": row.proof,
-            "This work": _answer(row.ours, row.ours if plotted else row.numbers),
+            "This work": _answer(row.ours, row.ours if is_plotted(row) else row.numbers),
             "Sample": _plural(row) if row.n else "",
             **{f"Suite `{name}`, {verdict}": _answer("", numbers) for name, verdict, numbers in row.others},
             "Results": _records(row),
@@ -208,7 +208,7 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         )
         if row.changed:
             parts.append(_table(CHANGE, map(_change, row.changed)))
-        if plotted:
+        if is_plotted(row):
             parts += [
                 f"![{row.claim}: {row.axis}](plots/{row.id}.png)",
                 "<details><summary>All numbers</summary>"
