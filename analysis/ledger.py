@@ -35,7 +35,7 @@ from .tables import UnfitRecords
 from .verdict import Verdict, Word
 
 PATH = Path("claims.json")
-SHORT = 60  # the largest number of characters of an answer
+SHORT = 100  # the largest number of characters of an answer
 TEST_COST = "under a minute on two CPU cores"
 OWN = "not in the paper"  # begins `paper` of a claim of this project, which is never called reproduced
 PRETRAINED = Path("pretrained/results.csv")
@@ -50,7 +50,9 @@ class Row:
         id: the argument of ``make claim ID=``, such as "acp.figure2.1".
         where: the figure or table of the claim; empty for a claim of the text.
         paper: the paper's words and their place.
-        ours: the answer in at most :data:`SHORT` characters; ``numbers`` is the complete answer.
+        proof: the proof of a claim that a theorem decides.
+        ours: the answer in at most :data:`SHORT` characters; ``numbers`` is the complete answer, one sentence
+            per line.
         n, unit: the number and kind of samples that decide.
         suite: the deciding suite; ``scale`` describes its models.
         others: the verdicts of other suites: [suite, verdict, numbers].
@@ -69,6 +71,7 @@ class Row:
     verdict: Word
     where: str = ""
     criterion: str = ""
+    proof: str = ""
     n: int | None = None
     unit: str = ""
     numbers: str = ""
@@ -204,6 +207,7 @@ def judge_row(
         Word.INCONCLUSIVE,
         f"{item.label}{', ours' * item.ours}" if item else "",
         claim.holds_if,
+        " ".join(claim.proof.split()),
         changed=[change for change in _history("changed_criteria") if change.pop("claim") == id],
         test=claim.test,
     )
@@ -239,7 +243,7 @@ def _without_records(row: Row, claim: Claim) -> Row:
     """The row of a claim that needs no records: proved, tested, an erratum, or untested."""
     if claim.untested:
         return _fill(row, Verdict(Word.INCONCLUSIVE, claim.untested, claim.short))
-    ours = claim.refuted or claim.proof or "the test passes"
+    ours = claim.refuted or "the test passes"
     found = claim.check() if claim.check else Verdict(Word.REPRODUCED, ours, claim.short)
     word = Word.ERRATUM if claim.refuted else _word(claim, found, ())
     row = _fill(row, replace(found, word=word))
@@ -268,7 +272,7 @@ def _unmeasured(
         what = f"a run of {item.runs_needed}" if able is None else f"records of {lacks} of such a run"
         short = "not measured" if able else "no suite has such a run"
         return replace(_fill(row, Verdict(Word.INCONCLUSIVE, f"no suite has {what}", short)), missing=True)
-    why = f"no records of {lacks}; `make {item.name} SUITE={able.name}` makes them"
+    why = f"`make {item.name} SUITE={able.name}` makes the records of {lacks}"
     row = _fill(row, Verdict(Word.INCONCLUSIVE, why, "not measured"))
     return replace(row, missing=True, **rerun([(claim.metrics, item, able, item.runs(able))]))
 
@@ -325,9 +329,7 @@ def _table(path: Path) -> list[dict[str, str]]:
 
 
 def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
-    short = verdict.short or verdict.ours
-    if len(short) > SHORT:
-        short = f"{short[: SHORT - 2].rstrip()} …"
+    short = verdict.short or verdict.ours.partition("\n")[0]
     runs = sum(len(one.runs) for one in found)
     timed = all(_is_timed(table) for one in found for table in one.tables.values())
     files = [
@@ -340,7 +342,7 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
     unit = verdict.unit or ("model" if timed else "training run")
     return replace(
         row,
-        ours=short,
+        ours=short[:1].upper() + short[1:],
         verdict=verdict.word,
         n=verdict.n or runs or None,
         unit=unit if verdict.n or runs else "",

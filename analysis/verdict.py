@@ -26,15 +26,18 @@ class Word(StrEnum):
 
 
 MEANINGS = (
-    "**proved** or **tested**: a theorem or a test of the code decides the claim, for every model.",
-    "**reproduced**: the criterion is met at the paper's model size and context length, after at least a "
-    "tenth of the paper's training tokens. Timings and simulations without a trained model have no scale.",
-    "**reproduced at small scale**: the criterion is met at a smaller scale.",
-    "**different magnitude**: the effect has the paper's direction and is outside the paper's range.",
-    "**inconclusive**: the results do not decide the claim, no results exist, or the paper does not make the "
-    "claim, which this project measured on its own.",
-    "**contradicted**: the criterion fails.",
-    "**erratum**: the paper is wrong as printed; the row states the correction.",
+    "**proved**: a theorem decides the claim for every model. **tested**: a test of the code decides the "
+    "claim for every model.",
+    "**reproduced**: our models meet the criterion at the paper's model size and context length, after at "
+    "least a tenth of the paper's training tokens. Claims that need no trained model, such as timings, have "
+    "no scale.",
+    "**reproduced at small scale**: our models meet the criterion with a smaller model, a shorter context or "
+    "fewer tokens.",
+    "**different magnitude**: the effect has the paper's direction and a size outside the paper's range.",
+    "**inconclusive**: the results do not decide the claim, or no results exist. This verdict also marks "
+    "additional measurements, whose claim the paper does not make.",
+    "**contradicted**: the results show that the claim fails by its criterion.",
+    "**erratum**: the paper is wrong as printed. The row states the correction.",
 )
 
 
@@ -43,8 +46,8 @@ class Verdict:
     """The result of a check.
 
     Attributes:
-        ours: all numbers, as Markdown.
-        short: the answer in at most 60 characters; empty if ``ours`` is as short.
+        ours: the complete answer, as Markdown: one sentence per line, without the final period.
+        short: the answer in at most 100 characters; empty if ``ours`` is as short.
         runs: the runs of a suite that decide; by default all runs with records.
         n, unit: the number and kind of samples that decide; by default training runs or timed models.
         values: numbers by label, or (mean, low, high), for plots and tables; ``axis`` has their quantity and
@@ -103,7 +106,7 @@ def in_range(
     paper = paper or (f"{low:g} to {high:g}" if high > low else f"{low:g}")
     short = f"{style.span(measured, f'.{digits}f')}{suffix} (paper: {paper}{suffix})"
     more.setdefault("paper_range", (low, high))
-    return Verdict(word, ours + (f" ({' and '.join(reasons)})" if reasons else ""), short, **more)
+    return Verdict(word, ". ".join([ours, *reasons]), short, **more)
 
 
 def _apart(value: float, end: float) -> str:

@@ -21,12 +21,17 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def listed(
-    table: pd.DataFrame, column: str = "percent", digits: int = 0, sign: str = "", unit: str = " %"
+    table: pd.DataFrame,
+    what: str = "Pruned blocks of",
+    column: str = "percent",
+    digits: int = 0,
+    sign: str = "",
+    unit: str = " %",
 ) -> str:
-    """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"; undertrained sizes are marked, and each number
-    names its GPU if there are several."""
-    gpus = gpu_marks(table)
-    return "; ".join(
+    """ "Pruned blocks of 0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"; ``what`` begins the text.
+    Undertrained sizes are marked, and each number names its GPU if there are several."""
+    gpus, sizes = gpu_marks(table), naming.marked(table.assign(size=naming.without_tokens(table["size"])))
+    return f"{what} " + "; ".join(
         f"{size}: "
         + ", ".join(
             f"{value:{sign}.{digits}f}{unit} at {style.length_label(length)}{gpu}"
@@ -34,7 +39,7 @@ def listed(
                 rows[column], rows["context_length_tokens"], gpus[rows.index], strict=True
             )
         )
-        for size, rows in table.groupby(naming.marked(table), sort=False)
+        for size, rows in table.groupby(sizes, sort=False)
     )
 
 
@@ -51,24 +56,24 @@ def by_model(table: pd.DataFrame, column: str = "percent") -> dict[str, float]:
     return dict(zip(names, map(float, table[column]), strict=True))
 
 
-def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
+def grows(table: pd.DataFrame, what: str = "Pruned blocks of", sign: str = "") -> Verdict:
     """Reproduced if the value of every size grows with the context length; inconclusive with one context
     length. The rows of :func:`naming.settled` decide."""
     table = in_order(table.assign(size=naming.without_tokens(table["size"])))
     deciding = naming.settled(table)
-    words = listed(table, sign=sign)
+    words = listed(table, what, sign=sign)
     several = [rows for _, rows in deciding.groupby("size", sort=False) if len(rows) > 1]
-    where = " past the undertrained stage" if len(deciding) < len(table) else ""
+    where = " with a model that is not undertrained" if len(deciding) < len(table) else ""
     if not several:
-        alone = f"one context length only{where}"
-        return Verdict.of(None, f"{words} ({alone})", alone)
+        alone = f"only one context length was measured{where}"
+        return Verdict.of(None, f"{alone}\n{words}", alone)
     met = all((rows["percent"].diff().iloc[1:] > 0).all() for rows in several)
     if "of_grid_percent" in table:
-        words += f"; of the off-diagonal blocks: {listed(table, 'of_grid_percent')}"
+        words += "\n" + listed(table, "Percentage of the blocks left of the diagonal,", "of_grid_percent")
         met = met and all((rows["of_grid_percent"].diff().iloc[1:] >= 0).all() for rows in several)
-    tokens = deciding["trained_tokens"] / 1e6
-    if tokens.nunique() > 1:
-        words += f"; the training tokens differ, {style.span(tokens, '.0f')}M"
+    if deciding["trained_tokens"].nunique() > 1:
+        tokens = deciding.assign(tokens=deciding["trained_tokens"] / 1e6)
+        words += "\n" + listed(tokens, "Training tokens of", "tokens", unit="M")
     lengths = deciding["context_length_tokens"]
     ends = [deciding.loc[lengths == end, "percent"] for end in (lengths.min(), lengths.max())]
     labels = (style.length_label(end) for end in (lengths.min(), lengths.max()))
@@ -86,4 +91,4 @@ def attention_share() -> Verdict:
         for row in table.itertuples()
     ]
     met = ((table["low"] - percent).abs() <= SHARE_POINTS).all()
-    return Verdict.of(bool(met), listed(table.assign(percent=percent), digits=1))
+    return Verdict.of(bool(met), listed(table.assign(percent=percent), "FLOPs in the attention of", digits=1))

@@ -108,12 +108,13 @@ def pruned_with_recipe(pruned_ratio: pd.DataFrame, training_log: pd.DataFrame) -
     what = "published runs at two lengths with the paper's recipe"
     table = statistics.pruned_percent(some(pruned_ratio if both else None, what))
     found = in_range(table["percent"], *PRUNED_PERCENT, by_length.listed(table, digits=1), paper="about 70")
-    logs = training_log[training_log["layer"].notna()].groupby("run")
+    logs = training_log[training_log["layer"].notna()].groupby("run", sort=False)
     falls = {run: _points_per_doubling(log) for run, log in logs}
-    words = "; ".join(f"{run}: {points:+.1f} points per doubling of tokens" for run, points in falls.items())
+    each = ", ".join(f"{points:+.1f} points ({run})" for run, points in falls.items())
+    words = f"Change of the pruned ratio per doubling of the training tokens: {each}"
     missed = Word.INCONCLUSIVE if min(falls.values()) < FALLING_POINTS else Word.CONTRADICTED
     word = found.word if found.word is Word.REPRODUCED else missed
-    return replace(found, word=word, ours=f"{found.ours}; {words}", n=len(table))
+    return replace(found, word=word, ours=f"{found.ours}\n{words}", n=len(table))
 
 
 def _points_per_doubling(training_log: pd.DataFrame) -> float:
@@ -130,7 +131,8 @@ def pruned_as_in_the_paper(pruned_ratio: pd.DataFrame) -> Verdict:
     table = statistics.pruned_percent(paper).sort_values("context_length_tokens")
     longer = some(table[table["context_length_tokens"] > 4096], "pruned_ratio at more than 4k")
     more = {"paper": "about 70", "n": len(longer), "runs": paper["run"].unique()}
-    return in_range(longer["percent"], *PRUNED_PERCENT, by_length.listed(table, digits=1), **more)
+    ours = f"{by_length.listed(table, digits=1)}. Several runs of one length have different seeds"
+    return in_range(longer["percent"], *PRUNED_PERCENT, ours, **more)
 
 
 def savings_grow(pruned_ratio: pd.DataFrame) -> Verdict:
@@ -148,7 +150,7 @@ def sizes_alike(pruned_ratio: pd.DataFrame) -> Verdict:
     percent = some(percent[percent["count"] > 1], "pruned_ratio of two sizes at one context length")
     met = bool((percent["max"] - percent["min"] < SIZES_POINTS).all())
     ends = (
-        f"{row.min:.1f}–{row.max:.1f} % at {style.length_label(row.Index)}" for row in percent.itertuples()
+        f"{row.min:.1f} to {row.max:.1f} % at {style.length_label(row.Index)}" for row in percent.itertuples()
     )
     return Verdict.of(met, by_length.listed(table, digits=1), ", ".join(ends), n=len(table))
 
@@ -165,8 +167,8 @@ def throughput_gained(throughput: pd.DataFrame, checkpointed: pd.DataFrame | Non
     throughput = throughput if checkpointed is None else checkpointed
     table = statistics.throughput_gain(throughput)
     found = _in_paper_range(table, "throughput_gain", "training throughput gain (%)", sign="+")
-    return (
-        found if checkpointed is None else replace(found, ours=f"{found.ours}; with gradient checkpointing")
+    return replace(
+        found, ours=found.ours + ". The timings use gradient checkpointing" * (checkpointed is not None)
     )
 
 
@@ -174,13 +176,18 @@ def _in_paper_range(table: pd.DataFrame, quantity: str, axis: str, sign: str = "
     """Judges ``percent`` of the runs past the undertrained stage by the paper's range of a quantity."""
     table = by_length.in_order(table)
     ends = naming.PUBLISHED.range("figure2", quantity)
-    ours, values = by_length.listed(table, sign=sign), by_length.by_model(table)
-    return in_range(naming.settled(table)["percent"], *ends, ours, values=values, axis=axis)
+    return in_range(
+        naming.settled(table)["percent"],
+        *ends,
+        by_length.listed(table, f"{axis.partition(' (')[0].capitalize()},", sign=sign),
+        values=by_length.by_model(table),
+        axis=axis,
+    )
 
 
 def gains_grow(throughput: pd.DataFrame) -> Verdict:
     """Reproduced if every size gains more throughput at every longer context."""
-    return by_length.grows(statistics.throughput_gain(throughput), sign="+")
+    return by_length.grows(statistics.throughput_gain(throughput), "Training throughput gain,", sign="+")
 
 
 def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:
@@ -188,5 +195,5 @@ def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:
     table = statistics.time_reduction(attention_time)
     table = by_length.in_order(table.assign(times=table["exact"] / table["acp"]))
     low, high = naming.PUBLISHED.range("figure2", "attention_speedup")
-    ours = by_length.listed(table, "times", digits=1, unit=" times")
+    ours = by_length.listed(table, "Speedup of attention in", "times", digits=1, unit=" times")
     return in_range(naming.settled(table)["times"], low, high, ours, suffix=" times", nothing=1.0)

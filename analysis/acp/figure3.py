@@ -82,15 +82,15 @@ def gaps_in_words(differences: pd.DataFrame, unlike: dict[tuple, str]) -> str:
     """The largest difference of each pair of :func:`statistics.loss_differences`, and its position."""
     gaps = statistics.largest_gaps(differences)
     return "; ".join(
-        f"{size}, {style.length_label(length)}: "
+        f"{size} at {style.length_label(length)}: "
         + ", ".join(
-            (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "identical")
+            (f"{row.gap_nats:.4f} at position {row.position}" if row.gap_nats else "identical")
             + _mark(row, unlike)
             + (f" (seed {row.seed})" if len(pairs) > 1 else "")
             for row in pairs.itertuples()
         )
         for (size, length), pairs in gaps.groupby(["size", "context_length_tokens"], sort=False)
-    ) + versions.notes(unlike, "; ")
+    ) + versions.notes(unlike, ". ")
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
@@ -117,7 +117,7 @@ show the loss with ACP (thin line) and of exact attention (wide, pale line) for 
 the difference. Each point is the mean over {windows} positions around it. Dashed lines mark the criterion for
 the mean over all positions.{noise} Every context length uses the same {tokens} held-out tokens, in whole
 windows. The two runs of a pair differ only in ACP, in training and in evaluation, and are trained separately.
-The largest difference of each pair in nats and its position are: {numbers}."""
+The largest differences of the pairs, in nats, are {numbers}."""
     return draw(records), caption
 
 
@@ -149,18 +149,20 @@ def official_identical(loss: pd.DataFrame, step_losses: pd.DataFrame | None = No
 def _equivalent(apart: pd.Series, words: str, more: dict) -> Verdict:
     """The verdict of two one-sided tests on ACP − exact, in nats, over the diverging pairs."""
     if why := paired.too_few(apart):
-        return Verdict(Word.INCONCLUSIVE, f"{why}. {words}", why, **more)
+        return Verdict(Word.INCONCLUSIVE, f"{why}\n{words}", why, **more)
     diverging = apart[apart != 0]
     found = equivalence(estimate := over_draws(diverging), LOSS_WITHIN_NATS)
-    short = f"{len(diverging)} diverging pairs: {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
-    ours = f"{short} nats (90 %), margin {LOSS_WITHIN_NATS:g}; {words}"
-    return Verdict.of(found.shown, ours, short, **more | {"n": len(diverging)})
+    ends = f"[{found.low:+.4f}, {found.high:+.4f}]"
+    short = f"mean of {len(diverging)} diverging pairs, ACP − exact: {estimate.mean:+.4f} nats {ends}"
+    equal = f"{len(apart) - len(diverging)} of {len(apart)} pairs are bitwise identical and not in this mean"
+    return Verdict.of(found.shown, f"{short}\n{equal}\n{words}", short, **more | {"n": len(diverging)})
 
 
 def _identical(apart: pd.Series, words: str, more: dict) -> Verdict:
     same = int((apart == 0).sum())
     met = True if same >= paired.LEAST_PAIRS else None
-    return Verdict.of(met, words, f"{same} of {len(apart)} pairs are bitwise identical", **more)
+    short = f"{same} of {len(apart)} pairs are bitwise identical"
+    return Verdict.of(met, f"{short}\n{words}", short, **more)
 
 
 def _pairs(
@@ -182,25 +184,20 @@ def _pairs(
         return difference, paired.NO_PAIR, {}
     unlike = {pair: words for pair, words in versions.unlike(loss, keys).items() if pair in difference.index}
     several = loss["suite"].nunique() > 1
-    each = "; ".join(
-        f"{f'{suite}, ' if several else ''}{size}, {style.length_label(length)}: "
-        + ", ".join(
-            # Four digits would show a smaller difference as zero.
-            f"{gap:+{'.0e' if 0 < abs(gap) < 5e-5 else '.4f'}}{unlike[pair][:1]}"
-            + (f" (seed {pair[-1]})" if len(gaps) > 1 else "")
-            for pair, gap in gaps.items()
-        )
-        for (suite, size, length, _), gaps in difference.groupby([keys[0], *keys[2:4], keys[1]])
+    each = ("\n" if several else "; ").join(
+        f"{f'{pair[0]}, ' if several else ''}{pair[2]} at {style.length_label(pair[3])}, seed {pair[-1]}: "
+        # Four digits would show a smaller difference as zero.
+        + (f"{gap:+{'.0e' if abs(gap) < 5e-5 else '.4f'}}{unlike[pair][:1]}" if gap else "0")
+        for pair, gap in difference.items()
     )
-    note = versions.notes(unlike, "; ", paired.NOT_COUNTED)
+    note = versions.notes(unlike, "\n", paired.NOT_COUNTED)
     counted = difference[[not unlike[pair] for pair in difference.index]]
-    same, most = int((counted == 0).sum()), counted.abs().max()
-    equal = f"{same} of {len(counted)} pairs end at bitwise identical losses"
-    apart = f"the other pairs differ by at most {most:.4f} nats{_divergence_steps(loss, step_losses)}"
-    parts = [equal] if len(counted) else []
-    if same < len(counted):
-        parts.append(f"{apart}{_seeds_apart(loss)}")
-    parts += [f"ACP − exact in nats: {each}", _first_divergences(first_divergence)]
+    parts = []
+    if counted.any():
+        largest = f"The diverging pairs differ by at most {counted.abs().max():.4f} nats"
+        parts = [largest, _divergence_steps(loss, step_losses), _seeds_apart(loss)]
+    head = "ACP − exact in nats, one pair per line:\n" if several else "ACP − exact in nats, "
+    parts += [head + each, _first_divergences(first_divergence)]
     labels = (f"{s}, {size}, {style.length_label(n)}, seed {seed}" for s, _, size, n, seed in counted.index)
     more = {
         "n": len(counted) or None,
@@ -208,7 +205,7 @@ def _pairs(
         "values": dict(zip(labels, counted, strict=True)),
         "axis": f"ACP − exact, nats (margin ±{LOSS_WITHIN_NATS:g})",
     }
-    return counted, "; ".join(filter(None, parts)) + note, more
+    return counted, "\n".join(filter(None, parts)) + note, more
 
 
 def positions_match(loss_curve: pd.DataFrame) -> Verdict:
@@ -221,27 +218,28 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
             unlike = versions.unlike(curves[both], PAIR)
             gaps.append(table.assign(mark=[_mark(row, unlike) for row in table.itertuples()]))
     table = some(pd.concat(gaps), "loss_curve of a pair")
-    each = "; ".join(
-        f"{row.suite}, {row.size}, {style.length_label(row.context_length_tokens)}, seed {row.seed}: "
-        + (f"{row.gap_nats:.4f}{row.mark} at {row.position}" if row.gap_nats else f"identical{row.mark}")
+    each = "\n".join(
+        f"{row.suite}, {row.size} at {style.length_label(row.context_length_tokens)}, seed {row.seed}: "
+        + (f"{row.gap_nats:.4f}{row.mark} at position {row.position}" if row.gap_nats else f"0{row.mark}")
         for row in table.itertuples()
     )
-    each += "; a pair trained with two code versions (†) counts like any other pair" * ("†" in each)
-    apart = table.loc[table["gap_nats"] > 0, "gap_nats"]
-    short = (
-        f"{len(table) - len(apart)} of {len(table)} pairs identical, others {style.span(apart, '.4f')} nats"
-    )
-    met = bool((table["gap_nats"] < POSITION_NATS).all())
-    return Verdict.of(met, f"{short} at most; {each}", short, n=len(table), unit="pair")
+    missed = table[table["gap_nats"] >= POSITION_NATS]
+    whose = "only pairs trained with two code versions (†)" if set(missed["mark"]) == {"†"} else "pairs that"
+    short = f"{whose} exceed {POSITION_NATS:g} nats: {len(missed)} of {len(table)}"
+    same = f"{(table['gap_nats'] == 0).sum()} of {len(table)} pairs are identical at every position"
+    largest = f"Largest absolute difference of each pair in nats:\n{each}"
+    return Verdict.of(missed.empty, f"{short}\n{same}\n{largest}", short, n=len(table), unit="pair")
 
 
 def _divergence_steps(loss: pd.DataFrame, step_losses: pd.DataFrame | None) -> str:
-    """ ", and diverge at steps 37 to 618": the first step at which the losses of each pair differ."""
+    """ "The losses of diverging pairs first differ at steps 37 to 618"."""
     if step_losses is None:
         return ""
     steps = step_losses.merge(loss[["suite", "run"]].drop_duplicates(), on=["suite", "run"])
     first = first_differences(steps).dropna()
-    return f", and diverge at steps {style.span(first, '.0f')}" if len(first) else ""
+    return f"The losses of diverging pairs first differ at steps {style.span(first, '.0f')}" * bool(
+        len(first)
+    )
 
 
 def first_differences(steps: pd.DataFrame) -> pd.Series:
@@ -253,11 +251,11 @@ def first_differences(steps: pd.DataFrame) -> pd.Series:
 
 
 def _seeds_apart(loss: pd.DataFrame) -> str:
-    """ "; two seeds of one setting differ by up to 0.028"."""
+    """ "For comparison, two seeds of one setting differ by up to 0.028 nats"."""
     seeds = loss.groupby(["suite", *PAIR[:-1], "method"])["loss_nats"].agg(["min", "max", "count"])
     seeds = seeds[seeds["count"] > 1]
     apart = (seeds["max"] - seeds["min"]).max()
-    return f"; two seeds of one setting differ by up to {apart:.3f}" if len(seeds) else ""
+    return f"For comparison, two seeds of one setting differ by up to {apart:.3f} nats" if len(seeds) else ""
 
 
 def _first_divergences(first_divergence: pd.DataFrame | None) -> str:
@@ -267,9 +265,9 @@ def _first_divergences(first_divergence: pd.DataFrame | None) -> str:
     words = []
     for name, steps in first_divergence.groupby("training", sort=False):
         diverging = steps.loc[steps["diverges_here"] == 1, "step"]
-        identical = f"bitwise identical for {steps['step'].max()} steps"
+        identical = f"bitwise identical for all {steps['step'].max()} steps"
         words.append(f"{name}: {f'diverges at step {diverging.min()}' if len(diverging) else identical}")
-    return f"compared with an exact run, {'; '.join(words)}"
+    return "\n".join(["One exact run was repeated with a changed setting:", *words])
 
 
 def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Verdict:
@@ -280,18 +278,26 @@ def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Ve
     most, margin = largest[~one_bit].max(), largest[one_bit].min()
     counts = table.rename(columns={"differing_answers": "other"}).groupby("test", sort=False)
     counts = counts[["differing_items", "items", "other"]].sum(min_count=1).astype(float)
-    each = "; ".join(
-        f"{row.Index}{' by one unit of bfloat16' * (row.Index == ONE_BIT)}: "
-        f"{row.differing_items:,.0f} of {row.items:,.0f} likelihoods differ"
-        + (f", {row.other:.0f} {'greedy ' * (row.Index == 'needle')}answers differ" if row.other >= 0 else "")
-        for row in counts.itertuples()
-    ) + "; downstream tasks were not measured" * (tasks is None)
-    needle = table[table["test"] == "needle"]
-    ours = f"differ by {most:.2g} nats; one bit of a weight changes a token by up to {margin:.2g}. {each}"
-    answers = f"{needle['differing_answers'].sum():.0f} of {needle['items'].sum():,} greedy answers differ"
-    short = f"differ by {most:.2g} nats; {answers}"
+    moved = counts.index == ONE_BIT
+    short = f"log-likelihoods differ by at most {most:.2g} nats" if most else "all log-likelihoods are equal"
+    ours = (
+        f"{short}\nThe margin is {margin:.2g} nats"
+        f"\nDiffering log-likelihoods: {_fractions(counts[~moved], 'differing_items')}"
+        f"\nDiffering answers: {_fractions(counts[~moved], 'other')}"
+        f"\nControl by one unit of bfloat16: {_fractions(counts[moved], 'differing_items')}"
+        + ("\nDownstream tasks were not measured" if tasks is None else "")
+    )
     met = True if most <= margin else False if most > 2 * margin else None
     return Verdict.of(met, ours, short, n=int(one_bit.sum()), unit="model")
+
+
+def _fractions(counts: pd.DataFrame, column: str) -> str:
+    """ "76 of 1,881 (needle), 0 of 500 (lambada_openai)"; tests without a value are left out."""
+    return ", ".join(
+        f"{part:,.0f} of {whole:,.0f} ({test})"
+        for test, part, whole in zip(counts.index, counts[column], counts["items"], strict=True)
+        if part >= 0
+    )
 
 
 def same_steps(step_losses: pd.DataFrame, first_divergence: pd.DataFrame | None = None) -> Verdict:
@@ -302,7 +308,7 @@ def same_steps(step_losses: pd.DataFrame, first_divergence: pd.DataFrame | None 
     first = some(first_differences(steps), "step_losses, e^-20")
     diverging, count = first.dropna(), len(first)
     ours = f"{count - len(diverging)} of {count} pairs are bitwise identical at every step"
-    ours += f", others diverge at step {style.span(diverging, '.0f')}" if len(diverging) else ""
+    ours += f"\nThe others diverge at step {style.span(diverging, '.0f')}" if len(diverging) else ""
     repeats = []
     if first_divergence is not None:
         repeats = first_divergence.loc[first_divergence["training"] == REPEAT, "diverges_here"]
@@ -331,6 +337,9 @@ def _perturbed(loss: pd.DataFrame) -> tuple[pd.Series, str, dict]:
     acp, exact = (some(side, "loss, an ensemble") for side in sides)
     apart = (acp - exact).dropna()
     spread = loss.groupby(level=0)["loss_nats"].mean().std()
-    each = ", ".join(f"{gap:+.4f}" for gap in apart)
-    words = f"ACP − exact in nats: {each}; SD over perturbations {spread:.4f}"
+    each = ", ".join(f"{gap:+.4f}" if gap else "0" for gap in apart)
+    words = f"ACP − exact in nats: {each}"
+    words += (
+        f"\nFor comparison, the loss has a standard deviation of {spread:.4f} nats over the perturbations"
+    )
     return apart, words, {"n": len(apart), "unit": "pair", "runs": list(loss["run"])}

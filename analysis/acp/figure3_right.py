@@ -90,10 +90,10 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure | None, str]:
     records, facts = context.records["needle"], context.records.get("needle_facts")
     first, table = records.iloc[0], needle_statistics.differences(records)
     if facts is not None:
-        result = f"{needle_facts.kept(facts).ours}."
+        result = needle_facts.kept(facts).ours.replace("\n", ". ") + "."
         shown = (
             "Each point is one of many needles, with its NLL with ACP and in the exact run. NLL is the mean "
-            "negative log-likelihood of the right answer, 0 for certainty; grey lines mark equal NLLs. "
+            "negative log-likelihood of the right answer, and is 0 for certainty. Grey lines mark equality. "
             "Table A1 lists the older pairs. The remaining results use a single needle and are not plotted"
         )
     else:
@@ -115,10 +115,10 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure | None, str]:
     )
     seeds = needle_statistics.by_seed(records)
     unit = "pairs of training runs if several seeds exist, and otherwise haystacks" if seeds else "haystacks"
-    each = f" With ACP and exact, by seed: {seeds}." if seeds else ""
+    each = f" Mean recall with ACP and exact, by seed: {seeds}." if seeds else ""
     size = naming.in_words(records["size"].unique())
     caption = f"""{naming.heading(context.item)} {result} The test in {first["mode"]} mode hides a sentence,
-the needle, at a depth of {first["haystack"]} and asks for the sentence at the end. The models have {size} and
+the needle, in {first["haystack"]} and asks for the sentence at the end. The models have {size} and
 are {runs} of {naming.ARCHITECTURES[first["architecture"]]}. {shown}. Numbers are means over
 {records["haystack_sample"].nunique()} haystacks{" and all seeds" * bool(seeds)}.{trained}
 {needle_statistics.in_words(table)}.{each} The 95 % intervals are over {unit}."""
@@ -130,24 +130,24 @@ def retrieval_kept(needle: pd.DataFrame, facts: pd.DataFrame | None = None) -> V
     is not significantly below the exact recall in any setting with an exact recall of
     :data:`FOUND_RECALL`."""
     table = needle_statistics.differences(needle)
-    ours = needle_statistics.in_words(table)
+    ours = needle_statistics.in_words(table).replace(". ", "\n")
     if facts is not None:
         verdict = needle_facts.kept(facts)
-        ours = f"{verdict.ours}. One needle, without the older pairs of Table A1: {ours}"
+        ours = f"{verdict.ours}\nWith one needle, and without the older pairs of Table A1:\n{ours}"
         return replace(verdict, ours=ours)
     finds = table[table["recall_exact"] >= 100 * FOUND_RECALL]
     if finds.empty:
-        why = "exact attention does not find the needle either"
-        return Verdict(Word.INCONCLUSIVE, f"{why}. {ours}", why)
+        why = "exact attention does not find the needle"
+        return Verdict(Word.INCONCLUSIVE, f"{why}\n{ours}", why)
     if (finds["apart"] & (finds["seeds"] < 2)).any():
-        return Verdict(Word.INCONCLUSIVE, f"{paired.ONE_PAIR}. {ours}", paired.ONE_PAIR)
+        return Verdict(Word.INCONCLUSIVE, f"{paired.ONE_PAIR}\n{ours}", paired.ONE_PAIR)
     if finds["recall_high"].isna().any():
-        return Verdict(Word.INCONCLUSIVE, f"one haystack gives no interval. {ours}")
+        return Verdict(Word.INCONCLUSIVE, f"one haystack gives no interval\n{ours}")
     if (finds["recall_high"] < 0).any():
         return Verdict(Word.CONTRADICTED, ours)
     if (finds["recall_low"] <= -RECALL_POINTS).any():
         return Verdict(
             Word.INCONCLUSIVE,
-            f"too few haystacks or seeds to exclude a loss of {RECALL_POINTS:g} points. {ours}",
+            f"too few haystacks or seeds to exclude a loss of {RECALL_POINTS:g} points\n{ours}",
         )
     return Verdict(Word.REPRODUCED, ours)

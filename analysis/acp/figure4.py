@@ -72,11 +72,11 @@ def describe(records: pd.DataFrame, panels: str) -> str:
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
     return f"""Of the {len(records)} heads of {naming.run_name(one)}, {percent["local"]} are local,
 {percent["global"]} are global and {percent["intermediate"]} are intermediate. {panels} A local head prunes at
-least {100 * LOCAL:g} % of the achievable maximum, and a global head prunes under {100 * GLOBAL:g} % of the
-maximum. The maximum is {100 * limit:.1f} % at {one["context_length_tokens"]:,} tokens in blocks of {grid},
-and the shaded region is beyond the maximum. Each row keeps the diagonal block and the preceding block, unless
-a forget gate closes. The pruned ratios of {at_limit.sum()} heads are within one percentage point of the
-maximum. Ratios are measured on {one["measured_tokens"]:,} held-out tokens."""
+least {100 * LOCAL:g} % of the achievable maximum, and a global head under {100 * GLOBAL:g} %. The maximum is
+the pruned ratio of a head that keeps only the blocks of each query's own key and of the previous key. The
+maximum is {100 * limit:.1f} % at {one["context_length_tokens"]:,} tokens in blocks of {grid}. Only a closed
+forget gate reaches the shaded region beyond the maximum. The pruned ratios of {at_limit.sum()} heads are
+within one percentage point of the maximum, on {one["measured_tokens"]:,} held-out tokens."""
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
@@ -118,10 +118,14 @@ def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     found = head_kinds(pruned_ratio)
     local, rest, everywhere = (int((found == k).sum()) for k in ("local", "intermediate", "global"))
     met = local > 0 and everywhere > 0 and local + everywhere > rest
-    short = f"{local} local, {everywhere} global, {rest} intermediate"
+    short = f"{local} local, {everywhere} global and {rest} intermediate heads"
     most = statistics.prunable_percent(*map(int, pruned_ratio[statistics.GRID].iloc[0])) / 100
     strict = (pruned_ratio["pruned_ratio"] >= LOCAL * most).sum()
-    ours = f"{short}; {strict} local relative to all blocks left of the diagonal ({100 * most:.1f} %)"
+    ours = (
+        f"{short}\nThese kinds are relative to the achievable maximum, a pruned ratio of "
+        f"{100 * grid_limit(pruned_ratio)[0]:.1f} %\nRelative to all blocks left of the diagonal "
+        f"({100 * most:.1f} % of the causal blocks), {strict} heads would be local"
+    )
     return Verdict.of(met, ours, short)
 
 
@@ -130,9 +134,9 @@ def every_run_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     groups = pruned_ratio.groupby(["suite", "run"], sort=False)
     found = {"/".join(run): heads_bimodal(heads) for run, heads in groups if grid_limit(heads)[0] > 0}
     met = [run for run, one in found.items() if one.word is Word.REPRODUCED]
-    short = f"in {len(met)} of {len(found)} training runs"
-    missed = "; ".join(f"{run}: {one.ours}" for run, one in found.items() if run not in met)
-    return Verdict.of(len(met) == len(found), "; ".join(filter(None, (short, missed))), short, n=len(found))
+    short = f"{len(met)} of {len(found)} training runs meet the criterion"
+    missed = [f"{run}: {one.short}" for run, one in found.items() if run not in met]
+    return Verdict.of(len(met) == len(found), "\n".join([short, *missed]), short, n=len(found))
 
 
 def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:
@@ -140,4 +144,4 @@ def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:
     if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
     local = head_kinds(pruned_ratio) == "local"
-    return Verdict.of(bool(local.mean() > 0.5), f"{local.sum()} of {len(local)} heads")
+    return Verdict.of(bool(local.mean() > 0.5), f"{local.sum()} of {len(local)} heads are local")

@@ -59,14 +59,14 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
         layers = local.groupby(heads["layer"]).agg(["sum", "size"]).iloc[:2]
         counts = " and ".join(f"{found} of {count}" for found, count in layers.to_numpy())
         missed, one = int((layers["size"] - layers["sum"]).sum()), heads.iloc[0]
-        words = f"{naming.run_name(one)} ({suite}) {counts}"
+        words = f"{naming.run_name(one)} of suite {suite}: {counts} heads"
         rows.append(one.to_dict() | {"missed": missed, "first_heads": layers["size"].sum(), "words": words})
     if not rows:
         return Verdict(Word.INCONCLUSIVE, "no model has layers past the second and enough blocks")
     table = pd.DataFrame(rows)
-    others = f"all in {(table['missed'] == 0).sum()} of {len(table)} training runs"
+    others = f"All heads of both layers do so in {(table['missed'] == 0).sum()} of {len(table)} training runs"
     if named := list(table.loc[table["missed"] > 0, "words"]):
-        others += f"; local heads in layers 0 and 1 of the other runs: {'; '.join(named)}"
+        others += "\n".join(["\nHeads that do so in layer 0 and in layer 1 of the other runs:", *named])
     like = table[(table["size"] == LIKE_PAPER[0]) & (table["context_length_tokens"] == LIKE_PAPER[1])]
     like = like[~naming.starting(like)].sort_values(["missed", "first_heads", "trained_tokens"])
     if like.empty:
@@ -74,8 +74,9 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
     worst = like.iloc[-1]
     enough = worst["trained_tokens"] >= naming.paper_size(LIKE_PAPER[0]).tokens / 10
     met = True if not worst["missed"] else False if enough else None
-    short = f"{worst['first_heads'] - worst['missed']} of {worst['first_heads']} heads of 760M at 4k"
-    ours = f"{short}, after {style.count_label(worst['trained_tokens'])} tokens; {others}"
+    local = f"{worst['first_heads'] - worst['missed']} of {worst['first_heads']} heads"
+    short = f"{local} prune more than half of the maximum (760M at 4k)"
+    ours = f"{short}\nThis model is trained on {style.count_label(worst['trained_tokens'])} tokens\n{others}"
     return Verdict.of(met, ours, short, n=len(like))
 
 
@@ -89,7 +90,7 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
         # The permutation test depends on the order of the columns.
         columns = ["intermediate", "global", "local"]
         found[run] = homogeneity(counts.reindex(columns=columns, fill_value=0))
-        names[run] = f"{naming.run_name(heads.iloc[0])} ({run[0]})"
+        names[run] = f"{naming.run_name(heads.iloc[0])} of suite {run[0]}"
     if not found:
         return Verdict(Word.INCONCLUSIVE, "no run has layers past the second and enough blocks")
     settled = naming.settled(pruned_ratio)
@@ -98,11 +99,14 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     alike = {run for run, one in judged.items() if one.effect_high < LAYERS_EFFECT}
     adjusted = dict(zip(judged, holm([one.p_value for one in judged.values()]), strict=True))
     apart = [run for run in judged if adjusted[run] < LEVEL and run not in alike]
-    each = "; ".join(
-        f"{names[run]} {100 * one.p_value:.1f} %, {one.effect_high:.2f}" for run, one in found.items()
+    each = "\n".join(
+        f"{names[run]}: p = {one.p_value:.3f}, w ≤ {one.effect_high:.2f}" for run, one in found.items()
     )
-    counts = f"similar in {len(alike)} of {len(judged)} training runs, different in {len(apart)}"
-    ours = f"{counts}. p value of the permutation test and upper bound of the effect: {each}"
+    counts = f"layers are similar in {len(alike)} of {len(judged)} training runs, and differ in {len(apart)}"
+    ours = (
+        f"{counts}\nThe null hypothesis of p is that all these layers have one distribution of head kinds"
+        f"\nThe values of p precede Holm's correction. The bound of w is one-sided at 95 %\n{each}"
+    )
     met = False if apart else True if len(alike) == len(judged) else None
     return Verdict.of(met, ours, counts, n=len(judged))
 
@@ -122,4 +126,4 @@ def a_head_prunes_nothing(pruned_ratio: pd.DataFrame) -> Verdict:
         return TOO_COARSE
     none = pruned_ratio["pruned_blocks"] == 0
     several = (head_kinds(pruned_ratio) == "global").sum()
-    return Verdict.of(bool(none.any()), f"{none.sum()} of {several} global heads")
+    return Verdict.of(bool(none.any()), f"{none.sum()} of the {several} global heads prune no block")

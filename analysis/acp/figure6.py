@@ -115,7 +115,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     name = naming.run_name(records["decay"].iloc[0])
     caption = f"""{naming.heading(context.item)} Blocks left of the orange boundary are pruned. {lost} of the
 {large:,} attention weights over 0.1 are left of the boundary. Each column is one head of
-{name}. The top row shows the decay matrix D; its colours end at 1.5 times the lowest delta. The middle row
+{name}. The top row shows the decay matrix D. The colours end at 1.5 times the lowest delta. The middle row
 shows the attention weights A over 0.1. The bottom row shows the same weights of the first
 {min(ZOOM_TOKENS, length // 2)} tokens. All panels show the first held-out sequence of {length:,} tokens. By
 default, the heads have the largest, an intermediate and the smallest pruned ratio, and one head has a
@@ -128,7 +128,9 @@ def large_weights_kept(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> 
     """Reproduced if no recorded weight (over 0.1) is left of the boundary."""
     lost, all_of_them = large_weights_lost(decay, attention_weights)
     heads = len(decay[["layer", "head"]].drop_duplicates())
-    return Verdict.of(lost == 0, f"{lost} of {all_of_them:,} in the {heads} heads shown")
+    return Verdict.of(
+        lost == 0, f"{lost} of the {all_of_them:,} weights over 0.1 in {heads} heads are pruned"
+    )
 
 
 def large_weights_lost(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> tuple[int, int]:
@@ -144,5 +146,5 @@ def weights_sparse(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verd
     """Reproduced if less than :data:`SPARSE_PERCENT` of the causal entries of A exceed 0.1."""
     lengths = decay.groupby(["run", "layer", "head"])["position"].nunique()
     percent = 100 * len(attention_weights) / (lengths * (lengths + 1) / 2).sum()
-    ours = f"{percent:.2g} % of entries over 0.1 in the {len(lengths)} heads shown"
+    ours = f"{percent:.2g} % of the causal entries of {len(lengths)} heads exceed 0.1"
     return Verdict.of(bool(percent < SPARSE_PERCENT), ours)

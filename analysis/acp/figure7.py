@@ -93,7 +93,8 @@ def savings_fall_with_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
         return Verdict(Word.INCONCLUSIVE, "only one epsilon")
     each = [f"{ratio:.1f} % at {sweeps.e_to(epsilon)}" for epsilon, ratio in percent.items()]
     met = percent.is_monotonic_decreasing and percent.iloc[-1] < percent.iloc[0]
-    return Verdict.of(bool(met), ", ".join(each), f"{each[0]}, {each[-1]}")
+    short = f"pruned blocks: {each[0]}, {each[-1]}"
+    return Verdict.of(bool(met), "\nAt the other values: ".join([short, ", ".join(each[1:-1])]), short)
 
 
 def default_nearly_optimal(epsilon_sweep: pd.DataFrame) -> Verdict:
@@ -103,7 +104,10 @@ def default_nearly_optimal(epsilon_sweep: pd.DataFrame) -> Verdict:
     if not {-1.0, -10.0} <= set(table.index):
         return Verdict(Word.INCONCLUSIVE, "the sweep lacks e^-1 or e^-10")
     more = 100 * (table[-1.0] - table[-10.0])
-    return Verdict.of(bool(more < sweeps.MARGINAL_POINTS), f"$e^{{-1}}$ prunes {more:.1f} points more")
+    return Verdict.of(
+        bool(more < sweeps.MARGINAL_POINTS),
+        f"{more:.1f} percentage points more at $e^{{-1}}$ than at $e^{{-10}}$",
+    )
 
 
 def loss_unmoved(epsilon_sweep: pd.DataFrame) -> Verdict:
@@ -113,7 +117,9 @@ def loss_unmoved(epsilon_sweep: pd.DataFrame) -> Verdict:
     if -10.0 not in table.index or table.index[-1] >= -10.0:
         return Verdict(Word.INCONCLUSIVE, "the sweep lacks e^-10 or a smaller epsilon")
     gap, least = abs(table[-10.0] - table.iloc[-1]), sweeps.e_to(table.index[-1])
-    return Verdict.of(bool(gap < SAME_LOSS_NATS), f"{gap:.6f} nats from the loss at {least}")
+    return Verdict.of(
+        bool(gap < SAME_LOSS_NATS), f"the losses at $e^{{-10}}$ and {least} differ by {gap:.6f} nats"
+    )
 
 
 def swept_mass_below_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
@@ -124,7 +130,11 @@ def swept_mass_below_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
     if (found := sweeps.mass_below(mass, epsilon)).word is Word.INCONCLUSIVE:
         return found
     paper = ", ".join(words for e, words in each.items() if e in (-1.0, -10.0))
-    return replace(found, ours=f"a query loses at most {', '.join(each.values())}", short=f"at most {paper}")
+    return replace(
+        found,
+        ours=f"a query loses at most {paper}\nAt all values: {', '.join(each.values())}",
+        short=f"a query loses at most {paper}",
+    )
 
 
 def _by_epsilon(epsilon_sweep: pd.DataFrame) -> pd.DataFrame:

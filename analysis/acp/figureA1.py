@@ -59,9 +59,9 @@ proves that every row loses less than ε. The heads are those of {naming.run_nam
 {first["log_pruning_tolerance"]:g}. The curve shows the exact attention weight of the pruned blocks, the
 maximum over {first["measured_rows"]:,} rows of held-out text, by the dense float64 reference. Only rows with
 a pruned block count. {aside}The vertical axis is logarithmic in the exponent. On this text and on the
-kernels' grid, each head's δ could rise by {slack.min():.1f} to {slack.max():.1f} nats before a row loses ε,
-in the median head by {100 * sweeps.slack_shares(records).median():.0f} % of −δ. Only the proved δ is safe on
-any text."""
+kernels' grid, each head's δ could rise by {slack.min():.1f} to {slack.max():.1f} nats before a row loses ε.
+For the median head, this is {100 * sweeps.slack_shares(records).median():.0f} % of −δ. Only the proved δ is
+safe on any text."""
     return draw(records), caption
 
 

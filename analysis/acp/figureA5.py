@@ -84,7 +84,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
 {style.count_label(naming.paper_size(paper_size).tokens)} tokens. The curves are from the training logs of
 {" and ".join(records["run"].unique())}{unlike[:1]}, trained on {devices}. (a) Pruned ratio on the first
 sequence of a batch: the mean over the layers, the range of all layers, and the range of the middle half. The
-axis begins at {style.count_label(first)} tokens; until then, no layer has changed by more than
+axis begins at {style.count_label(first)} tokens. Until then, no layer has changed by more than
 {training_logs.CHANGE_POINTS:g} percentage points. (b) Mean training loss of the steps since the previous
 point, at the same points for all runs. A mean over more steps is assumed constant over these steps. {unlike}
 {epochs if epoch_ends(records, epoch_tokens) else ""}"""
@@ -109,12 +109,10 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
         rows += [run.iloc[0].to_dict() | ends] * (len(run) >= 2 * TENTHS)
     table = by_length.in_order(tables.some(pd.DataFrame(rows), "training_log with enough throughputs"))
     faster, furthest = table["percent"], table["furthest"]
-    within = f"within {furthest.max():.1f} %"
-    ours = f"throughput of the first tenth above that of the last: {by_length.listed(table, digits=1)}; "
-    ours += "the criterion includes the first step; without that step: "
-    ours += f"{by_length.listed(table, 'later', digits=1)}; "
-    ours += f"second half {within} of the last tenth"
+    ours = by_length.listed(table, "Throughput of the first tenth above the last tenth,", digits=1)
+    ours += "\n" + by_length.listed(table, "The same without the first step,", "later", digits=1)
+    ours += f"\nEvery tenth of the second half is within {furthest.max():.1f} % of the last tenth"
     settles = (furthest <= SETTLED_PERCENT).all() and (faster > furthest).all()
-    short = f"{style.span(faster, '.1f')} % faster at first, then {within}"
+    short = f"the first tenth is {style.span(faster, '.1f')} % faster than the last tenth"
     word = Word.REPRODUCED if (faster > SETTLED_PERCENT).all() else Word.MAGNITUDE
     return Verdict(word if settles else Word.CONTRADICTED, ours, short, n=len(table))

@@ -96,7 +96,7 @@ def draw(table: pd.DataFrame) -> drawing.Figure:
 def message(table: pd.DataFrame) -> str:
     """A sentence on the settings that have an effect."""
     counted = [f"{row.what} ({row.moved_points:+.1f} points)" for row in table[counts(table)].itertuples()]
-    return f"Settings with an effect: {'; '.join(counted)}." if counted else "No setting has an effect."
+    return f"Settings with an effect: {', '.join(counted)}." if counted else "No setting has an effect."
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:

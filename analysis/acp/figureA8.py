@@ -33,20 +33,20 @@ def fox_is_on_par(loss: pd.DataFrame, loss_curve: pd.DataFrame) -> Verdict:
     """Reproduced if the pairs rule out that FoX is worse by :data:`ON_PAR_NATS`; contradicted if they show
     that FoX is worse by more."""
     apart = rope_pairs(loss)["difference"]
-    seeds = f"FoX − RoPE in nats: {', '.join(f'{gap:+.4f}' for gap in apart)}"
+    seeds = f"FoX − RoPE of each pair, in nats: {', '.join(f'{gap:+.4f}' for gap in apart)}"
     more = {"n": len(apart), "unit": "pair"}
     if len(apart) < paired.LEAST_PAIRS:
         short = f"{len(apart)} of {paired.LEAST_PAIRS} pairs exist"
-        return Verdict(Word.INCONCLUSIVE, f"{short}. {seeds}", short, **more)
+        return Verdict(Word.INCONCLUSIVE, f"{short}\n{seeds}", short, **more)
     mean, low, high = over_draws(apart).interval(2 * LEVEL)
     met = True if high < ON_PAR_NATS else False if low > ON_PAR_NATS else None
     curve = rope_pairs(loss_curve, "position")
     eighth = 8 * curve["position"] // curve["context_length_tokens"]
     first, last = (f"{curve['difference'][eighth == end].mean():+.4f}" for end in (0, 7))
     tokens = style.count_span(loss["trained_tokens"])
-    short = f"FoX − RoPE: {mean:+.4f} [{low:+.4f}, {high:+.4f}] nats, {tokens} tokens"
-    where = f"in the first eighth of the context {first}, in the last {last}"
-    return Verdict.of(met, f"mean {short} (90 %), margin {ON_PAR_NATS:g}; {where}; {seeds}", short, **more)
+    short = f"mean FoX − RoPE: {mean:+.4f} nats [{low:+.4f}, {high:+.4f}], after {tokens} tokens"
+    where = f"{first} nats in the first eighth of the context, {last} nats in the last eighth"
+    return Verdict.of(met, f"{short}\nFoX − RoPE is {where}\n{seeds}", short, **more)
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
@@ -62,5 +62,5 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     drawing.legend(figure)
     caption = f"""{naming.heading(context.item)} The baseline is the same architecture with RoPE in place of
 the forget gate. Both models use exact attention, and the two runs of one seed train on the same batches. A
-curve below zero means that FoX has the lower held-out loss at that position. Result: {verdict.ours}."""
+curve below zero means that FoX has the lower held-out loss at that position. Result: {verdict.short}."""
     return figure, caption

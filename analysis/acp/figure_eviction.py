@@ -68,8 +68,11 @@ def acp_loses_least(eviction: pd.DataFrame) -> Verdict:
     others = means["removed"].drop(["acp", "oracle"])
     gap = (means["removed"] - means["masked"]).abs().max()
     met = bool((means.loc["acp", "removed"] < others).all() and gap < MOST_NATS)
-    short = f"ACP {means.loc['acp', 'removed']:.1e} nats, the next {others.min():.1e}"
-    ours = f"{_increases(eviction)}; removing and masking differ by at most {gap:.1e}"
+    short = (
+        f"loss increase: {means.loc['acp', 'removed']:.5f} nats with ACP, "
+        f"{others.min():.3f} nats with the best baseline"
+    )
+    ours = f"{_increases(eviction)}\nRemoving and masking the same keys differ by at most {gap:.1e} nats"
     return Verdict.of(met, ours, short, n=len(others), unit="baseline")
 
 
@@ -80,5 +83,5 @@ def _means(records: pd.DataFrame) -> pd.DataFrame:
 
 def _increases(records: pd.DataFrame) -> str:
     means = _means(records)["removed"].loc[[*NAMES]]
-    each = "; ".join(f"{name}: {means[policy]:.2g}" for policy, name in NAMES.items())
+    each = ", ".join(f"{means[policy]:.2g} ({name.replace(',', ' with')})" for policy, name in NAMES.items())
     return f"Loss increase in nats with rows removed: {each}".replace("-", "−")

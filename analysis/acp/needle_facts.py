@@ -53,10 +53,10 @@ def kept(facts: pd.DataFrame) -> Verdict:
     table, keys = pairs(facts), [*SETTING, "seed"]
     unlike = {pair: words for pair, words in versions.unlike(facts, keys).items() if words}
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
-    note = versions.notes(unlike, ". ", paired.NOT_COUNTED)
+    note = versions.notes(unlike, "\n", paired.NOT_COUNTED)
     if table.empty:
         words = f"no pair of training runs was evaluated on many needles, and {LEAST_PAIRS} are needed{note}"
-        return Verdict(Word.INCONCLUSIVE, f"{words}. {in_words(facts)}")
+        return Verdict(Word.INCONCLUSIVE, f"{words}\n{in_words(facts)}")
     named = needle_statistics.names(table[SETTING].drop_duplicates().sort_values(SETTING), always=True)
     told, words = [], []
     for (_, some), trained_at in zip(table.groupby(SETTING), named, strict=True):
@@ -65,19 +65,17 @@ def kept(facts: pd.DataFrame) -> Verdict:
         enough = not paired.too_few(acp - exact) and some["recall_exact"].mean() >= 100 * FOUND_RECALL
         shown = True if high < MARGIN_NATS else False if low > MARGIN_NATS else None
         told.append(shown if enough else None)
-        count = f"{len(some)} pairs" if len(some) > 1 else "one pair"
-        count += f" of the {LEAST_PAIRS} needed" * (len(some) < LEAST_PAIRS)
-        same = int((acp == exact).sum())
-        count += f", {same} of them identical" * (len(some) > 1 and same > 0)
+        count = f"{len(some)} pair{'s' * (len(some) > 1)}"
         ends = f" [{low:+.4f}, {high:+.4f}] (90 %)" if len(some) >= LEAST_PAIRS else ""
         asked = f"{', '.join(trained_at)}, {some['facts_acp'].max()} needles, {count}"
-        recall = " and ".join(f"{some[f'recall_{method}'].mean():.3g}" for method in METHODS)
+        recall = " with ACP and ".join(f"{some[f'recall_{method}'].mean():.3g} %" for method in METHODS)
         words.append(
-            f"Trained at {asked}. NLL in nats: {acp.mean():.2f} with ACP and {exact.mean():.2f} without, "
-            f"difference {mean:+.4f}{ends}, margin {MARGIN_NATS:g}. Recall: {recall} %"
+            f"Trained at {asked}: the mean NLL is {acp.mean():.2f} nats with ACP, {exact.mean():.2f} without"
+            f"\nThe mean NLL difference is {mean:+.4f} nats{ends}, and the margin is {MARGIN_NATS:g} nats"
+            f"\nThe mean recall is {recall} without"
         )
-    ours = ". ".join(words) + note
     short = paired.too_few(table["nats_acp"] - table["nats_exact"])
+    ours = "\n".join(filter(None, [short, *words])) + note
     met = False if False in told else all(told) or None
     return Verdict.of(met, ours, short, n=len(table), unit="pair")
 
@@ -94,7 +92,8 @@ def same_weights(facts: pd.DataFrame) -> Verdict:
         return Verdict(Word.INCONCLUSIVE, "no model was evaluated both with and without ACP")
     apart = (nats["acp"] - nats["exact"]).abs()
     other = (answers["acp"] != answers["exact"]).loc[nats.index].groupby(["suite", "run"]).sum()
-    same = f"equal in {(apart == 0).sum():,} of {len(apart):,}; {other.sum()} greedy answers differ"
-    each = f"{same} ({', '.join(map(str, other))} by training run), log-likelihoods by {apart.max():.2g} nats"
-    each += " at most; ACP accumulates partial results in another order, which can change greedy answers"
-    return Verdict.of(bool(apart.max() < SAME_NATS), each, same, n=len(other))
+    same = f"the likelihoods are equal in {(apart == 0).sum():,} of {len(apart):,} prompts"
+    ours = f"{same}\nThe log-likelihoods differ by at most {apart.max():.2g} nats"
+    ours += f"\n{other.sum()} greedy answers differ ({', '.join(map(str, other))} by training run)"
+    ours += "\nWith ACP, the kernel adds partial results in another order, which can change a greedy answer"
+    return Verdict.of(bool(apart.max() < SAME_NATS), ours, same, n=len(other))

@@ -52,7 +52,7 @@ def in_words(table: pd.DataFrame) -> str:
 
     def difference(row: Any, name: str, form: str) -> str:
         mean, *ends = (getattr(row, f"{name}_{part}") for part in ("difference", "low", "high"))
-        unit = " points" if name == "recall" else ""
+        unit = " points" if name == "recall" else " nats"
         if not all(map(math.isfinite, ends)):
             return f"difference {mean:{form}}{unit}"
         return f"difference {mean:{form}}{unit} [{ends[0]:{form}}, {ends[1]:{form}}]"
@@ -60,9 +60,10 @@ def in_words(table: pd.DataFrame) -> str:
     def words(row: Any, named: list[str]) -> str:
         trained = ", ".join([*named, *[f"{row.seeds} seeds"] * (row.seeds > 1)]) + row.unlike[:1]
         return (
-            f"Trained at {trained}: mean recall {row.recall_acp:.3g} % with ACP and {row.recall_exact:.3g} % "
-            f"without, {difference(row, 'recall', '+.1f')}. The needle raises the answer's log-likelihood "
-            f"by {row.gain_acp:+.1f} and {row.gain_exact:+.1f} nats, {difference(row, 'gain', '+.2f')}"
+            f"Trained at {trained}: the mean recall is {row.recall_acp:.3g} % with ACP and "
+            f"{row.recall_exact:.3g} % without, {difference(row, 'recall', '+.1f')}. The needle changes the "
+            f"answer's log-likelihood by {row.gain_acp:+.1f} nats with ACP and {row.gain_exact:+.1f} nats "
+            f"without, {difference(row, 'gain', '+.2f')}"
         )
 
     each = map(words, table.itertuples(name="Row"), names(table, always=True))

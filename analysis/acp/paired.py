@@ -18,7 +18,7 @@ TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the d
 LEAST_PAIRS = 3  # diverging pairs that a test requires
 ONE_PAIR = "only one pair of training runs"
 NO_PAIR = "no run is measured with its exact pair"
-NOT_COUNTED = ", and not counted"  # appended to the text of versions.unlike
+NOT_COUNTED = ", which is not counted"  # appended to the text of versions.unlike
 SAME, AS_RUNS, DIFFERS = "same", "as runs do", "differs"
 
 
@@ -31,8 +31,8 @@ def too_few(apart: pd.Series) -> str:
     if other >= LEAST_PAIRS:
         return ""
     pairs = "one pair" if other == 1 else f"{other} pairs"
-    equal = f"{same} of {len(apart)} pairs are bitwise identical" if same else pairs
-    return f"{equal}; {LEAST_PAIRS} diverging pairs needed"
+    equal = f"{same} of {len(apart)} pairs are bitwise identical" if same else f"{pairs} exist"
+    return f"{equal}, but the test needs {LEAST_PAIRS} diverging pairs"
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:

@@ -10,6 +10,10 @@ from ..tables import one_each
 from ..verdict import Verdict, Word
 from . import naming, paired, statistics, versions
 
+NULL = [
+    "The null hypothesis of p is that either seed is equally likely to score higher on an item",
+    "The values of p include Holm's correction",
+]
 _SHOWN_VERDICT = {paired.SAME: "", paired.AS_RUNS: " (as runs)", paired.DIFFERS: " **differs**"}
 _VALUES = [
     *("row", "size", "context_length_tokens", "method", "seed", "task", "metric"),
@@ -103,11 +107,12 @@ def caption(context: drawing.DrawContext) -> str:
         f"{naming.heading(context.item)} Of {len(apart)} differences between paired runs, {more} are "
         "significant and larger than the differences between seeds. The tasks are zero-shot tasks of the LM "
         f"Evaluation Harness (lm-eval {harness}) for {naming.ARCHITECTURES[context.runs[0].architecture]}. "
-        'Accuracies are in percent; "acc-n" normalises log-likelihoods by length, and "ppl" is the '
+        'Accuracies are in percent. "acc-n" normalises log-likelihoods by length, and "ppl" is the '
         "perplexity. ± is the standard error over items. Paired tests over items compare the two runs of a "
-        "pair, with Holm's correction: McNemar's exact test for accuracies and sign permutations for "
-        'log-likelihoods. A difference is marked "as runs" if two seeds of one setting, or else two runs of '
-        "the paper, differ as much.",
+        "pair. The tests are McNemar's exact test for accuracies and sign permutations for log-likelihoods. "
+        "Their null hypothesis is that either run is equally likely to score higher on an item. Unmarked "
+        'differences have p ≥ 0.05 after Holm\'s correction. "As runs" marks a significant difference that '
+        "does not exceed the difference between two seeds or between two runs of the paper.",
         *(f"{name}." for name in naming.marked(records).unique() if name.endswith("undertrained)")),
     ]
     if lacking:
@@ -131,11 +136,11 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
         return Verdict(Word.INCONCLUSIVE, paired.NO_PAIR)
     keys = [*paired.SETTING, "seed"]
     unlike = {pair: words for pair, words in versions.unlike(lm_eval_items, keys).items() if words}
-    note = versions.notes(unlike, "; ", paired.NOT_COUNTED)
+    note = "\nPairs whose runs differ in code version or GPU model do not count" * bool(unlike)
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
     columns, unknown = paired.equivalences(table, naming.vocabulary(lm_eval_items))
     known, every = len(columns), len(columns) + len(unknown)
-    left_out = f"; at chance level: {', '.join(unknown)}" * bool(unknown) + note
+    left_out = f"\nThe exact models are at chance level on: {', '.join(unknown)}" * bool(unknown) + note
     apart = table["difference"].abs().groupby([table[key] for key in keys]).max()
     pairs, more = f"{len(apart)} pairs", {"n": len(apart) or None, "unit": "pair"}
     if why := paired.too_few(apart):
@@ -147,13 +152,13 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
         return Verdict(Word.INCONCLUSIVE, f"{pairs}: {why}, less than half{left_out}", why, **more)
     within, beyond = (columns[f"adjusted_{name}"] < LEVEL for name in ("p_value", "beyond_p_value"))
     ours = f"{pairs}: {within.sum()} of {known} columns differ by less than the paper's own pairs"
-    for word, some in (("beyond", columns[beyond]), ("open", columns[~within & ~beyond])):
+    for word, some in (("Larger", columns[beyond]), ("Undecided", columns[~within & ~beyond])):
         each = ", ".join(
             f"{row.task} {row.metric} {row.mean:+.3f} [{row.low:+.3f}, {row.high:+.3f}], "
             f"margin {row.margin:.3f}"
             for row in some.itertuples(name="Row")
         )
-        ours += f"; {word}: {each}" if each else ""
+        ours += f"\n{word}: {each}" if each else ""
     return Verdict.of(False if beyond.any() else True if within.all() else None, ours + left_out, **more)
 
 
@@ -166,14 +171,13 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
         return Verdict(Word.INCONCLUSIVE, "no setting is measured with two seeds of one code version")
     other = table[table["adjusted_p_value"] < paired.TASKS_P_VALUE]
     counts = f"{len(other)} of {len(table)} metrics differ between two seeds"
-    each = "; ".join(
-        f"{row.size}, {style.length_label(row.context_length_tokens)}: {row.task} {row.metric} "
-        f"{row.first:.4g} and {row.second:.4g}"
+    each = [
+        f"{row.task} {row.metric} of {row.size} at {style.length_label(row.context_length_tokens)}: "
+        f"{row.first:.4g} and {row.second:.4g} for two seeds, p = {row.adjusted_p_value:.2g}"
         for row in other.itertuples()
-    )
-    ours = (f"{counts}: {each}" if each else counts) + f"; at chance level: {', '.join(unknown)}" * bool(
-        unknown
-    )
+    ]
+    left_out = f"At chance level and therefore excluded: {', '.join(unknown)}"
+    each = [*each, *NULL * bool(each), *[left_out] * bool(unknown)]
     two = table.groupby([*paired.SETTING, "method", "code"])[["first", "second"]]
     distinct = {tuple(rows[side]) for _, rows in two for side in rows}  # bitwise identical rows count once
-    return Verdict.of(True if len(other) else None, ours, counts, n=len(distinct))
+    return Verdict.of(True if len(other) else None, "\n".join([counts, *each]), counts, n=len(distinct))

@@ -61,7 +61,7 @@ def search_is_cheap(attention_time: pd.DataFrame) -> Verdict:
     shares = statistics.search_share(attention_time)
     table = by_length.in_order(shares)
     low, high = naming.PUBLISHED.range("table4", "boundary_search_share")
-    ours = by_length.listed(table, digits=1)
+    ours = by_length.listed(table, "Search as a percentage of the attention time,", digits=1)
     return in_range(naming.settled(table)["percent"], low, high, ours, less_is_better=True)
 
 
@@ -75,8 +75,13 @@ def search_trend(attention_time: pd.DataFrame) -> Verdict:
     ]
     falls, rises = (wide.diff().iloc[1:] < 0).all(axis=None), (wide.iloc[:, -1] > wide.iloc[:, 0]).all()
     met = None if 1 in wide.shape else bool(falls and rises)
-    words = {True: "yes", False: "no"}
-    short = f"falls with size: {words[bool(falls)]}; rises with context: {words[bool(rises)]}"
+    ends = (
+        "rises with the context" if rises else "does not rise with the context",
+        "falls with the size" if falls else "does not fall with the size",
+    )
     return Verdict.of(
-        met, f"{short}; {by_length.listed(table, digits=2)}", short, n=0 if 1 in wide.shape else len(table)
+        met,
+        by_length.listed(table, "Search as a percentage of the attention time,", digits=2),
+        f"the percentage {' and '.join(ends)}",
+        n=0 if 1 in wide.shape else len(table),
     )

@@ -77,9 +77,9 @@ def in_words(table: pd.DataFrame) -> str:
     mean, low, high = over_draws(table["difference_nats"]).interval()
     better = int((apart["difference_nats"] < 0).sum())
     return (
-        f"In {len(table) - len(apart)} of {len(table)} pairs the likelihoods are identical; among the other "
-        f"pairs, ACP is better in {better} of {len(apart)}. The mean difference over all pairs is "
-        f"{mean:+.1f} nats [{low:+.1f}, {high:+.1f}]"
+        f"In {len(table) - len(apart)} of {len(table)} pairs the likelihoods are identical. Among the other "
+        f"pairs, ACP is better in {better} of {len(apart)}. The mean NLL difference over all pairs, ACP − "
+        f"exact, is {mean:+.1f} nats [{low:+.1f}, {high:+.1f}]"
     )
 
 
@@ -113,20 +113,19 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     perturbed = [run.name for run in context.runs if run.perturb_init]
     table = pairs(records, perturbed, facts, context.records.get("step_losses"))
     null = (
-        " In the null, both runs are exact, and the run in ACP's place starts with one weight moved by one "
-        "unit in the last place."
+        " The null pair consists of two exact runs. The run in ACP's place starts with one weight moved by "
+        "one unit in the last place."
         if table["is_null"].any()
         else ""
     )
     many = "" if facts is None else f" The evaluation on many needles uses {facts['fact'].nunique()} needles."
     unlike = dict(enumerate(source for source in table["source"].dropna() if source.startswith("†")))
-    caption = f"""{naming.heading(context.item)} The pairs show no effect of ACP and cannot show an effect
-below {_half_width(table):.1f} nats. {in_words(table)} (95 %, Student's t, one pair as the unit). A single
-pair is
-weak evidence: pair d43912a and the next pair share their exact run, and their ACP runs train the same program
-twice from one seed. The table lists every pair of 125M models trained on text with needles, in order.{null}
+    caption = f"""{naming.heading(context.item)} The pairs show no effect of ACP, and cannot show an effect
+below {_half_width(table):.1f} nats. {in_words(table)} (95 %, Student's t over pairs). A single pair is weak
+evidence. For example, pair d43912a and the next pair share their exact run, and their ACP runs train the same
+program from one seed. The table lists every pair of 125M models trained on text with needles, in order.{null}
 The training text changed from pair to pair until d43912a. NLL is the mean negative log-likelihood of the
-right answer, 0 for certainty.{many}{versions.notes(unlike, " ", ".")}"""
+right answer, and is 0 for certainty.{many}{versions.notes(unlike, " ", ".")}"""
     return tabulate(table), caption
 
 

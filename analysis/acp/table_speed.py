@@ -76,7 +76,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     trained_on = versions.timed_on(steps.assign(size=_named(steps["size"])))
     caption = f"""{naming.heading(context.item)} ACP saves {style.span(saved["percent"])} % of the attention
 time, and raises training throughput by {style.span(gained["percent"], ".0f")} %. Synthetic gates prune
-{style.span(pruned)} % of the blocks at every context length $L$; weights and tokens are random. Attention is
+{style.span(pruned)} % of the blocks at every context length $L$. Weights and tokens are random. Attention is
 one forward and backward call on {times["measured_tokens"].iloc[0]:,} tokens on {gpus}, including the boundary
 search. Training is whole steps on one GPU, in micro-batches of {steps["step_tokens"].iloc[0]:,} tokens.
 Checkpointing is gradient checkpointing, which the paper uses. "Official" is the official kernels, and the
@@ -93,21 +93,23 @@ def _ours(table: pd.DataFrame) -> pd.DataFrame:
 
 def attention_saved(kernel_time: pd.DataFrame) -> Verdict:
     """Reproduced if the official attention saves a percentage in the paper's range at every length."""
-    return _judge(attention(kernel_time), "attention_time_reduction", "official kernels")
+    return _judge(attention(kernel_time), "attention_time_reduction", "kernels", "attention time saved with")
 
 
 def training_sped_up(training_step: pd.DataFrame) -> Verdict:
     """Reproduced if the official model gains a percentage in the paper's range in every setting."""
-    return _judge(training(training_step), "throughput_gain", "official model", sign="+")
+    return _judge(training(training_step), "throughput_gain", "model", "throughput gain of", sign="+")
 
 
-def _judge(table: pd.DataFrame, metric: str, whose: str, sign: str = "") -> Verdict:
+def _judge(table: pd.DataFrame, metric: str, code: str, what: str, sign: str = "") -> Verdict:
     """The verdict on the official code; the numbers include this project's."""
     ours = _ours(table)
     theirs = table.drop(ours.index)
-    both = [by_length.listed(by_length.in_order(some), sign=sign) for some in (theirs, ours)]
-    drawn = f"synthetic gates prune {style.span(ours['pruned_percent'])} %"
+    both = [by_length.listed(by_length.in_order(some), what, sign=sign) for some in (theirs, ours)]
+    drawn = f"synthetic gates prune {style.span(ours['pruned_percent'])} % of the blocks"
     ends = naming.PUBLISHED.range("figure2", metric)
-    words = f"{whose}: {both[0] or 'not measured'}; ours: {both[1]}; {drawn}"
+    words = f"Official {code}, {both[0]}\nThis project's {code}, {both[1]}\nThe {drawn}"
     found = in_range(theirs["percent"], *ends, words, n=len(theirs), unit="shape")
-    return replace(found, short=f"{found.short}, ours {style.span(ours['percent'])} %")
+    return replace(
+        found, short=f"official {code} {found.short}, this project's {style.span(ours['percent'])} %"
+    )

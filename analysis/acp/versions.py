@@ -33,7 +33,7 @@ def unlike(records: pd.DataFrame, keys: Sequence[str]) -> dict[tuple, str]:
     ran_on = ran_on.assign(commit=ran_on["commit"].replace(TRAINING_CODE)).groupby(pair, dropna=False)
     found = ran_on[list(RAN_ON)].nunique().gt(1).groupby(level=list(keys), dropna=False).any()
     different = (" and two ".join(RAN_ON[name] for name in found.columns[row]) for row in found.to_numpy())
-    words = (f"† trained with two {names}" if names else "" for names in different)
+    words = (f"† marks a pair trained with two {names}" if names else "" for names in different)
     return dict(zip(found.index, words, strict=True))
 
 

@@ -105,12 +105,12 @@ def _section(entry: Entry, report: Report) -> list[str]:
 
 
 def _card(row: Row, suite: Suite) -> list[str]:
-    own = [f"{verdict}: {numbers}" for name, verdict, numbers in row.others if name == suite.name]
+    own = [f"{verdict}. {numbers}" for name, verdict, numbers in row.others if name == suite.name]
     rows = [
         ("Paper", row.paper),
         ("Criterion", row.criterion),
-        ("Here", row.numbers),
-        *(("This suite alone", words) for words in own),
+        ("Here", row.numbers.replace("\n", ". ")),
+        *(("This suite alone", words.replace("\n", ". ")) for words in own),
         ("Again", f"`make claim ID={row.id} SUITE={suite.option}`"),
     ]
     return [f"#### {_badge(row)} {row.claim}", markdown_table(("", ""), rows)]

@@ -16,6 +16,8 @@ from ..verdict import MEANINGS, Word
 from .missing import gaps
 
 CLAIMS = Path("docs/claims")
+CHANGE = ("old criterion", "new criterion", "verdict before", "verdict after", "commit")
+LONG = 300  # characters; a longer answer is a list
 FIRST = {True: "yes", False: "no", None: "–"}  # whether the criterion is older than its measurements
 COMMITTED = {
     True: "before the deciding results were measured",
@@ -31,7 +33,6 @@ QUESTIONS = (
     ("Safety: attention weight that a query loses", "acp.figureA1.1", "125M at 4k, every head"),
     ("Bitwise identical pairs of training runs", "acp.text.19", "125M to 760M, 4k to 16k"),
     ("Loss of diverging pairs, ACP − exact (nats, 90 % CI)", "acp.text.39", "125M to 760M, 4k to 16k"),
-    ("Training at ε = e^-20", "acp.text.36", "125M at 4k, undertrained"),
     ("Inference with identical weights", "acp.text.34", "125M at 4k and 16k"),
     ("Attention time saved at the paper's pruned ratio", "acp.table_speed.1", "12 heads, one H100"),
     ("Throughput gain at the paper's pruned ratio", "acp.table_speed.2", "125M and 760M; H100 and H200"),
@@ -39,11 +40,11 @@ QUESTIONS = (
 
 
 def summary(rows: Iterable[Row]) -> str:
-    """ "62 claims: 12 proved; 8 tested; ..."."""
+    """ "62 claims: 12 proved, 8 tested, ..."."""
     words = Counter(row.verdict for row in rows)
     plural = {Word.ERRATUM: "errata"}
     counts = [f"{words[w]} {plural.get(w, w) if words[w] > 1 else w}" for w in Word if words[w]]
-    return f"{words.total()} claims: {'; '.join(counts)}"
+    return f"{words.total()} claims: {', '.join(counts)}"
 
 
 def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[Suite]) -> str:
@@ -61,20 +62,18 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
         )
     ]
     measured = [row for row in rows if row.criterion_before_run is not None]
-    first = sum(row.criterion_before_run for row in measured)
     parts = [
         "# Reproduction results",
         "\n".join(f"- {line}" for line in MEANINGS),
-        "Each claim links to its details. If several suites test a claim, the one closest to the "
-        "paper's setting "
-        "decides, whatever its answer. *Runs* counts training runs unless the unit is given; "
-        "brackets are 90 % "
-        "intervals. Claims about the loss are tested on pairs that diverge, because bitwise identical pairs "
-        "have no variance. `make reproduction` writes this page and [claims.json](claims.json).",
+        "The ID of a claim links to its criterion and its complete results. A *suite* is an experiment file. "
+        "If several suites test a claim, the one closest to the paper's setting decides, whatever its "
+        "result. Square brackets are 90 % intervals. `make reproduction` writes this page and "
+        "[claims.json](claims.json).",
         _table(("Paper", *Word), counts),
-        f"For {first} of the {len(measured)} claims with measurements, proved and tested claims included, "
-        "the criterion is older than every measurement, apart from edits of its language (column "
-        "*criterion first*; [commits](analysis/reproduction/criteria.csv)).",
+        f"Of the {len(measured)} claims with measurements, "
+        f"{sum(row.criterion_before_run for row in measured)} have a criterion that is older than every "
+        "measurement (column *criterion first*). Later edits of the criterion's language do not count. "
+        "[criteria.csv](analysis/reproduction/criteria.csv) lists the commits.",
     ]
     for paper in papers:
         note = Path(__file__).with_name(f"{paper.name}.md").read_text(encoding="utf-8").strip()
@@ -86,18 +85,13 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     changes = ((", ".join(ids), *change) for change, ids in sorted(alike.items(), key=lambda each: each[1]))
     parts += [
         "## Criteria that changed after the scores were seen",
-        "A new criterion decides only if an error in the old criterion forced the change. For "
-        "`acp.figure2.2`, `figure2.5`, `figure10.2`, `figure10.5`, `text.17`, `text.21`, `text.32`, "
-        "`retention.table1.1`, `table2.1` and `table3.1` there was no such error, so the old criterion was "
-        "restored and decides. All other claims are judged by the new criterion. Two of these changes moved "
-        "the verdict towards the paper, and an error forced each: the old criterion of `acp.figure5.1` "
-        "judged models that the paper's figure does not show, and the old interval of `acp.text.37` "
-        "averaged the zeros of bitwise identical pairs. In rows of older commits, "
-        "*reproduced* includes what is now *reproduced at small scale*. New results can change a verdict "
-        "between two rows.",
-        _table(
-            ("claim", "old criterion", "new criterion", "verdict before", "verdict after", "commit"), changes
-        ),
+        "A new criterion decides only if an error in the old criterion forced the change. Where no error "
+        "forced the change, a later row restores the old criterion. Two changes that still decide moved a "
+        "verdict towards the paper. The old criterion of `acp.figure5.1` judged models that the paper's "
+        "figure does not show. The old criterion of `lap.figure_slices.2` judged models without the "
+        "article's gates. In rows of older commits, *reproduced* includes today's *reproduced at small "
+        "scale*. New training runs can change a verdict between two rows of one claim.",
+        _table(("claim", *CHANGE), changes),
         "## What is missing",
         _table(("paper", "missing", "made by"), missing),
         "The published training runs of ACP are listed in [trained models](docs/trained-models.md).",
@@ -151,7 +145,7 @@ def _models(models: Iterable[Mapping]) -> str:
 
 
 def _lines(rows: Sequence[Row]) -> str:
-    """A table of claims, and one sentence each for the proved and the tested claims."""
+    """A table of claims, and one list each of the proved and the tested claims."""
     shown = (Word.PROVED, Word.TESTED)
     body = (
         (
@@ -159,21 +153,17 @@ def _lines(rows: Sequence[Row]) -> str:
             row.claim,
             row.ours,
             row.verdict,
-            _count(row),
+            _plural(row) if row.n else "",
             FIRST[row.criterion_before_run],
         )
         for row in rows
         if row.verdict not in shown
     )
-    parts = [_table(("ID", "claim", "this work", "verdict", "runs", "criterion first"), body)]
+    parts = [_table(("ID", "claim", "this work", "verdict", "sample", "criterion first"), body)]
     for word in shown:
-        if some := [f"[{row.claim}]({_link(row)})" for row in rows if row.verdict is word]:
-            parts.append(f"**{word.capitalize()}**, whatever the model: {'; '.join(some)}.")
+        if some := [f"- [{row.claim}]({_link(row)})" for row in rows if row.verdict is word]:
+            parts += [f"**{word.capitalize()}** for every model:", "\n".join(some)]
     return "\n\n".join(parts)
-
-
-def _count(row: Row) -> str:
-    return "" if row.n is None else f"{row.n:,}" if row.unit == "training run" else _plural(row)
 
 
 def _plural(row: Row) -> str:
@@ -192,52 +182,61 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
     """docs/claims/PAPER.md: an entry with an anchor for each claim."""
     parts = [
         f"# Claims of {paper.title}",
-        f"[The paper]({paper.url}) makes {summary(rows)}. [REPRODUCTION.md](../../REPRODUCTION.md) defines "
-        "the verdicts. Square brackets are 95 % intervals, and 90 % intervals for losses, unless stated "
-        "otherwise. Verdicts include Holm's correction and intervals do not, so an interval may exclude "
-        "the bound although the verdict is inconclusive. *Undertrained* marks a model trained on fewer "
-        "than 100M tokens and on fewer tokens than it has parameters. A *pair* is a run with ACP and an "
-        "exact run of one seed. A pair *diverges* if the final losses are not bitwise identical. The suite "
-        "closest to the paper's setting decides.",
+        f"This page lists {summary(rows)} ([paper]({paper.url})). "
+        "[REPRODUCTION.md](../../REPRODUCTION.md) defines the verdicts.",
+        Path(__file__).with_name(f"{paper.name}_terms.md").read_text(encoding="utf-8").strip(),
     ]
     for row in rows:
-        parts.append(f'<a id="{_anchor(row)}"></a>\n\n### {_minus(row.claim)}: {row.verdict}')
-        plotted = is_plotted(row)
-        numbers = row.ours if plotted else _answer(row)
+        where = f" ({row.where})" if row.where else ""
+        parts.append(f'<a id="{_anchor(row)}"></a>\n\n### {_minus(row.claim)}{where}: {row.verdict}')
         facts = {
-            "Claim": f"`{row.id}`{f', {row.where}' if row.where else ''}",
-            "Paper": row.paper,
-            "Criterion": row.criterion,
+            "ID": f"`{row.id}`",
+            "Paper": _sentence(row.paper),
+            "Criterion": _sentence(row.criterion),
             "Criterion committed": COMMITTED[row.criterion_before_run],
-            "This work": _items(f"{numbers}{f' (n = {_plural(row)})' if row.n else ''}"),
-            **{f"Suite {name}": _items(f"{verdict}: {numbers}") for name, verdict, numbers in row.others},
+            "Proof": row.proof,
+            "This work": _answer(row.ours, row.ours if is_plotted(row) else row.numbers),
+            "Sample": _plural(row) if row.n else "",
+            **{f"Suite `{name}`, {verdict}": _answer("", numbers) for name, verdict, numbers in row.others},
             "Results": _records(row),
             "Re-run": f"`make claim ID={row.id}`: {row.cost}" if row.commands else row.cost,
         }
-        lines = (f"- {name}: {_minus(words)}" for name, words in facts.items() if words)
-        parts.append("\n".join(lines).replace(": \n", ":\n"))
+        parts.append(
+            "\n".join(f"- {name}: {_minus(words)}" for name, words in facts.items() if words).replace(
+                ": \n", ":\n"
+            )
+        )
         if row.changed:
-            header = ("old criterion", "new criterion", "verdict before", "verdict after", "commit")
-            parts.append(_table(header, map(_change, row.changed)))
-        if plotted:
-            folded = html.escape(_minus(row.numbers)).replace("; ", "\n<br>")
-            parts.append(f"![{row.claim}: {row.axis}](plots/{row.id}.png)")
-            parts.append(f"<details><summary>All numbers</summary>{folded}</details>")
+            parts.append(_table(CHANGE, map(_change, row.changed)))
+        if is_plotted(row):
+            parts += [
+                f"![{row.claim}: {row.axis}](plots/{row.id}.png)",
+                "<details><summary>All numbers</summary>"
+                + "\n<br>".join(_facts(html.escape(_minus(row.numbers))))
+                + "</details>",
+            ]
         if row.scale:
-            parts.append(f"<details><summary>Models and machine</summary>{html.escape(row.scale)}</details>")
+            parts.append(
+                "<details><summary>Models and machine</summary>"
+                + html.escape(row.scale).replace(". ", "\n<br>")
+                + "</details>"
+            )
     return "\n\n".join(parts) + "\n"
 
 
-def _answer(row: Row) -> str:
-    """The short answer and the numbers, or only the numbers if they begin with the answer."""
-    if row.numbers.startswith(row.ours.removesuffix(" …")):
-        return row.numbers
-    return f"{row.ours.replace('; ', ', ')}. {row.numbers}"
+def _answer(first: str, numbers: str) -> str:
+    """``first`` and the sentences of ``numbers``, without repetition; as a list if they are long."""
+    facts = [first] * (first not in _sentence(numbers)) + _facts(_sentence(numbers))
+    start, end = ("", " ") if sum(map(len, facts)) < LONG else ("\n    - ", "")
+    return end.join(start + fact.removesuffix(".") + "." * (fact[-1:] != ":") for fact in facts)
 
 
-def _items(words: str) -> str:
-    """``words`` as a list with one item per line if they are longer than 300 characters."""
-    return words if len(words) < 300 else "\n    - " + words.replace("; ", "\n    - ")
+def _facts(numbers: str) -> list[str]:
+    return numbers.split("\n" if "\n" in numbers or len(numbers) < LONG else "; ")
+
+
+def _sentence(words: str) -> str:
+    return words and f"{words[:1].upper()}{words[1:].removesuffix('.')}."
 
 
 def is_plotted(row: Row) -> bool:

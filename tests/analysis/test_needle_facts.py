@@ -59,7 +59,7 @@ def records(*differences: float, recall: float = 0.9) -> pd.DataFrame:
 def test_verdict_over_pairs_of_training_runs(differences, status):
     verdict = needle_facts.kept(records(*differences))
     assert verdict.word == status
-    assert f"difference {sum(differences) / len(differences):+.3f}" in verdict.ours
+    assert f"difference is {sum(differences) / len(differences):+.3f}" in verdict.ours
 
 
 FAR, NEAR = records(0.7, 0.8, 0.9, -9.0), records(0.0, 0.1, 0.2)
