@@ -60,11 +60,12 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     behind = (
         "Only EOS has positive SHAP values."
         if share is None
-        else f"Without EOS, {_words(share)} of a vector's positive SHAP values fall on its own token "
-        f"and the {BEHIND} tokens before it (brackets: 95 % bootstrap interval over texts)."
+        else f"{_words(share)} of the positive SHAP values of a vector other than EOS fall on the vector's "
+        f"own token and the {BEHIND} tokens before (95 % bootstrap interval over texts in brackets)."
     )
-    caption = f"""**Slices.** {behind} (a) By distance from the vector's own token{beyond}. (b) By third of
-the text. Only tokens that are written at their position count. The figure shows {_count(long)} {texts}."""
+    caption = f"""**Slices.** {behind} (a) Positive SHAP values by distance from the vector's own
+token{beyond}. (b) The same by third of the text. Only tokens that the model writes at their position count.
+The figure shows {_count(long)} {texts}."""
     return draw(long), caption
 
 
@@ -88,7 +89,7 @@ def own_slice(attribution: pd.DataFrame) -> Verdict:
         for vectors in map(slices.width_of_each, (table, slices.scattered(table)))
     )
     met = width.mean <= min(SLICE_OF_TEXT, OF_SCATTERED * chance.mean)
-    ours = f"half of it on {_words(width)} of the text; at random positions, on {_words(chance)}"
+    ours = f"the slice covers {_words(width)} of the text, and {_words(chance)} at random positions"
     return Verdict.of(met, ours)
 
 
@@ -100,7 +101,7 @@ def eos_is_global(attribution: pd.DataFrame) -> Verdict:
         return Verdict(Word.INCONCLUSIVE, few or "EOS has no positive attribution")
     eos = table[table["is_eos"]]
     thirds = [slices.of_third(eos, third) for third in range(slices.THIRDS)]
-    ours = "first, second and last third: " + ", ".join(map(_words, thirds))
+    ours = "shares of the first, second and last third: " + ", ".join(map(_words, thirds))
     return Verdict.of(min(third.mean for third in thirds) >= LEAST_THIRD, ours)
 
 

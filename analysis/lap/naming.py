@@ -19,10 +19,12 @@ from ..verdict import Verdict, Word
 PUBLISHED = published("analysis.lap")
 MASKS = {
     "soft": "soft masks",
-    "straight_through": "removal, straight through",
+    "straight_through": "removal with a straight-through gradient",
     "hard_concrete": "hard concrete gates",
 }
-SOFT_RATIO = "the article's $L(S)/L$ (for hard concrete gates: the expected share of tokens that remain)"
+SOFT_RATIO = (
+    "the article's $L(S)/L$ (for hard concrete gates: the share expected under the noise of training)"
+)
 MOST_KEPT = 0.95  # the keep ratio up to which a run counts as dropping tokens
 READINGS = {"published": "", "article": ", article's gate"}
 
@@ -115,7 +117,7 @@ def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
         soft = "without the article's beta 5, tau 0.1 and lambda from step 500"
         parts = [hard] * ("hard_concrete" in masks) + [soft] * (masks != {"hard_concrete"})
         short = "other gates, beta, tau or lambda" if soft in parts else hard
-        ours = f"{' and '.join(parts)}: {found.ours}"
+        ours = f"{' and '.join(parts)}; {found.ours}"
         return replace(found, word=Word.INCONCLUSIVE, short=short, ours=ours)
 
     return judge
