@@ -94,7 +94,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
         for column, (tokens, time) in host_bound(records).items()
         if tokens > 1
     )
-    where = f"{after} of {model.num_layers} encoder blocks follow the last of {len(gates)} gates."
+    where = f"After the last of {len(gates)} gates, the encoder has {after} of {model.num_layers} blocks."
     caption = f"""**Savings of removal.**{at_half(records)} The figure shows time (dashed) and peak memory
 with dropped tokens removed, relative to the same model with masks. Removal saves time or memory where a
 curve is below 100 %. The bias of the gates sets the keep ratio. {waits} Batches have {texts} texts, and
@@ -135,16 +135,19 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
     if set(columns) <= set(host_bound(removal_time)):
         return Verdict(Word.INCONCLUSIVE, "the host limits the time, which hardly grows with the tokens")
     less = (worst["relative"] < 1) & (worst["of_all"] <= LESS)
-    ours = "; ".join(
+    ratios = ", ".join(
+        f"{share:.2f} at {percent:.0f} %"
+        for percent, share in worst.loc[columns[0], "of_all"].tail(2).items()
+    )
+    ours = (
         f"{PANELS[column]}, {percent:.0f} % kept: {row.relative:.2f} relative to masking, "
         f"{row.of_all:.2f} relative to keeping all tokens"
         for (column, percent), row in worst.iterrows()
     )
-    last = worst.loc[columns[0], "of_all"].tail(2)
-    short = ", ".join(f"{share:.2f} with {percent:.0f} %" for percent, share in last.items())
     met = (True if less.all() else None) if less[few].all() else False
+    short = f"relative to all tokens: {ratios} kept"
     more = {"n": removal_time["length_tokens"].nunique(), "unit": "length"}
-    return Verdict.of(met, ours, f"relative to keeping all tokens: {short}", **more)
+    return Verdict.of(met, "; ".join([short, *ours]), short, **more)
 
 
 def _worst(removal_time: pd.DataFrame, column: str) -> pd.DataFrame:

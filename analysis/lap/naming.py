@@ -63,15 +63,15 @@ def describe(suite: Suite) -> str:
     start = f"from {model.weights}" if model.weights else "from scratch"
     return (
         f"T5 autoencoders {start}, {model.num_layers} encoder and {model.num_decoder_layers} decoder blocks "
-        f"of width {model.d_model}, on {data.function.in_words(data.path)}; the decoder sees "
-        f"{PruningConfig.decoder_window} tokens before the present one in each layer"
+        f"of width {model.d_model}, on {data.function.in_words(data.path)}; each decoder layer attends to the "
+        f"{PruningConfig.decoder_window} previous tokens"
     )
 
 
 def shapes(runs: Sequence[PruningRun]) -> str:
     """The models of ``runs`` and their training masks, as part of a sentence."""
     models = dict.fromkeys(
-        f"{model.num_layers} and {model.num_decoder_layers} blocks of width {model.d_model}, "
+        f"{model.num_layers} encoder and {model.num_decoder_layers} decoder blocks of width {model.d_model}, "
         + (f"from {model.weights}" if model.weights else "from scratch")
         for model in (run.model for run in runs)
     )

@@ -93,4 +93,4 @@ def plateau(score: pd.DataFrame) -> Verdict:
         )
         return f"{moved} ({one.place}): {one.points}"
 
-    return errors.within(found, PLATEAU_POINTS, words)
+    return errors.within(sorted(found, key=lambda one: (one.place, words(one))), PLATEAU_POINTS, words)

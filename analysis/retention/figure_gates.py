@@ -72,12 +72,12 @@ def _mean_losses(table: pd.DataFrame) -> str:
     if table.empty:
         return ""
     parts = [
-        f"{naming.row_name(method, place)} {points:.0f}"
+        f"{naming.row_name(method, place)}: {points:.0f}"
         for (method, place), points in table.groupby(["method", "place"], sort=False)["points"].mean().items()
         if method != "h2o"
     ]
     tokens = f"{100 * table['budget'].iloc[0]:g} % of the tokens"
-    return f"Mean loss in points with {tokens}, over {table['dataset'].nunique()} tasks: {'; '.join(parts)}."
+    return f"Mean loss in points with {tokens}, over {table['dataset'].nunique()} tasks. {'; '.join(parts)}."
 
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:

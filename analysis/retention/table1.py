@@ -123,7 +123,7 @@ def _kept(score: pd.DataFrame, bag: pd.DataFrame, percent: int) -> str:
 def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
     def words(one: errors.Comparison) -> str:
         both = f"{one.scores[0]:.1f} of {one.scores[1]:.1f} ({one.percent:.1f} %)"
-        return f"{one.place}: {both}, {one.points} from 95 % of dense"
+        return f"{one.place}: {both}, {one.points}"
 
     return _judge(errors.above, *_against(score, bag, "dense", KEPT_OF_DENSE), words)
 

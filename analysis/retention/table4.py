@@ -154,7 +154,9 @@ def _judge(values: pd.Series, ends: Sequence[float], form: str, missing: str, **
     """The verdict on values, labelled by their index, against the ends of a range; ``missing`` if empty."""
     if values.empty:
         return Verdict.of(None, missing)
-    words = [f"{', '.join(label).replace('_', ' ')}: {form.format(x)}" for label, x in values.items()]
+    words = [
+        f"{', '.join(label).replace('_', ' ')}: {form.format(x)}" for label, x in values.sort_index().items()
+    ]
     return in_range(values, *ends, "; ".join(words), n=len(values), unit="setting", **more)
 
 
@@ -174,7 +176,7 @@ def ablations_slower(speed: pd.DataFrame) -> Verdict:
     if cut.empty:
         return Verdict.of(None, "no ablation is timed")
     words = "; ".join(
-        f"{naming.METHODS[row.method]} ({row.dataset}): {row.ratio:.2f} times dense (full: {row.full:.2f})"
+        f"{naming.METHODS[row.method]} ({row.dataset}): {row.ratio:.2f} (full: {row.full:.2f})"
         for row in cut.itertuples()
     )
     short = f"{style.span(cut['ratio'], '.2f')} times dense (full: {style.span(cut['full'], '.2f')})"

@@ -71,4 +71,4 @@ def saves_more_when_longer(speed: pd.DataFrame) -> Verdict:
     met = all((line["ratio"] >= 1).all() and line["ratio"].is_monotonic_increasing for line in lines)
     first, last = (pd.Series([line["ratio"].iloc[end] for line in lines]) for end in (0, -1))
     short = f"{style.span(first, '.1f')} times, at the longest length {style.span(last, '.1f')}"
-    return Verdict.of(met, words, short, n=len(lines), unit="setting")
+    return Verdict.of(met, f"{short}; {words}", short, n=len(lines), unit="setting")
