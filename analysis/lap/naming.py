@@ -63,7 +63,7 @@ def describe(suite: Suite) -> str:
     start = f"from {model.weights}" if model.weights else "from scratch"
     return (
         f"T5 autoencoders {start}, {model.num_layers} encoder and {model.num_decoder_layers} decoder blocks "
-        f"of width {model.d_model}, on {data.function.in_words(data.path)}; each decoder layer attends to the "
+        f"of width {model.d_model}, on {data.function.in_words(data.path)}; each decoder layer attends to "
         f"{PruningConfig.decoder_window} previous tokens"
     )
 
