@@ -77,7 +77,7 @@ def probe_close(probe: pd.DataFrame) -> Verdict:
     close = kept >= whole - CLOSE
     if whole - CLOSE <= chance:  # a classifier that has learnt nothing would be close as well
         short = "all tokens exceed the majority class by too little"
-        return Verdict(Word.INCONCLUSIVE, f"{short} (at most {CLOSE}). Accuracies: {ours}", short)
+        return Verdict(Word.INCONCLUSIVE, f"{short} (at most {CLOSE})\nAccuracies: {ours}", short)
     if not learnt & set(WHOLE) or (close and "kept_votes" not in learnt):
         return Verdict(Word.INCONCLUSIVE, ours, "a classifier has not learnt")
     return Verdict.of(close, ours, f"kept {kept:.3f}, all tokens {whole:.3f}")

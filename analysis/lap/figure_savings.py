@@ -115,7 +115,7 @@ def encoder_memory(removal_time: pd.DataFrame) -> Verdict:
     if found.word is not Word.CONTRADICTED:
         return found
     short = "the peak precedes the gates that drop tokens"
-    return replace(found, word=Word.INCONCLUSIVE, ours=f"{short}; {found.ours}", short=short)
+    return replace(found, word=Word.INCONCLUSIVE, ours=f"{short}\n{found.ours}", short=short)
 
 
 def decoder_time(removal_time: pd.DataFrame) -> Verdict:
@@ -140,14 +140,14 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
         for percent, share in worst.loc[columns[0], "of_all"].tail(2).items()
     )
     ours = (
-        f"{PANELS[column]}, {percent:.0f} % kept: {row.relative:.2f} relative to masking, "
+        f"{PANELS[column].capitalize()}, {percent:.0f} % kept: {row.relative:.2f} relative to masking, "
         f"{row.of_all:.2f} relative to keeping all tokens"
         for (column, percent), row in worst.iterrows()
     )
     met = (True if less.all() else None) if less[few].all() else False
-    short = f"relative to all tokens: {ratios} kept"
+    short = f"Relative to all tokens: {ratios} kept"
     more = {"n": removal_time["length_tokens"].nunique(), "unit": "length"}
-    return Verdict.of(met, "; ".join([short, *ours]), short, **more)
+    return Verdict.of(met, "\n".join([short, *ours]), short, **more)
 
 
 def _worst(removal_time: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -88,9 +88,9 @@ def own_slice(attribution: pd.DataFrame) -> Verdict:
         slices.over_texts(vectors, vectors["width"])
         for vectors in map(slices.width_of_each, (table, slices.scattered(table)))
     )
-    met = width.mean <= min(SLICE_OF_TEXT, OF_SCATTERED * chance.mean)
-    ours = f"the slice covers {_words(width)} of the text, and {_words(chance)} at random positions"
-    return Verdict.of(met, ours)
+    short = f"a slice covers {100 * width.mean:.1f} % of the text"
+    ours = f"{short}\nWith 95 % interval: {_words(width)}, and {_words(chance)} at random positions"
+    return Verdict.of(width.mean <= min(SLICE_OF_TEXT, OF_SCATTERED * chance.mean), ours, short)
 
 
 @naming.of_the_article
@@ -99,17 +99,17 @@ def eos_is_global(attribution: pd.DataFrame) -> Verdict:
     table, few = _long(attribution)
     if few or not table["is_eos"].any():
         return Verdict(Word.INCONCLUSIVE, few or "EOS has no positive attribution")
-    eos = table[table["is_eos"]]
-    thirds = [slices.of_third(eos, third) for third in range(slices.THIRDS)]
-    ours = "shares of the first, second and last third: " + ", ".join(map(_words, thirds))
-    return Verdict.of(min(third.mean for third in thirds) >= LEAST_THIRD, ours)
+    thirds = [slices.of_third(table[table["is_eos"]], third) for third in range(slices.THIRDS)]
+    short = f"thirds with {', '.join(f'{100 * third.mean:.1f} %' for third in thirds)}"
+    ours = f"{short}\nFirst, second and last third, with 95 % interval: {', '.join(map(_words, thirds))}"
+    return Verdict.of(min(third.mean for third in thirds) >= LEAST_THIRD, ours, short)
 
 
 def _long(attribution: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Positive attributions of long reconstructed texts, and the reason if they are too few."""
     records = slices.reconstructed(attribution, LONG_TOKENS, RECONSTRUCTED)
     texts = _count(records)
-    few = f"{texts} texts of {LONG_TOKENS} tokens or more are reconstructed; {LONG_TEXTS} are needed"
+    few = f"{texts} texts of {LONG_TOKENS} tokens or more are reconstructed, and {LONG_TEXTS} are needed"
     return slices.positive(records), few if texts < LONG_TEXTS else ""
 
 

@@ -117,7 +117,10 @@ def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
         soft = "without the article's beta 5, tau 0.1 and lambda from step 500"
         parts = [hard] * ("hard_concrete" in masks) + [soft] * (masks != {"hard_concrete"})
         short = "other gates, beta, tau or lambda" if soft in parts else hard
-        ours = f"{' and '.join(parts)}; {found.ours}"
-        return replace(found, word=Word.INCONCLUSIVE, short=short, ours=ours)
+        both = {
+            "short": f"{short}: {found.short or found.ours}",
+            "ours": f"{' and '.join(parts)}: {found.ours}",
+        }
+        return replace(found, word=Word.INCONCLUSIVE, **both)
 
     return judge

@@ -86,5 +86,5 @@ def drops_and_reconstructs(reconstruction: pd.DataFrame) -> Verdict:
         for name, r in runs.iterrows()
     }
     short = f"{drops.sum()} of {len(runs)} gated runs drop tokens, {met.sum()} of these reach the scores"
-    ours = f"{short}; {naming.each_in_words(words)}"
+    ours = "\n".join([short, *naming.each_in_words(words).split("; ")])
     return Verdict.of(bool(met.any()), ours, short, n=len(runs), runs=list(runs.index))

@@ -11,7 +11,7 @@ from ..tables import markdown_table
 from ..verdict import Word
 from .gather import Entry, Report
 
-LINES = ("; ", "\n    - ")  # separates the results of a claim; one line each here
+LINES = ("\n", "\n    - ")  # an answer with several sentences is a list
 BADGES = {
     Word.REPRODUCED: "✓",
     Word.SMALL_SCALE: "✓",
@@ -114,7 +114,7 @@ def _card(row: Row, suite: Suite) -> list[str]:
         ("Criterion", row.criterion),
         ("This work", row.numbers.replace(*LINES)),
         *(
-            (f"Suite {name} alone", f"{verdict}; {numbers}".replace(*LINES))
+            (f"Suite {name} alone", f"{verdict}\n{numbers}".replace(*LINES))
             for name, verdict, numbers in row.others
             if name == suite.name
         ),

@@ -152,8 +152,8 @@ def _judge(
     words: Callable[[errors.Comparison], str] = lambda one: f"{one.place}: {one.points}",
 ) -> Verdict:
     """The verdict on the comparisons ``found``; the text also lists the excluded ones, ``left``."""
-    out = "; ".join(["excluded from the verdict", *map(words, left)]) if left else ""
+    out = "\n".join(["Excluded from the verdict:", *map(words, left)]) if left else ""
     if not found:
         return Verdict.of(None, out or "no task has both at the same gate position and budget", n=len(left))
     verdict = of(found, words=words)
-    return replace(verdict, ours=f"{verdict.ours}; {out}" if out else verdict.ours)
+    return replace(verdict, ours=f"{verdict.ours}\n{out}" if out else verdict.ours)

@@ -157,7 +157,7 @@ def _judge(values: pd.Series, ends: Sequence[float], form: str, missing: str, **
     words = [
         f"{', '.join(label).replace('_', ' ')}: {form.format(x)}" for label, x in values.sort_index().items()
     ]
-    return in_range(values, *ends, "; ".join(words), n=len(values), unit="setting", **more)
+    return in_range(values, *ends, "\n".join(words), n=len(values), unit="setting", **more)
 
 
 def _by_budget(table: pd.DataFrame, values: pd.Series) -> pd.DataFrame:
@@ -175,11 +175,11 @@ def ablations_slower(speed: pd.DataFrame) -> Verdict:
     cut = timed[timed["method"].str.startswith("ar_")].join(full, on=key).dropna(subset="full")
     if cut.empty:
         return Verdict.of(None, "no ablation is timed")
-    words = "; ".join(
-        f"{naming.METHODS[row.method]} ({row.dataset}): {row.ratio:.2f} (full: {row.full:.2f})"
+    words = "\n".join(
+        f"{naming.METHODS[row.method]} ({row.dataset}): {row.ratio:.2f} times dense, full {row.full:.2f}"
         for row in cut.itertuples()
     )
-    short = f"{style.span(cut['ratio'], '.2f')} times dense (full: {style.span(cut['full'], '.2f')})"
+    short = f"{style.span(cut['ratio'], '.2f')} times dense, full method {style.span(cut['full'], '.2f')}"
     met = bool((cut["ratio"] < ABLATION_SHARE * cut["full"]).all())
     return Verdict.of(met, words, short, n=len(cut), unit="ablation")
 

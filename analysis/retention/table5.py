@@ -45,14 +45,14 @@ def budget_holds(keep_ratio_by_layer: pd.DataFrame) -> Verdict:
     own = most.drop("profile", level="schedule", errors="ignore")
     over = own - 100 * own.index.get_level_values("budget")
     budget = over.idxmax()[0]
-    words = "; ".join(
+    words = [
         ", ".join(f"{share:.1f} % ({schedule})" for schedule, share in shares.droplevel(0).items())
         + f" at a budget of {100 * of:g} %"
         for of, shares in most.groupby("budget", sort=False)
-    )
+    ]
     profile = f" (profile: {most[budget, 'profile']:.1f} %)" if len(most) > len(own) else ""
-    short = f"at most {own[budget].max():.1f} % of the tokens at {100 * budget:g} %{profile}"
-    return Verdict.of((over <= 0).all(), f"Largest keep ratio of a layer: {words}", short)
+    short = f"a layer keeps at most {own[budget].max():.1f} % at a budget of {100 * budget:g} %{profile}"
+    return Verdict.of((over <= 0).all(), f"Largest keep ratio of a layer: {' and '.join(words)}", short)
 
 
 def one_a_budget(suite: RetentionSuite, deep: bool) -> list[RetentionRun]:

@@ -56,7 +56,7 @@ def saves_more_when_longer(speed: pd.DataFrame) -> Verdict:
     table["ratio"] = table["dense_batch_ms"] / table["batch_ms"]
     key = ["dataset", "backbone", "budget", "gates"]
     lines = [line.sort_values("length_tokens") for _, line in table.groupby(key)]
-    words = "; ".join(
+    words = "\n".join(
         f"{line['dataset'].iloc[0]}, {line['gates'].iloc[0].replace('_', ' ')}, "
         f"{100 * line['budget'].iloc[0]:g} %: "
         + ", ".join(
@@ -70,5 +70,7 @@ def saves_more_when_longer(speed: pd.DataFrame) -> Verdict:
         return Verdict.of(None, words or "no task is timed at two lengths")
     met = all((line["ratio"] >= 1).all() and line["ratio"].is_monotonic_increasing for line in lines)
     first, last = (pd.Series([line["ratio"].iloc[end] for line in lines]) for end in (0, -1))
-    short = f"{style.span(first, '.1f')} times, at the longest length {style.span(last, '.1f')}"
-    return Verdict.of(met, f"{short}; {words}", short, n=len(lines), unit="setting")
+    short = (
+        f"{style.span(first, '.1f')} times at the shortest length, {style.span(last, '.1f')} at the longest"
+    )
+    return Verdict.of(met, f"{short}\n{words}", short, n=len(lines), unit="setting")
