@@ -392,7 +392,7 @@ def _scale(finding: Finding) -> str:
     both = pd.concat([table[["trained_tokens", "device"]] for table in finding.tables.values()])
     counts = both["trained_tokens"].dropna()
     tokens = counts[counts > 0]
-    weights = ["fresh weights"] * bool((counts == 0).any())
+    weights = ["results without training"] * bool((counts == 0).any())
     if len(tokens):
         epochs = style.epochs(tokens.max(), finding.suite.name)
         weights.insert(0, f"{style.count_span(tokens)} tokens{epochs}")

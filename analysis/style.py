@@ -127,7 +127,7 @@ def provenance(*tables: pd.DataFrame) -> str:
     trained = [v for v in counts if v]
     tokens = " to ".join(f"{v:,}" for v in dict.fromkeys((*trained[:1], *trained[-1:])))
     seen = f"{tokens} tokens{epochs(max(counts, default=0), values('suite'))}"
-    weights = [f"models trained on {seen}"] * bool(trained) + ["fresh weights"] * (0 in counts)
+    weights = [f"models trained on {seen}"] * bool(trained) + ["results without training"] * (0 in counts)
     models = "; " + " and ".join(weights) if weights else ""
     fixed = [t.loc[t["order"].isna(), "commit"].dropna() for t in tables if "order" in t]
     commits = ", ".join(sorted({commit for each in fixed for commit in each}))

@@ -53,9 +53,9 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     with_gates = records[records["compression"].notna()]
     wide = with_gates.pivot(index="run", columns="decoding", values="token_accuracy")
     gaps = naming.each_in_words({run: f"{row.soft - row.removed:+.3f}" for run, row in wide.iterrows()})
-    caption = f"""**Accuracy against compression.** Accuracy lost by removal: {gaps}. (a) Token accuracy
-with teacher forcing. A filled point is a model whose dropped tokens are removed from the tensors. A line
-connects the filled point to the hollow point of the same weights under the soft mask. The keep ratio of a
-hollow point is {naming.SOFT_RATIO}. (b) Scores of the texts that the model decodes from the kept vectors
-alone."""
+    caption = f"""**Accuracy against compression.** Soft-mask accuracy minus accuracy after removal: {gaps}.
+(a) Token accuracy with teacher forcing. A filled point is a model whose dropped tokens are removed from the
+tensors. A line connects the filled point to the hollow point of the same weights under the soft mask. The
+keep ratio of a hollow point is {naming.SOFT_RATIO}. (b) Scores of the texts that the model decodes from the
+kept vectors alone."""
     return draw(records), caption

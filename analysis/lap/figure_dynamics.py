@@ -52,12 +52,14 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure | None, str]:
     curves = _change(records)
     figure = draw(records)
     if figure is None:
-        words = f"Run {run.name} ({name}) removes no token, so its curves are not plotted: {curves}."
+        words = (
+            f"Run {run.name} ({name}) removes no token, so the curves are not plotted. In this run, {curves}."
+        )
         return None, f"**Training dynamics.** {words}"
-    caption = f"""**Training dynamics.** Run {run.name} ({name}): {curves}. (a) Accuracy on held-out text
-with teacher forcing, and the keep ratio. Wide lines: tokens are removed. Dashed lines: the soft mask; its
-keep ratio is {naming.SOFT_RATIO}. (b) Tokens kept by each gate, relative to the tokens that reach the
-gate."""
+    caption = f"""**Training dynamics.** In run {run.name} ({name}), {curves}. (a) Accuracy on held-out text
+with teacher forcing, and the keep ratio. Wide lines are measured with dropped tokens removed. Dashed lines
+are measured with the soft mask, whose keep ratio is {naming.SOFT_RATIO}. (b) Tokens kept by each gate,
+relative to the tokens that reach the gate."""
     return figure, caption
 
 
@@ -68,8 +70,9 @@ def _change(dynamics: pd.DataFrame) -> str:
     kept = kept[kept["gate_index"] == kept["gate_index"].max()].set_index("step")["value"]
     late = accuracy.index >= 0.9 * accuracy.index.max()
     return (
-        f"accuracy {accuracy.iloc[0]:.2f} to {accuracy[late].mean():.2f}, keep ratio {kept.iloc[0]:.0%} to "
-        f"{kept[late].mean():.0%}, from the first evaluation to the last tenth of training"
+        "from the first evaluation to the last tenth of training, the accuracy changes from "
+        f"{accuracy.iloc[0]:.2f} to {accuracy[late].mean():.2f} and the keep ratio from "
+        f"{100 * kept.iloc[0]:.0f} to {100 * kept[late].mean():.0f} %"
     )
 
 
@@ -79,5 +82,5 @@ def layers_compress(dynamics: pd.DataFrame) -> Verdict:
     kept = late.groupby("gate_index")["value"].mean()
     if kept.empty or dynamics["compression"].isna().all():
         return Verdict.of(None, "the run has no gates")
-    ours = f"{', '.join(f'{share:.0%}' for share in kept)} of the tokens remain after each gate"
+    ours = f"keep ratio after gates 1 to {len(kept)}: {', '.join(f'{100 * share:.0f} %' for share in kept)}"
     return Verdict.of(bool((kept.diff().iloc[1:] < 0).all()), ours)

@@ -18,7 +18,7 @@ NAMES = {
     "all_tokens_mean": "all tokens, gates open, mean",
     "bag_of_words": "bag of words, logistic regression",
 }
-WHOLE = {"all_tokens_votes": "all tokens' votes", "all_tokens_mean": "all tokens' mean"}
+WHOLE = {"all_tokens_votes": "votes of all vectors", "all_tokens_mean": "mean of all vectors"}
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
@@ -47,12 +47,12 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     by_classifier = records.set_index("classifier")
     row, accuracy = by_classifier.loc["kept_votes"], 100 * by_classifier["accuracy"]
     whole = accuracy[list(WHOLE)].max()
-    caption = f"""**Probing.** Small classifiers predict from frozen vectors {question}. They are right for
-{accuracy["kept_votes"]:.1f} % of the texts with the kept vectors, {whole:.1f} % with all vectors, and
-{accuracy["bag_of_words"]:.1f} % with a bag of words. The majority class has
-{100 * row["majority_class"]:.1f} % of the texts; a classifier that does not exceed this share has not
+    caption = f"""**Probing.** Small classifiers predict from frozen vectors {question}. The classifiers are
+right for {accuracy["kept_votes"]:.1f} % of the texts with the kept vectors, {whole:.1f} % with all vectors,
+and {accuracy["bag_of_words"]:.1f} % with a bag of words. The majority class has
+{100 * row["majority_class"]:.1f} % of the texts. A classifier that does not exceed this share has not
 learnt. Points are accuracies on {int(row["measured_texts"]):,} held-out texts, with 95 % intervals over
-these texts; the axis does not begin at 0. The classifiers are trained on {int(row["train_texts"]):,} texts.
+these texts. The axis does not begin at 0. The classifiers are trained on {int(row["train_texts"]):,} texts.
 A text has {row["vectors_per_text"]:.1f} kept vectors on average."""
     return draw(records), caption
 
@@ -67,13 +67,17 @@ def probe_close(probe: pd.DataFrame) -> Verdict:
     kept, whole = found["kept_votes"], found[list(WHOLE)].max()
     ours = ", ".join(
         f"{words} {found[name]:.3f}{'' if name in learnt else ' (has not learnt)'}"
-        for name, words in (("kept_votes", "kept"), *WHOLE.items(), ("bag_of_words", "bag of words"))
+        for name, words in (
+            ("kept_votes", "votes of kept vectors"),
+            *WHOLE.items(),
+            ("bag_of_words", "bag of words"),
+        )
     )
-    ours += f", majority class {chance:.3f}, standard error {share_error(kept, texts):.3f}"
+    ours += f", majority class {chance:.3f}. The first has a standard error of {share_error(kept, texts):.3f}"
     close = kept >= whole - CLOSE
     if whole - CLOSE <= chance:  # a classifier that has learnt nothing would be close as well
-        ours += f"; all tokens exceed the majority class by at most {CLOSE}, so being close shows nothing"
-        return Verdict(Word.INCONCLUSIVE, ours, "all tokens exceed the majority class by too little")
+        short = "all tokens exceed the majority class by too little"
+        return Verdict(Word.INCONCLUSIVE, f"{short} (at most {CLOSE})\nAccuracies: {ours}", short)
     if not learnt & set(WHOLE) or (close and "kept_votes" not in learnt):
         return Verdict(Word.INCONCLUSIVE, ours, "a classifier has not learnt")
     return Verdict.of(close, ours, f"kept {kept:.3f}, all tokens {whole:.3f}")

@@ -15,11 +15,11 @@ LESS = 0.99  # relative to all tokens kept; above this ratio, removal saves only
 GROWS = 0.5  # time must grow by at least this fraction of the growth of the tokens, or the host limits it
 TIMES = {"encoder_ms": "encoder", "decoder_ms": "decoder"}
 PANELS = {
-    "encoder_ms": "encoder: time",
-    "decoder_ms": "decoder: time",
-    "encoder_peak_bytes": "encoder: peak memory",
-    "decoder_peak_bytes": "decoder: peak memory",
-    "memory_bytes": "held while decoding",
+    "encoder_ms": "encoder time",
+    "decoder_ms": "decoder time",
+    "encoder_peak_bytes": "encoder peak memory",
+    "decoder_peak_bytes": "decoder peak memory",
+    "memory_bytes": "memory held while decoding",
 }
 
 
@@ -52,8 +52,8 @@ def at_half(records: pd.DataFrame) -> str:
     for column in [column for column in PANELS if column not in host_bound(records)]:
         table = relative(records, column)
         ratios = table.loc[table["keep_ratio"].isin(half), "relative"]
-        parts.append(f"{PANELS[column].replace(':', '')} {style.span(ratios, '.2f')}")
-    return f" With half of the tokens removed, relative to masking: {'; '.join(parts)}."
+        parts.append(f"{PANELS[column]} {style.span(ratios, '.2f')}")
+    return f" With half of the tokens removed, relative to masking: {', '.join(parts)}."
 
 
 def draw(records: pd.DataFrame) -> drawing.Figure:
@@ -89,19 +89,19 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     gates = context.suite.file.pruning.config("published", "soft").gated_blocks(model.num_layers)
     after = model.num_layers - 1 - gates[-1]
     waits = " ".join(
-        f"The time of the {TIMES[column]} does not measure removal: {tokens:.3g} times as many tokens take "
-        f"only {time:.2g} times as long, because the device waits for the host."
+        f"The {PANELS[column]} does not measure removal, because the device waits for the host: {tokens:.3g} "
+        f"times as many tokens take only {time:.2g} times as long."
         for column, (tokens, time) in host_bound(records).items()
         if tokens > 1
     )
-    where = f"The last of {len(gates)} gates precedes {after} of {model.num_layers} encoder blocks."
+    where = f"After the last of {len(gates)} gates, the encoder has {after} of {model.num_layers} blocks."
     caption = f"""**Savings of removal.**{at_half(records)} The figure shows time (dashed) and peak memory
-of the model with dropped tokens removed, relative to the same model with masks. Removal saves below 100 %.
-The bias of the gates sets the keep ratio. {waits} Batches have {texts} texts, and times are
-medians of {repeats}. A batch is as long as the remainder of its longest text. The decoder generates 16
-tokens with a cache. Peak memory is the maximum allocation, excluding the weights. The memory that is held
-between two decoding steps (vectors, and their keys and values) nearly coincides with the decoder's peak and
-is not drawn. {where}"""
+with dropped tokens removed, relative to the same model with masks. Removal saves time or memory where a
+curve is below 100 %. The bias of the gates sets the keep ratio. {waits} Batches have {texts} texts, and
+times are medians of {repeats} repeats. After removal, a batch is as long as the text with most remaining
+tokens. The decoder generates 16 tokens with a cache. Peak memory is the maximum allocation, excluding the
+weights. The memory held between two decoding steps consists of the vectors, their keys and values. This
+memory nearly coincides with the decoder's peak and is not drawn. {where}"""
     return draw(records), caption
 
 
@@ -115,7 +115,7 @@ def encoder_memory(removal_time: pd.DataFrame) -> Verdict:
     if found.word is not Word.CONTRADICTED:
         return found
     short = "the peak precedes the gates that drop tokens"
-    return replace(found, word=Word.INCONCLUSIVE, ours=f"{short}: {found.ours}", short=short)
+    return replace(found, word=Word.INCONCLUSIVE, ours=f"{short}\n{found.ours}", short=short)
 
 
 def decoder_time(removal_time: pd.DataFrame) -> Verdict:
@@ -135,16 +135,19 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
     if set(columns) <= set(host_bound(removal_time)):
         return Verdict(Word.INCONCLUSIVE, "the host limits the time, which hardly grows with the tokens")
     less = (worst["relative"] < 1) & (worst["of_all"] <= LESS)
-    ours = "; ".join(
-        f"{PANELS[column]} at a keep ratio of {percent:.0f} %: at most {row.relative:.2f} relative to masks, "
-        f"{row.of_all:.2f} relative to all tokens kept"
+    ratios = ", ".join(
+        f"{share:.2f} at {percent:.0f} %"
+        for percent, share in worst.loc[columns[0], "of_all"].tail(2).items()
+    )
+    ours = (
+        f"{PANELS[column].capitalize()}, {percent:.0f} % kept: {row.relative:.2f} relative to masking, "
+        f"{row.of_all:.2f} relative to keeping all tokens"
         for (column, percent), row in worst.iterrows()
     )
-    last = worst.loc[columns[0], "of_all"].tail(2)
-    short = ", ".join(f"{share:.2f} at {percent:.0f} %" for percent, share in last.items())
     met = (True if less.all() else None) if less[few].all() else False
+    short = f"Relative to all tokens: {ratios} kept"
     more = {"n": removal_time["length_tokens"].nunique(), "unit": "length"}
-    return Verdict.of(met, ours, f"relative to all tokens: {short}", **more)
+    return Verdict.of(met, "\n".join([short, *ours]), short, **more)
 
 
 def _worst(removal_time: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -59,8 +59,8 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     quality = "exactly" if matches[chosen] == 1 else "best"
     kept, tokens = first["kept_position"].nunique(), int(first["text_tokens"].iloc[0])
     best = (matches == matches.max()).sum()
-    caption = f"""**SHAP.** {most_added(first)} Each cell shows how much a kept vector adds to the log
-probability of a token that the model writes from the kept vectors alone. The text is the first of {best}
-texts that are reconstructed {quality}, of {len(matches)} short held-out texts. {kept} of its {tokens}
-tokens are kept. Rows are in the order of the text."""
+    caption = f"""**SHAP.** {most_added(first)} Each cell shows the nats that a kept vector adds to the log
+probability of a written token. The model writes from the kept vectors alone. {best} of {len(matches)} short
+held-out texts are reconstructed {quality}, and the figure shows the first of these texts. {kept} of
+{tokens} tokens are kept. Rows are in the order of the text."""
     return draw(first), caption

@@ -60,11 +60,12 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     behind = (
         "Only EOS has positive SHAP values."
         if share is None
-        else f"Without EOS, {_words(share)} of a vector's positive SHAP values fall on its own token "
-        f"and the {BEHIND} tokens before it (brackets: 95 % bootstrap interval over texts)."
+        else f"{_words(share)} of the positive SHAP values of a vector other than EOS fall on the vector's "
+        f"own token and the {BEHIND} tokens before (95 % bootstrap interval over texts in brackets)."
     )
-    caption = f"""**Slices.** {behind} (a) By distance from the vector's own token{beyond}. (b) By third of
-the text. Only tokens that are written at their position count. The figure shows {_count(long)} {texts}."""
+    caption = f"""**Slices.** {behind} (a) Positive SHAP values by distance from the vector's own
+token{beyond}. (b) The same by third of the text. Only tokens that the model writes at their position count.
+The figure shows {_count(long)} {texts}."""
     return draw(long), caption
 
 
@@ -87,9 +88,9 @@ def own_slice(attribution: pd.DataFrame) -> Verdict:
         slices.over_texts(vectors, vectors["width"])
         for vectors in map(slices.width_of_each, (table, slices.scattered(table)))
     )
-    met = width.mean <= min(SLICE_OF_TEXT, OF_SCATTERED * chance.mean)
-    ours = f"half of it on {_words(width)} of the text; at random positions, on {_words(chance)}"
-    return Verdict.of(met, ours)
+    short = f"a slice covers {100 * width.mean:.1f} % of the text"
+    ours = f"{short}\nWith 95 % interval: {_words(width)}, and {_words(chance)} at random positions"
+    return Verdict.of(width.mean <= min(SLICE_OF_TEXT, OF_SCATTERED * chance.mean), ours, short)
 
 
 @naming.of_the_article
@@ -98,17 +99,17 @@ def eos_is_global(attribution: pd.DataFrame) -> Verdict:
     table, few = _long(attribution)
     if few or not table["is_eos"].any():
         return Verdict(Word.INCONCLUSIVE, few or "EOS has no positive attribution")
-    eos = table[table["is_eos"]]
-    thirds = [slices.of_third(eos, third) for third in range(slices.THIRDS)]
-    ours = "first, second and last third: " + ", ".join(map(_words, thirds))
-    return Verdict.of(min(third.mean for third in thirds) >= LEAST_THIRD, ours)
+    thirds = [slices.of_third(table[table["is_eos"]], third) for third in range(slices.THIRDS)]
+    short = f"thirds with {', '.join(f'{100 * third.mean:.1f} %' for third in thirds)}"
+    ours = f"{short}\nFirst, second and last third, with 95 % interval: {', '.join(map(_words, thirds))}"
+    return Verdict.of(min(third.mean for third in thirds) >= LEAST_THIRD, ours, short)
 
 
 def _long(attribution: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Positive attributions of long reconstructed texts, and the reason if they are too few."""
     records = slices.reconstructed(attribution, LONG_TOKENS, RECONSTRUCTED)
     texts = _count(records)
-    few = f"{texts} texts of {LONG_TOKENS} tokens or more are reconstructed; {LONG_TEXTS} are needed"
+    few = f"{texts} texts of {LONG_TOKENS} tokens or more are reconstructed, and {LONG_TEXTS} are needed"
     return slices.positive(records), few if texts < LONG_TEXTS else ""
 
 

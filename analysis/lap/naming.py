@@ -19,10 +19,12 @@ from ..verdict import Verdict, Word
 PUBLISHED = published("analysis.lap")
 MASKS = {
     "soft": "soft masks",
-    "straight_through": "removal, straight through",
+    "straight_through": "removal with a straight-through gradient",
     "hard_concrete": "hard concrete gates",
 }
-SOFT_RATIO = "the article's $L(S)/L$ (for hard concrete gates: the expected share of tokens that remain)"
+SOFT_RATIO = (
+    "the article's $L(S)/L$ (for hard concrete gates: the share expected under the noise of training)"
+)
 MOST_KEPT = 0.95  # the keep ratio up to which a run counts as dropping tokens
 READINGS = {"published": "", "article": ", article's gate"}
 
@@ -61,15 +63,15 @@ def describe(suite: Suite) -> str:
     start = f"from {model.weights}" if model.weights else "from scratch"
     return (
         f"T5 autoencoders {start}, {model.num_layers} encoder and {model.num_decoder_layers} decoder blocks "
-        f"of width {model.d_model}, on {data.function.in_words(data.path)}; the decoder sees "
-        f"{PruningConfig.decoder_window} tokens before the present one in each layer"
+        f"of width {model.d_model}, on {data.function.in_words(data.path)}; each decoder layer attends to "
+        f"{PruningConfig.decoder_window} previous tokens"
     )
 
 
 def shapes(runs: Sequence[PruningRun]) -> str:
     """The models of ``runs`` and their training masks, as part of a sentence."""
     models = dict.fromkeys(
-        f"{model.num_layers} and {model.num_decoder_layers} blocks of width {model.d_model}, "
+        f"{model.num_layers} encoder and {model.num_decoder_layers} decoder blocks of width {model.d_model}, "
         + (f"from {model.weights}" if model.weights else "from scratch")
         for model in (run.model for run in runs)
     )
@@ -115,7 +117,10 @@ def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
         soft = "without the article's beta 5, tau 0.1 and lambda from step 500"
         parts = [hard] * ("hard_concrete" in masks) + [soft] * (masks != {"hard_concrete"})
         short = "other gates, beta, tau or lambda" if soft in parts else hard
-        ours = f"{' and '.join(parts)}: {found.ours}"
-        return replace(found, word=Word.INCONCLUSIVE, short=short, ours=ours)
+        both = {
+            "short": f"{short}: {found.short or found.ours}",
+            "ours": f"{' and '.join(parts)}: {found.ours}",
+        }
+        return replace(found, word=Word.INCONCLUSIVE, **both)
 
     return judge

@@ -22,8 +22,11 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     values = records.loc[records["grouping"].isin(GROUPINGS), ["grouping", "group", "tokens", "kept_tokens"]]
     rank = pd.to_numeric(values["group"], errors="coerce")
     place = values["grouping"].map(list(GROUPINGS).index)
-    values = values.assign(place=place, rank=rank).sort_values(["place", "rank"], ignore_index=True)
-    values = values.drop(columns=["place", "rank"])
+    values = (
+        values.assign(place=place, rank=rank)
+        .sort_values(["place", "rank"], ignore_index=True)
+        .drop(columns=["place", "rank"])
+    )
     values["keep_ratio"] = values["kept_tokens"] / values["tokens"]
     shown = pd.DataFrame(
         {
@@ -46,7 +49,7 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
             f"`{ast.literal_eval(row.group).strip()}` {100 * row.share:.0f} %" for row in table.itertuples()
         )
 
-    caption = f"""**Kept tokens.** Of the hundred most frequent tokens, the least kept are
-{listed(ordered.head(6))}, and the most kept are {listed(ordered.tail(6))}. The keep ratio is the share of
-held-out tokens, without EOS, that every gate keeps."""
+    caption = f"""**Kept tokens.** The table has the keep ratio of held-out tokens: the fraction that every
+gate keeps, without EOS. Of the hundred most frequent tokens, the gates keep these six least often:
+{listed(ordered.head(6))}. The gates keep these six most often: {listed(ordered.tail(6))}."""
     return tabulate(records), caption

@@ -45,8 +45,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Report:
-    """The content of the page: a phrase about the models, ``note``, a sentence on the verdicts, ``facts``
-    (name, values) on the origin of the records, one row per run, and the items."""
+    """The content of the page: a phrase about the models, a sentence on the verdicts (``note``), the origin
+    of the records (``facts``: name, values), one row per run, and the items."""
 
     suite: Suite
     models: str
@@ -86,8 +86,8 @@ def _rows(suite: Suite, records: Mapping[str, pd.DataFrame]) -> tuple[dict[str, 
     note of the report."""
     if suite.file.published and (rows := ledger.read()):
         if ledger.is_judged(suite.name):
-            return rows, "Verdicts are those of [claims.json](../../claims.json), over all published suites."
-        return rows, "The records are newer than claims.json: `make reproduction` judges them."
+            return rows, "The verdicts are those of [claims.json](../../claims.json) on all published suites."
+        return rows, "The results are newer than claims.json. `make reproduction` judges the new results."
     return {
         id: ledger.judge_row(id, claim, item, suite.paper, [suite], {suite.name: records})
         for id, claim, item in ledger.numbered(suite.paper)
@@ -128,10 +128,10 @@ def facts(records: Mapping[str, pd.DataFrame]) -> tuple[tuple[str, str], ...]:
         ("Python", "python_version"),
     ]
     return (
-        ("Device", values("device")),
-        ("Number format", values("dtype")),
+        ("Devices", values("device")),
+        ("Number formats", values("dtype")),
         ("Versions", "; ".join(f"{n} {values(c)}" for n, c in versions if values(c) != "none")),
-        ("Commit", values("commit")),
+        ("Commits", values("commit")),
     )
 
 
@@ -157,4 +157,4 @@ def runs_table(suite: Suite, records: Mapping[str, pd.DataFrame], models: Module
 def _tokens(trained: int | None) -> str:
     if trained is None:
         return "not measured"
-    return f"{trained:,}" if trained else "fresh weights"
+    return f"{trained:,}" if trained else "untrained"

@@ -11,6 +11,7 @@ from ..tables import markdown_table
 from ..verdict import Word
 from .gather import Entry, Report
 
+LINES = ("\n", "\n    - ")  # an answer with several sentences is a list
 BADGES = {
     Word.REPRODUCED: "✓",
     Word.SMALL_SCALE: "✓",
@@ -29,24 +30,24 @@ def render(report: Report) -> str:
     sections = {
         "claims": ("Claims", _claims(report)),
         **{e.item.name: (e.item.label, _section(e, report)) for e in report.entries if e.shown},
-        "elsewhere": ("Not in this suite", _elsewhere(report)),
+        "elsewhere": ("Other suites", _elsewhere(report)),
         "runs": ("Runs", ["## Runs", markdown_table(report.runs.columns, report.runs.to_numpy().tolist())]),
     }
     sections = {name: section for name, section in sections.items() if section[1]}
     left_out = ", ".join(f"{x.title} (`make {x.name} SUITE={suite.option}`)" for x in report.left_out)
     blocks = [
-        f"# {paper.title}: suite {suite.name}",
+        f"# Report of suite {suite.name}: {paper.title}",
         f"{suite.description[:1].upper()}{suite.description[1:]}.",
-        markdown_table(("", ""), _facts(report)),
+        markdown_table(("property", "value"), _facts(report)),
         " · ".join(f"[{label}](#{name})" for name, (label, _) in sections.items()),
     ]
     for name, (_, text) in sections.items():
         blocks += [f'<div id="{name}"></div>', *text]
     blocks += [
         '<div id="end"></div>',
-        *([f"Not drawn here: {left_out}."] if left_out else []),
-        f"Made by `make report SUITE={suite.option}` from records alone; every number on this page is "
-        "measured by us or, where marked, printed in the paper.",
+        *([f"Items that are drawn only by name: {left_out}."] if left_out else []),
+        f"`make report SUITE={suite.option}` writes this page from the results of the suite. Numbers marked "
+        "*paper* or *quoted* are the paper's. All other numbers are measured in this project.",
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -54,16 +55,16 @@ def render(report: Report) -> str:
 def _facts(report: Report) -> list[tuple[str, str]]:
     runs, url, page = len(report.runs), report.suite.paper.url, planner.heads_page(report.suite)
     measured = int((report.runs["metrics"] != "0").sum())
-    share = "all measured" if measured == runs else f"{measured} of them measured"
+    share = "all measured" if measured == runs else f"{measured} with measurements"
     if not measured:
-        share = "none of them trained: what is measured needs their shapes alone"
+        share = "not trained, because the measurements need only the shapes of the models"
     models = f"{_plural(runs, 'run')}, {share}{'; ' * bool(report.models)}{report.models}"
     link = f"arXiv:{url.rpartition('/')[2]}" if "arxiv.org/abs/" in url else url
     return [
         ("Models", f"{models} ([all runs](#runs))"),
         *report.facts,
-        *([("Look around", f"[{planner.HEADS_TITLE}]({page.name})")] if page.is_file() else []),
-        ("The paper", f"{report.suite.paper.title} ([{link}]({url}))"),
+        *([("Explorer of the heads", f"[{planner.HEADS_TITLE}]({page.name})")] if page.is_file() else []),
+        ("Paper", f"{report.suite.paper.title} ([{link}]({url}))"),
     ]
 
 
@@ -71,54 +72,60 @@ def _claims(report: Report) -> list[str]:
     judged = [(e, row) for e in report.entries for row in e.rows]
     title = "## Claims of the paper"
     if not judged:
-        return [title, "Its figures have no criterion; [REPRODUCTION.md](../../REPRODUCTION.md) has all."]
+        return [
+            title,
+            "No figure of this suite has a claim. All claims: [REPRODUCTION.md](../../REPRODUCTION.md).",
+        ]
     counts = Counter(row.verdict for _, row in judged)
     count = ", ".join(f"{counts[word]} {word}" for word in Word if counts[word])
     rows = [
-        (_badge(row), f"[{row.claim}](#{e.item.name}) *{e.item.label}*", row.ours, row.suite or "–")
+        (e.item.label, f"[{row.claim}](#{e.item.name})", row.ours, _badge(row), row.suite or "–")
         for e, row in judged
     ]
     return [
         title,
         f"{len(judged)} {'claim' if len(judged) == 1 else 'claims'}: {count}. {report.note}".strip(),
-        markdown_table(("Verdict", "Claim", "Here", "Judged on"), rows),
+        markdown_table(("item", "claim", "this work", "verdict", "deciding suite"), rows),
     ]
 
 
 def _section(entry: Entry, report: Report) -> list[str]:
     item, suite = entry.item, report.suite
-    ours = " *ours, not in the paper*" if item.ours else ""
+    ours = " (not in the paper)" if item.ours else ""
     blocks, again = [f"## {item.label}: {item.title}{ours}"], f"make {item.name} SUITE={suite.option}"
     if entry.made:
         if entry.image:
             blocks.append(f"![{_description(entry)}]({entry.image.name})")
         blocks.append((entry.text or "").strip())
     else:
-        blocks.append(f"> Not drawn yet. `{again}` measures what is missing and draws it.")
-    blocks += ["### The paper and these runs"] * bool(entry.rows)
+        blocks.append(f"> Not drawn yet. `{again}` measures the missing results and draws the item.")
+    blocks += ["### Claims and results"] * bool(entry.rows)
     for row in entry.rows:
         blocks += _card(row, suite)
     records = "\n".join(f'<li><a href="../../{p.as_posix()}">{p.as_posix()}</a></li>' for p in entry.records)
-    summary = _plural(len(entry.records), "file") + " of results"
-    folded = f"<details><summary>{summary}</summary><ul>\n{records}\n</ul></details>"
-    return [*filter(None, blocks), f"Command: `{again}`", *([folded] if records else [])]
+    files = f"<summary>{_plural(len(entry.records), 'file')} of results</summary><ul>\n{records}\n</ul>"
+    blocks += [f"Re-run: `{again}`", f"<details>{files}</details>" if records else ""]
+    return list(filter(None, blocks))
 
 
 def _card(row: Row, suite: Suite) -> list[str]:
-    own = [f"{verdict}. {numbers}" for name, verdict, numbers in row.others if name == suite.name]
     rows = [
         ("Paper", row.paper),
         ("Criterion", row.criterion),
-        ("Here", row.numbers.replace("\n", ". ")),
-        *(("This suite alone", words.replace("\n", ". ")) for words in own),
-        ("Again", f"`make claim ID={row.id} SUITE={suite.option}`"),
+        ("This work", row.numbers.replace(*LINES)),
+        *(
+            (f"Suite {name} alone", f"{verdict}\n{numbers}".replace(*LINES))
+            for name, verdict, numbers in row.others
+            if name == suite.name
+        ),
+        ("Re-run", f"`make claim ID={row.id} SUITE={suite.option}`"),
     ]
-    return [f"#### {_badge(row)} {row.claim}", markdown_table(("", ""), rows)]
+    return [f"#### {row.claim}: {_badge(row)}", "\n".join(f"- {name}: {words}" for name, words in rows)]
 
 
 def _elsewhere(report: Report) -> list[str]:
     lines = [f"- {e.item.label}, {_in_sentence(e.item)}: {e.absent}." for e in report.entries if not e.shown]
-    return ["## Not in this suite", "\n".join(lines)] if lines else []
+    return ["## Items that need other suites", "\n".join(lines)] if lines else []
 
 
 def _in_sentence(item: FigureSpec) -> str:

@@ -15,8 +15,8 @@ from ..verdict import Verdict
 _TASK = ["dataset", "backbone"]
 SETTING = [*_TASK, "method", "budget", "gates"]
 COUNTED = "on the items of dev and test, if the records have items"  # part of captions
-HOLDS, FAILS, OPEN = "holds on", "fails on", "open on"
-_ONE_SEED = "; each setting has one training run, and the spread over seeds is unknown"
+HOLDS, FAILS, OPEN = "Holds on", "Fails on", "Open on"
+_ONE_SEED = "Each setting has one training run, so the spread over seeds is unknown"
 
 
 class Comparison(NamedTuple):
@@ -160,24 +160,26 @@ def _joint(
     words: Callable[[Comparison], str],
     asked: str,
 ) -> Verdict:
-    """The joint verdict, with a text that lists the differences that hold, fail or are open."""
+    """The joint verdict, with lists of the differences that hold, fail and are open."""
     splits = " and ".join(sorted({split for one in found for split in one.splits}))
-    where = f"items of {splits}" if splits else "test scores"
+    where = f"the items of {splits}" if splits else "test scores"
     answers = [HOLDS if yes else FAILS if no else OPEN for yes, no in zip(shown, ruled_out, strict=True)]
     lists, counts = [], []
     for answer in (HOLDS, FAILS, OPEN):
         some = [words(one) for one, its in zip(found, answers, strict=True) if its == answer]
         if some:
-            lists.append(f"{answer} {len(some)} of {len(found)} ({where}): {'; '.join(some)}")
-            counts.append(f"{answer} {len(some)}")
-    unpaired = "; ".join(dict.fromkeys(one.place for one in found if not one.splits))
-    doubts = f"; not paired by item: {unpaired}" if unpaired else ""
-    doubts += "" if all(one.row.freedom for one in found) else _ONE_SEED
+            lists += [f"{answer} {len(some)} of {len(found)} settings, tested on {where}:", *some]
+            counts.append(f"{answer.lower()} {len(some)}")
+    unpaired = list(dict.fromkeys(one.place for one in found if not one.splits))
+    lists += ["Compared by test scores, not item by item:", *unpaired] if unpaired else []
+    lists += [] if all(one.row.freedom for one in found) else [_ONE_SEED]
     at_input = sum(one.row.gates == "input" for one in found)
-    doubts += f"; {at_input} of {len(found)} have gates at the input, which the paper does not describe"
+    lists.append(
+        f"Gates at the input, which the paper does not describe: {at_input} of {len(found)} settings"
+    )
     met = False if FAILS in answers else None if OPEN in answers else True
     short = f"{', '.join(counts)} of {len(found)}"
     values = {words(one).partition(": ")[0]: one.estimate.interval() for one in found}
     values = values if len(values) == len(found) else {}
     more = {"values": values, "axis": f"score difference (points, {where}, 95 % interval; criterion {asked})"}
-    return Verdict.of(met, "; ".join(lists) + doubts, short, n=len(found), unit="setting", **more)
+    return Verdict.of(met, "\n".join(lists), short, n=len(found), unit="setting", **more)

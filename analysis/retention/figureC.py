@@ -66,9 +66,10 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     )
     caption = f"""**Figure C.** At a budget of {100 * first.budget:g} %, trained gates keep
 {first.counted:.0f} % of the tokens by the paper's count, the sum of p, and {first.open:.0f} % by the number
-of open gates.{more} These numbers are means over gates. (a) Both counts and the budget M; each point is a
-trained gate. (b) The gap minus lambda times the slack A, which the gap should bound (Appendices C and G).
-The gap is the loss with top-M minus the loss with soft gates. The bound holds for {within} of {len(table)}
-gates. The minimum of the loss is unknown; the loss of a feasible point, top-M, replaces it. A model whose
-training ends with hard masks does not minimise the soft loss, so the bound need not hold for it."""
+of open gates.{more} These numbers are means over gates. (a) Both counts and the budget M, one point for
+each trained gate and count. (b) The gap minus lambda times the slack A. According to Appendices C and G,
+this margin is at least 0 at a minimiser. The bound holds for {within} of {len(table)} trained gates. The
+gap is the loss with top-M minus the loss with soft gates, because the least loss within the budget is
+unknown. A model whose training ends with hard masks does not minimise the soft loss, so the bound need not
+hold for that model."""
     return draw(records), caption

@@ -40,10 +40,10 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["estimator"]
     samples, tokens = records["samples"].max(), records["tokens"].max()
     caption = f"""**Figure D.** At the paper's temperature, {unbiased(records).ours}. The figure compares
-the gradient through relaxed gates with the exact gradient over all masks of {tokens} tokens; each point has
-{samples:,} samples. (a) The norm of the bias, divided by the norm of the exact gradient. (b) The variance
-of a sample, divided by the square of that norm. Appendix D calls the estimator unbiased. Its proof assumes
-that z is Bernoulli, and a relaxed z is not."""
+the gradient through relaxed gates with the exact gradient over all masks of {tokens} tokens, with
+{samples:,} samples per point. (a) The norm of the bias, divided by the norm of the exact gradient. (b) The
+variance of a sample, divided by the square of that norm. Appendix D calls the estimator unbiased. The proof
+assumes that z is Bernoulli, and a relaxed z is not."""
     return draw(records), caption
 
 
@@ -52,6 +52,6 @@ def unbiased(estimator: pd.DataFrame) -> Verdict:
     table = estimator[usual & (estimator["relaxation"] == "hard_concrete")]
     ok = table["relative_bias"] <= 3 * table["relative_bias_error"]
     low, high = 100 * table["relative_bias"].min(), 100 * table["relative_bias"].max()
-    error = 100 * table["relative_bias_error"].max()
-    words = f"the bias is {low:.1f} to {high:.1f} % of the gradient, its standard error at most {error:.2f} %"
-    return Verdict.of(ok.all(), words, f"biased by {low:.1f} to {high:.1f} %", n=len(table), unit="problem")
+    short = f"the bias is {low:.1f} to {high:.1f} % of the exact gradient"
+    words = f"{short}, with a standard error of at most {100 * table['relative_bias_error'].max():.2f} %"
+    return Verdict.of(ok.all(), words, short, n=len(table), unit="problem")

@@ -34,9 +34,9 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["variance"]
-    caption = f"""**Figure E.** The logarithm of the variance of a mean of B gradients through relaxed gates
-falls with a slope of {slope(records):.3f} in log B. Appendix E bounds the variance by C/B, a slope of -1.
-Each point has {records["repeats"].max():,} repeats."""
+    caption = f"""**Figure E.** The variance of a mean of B gradients through relaxed gates has a slope of
+{slope(records):.3f} on logarithmic axes. Appendix E bounds the variance by C/B, a slope of -1. Each point
+is the variance over {records["repeats"].max():,} repeats."""
     return draw(records), caption
 
 

@@ -24,9 +24,10 @@ def draw(records: pd.DataFrame) -> drawing.Figure:
 
 def make(context: drawing.DrawContext) -> tuple[drawing.Figure, str]:
     records = context.records["complexity"]
-    caption = f"""**Figure H.** The complexity of a pruned class is {complexity_bounded(records).ours}. The
-complexity is the empirical Rademacher complexity of linear predictors of norm 1, divided by the complexity
-with all tokens. The inputs keep M of {records["tokens"].max()} tokens at random."""
+    caption = f"""**Figure H.** The relative complexity of a pruned class is
+{complexity_bounded(records).ours}. The inputs keep M of {records["tokens"].max()} tokens at random. The
+relative complexity is the empirical Rademacher complexity of linear predictors of norm 1 on these inputs,
+divided by the complexity with all tokens."""
     return draw(records), caption
 
 
@@ -35,5 +36,5 @@ def complexity_bounded(complexity: pd.DataFrame) -> Verdict:
     over = complexity["complexity_ratio"] / complexity["claimed_ratio"]
     off = (complexity["complexity_ratio"] / complexity["root_ratio"] - 1).abs().max()
     short = f"up to {over.max():.1f} times the claimed M/T"
-    words = f"{short}, and within {100 * off:.2f} % of the square root of M/T"
+    words = f"{short}, and equal to the square root of M/T within {100 * off:.2f} %"
     return Verdict.of((over <= 1.01).all(), words, short, n=len(over), unit="simulation")

@@ -69,7 +69,9 @@ def describe(suite: RetentionSuite) -> str:
 def _shape(backbone) -> str:
     if backbone.pretrained:
         return f"weights of {backbone.pretrained}"
-    start = f"pre-trained here on {backbone.pretrained_on}" if backbone.pretrained_on else "from scratch"
+    start = (
+        f"pre-trained here on data set {backbone.pretrained_on}" if backbone.pretrained_on else "from scratch"
+    )
     return f"{backbone.num_hidden_layers} blocks of width {backbone.hidden_size}, {start}"
 
 

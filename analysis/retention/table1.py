@@ -42,12 +42,14 @@ def tabulate(records: pd.DataFrame, bag: pd.DataFrame, item: str) -> drawing.Tab
     )
     for (method, gates), of in by_row:
         cells = {row.column: _cell(row) for row in of.itertuples()}
-        rows.append({"": naming.row_name(method, gates)} | cells | quoted.get(naming.METHODS[method], {}))
+        rows.append(
+            {"method": naming.row_name(method, gates)} | cells | quoted.get(naming.METHODS[method], {})
+        )
     words = {naming.score_name(row): f"{row.score_percent:.1f}" for row in _of_words(bag).itertuples()}
-    rows.append({"": "Bag of words"} | words)
+    rows.append({"method": "Bag of words"} | words)
     done = set(ours["method"].map(naming.METHODS))
-    rows += [{"": f"{name} (quoted)"} | cells for name, cells in quoted.items() if name not in done]
-    columns = ["", *dict.fromkeys(ours["column"]), *dict.fromkeys(paper["column"])]
+    rows += [{"method": f"{name} (quoted)"} | cells for name, cells in quoted.items() if name not in done]
+    columns = ["method", *dict.fromkeys(ours["column"]), *dict.fromkeys(paper["column"])]
     return drawing.Table(pd.DataFrame(rows, columns=columns).fillna("–"), values)
 
 
@@ -82,11 +84,12 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     records, bag = context.records["score"], context.records["bag_of_words"]
     table, percent = tabulate(records, bag, context.item.name), PERCENT[context.item.name]
     caption = f"""**{context.item.label}.** {_kept(records, bag, percent)}The table has scores in percent on
-the test split: the mean, and for several seeds the standard deviation and, in brackets, their number.
-Columns that end in "paper" and rows that end in "quoted" are the paper's and were not run here. A dash: not
-measured. The paper's dense scores fall with the budget, although a dense model has no budget; the dense row
-here does not. The bag of words is logistic regression on TF-IDF of as many words as the encoder reads
-tokens, the best of six settings on the test split. {naming.own_tasks(records)}"""
+the test split only: the mean over seeds, and for several seeds the standard deviation and the number of
+seeds. Columns that end in "paper" and rows that end in "quoted" are the paper's and were not run here. A
+dash: not measured. A dense model has no budget, so the dense row is the same in Tables 1 and 2. In the
+paper, the dense scores fall with the budget. The bag of words is logistic regression on TF-IDF. The
+classifier reads as many words as the encoder reads tokens, in the best of six settings on the test split.
+{naming.own_tasks(records)}"""
     return table, caption
 
 
@@ -108,19 +111,19 @@ def _against(
 
 def _kept(score: pd.DataFrame, bag: pd.DataFrame, percent: int) -> str:
     """The smallest and the largest share of the dense score that Adaptive Retention keeps, as a sentence."""
-    found, _ = _against(score[score["split"] == "test"], bag, "dense")
+    found, _ = _against(score, bag, "dense")
     kept = {f"{one.row.dataset}, {naming.PLACES[one.row.gates]}": one.percent for one in found}
     ends = dict.fromkeys((min(kept, key=kept.__getitem__), max(kept, key=kept.__getitem__))) if kept else ()
     words = " to ".join(f"{kept[place]:.0f} % ({place})" for place in ends)
     subject = f"With {percent} % of the tokens, Adaptive Retention keeps "
-    whole = f"{subject}{words} of the dense model's test score. " if words else ""
+    whole = f"{subject}{words} of the dense model's score, {errors.COUNTED}. " if words else ""
     return whole + left_out(score, bag)
 
 
 def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
     def words(one: errors.Comparison) -> str:
-        half = one.estimate.interval().high - one.estimate.mean
-        return f"{one.place}: {one.scores[0]:.1f} ± {half:.1f} of {one.scores[1]:.1f} ({one.percent:.1f} %)"
+        both = f"{one.scores[0]:.1f} of {one.scores[1]:.1f} ({one.percent:.1f} %)"
+        return f"{one.place}: {both}, {one.points}"
 
     return _judge(errors.above, *_against(score, bag, "dense", KEPT_OF_DENSE), words)
 
@@ -149,8 +152,8 @@ def _judge(
     words: Callable[[errors.Comparison], str] = lambda one: f"{one.place}: {one.points}",
 ) -> Verdict:
     """The verdict on the comparisons ``found``; the text also lists the excluded ones, ``left``."""
-    out = f"excluded: {'; '.join(map(words, left))}" if left else ""
+    out = "\n".join(["Excluded from the verdict:", *map(words, left)]) if left else ""
     if not found:
         return Verdict.of(None, out or "no task has both at the same gate position and budget", n=len(left))
     verdict = of(found, words=words)
-    return replace(verdict, ours=f"{verdict.ours}; {out}" if out else verdict.ours)
+    return replace(verdict, ours=f"{verdict.ours}\n{out}" if out else verdict.ours)

@@ -46,7 +46,7 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
         timed = (known if len(known) else of_row).iloc[0]
         ratio, memory = timed["throughput_ratio"], timed["peak_memory_bytes"]
         cells = {
-            "": f"{naming.row_name(method, gates)}, {100 * budget:g} %",
+            "method": f"{naming.row_name(method, gates)}, {100 * budget:g} %",
             **dict.fromkeys(scored, "–"),
             **{naming.score_name(r): f"{r.mean:.1f}" for r in of_row.itertuples()},
             **{
@@ -55,7 +55,7 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
             },
             **{f"{r.dataset}, kept": f"{100 * r.keep_ratio:.1f} %" for r in of_row.itertuples()},
             "throughput": "–" if pd.isna(ratio) else f"{ratio:.2f}x",
-            "memory, weights aside": "–" if pd.isna(memory) else f"{memory / 2**20:,.0f} MiB",
+            "memory, excluding weights": "–" if pd.isna(memory) else f"{memory / 2**20:,.0f} MiB",
         }
         name = naming.METHODS[method]
         for task in ("sst2", "imdb"):
@@ -72,11 +72,11 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     scores, speed = context.records["score"], context.records["speed"]
     caption = f"""**Table 3.** {_changes(scores)}Scores are means over seeds in percent, on the test split
 only. *Lost* is the score of the full method minus the score of the ablation, in points with a 95 %
-interval, {errors.COUNTED}; the verdict tests these numbers. *Kept* is the keep ratio on the test split.
-Throughput is that of inference at {speed["length_tokens"].max():,} tokens, relative to the same encoder
-without gates. Memory is the peak of a batch, excluding the weights. The paper's text says that the full
-method uses the least memory, and the paper's table gives it the most. A dash: not measured, as is memory on
-a CPU, or nothing to compare."""
+interval, {errors.COUNTED}. The verdict tests *lost*, whose sign can differ from the sign on the test split
+alone. *Kept* is the keep ratio on the test split. *Throughput* is measured at inference with
+{speed["length_tokens"].max():,} tokens, relative to the same encoder without gates. *Memory* is the peak of
+a batch. According to the paper's text, the full method needs the least memory. According to the paper's
+table, the full method needs the most. A dash: not measured (on a CPU, memory is not) or not applicable."""
     return tabulate(scores, speed), caption
 
 
@@ -91,10 +91,10 @@ def _changes(score: pd.DataFrame) -> str:
     """The largest loss and the largest gain of an ablation, as a sentence."""
     found = sorted(_losses(score), key=lambda one: -one.estimate.mean)
     ends = dict.fromkeys(
-        f"{-one.estimate.mean:+.1f} points ({naming.METHODS[one.row.method_other]}, {one.place})"
+        f"{-one.estimate.mean:+.1f} points (*{naming.METHODS[one.row.method_other]}*, {one.place})"
         for one in (*found[:1], *found[-1:])
     )
-    return f"An ablation changes the score by {' to '.join(ends)}, {errors.COUNTED}. " if ends else ""
+    return f"Ablations change the score by {' to '.join(ends)}, {errors.COUNTED}. " if ends else ""
 
 
 def ablations_lose(score: pd.DataFrame) -> Verdict:
@@ -109,8 +109,8 @@ def ablations_lose(score: pd.DataFrame) -> Verdict:
         return printed[both[0]] - printed[both[1]] if set(both) <= set(printed.index) else 0.0
 
     def words(one: errors.Comparison) -> str:
-        ablation = one.row.method_other.removeprefix("ar_").replace("_", " ")
-        paper = f" (the paper: {printed_loss(one):.1f})" if printed_loss(one) else ""
+        paper = f" (paper: {printed_loss(one):.1f})" if printed_loss(one) else ""
+        ablation = naming.METHODS[one.row.method_other]
         return f"{ablation} ({one.row.dataset}, {100 * one.row.budget:g} %): {one.points}{paper}"
 
     return errors.above(found, words, printed_loss)

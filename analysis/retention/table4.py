@@ -33,7 +33,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     values["training_memory_ratio"] = training_memory
     shown = pd.DataFrame(
         {
-            "": [_name(row) for row in values.itertuples()],
+            "setting": [_name(row) for row in values.itertuples()],
             "tokens": [f"{n:,}" for n in values["length_tokens"]],
             "ms per batch": [f"{ms:.1f}" for ms in values["batch_ms"]],
             "ms per 1k tokens": [f"{ms:.3f}" for ms in values["ms_per_1k_tokens"]],
@@ -49,7 +49,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     )
     quoted = pd.DataFrame(
         {
-            "": [f"{name} (quoted, 30 %)" for name in paper.index],
+            "setting": [f"{name} (quoted, 30 %)" for name in paper.index],
             "ms per batch": [f"{1e3 * x:.0f}" for x in paper["batch_seconds"]],
             "ms per 1k tokens": [f"{1e3 * x:.0f}" for x in paper["seconds_per_1k_tokens"]],
             "throughput": [f"{x:.2f}x" for x in paper["throughput"]],
@@ -91,10 +91,11 @@ def _batches(records: pd.DataFrame) -> str:
 def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     records = context.records["speed"]
     caption = f"""**Table 4.** {_saved(records)}Times are medians of repeats, on batches of
-{_batches(records)}. Throughput is relative to the same encoder without gates, timed alternately. *Scorer*
-is the scorer's share of the time. *Memory saved* compares the peaks, excluding the weights. The last two
-columns compare a forward and backward pass in training, with soft gates, to that of the dense model. A
-dash: not measured, as is memory on a CPU. The paper's rows were measured on another machine."""
+{_batches(records)}. *Throughput* is relative to the same encoder without gates. Both encoders are timed
+alternately. *Scorer* is the scorer's share of the time. *Memory saved* compares the peaks of a batch,
+excluding the weights. The last two columns are the time and the memory of a training step (forward and
+backward, soft gates), relative to the dense model. A dash: not measured (on a CPU, memory is not). The
+paper measured the quoted rows on another machine. The paper names neither the task nor the lengths."""
     return tabulate(records), caption
 
 
@@ -121,15 +122,16 @@ def throughput_rises(speed: pd.DataFrame) -> Verdict:
     table = table[table["budget"] == 0.3].assign(length=table["length_tokens"].map("{:,} tokens".format))
     table = table.set_index(["dataset", "gates", "length"])
     ratio, ends = table["dense_batch_ms"] / table["batch_ms"], (THROUGHPUT, THROUGHPUT)
-    why = "Adaptive Retention at 30 % is not timed"
-    return _judge(ratio, ends, "{:.2f}x", why, suffix=" times", nothing=1.0)
+    return _judge(
+        ratio, ends, "{:.2f} times", "Adaptive Retention at 30 % is not timed", suffix=" times", nothing=1.0
+    )
 
 
 def budget_choice(speed: pd.DataFrame) -> Verdict:
     """Reproduced if the throughput relative to dense is higher at 30 % than at 50 % by EXTRA_THROUGHPUT."""
     table = _longest(speed)
     wide = _by_budget(table, table["dense_batch_ms"] / table["batch_ms"])
-    return _judge(wide[0.3] - wide[0.5], EXTRA_THROUGHPUT, "{:+.2f}x", ONE_BUDGET, suffix="x")
+    return _judge(wide[0.3] - wide[0.5], EXTRA_THROUGHPUT, "{:+.2f} times", ONE_BUDGET, suffix=" times")
 
 
 def latency_falls(speed: pd.DataFrame) -> Verdict:
@@ -152,8 +154,10 @@ def _judge(values: pd.Series, ends: Sequence[float], form: str, missing: str, **
     """The verdict on values, labelled by their index, against the ends of a range; ``missing`` if empty."""
     if values.empty:
         return Verdict.of(None, missing)
-    words = [f"{', '.join(label).replace('_', ' ')}: {form.format(x)}" for label, x in values.items()]
-    return in_range(values, *ends, "; ".join(words), n=len(values), **more)
+    words = [
+        f"{', '.join(label).replace('_', ' ')}: {form.format(x)}" for label, x in values.sort_index().items()
+    ]
+    return in_range(values, *ends, "\n".join(words), n=len(values), unit="setting", **more)
 
 
 def _by_budget(table: pd.DataFrame, values: pd.Series) -> pd.DataFrame:
@@ -167,16 +171,17 @@ def ablations_slower(speed: pd.DataFrame) -> Verdict:
     longest = speed[(speed["length_tokens"] == speed.groupby("dataset")["length_tokens"].transform("max"))]
     timed = longest[longest["budget"] == 0.3].assign(ratio=lambda t: t["dense_batch_ms"] / t["batch_ms"])
     key = ["dataset", "backbone", "gates"]
-    full = timed[timed["method"] == "ar"].set_index(key)["ratio"]
-    cut = timed[timed["method"].str.startswith("ar_")].join(full.rename("full"), on=key).dropna(subset="full")
+    full = timed[timed["method"] == "ar"].set_index(key)["ratio"].rename("full")
+    cut = timed[timed["method"].str.startswith("ar_")].join(full, on=key).dropna(subset="full")
     if cut.empty:
         return Verdict.of(None, "no ablation is timed")
-    words = "; ".join(
-        f"{naming.METHODS[row.method]} ({row.dataset}): {row.ratio:.2f}x against {row.full:.2f}x"
+    words = "\n".join(
+        f"{naming.METHODS[row.method]} ({row.dataset}): {row.ratio:.2f} times dense, full {row.full:.2f}"
         for row in cut.itertuples()
     )
-    short = f"{style.span(cut['ratio'], '.2f')}x; full method {style.span(cut['full'], '.2f')}x"
-    return Verdict.of(bool((cut["ratio"] < ABLATION_SHARE * cut["full"]).all()), words, short, n=len(cut))
+    short = f"{style.span(cut['ratio'], '.2f')} times dense, full method {style.span(cut['full'], '.2f')}"
+    met = bool((cut["ratio"] < ABLATION_SHARE * cut["full"]).all())
+    return Verdict.of(met, words, short, n=len(cut), unit="ablation")
 
 
 def scorer_is_cheap(speed: pd.DataFrame) -> Verdict:
@@ -185,4 +190,4 @@ def scorer_is_cheap(speed: pd.DataFrame) -> Verdict:
         return Verdict.of(None, "Adaptive Retention is not timed")
     share = 100 * table["scorer_ms"] / table["batch_ms"]
     words = f"{share.min():.1f} to {share.max():.1f} % of a batch's time"
-    return Verdict.of((share < 2).all(), words, n=len(share))
+    return Verdict.of((share < 2).all(), words, n=len(share), unit="setting")

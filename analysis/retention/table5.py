@@ -32,9 +32,10 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     records = context.records["keep_ratio_by_layer"]
     most = budget_holds(records).ours
     caption = f"""**{context.item.label}.** {most}. The table has the share of all tokens of the test split
-that remain after each layer. A layer keeps floor(rho T) tokens, and at least one. T counts the original
-tokens (constant) or the tokens that reach the layer (geometric). "Profile" uses the paper's keep ratios.
-The paper's columns exceed their budgets, as the paper's text says."""
+that remain after each layer. A layer keeps floor(rho T) tokens, and at least
+one. With the constant schedule, T counts the tokens of the text. With the geometric schedule, T counts the
+tokens that reach the layer. The profile schedule uses the paper's keep ratios. The paper's columns exceed
+their budgets, as the paper's text says."""
     return tabulate(records, context.item.name), caption
 
 
@@ -44,14 +45,14 @@ def budget_holds(keep_ratio_by_layer: pd.DataFrame) -> Verdict:
     own = most.drop("profile", level="schedule", errors="ignore")
     over = own - 100 * own.index.get_level_values("budget")
     budget = over.idxmax()[0]
-    words = "; ".join(
-        f"at a budget of {100 * of:g} %: "
-        + ", ".join(f"{share:.1f} % ({schedule})" for schedule, share in shares.droplevel(0).items())
+    words = [
+        ", ".join(f"{share:.1f} % ({schedule})" for schedule, share in shares.droplevel(0).items())
+        + f" at a budget of {100 * of:g} %"
         for of, shares in most.groupby("budget", sort=False)
-    )
-    profile = f"; profile {most[budget, 'profile']:.1f} %" if len(most) > len(own) else ""
-    short = f"at most {own[budget].max():.1f} % of {100 * budget:g} %{profile}"
-    return Verdict.of((over <= 0).all(), f"Largest keep ratio of a layer {words}", short)
+    ]
+    profile = f" (profile: {most[budget, 'profile']:.1f} %)" if len(most) > len(own) else ""
+    short = f"a layer keeps at most {own[budget].max():.1f} % at a budget of {100 * budget:g} %{profile}"
+    return Verdict.of((over <= 0).all(), f"Largest keep ratio of a layer: {' and '.join(words)}", short)
 
 
 def one_a_budget(suite: RetentionSuite, deep: bool) -> list[RetentionRun]:

@@ -18,7 +18,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     values["time_ratio"] = values["dense_batch_ms"] / values["batch_ms"]
     shown = pd.DataFrame(
         {
-            "": [
+            "setting": [
                 f"{r.dataset}: {naming.row_name(r.method, r.gates)}, {100 * r.budget:g} %"
                 for r in values.itertuples()
             ],
@@ -35,10 +35,10 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
 def make(context: drawing.DrawContext) -> tuple[drawing.Table, str]:
     records = context.records["speed"]
     table = tabulate(records)
-    caption = f"""**Table I.** {_saved(table.values)}The table compares the FLOPs of the encoder's blocks
-for one example with the measured time. `acp_repro.retention.cost` counts the FLOPs of projections and
-feed-forward layers, attention, and the scorer. Appendix I bounds the memory of dense attention by O(T² d),
-which is loose: the attention matrix of a head has T² entries, independent of d."""
+    caption = f"""**Table I.** {_saved(table.values)}The FLOPs are those of the encoder's blocks for one
+example, and the time is measured. `acp_repro.retention.cost` counts the FLOPs of projections and
+feed-forward layers, attention, and the scorer. Appendix I bounds the memory of dense attention by O(T² d).
+This bound is loose, because the attention matrix of a head has T² entries, whatever d is."""
     return table, caption
 
 
@@ -56,10 +56,13 @@ def saves_more_when_longer(speed: pd.DataFrame) -> Verdict:
     table["ratio"] = table["dense_batch_ms"] / table["batch_ms"]
     key = ["dataset", "backbone", "budget", "gates"]
     lines = [line.sort_values("length_tokens") for _, line in table.groupby(key)]
-    words = "; ".join(
+    words = "\n".join(
         f"{line['dataset'].iloc[0]}, {line['gates'].iloc[0].replace('_', ' ')}, "
         f"{100 * line['budget'].iloc[0]:g} %: "
-        + ", ".join(f"{x:.2f}x at {n:,}" for n, x in zip(line["length_tokens"], line["ratio"], strict=True))
+        + ", ".join(
+            f"{x:.2f} times at {n:,} tokens"
+            for n, x in zip(line["length_tokens"], line["ratio"], strict=True)
+        )
         for line in lines
     )
     lines = [line for line in lines if len(line) > 1]
@@ -67,5 +70,7 @@ def saves_more_when_longer(speed: pd.DataFrame) -> Verdict:
         return Verdict.of(None, words or "no task is timed at two lengths")
     met = all((line["ratio"] >= 1).all() and line["ratio"].is_monotonic_increasing for line in lines)
     first, last = (pd.Series([line["ratio"].iloc[end] for line in lines]) for end in (0, -1))
-    short = f"{style.span(first, '.1f')} times, at the longest {style.span(last, '.1f')} times"
-    return Verdict.of(met, words, short, n=len(lines))
+    short = (
+        f"{style.span(first, '.1f')} times at the shortest length, {style.span(last, '.1f')} at the longest"
+    )
+    return Verdict.of(met, f"{short}\n{words}", short, n=len(lines), unit="setting")
