@@ -207,12 +207,14 @@ class Triton(Backend):
 
     def attend(self, call, c, boundary, packed):
         options = (call.seq_start, call.sm_scale, *self.grid(call), call.window_size)
-        return kernels().forward(call.q, call.k, call.v, c, boundary, *options, packed=packed)
+        given = (call.q, call.k, call.v, c, boundary)
+        return kernels().forward(*given, *options, portable=self.portable, packed=packed)
 
     def partial_gradients(self, dout, call, out, saved, c, boundary, packed):
         options = (call.seq_start, call.sm_scale, *self.grid(call), call.window_size)
         tensors = (dout, call.q, call.k, call.v, out, saved, c, boundary)
-        dq, dk, dv, dc = kernels().backward(*tensors, *options, shares=True, packed=packed)
+        given = {"portable": self.portable, "shares": True, "packed": packed}
+        dq, dk, dv, dc = kernels().backward(*tensors, *options, **given)
         if dk.shape != call.k.shape:
             dk, dv = (x.sum(1, keepdim=True) for x in (dk, dv))
         return dq, dk, dv, kernels().log_fgate_grad(dc, call.log_fgate)

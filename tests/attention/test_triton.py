@@ -136,9 +136,48 @@ def check(inputs, boundary, seq_start, sm_scale, block_q, block_k, actual=None):
         assert (x[empty] == 0).all()
 
 
+def packed_inputs(seqlen_q, seqlen_k, head_dim, dtype):
+    """Inputs whose two heads share their keys. In row 1, both heads keep only the last keys."""
+    inputs = make_inputs(seqlen_q, seqlen_k, head_dim, dtype)
+    inputs[2:4] = (x[:, :1].expand(-1, 2, -1, -1) for x in inputs[2:4])
+    inputs[4][1, 1] = inputs[4][1, 0] / 3
+    return inputs
+
+
+def run_packed(inputs, boundary, seq_start, sm_scale, block_q, block_k):
+    """:func:`run` with the keys of each row from its first kept key on, in one matrix for all rows."""
+    dout, q, k, v, c = inputs
+    first = boundary.amin((1, 2)).long() * block_k
+    assert first[1] > 0 and (boundary[1, 0, 0] * block_k > first[1])
+    k, v = (torch.cat([x[b, :1, n:] for b, n in enumerate(first)], 1)[None] for x in (k, v))
+    origin = torch.stack((-first[0], c.shape[2] - first.sum()))
+    options = {"packed": torch.stack((origin, first), 1)}
+    grid = (boundary, seq_start, sm_scale, block_q, block_k)
+    out, lse = kernels.forward(q, k, v, c, *grid, **options)
+    dq, *shares, dc = kernels.backward(dout, q, k, v, out, lse, c, *grid, shares=True, **options)
+    dk, dv = (torch.zeros(*c.shape, q.shape[3], device=q.device) for _ in "kv")
+    for whole, packed in zip((dk, dv), shares, strict=True):
+        for b, part in enumerate(packed[0].split((c.shape[2] - first).tolist(), 1)):
+            whole[b, :, first[b] :] = part
+    return out, dq, dk, dv, dc, lse.double() * math.log(2)
+
+
 def slow(*values):
     """Parameters of an additional size that only the full test run includes."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_packed_keys(padded):
+    """Rows that start at different keys of one matrix; no result differs from that of separate keys."""
+    inputs = packed_inputs(128, 320, 16, torch.float32)
+    seq_start = torch.tensor([200, 230], device=DEVICE) if padded else None
+    boundary = boundary_for(inputs[4], 128, 64, 64)
+    grid = (boundary, seq_start, 0.25, 64, 64)
+    actual = run_packed(inputs, *grid)
+    check(inputs, *grid, actual=actual)
+    for a, b in zip(actual, run(inputs, *grid), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize(

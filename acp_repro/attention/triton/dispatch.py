@@ -108,13 +108,13 @@ def forward(
     rows = allocate_rows(out)
     given = (q, k, v, rows, lse, terms, boundary, seq_start, sm_scale, block_q, block_k)
     recompute_tiles = None
-    portable = portable or packed is not None
-    hopper = find_hopper(q, k, v, block_q, block_k, window_size=window_size, portable=portable)
+    options = {"window_size": window_size, "portable": portable, "packed": packed is not None}
+    hopper = find_hopper(q, k, v, block_q, block_k, **options)
     # With 64 dimensions, the portable kernel is faster on an H200 at 4k to 16k
     # (docs/lab-notebook/attention-kernels.md).
     if hopper is not None and q.shape[3] == 128 and tile[:2] == _HOPPER_TILE:
         marks = lse.new_empty((*q.shape[:2], triton.cdiv(q.shape[2], tile.rows), 2), dtype=torch.int32)
-        if _try_launch(hopper.launch_forward, (*given, marks), _kernel_key(q, k, block_q, block_k)):
+        if _try_launch(hopper.launch_forward, (*given, marks, packed), _kernel_key(q, k, block_q, block_k)):
             recompute_tiles = marks
     launch_forward(*given, tile, window_size, recompute_tiles, packed)
     if rows is not out:
@@ -158,9 +158,10 @@ def backward(
     dout, q, k, v, out = (make_addressable(x) for x in (dout, q, k, v, out))
     given = (dout, q, k, v, out, lse.contiguous(), c.contiguous(), boundary, seq_start)
     given += (sm_scale, block_q, block_k, *grads, dc)
-    portable = portable or packed is not None
-    hopper = find_hopper(q, k, v, block_q, block_k, dout, window_size=window_size, portable=portable)
-    if hopper is None or not _try_launch(hopper.launch_backward, given, _kernel_key(q, k, block_q, block_k)):
+    options = {"window_size": window_size, "portable": portable, "packed": packed is not None}
+    hopper = find_hopper(q, k, v, block_q, block_k, dout, **options)
+    key = _kernel_key(q, k, block_q, block_k)
+    if hopper is None or not _try_launch(hopper.launch_backward, (*given, packed), key):
         launch_backward(*given, tiles_for(q, block_q, block_k), window_size, packed)
     for wanted, grad in zip((dq, dk, dv), grads, strict=True):
         if wanted is not grad:
@@ -174,9 +175,9 @@ def terms_layout(q, seqlen_k, block_q, block_k) -> tuple[int, int]:
     return tiles_for(q, block_q, block_k).forward.columns, triton.cdiv(seqlen_k, 4) * 4
 
 
-def find_hopper(q, k, v, block_q, block_k, *others, window_size=None, portable=False) -> ModuleType | None:
+def find_hopper(q, k, v, block_q, block_k, *others, **options) -> ModuleType | None:
     """The package of Hopper kernels, or None if :func:`why_portable` gives a reason for the portable ones."""
-    if why_portable(q, k, v, block_q, block_k, *others, window_size=window_size, portable=portable):
+    if why_portable(q, k, v, block_q, block_k, *others, **options):
         return None
     from . import hopper
 
@@ -192,6 +193,7 @@ def why_portable(
     *others: Tensor,
     window_size=None,
     portable=False,
+    packed=False,
 ) -> str | None:
     """The reason why the portable kernels run, in one line; None if the Hopper kernels run."""
     refusal = find_refusal(q, k, block_q, block_k, portable)
@@ -205,7 +207,7 @@ def why_portable(
         from . import hopper
     except (ImportError, AttributeError) as error:  # Triton has no Gluon, or a Gluon with other names
         return f"Triton {triton.__version__} has no Gluon that these kernels need ({error})"
-    reason = hopper.find_obstacle(q, k, block_q, block_k)
+    reason = hopper.find_obstacle(q, k, block_q, block_k, packed)
     if reason is None and not can_stream(q, k, v, *others):
         return "the copy engine (TMA) needs rows of 16-bit numbers that start at multiples of 16 bytes"
     return reason
