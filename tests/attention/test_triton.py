@@ -137,10 +137,11 @@ def check(inputs, boundary, seq_start, sm_scale, block_q, block_k, actual=None):
 
 
 def packed_inputs(seqlen_q, seqlen_k, head_dim, dtype):
-    """Inputs whose two heads share their keys. In row 1, both heads keep only the last keys."""
+    """Inputs whose two heads share their keys. In row 1, no head keeps the first keys at delta = -2."""
     inputs = make_inputs(seqlen_q, seqlen_k, head_dim, dtype)
     inputs[2:4] = (x[:, :1].expand(-1, 2, -1, -1) for x in inputs[2:4])
-    inputs[4][1, 1] = inputs[4][1, 0] / 3
+    inputs[4][1, 0] /= 6  # a block before the first kept one has weights of about exp(-3)
+    inputs[4][1, 1] = inputs[4][1, 0] * 40 / seqlen_q  # falls by about 2 in seqlen_q tokens
     return inputs
 
 
@@ -172,7 +173,7 @@ def test_packed_keys(padded):
     """Rows that start at different keys of one matrix; no result differs from that of separate keys."""
     inputs = packed_inputs(128, 320, 16, torch.float32)
     seq_start = torch.tensor([200, 230], device=DEVICE) if padded else None
-    boundary = boundary_for(inputs[4], 128, 64, 64)
+    boundary = boundary_for(inputs[4], 128, 64, 64, delta=-2.0)
     grid = (boundary, seq_start, 0.25, 64, 64)
     actual = run_packed(inputs, *grid)
     check(inputs, *grid, actual=actual)
