@@ -217,41 +217,38 @@ def _index_blocks(first: Tensor, rank: int, blocks: int) -> tuple[Any, ...]:
         blocks: the number of key blocks of a chunk.
     """
     rows, chunks = first.shape
-    ranks, own = chunks // 2, list(own_chunks(rank, chunks // 2))
-    ends = (torch.arange(chunks, device="cpu") + 1) * blocks
+    ranks = chunks // 2
+    early, late = own_chunks(rank, ranks)
+    own = slice(early, late + 1, late - early)  # a view of the two chunks of this rank
+    chunk = torch.arange(chunks, device="cpu")
     # (R, 2P, 2P): how many blocks, the last ones, of each chunk of keys a chunk of queries reads.
-    read = (ends - first[:, :, None]).clamp(0, blocks).tril()
+    read = ((chunk + 1) * blocks - first[:, :, None]).clamp(0, blocks).tril()
     # (R, P, 2P): how many of them each rank reads, and how many it fetches from other ranks.
     fetched = torch.maximum(read[:, :ranks], read[:, ranks:].flip(1))
-    owner = torch.arange(chunks, device="cpu").minimum(torch.arange(chunks, device="cpu").flip(0))
-    fetched *= owner != torch.arange(ranks, device="cpu")[:, None]
-    # The end of each row's half among the own blocks, and the end of each chunk of each row in the pool.
-    own_ends = (torch.arange(rows * 2, device="cpu") + 1).view(rows, 2) * blocks
-    leaving = fetched[:, :, own].permute(1, 2, 0)  # (P, 2, R), the order in which blocks are sent
-    arriving = fetched[:, rank, _chunks_by_rank(ranks)].T  # (2P, R), the order in which they arrive
-    pool_ends = torch.empty(rows, chunks, dtype=torch.int64, device="cpu")
-    pool_ends[:, _chunks_by_rank(ranks)] = (
-        arriving.flatten().cumsum(0).view_as(arriving).T + rows * 2 * blocks
-    )
-    pool_ends[:, own] = own_ends
+    fetched *= chunk.minimum(chunk.flip(0)) != chunk[:ranks, None]
+    # (P, 2, R), the orders in which blocks leave and arrive: by rank, half and row.
+    leaving = fetched[:, :, own].permute(1, 2, 0)
+    arriving = torch.stack((fetched[:, rank, :ranks], fetched[:, rank, ranks:].flip(1)), 2).permute(1, 2, 0)
+    # The ends in the pool of the own chunks (R, 2), and of the blocks of each chunk (2P, R).
+    own_ends = torch.arange(blocks, (rows * 2 + 1) * blocks, blocks, device="cpu").view(rows, 2)
+    ends = arriving.flatten().cumsum(0).view_as(arriving) + rows * 2 * blocks
+    ends = torch.cat((ends[:, 0], ends[:, 1].flip(0)))
+    ends[own] = own_ends.T
     reads = read[:, own]  # (R, 2, 2P), the order of the packed keys
     counts = reads.sum(-1)
     # Both halves of the queries end at the last key of the backend's call, so the early half's keys move.
-    earliest = first[:, own] + (own[1] - torch.tensor(own, device="cpu")) * blocks
-    packed = counts.flatten().cumsum(0).view_as(counts) - counts - earliest
-    places = torch.arange(rows * 2, device="cpu").view(rows, 2) * ((own[1] + 1) * blocks) + earliest
+    length = (late + 1) * blocks
+    earliest = length - counts
+    packed = counts.flatten().cumsum(0).view_as(counts) - length
+    places = torch.arange(0, rows * 2 * length, length, device="cpu").view(rows, 2) + earliest
     return (
         leaving.sum((1, 2)).tolist(),
-        arriving.reshape(ranks, -1).sum(1).tolist(),
+        arriving.sum((1, 2)).tolist(),
         torch.stack((packed, earliest), -1).flatten(0, 1),
         _join_ranges(own_ends.T - leaving, leaving),
-        _join_ranges(pool_ends[:, None] - reads, reads),
+        _join_ranges(ends.T[:, None] - reads, reads),
         _join_ranges(places, counts),
     )
-
-
-def _chunks_by_rank(ranks: int) -> list[int]:
-    return [chunk for rank in range(ranks) for chunk in own_chunks(rank, ranks)]
 
 
 def _join_ranges(starts: Tensor, counts: Tensor) -> Tensor:
