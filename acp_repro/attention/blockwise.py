@@ -57,10 +57,7 @@ class _Problem:
         )
         # For smaller score differences, the clamped c already hides all keys before a gate of 0, at less
         # cost.
-        rows = (x.flatten(0, 1)[None] for x in (q, k))  # packed keys have another batch size
-        self.masks_closed = bool(self.closed.any()) and bool(
-            (2 * logit_bound_from_norms(*rows, self.sm_scale) > MOST_ACROSS_FLOOR).any()
-        )
+        self.masks_closed = bool(self.closed.any()) and self._may_cross_floor(q, k)
         self.length_q, self.length_k = seqlen_q + self.padding, seqlen_k + self.padding
         # The row of the flat k at which key 0 of each key head is, or would be.
         self.origin = torch.arange(len(q) * k.shape[1], device=q.device) * self.length_k
@@ -74,6 +71,11 @@ class _Problem:
         self.seq_start = None if seq_start is None else seq_start.repeat_interleave(heads)
         hidden = torch.full((block_q, block_q), float("-inf"), dtype=self.compute_dtype, device=q.device)
         self.mask = hidden.triu_(1)
+
+    def _may_cross_floor(self, q: Tensor, k: Tensor) -> bool:
+        """Whether scores may differ by more than the decay of a clamped gate, for any rows of q and k."""
+        bound = logit_bound_from_norms(q.flatten(0, 1)[None], k.flatten(0, 1)[None], self.sm_scale)
+        return bool((2 * bound > MOST_ACROSS_FLOOR).any())
 
     def flatten(self, x: Tensor) -> Tensor:
         """(B, H, T, D) as (B*H*(T + padding), D), contiguous, in the compute dtype."""

@@ -72,19 +72,18 @@ def compile_all(head_dim: int) -> Iterator[tuple[str, object]]:
             return empty(BATCH, LENGTH, heads, head_dim, dtype=dtype).transpose(1, 2)
 
         q, k, v = rows(HEADS), rows(HEADS // shared), rows(HEADS // shared)
+        # Partial gradients of shared keys are summed in float32.
+        grads = [rows(HEADS, torch.bfloat16 if shared == 1 else torch.float32) for _ in "kv"]
         packed = None
         if seqlen_k > LENGTH:
             k, v = empty(1, 1, BATCH * LENGTH, 2 * head_dim).chunk(2, -1)
             packed = torch.empty(BATCH, 2, dtype=torch.int64, device="meta")
+            grads = [empty(1, HEADS, k.shape[2], head_dim, dtype=torch.float32) for _ in "kv"]
         lse = torch.empty(q.shape[:3], device="meta")
         c = empty(BATCH, HEADS, seqlen_k, dtype=torch.float64)
         boundary = lse.new_empty((BATCH, HEADS, LENGTH // block_q), dtype=torch.int32) if pruned else None
         seq_start = torch.empty(BATCH, dtype=torch.int64, device="meta") if padded else None
         given = (c, boundary, seq_start, head_dim**-0.5, block_q, block_k)
-        # Partial gradients of shared keys are summed in float32.
-        grads = [rows(HEADS, torch.bfloat16 if shared == 1 else torch.float32) for _ in "kv"]
-        if packed is not None:
-            grads = [empty(1, HEADS, k.shape[2], head_dim, dtype=torch.float32) for _ in "kv"]
         grads = (rows(HEADS), *grads, c.float())
         if head_dim == 128:
             terms = decay_terms(c, seq_start, hopper.ROWS, seqlen_k)

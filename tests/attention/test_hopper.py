@@ -159,8 +159,8 @@ def test_packed_keys(monkeypatch, head_dim, padded):
         monkeypatch.setattr(dispatch, "tiles_for", lambda *_: tiles._LARGE[128])
     inputs = packed_inputs(256, 640, head_dim, torch.bfloat16)
     seq_start = torch.tensor([400, 470], device=DEVICE) if padded else None
-    boundary = boundary_for(inputs[4], 256, 128, 64, delta=-2.0)  # skipped keys are large enough to see
-    grid = (boundary, seq_start, 0.125, 128, 64)
+    # With this delta, weights of skipped keys are large enough to see.
+    grid = (boundary_for(inputs[4], 256, 128, 64, delta=-2.0), seq_start, 0.125, 128, 64)
     check(inputs, *grid, actual=run_packed(inputs, *grid))
 
 

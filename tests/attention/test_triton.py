@@ -145,21 +145,18 @@ def packed_inputs(seqlen_q, seqlen_k, head_dim, dtype):
     return inputs
 
 
-def run_packed(inputs, boundary, seq_start, sm_scale, block_q, block_k):
+def run_packed(inputs, *grid):
     """:func:`run` with the keys of each row from its first kept key on, in one matrix for all rows."""
     dout, q, k, v, c = inputs
-    first = boundary.amin((1, 2)).long() * block_k
-    assert first[1] > 0 and (boundary[1, 0, 0] * block_k > first[1])
+    first = grid[0].amin((1, 2)).long() * grid[-1]
+    assert 0 < first[1] < grid[0][1, 0, 0] * grid[-1]
     k, v = (torch.cat([x[b, :1, n:] for b, n in enumerate(first)], 1)[None] for x in (k, v))
     origin = torch.stack((-first[0], c.shape[2] - first.sum()))
-    options = {"packed": torch.stack((origin, first), 1)}
-    grid = (boundary, seq_start, sm_scale, block_q, block_k)
-    out, lse = kernels.forward(q, k, v, c, *grid, **options)
-    dq, *shares, dc = kernels.backward(dout, q, k, v, out, lse, c, *grid, shares=True, **options)
-    dk, dv = (torch.zeros(*c.shape, q.shape[3], device=q.device) for _ in "kv")
-    for whole, packed in zip((dk, dv), shares, strict=True):
-        for b, part in enumerate(packed[0].split((c.shape[2] - first).tolist(), 1)):
-            whole[b, :, first[b] :] = part
+    packed = torch.stack((origin, first), 1)
+    out, lse = kernels.forward(q, k, v, c, *grid, packed=packed)
+    dq, *shares, dc = kernels.backward(dout, q, k, v, out, lse, c, *grid, shares=True, packed=packed)
+    parts = (zip(x[0].split((c.shape[2] - first).tolist(), 1), first.tolist(), strict=True) for x in shares)
+    dk, dv = (torch.stack([torch.nn.functional.pad(x, (0, 0, n, 0)) for x, n in part]) for part in parts)
     return out, dq, dk, dv, dc, lse.double() * math.log(2)
 
 
@@ -173,12 +170,10 @@ def test_packed_keys(padded):
     """Rows that start at different keys of one matrix; no result differs from that of separate keys."""
     inputs = packed_inputs(128, 320, 16, torch.float32)
     seq_start = torch.tensor([200, 230], device=DEVICE) if padded else None
-    boundary = boundary_for(inputs[4], 128, 64, 64, delta=-2.0)
-    grid = (boundary, seq_start, 0.25, 64, 64)
+    grid = (boundary_for(inputs[4], 128, 64, 64, delta=-2.0), seq_start, 0.25, 64, 64)
     actual = run_packed(inputs, *grid)
     check(inputs, *grid, actual=actual)
-    for a, b in zip(actual, run(inputs, *grid), strict=True):
-        assert torch.equal(a, b)
+    assert all(map(torch.equal, actual, run(inputs, *grid)))
 
 
 @pytest.mark.parametrize(
