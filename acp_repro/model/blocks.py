@@ -20,7 +20,7 @@ _GROWTH, _SPARE_COLUMNS = 8, 4
 
 
 class BlockPool:
-    """Keys, values and decays of (batch, heads), in blocks of ``BLOCK_SIZE`` tokens.
+    """Keys, values and decays of (batch, heads), in blocks of ``BLOCK_SIZE`` tokens; see :func:`make_pools`.
 
     Physical block 0 belongs to no head, and table entries without a block point to it. Writes for tokens that
     no query will read therefore need no branch and have no effect.
@@ -28,7 +28,7 @@ class BlockPool:
     Args:
         k: (B, H, T, D), keys with the shape and dtype of all later keys.
         table: (B, H, N) int32, the blocks of the first columns: 0, or each of 1 to ``blocks`` once.
-        start: (B, H) int32, the first column of each head that has a block.
+        start: (2, B, H) int32, the first values of the two attributes below.
 
     Attributes:
         first_resident_block: (B, H) int32, the first column of each head that has a block.
@@ -41,12 +41,11 @@ class BlockPool:
         self.version = 0  # incremented when storage moves, which requires a new CUDA graph
         # (B, H, N), the physical block of each column, and (n,), the free physical blocks.
         self.table = table
-        self.first_resident_block, self.first_read_block = start, start.clone()
+        self.first_resident_block, self.first_read_block = start
         self.free = torch.empty(0, dtype=torch.int64, device=k.device)
         self.k, self.v = (k.new_empty((0, BLOCK_SIZE, self.head_dim)) for _ in range(2))
         self.c = torch.empty((0, 1, BLOCK_SIZE), dtype=torch.float64, device=k.device)
         for name, x in self._allocate(1 + blocks).items():
-            x[0].zero_()  # heads read block 0, under a gate of 0, for columns without a block
             setattr(self, name, x)
 
     @property
@@ -206,15 +205,29 @@ class BlockPool:
             self.version += 1
 
 
+def make_pools(keys: list[Tensor], table: Tensor, counts: list[int], start: Tensor) -> list[BlockPool]:
+    """The pools of L layers, with keys (B, H, T, D) each; ``counts`` are their numbers of blocks.
+
+    Args:
+        table: (L, B, H, N) int32. start: (L, B, H) int32, the first column of each head that has a block.
+    """
+    starts = torch.stack((start, start), 1)
+    pools = list(map(BlockPool, keys, table, counts, starts))
+    # Heads read block 0, under a gate of 0, for columns without a block. One kernel clears it in all layers.
+    torch._foreach_zero_([x[0] for pool in pools for x in (pool.k, pool.v)])
+    torch._foreach_zero_([pool.c[0] for pool in pools])
+    return pools
+
+
 def number_blocks(first: int, columns: int, start: Tensor) -> tuple[Tensor, Tensor]:
-    """For columns ``first .. columns``, (B, H, N) each: the cumulative number of wanted columns, int32, and
-    the mask of wanted columns, which begin at each head's ``start`` (B, H)."""
+    """For columns ``first .. columns``, (..., B, H, N) each: the cumulative number of wanted columns, int32,
+    and the mask of wanted columns, which begin at each head's ``start`` (..., B, H)."""
     wanted = torch.arange(first, columns, device=start.device) >= start[..., None]
-    return wanted.flatten().cumsum(0, dtype=torch.int32).view(wanted.shape), wanted
+    return wanted.flatten(-3).cumsum(-1, dtype=torch.int32).view(wanted.shape), wanted
 
 
 def column_ends(c: Tensor, length: int) -> Tensor:
-    """(B, H, N): c (B, H, T) of the tokens after ``length`` at each end of a column before the newest one."""
+    """(..., N): c (..., T) of the tokens after ``length`` at each end of a column before the newest one."""
     return c[..., BLOCK_SIZE - 1 - length % BLOCK_SIZE : -1 : BLOCK_SIZE]
 
 
