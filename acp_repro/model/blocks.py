@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -76,11 +78,12 @@ class BlockPool:
         self, seqlens: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, c: Tensor | None = None
     ) -> None:
         """``PagedKVCache.write`` by the fastest way; ``c`` (B, H, T) is the :func:`running_sum`, if known."""
-        paged = self.paged(seqlens)
-        if c is not None and _has_kernels(k):
-            kernels().write_kvcache(paged, k, v, log_fgate, c)
+        if _has_kernels(k):
+            # One block stands for all, so that pools of all sizes share one recorded launch.
+            first_blocks = (x[:1] for x in (self.k, self.v, self.c))
+            _repeated_write()(k, v, log_fgate, c, *first_blocks, self.table, seqlens, ())
         else:
-            find_backend(choose_implementation(k.device)).write(paged, k, v, log_fgate)
+            find_backend(choose_implementation(k.device)).write(self.paged(seqlens), k, v, log_fgate)
 
     def allocate(self, columns: int, start: Tensor) -> None:
         """Allocates blocks of every head up to column ``columns``, except before its ``start`` (B, H) int32.
@@ -214,9 +217,21 @@ def make_pools(keys: list[Tensor], table: Tensor, counts: list[int], start: Tens
     starts = torch.stack((start, start), 1)
     pools = list(map(BlockPool, keys, table, counts, starts))
     # Heads read block 0, under a gate of 0, for columns without a block. One kernel clears it in all layers.
-    torch._foreach_zero_([x[0] for pool in pools for x in (pool.k, pool.v)])
-    torch._foreach_zero_([pool.c[0] for pool in pools])
+    clear = cast(Any, torch)._foreach_zero_
+    clear([x[0] for pool in pools for x in (pool.k, pool.v)])
+    clear([pool.c[0] for pool in pools])
     return pools
+
+
+@functools.cache
+def _repeated_write():
+    """``PagedKVCache.write`` in one kernel, as a recorded launch."""
+
+    def write(k, v, log_fgate, c, *cache_and_constants) -> tuple[()]:
+        kernels().write_kvcache(PagedKVCache(*cache_and_constants[:-1]), k, v, log_fgate, c)
+        return ()
+
+    return kernels().repeat_launches(write)
 
 
 def number_blocks(first: int, columns: int, start: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ Shapes: x is (B, T, hidden) between modules; q, k, v are (B, H, T, D) where atte
 Parameter names are those of the official checkpoints, so a state dict needs no translation.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +13,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from acp_repro.attention import forgetting_attention
-from acp_repro.attention.backends import HAS_TRITON
 from acp_repro.attention.context_parallel import bound_over_ranks, previous_tokens, shard_positions
-from acp_repro.attention.decay import document_starts
+from acp_repro.attention.decay import document_starts, threshold_offset
 from acp_repro.attention.op import threshold_from_norms
 from acp_repro.attention.threshold import (
     find_threshold,
@@ -25,13 +25,19 @@ from acp_repro.attention.threshold import (
 
 from .config import ROPE_BASE, FoXConfig
 from .layer_cache import LayerCache
-from .modules import is_plain, kernels_of
+from .modules import (
+    is_plain,
+    is_readable,
+    join_weights,
+    joint_products,
+    kernels_of,
+    runs_kernels,
+    split_product,
+)
+from .norms import HeadRMSNorm
 
 # The QK-norm of the official models has its own epsilon, independent of norm_eps.
 QK_NORM_EPS = 1e-5
-# 16-bit numbers in 16 bytes, the alignment that fast matrix kernels require.
-_WHOLE_ROWS = 8
-_WHOLE_LINES = 64  # 16-bit numbers in a memory line of 128 bytes, for larger products
 
 
 class Linear(nn.Linear):
@@ -46,91 +52,6 @@ class Linear(nn.Linear):
             nn.init.normal_(self.weight, std=self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-
-
-def join_weights(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of one product for several plain (``is_plain``) projections; see ``split_product``.
-
-    Projections to a few numbers each would use kernels for matrices whose rows are not whole 16 bytes. Those
-    take several times as long as kernels for aligned rows. Together, with some rows of which nobody reads the
-    results, they are aligned.
-    """
-    sizes = [p.out_features for p in projections]
-    weights, bias = [p.weight for p in projections], None
-    spare = -sum(sizes) % (_WHOLE_LINES if sum(sizes) > _WHOLE_LINES else _WHOLE_ROWS)
-    # In compiled code, a bias is added to its own columns. As the bias of the joint product, its gradient
-    # would be a sum over all columns.
-    if not torch.compiler.is_compiling() and any(p.bias is not None for p in projections):
-        zeros = weights[0].new_zeros(max(*sizes, spare))
-        biases = [zeros[: p.out_features] if p.bias is None else p.bias for p in projections]
-        bias = torch.cat([*biases, zeros[:spare]])
-    weights.append(weights[0].detach()[:1].expand(spare, -1))
-    return torch.cat(weights), bias
-
-
-def split_product(y: Tensor, *projections: nn.Linear) -> list[Tensor]:
-    """``[p(x) for p in projections]`` as views of y, the product of x with their ``join_weights``."""
-    sizes = [p.out_features for p in projections]
-    parts = y.split([*sizes, y.shape[-1] - sum(sizes)], dim=-1)[: len(sizes)]
-    if not torch.compiler.is_compiling():
-        return list(parts)
-    return [part if p.bias is None else part + p.bias for part, p in zip(parts, projections, strict=True)]
-
-
-def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
-    """``[p(x) for p in projections]`` as one product."""
-    return split_product(F.linear(x, *join_weights(*projections)), *projections)
-
-
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32; returned in the dtype of x."""
-
-    def __init__(self, dim: int, eps: float):
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., dim), any floating dtype -> the same shape and dtype."""
-        if x.dtype == self.weight.dtype:  # one kernel, which computes in float32 too
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        weight = self.weight.float()
-        return F.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
-
-
-class HeadRMSNorm(RMSNorm):
-    """RMSNorm of each head separately: QK-norm, and the output norm of FoX (Pro).
-
-    If ``share_across_heads``, all heads share one weight (head_dim,); otherwise the weight is (heads *
-    head_dim,).
-    """
-
-    def __init__(self, num_heads: int, head_dim: int, eps: float, share_across_heads: bool = False):
-        super().__init__(head_dim if share_across_heads else num_heads * head_dim, eps)
-        self.head_dim = head_dim
-
-    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        """(B, T, H, D) -> the same; times sigmoid(gate), the output gate, before the only rounding."""
-        y = F.rms_norm(x.float(), (self.head_dim,), eps=self.eps)
-        y = y * self.weight.float().view(-1, self.head_dim)
-        if gate is not None:
-            y = y * torch.sigmoid(gate.float())
-        return y.to(x.dtype)
-
-
-def add_and_norm(x: Tensor, change: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
-    """The residual stream ``x + change`` (None: x), and its norm: in inference on a GPU by one kernel."""
-    if change is None:
-        return x, norm(x)
-    trains = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    if x.is_cuda and HAS_TRITON and not trains and type(norm) is RMSNorm and is_plain(norm):
-        return kernels_of("step").add_and_norm(x, change, norm.weight, norm.eps)
-    x = x + change
-    return x, norm(x)
 
 
 def token_shift(
@@ -320,7 +241,7 @@ class ForgettingAttentionLayer(nn.Module):
             cu_seqlens: (documents + 1,) integer, the starts of documents packed into one row.
             rotation: of these tokens, see :func:`make_rotation`; with ``use_rope`` alone.
         """
-        if cache is not None and cache.fuses and self._can_fuse():
+        if self._can_fuse(x, cache, seq_start is None and cu_seqlens is None):
             return self._run_fused(x, cache)
         joint = self.fuse_training and torch.is_grad_enabled()
         products = self._multiply_jointly(x) if joint else {}
@@ -395,49 +316,70 @@ class ForgettingAttentionLayer(nn.Module):
             return {}
         return dict(zip(joint, joint_products(x, *joint.values()), strict=True))
 
-    def _multiply(self, x: Tensor, cache: LayerCache) -> dict[str, Tensor]:
+    def _multiply(self, x: Tensor, cache: LayerCache | None) -> dict[str, Tensor]:
         """Products of x with all projections by name, in inference: for few rows by one kernel."""
         kernels = kernels_of("step")
         wide, narrow = self._projections()
         every = wide | narrow
-        few = x[..., 0].numel() <= kernels.FEW_ROWS and not torch.is_autocast_enabled(x.device.type)
-        weights = [p.weight for p in every.values()] if few and is_plain(*every.values()) else []
-        if weights and all(w.dtype == x.dtype and w.is_contiguous() for w in weights):
-            found = kernels.multiply_rows(x, weights, [p.bias for p in every.values()])
-            return dict(zip(every, found, strict=True))
+
+        def read(multiply: Callable, projections: dict[str, Any]) -> dict[str, Tensor]:
+            weights, biases = zip(*((p.weight, p.bias) for p in projections.values()), strict=True)
+            return dict(zip(projections, multiply(x, weights, biases), strict=True))
+
+        if x[..., 0].numel() <= kernels.FEW_ROWS and is_readable(x, *every.values()):
+            return read(kernels.multiply_rows, every)
         if not is_plain(*narrow.values()):
             return {name: projection(x) for name, projection in every.items()}
-        # Weights do not change while a cache is in use, so they are joined once.
-        if cache.joint_weights is None:
-            cache.joint_weights = join_weights(*narrow.values())
-        weight, bias = cache.joint_weights
-        parts = split_product(F.linear(x, weight, bias), *narrow.values())
         products = {name: projection(x) for name, projection in wide.items()}
+        # Weights do not change while a cache is in use, so decoding joins them once. A prefill would join
+        # them for one product.
+        if x.dtype.itemsize == 2 and (cache is None or x.shape[1] > 1) and is_readable(x, *narrow.values()):
+            return products | read(kernels.multiply_narrow, narrow)
+        joint = None if cache is None else cache.joint_weights
+        if joint is None:
+            joint = join_weights(*narrow.values())
+        if cache is not None:
+            cache.joint_weights = joint
+        parts = split_product(F.linear(x, *joint), *narrow.values())
         return products | dict(zip(narrow, parts, strict=True))
 
-    def _can_fuse(self) -> bool:
-        """Whether this layer has all of FoX (Pro), and nobody watches what `_run_fused` does not call."""
+    def _can_fuse(self, x: Tensor, cache: LayerCache | None, whole: bool) -> bool:
+        """Whether this layer has all of FoX (Pro), and nobody watches what `_run_fused` does not call.
+
+        ``whole`` tells whether all rows of x are one sequence each, without padding.
+        """
         own = (self.k_proj, self.v_proj, self.q_norm, self.k_norm, self.output_norm)
         shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
-        return shifts and all((*own, self.ogate_proj, self.fgate_proj)) and is_plain(*filter(None, own))
+        if not shifts or not all((*own, self.ogate_proj, self.fgate_proj)):
+            return False
+        if cache is None:
+            weights = [norm.weight for norm in filter(None, own[2:])]
+            ready = whole and self.context_parallel is None and runs_kernels(x, *weights)
+        else:
+            ready = cache.fuses
+        return ready and is_plain(*filter(None, own))
 
-    def _run_fused(self, x: Tensor, cache: LayerCache) -> Tensor:
-        """:meth:`forward` on a GPU without gradients: two kernels do its small operations."""
+    def _run_fused(self, x: Tensor, cache: LayerCache | None) -> Tensor:
+        """:meth:`forward` on a GPU without gradients: a few kernels do its small operations."""
         kernels = kernels_of("step")
         names, norm = ("k_shift", "v_shift"), self.output_norm
         assert self.q_norm and self.k_norm and norm
         products = self._multiply(x, cache)
         z = [products["k"], products["v"]]
         mixes = [products[name] for name in names]
-        states = [cache.shift_state(name) for name in names]
+        states = [None if cache is None else cache.shift_state(name) for name in names]
         weights = (self.q_norm.weight, self.k_norm.weight)
         q, k, v, log_fgate = kernels.shift_and_norm(
             products["q"], z, mixes, products["fgate"], states, weights, self.num_heads, QK_NORM_EPS
         )
-        if x.shape[1] > 1 or states[0] is None:  # in a decoding step, the kernel has written the states
-            for name, last in zip(names, z, strict=True):
-                cache.keep_shift_state(name, self._split_heads(last[:, -1:]))
-        out = cache.attend(self.core, q, k, v, log_fgate, self._find_threshold(q, k, cache))
+        threshold = self._find_threshold(q, k, cache, kernels)
+        if cache is None:
+            out = self.core(q, k, v, log_fgate, threshold)
+        else:
+            if x.shape[1] > 1 or states[0] is None:  # in a decoding step, the kernel has written the states
+                for name, last in zip(names, z, strict=True):
+                    cache.keep_shift_state(name, self._split_heads(last[:, -1:]))
+            out = cache.attend(self.core, q, k, v, log_fgate, threshold)
         return self.o_proj(kernels.norm_and_gate(out, products["ogate"], norm.weight, norm.eps))
 
     def _split_heads(self, x: Tensor) -> Tensor:
@@ -464,8 +406,13 @@ class ForgettingAttentionLayer(nn.Module):
         return y
 
     @torch.no_grad()
-    def _find_threshold(self, q: Tensor, k: Tensor, cache: LayerCache | None) -> Tensor | None:
-        """delta of Section 3, (H,), (B, H) or None; L is the number of keys, or a cache's most."""
+    def _find_threshold(
+        self, q: Tensor, k: Tensor, cache: LayerCache | None, kernels: Any = None
+    ) -> Tensor | None:
+        """delta of Section 3, (H,), (B, H) or None; L is the number of keys, or a cache's most.
+
+        ``kernels`` are those of ``step_kernels``, if they may read the weights.
+        """
         # U comes from the weights of QK-norm. Without QK-norm, or if hooks may change its output, U comes
         # from the norms of q and k.
         if self.log_pruning_tolerance is None:
@@ -494,11 +441,13 @@ class ForgettingAttentionLayer(nn.Module):
             return pruning_threshold(bound, length, self.log_pruning_tolerance)
         # Weights do not change while a cache is in use, so this bound (Appendix E) is computed once.
         bound = None if cache is None else cache.logit_bound
-        if bound is None:
-            bound = logit_bound_from_qk_norm(
-                self.q_norm.weight, self.k_norm.weight, self.num_heads, self.head_dim, dtype=q.dtype
-            )
-        threshold = pruning_threshold(bound, length, self.log_pruning_tolerance)
+        weights = (self.q_norm.weight, self.k_norm.weight, self.num_heads, self.head_dim)
+        if bound is None and kernels is not None:
+            offset = threshold_offset(length, self.log_pruning_tolerance)
+            bound, threshold = kernels.bound_and_threshold(*weights, offset, q.dtype)
+        else:
+            bound = logit_bound_from_qk_norm(*weights, dtype=q.dtype) if bound is None else bound
+            threshold = pruning_threshold(bound, length, self.log_pruning_tolerance)
         if cache is not None:
             cache.logit_bound = bound
             if cache.parent.max_length is None:

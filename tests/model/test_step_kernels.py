@@ -7,13 +7,17 @@ import torch
 import torch.nn.functional as F
 from model_helpers import SMALL, relative_error, with_strong_gates
 
-from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
+from acp_repro.attention import logit_bound_from_qk_norm, pruning_threshold
+from acp_repro.attention.decay import threshold_offset
+from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM, layers
 from acp_repro.model.layer_cache import LayerCache
-from acp_repro.model.layers import QK_NORM_EPS, HeadRMSNorm, RMSNorm, token_shift
+from acp_repro.model.layers import QK_NORM_EPS, token_shift
+from acp_repro.model.norms import HeadRMSNorm, RMSNorm
 
 kernels = pytest.importorskip("acp_repro.model.step_kernels", reason="pip install triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CALLS = 3 if DEVICE == "cuda" else 1  # on a GPU, the third call repeats the launch of the second
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 
@@ -65,11 +69,10 @@ def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 768), (7, 40)])
 @torch.no_grad()
 def test_norm_with_the_addition_before_it_matches_its_module(x_dtype, dtype, rows, hidden):
-    """The third pair is autocast's: a float32 residual stream and a bfloat16 product. On a GPU, the third
-    call repeats the launch of the second."""
+    """The third pair is autocast's: a float32 residual stream and a bfloat16 product."""
     norm = RMSNorm(hidden, 1e-6).to(DEVICE, x_dtype)
     torch.nn.init.normal_(norm.weight)
-    for _ in range(3 if DEVICE == "cuda" else 1):
+    for _ in range(CALLS):
         x = 3 * torch.randn(2, rows, hidden, device=DEVICE, dtype=x_dtype)
         change = torch.randn(2, hidden, rows, device=DEVICE, dtype=dtype).mT
         total, out = kernels.add_and_norm(x, change, norm.weight, norm.eps)
@@ -94,6 +97,37 @@ def test_joint_products_of_few_rows_match_their_projections(shape, hidden, dtype
         right = F.linear(*(t.double() for t in (x, projection.weight)))
         right = right if projection.bias is None else right + projection.bias.double()
         assert y.dtype == dtype and y.shape == right.shape and relative_error(y, right) < budget
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("shape", "hidden"), [((1, 5), 48), ((2, 17), 200)])
+@torch.no_grad()
+def test_joint_products_to_few_numbers_match_their_projections(shape, hidden, dtype):
+    projections = [
+        torch.nn.Linear(hidden, out, bias, DEVICE, dtype) for out, bias in ((12, 0), (3, 1), (20, 1))
+    ]
+    for _ in range(CALLS):
+        x = torch.randn(*shape, hidden, device=DEVICE).to(dtype)
+        found = kernels.multiply_narrow(x, [p.weight for p in projections], [p.bias for p in projections])
+        for y, projection in zip(found, projections, strict=True):
+            right = F.linear(x.double(), projection.weight.double())
+            right = right if projection.bias is None else right + projection.bias.double()
+            assert y.dtype == dtype and y.shape == right.shape and y.is_contiguous()
+            assert relative_error(y, right) < (2.0**-8 if DEVICE == "cuda" else 2.0**-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("own", [False, True])
+@torch.no_grad()
+def test_threshold_kernel_returns_the_bits_of_the_formula(own, dtype):
+    heads, head_dim = 6, 40
+    for _ in range(CALLS):
+        weights = [torch.randn(heads * head_dim if own else head_dim, device=DEVICE).to(dtype) for _ in "qk"]
+        weights[0][:3] = 0.0
+        bound = logit_bound_from_qk_norm(*weights, heads, head_dim, dtype=dtype)
+        found = kernels.bound_and_threshold(*weights, heads, head_dim, threshold_offset(777, -10.0), dtype)
+        assert torch.equal(found[0], bound)
+        assert torch.equal(found[1], pruning_threshold(bound, 777, -10.0))
 
 
 @torch.no_grad()
@@ -183,3 +217,26 @@ def test_model_with_the_kernels_returns_the_same_logits(monkeypatch):
         found.append(model(ids[:, t : t + 1], cache=cache))
     assert called == [1]  # a layer with a hook calls its modules
     assert relative_error(torch.cat(found, 1), model(ids, seq_start=seq_start)[:, 80:]) < 2e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_forward_without_a_cache_uses_the_kernels(dtype, monkeypatch):
+    """In inference, for rows without padding; with gradients, the modules compute."""
+    config = FoXConfig.pro(**{**SMALL, "log_pruning_tolerance": -10.0})
+    model = with_strong_gates(FoXForCausalLM(config)).to(DEVICE, dtype)
+    ids, called, kernel = (
+        torch.randint(0, SMALL["vocab_size"], (2, 84), device=DEVICE),
+        [],
+        kernels.norm_and_gate,
+    )
+    monkeypatch.setattr(kernels, "norm_and_gate", lambda *x: called.append(1) or kernel(*x))
+    monkeypatch.setattr(layers, "runs_kernels", lambda *_: not torch.is_grad_enabled())
+    with torch.enable_grad():
+        right = model(ids)
+    model(ids, seq_start=torch.tensor([0, 3], device=DEVICE))
+    assert not called
+    for _ in range(CALLS):
+        found = model(ids)
+    assert len(called) == 2 * CALLS
+    assert relative_error(found, right) < (2e-5 if dtype == torch.float32 else 0.05)
