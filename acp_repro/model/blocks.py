@@ -45,8 +45,8 @@ class BlockPool:
         self.table = table
         self.first_resident_block, self.first_read_block = start
         self.free = torch.empty(0, dtype=torch.int64, device=k.device)
-        self.k, self.v = (k.new_empty((0, BLOCK_SIZE, self.head_dim)) for _ in range(2))
-        self.c = torch.empty((0, 1, BLOCK_SIZE), dtype=torch.float64, device=k.device)
+        self.k = self.v = k.new_empty((0, BLOCK_SIZE, self.head_dim))
+        self.c = self.k.new_empty((0, 1, BLOCK_SIZE), dtype=torch.float64)
         for name, x in self._allocate(1 + blocks).items():
             setattr(self, name, x)
 

@@ -81,15 +81,18 @@ class LayerCache:
         held = self.shift_states.get(name)
         return None if held is None else held[:, -1:]
 
-    def keep_shift_state(self, name: str, z: Tensor) -> None:
-        """Stores the last input of z (B, T, H, D), or all inputs while the past is recorded for ``crop``."""
+    def keep_shift_state(self, name: str, z: Tensor, own: bool = False) -> None:
+        """Stores the last input of z (B, T, H, D), or all inputs while the past is recorded for ``crop``.
+
+        If ``own``, z is one token in memory that is not used elsewhere.
+        """
         held = self.shift_states.get(name)
         if self.parent.recording:
             self.shift_states[name] = z if held is None else torch.cat((held, z), dim=1)
         elif held is not None and held.dtype == z.dtype and held.shape == z[:, -1:].shape:
             held.copy_(z[:, -1:])  # in place: a CUDA graph reads and writes one address
         else:
-            self.shift_states[name] = z[:, -1:].clone(memory_format=torch.contiguous_format)
+            self.shift_states[name] = z if own else z[:, -1:].clone(memory_format=torch.contiguous_format)
 
     def longest_key(self, k: Tensor) -> Tensor:
         """(B, H, 1, D), the longest key of each head so far; ``k`` (B, H, T, D) are the newest keys."""

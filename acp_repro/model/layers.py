@@ -369,16 +369,18 @@ class ForgettingAttentionLayer(nn.Module):
         mixes = [products[name] for name in names]
         states = [None if cache is None else cache.shift_state(name) for name in names]
         weights = (self.q_norm.weight, self.k_norm.weight)
-        q, k, v, log_fgate = kernels.shift_and_norm(
-            products["q"], z, mixes, products["fgate"], states, weights, self.num_heads, QK_NORM_EPS
-        )
+        ends: list[Tensor | None] = [None, None]
+        if cache is not None and (x.shape[1] > 1 or states[0] is None):  # one token overwrites the states
+            ends = [y.new_empty(len(y), 1, self.num_heads, self.head_dim) for y in z]
+        options = (states, weights, self.num_heads, QK_NORM_EPS, ends)
+        q, k, v, log_fgate = kernels.shift_and_norm(products["q"], z, mixes, products["fgate"], *options)
         threshold = self._find_threshold(q, k, cache, kernels)
         if cache is None:
             out = self.core(q, k, v, log_fgate, threshold)
         else:
-            if x.shape[1] > 1 or states[0] is None:  # in a decoding step, the kernel has written the states
-                for name, last in zip(names, z, strict=True):
-                    cache.keep_shift_state(name, self._split_heads(last[:, -1:]))
+            for name, end in zip(names, ends, strict=True):
+                if end is not None:
+                    cache.keep_shift_state(name, end, own=True)
             out = cache.attend(self.core, q, k, v, log_fgate, threshold)
         return self.o_proj(kernels.norm_and_gate(out, products["ogate"], norm.weight, norm.eps))
 

@@ -191,11 +191,12 @@ def _add_norm_kernel(x, change, weight, total, out, eps, D: tl.constexpr, BLOCK_
 
 
 @triton.jit
-def _shifted(z, state, mix, at, slot, t, inside, hidden, TOKENS_ONE: tl.constexpr):
+def _shifted(z, state, end, mix, at, slot, t, tokens, inside, hidden, TOKENS_ONE: tl.constexpr):
     """y = a z_before + (1 - a) z of some tokens of one head. For a single token, z becomes the state.
 
     Args:
-        at: (rows, D), addresses of z. slot: (1, D), addresses of the state. t: (rows, 1). mix: (rows, 1).
+        at: (rows, D), addresses of z. slot: (1, D), addresses of the state and of ``end``, which receives the
+            z of the last token. t: (rows, 1). mix: (rows, 1).
     """
     now = tl.load(z + at, mask=inside, other=0.0)
     before = tl.load(z + at - hidden, mask=inside & (t > 0), other=0.0).to(tl.float32)
@@ -204,6 +205,8 @@ def _shifted(z, state, mix, at, slot, t, inside, hidden, TOKENS_ONE: tl.constexp
         before = tl.where(t == 0, first, before)
         if TOKENS_ONE:
             tl.store(state + slot + t, now.to(state.dtype.element_ty), mask=inside)
+    if end is not None:
+        tl.store(end + slot + (t - t), now.to(end.dtype.element_ty), mask=inside & (t == tokens - 1))
     a = tl.sigmoid(mix)
     now32 = now.to(tl.float32)
     return (now32 + a * (before - now32)).to(z.dtype.element_ty)
@@ -219,6 +222,8 @@ def _shift_norm_kernel(
     forget,
     state_k,
     state_v,
+    end_k,
+    end_v,
     weight_q,
     weight_k,
     q_out,
@@ -248,11 +253,11 @@ def _shift_norm_kernel(
     gamma = tl.load(weight_q + weight, mask=d < D, other=0.0).to(tl.float32)
     tl.store(q_out + out, (_normalised(x, D, eps) * gamma).to(q_out.dtype.element_ty), mask=inside)
     mix = tl.load(mix_k + mix_at, mask=t < tokens, other=0.0).to(tl.float32)
-    k = _shifted(z_k, state_k, mix, at, slot, t, inside, hidden, ROWS == 1).to(tl.float32)
+    k = _shifted(z_k, state_k, end_k, mix, at, slot, t, tokens, inside, hidden, ROWS == 1).to(tl.float32)
     gamma = tl.load(weight_k + weight, mask=d < D, other=0.0).to(tl.float32)
     tl.store(k_out + out, (_normalised(k, D, eps) * gamma).to(k_out.dtype.element_ty), mask=inside)
     mix = tl.load(mix_v + mix_at, mask=t < tokens, other=0.0).to(tl.float32)
-    v = _shifted(z_v, state_v, mix, at, slot, t, inside, hidden, ROWS == 1)
+    v = _shifted(z_v, state_v, end_v, mix, at, slot, t, tokens, inside, hidden, ROWS == 1)
     tl.store(v_out + out, v, mask=inside)
     gate = tl.load(forget + mix_at, mask=t < tokens, other=0.0).to(tl.float32)
     tl.store(gate_out + (b * heads + h) * tokens + t, _log_sigmoid(gate), mask=t < tokens)
@@ -410,10 +415,11 @@ def shift_and_norm(
     z: list[Tensor],
     mix: list[Tensor],
     forget: Tensor,
-    states: list[Tensor | None],
-    weights: tuple[Tensor, Tensor],
+    states: Sequence[Tensor | None],
+    weights: Sequence[Tensor],
     num_heads: int,
     eps: float,
+    ends: Sequence[Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries, keys and values, as ``token_shift`` and ``HeadRMSNorm`` compute them, and log forget gates.
 
@@ -425,6 +431,7 @@ def shift_and_norm(
         states: (B, 1, H, D), contiguous, z of the token before; None at the start of the sequence. If T = 1
             they are overwritten with this z.
         weights: of the norms of queries and keys, (D,) or (H * D,).
+        ends: like ``states``; receive the z of the last token.
 
     Returns:
         q, k, v: (B, H, T, D) in the dtype of q and z. log_fgate: (B, H, T) float32.
@@ -433,7 +440,7 @@ def shift_and_norm(
     logits = [*mix, forget]
     if len({x.stride() for x in logits}) > 1 or forget.stride(-1) != 1:
         logits = [x.contiguous() for x in logits]
-    return _launch_shift_norm(q, *z, *logits, *states, *weights, (num_heads, eps))
+    return _launch_shift_norm(q, *z, *logits, *states, *ends, *weights, (num_heads, eps))
 
 
 @repeat_launches

@@ -34,6 +34,7 @@ def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
     states = [torch.randn(2, 1, heads, head_dim, device=DEVICE, dtype=dtype) for _ in "kv"]
     states = [state.clone() if held else None for state in states]
     first = [None if state is None else state.clone() for state in states]
+    ends = [torch.empty(2, 1, heads, head_dim, device=DEVICE, dtype=dtype) for _ in "kv"]
     norms = [HeadRMSNorm(heads, head_dim, QK_NORM_EPS, share).to(DEVICE, dtype) for _ in "qk"]
     output_norm = HeadRMSNorm(heads, head_dim, 1e-6).to(DEVICE, dtype)
     for norm in (*norms, output_norm):
@@ -45,8 +46,10 @@ def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
     k, v = (token_shift(split(z), m, s) for z, m, s in zip((z_k, z_v), mix, first, strict=True))
     right = [y.transpose(1, 2) for y in (norms[0](split(q)), norms[1](k), v)]
     *found, log_fgate = kernels.shift_and_norm(
-        q, [z_k, z_v], mix, forget, states, [norm.weight for norm in norms], heads, QK_NORM_EPS
+        q, [z_k, z_v], mix, forget, states, [norm.weight for norm in norms], heads, QK_NORM_EPS, ends
     )
+    for end, z in zip(ends, (z_k, z_v), strict=True):
+        assert torch.equal(end, split(z)[:, -1:])
     assert relative_error(log_fgate, F.logsigmoid(forget.float()).transpose(1, 2)) < 1e-6
     # A float32 difference in the last bit may change the rounded bfloat16; the interpreter truncates
     # where a GPU rounds, twice for keys: less than 2^-7 each time.
