@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -217,21 +216,16 @@ def make_pools(keys: list[Tensor], table: Tensor, counts: list[int], start: Tens
     starts = torch.stack((start, start), 1)
     pools = list(map(BlockPool, keys, table, counts, starts))
     # Heads read block 0, under a gate of 0, for columns without a block. One kernel clears it in all layers.
-    clear = cast(Any, torch)._foreach_zero_
-    clear([x[0] for pool in pools for x in (pool.k, pool.v)])
-    clear([pool.c[0] for pool in pools])
+    for blocks in ([x[0] for pool in pools for x in (pool.k, pool.v)], [pool.c[0] for pool in pools]):
+        torch._foreach_zero_(blocks)  # pyright: ignore[reportPrivateImportUsage]
     return pools
 
 
 @functools.cache
 def _repeated_write():
-    """``PagedKVCache.write`` in one kernel, as a recorded launch."""
-
-    def write(k, v, log_fgate, c, *cache_and_constants) -> tuple[()]:
-        kernels().write_kvcache(PagedKVCache(*cache_and_constants[:-1]), k, v, log_fgate, c)
-        return ()
-
-    return kernels().repeat_launches(write)
+    """``write_kvcache`` of tokens, and of a cache as its tensors; what it has launched is launched again."""
+    write = kernels().write_kvcache
+    return kernels().repeat_launches(lambda *x: write(PagedKVCache(*x[4:-1]), *x[:4]) or ())
 
 
 def number_blocks(first: int, columns: int, start: Tensor) -> tuple[Tensor, Tensor]:

@@ -226,7 +226,6 @@ class LayerCache:
         """Moves the rows of ``parts`` into this layer."""
         first = parts[0]
         self.logit_bound, self.no_eviction_reason = first.logit_bound, first.no_eviction_reason
-        self.joint_weights = first.joint_weights
         self._searched = any(part._searched for part in parts)
         self.shift_states = {
             name: torch.cat([part.shift_states[name] for part in parts]) for name in first.shift_states
@@ -249,13 +248,12 @@ class LayerCache:
 
 
 def store_first_tokens(layers: list[LayerCache], keys: list, values: list, gates: list) -> None:
-    """Writes the first tokens of layers that all evict, or all do not; a step of several layers is one call.
+    """Writes the first tokens of several layers, of which all evict or none does.
 
-    The host synchronises once with the device if the layers evict.
+    Blocks are numbered for all layers together. The host waits for the device once, if the layers evict.
     """
     parent, evicts = layers[0].parent, layers[0].evicts
-    stacked = torch.stack(gates)
-    c = running_sum(stacked.flatten(0, 1)).view(stacked.shape)
+    c = running_sum(torch.cat(gates)).unflatten(0, (len(layers), -1))
     columns = -(-c.shape[-1] // BLOCK_SIZE)
     start = torch.zeros(c.shape[:-1], dtype=torch.int32, device=c.device)
     if evicts:

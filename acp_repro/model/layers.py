@@ -4,7 +4,6 @@ Shapes: x is (B, T, hidden) between modules; q, k, v are (B, H, T, D) where atte
 Parameter names are those of the official checkpoints, so a state dict needs no translation.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.distributed import ProcessGroup
 from acp_repro.attention import forgetting_attention
 from acp_repro.attention.context_parallel import bound_over_ranks, previous_tokens, shard_positions
 from acp_repro.attention.decay import document_starts, threshold_offset
-from acp_repro.attention.op import threshold_from_norms
+from acp_repro.attention.op import launches_alone, threshold_from_norms
 from acp_repro.attention.threshold import (
     find_threshold,
     logit_bound_from_norms,
@@ -25,15 +24,7 @@ from acp_repro.attention.threshold import (
 
 from .config import ROPE_BASE, FoXConfig
 from .layer_cache import LayerCache
-from .modules import (
-    is_plain,
-    is_readable,
-    join_weights,
-    joint_products,
-    kernels_of,
-    runs_kernels,
-    split_product,
-)
+from .modules import is_plain, join_weights, joint_products, kernels_of, runs_kernels, split_product
 from .norms import HeadRMSNorm
 
 # The QK-norm of the official models has its own epsilon, independent of norm_eps.
@@ -209,9 +200,8 @@ class ForgettingAttentionLayer(nn.Module):
             return ShiftedLinear(hidden, heads, std) if shifted else Linear(hidden, hidden, std)
 
         def qk_norm() -> HeadRMSNorm | None:
-            share = config.qk_norm_share_param_across_head
-            norm = HeadRMSNorm(heads, config.head_dim, QK_NORM_EPS, share)
-            return norm if config.qk_norm else None
+            options = (QK_NORM_EPS, config.qk_norm_share_param_across_head)
+            return HeadRMSNorm(heads, config.head_dim, *options) if config.qk_norm else None
 
         self.q_proj = Linear(hidden, hidden, std)
         self.k_proj = kv_proj(self.shifts["k"])
@@ -321,26 +311,20 @@ class ForgettingAttentionLayer(nn.Module):
         kernels = kernels_of("step")
         wide, narrow = self._projections()
         every = wide | narrow
-
-        def read(multiply: Callable, projections: dict[str, Any]) -> dict[str, Tensor]:
-            weights, biases = zip(*((p.weight, p.bias) for p in projections.values()), strict=True)
-            return dict(zip(projections, multiply(x, weights, biases), strict=True))
-
-        if x[..., 0].numel() <= kernels.FEW_ROWS and is_readable(x, *every.values()):
-            return read(kernels.multiply_rows, every)
-        if not is_plain(*narrow.values()):
-            return {name: projection(x) for name, projection in every.items()}
+        few = x[..., 0].numel() <= kernels.FEW_ROWS and not torch.is_autocast_enabled(x.device.type)
+        weights = [p.weight for p in every.values()] if few and is_plain(*every.values()) else []
+        if weights and all(w.dtype == x.dtype and w.is_contiguous() for w in weights):
+            found = kernels.multiply_rows(x, weights, [p.bias for p in every.values()])
+            return dict(zip(every, found, strict=True))
         products = {name: projection(x) for name, projection in wide.items()}
-        # Weights do not change while a cache is in use, so decoding joins them once. A prefill would join
-        # them for one product.
-        if x.dtype.itemsize == 2 and (cache is None or x.shape[1] > 1) and is_readable(x, *narrow.values()):
-            return products | read(kernels.multiply_narrow, narrow)
-        joint = None if cache is None else cache.joint_weights
-        if joint is None:
-            joint = join_weights(*narrow.values())
-        if cache is not None:
-            cache.joint_weights = joint
-        parts = split_product(F.linear(x, *joint), *narrow.values())
+        if not is_plain(*narrow.values()):
+            return products | {name: projection(x) for name, projection in narrow.items()}
+        if cache is None:
+            parts = joint_products(x, *narrow.values())
+        else:
+            # Weights do not change while a cache is in use, so they are joined once.
+            cache.joint_weights = cache.joint_weights or join_weights(*narrow.values())
+            parts = split_product(F.linear(x, *cache.joint_weights), *narrow.values())
         return products | dict(zip(narrow, parts, strict=True))
 
     def _can_fuse(self, x: Tensor, cache: LayerCache | None, whole: bool) -> bool:
@@ -350,30 +334,25 @@ class ForgettingAttentionLayer(nn.Module):
         """
         own = (self.k_proj, self.v_proj, self.q_norm, self.k_norm, self.output_norm)
         shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
-        if not shifts or not all((*own, self.ogate_proj, self.fgate_proj)):
-            return False
-        if cache is None:
-            weights = [norm.weight for norm in filter(None, own[2:])]
-            ready = whole and self.context_parallel is None and runs_kernels(x, *weights)
-        else:
+        if cache is not None:
             ready = cache.fuses
-        return ready and is_plain(*filter(None, own))
+        else:  # in a mode of PyTorch that intercepts operators, modules compute
+            ready = whole and runs_kernels(x) and self.context_parallel is None and launches_alone((x,))
+        complete = ready and shifts and all((*own, self.ogate_proj, self.fgate_proj))
+        return complete and is_plain(*filter(None, own))
 
     def _run_fused(self, x: Tensor, cache: LayerCache | None) -> Tensor:
         """:meth:`forward` on a GPU without gradients: a few kernels do its small operations."""
-        kernels = kernels_of("step")
-        names, norm = ("k_shift", "v_shift"), self.output_norm
+        kernels, names, norm = kernels_of("step"), ("k_shift", "v_shift"), self.output_norm
         assert self.q_norm and self.k_norm and norm
         products = self._multiply(x, cache)
-        z = [products["k"], products["v"]]
-        mixes = [products[name] for name in names]
+        given = [products[name] for name in ("q", "k", "v", *names, "fgate")]
         states = [None if cache is None else cache.shift_state(name) for name in names]
-        weights = (self.q_norm.weight, self.k_norm.weight)
         ends: list[Tensor | None] = [None, None]
         if cache is not None and (x.shape[1] > 1 or states[0] is None):  # one token overwrites the states
-            ends = [y.new_empty(len(y), 1, self.num_heads, self.head_dim) for y in z]
-        options = (states, weights, self.num_heads, QK_NORM_EPS, ends)
-        q, k, v, log_fgate = kernels.shift_and_norm(products["q"], z, mixes, products["fgate"], *options)
+            ends = [z.new_empty(len(z), 1, self.num_heads, self.head_dim) for z in given[1:3]]
+        weights = (self.q_norm.weight, self.k_norm.weight, self.num_heads)
+        q, k, v, log_fgate = kernels.shift_and_norm(*given, *states, *ends, *weights, QK_NORM_EPS)
         threshold = self._find_threshold(q, k, cache, kernels)
         if cache is None:
             out = self.core(q, k, v, log_fgate, threshold)

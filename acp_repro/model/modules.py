@@ -3,7 +3,6 @@
 import functools
 import importlib
 from types import ModuleType
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from acp_repro.attention.backends import HAS_TRITON
-from acp_repro.attention.op import launches_alone
 
 # 16-bit numbers in 16 bytes, the alignment that fast matrix kernels require.
 _WHOLE_ROWS = 8
@@ -50,18 +48,9 @@ def is_plain(*modules: nn.Module) -> bool:
     return own and not is_watched(*modules)
 
 
-def runs_kernels(*tensors: Tensor) -> bool:
-    """Whether kernels of inference may read ``tensors``: on a GPU, without gradients, modes or subclasses."""
-    plain = HAS_TRITON and tensors[0].is_cuda and not torch.is_grad_enabled()
-    return plain and launches_alone(tensors)
-
-
-def is_readable(x: Tensor, *projections: nn.Module) -> bool:
-    """Whether a kernel may read the weights of these projections of x: plain ones, in the dtype of x."""
-    if torch.is_autocast_enabled(x.device.type) or not is_plain(*projections):
-        return False
-    weights = [cast(Tensor, projection.weight) for projection in projections]
-    return all(w.dtype == x.dtype and w.is_contiguous() for w in weights)
+def runs_kernels(x: Tensor) -> bool:
+    """Whether ``step_kernels`` may serve a module for x: in inference on a GPU, outside of compiled code."""
+    return HAS_TRITON and x.is_cuda and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
 
 
 def join_weights(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:

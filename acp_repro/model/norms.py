@@ -4,9 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from acp_repro.attention.backends import HAS_TRITON
-
-from .modules import is_plain, kernels_of
+from .modules import is_plain, kernels_of, runs_kernels
 
 
 class RMSNorm(nn.Module):
@@ -53,8 +51,7 @@ def add_and_norm(x: Tensor, change: Tensor | None, norm: RMSNorm) -> tuple[Tenso
     """The residual stream ``x + change`` (None: x), and its norm: in inference on a GPU by one kernel."""
     if change is None:
         return x, norm(x)
-    trains = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    if x.is_cuda and HAS_TRITON and not trains and type(norm) is RMSNorm and is_plain(norm):
+    if runs_kernels(x) and type(norm) is RMSNorm and is_plain(norm):
         return kernels_of("step").add_and_norm(x, change, norm.weight, norm.eps)
     x = x + change
     return x, norm(x)

@@ -1,8 +1,8 @@
 """The small operations of inference, in Triton kernels.
 
-The kernels compute each addition to the residual stream with the norm after it, the projections to one number
-per head, token shift, QK-norm and forget gate before the attention, the threshold, output norm and gate after
-the attention, and the product inside SwiGLU. For one token per row, each operation of PyTorch costs as much
+The kernels compute each addition to the residual stream with the norm after it, token shift,
+QK-norm and forget gate before the attention, the threshold, output norm and gate after the attention, and the
+product inside SwiGLU. For one token per row, each operation of PyTorch costs as much
 as its launch. The forty of a layer are a third of a step of the 125M model. In a prefill, each would read in
 float32 what the one before it wrote. The kernels round as the modules in ``layers`` do. A short prompt waits
 for the host, so launches that recur are repeated without Triton's binder (`repeat_launches`).
@@ -10,18 +10,17 @@ for the host, so launches that recur are repeated without Triton's binder (`repe
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from acp_repro.attention.decay import SMALLEST_NORMAL
 from acp_repro.attention.threshold import qk_norm_factor
 from acp_repro.attention.triton.launch import launch, repeat_launches
-from acp_repro.attention.triton.tiles import enter_device, product
 
 # Tokens of one head per program.
 _MOST_ROWS = 16
@@ -29,9 +28,6 @@ _MOST_ROWS = 16
 FEW_ROWS = 4
 # Outputs of one program of `multiply_rows`, and the inputs that it multiplies in one step.
 _OUTPUTS, _INPUTS = 4, 1024
-# Tokens of one program of `multiply_narrow` (the least and the most), and the inputs of one of its products.
-_LEAST_TOKENS, _MOST_TOKENS, _NARROW_INPUTS = 16, 64, 128
-_SMALLEST = tl.constexpr(SMALLEST_NORMAL)
 
 
 @triton.jit
@@ -99,79 +95,15 @@ def _products_kernel(
 
 
 @triton.jit
-def _narrow_weights(weight, o, d, SIZE: tl.constexpr, D: tl.constexpr):
-    """Weights (outputs, inputs) of one projection, 0 at other outputs."""
-    inside = ((o >= 0) & (o < SIZE))[:, None] & (d < D)[None, :]
-    return tl.load(weight + o[:, None] * D + d[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-def _store_narrow(out, bias, y, row, rows, o, SIZE: tl.constexpr):
-    """Stores the products of one projection, with its bias."""
-    real = (o >= 0) & (o < SIZE)
-    if bias is not None:
-        y += tl.load(bias + o, mask=real, other=0.0).to(tl.float32)[None, :]
-    inside = (row < rows)[:, None] & real[None, :]
-    tl.store(out + row[:, None] * SIZE + o[None, :], y.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _narrow_kernel(
-    x,
-    weight_0,
-    weight_1,
-    weight_2,
-    bias_0,
-    bias_1,
-    bias_2,
-    out_0,
-    out_1,
-    out_2,
-    rows,
-    SIZE_0: tl.constexpr,
-    SIZE_1: tl.constexpr,
-    SIZE_2: tl.constexpr,
-    D: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    o = tl.arange(0, OUTPUTS)
-    y = tl.zeros([ROWS, OUTPUTS], dtype=tl.float32)
-    for begin in tl.range(0, D, STEP):
-        d = begin + tl.arange(0, STEP)
-        inside = (row < rows)[:, None] & (d < D)[None, :]
-        tile = tl.load(x + row[:, None] * D + d[None, :], mask=inside, other=0.0)
-        w = _narrow_weights(weight_0, o, d, SIZE_0, D)  # the others are 0 there
-        w += _narrow_weights(weight_1, o - SIZE_0, d, SIZE_1, D)
-        w += _narrow_weights(weight_2, o - (SIZE_0 + SIZE_1), d, SIZE_2, D)
-        y = product(tile, tl.trans(w), y)
-    _store_narrow(out_0, bias_0, y, row, rows, o, SIZE_0)
-    _store_narrow(out_1, bias_1, y, row, rows, o - SIZE_0, SIZE_1)
-    _store_narrow(out_2, bias_2, y, row, rows, o - (SIZE_0 + SIZE_1), SIZE_2)
-
-
-@triton.jit
 def _threshold_kernel(
-    weight_q,
-    weight_k,
-    bound,
-    delta,
-    factor,
-    offset,
-    OWN: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    weight_q, weight_k, bound, delta, factor, offset, stride, D: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     h = tl.program_id(0)
     d = tl.arange(0, BLOCK_D)
-    at = d
-    if OWN:
-        at = h * D + d
+    at = h * stride + d
     longest_q = tl.max(tl.abs(tl.load(weight_q + at, mask=d < D, other=0.0).to(tl.float32)), 0)
     longest_k = tl.max(tl.abs(tl.load(weight_k + at, mask=d < D, other=0.0).to(tl.float32)), 0)
-    u = tl.maximum(longest_q * longest_k, _SMALLEST) * factor
+    u = tl.maximum(longest_q * longest_k, 2.0**-126) * factor  # a product may not underflow
     tl.store(bound + h, u)
     tl.store(delta + h, (-offset - 2.0 * u) * (1.0 + 2.0**-22))
 
@@ -246,9 +178,7 @@ def _shift_norm_kernel(
     slot = (b * heads + h) * D + d
     out = ((b * heads + h) * tokens + t) * D + d
     mix_at = b * mix_b + t.to(tl.int64) * mix_t + h
-    weight = d
-    if OWN_WEIGHTS:
-        weight = h * D + d
+    weight = h * D + d if OWN_WEIGHTS else d
     x = tl.load(q + at, mask=inside, other=0.0).to(tl.float32)
     gamma = tl.load(weight_q + weight, mask=d < D, other=0.0).to(tl.float32)
     tl.store(q_out + out, (_normalised(x, D, eps) * gamma).to(q_out.dtype.element_ty), mask=inside)
@@ -306,17 +236,27 @@ def _tiles(tokens: int) -> dict[str, int]:
     return {"ROWS": rows, "num_warps": 1 if rows < 8 else 4}
 
 
+def _repeated(function: Callable) -> Callable:
+    """Wraps ``function(*tensors, *numbers)``, which returns a tuple of tensors, in `repeat_launches`.
+
+    The result of a function of one tensor is that tensor.
+    """
+    run = repeat_launches(lambda *arguments: function(*arguments[:-1], *arguments[-1]))
+
+    @functools.wraps(function)
+    def call(*arguments):
+        tensors = [x for x in arguments if x is None or isinstance(x, Tensor)]
+        found = run(*tensors, arguments[len(tensors) :])
+        return found if len(found) > 1 else found[0]
+
+    return call
+
+
+@_repeated
 def add_and_norm(x: Tensor, change: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``x + change`` of (..., D), and its ``RMSNorm``, both in the dtype of the sum."""
-    dtype = torch.promote_types(x.dtype, change.dtype)
-    return _launch_add_norm(x.contiguous(), change.contiguous(), weight, (dtype, eps))
-
-
-@repeat_launches
-def _launch_add_norm(x: Tensor, change: Tensor, weight: Tensor, constants: tuple) -> tuple[Tensor, Tensor]:
-    dtype, eps = constants
-    total, out = (torch.empty_like(x, dtype=dtype) for _ in range(2))
-    size = x.shape[-1]
+    x, change, size = x.contiguous(), change.contiguous(), x.shape[-1]
+    total, out = (x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, change.dtype)) for _ in range(2))
     launch(
         _add_norm_kernel,
         (x.numel() // size,),
@@ -327,7 +267,7 @@ def _launch_add_norm(x: Tensor, change: Tensor, weight: Tensor, constants: tuple
     return total, out
 
 
-def multiply_rows(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+def multiply_rows(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> list[Tensor]:
     """``[F.linear(x, w, b) ...]`` in one launch, for x (..., D) of at most ``FEW_ROWS`` rows.
 
     The weights (n, D) are contiguous and have the dtype of x.
@@ -336,53 +276,20 @@ def multiply_rows(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor 
     size = x.shape[-1]
     outs = [x.new_empty((*x.shape[:-1], len(w))) for w in weights]
     rows, sizes = x.numel() // size, tuple(map(len, weights))
-    with enter_device(x):
-        _products_kernel[(rows * triton.cdiv(max(sizes), _OUTPUTS), len(weights))](
-            x,
-            tuple(weights),
-            tuple(biases),
-            tuple(outs),
-            rows,
-            SIZES=sizes,
-            D=size,
-            OUTPUTS=_OUTPUTS,
-            STEP=min(triton.next_power_of_2(size), _INPUTS),
-            num_warps=4,
-        )
-    return outs
-
-
-def multiply_narrow(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
-) -> tuple[Tensor, ...]:
-    """``[F.linear(x, w, b) ...]`` of three projections to few numbers, for 16-bit x (..., D) of any rows.
-
-    The weights (n, D) are contiguous and have the dtype of x.
-    """
-    return _launch_narrow(x.contiguous(), *weights, *biases, ())
-
-
-@repeat_launches
-def _launch_narrow(x, weight_0, weight_1, weight_2, bias_0, bias_1, bias_2, _) -> tuple[Tensor, ...]:
-    weights = (weight_0, weight_1, weight_2)
-    sizes = [len(w) for w in weights]
-    outs = tuple(x.new_empty((*x.shape[:-1], size)) for size in sizes)
-    rows = x.numel() // x.shape[-1]
-    # Few rows share few programs, so that each reads the weights for as many rows as possible.
-    at_once = _MOST_TOKENS if rows >= 64 * _MOST_TOKENS else _LEAST_TOKENS
     launch(
-        _narrow_kernel,
-        (triton.cdiv(rows, at_once),),
-        *(x, *weights, bias_0, bias_1, bias_2, *outs, rows, *sizes),
-        D=x.shape[-1],
-        ROWS=at_once,
-        OUTPUTS=max(16, triton.next_power_of_2(sum(sizes))),
-        STEP=min(max(16, triton.next_power_of_2(x.shape[-1])), _NARROW_INPUTS),
+        _products_kernel,
+        (rows * triton.cdiv(max(sizes), _OUTPUTS), len(weights)),
+        *(x, *map(tuple, (weights, biases, outs)), rows),
+        SIZES=sizes,
+        D=size,
+        OUTPUTS=_OUTPUTS,
+        STEP=min(triton.next_power_of_2(size), _INPUTS),
         num_warps=4,
     )
     return outs
 
 
+@_repeated
 def bound_and_threshold(
     q_weight: Tensor, k_weight: Tensor, num_heads: int, head_dim: int, offset: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -390,19 +297,12 @@ def bound_and_threshold(
 
     ``offset`` is log L - log epsilon, of ``threshold_offset``.
     """
-    factor = qk_norm_factor(head_dim, 1.0 / math.sqrt(head_dim), dtype)
-    return _launch_threshold(q_weight.detach(), k_weight.detach(), (num_heads, head_dim, factor, offset))
-
-
-@repeat_launches
-def _launch_threshold(q_weight: Tensor, k_weight: Tensor, constants: tuple) -> tuple[Tensor, Tensor]:
-    num_heads, head_dim, factor, offset = constants
     bound, delta = (torch.empty(num_heads, dtype=torch.float32, device=q_weight.device) for _ in range(2))
+    factor = qk_norm_factor(head_dim, 1.0 / math.sqrt(head_dim), dtype)
     launch(
         _threshold_kernel,
         (num_heads,),
-        *(q_weight, k_weight, bound, delta, factor, offset),
-        OWN=q_weight.numel() > head_dim,
+        *(q_weight, k_weight, bound, delta, factor, offset, 0 if len(q_weight) == head_dim else head_dim),
         D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim),
         num_warps=1,
@@ -410,75 +310,70 @@ def _launch_threshold(q_weight: Tensor, k_weight: Tensor, constants: tuple) -> t
     return bound, delta
 
 
+@_repeated
 def shift_and_norm(
     q: Tensor,
-    z: list[Tensor],
-    mix: list[Tensor],
+    z_k: Tensor,
+    z_v: Tensor,
+    mix_k: Tensor,
+    mix_v: Tensor,
     forget: Tensor,
-    states: Sequence[Tensor | None],
-    weights: Sequence[Tensor],
+    state_k: Tensor | None,
+    state_v: Tensor | None,
+    end_k: Tensor | None,
+    end_v: Tensor | None,
+    weight_q: Tensor,
+    weight_k: Tensor,
     num_heads: int,
     eps: float,
-    ends: Sequence[Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries, keys and values, as ``token_shift`` and ``HeadRMSNorm`` compute them, and log forget gates.
 
     Args:
         q: (B, T, hidden), projected.
-        z: of keys and values, (B, T, hidden), projected and not shifted.
-        mix: of keys and values, (B, T, H), the logits of the token shift.
+        z_k, z_v: of keys and values, (B, T, hidden), projected and not shifted.
+        mix_k, mix_v: of keys and values, (B, T, H), the logits of the token shift.
         forget: (B, T, H), the logits of the forget gates.
-        states: (B, 1, H, D), contiguous, z of the token before; None at the start of the sequence. If T = 1
-            they are overwritten with this z.
-        weights: of the norms of queries and keys, (D,) or (H * D,).
-        ends: like ``states``; receive the z of the last token.
+        state_k, state_v: (B, 1, H, D), contiguous, z of the token before; None at the start of the sequence.
+            If T = 1 they are overwritten with this z.
+        end_k, end_v: (B, 1, H, D), contiguous; they receive the z of the last token. Or None.
+        weight_q, weight_k: of the norms of queries and keys, (D,) or (H * D,).
 
     Returns:
         q, k, v: (B, H, T, D) in the dtype of q and z. log_fgate: (B, H, T) float32.
     """
-    q, z = q.contiguous(), [x.contiguous() for x in z]
-    logits = [*mix, forget]
+    batch, tokens, hidden = q.shape
+    head_dim, tiles = hidden // num_heads, _tiles(tokens)
+    q, z_k, z_v = (x.contiguous() for x in (q, z_k, z_v))
+    logits = [mix_k, mix_v, forget]
     if len({x.stride() for x in logits}) > 1 or forget.stride(-1) != 1:
         logits = [x.contiguous() for x in logits]
-    return _launch_shift_norm(q, *z, *logits, *states, *ends, *weights, (num_heads, eps))
-
-
-@repeat_launches
-def _launch_shift_norm(q: Tensor, *arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    z, logits, others, (num_heads, eps) = arguments[:2], arguments[2:5], arguments[5:-1], arguments[-1]
-    batch, tokens, hidden = q.shape
-    head_dim = hidden // num_heads
-    q_out, k_out, v_out = (x.new_empty((batch, num_heads, tokens, head_dim)) for x in (q, *z))
-    gate_out = torch.empty((batch, num_heads, tokens), dtype=torch.float32, device=q.device)
-    tiles = _tiles(tokens)
+    out = [x.new_empty((batch, num_heads, tokens, head_dim)) for x in (q, z_k, z_v)]
+    out.append(torch.empty((batch, num_heads, tokens), dtype=torch.float32, device=q.device))
     launch(
         _shift_norm_kernel,
         (batch * num_heads * triton.cdiv(tokens, tiles["ROWS"]),),
-        *(q, *z, *logits, *others, q_out, k_out, v_out, gate_out),
+        *(q, z_k, z_v, *logits, state_k, state_v, end_k, end_v, weight_q, weight_k, *out),
         *(num_heads, tokens, *logits[0].stride()[:2], eps),
         D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim),
-        OWN_WEIGHTS=others[-1].numel() > head_dim,
+        OWN_WEIGHTS=weight_q.numel() > head_dim,
         **tiles,
     )
-    return q_out, k_out, v_out, gate_out
+    return tuple(out)
 
 
-def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+@_repeated
+def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> tuple[Tensor]:
     """``HeadRMSNorm`` of x (B, H, T, D) with its gate (B, T, H * D): (B, T, H * D) in the dtype of x."""
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    return _launch_norm_gate(x, gate.contiguous(), weight, (eps,))[0]
-
-
-@repeat_launches
-def _launch_norm_gate(x: Tensor, gate: Tensor, weight: Tensor, constants: tuple[float]) -> tuple[Tensor]:
     batch, heads, tokens, head_dim = x.shape
+    x, gate = x if x.stride(-1) == 1 else x.contiguous(), gate.contiguous()
     out = torch.empty((batch, tokens, heads * head_dim), dtype=x.dtype, device=x.device)
     tiles = _tiles(tokens)
     launch(
         _norm_gate_kernel,
         (batch * heads * triton.cdiv(tokens, tiles["ROWS"]),),
-        *(x, gate, weight, out, *x.stride()[:3], heads, tokens, *constants),
+        *(x, gate, weight, out, *x.stride()[:3], heads, tokens, eps),
         D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim),
         **tiles,
@@ -486,17 +381,22 @@ def _launch_norm_gate(x: Tensor, gate: Tensor, weight: Tensor, constants: tuple[
     return (out,)
 
 
-def silu_and_multiply(gate_up: Tensor) -> Tensor:
+@_repeated
+def silu_and_multiply(gate_up: Tensor) -> tuple[Tensor]:
     """``silu(gate) * up``: (..., 2 W), the gate first, -> (..., W) of the same dtype."""
-    return _launch_silu(gate_up.contiguous(), ())[0]
-
-
-@repeat_launches
-def _launch_silu(gate_up: Tensor, _) -> tuple[Tensor]:
+    gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty((*gate_up.shape[:-1], width))
     rows, block = out.numel() // width, min(triton.next_power_of_2(width), 1024)
     if rows:
-        grid = (rows * triton.cdiv(width, block),)
-        launch(_silu_kernel, grid, gate_up, out, rows, width, BLOCK=block, num_warps=4)
+        launch(
+            _silu_kernel,
+            (rows * triton.cdiv(width, block),),
+            gate_up,
+            out,
+            rows,
+            width,
+            BLOCK=block,
+            num_warps=4,
+        )
     return (out,)
