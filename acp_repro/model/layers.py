@@ -199,9 +199,8 @@ class ForgettingAttentionLayer(nn.Module):
         def kv_proj(shifted: bool) -> Linear | ShiftedLinear:
             return ShiftedLinear(hidden, heads, std) if shifted else Linear(hidden, hidden, std)
 
-        def qk_norm() -> HeadRMSNorm | None:
-            options = (QK_NORM_EPS, config.qk_norm_share_param_across_head)
-            return HeadRMSNorm(heads, config.head_dim, *options) if config.qk_norm else None
+        def qk_norm() -> HeadRMSNorm:
+            return HeadRMSNorm(heads, config.head_dim, QK_NORM_EPS, config.qk_norm_share_param_across_head)
 
         self.q_proj = Linear(hidden, hidden, std)
         self.k_proj = kv_proj(self.shifts["k"])
@@ -209,7 +208,7 @@ class ForgettingAttentionLayer(nn.Module):
         self.o_proj = Linear(hidden, hidden, std)
         self.fgate_proj = None if config.use_rope else Linear(hidden, heads, std, bias=True)
         self.ogate_proj = Linear(hidden, hidden, std) if config.use_output_gate else None
-        self.q_norm, self.k_norm = qk_norm(), qk_norm()
+        self.q_norm, self.k_norm = (qk_norm() if config.qk_norm else None for _ in "qk")
         self.output_norm = (
             HeadRMSNorm(heads, config.head_dim, config.norm_eps) if config.use_output_norm else None
         )
@@ -333,11 +332,11 @@ class ForgettingAttentionLayer(nn.Module):
         ``whole`` tells whether all rows of x are one sequence each, without padding.
         """
         own = (self.k_proj, self.v_proj, self.q_norm, self.k_norm, self.output_norm)
-        shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
         if cache is not None:
             ready = cache.fuses
         else:  # in a mode of PyTorch that intercepts operators, modules compute
             ready = whole and runs_kernels(x) and self.context_parallel is None and launches_alone((x,))
+        shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
         complete = ready and shifts and all((*own, self.ogate_proj, self.fgate_proj))
         return complete and is_plain(*filter(None, own))
 
