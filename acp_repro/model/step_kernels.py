@@ -384,7 +384,6 @@ def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> tuple[
 @_repeated
 def silu_and_multiply(gate_up: Tensor) -> tuple[Tensor]:
     """``silu(gate) * up``: (..., 2 W), the gate first, -> (..., W) of the same dtype."""
-    gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty((*gate_up.shape[:-1], width))
     rows, block = out.numel() // width, min(triton.next_power_of_2(width), 1024)
@@ -392,7 +391,7 @@ def silu_and_multiply(gate_up: Tensor) -> tuple[Tensor]:
         launch(
             _silu_kernel,
             (rows * triton.cdiv(width, block),),
-            gate_up,
+            gate_up.contiguous(),
             out,
             rows,
             width,
