@@ -185,7 +185,7 @@ def test_step_with_a_lower_delta_reads_blocks_skipped_before():
 
 def test_pool_releases_memory_when_most_blocks_are_free():
     table = torch.arange(1, 241, dtype=torch.int32).view(2, 3, 40)
-    pool = BlockPool(torch.zeros(2, 3, 1, 16), table, 240, torch.zeros_like(table[..., 0]))
+    pool = BlockPool(torch.zeros(2, 3, 1, 16), table, 240, torch.zeros(2, 2, 3, dtype=torch.int32))
     full = pool.allocated_bytes
     assert pool.evict(torch.full((2, 3), 38))
     assert pool.allocated_bytes < full / 4
