@@ -31,6 +31,9 @@ from .threshold import check_floor, join_norms, longest_norms
 # These functions launch collectives with data-dependent sizes, which torch.compile cannot trace, so compiled
 # code calls them eagerly. (`torch.compiler.disable` would import the compiler with this package.)
 _not_compiled: Any = _disable_dynamo
+# PyTorch 2.13 deprecates the second name, which earlier versions have. With a list of results, NCCL would
+# copy each of them.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def find_group(context_parallel: Any) -> dist.ProcessGroup:
@@ -414,7 +417,7 @@ def all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     x = x.contiguous()
     gathered = x.new_empty((group.size() * len(x), *x.shape[1:]))
     with _one_line("all-gather"):
-        dist.all_gather_into_tensor(_view_bytes(gathered), _view_bytes(x), group)
+        _all_gather(_view_bytes(gathered), _view_bytes(x), group)
     return gathered.unflatten(0, (group.size(), -1))
 
 
