@@ -34,6 +34,7 @@ from .test_triton import (
 )
 
 IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
+ON_A_HOPPER = [pytest.mark.gpu] if IS_HOPPER else []
 WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
 needs_hopper = pytest.mark.skipif(
     not IS_HOPPER, reason="needs a Hopper GPU: run make test-gpu on an H100 or H200"
@@ -149,7 +150,7 @@ def test_every_output_and_gradient_without_a_gpu(monkeypatch, seqlen, kind, dtyp
     check(inputs, boundary, seq_start, scale, *grid, actual=(out, *grads, dc, lse))
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [pytest.param(x, marks=ON_A_HOPPER) for x in (False, True)])
 @WIDTHS
 def test_packed_keys(monkeypatch, head_dim, padded):
     """More keys than queries, in one matrix for all rows; a head does not read all keys of its row."""

@@ -142,8 +142,10 @@ def packed_inputs(seqlen_q, seqlen_k, head_dim, dtype):
     """Inputs whose two heads share their keys. In row 1, no head keeps the first keys at delta = -2."""
     inputs = make_inputs(seqlen_q, seqlen_k, head_dim, dtype)
     inputs[2:4] = (x[:, :1].expand(-1, 2, -1, -1) for x in inputs[2:4])
-    inputs[4][1, 0] /= 6  # a block before the first kept one has weights of about exp(-3)
-    inputs[4][1, 1] = inputs[4][1, 0] * 40 / seqlen_q  # falls by about 2 in seqlen_q tokens
+    # Constant gates, so that the boundary is the same on every device. A block before the first kept one of
+    # head 0 has weights of about exp(-3); c of head 1 falls by 2 in seqlen_q tokens.
+    falls = torch.tensor([0.05, 2 / seqlen_q], dtype=torch.float64, device=DEVICE)
+    inputs[4][1] = -falls[:, None] * torch.arange(seqlen_k, device=DEVICE)
     return inputs
 
 
