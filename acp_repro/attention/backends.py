@@ -87,14 +87,18 @@ class Backend:
         """Gradients of out with respect to q, k, v and log_fgate, in their shapes and dtypes."""
         raise NotImplementedError
 
-    def attend(self, call: AttentionCall, c, boundary) -> tuple[Tensor, Tensor]:
-        """The first two results of :meth:`forward` for a given c and boundary."""
+    def attend(self, call: AttentionCall, c, boundary, packed) -> tuple[Tensor, Tensor]:
+        """The first two results of :meth:`forward` for a given c and boundary and packed keys.
+
+        k and v are (1, 1, N, D), the keys of all batch rows, each row's one after another. packed (B, 2)
+        int64 is the row of N at which a batch row's key 0 is or would be, and the first key that is present.
+        """
         raise NotImplementedError
 
     def partial_gradients(
-        self, dout, call: AttentionCall, out, saved, c, boundary
+        self, dout, call: AttentionCall, out, saved, c, boundary, packed
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """:meth:`backward` with dk and dv (B, Hkv, Tk, D) in float32, because they are partial sums."""
+        """:meth:`backward` of :meth:`attend`, with dk and dv in float32, because they are partial sums."""
         raise NotImplementedError
 
     def write(self, cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
@@ -154,18 +158,18 @@ class Blockwise(Backend):
         c, start_index = self.search(call)
         return *self.attend(call, c, start_index), c, start_index
 
-    def attend(self, call, c, boundary):
-        out = blockwise.forward(call, c, boundary, *self.grid(call))
+    def attend(self, call, c, boundary, packed=None):
+        out = blockwise.forward(call, c, boundary, *self.grid(call), packed)
         # The backward pass computes its softmax again, which costs less here than keeping row sums.
         return out, c.new_empty(0, dtype=torch.float32)
 
-    def backward(self, dout, call, out, saved, c, boundary):
-        dq, dk, dv, dc = blockwise.backward(dout, call, c, boundary, *self.grid(call))
+    def backward(self, dout, call, out, saved, c, boundary, packed=None):
+        dq, dk, dv, dc = blockwise.backward(dout, call, c, boundary, *self.grid(call), packed)
         return dq, dk, dv, log_fgate_grad(dc, call.log_fgate)
 
-    def partial_gradients(self, dout, call, out, saved, c, boundary):
+    def partial_gradients(self, dout, call, out, saved, c, boundary, packed):
         wide = call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())
-        return self.backward(dout.float(), wide, out, saved, c, boundary)
+        return self.backward(dout.float(), wide, out, saved, c, boundary, packed)
 
 
 class Triton(Backend):
@@ -201,15 +205,18 @@ class Triton(Backend):
         tensors = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start)
         return kernels().backward_pass(*tensors, constants)
 
-    def attend(self, call, c, boundary):
+    def attend(self, call, c, boundary, packed):
         options = (call.seq_start, call.sm_scale, *self.grid(call), call.window_size)
-        return kernels().forward(call.q, call.k, call.v, c, boundary, *options, portable=self.portable)
+        given = (call.q, call.k, call.v, c, boundary)
+        return kernels().forward(*given, *options, portable=self.portable, packed=packed)
 
-    def partial_gradients(self, dout, call, out, saved, c, boundary):
+    def partial_gradients(self, dout, call, out, saved, c, boundary, packed):
         options = (call.seq_start, call.sm_scale, *self.grid(call), call.window_size)
         tensors = (dout, call.q, call.k, call.v, out, saved, c, boundary)
-        dq, dk, dv, dc = kernels().backward(*tensors, *options, portable=self.portable, shares=True)
-        dk, dv = (x.unflatten(1, (call.k.shape[1], -1)).sum(2) for x in (dk, dv))
+        given = {"portable": self.portable, "shares": True, "packed": packed}
+        dq, dk, dv, dc = kernels().backward(*tensors, *options, **given)
+        if dk.shape != call.k.shape:
+            dk, dv = (x.sum(1, keepdim=True) for x in (dk, dv))
         return dq, dk, dv, kernels().log_fgate_grad(dc, call.log_fgate)
 
     def write(self, cache, k, v, log_fgate):

@@ -42,9 +42,9 @@ class _Chunk(NamedTuple):
 class _Problem:
     """Inputs flattened over batch and heads, padded to whole query blocks, and split into chunks."""
 
-    def __init__(self, call: AttentionCall, c, boundary, block_q, block_k):
+    def __init__(self, call: AttentionCall, c, boundary, block_q, block_k, packed):
         q, k, v, log_fgate, _, seq_start, self.sm_scale, _, self.window_size = call
-        heads, seqlen_q, seqlen_k = q.shape[1], q.shape[2], k.shape[2]
+        heads, seqlen_q, seqlen_k = q.shape[1], q.shape[2], c.shape[2]
         self.shared = heads // k.shape[1]  # query heads per head of keys and values
         self.block_q = block_q
         self.compute_dtype = torch.promote_types(q.dtype, torch.float32)
@@ -57,10 +57,12 @@ class _Problem:
         )
         # For smaller score differences, the clamped c already hides all keys before a gate of 0, at less
         # cost.
-        self.masks_closed = bool(self.closed.any()) and bool(
-            (2 * logit_bound_from_norms(q, k, self.sm_scale) > MOST_ACROSS_FLOOR).any()
-        )
+        self.masks_closed = bool(self.closed.any()) and self._may_cross_floor(q, k)
         self.length_q, self.length_k = seqlen_q + self.padding, seqlen_k + self.padding
+        # The row of the flat k at which key 0 of each key head is, or would be.
+        self.origin = torch.arange(len(q) * k.shape[1], device=q.device) * self.length_k
+        if packed is not None:
+            self.origin = packed[:, 0]
         self.first = torch.arange(num_blocks, device=q.device) * block_q + (seqlen_k - seqlen_q)
         self.start = boundary.flatten(0, 1).long() * block_k  # (BH, M)
         self.width = self.first + block_q - self.start
@@ -69,6 +71,11 @@ class _Problem:
         self.seq_start = None if seq_start is None else seq_start.repeat_interleave(heads)
         hidden = torch.full((block_q, block_q), float("-inf"), dtype=self.compute_dtype, device=q.device)
         self.mask = hidden.triu_(1)
+
+    def _may_cross_floor(self, q: Tensor, k: Tensor) -> bool:
+        """Whether scores may differ by more than the decay of a clamped gate, for any rows of q and k."""
+        bound = logit_bound_from_norms(q.flatten(0, 1)[None], k.flatten(0, 1)[None], self.sm_scale)
+        return bool((2 * bound > MOST_ACROSS_FLOOR).any())
 
     def flatten(self, x: Tensor) -> Tensor:
         """(B, H, T, D) as (B*H*(T + padding), D), contiguous, in the compute dtype."""
@@ -100,9 +107,8 @@ class _Problem:
                 head, block = tasks // blocks, tasks % blocks
                 rows = (head * self.length_q + block * self.block_q)[:, None] + in_block
                 start = self.start.flatten()[tasks]
-                gates = keys = (head * self.length_k + start)[:, None] + in_window
-                if self.shared > 1:
-                    keys = (head // self.shared * self.length_k + start)[:, None] + in_window
+                gates = (head * self.length_k + start)[:, None] + in_window
+                keys = (self.origin[head // self.shared] + start)[:, None] + in_window
                 base = (head * self.length_k + self.first[block])[:, None]
                 if steep:
                     base = base + in_block
@@ -142,13 +148,15 @@ class _Problem:
         return torch.arange(width - self.window_size, device=rows.device) < first[:, None]
 
 
-def forward(call: AttentionCall, c: Tensor, boundary: Tensor, block_q: int, block_k: int) -> Tensor:
+def forward(
+    call: AttentionCall, c: Tensor, boundary: Tensor, block_q: int, block_k: int, packed: Tensor | None = None
+) -> Tensor:
     """Equation 3 at block level: (B, H, Tq, D) like q.
 
     Args:
-        c: (B, H, Tk) float64. boundary: (B, H, M) int32.
+        c: (B, H, Tk) float64. boundary: (B, H, M) int32. packed: see :meth:`.backends.Backend.attend`.
     """
-    problem = _Problem(call, c, boundary, block_q, block_k)
+    problem = _Problem(call, c, boundary, block_q, block_k, packed)
     out = torch.empty_like(problem.q)
     for chunk in problem.chunks():
         weights = problem.weights(problem.q[chunk.rows], problem.k[chunk.keys], chunk)
@@ -157,9 +165,15 @@ def forward(call: AttentionCall, c: Tensor, boundary: Tensor, block_q: int, bloc
 
 
 def backward(
-    dout: Tensor, call: AttentionCall, c: Tensor, boundary: Tensor, block_q: int, block_k: int
+    dout: Tensor,
+    call: AttentionCall,
+    c: Tensor,
+    boundary: Tensor,
+    block_q: int,
+    block_k: int,
+    packed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of :func:`forward` with respect to q, k, v and c.
+    """Gradients of :func:`forward` with respect to q, k, v and c; the arguments are documented there.
 
     ``dS = P (dP - delta)``, with delta computed from P and dP. The row sums of dS therefore vanish up to
     rounding, and row and column sums use the same entries.
@@ -167,7 +181,7 @@ def backward(
     Returns:
         dq, dk, dv like q, k, v, and dc (B, H, Tk) in the compute dtype.
     """
-    problem = _Problem(call, c, boundary, block_q, block_k)
+    problem = _Problem(call, c, boundary, block_q, block_k, packed)
     dout = problem.flatten(dout)
     dq, dk, dv = (torch.zeros_like(x) for x in (problem.q, problem.k, problem.v))
     dc = torch.zeros(problem.c.numel(), dtype=dk.dtype, device=dk.device)

@@ -3,9 +3,9 @@
 For P ranks, the sequence is split into 2P equal chunks of whole blocks. Rank r owns chunks r and 2P - 1 - r,
 an early and a late one, which balances the work ("zig-zag"). The boundary depends on the gates and delta, not
 on the keys. After one all-gather of the gates, every rank can therefore compute the boundary of all chunks
-and
-the key blocks to send and receive: the boundary is non-decreasing along a head, so a chunk of queries reads a
-suffix of the keys before it. One all-to-all exchanges the keys, and another one returns their gradients.
+and the key blocks to send and receive: the boundary is non-decreasing along a head, so a chunk of queries
+reads a suffix of the keys before it. One all-to-all exchanges the keys, and another one returns their
+gradients.
 
 The rows of dS sum to 0, so no query contributes to a gate before its first key. Each rank therefore computes
 the gradient of the gates by suffix sums over its own range of keys, and returns the result with dk and dv.
@@ -31,6 +31,9 @@ from .threshold import check_floor, join_norms, longest_norms
 # These functions launch collectives with data-dependent sizes, which torch.compile cannot trace, so compiled
 # code calls them eagerly. (`torch.compiler.disable` would import the compiler with this package.)
 _not_compiled: Any = _disable_dynamo
+# PyTorch 2.13 deprecates the second name, which earlier versions have. With a list of results, NCCL would
+# copy each of them.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def find_group(context_parallel: Any) -> dist.ProcessGroup:
@@ -151,16 +154,15 @@ def attend_shards(call: AttentionCall, group: dist.ProcessGroup) -> tuple[Tensor
     plan = make_plan(call, group)
     out = _AttendShards.apply(*call[:4], plan)
     starts = plan.boundary.view(*call.q.shape[:2], 2 * group.size(), -1)
-    return out, starts[:, :, list(plan.chunks)].flatten(2)
+    return out, torch.cat([starts[:, :, chunk] for chunk in plan.chunks], 2)
 
 
 class Plan(NamedTuple):
     """The communication and computation of one call. A *row* is a key head of a sequence and its query heads.
 
-    ``own`` and ``table`` index the key blocks of all rows that this rank owns or receives: first its own,
-    then those of each rank. ``sent[r]`` contains the indices of own blocks that rank r reads, and
-    ``received[r]`` is the number of blocks from rank r. Both ranks order them by row and block, so no size is
-    exchanged.
+    A rank has a *pool* of key blocks: its own in the order of rows, then those of each rank in the order of
+    chunks and rows. The backend computes both halves of this rank's queries in one call, whose batch is
+    (row, half). It reads *packed* keys: for each row and half the blocks of the pool that the half reads.
     """
 
     call: AttentionCall
@@ -171,11 +173,12 @@ class Plan(NamedTuple):
     gates: Tensor  # (R, G, L)
     c: Tensor  # (R, G, L) float64
     boundary: Tensor  # (R, G, M) int32
-    first: Tensor  # (R, 2P) int64 on the CPU: the first key block that each chunk of queries reads
-    table: Tensor  # (R, N) int64 on the CPU: the index of each key block, or -1
-    own: Tensor  # (R, N / P) int64 on the CPU: the indices of this rank's blocks
-    sent: list[Tensor]
-    received: list[int]
+    sizes: list[int]  # blocks sent to each rank
+    received: list[int]  # blocks from each rank
+    packed: Tensor  # (2 R, 2) int64: see `Backend.attend`
+    sent: Tensor  # (sum of sizes,) int64: the indices in the pool of the blocks to send
+    blocks: Tensor  # (n,) int64: the index in the pool of each packed block
+    places: Tensor  # (n,) int64: the index of each packed block among all key blocks of the backend's call
 
 
 @torch.no_grad()
@@ -198,76 +201,115 @@ def make_plan(call: AttentionCall, group: dist.ProcessGroup) -> Plan:
     gates, c, boundary = (x.reshape(batch * kv_heads, heads // kv_heads, -1) for x in (gates, c, boundary))
     block_q, block_k = grid = backend.block_sizes(head_dim, call.q.dtype)
     # The only host synchronisation: message sizes must be known on the host.
-    first = boundary[:, :, :: tokens // 2 // block_q].amin(1).long().cpu()
-    rows, blocks = len(first), tokens // 2 // block_k  # blocks of a chunk
-    block = torch.arange(2 * ranks * blocks)
-    chunk = block // blocks
-    owner = chunk.minimum(2 * ranks - 1 - chunk)
+    first = boundary[:, :, :: tokens // 2 // block_q].amin(1).cpu().long()
+    sizes, received, *indices = _index_blocks(first, rank, tokens // 2 // block_k)
+    indices[0] *= block_k
+    flat = torch.cat([x.flatten() for x in indices])
+    if call.q.is_cuda:
+        flat = flat.pin_memory()
+    parts = flat.to(call.q.device, non_blocking=True).split([x.numel() for x in indices])
+    found = gates, c, boundary, sizes, received, parts[0].view(-1, 2)
+    return Plan(call, group, backend, own_chunks(rank, ranks), grid, *found, *parts[1:])
 
-    def find_reads(reader: int) -> Tensor:
-        """(R, N) bool: the key blocks of other ranks that ``reader`` needs."""
-        read = torch.zeros(rows, len(block), dtype=torch.bool)
-        for own in own_chunks(reader, ranks):
-            read |= (block >= first[:, own, None]) & (chunk < own)
-        return read & (owner != reader)
 
-    own = torch.arange(rows * 2 * blocks).view(rows, -1)
-    table = torch.full((rows, len(block)), -1)
-    table[:, owner == rank] = own
-    reads = find_reads(rank)
-    # Indices in the order of arrival: by sender, row and block.
-    received, count = [], own.numel()
-    for sender in range(ranks):
-        arriving = reads & (owner == sender)
-        received.append(int(arriving.sum()))
-        table[arriving] = torch.arange(count, count + received[-1])
-        count += received[-1]
-    sent = [table[find_reads(reader) & (owner == rank)].to(call.q.device) for reader in range(ranks)]
-    chunks = own_chunks(rank, ranks)
-    return Plan(call, group, backend, chunks, grid, gates, c, boundary, first, table, own, sent, received)
+def _index_blocks(first: Tensor, rank: int, blocks: int) -> tuple[Any, ...]:
+    """The fields ``sizes`` to ``places`` of a plan; ``packed`` in blocks.
+
+    Args:
+        first: (R, 2P) int64 on the CPU: the first key block that each chunk of queries reads.
+        blocks: the number of key blocks of a chunk.
+    """
+    rows, chunks = first.shape
+    ranks = chunks // 2
+    early, late = own_chunks(rank, ranks)
+    own = slice(early, late + 1, late - early)  # a view of the two chunks of this rank
+    chunk = torch.arange(chunks, device="cpu")
+    # (R, 2P, 2P): how many blocks, the last ones, of each chunk of keys a chunk of queries reads.
+    read = ((chunk + 1) * blocks - first[:, :, None]).clamp(0, blocks).tril()
+    # (R, P, 2P): how many of them each rank reads, and how many it fetches from other ranks.
+    fetched = torch.maximum(read[:, :ranks], read[:, ranks:].flip(1))
+    fetched *= chunk.minimum(chunk.flip(0)) != chunk[:ranks, None]
+    # (P, 2, R), the orders in which blocks leave and arrive: by rank, half and row.
+    leaving = fetched[:, :, own].permute(1, 2, 0)
+    arriving = torch.stack((fetched[:, rank, :ranks], fetched[:, rank, ranks:].flip(1)), 2).permute(1, 2, 0)
+    # The ends in the pool of the own chunks (R, 2), and of the blocks of each chunk (2P, R).
+    own_ends = torch.arange(blocks, (rows * 2 + 1) * blocks, blocks, device="cpu").view(rows, 2)
+    ends = arriving.flatten().cumsum(0).view_as(arriving) + rows * 2 * blocks
+    ends = torch.cat((ends[:, 0], ends[:, 1].flip(0)))
+    ends[own] = own_ends.T
+    reads = read[:, own]  # (R, 2, 2P), the order of the packed keys
+    counts = reads.sum(-1)
+    # Both halves of the queries end at the last key of the backend's call, so the early half's keys move.
+    length = (late + 1) * blocks
+    earliest = length - counts
+    packed = counts.flatten().cumsum(0).view_as(counts) - length
+    places = torch.arange(0, rows * 2 * length, length, device="cpu").view(rows, 2) + earliest
+    return (
+        leaving.sum((1, 2)).tolist(),
+        arriving.sum((1, 2)).tolist(),
+        torch.stack((packed, earliest), -1).flatten(0, 1),
+        _join_ranges(own_ends.T - leaving, leaving),
+        _join_ranges(ends.T[:, None] - reads, reads),
+        _join_ranges(places, counts),
+    )
+
+
+def _join_ranges(starts: Tensor, counts: Tensor) -> Tensor:
+    """All integers of the ranges ``starts .. starts + counts``, one range after another."""
+    starts, counts = starts.flatten(), counts.flatten()
+    ends = counts.cumsum(0)
+    return (starts - ends + counts).repeat_interleave(counts) + torch.arange(int(ends[-1]), device="cpu")
 
 
 class _LocalCall(NamedTuple):
-    """One call of the backend: a chunk of queries of some rows, with all keys that these rows read."""
+    """The arguments of the backend's call: both halves of this rank's queries, with packed keys."""
 
-    rows: Tensor  # (g,) int64
-    queries: slice
-    blocks: Tensor  # (g, n) int64, the indices of the key blocks in the pool
     call: AttentionCall
     c: Tensor
     boundary: Tensor
+    packed: Tensor
 
 
-def _local_calls(plan: Plan, q: Tensor, pool: Tensor) -> Iterator[_LocalCall]:
-    """The calls of this rank. q is (R, G, T, D); pool is (2, n, block, D): key blocks and a zero block."""
-    block_q, block_k = plan.grid
-    size = q.shape[2] // 2
-    for half, chunk in enumerate(plan.chunks):
-        fetched = chunk * size // block_k - plan.first[:, chunk]
-        # Rows of similar lengths share a call. Blocks before the first block of a row are never read.
-        bucket = fetched.double().clamp(min=0.5).log2().ceil()
-        for one in bucket.unique():
-            chosen = (bucket == one).nonzero()[:, 0]
-            base = int(plan.first[chosen, chunk].min())
-            blocks = plan.table[chosen, base : (chunk + 1) * size // block_k].to(q.device)
-            rows = chosen.to(q.device)
-            k, v = pool[:, blocks].flatten(2, 3)[:, :, None]
-            seq_start = plan.call.seq_start
-            if seq_start is not None:
-                seq_start = (seq_start[rows // plan.call.k.shape[1]] - base * block_k).clamp(min=0)
-            keys = slice(base * block_k, (chunk + 1) * size)
-            queries = slice(half * size, (half + 1) * size)
-            tiles = slice(chunk * size // block_q, (chunk + 1) * size // block_q)
-            call = plan.call._replace(
-                q=q[rows][:, :, queries],
-                k=k,
-                v=v,
-                log_fgate=plan.gates[rows][..., keys],
-                threshold=None,
-                seq_start=seq_start,
-            )
-            boundary = plan.boundary[rows][..., tiles] - base
-            yield _LocalCall(rows, queries, blocks, call, plan.c[rows][..., keys].contiguous(), boundary)
+def _local_call(plan: Plan, q: Tensor, pool: Tensor) -> _LocalCall:
+    """The backend's call for q (B, H, T, D) and the pool (n, block, 2 D) of keys and values."""
+    (early, late), size, kv_heads = plan.chunks, q.shape[2] // 2, plan.call.k.shape[1]
+    shift, end = (late - early) * size, (late + 1) * size
+
+    def align(x: Tensor) -> Tensor:
+        """(2 R, G, end): ``x`` (R, G, L) for each half, such that both halves end at the last number."""
+        aligned = x.new_zeros(len(x), 2, x.shape[1], end)
+        aligned[:, 0, :, shift:] = x[..., : end - shift]
+        aligned[:, 1] = x[..., :end]
+        return aligned.flatten(0, 1)
+
+    starts = plan.boundary.unflatten(2, (2 * plan.group.size(), -1))
+    starts = torch.stack((starts[:, :, early] + shift // plan.grid[1], starts[:, :, late]), 1).flatten(0, 1)
+    seq_start = plan.call.seq_start
+    if seq_start is not None:
+        seq_start = seq_start.repeat_interleave(kv_heads)
+        seq_start = torch.stack((seq_start + shift, seq_start), 1).flatten()
+    k, v = pool.index_select(0, plan.blocks).view(1, 1, -1, pool.shape[2]).chunk(2, -1)
+    call = plan.call._replace(
+        q=_split_halves(q, kv_heads),
+        k=k,
+        v=v,
+        log_fgate=align(plan.gates),
+        threshold=None,
+        seq_start=seq_start,
+    )
+    return _LocalCall(call, align(plan.c), starts, plan.packed)
+
+
+def _split_halves(x: Tensor, kv_heads: int) -> Tensor:
+    """(2 R, G, T / 2, D) from x (B, H, T, D), without a copy if G is 1 and x is contiguous."""
+    batch, heads, tokens, head_dim = x.shape
+    x = x.reshape(batch * kv_heads, heads // kv_heads, 2, tokens // 2, head_dim)
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _join_halves(x: Tensor, shape: torch.Size) -> Tensor:
+    """The inverse of :func:`_split_halves`; ``shape`` is (B, H, T, D)."""
+    return x.unflatten(0, (-1, 2)).transpose(1, 2).reshape(shape)
 
 
 class _AttendShards(torch.autograd.Function):
@@ -275,53 +317,42 @@ class _AttendShards(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, log_fgate, plan: Plan):
-        rows, tokens, head_dim = len(plan.first), q.shape[2], q.shape[3]
-        blocks = (2, -1, plan.grid[1], head_dim)
-        own = torch.stack((k, v)).reshape(blocks)
-        sent = own[:, torch.cat(plan.sent)].movedim(1, 0)
-        received = all_to_all(sent, list(map(len, plan.sent)), plan.received, plan.group)
-        pool = torch.cat((own, received.movedim(1, 0), torch.zeros_like(own[:, :1])), 1)
-        q_rows = q.reshape(rows, -1, tokens, head_dim)
-        out, saved = torch.empty_like(q_rows), []
+        own = torch.cat((k, v), -1).reshape(-1, plan.grid[1], 2 * k.shape[3])
+        received = all_to_all(own.index_select(0, plan.sent), plan.sizes, plan.received, plan.group)
+        pool = torch.cat((own, received))
         with without_autocast(q):
-            for one in _local_calls(plan, q_rows, pool):
-                part, kept = plan.backend.attend(one.call, one.c, one.boundary)
-                out[:, :, one.queries][one.rows] = part
-                saved.append(kept)
-        ctx.plan, ctx.shapes = plan, (q.shape, k.shape)
-        ctx.save_for_backward(q_rows, pool, out, *saved)
-        return out.view(q.shape)
+            out, saved = plan.backend.attend(*_local_call(plan, q, pool))
+        out = _join_halves(out, q.shape)
+        ctx.plan = plan
+        ctx.save_for_backward(q, pool, out, saved)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
         plan = ctx.plan
-        q, pool, out, *saved = ctx.saved_tensors
-        dout, dq = dout.reshape(q.shape), torch.empty_like(q)
-        block, head_dim = pool.shape[2:]
-        # dk, dv and the gradient of the gates of each key, in float32 because they are summed over ranks.
-        width = 2 * head_dim + q.shape[1]
-        grads = torch.zeros(pool.shape[1], block, width, dtype=torch.float32, device=q.device)
+        q, pool, out, saved = ctx.saved_tensors
+        kv_heads = plan.call.k.shape[1]
+        dout, halves = (_split_halves(x, kv_heads) for x in (dout, out))
         with without_autocast(q):
-            for one, kept in zip(_local_calls(plan, q, pool), saved, strict=True):
-                results = (out[:, :, one.queries][one.rows], kept, one.c, one.boundary)
-                given = dout[:, :, one.queries][one.rows]
-                dq_part, dk, dv, dgates = plan.backend.partial_gradients(given, one.call, *results)
-                dq[:, :, one.queries][one.rows] = dq_part.to(q.dtype)
-                parts = torch.cat((dk[:, 0], dv[:, 0], dgates.mT), -1)
-                # Only the index of the zero block occurs twice, so the order of the sums is fixed.
-                grads.index_add_(0, one.blocks.flatten() % len(grads), parts.reshape(-1, block, width))
-        own = plan.own.numel()
-        returned = all_to_all(
-            grads[own : own + sum(plan.received)], plan.received, list(map(len, plan.sent)), plan.group
-        )
-        for numbers, part in zip(plan.sent, returned.split(list(map(len, plan.sent))), strict=True):
+            call, *given = _local_call(plan, q, pool)
+            dq, dk, dv, dgates = plan.backend.partial_gradients(dout, call, halves, saved, *given)
+        # dk, dv and the gradient of the gates of each key, in float32 because they are summed over ranks.
+        block, group = pool.shape[1], dgates.shape[1]
+        dgates = dgates.unflatten(2, (-1, block)).transpose(1, 2).flatten(0, 1).index_select(0, plan.places)
+        dk, dv = (x.reshape(-1, block, q.shape[3]) for x in (dk, dv))
+        parts = torch.cat((dk, dv, dgates.mT), -1)
+        grads = parts.new_zeros(len(pool), *parts.shape[1:])
+        # The halves are the only two that add to a block, and a sum of two numbers does not depend on order.
+        grads.index_add_(0, plan.blocks, parts)
+        own = len(grads) - sum(plan.received)
+        returned = all_to_all(grads[own:], plan.received, plan.sizes, plan.group)
+        for numbers, part in zip(plan.sent.split(plan.sizes), returned.split(plan.sizes), strict=True):
             grads.index_add_(0, numbers, part)
-        sizes = (head_dim, head_dim, q.shape[1])
-        dk, dv, dgates = grads[:own].view(len(q), -1, width).split(sizes, -1)
-        q_shape, k_shape = ctx.shapes
-        dk, dv = (x.reshape(k_shape).to(q.dtype) for x in (dk, dv))
-        return dq.view(q_shape), dk, dv, dgates.mT.reshape(q_shape[:3]), None
+        widths = (q.shape[3], q.shape[3], group)
+        dk, dv, dgates = grads[:own].view(len(q) * kv_heads, -1, sum(widths)).split(widths, -1)
+        dk, dv = (x.reshape(len(q), kv_heads, *q.shape[2:]).to(q.dtype) for x in (dk, dv))
+        return _join_halves(dq.to(q.dtype), q.shape), dk, dv, dgates.mT.reshape(q.shape[:3]), None
 
 
 class _Exchange(torch.autograd.Function):
@@ -386,7 +417,7 @@ def all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     x = x.contiguous()
     gathered = x.new_empty((group.size() * len(x), *x.shape[1:]))
     with _one_line("all-gather"):
-        dist.all_gather([*_view_bytes(gathered).chunk(group.size())], _view_bytes(x), group)
+        _all_gather(_view_bytes(gathered), _view_bytes(x), group)
     return gathered.unflatten(0, (group.size(), -1))
 
 

@@ -172,9 +172,14 @@ def logit_bound_from_qk_norm(
         gamma = torch.linalg.vector_norm(weight.detach().float().view(-1, head_dim), math.inf, dim=-1)
         shared = len(gamma) > 1 and heads < num_heads
         gammas.append(gamma.repeat_interleave(num_heads // heads) if shared else gamma)
-    rounding = (1.0 + _UNIT_ROUNDOFF[dtype]) ** 6 * _dot_margin(head_dim) ** 2
-    bound = (gammas[0] * gammas[1]).clamp(min=SMALLEST_NORMAL) * (head_dim * abs(sm_scale) * rounding)
+    bound = (gammas[0] * gammas[1]).clamp(min=SMALLEST_NORMAL) * qk_norm_factor(head_dim, sm_scale, dtype)
     return bound.expand(num_heads)
+
+
+def qk_norm_factor(head_dim: int, sm_scale: float, dtype: torch.dtype) -> float:
+    """U of :func:`logit_bound_from_qk_norm` divided by the product of the two largest weights."""
+    rounding = (1.0 + _UNIT_ROUNDOFF[dtype]) ** 6 * _dot_margin(head_dim) ** 2
+    return head_dim * abs(sm_scale) * rounding
 
 
 def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) -> Tensor:

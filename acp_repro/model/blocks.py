@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 
 import torch
@@ -20,7 +21,7 @@ _GROWTH, _SPARE_COLUMNS = 8, 4
 
 
 class BlockPool:
-    """Keys, values and decays of (batch, heads), in blocks of ``BLOCK_SIZE`` tokens.
+    """Keys, values and decays of (batch, heads), in blocks of ``BLOCK_SIZE`` tokens; see :func:`make_pools`.
 
     Physical block 0 belongs to no head, and table entries without a block point to it. Writes for tokens that
     no query will read therefore need no branch and have no effect.
@@ -28,7 +29,7 @@ class BlockPool:
     Args:
         k: (B, H, T, D), keys with the shape and dtype of all later keys.
         table: (B, H, N) int32, the blocks of the first columns: 0, or each of 1 to ``blocks`` once.
-        start: (B, H) int32, the first column of each head that has a block.
+        start: (2, B, H) int32, the first values of the two attributes below.
 
     Attributes:
         first_resident_block: (B, H) int32, the first column of each head that has a block.
@@ -41,12 +42,11 @@ class BlockPool:
         self.version = 0  # incremented when storage moves, which requires a new CUDA graph
         # (B, H, N), the physical block of each column, and (n,), the free physical blocks.
         self.table = table
-        self.first_resident_block, self.first_read_block = start, start.clone()
+        self.first_resident_block, self.first_read_block = start
         self.free = torch.empty(0, dtype=torch.int64, device=k.device)
-        self.k, self.v = (k.new_empty((0, BLOCK_SIZE, self.head_dim)) for _ in range(2))
-        self.c = torch.empty((0, 1, BLOCK_SIZE), dtype=torch.float64, device=k.device)
+        self.k = self.v = k.new_empty((0, BLOCK_SIZE, self.head_dim))
+        self.c = self.k.new_empty((0, 1, BLOCK_SIZE), dtype=torch.float64)
         for name, x in self._allocate(1 + blocks).items():
-            x[0].zero_()  # heads read block 0, under a gate of 0, for columns without a block
             setattr(self, name, x)
 
     @property
@@ -77,11 +77,12 @@ class BlockPool:
         self, seqlens: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, c: Tensor | None = None
     ) -> None:
         """``PagedKVCache.write`` by the fastest way; ``c`` (B, H, T) is the :func:`running_sum`, if known."""
-        paged = self.paged(seqlens)
-        if c is not None and _has_kernels(k):
-            kernels().write_kvcache(paged, k, v, log_fgate, c)
+        if _has_kernels(k):
+            # One block stands for all, so that pools of all sizes share one recorded launch.
+            first_blocks = (x[:1] for x in (self.k, self.v, self.c))
+            _repeated_write()(k, v, log_fgate, c, *first_blocks, self.table, seqlens, ())
         else:
-            find_backend(choose_implementation(k.device)).write(paged, k, v, log_fgate)
+            find_backend(choose_implementation(k.device)).write(self.paged(seqlens), k, v, log_fgate)
 
     def allocate(self, columns: int, start: Tensor) -> None:
         """Allocates blocks of every head up to column ``columns``, except before its ``start`` (B, H) int32.
@@ -206,15 +207,36 @@ class BlockPool:
             self.version += 1
 
 
+def make_pools(keys: list[Tensor], table: Tensor, counts: list[int], start: Tensor) -> list[BlockPool]:
+    """The pools of L layers, with keys (B, H, T, D) each; ``counts`` are their numbers of blocks.
+
+    Args:
+        table: (L, B, H, N) int32. start: (L, B, H) int32, the first column of each head that has a block.
+    """
+    starts = torch.stack((start, start), 1)
+    pools = list(map(BlockPool, keys, table, counts, starts))
+    # Heads read block 0, under a gate of 0, for columns without a block. One kernel clears it in all layers.
+    for blocks in ([x[0] for pool in pools for x in (pool.k, pool.v)], [pool.c[0] for pool in pools]):
+        torch._foreach_zero_(blocks)  # pyright: ignore[reportPrivateImportUsage]
+    return pools
+
+
+@functools.cache
+def _repeated_write():
+    """``write_kvcache`` of tokens, and of a cache as its tensors; what it has launched is launched again."""
+    write = kernels().write_kvcache
+    return kernels().repeat_launches(lambda *x: write(PagedKVCache(*x[4:-1]), *x[:4]) or ())
+
+
 def number_blocks(first: int, columns: int, start: Tensor) -> tuple[Tensor, Tensor]:
-    """For columns ``first .. columns``, (B, H, N) each: the cumulative number of wanted columns, int32, and
-    the mask of wanted columns, which begin at each head's ``start`` (B, H)."""
+    """For columns ``first .. columns``, (..., B, H, N) each: the cumulative number of wanted columns, int32,
+    and the mask of wanted columns, which begin at each head's ``start`` (..., B, H)."""
     wanted = torch.arange(first, columns, device=start.device) >= start[..., None]
-    return wanted.flatten().cumsum(0, dtype=torch.int32).view(wanted.shape), wanted
+    return wanted.flatten(-3).cumsum(-1, dtype=torch.int32).view(wanted.shape), wanted
 
 
 def column_ends(c: Tensor, length: int) -> Tensor:
-    """(B, H, N): c (B, H, T) of the tokens after ``length`` at each end of a column before the newest one."""
+    """(..., N): c (..., T) of the tokens after ``length`` at each end of a column before the newest one."""
     return c[..., BLOCK_SIZE - 1 - length % BLOCK_SIZE : -1 : BLOCK_SIZE]
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .blocks import BLOCK_SIZE
-from .layer_cache import DECODE_TOKENS, PAST_BYTES, LayerCache
+from .layer_cache import DECODE_TOKENS, PAST_BYTES, LayerCache, store_first_tokens
 
 # The per-row state of a cache, besides that of its layers.
 _CALL_STATE = ("seq_start", "device_start", "seqlens")
@@ -66,9 +65,8 @@ class FoXCache:
         self.latest_start = 0
         self.seqlens: Tensor | None = None
         self.dropped_columns = 0
-        # Layers whose first tokens are not stored yet: the number of their blocks, and the function that
-        # stores.
-        self._waiting: tuple[tuple[Tensor, Callable[[int], None]], ...] = ()
+        # Layers whose first tokens are not stored yet, with keys, values and log gates of these tokens.
+        self._waiting: tuple[tuple[LayerCache, Tensor, Tensor, Tensor], ...] = ()
         self.layers = [LayerCache(self) for _ in range(num_layers)]
 
     @property
@@ -162,18 +160,18 @@ class FoXCache:
         self.length += tokens
         self._in_call = self.touched = False
 
-    def store_later(self, count: Tensor, k: Tensor, store: Callable[[int], None]) -> None:
-        """Defers ``store``, so that many layers share one synchronisation; k needs ``count`` blocks."""
-        self._waiting = (*self._waiting, (count, store))
+    def store_later(self, layer: LayerCache, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
+        """Defers storing the first tokens, so that many layers share kernels and one synchronisation."""
+        self._waiting = (*self._waiting, (layer, k, v, log_fgate))
         if len(self._waiting) * 2 * k.numel() * k.element_size() > PAST_BYTES:
             self._store_waiting()
 
     def _store_waiting(self) -> None:
-        """Runs the deferred stores with a single synchronisation."""
         waiting, self._waiting = self._waiting, ()
-        counts = torch.stack([count for count, _ in waiting]).tolist() if waiting else []
-        for (_, store), count in zip(waiting, counts, strict=True):
-            store(count)
+        for evicts in (False, True):
+            these = [one for one in waiting if one[0].evicts == evicts]
+            if these:
+                store_first_tokens(*map(list, zip(*these, strict=True)))
 
     def reserve(self, tokens: int) -> None:
         """Allocates blocks for ``tokens`` more; synchronises once in ``BLOCK_SIZE`` tokens."""

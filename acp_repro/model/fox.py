@@ -16,9 +16,10 @@ from .cache import FoXCache
 from .config import FoXConfig
 from .generation import generate
 from .layer_cache import LayerCache
-from .layers import ForgettingAttentionLayer, Linear, RMSNorm, add_and_norm, make_rotation
+from .layers import ForgettingAttentionLayer, Linear, make_rotation
 from .loss import head_cross_entropy
-from .modules import is_plain
+from .modules import is_plain, runs_kernels
+from .norms import RMSNorm, add_and_norm
 from .pretrained import read_checkpoint, save_pretrained
 from .swiglu import SwiGLU
 
@@ -142,7 +143,7 @@ class FoXModel(nn.Module):
             rotation = make_rotation(position, self.config.head_dim)
         recompute = self.gradient_checkpointing and cache is None and torch.is_grad_enabled()
         # The addition at the end of a block shares a kernel with the norm after it, if nobody watches blocks.
-        joint = cache is not None and is_plain(*cast(Any, self.layers))
+        joint = (cache is not None or runs_kernels(x)) and is_plain(*cast(Any, self.layers))
         change = None
         for index, block in enumerate(self.layers):
             held = None if cache is None else cache.layers[index]

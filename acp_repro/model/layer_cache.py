@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import functools
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from acp_repro.attention import choose_implementation, forgetting_attention_with_kvcache
 
-from .blocks import BLOCK_SIZE, BlockPool, column_ends, join_pools, number_blocks, running_sum
+from .blocks import BLOCK_SIZE, BlockPool, column_ends, join_pools, make_pools, number_blocks, running_sum
 
 if TYPE_CHECKING:
     from .cache import FoXCache
@@ -82,15 +81,18 @@ class LayerCache:
         held = self.shift_states.get(name)
         return None if held is None else held[:, -1:]
 
-    def keep_shift_state(self, name: str, z: Tensor) -> None:
-        """Stores the last input of z (B, T, H, D), or all inputs while the past is recorded for ``crop``."""
+    def keep_shift_state(self, name: str, z: Tensor, own: bool = False) -> None:
+        """Stores the last input of z (B, T, H, D), or all inputs while the past is recorded for ``crop``.
+
+        If ``own``, z is one token in memory that is not used elsewhere.
+        """
         held = self.shift_states.get(name)
         if self.parent.recording:
             self.shift_states[name] = z if held is None else torch.cat((held, z), dim=1)
         elif held is not None and held.dtype == z.dtype and held.shape == z[:, -1:].shape:
             held.copy_(z[:, -1:])  # in place: a CUDA graph reads and writes one address
         else:
-            self.shift_states[name] = z[:, -1:].clone(memory_format=torch.contiguous_format)
+            self.shift_states[name] = z if own else z[:, -1:].clone(memory_format=torch.contiguous_format)
 
     def longest_key(self, k: Tensor) -> Tensor:
         """(B, H, 1, D), the longest key of each head so far; ``k`` (B, H, T, D) are the newest keys."""
@@ -150,40 +152,13 @@ class LayerCache:
         )
 
     def _prefill(self, core, q, k, v, log_fgate, threshold):
-        """Adds the first tokens; blocks are allocated when several layers can share one synchronisation."""
-        parent, tokens = self.parent, k.shape[2]
-        seq_start = parent.device_start
+        """Adds the first tokens, which :func:`store_first_tokens` stores."""
+        seq_start = self.parent.device_start
         if seq_start is not None:
-            seq_start = seq_start.clamp(max=tokens - 1)  # for rows that contain only padding so far
+            seq_start = seq_start.clamp(max=k.shape[2] - 1)  # for rows that contain only padding so far
         out = core(q, k, v, log_fgate, threshold, seq_start)
-        c, columns = running_sum(log_fgate), -(-tokens // BLOCK_SIZE)
-        store = functools.partial(self._store, k, v, log_fgate, c)
-        if self.threshold is not None and self.evicts:
-            pruned = c[..., -1:] - column_ends(c, 0) < self.threshold[..., None]
-            start = pruned.sum(-1, dtype=torch.int32)
-            start = self._skip_padding(start, columns)
-            nth, wanted = number_blocks(0, columns, start)
-            parent.store_later(nth[-1, -1, -1], k, functools.partial(store, nth * wanted, start.int()))
-        else:
-            blocks = k.shape[0] * k.shape[1] * columns
-            table = torch.arange(1, blocks + 1, dtype=torch.int32, device=k.device)
-            start = table.new_zeros(k.shape[:2])
-            store(table.view(*k.shape[:2], columns), start, blocks)
+        self.parent.store_later(self, k, v, log_fgate)
         return out
-
-    def _store(self, k, v, log_fgate, c, table, start, count: int) -> None:
-        """Writes the first tokens to ``count`` blocks, which ``table`` gives each head from ``start`` on."""
-        self.pool = BlockPool(k, table, count, start)
-        if count < table.numel():
-            self.parent.evicted_at = self.parent.length + k.shape[2]  # some tokens were never stored
-        self.pool.write(self.parent.lengths, k, v, log_fgate, c)
-
-    def _skip_padding(self, start: Tensor, columns: int) -> Tensor:
-        """``start`` (B, H), advanced to the first of ``columns`` blocks that contains more than padding."""
-        if self.parent.device_start is None:
-            return start
-        padding = (self.parent.device_start // BLOCK_SIZE).clamp(max=columns - 1)
-        return torch.maximum(start, padding[:, None])
 
     def _extend(self, core, q, k, v, log_fgate, threshold):
         """Adds a chunk of tokens after the cached ones."""
@@ -198,7 +173,7 @@ class LayerCache:
         if self.threshold is not None and self.evicts:
             pruned = c[..., -1:] - pool.end_decays(c, held) < self.threshold[..., None]
             pruned = pruned & (torch.arange(pruned.shape[-1], device=c.device) >= start[..., None])
-            start = self._skip_padding(start + pruned.sum(-1), columns)
+            start = _skip_padding(start + pruned.sum(-1), columns, parent.device_start)
             self._evict(start, parent.length + tokens)
         pool.allocate(columns, start)
         pool.write(seqlens, k, v, log_fgate, c)
@@ -251,7 +226,6 @@ class LayerCache:
         """Moves the rows of ``parts`` into this layer."""
         first = parts[0]
         self.logit_bound, self.no_eviction_reason = first.logit_bound, first.no_eviction_reason
-        self.joint_weights = first.joint_weights
         self._searched = any(part._searched for part in parts)
         self.shift_states = {
             name: torch.cat([part.shift_states[name] for part in parts]) for name in first.shift_states
@@ -271,3 +245,35 @@ class LayerCache:
             setattr(other, name, None if held is None else held.index_select(0, rows))
         other.pool = None if self.pool is None else self.pool.select_rows(rows)
         return other
+
+
+def store_first_tokens(layers: list[LayerCache], keys: list, values: list, gates: list) -> None:
+    """Writes the first tokens of several layers, of which all evict or none does.
+
+    Blocks are numbered for all layers together. The host waits for the device once, if the layers evict.
+    """
+    parent, evicts = layers[0].parent, layers[0].evicts
+    c = running_sum(torch.cat(gates)).unflatten(0, (len(layers), -1))
+    columns = -(-c.shape[-1] // BLOCK_SIZE)
+    start = torch.zeros(c.shape[:-1], dtype=torch.int32, device=c.device)
+    if evicts:
+        threshold = torch.stack([cast(Tensor, layer.threshold) for layer in layers])
+        pruned = c[..., -1:] - column_ends(c, 0) < threshold[..., None]
+        start = _skip_padding(pruned.sum(-1, dtype=torch.int32), columns, parent.device_start)
+    nth, wanted = number_blocks(0, columns, start)
+    blocks = start[0].numel() * columns
+    counts = nth[:, -1, -1, -1].tolist() if evicts else [blocks] * len(layers)
+    if min(counts) < blocks:
+        parent.evicted_at = parent.length + c.shape[-1]  # some tokens were never stored
+    pools = make_pools(keys, nth * wanted, counts, start.int())
+    for layer, pool, *tokens in zip(layers, pools, keys, values, gates, c, strict=True):
+        layer.pool = pool
+        pool.write(parent.lengths, *tokens)
+
+
+def _skip_padding(start: Tensor, columns: int, seq_start: Tensor | None) -> Tensor:
+    """``start`` (..., B, H), advanced to the first of ``columns`` blocks that contains more than padding."""
+    if seq_start is None:
+        return start
+    padding = (seq_start // BLOCK_SIZE).clamp(max=columns - 1)
+    return torch.maximum(start, padding[:, None])

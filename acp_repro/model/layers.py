@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from acp_repro.attention import forgetting_attention
-from acp_repro.attention.backends import HAS_TRITON
 from acp_repro.attention.context_parallel import bound_over_ranks, previous_tokens, shard_positions
-from acp_repro.attention.decay import document_starts
-from acp_repro.attention.op import threshold_from_norms
+from acp_repro.attention.decay import document_starts, threshold_offset
+from acp_repro.attention.op import launches_alone, threshold_from_norms
 from acp_repro.attention.threshold import (
     find_threshold,
     logit_bound_from_norms,
@@ -25,13 +24,11 @@ from acp_repro.attention.threshold import (
 
 from .config import ROPE_BASE, FoXConfig
 from .layer_cache import LayerCache
-from .modules import is_plain, kernels_of
+from .modules import is_plain, join_weights, joint_products, kernels_of, runs_kernels, split_product
+from .norms import HeadRMSNorm
 
 # The QK-norm of the official models has its own epsilon, independent of norm_eps.
 QK_NORM_EPS = 1e-5
-# 16-bit numbers in 16 bytes, the alignment that fast matrix kernels require.
-_WHOLE_ROWS = 8
-_WHOLE_LINES = 64  # 16-bit numbers in a memory line of 128 bytes, for larger products
 
 
 class Linear(nn.Linear):
@@ -46,91 +43,6 @@ class Linear(nn.Linear):
             nn.init.normal_(self.weight, std=self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-
-
-def join_weights(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of one product for several plain (``is_plain``) projections; see ``split_product``.
-
-    Projections to a few numbers each would use kernels for matrices whose rows are not whole 16 bytes. Those
-    take several times as long as kernels for aligned rows. Together, with some rows of which nobody reads the
-    results, they are aligned.
-    """
-    sizes = [p.out_features for p in projections]
-    weights, bias = [p.weight for p in projections], None
-    spare = -sum(sizes) % (_WHOLE_LINES if sum(sizes) > _WHOLE_LINES else _WHOLE_ROWS)
-    # In compiled code, a bias is added to its own columns. As the bias of the joint product, its gradient
-    # would be a sum over all columns.
-    if not torch.compiler.is_compiling() and any(p.bias is not None for p in projections):
-        zeros = weights[0].new_zeros(max(*sizes, spare))
-        biases = [zeros[: p.out_features] if p.bias is None else p.bias for p in projections]
-        bias = torch.cat([*biases, zeros[:spare]])
-    weights.append(weights[0].detach()[:1].expand(spare, -1))
-    return torch.cat(weights), bias
-
-
-def split_product(y: Tensor, *projections: nn.Linear) -> list[Tensor]:
-    """``[p(x) for p in projections]`` as views of y, the product of x with their ``join_weights``."""
-    sizes = [p.out_features for p in projections]
-    parts = y.split([*sizes, y.shape[-1] - sum(sizes)], dim=-1)[: len(sizes)]
-    if not torch.compiler.is_compiling():
-        return list(parts)
-    return [part if p.bias is None else part + p.bias for part, p in zip(parts, projections, strict=True)]
-
-
-def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
-    """``[p(x) for p in projections]`` as one product."""
-    return split_product(F.linear(x, *join_weights(*projections)), *projections)
-
-
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32; returned in the dtype of x."""
-
-    def __init__(self, dim: int, eps: float):
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., dim), any floating dtype -> the same shape and dtype."""
-        if x.dtype == self.weight.dtype:  # one kernel, which computes in float32 too
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        weight = self.weight.float()
-        return F.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
-
-
-class HeadRMSNorm(RMSNorm):
-    """RMSNorm of each head separately: QK-norm, and the output norm of FoX (Pro).
-
-    If ``share_across_heads``, all heads share one weight (head_dim,); otherwise the weight is (heads *
-    head_dim,).
-    """
-
-    def __init__(self, num_heads: int, head_dim: int, eps: float, share_across_heads: bool = False):
-        super().__init__(head_dim if share_across_heads else num_heads * head_dim, eps)
-        self.head_dim = head_dim
-
-    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        """(B, T, H, D) -> the same; times sigmoid(gate), the output gate, before the only rounding."""
-        y = F.rms_norm(x.float(), (self.head_dim,), eps=self.eps)
-        y = y * self.weight.float().view(-1, self.head_dim)
-        if gate is not None:
-            y = y * torch.sigmoid(gate.float())
-        return y.to(x.dtype)
-
-
-def add_and_norm(x: Tensor, change: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
-    """The residual stream ``x + change`` (None: x), and its norm: in inference on a GPU by one kernel."""
-    if change is None:
-        return x, norm(x)
-    trains = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    if x.is_cuda and HAS_TRITON and not trains and type(norm) is RMSNorm and is_plain(norm):
-        return kernels_of("step").add_and_norm(x, change, norm.weight, norm.eps)
-    x = x + change
-    return x, norm(x)
 
 
 def token_shift(
@@ -287,10 +199,8 @@ class ForgettingAttentionLayer(nn.Module):
         def kv_proj(shifted: bool) -> Linear | ShiftedLinear:
             return ShiftedLinear(hidden, heads, std) if shifted else Linear(hidden, hidden, std)
 
-        def qk_norm() -> HeadRMSNorm | None:
-            share = config.qk_norm_share_param_across_head
-            norm = HeadRMSNorm(heads, config.head_dim, QK_NORM_EPS, share)
-            return norm if config.qk_norm else None
+        def qk_norm() -> HeadRMSNorm:
+            return HeadRMSNorm(heads, config.head_dim, QK_NORM_EPS, config.qk_norm_share_param_across_head)
 
         self.q_proj = Linear(hidden, hidden, std)
         self.k_proj = kv_proj(self.shifts["k"])
@@ -298,7 +208,7 @@ class ForgettingAttentionLayer(nn.Module):
         self.o_proj = Linear(hidden, hidden, std)
         self.fgate_proj = None if config.use_rope else Linear(hidden, heads, std, bias=True)
         self.ogate_proj = Linear(hidden, hidden, std) if config.use_output_gate else None
-        self.q_norm, self.k_norm = qk_norm(), qk_norm()
+        self.q_norm, self.k_norm = (qk_norm() if config.qk_norm else None for _ in "qk")
         self.output_norm = (
             HeadRMSNorm(heads, config.head_dim, config.norm_eps) if config.use_output_norm else None
         )
@@ -320,7 +230,7 @@ class ForgettingAttentionLayer(nn.Module):
             cu_seqlens: (documents + 1,) integer, the starts of documents packed into one row.
             rotation: of these tokens, see :func:`make_rotation`; with ``use_rope`` alone.
         """
-        if cache is not None and cache.fuses and self._can_fuse():
+        if self._can_fuse(x, cache, seq_start is None and cu_seqlens is None):
             return self._run_fused(x, cache)
         joint = self.fuse_training and torch.is_grad_enabled()
         products = self._multiply_jointly(x) if joint else {}
@@ -395,7 +305,7 @@ class ForgettingAttentionLayer(nn.Module):
             return {}
         return dict(zip(joint, joint_products(x, *joint.values()), strict=True))
 
-    def _multiply(self, x: Tensor, cache: LayerCache) -> dict[str, Tensor]:
+    def _multiply(self, x: Tensor, cache: LayerCache | None) -> dict[str, Tensor]:
         """Products of x with all projections by name, in inference: for few rows by one kernel."""
         kernels = kernels_of("step")
         wide, narrow = self._projections()
@@ -405,39 +315,51 @@ class ForgettingAttentionLayer(nn.Module):
         if weights and all(w.dtype == x.dtype and w.is_contiguous() for w in weights):
             found = kernels.multiply_rows(x, weights, [p.bias for p in every.values()])
             return dict(zip(every, found, strict=True))
-        if not is_plain(*narrow.values()):
-            return {name: projection(x) for name, projection in every.items()}
-        # Weights do not change while a cache is in use, so they are joined once.
-        if cache.joint_weights is None:
-            cache.joint_weights = join_weights(*narrow.values())
-        weight, bias = cache.joint_weights
-        parts = split_product(F.linear(x, weight, bias), *narrow.values())
         products = {name: projection(x) for name, projection in wide.items()}
+        if not is_plain(*narrow.values()):
+            return products | {name: projection(x) for name, projection in narrow.items()}
+        if cache is None:
+            parts = joint_products(x, *narrow.values())
+        else:
+            # Weights do not change while a cache is in use, so they are joined once.
+            cache.joint_weights = cache.joint_weights or join_weights(*narrow.values())
+            parts = split_product(F.linear(x, *cache.joint_weights), *narrow.values())
         return products | dict(zip(narrow, parts, strict=True))
 
-    def _can_fuse(self) -> bool:
-        """Whether this layer has all of FoX (Pro), and nobody watches what `_run_fused` does not call."""
-        own = (self.k_proj, self.v_proj, self.q_norm, self.k_norm, self.output_norm)
-        shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
-        return shifts and all((*own, self.ogate_proj, self.fgate_proj)) and is_plain(*filter(None, own))
+    def _can_fuse(self, x: Tensor, cache: LayerCache | None, whole: bool) -> bool:
+        """Whether this layer has all of FoX (Pro), and nobody watches what `_run_fused` does not call.
 
-    def _run_fused(self, x: Tensor, cache: LayerCache) -> Tensor:
-        """:meth:`forward` on a GPU without gradients: two kernels do its small operations."""
-        kernels = kernels_of("step")
-        names, norm = ("k_shift", "v_shift"), self.output_norm
+        ``whole`` tells whether all rows of x are one sequence each, without padding.
+        """
+        own = (self.k_proj, self.v_proj, self.q_norm, self.k_norm, self.output_norm)
+        if cache is not None:
+            ready = cache.fuses
+        else:  # in a mode of PyTorch that intercepts operators, modules compute
+            ready = whole and runs_kernels(x) and self.context_parallel is None and launches_alone((x,))
+        shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
+        complete = ready and shifts and all((*own, self.ogate_proj, self.fgate_proj))
+        return complete and is_plain(*filter(None, own))
+
+    def _run_fused(self, x: Tensor, cache: LayerCache | None) -> Tensor:
+        """:meth:`forward` on a GPU without gradients: a few kernels do its small operations."""
+        kernels, names, norm = kernels_of("step"), ("k_shift", "v_shift"), self.output_norm
         assert self.q_norm and self.k_norm and norm
         products = self._multiply(x, cache)
-        z = [products["k"], products["v"]]
-        mixes = [products[name] for name in names]
-        states = [cache.shift_state(name) for name in names]
-        weights = (self.q_norm.weight, self.k_norm.weight)
-        q, k, v, log_fgate = kernels.shift_and_norm(
-            products["q"], z, mixes, products["fgate"], states, weights, self.num_heads, QK_NORM_EPS
-        )
-        if x.shape[1] > 1 or states[0] is None:  # in a decoding step, the kernel has written the states
-            for name, last in zip(names, z, strict=True):
-                cache.keep_shift_state(name, self._split_heads(last[:, -1:]))
-        out = cache.attend(self.core, q, k, v, log_fgate, self._find_threshold(q, k, cache))
+        given = [products[name] for name in ("q", "k", "v", *names, "fgate")]
+        states = [None if cache is None else cache.shift_state(name) for name in names]
+        ends: list[Tensor | None] = [None, None]
+        if cache is not None and (x.shape[1] > 1 or states[0] is None):  # one token overwrites the states
+            ends = [z.new_empty(len(z), 1, self.num_heads, self.head_dim) for z in given[1:3]]
+        weights = (self.q_norm.weight, self.k_norm.weight, self.num_heads)
+        q, k, v, log_fgate = kernels.shift_and_norm(*given, *states, *ends, *weights, QK_NORM_EPS)
+        threshold = self._find_threshold(q, k, cache, kernels)
+        if cache is None:
+            out = self.core(q, k, v, log_fgate, threshold)
+        else:
+            for name, end in zip(names, ends, strict=True):
+                if end is not None:
+                    cache.keep_shift_state(name, end, own=True)
+            out = cache.attend(self.core, q, k, v, log_fgate, threshold)
         return self.o_proj(kernels.norm_and_gate(out, products["ogate"], norm.weight, norm.eps))
 
     def _split_heads(self, x: Tensor) -> Tensor:
@@ -464,8 +386,13 @@ class ForgettingAttentionLayer(nn.Module):
         return y
 
     @torch.no_grad()
-    def _find_threshold(self, q: Tensor, k: Tensor, cache: LayerCache | None) -> Tensor | None:
-        """delta of Section 3, (H,), (B, H) or None; L is the number of keys, or a cache's most."""
+    def _find_threshold(
+        self, q: Tensor, k: Tensor, cache: LayerCache | None, kernels: Any = None
+    ) -> Tensor | None:
+        """delta of Section 3, (H,), (B, H) or None; L is the number of keys, or a cache's most.
+
+        ``kernels`` are those of ``step_kernels``, if they may read the weights.
+        """
         # U comes from the weights of QK-norm. Without QK-norm, or if hooks may change its output, U comes
         # from the norms of q and k.
         if self.log_pruning_tolerance is None:
@@ -494,11 +421,13 @@ class ForgettingAttentionLayer(nn.Module):
             return pruning_threshold(bound, length, self.log_pruning_tolerance)
         # Weights do not change while a cache is in use, so this bound (Appendix E) is computed once.
         bound = None if cache is None else cache.logit_bound
-        if bound is None:
-            bound = logit_bound_from_qk_norm(
-                self.q_norm.weight, self.k_norm.weight, self.num_heads, self.head_dim, dtype=q.dtype
-            )
-        threshold = pruning_threshold(bound, length, self.log_pruning_tolerance)
+        weights = (self.q_norm.weight, self.k_norm.weight, self.num_heads, self.head_dim)
+        if bound is None and kernels is not None:
+            offset = threshold_offset(length, self.log_pruning_tolerance)
+            bound, threshold = kernels.bound_and_threshold(*weights, offset, q.dtype)
+        else:
+            bound = logit_bound_from_qk_norm(*weights, dtype=q.dtype) if bound is None else bound
+            threshold = pruning_threshold(bound, length, self.log_pruning_tolerance)
         if cache is not None:
             cache.logit_bound = bound
             if cache.parent.max_length is None:

@@ -1,21 +1,26 @@
 """The small operations of inference, in Triton kernels.
 
-The kernels compute each addition to the residual stream with the norm after it, token shift, QK-norm and
-forget gate before the attention, output norm and gate after it, and the product inside SwiGLU. For one token
-per row, each operation of PyTorch costs as much as its launch. The forty of a layer are a third of a step of
-the 125M model. In a prefill, each would read in float32 what the one before it wrote. The kernels round as
-the modules in ``layers`` do.
+The kernels compute each addition to the residual stream with the norm after it, token shift,
+QK-norm and forget gate before the attention, the threshold, output norm and gate after the attention, and the
+product inside SwiGLU. For one token per row, each operation of PyTorch costs as much
+as its launch. The forty of a layer are a third of a step of the 125M model. In a prefill, each would read in
+float32 what the one before it wrote. The kernels round as the modules in ``layers`` do. A short prompt waits
+for the host, so launches that recur are repeated without Triton's binder (`repeat_launches`).
 """
 
 from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from acp_repro.attention.threshold import qk_norm_factor
 from acp_repro.attention.triton.launch import launch, repeat_launches
-from acp_repro.attention.triton.tiles import enter_device
 
 # Tokens of one head per program.
 _MOST_ROWS = 16
@@ -90,6 +95,20 @@ def _products_kernel(
 
 
 @triton.jit
+def _threshold_kernel(
+    weight_q, weight_k, bound, delta, factor, offset, stride, D: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    h = tl.program_id(0)
+    d = tl.arange(0, BLOCK_D)
+    at = h * stride + d
+    longest_q = tl.max(tl.abs(tl.load(weight_q + at, mask=d < D, other=0.0).to(tl.float32)), 0)
+    longest_k = tl.max(tl.abs(tl.load(weight_k + at, mask=d < D, other=0.0).to(tl.float32)), 0)
+    u = tl.maximum(longest_q * longest_k, 2.0**-126) * factor  # a product may not underflow
+    tl.store(bound + h, u)
+    tl.store(delta + h, (-offset - 2.0 * u) * (1.0 + 2.0**-22))
+
+
+@triton.jit
 def _add_norm_kernel(x, change, weight, total, out, eps, D: tl.constexpr, BLOCK_D: tl.constexpr):
     d = tl.arange(0, BLOCK_D)[None, :]
     inside = d < D
@@ -104,11 +123,12 @@ def _add_norm_kernel(x, change, weight, total, out, eps, D: tl.constexpr, BLOCK_
 
 
 @triton.jit
-def _shifted(z, state, mix, at, slot, t, inside, hidden, TOKENS_ONE: tl.constexpr):
+def _shifted(z, state, end, mix, at, slot, t, tokens, inside, hidden, TOKENS_ONE: tl.constexpr):
     """y = a z_before + (1 - a) z of some tokens of one head. For a single token, z becomes the state.
 
     Args:
-        at: (rows, D), addresses of z. slot: (1, D), addresses of the state. t: (rows, 1). mix: (rows, 1).
+        at: (rows, D), addresses of z. slot: (1, D), addresses of the state and of ``end``, which receives the
+            z of the last token. t: (rows, 1). mix: (rows, 1).
     """
     now = tl.load(z + at, mask=inside, other=0.0)
     before = tl.load(z + at - hidden, mask=inside & (t > 0), other=0.0).to(tl.float32)
@@ -117,6 +137,8 @@ def _shifted(z, state, mix, at, slot, t, inside, hidden, TOKENS_ONE: tl.constexp
         before = tl.where(t == 0, first, before)
         if TOKENS_ONE:
             tl.store(state + slot + t, now.to(state.dtype.element_ty), mask=inside)
+    if end is not None:
+        tl.store(end + slot + (t - t), now.to(end.dtype.element_ty), mask=inside & (t == tokens - 1))
     a = tl.sigmoid(mix)
     now32 = now.to(tl.float32)
     return (now32 + a * (before - now32)).to(z.dtype.element_ty)
@@ -132,6 +154,8 @@ def _shift_norm_kernel(
     forget,
     state_k,
     state_v,
+    end_k,
+    end_v,
     weight_q,
     weight_k,
     q_out,
@@ -154,18 +178,16 @@ def _shift_norm_kernel(
     slot = (b * heads + h) * D + d
     out = ((b * heads + h) * tokens + t) * D + d
     mix_at = b * mix_b + t.to(tl.int64) * mix_t + h
-    weight = d
-    if OWN_WEIGHTS:
-        weight = h * D + d
+    weight = h * D + d if OWN_WEIGHTS else d
     x = tl.load(q + at, mask=inside, other=0.0).to(tl.float32)
     gamma = tl.load(weight_q + weight, mask=d < D, other=0.0).to(tl.float32)
     tl.store(q_out + out, (_normalised(x, D, eps) * gamma).to(q_out.dtype.element_ty), mask=inside)
     mix = tl.load(mix_k + mix_at, mask=t < tokens, other=0.0).to(tl.float32)
-    k = _shifted(z_k, state_k, mix, at, slot, t, inside, hidden, ROWS == 1).to(tl.float32)
+    k = _shifted(z_k, state_k, end_k, mix, at, slot, t, tokens, inside, hidden, ROWS == 1).to(tl.float32)
     gamma = tl.load(weight_k + weight, mask=d < D, other=0.0).to(tl.float32)
     tl.store(k_out + out, (_normalised(k, D, eps) * gamma).to(k_out.dtype.element_ty), mask=inside)
     mix = tl.load(mix_v + mix_at, mask=t < tokens, other=0.0).to(tl.float32)
-    v = _shifted(z_v, state_v, mix, at, slot, t, inside, hidden, ROWS == 1)
+    v = _shifted(z_v, state_v, end_v, mix, at, slot, t, tokens, inside, hidden, ROWS == 1)
     tl.store(v_out + out, v, mask=inside)
     gate = tl.load(forget + mix_at, mask=t < tokens, other=0.0).to(tl.float32)
     tl.store(gate_out + (b * heads + h) * tokens + t, _log_sigmoid(gate), mask=t < tokens)
@@ -214,17 +236,27 @@ def _tiles(tokens: int) -> dict[str, int]:
     return {"ROWS": rows, "num_warps": 1 if rows < 8 else 4}
 
 
+def _repeated(function: Callable) -> Callable:
+    """Wraps ``function(*tensors, *numbers)``, which returns a tuple of tensors, in `repeat_launches`.
+
+    The result of a function of one tensor is that tensor.
+    """
+    run = repeat_launches(lambda *arguments: function(*arguments[:-1], *arguments[-1]))
+
+    @functools.wraps(function)
+    def call(*arguments):
+        tensors = [x for x in arguments if x is None or isinstance(x, Tensor)]
+        found = run(*tensors, arguments[len(tensors) :])
+        return found if len(found) > 1 else found[0]
+
+    return call
+
+
+@_repeated
 def add_and_norm(x: Tensor, change: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``x + change`` of (..., D), and its ``RMSNorm``, both in the dtype of the sum."""
-    dtype = torch.promote_types(x.dtype, change.dtype)
-    return _launch_add_norm(x.contiguous(), change.contiguous(), weight, (dtype, eps))
-
-
-@repeat_launches  # a short prompt waits for the host
-def _launch_add_norm(x: Tensor, change: Tensor, weight: Tensor, constants: tuple) -> tuple[Tensor, Tensor]:
-    dtype, eps = constants
-    total, out = (torch.empty_like(x, dtype=dtype) for _ in range(2))
-    size = x.shape[-1]
+    x, change, size = x.contiguous(), change.contiguous(), x.shape[-1]
+    total, out = (x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, change.dtype)) for _ in range(2))
     launch(
         _add_norm_kernel,
         (x.numel() // size,),
@@ -244,29 +276,54 @@ def multiply_rows(x: Tensor, weights: list[Tensor], biases: list[Tensor | None])
     size = x.shape[-1]
     outs = [x.new_empty((*x.shape[:-1], len(w))) for w in weights]
     rows, sizes = x.numel() // size, tuple(map(len, weights))
-    with enter_device(x):
-        _products_kernel[(rows * triton.cdiv(max(sizes), _OUTPUTS), len(weights))](
-            x,
-            tuple(weights),
-            tuple(biases),
-            tuple(outs),
-            rows,
-            SIZES=sizes,
-            D=size,
-            OUTPUTS=_OUTPUTS,
-            STEP=min(triton.next_power_of_2(size), _INPUTS),
-            num_warps=4,
-        )
+    launch(
+        _products_kernel,
+        (rows * triton.cdiv(max(sizes), _OUTPUTS), len(weights)),
+        *(x, *map(tuple, (weights, biases, outs)), rows),
+        SIZES=sizes,
+        D=size,
+        OUTPUTS=_OUTPUTS,
+        STEP=min(triton.next_power_of_2(size), _INPUTS),
+        num_warps=4,
+    )
     return outs
 
 
+@_repeated
+def bound_and_threshold(
+    q_weight: Tensor, k_weight: Tensor, num_heads: int, head_dim: int, offset: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """U (H,) of ``logit_bound_from_qk_norm``, and delta (H,) of ``pruning_threshold``, bit for bit.
+
+    ``offset`` is log L - log epsilon, of ``threshold_offset``.
+    """
+    bound, delta = (torch.empty(num_heads, dtype=torch.float32, device=q_weight.device) for _ in range(2))
+    factor = qk_norm_factor(head_dim, 1.0 / math.sqrt(head_dim), dtype)
+    launch(
+        _threshold_kernel,
+        (num_heads,),
+        *(q_weight, k_weight, bound, delta, factor, offset, 0 if len(q_weight) == head_dim else head_dim),
+        D=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        num_warps=1,
+    )
+    return bound, delta
+
+
+@_repeated
 def shift_and_norm(
     q: Tensor,
-    z: list[Tensor],
-    mix: list[Tensor],
+    z_k: Tensor,
+    z_v: Tensor,
+    mix_k: Tensor,
+    mix_v: Tensor,
     forget: Tensor,
-    states: list[Tensor | None],
-    weights: tuple[Tensor, Tensor],
+    state_k: Tensor | None,
+    state_v: Tensor | None,
+    end_k: Tensor | None,
+    end_v: Tensor | None,
+    weight_q: Tensor,
+    weight_k: Tensor,
     num_heads: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -274,77 +331,71 @@ def shift_and_norm(
 
     Args:
         q: (B, T, hidden), projected.
-        z: of keys and values, (B, T, hidden), projected and not shifted.
-        mix: of keys and values, (B, T, H), the logits of the token shift.
+        z_k, z_v: of keys and values, (B, T, hidden), projected and not shifted.
+        mix_k, mix_v: of keys and values, (B, T, H), the logits of the token shift.
         forget: (B, T, H), the logits of the forget gates.
-        states: (B, 1, H, D), contiguous, z of the token before; None at the start of the sequence. If T = 1
-            they are overwritten with this z.
-        weights: of the norms of queries and keys, (D,) or (H * D,).
+        state_k, state_v: (B, 1, H, D), contiguous, z of the token before; None at the start of the sequence.
+            If T = 1 they are overwritten with this z.
+        end_k, end_v: (B, 1, H, D), contiguous; they receive the z of the last token. Or None.
+        weight_q, weight_k: of the norms of queries and keys, (D,) or (H * D,).
 
     Returns:
         q, k, v: (B, H, T, D) in the dtype of q and z. log_fgate: (B, H, T) float32.
     """
     batch, tokens, hidden = q.shape
-    head_dim = hidden // num_heads
-    q, z = q.contiguous(), [x.contiguous() for x in z]
-    logits = [*mix, forget]
+    head_dim, tiles = hidden // num_heads, _tiles(tokens)
+    q, z_k, z_v = (x.contiguous() for x in (q, z_k, z_v))
+    logits = [mix_k, mix_v, forget]
     if len({x.stride() for x in logits}) > 1 or forget.stride(-1) != 1:
         logits = [x.contiguous() for x in logits]
-    out = [x.new_empty((batch, num_heads, tokens, head_dim)) for x in (q, *z)]
+    out = [x.new_empty((batch, num_heads, tokens, head_dim)) for x in (q, z_k, z_v)]
     out.append(torch.empty((batch, num_heads, tokens), dtype=torch.float32, device=q.device))
-    tiles = _tiles(tokens)
-    with enter_device(q):
-        _shift_norm_kernel[(batch * num_heads * triton.cdiv(tokens, tiles["ROWS"]),)](
-            q,
-            *z,
-            *logits,
-            *states,
-            *weights,
-            *out,
-            num_heads,
-            tokens,
-            *logits[0].stride()[:2],
-            eps,
-            D=head_dim,
-            BLOCK_D=triton.next_power_of_2(head_dim),
-            OWN_WEIGHTS=weights[0].numel() > head_dim,
-            **tiles,
-        )
+    launch(
+        _shift_norm_kernel,
+        (batch * num_heads * triton.cdiv(tokens, tiles["ROWS"]),),
+        *(q, z_k, z_v, *logits, state_k, state_v, end_k, end_v, weight_q, weight_k, *out),
+        *(num_heads, tokens, *logits[0].stride()[:2], eps),
+        D=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        OWN_WEIGHTS=weight_q.numel() > head_dim,
+        **tiles,
+    )
     return tuple(out)
 
 
-def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+@_repeated
+def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> tuple[Tensor]:
     """``HeadRMSNorm`` of x (B, H, T, D) with its gate (B, T, H * D): (B, T, H * D) in the dtype of x."""
     batch, heads, tokens, head_dim = x.shape
     x, gate = x if x.stride(-1) == 1 else x.contiguous(), gate.contiguous()
     out = torch.empty((batch, tokens, heads * head_dim), dtype=x.dtype, device=x.device)
     tiles = _tiles(tokens)
-    with enter_device(x):
-        _norm_gate_kernel[(batch * heads * triton.cdiv(tokens, tiles["ROWS"]),)](
-            x,
-            gate,
-            weight,
-            out,
-            *x.stride()[:3],
-            heads,
-            tokens,
-            eps,
-            D=head_dim,
-            BLOCK_D=triton.next_power_of_2(head_dim),
-            **tiles,
-        )
-    return out
+    launch(
+        _norm_gate_kernel,
+        (batch * heads * triton.cdiv(tokens, tiles["ROWS"]),),
+        *(x, gate, weight, out, *x.stride()[:3], heads, tokens, eps),
+        D=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        **tiles,
+    )
+    return (out,)
 
 
-def silu_and_multiply(gate_up: Tensor) -> Tensor:
+@_repeated
+def silu_and_multiply(gate_up: Tensor) -> tuple[Tensor]:
     """``silu(gate) * up``: (..., 2 W), the gate first, -> (..., W) of the same dtype."""
-    gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty((*gate_up.shape[:-1], width))
     rows, block = out.numel() // width, min(triton.next_power_of_2(width), 1024)
     if rows:
-        with enter_device(out):
-            _silu_kernel[(rows * triton.cdiv(width, block),)](
-                gate_up, out, rows, width, BLOCK=block, num_warps=4
-            )
-    return out
+        launch(
+            _silu_kernel,
+            (rows * triton.cdiv(width, block),),
+            gate_up.contiguous(),
+            out,
+            rows,
+            width,
+            BLOCK=block,
+            num_warps=4,
+        )
+    return (out,)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from acp_repro.attention.backends import HAS_TRITON
 
 from .layers import Linear
-from .modules import is_plain, kernels_of
+from .modules import is_plain, kernels_of, runs_kernels
 
 
 class SwiGLU(nn.Module):
@@ -26,7 +26,7 @@ class SwiGLU(nn.Module):
             down = self.down_proj
             if self.fuse_training and torch.is_grad_enabled() and is_plain(down) and down.bias is None:
                 return _Down.apply(gate_up, down.weight.to(gate_up.dtype))
-        elif gate_up.is_cuda and not torch.is_grad_enabled() and HAS_TRITON:
+        elif runs_kernels(gate_up):
             return self.down_proj(kernels_of("step").silu_and_multiply(gate_up))
         gate, up = gate_up.chunk(2, dim=-1)
         return self.down_proj(F.silu(gate) * up)

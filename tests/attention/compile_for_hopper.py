@@ -56,10 +56,15 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def compile_all(head_dim: int) -> Iterator[tuple[str, object]]:
-    """(name, kernel) of the Hopper kernels, forward and backward: exact, pruned, and pruned with padding and
-    grouped-query heads."""
+    """(name, kernel) of the Hopper kernels, forward and backward: exact, pruned, pruned with padding and
+    grouped-query heads, and pruned with packed keys."""
     compiled = collect_launches()
-    for pruned, padded, shared in ((False, False, 1), (True, False, 1), (True, True, 4)):
+    for pruned, padded, shared, seqlen_k in (
+        (False, False, 1, LENGTH),
+        (True, False, 1, LENGTH),
+        (True, True, 4, LENGTH),
+        (True, False, HEADS, 3 * LENGTH),  # packed keys
+    ):
         block_q, block_k = tiles.block_sizes(head_dim, torch.bfloat16)
 
         def rows(heads: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -67,19 +72,24 @@ def compile_all(head_dim: int) -> Iterator[tuple[str, object]]:
             return empty(BATCH, LENGTH, heads, head_dim, dtype=dtype).transpose(1, 2)
 
         q, k, v = rows(HEADS), rows(HEADS // shared), rows(HEADS // shared)
+        # Partial gradients of shared keys are summed in float32.
+        grads = [rows(HEADS, torch.bfloat16 if shared == 1 else torch.float32) for _ in "kv"]
+        packed = None
+        if seqlen_k > LENGTH:
+            k, v = empty(1, 1, BATCH * LENGTH, 2 * head_dim).chunk(2, -1)
+            packed = torch.empty(BATCH, 2, dtype=torch.int64, device="meta")
+            grads = [empty(1, HEADS, k.shape[2], head_dim, dtype=torch.float32) for _ in "kv"]
         lse = torch.empty(q.shape[:3], device="meta")
-        c = lse.double()
+        c = empty(BATCH, HEADS, seqlen_k, dtype=torch.float64)
         boundary = lse.new_empty((BATCH, HEADS, LENGTH // block_q), dtype=torch.int32) if pruned else None
         seq_start = torch.empty(BATCH, dtype=torch.int64, device="meta") if padded else None
         given = (c, boundary, seq_start, head_dim**-0.5, block_q, block_k)
-        # Partial gradients of shared keys are summed in float32.
-        grads = [rows(HEADS, torch.bfloat16 if shared == 1 else torch.float32) for _ in "kv"]
-        grads = (rows(HEADS), *grads, torch.empty_like(lse))
+        grads = (rows(HEADS), *grads, c.float())
         if head_dim == 128:
-            terms = decay_terms(c, seq_start, hopper.ROWS, LENGTH)
+            terms = decay_terms(c, seq_start, hopper.ROWS, seqlen_k)
             recompute_tiles = empty(BATCH, HEADS, LENGTH // 128, 2, dtype=torch.int32)
-            hopper.launch_forward(q, k, v, rows(HEADS), lse, terms, *given[1:], recompute_tiles)
-        hopper.launch_backward(rows(HEADS), q, k, v, rows(HEADS), lse, *given, *grads)
+            hopper.launch_forward(q, k, v, rows(HEADS), lse, terms, *given[1:], recompute_tiles, packed)
+        hopper.launch_backward(rows(HEADS), q, k, v, rows(HEADS), lse, *given, *grads, packed)
         yield from compiled
         compiled.clear()
 

@@ -21,9 +21,20 @@ from triton.errors import TritonError
 from acp_repro.attention import forgetting_attention
 from acp_repro.attention.triton import block_sizes, dispatch, hopper, tiles
 
-from .test_triton import DEVICE, attend, boundary_for, check, make_inputs, run, single_key_inputs
+from .test_triton import (
+    DEVICE,
+    attend,
+    boundary_for,
+    check,
+    make_inputs,
+    packed_inputs,
+    run,
+    run_packed,
+    single_key_inputs,
+)
 
 IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
+ON_A_HOPPER = [pytest.mark.gpu] if IS_HOPPER else []
 WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
 needs_hopper = pytest.mark.skipif(
     not IS_HOPPER, reason="needs a Hopper GPU: run make test-gpu on an H100 or H200"
@@ -46,7 +57,7 @@ def test_portable_implementation_rejects_other_kernels_in_both_passes(monkeypatc
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Triton's compiler: run make test on Linux")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "kernels"), [("--narrow", 6), ("--wide", 9), ("--decode", 5 * (2 + 2 + 6)), ("--training", 6)]
+    ("what", "kernels"), [("--narrow", 8), ("--wide", 12), ("--decode", 5 * (2 + 2 + 6)), ("--training", 6)]
 )
 def test_hopper_kernels_compile_without_spills_or_serialised_products(what, kernels):
     """ptxas warns if it serialises products, which removes the advantage of the Hopper kernels.
@@ -137,6 +148,23 @@ def test_every_output_and_gradient_without_a_gpu(monkeypatch, seqlen, kind, dtyp
     dc = torch.full(c.shape, float("nan"))
     hopper.launch_backward(dout, q, k, v, out, (lse / math.log(2)).float(), c, *given, *grads, dc)
     check(inputs, boundary, seq_start, scale, *grid, actual=(out, *grads, dc, lse))
+
+
+@pytest.mark.parametrize("padded", [pytest.param(x, marks=ON_A_HOPPER) for x in (False, True)])
+@WIDTHS
+def test_packed_keys(monkeypatch, head_dim, padded):
+    """More keys than queries, in one matrix for all rows; a head does not read all keys of its row."""
+    if not IS_HOPPER:
+        from . import gluon_on_cpu
+
+        monkeypatch.setattr(hopper, "launch", gluon_on_cpu.launch)
+        monkeypatch.setattr(dispatch, "find_hopper", lambda *_, **options: hopper)
+        monkeypatch.setattr(dispatch, "tiles_for", lambda *_: tiles._LARGE[128])
+    inputs = packed_inputs(256, 640, head_dim, torch.bfloat16)
+    seq_start = torch.tensor([400, 470], device=DEVICE) if padded else None
+    # With this delta, weights of skipped keys are large enough to see.
+    grid = (boundary_for(inputs[4], 256, 128, 64, delta=-2.0), seq_start, 0.125, 128, 64)
+    check(inputs, *grid, actual=run_packed(inputs, *grid))
 
 
 @needs_hopper

@@ -138,9 +138,46 @@ def check(inputs, boundary, seq_start, sm_scale, block_q, block_k, actual=None):
         assert (x[empty] == 0).all()
 
 
+def packed_inputs(seqlen_q, seqlen_k, head_dim, dtype):
+    """Inputs whose two heads share their keys. In row 1, no head keeps the first keys at delta = -2."""
+    inputs = make_inputs(seqlen_q, seqlen_k, head_dim, dtype)
+    inputs[2:4] = (x[:, :1].expand(-1, 2, -1, -1) for x in inputs[2:4])
+    # Constant gates, so that the boundary is the same on every device. A block before the first kept one of
+    # head 0 has weights of about exp(-3); c of head 1 falls by 2 in seqlen_q tokens.
+    falls = torch.tensor([0.05, 2 / seqlen_q], dtype=torch.float64, device=DEVICE)
+    inputs[4][1] = -falls[:, None] * torch.arange(seqlen_k, device=DEVICE)
+    return inputs
+
+
+def run_packed(inputs, *grid):
+    """:func:`run` with the keys of each row from its first kept key on, in one matrix for all rows."""
+    dout, q, k, v, c = inputs
+    first = grid[0].amin((1, 2)).long() * grid[-1]
+    assert 0 < first[1] < grid[0][1, 0, 0] * grid[-1]
+    k, v = (torch.cat([x[b, :1, n:] for b, n in enumerate(first)], 1)[None] for x in (k, v))
+    origin = torch.stack((-first[0], c.shape[2] - first.sum()))
+    packed = torch.stack((origin, first), 1)
+    out, lse = kernels.forward(q, k, v, c, *grid, packed=packed)
+    dq, *shares, dc = kernels.backward(dout, q, k, v, out, lse, c, *grid, shares=True, packed=packed)
+    parts = (zip(x[0].split((c.shape[2] - first).tolist(), 1), first.tolist(), strict=True) for x in shares)
+    dk, dv = (torch.stack([torch.nn.functional.pad(x, (0, 0, n, 0)) for x, n in part]) for part in parts)
+    return out, dq, dk, dv, dc, lse.double() * math.log(2)
+
+
 def slow(*values):
     """Parameters of an additional size that only the full test run includes."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_packed_keys(padded):
+    """Rows that start at different keys of one matrix; no result differs from that of separate keys."""
+    inputs = packed_inputs(128, 320, 16, torch.float32)
+    seq_start = torch.tensor([200, 230], device=DEVICE) if padded else None
+    grid = (boundary_for(inputs[4], 128, 64, 64, delta=-2.0), seq_start, 0.25, 64, 64)
+    actual = run_packed(inputs, *grid)
+    check(inputs, *grid, actual=actual)
+    assert all(map(torch.equal, actual, run(inputs, *grid)))
 
 
 @pytest.mark.parametrize(

@@ -183,9 +183,18 @@ def test_step_with_a_lower_delta_reads_blocks_skipped_before():
     assert min(errors[:2]) > 0.01 and errors[2] < 1e-6
 
 
+@torch.no_grad()
+def test_columns_without_a_block_read_finite_numbers(poisoned):
+    """Their gate is 0, and in a product 0 times NaN is NaN."""
+    cache = FoXCache(2, max_length=LONGEST)
+    make_model()(torch.zeros(2, 40, dtype=torch.int64), cache=cache)
+    for pool in (layer.pool for layer in cache.layers):
+        assert all(x[0].isfinite().all() for x in (pool.k, pool.v, pool.c))
+
+
 def test_pool_releases_memory_when_most_blocks_are_free():
     table = torch.arange(1, 241, dtype=torch.int32).view(2, 3, 40)
-    pool = BlockPool(torch.zeros(2, 3, 1, 16), table, 240, torch.zeros_like(table[..., 0]))
+    pool = BlockPool(torch.zeros(2, 3, 1, 16), table, 240, torch.zeros(2, 2, 3, dtype=torch.int32))
     full = pool.allocated_bytes
     assert pool.evict(torch.full((2, 3), 38))
     assert pool.allocated_bytes < full / 4

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from model_helpers import relative_error, with_strong_gates
 
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.model.layers import ForgettingAttentionLayer, HeadRMSNorm, RMSNorm, make_rotation
+from acp_repro.model.layers import ForgettingAttentionLayer, make_rotation
+from acp_repro.model.norms import HeadRMSNorm, RMSNorm
 from acp_repro.model.swiglu import SwiGLU
 
 

@@ -7,13 +7,17 @@ import torch
 import torch.nn.functional as F
 from model_helpers import SMALL, relative_error, with_strong_gates
 
-from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
+from acp_repro.attention import logit_bound_from_qk_norm, pruning_threshold
+from acp_repro.attention.decay import threshold_offset
+from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM, layers
 from acp_repro.model.layer_cache import LayerCache
-from acp_repro.model.layers import QK_NORM_EPS, HeadRMSNorm, RMSNorm, token_shift
+from acp_repro.model.layers import QK_NORM_EPS, token_shift
+from acp_repro.model.norms import HeadRMSNorm, RMSNorm
 
 kernels = pytest.importorskip("acp_repro.model.step_kernels", reason="pip install triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CALLS = 3 if DEVICE == "cuda" else 1  # on a GPU, the third call repeats the launch of the second
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 
@@ -30,6 +34,7 @@ def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
     states = [torch.randn(2, 1, heads, head_dim, device=DEVICE, dtype=dtype) for _ in "kv"]
     states = [state.clone() if held else None for state in states]
     first = [None if state is None else state.clone() for state in states]
+    ends = [torch.empty(2, 1, heads, head_dim, device=DEVICE, dtype=dtype) for _ in "kv"]
     norms = [HeadRMSNorm(heads, head_dim, QK_NORM_EPS, share).to(DEVICE, dtype) for _ in "qk"]
     output_norm = HeadRMSNorm(heads, head_dim, 1e-6).to(DEVICE, dtype)
     for norm in (*norms, output_norm):
@@ -41,8 +46,10 @@ def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
     k, v = (token_shift(split(z), m, s) for z, m, s in zip((z_k, z_v), mix, first, strict=True))
     right = [y.transpose(1, 2) for y in (norms[0](split(q)), norms[1](k), v)]
     *found, log_fgate = kernels.shift_and_norm(
-        q, [z_k, z_v], mix, forget, states, [norm.weight for norm in norms], heads, QK_NORM_EPS
+        q, z_k, z_v, *mix, forget, *states, *ends, *(norm.weight for norm in norms), heads, QK_NORM_EPS
     )
+    for end, z in zip(ends, (z_k, z_v), strict=True):
+        assert torch.equal(end, split(z)[:, -1:])
     assert relative_error(log_fgate, F.logsigmoid(forget.float()).transpose(1, 2)) < 1e-6
     # A float32 difference in the last bit may change the rounded bfloat16; the interpreter truncates
     # where a GPU rounds, twice for keys: less than 2^-7 each time.
@@ -65,11 +72,10 @@ def test_kernels_match_the_modules(heads, head_dim, tokens, held, share, dtype):
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 768), (7, 40)])
 @torch.no_grad()
 def test_norm_with_the_addition_before_it_matches_its_module(x_dtype, dtype, rows, hidden):
-    """The third pair is autocast's: a float32 residual stream and a bfloat16 product. On a GPU, the third
-    call repeats the launch of the second."""
+    """The third pair is autocast's: a float32 residual stream and a bfloat16 product."""
     norm = RMSNorm(hidden, 1e-6).to(DEVICE, x_dtype)
     torch.nn.init.normal_(norm.weight)
-    for _ in range(3 if DEVICE == "cuda" else 1):
+    for _ in range(CALLS):
         x = 3 * torch.randn(2, rows, hidden, device=DEVICE, dtype=x_dtype)
         change = torch.randn(2, hidden, rows, device=DEVICE, dtype=dtype).mT
         total, out = kernels.add_and_norm(x, change, norm.weight, norm.eps)
@@ -96,14 +102,26 @@ def test_joint_products_of_few_rows_match_their_projections(shape, hidden, dtype
         assert y.dtype == dtype and y.shape == right.shape and relative_error(y, right) < budget
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("own", [False, True])
+@torch.no_grad()
+def test_threshold_kernel_returns_the_bits_of_the_formula(own, dtype):
+    heads, head_dim = 6, 40
+    for _ in range(CALLS):
+        weights = [torch.randn(heads * head_dim if own else head_dim, device=DEVICE).to(dtype) for _ in "qk"]
+        weights[0][:head_dim] = 0.0  # the bound of a head may not be 0
+        bound = logit_bound_from_qk_norm(*weights, heads, head_dim, dtype=dtype)
+        found = kernels.bound_and_threshold(*weights, heads, head_dim, threshold_offset(777, -10.0), dtype)
+        assert torch.equal(found[0], bound)
+        assert torch.equal(found[1], pruning_threshold(bound, 777, -10.0))
+
+
 @torch.no_grad()
 def test_log_gates_near_zero_keep_their_digits():
     """Summed over a document, gates of 1 - 1e-7 decide what a global head prunes."""
     heads, forget = 16, torch.linspace(-100, 100, 16 * 16, device=DEVICE).view(1, 16, 16)
     rows, weights = torch.zeros(1, 16, heads * 16, device=DEVICE), [torch.ones(16, device=DEVICE)] * 2
-    *_, found = kernels.shift_and_norm(
-        rows, [rows] * 2, [forget] * 2, forget, [None] * 2, weights, heads, 1e-5
-    )
+    *_, found = kernels.shift_and_norm(*[rows] * 3, *[forget] * 3, *[None] * 4, *weights, heads, 1e-5)
     right = F.logsigmoid(forget.double()).transpose(1, 2)
     kept = right < -1e-30  # a GPU flushes smaller numbers to zero
     assert ((found - right) / right)[kept].abs().max() < 1e-5 and (found[~kept].abs() < 1e-30).all()
@@ -127,7 +145,7 @@ def test_kernels_accept_inputs_of_any_strides():
     weights = [torch.randn(head_dim, device=DEVICE) for _ in "qk"]
 
     def results(q, z, mix, forget, x, gate):
-        found = kernels.shift_and_norm(q, z, mix, forget, [None, None], weights, heads, 1e-3)
+        found = kernels.shift_and_norm(q, *z, *mix, forget, *[None] * 4, *weights, heads, 1e-3)
         return *found, kernels.norm_and_gate(x, gate, weights[0].repeat(heads), 1e-3)
 
     packed = [mix[1], mix_apart[1]]
@@ -183,3 +201,26 @@ def test_model_with_the_kernels_returns_the_same_logits(monkeypatch):
         found.append(model(ids[:, t : t + 1], cache=cache))
     assert called == [1]  # a layer with a hook calls its modules
     assert relative_error(torch.cat(found, 1), model(ids, seq_start=seq_start)[:, 80:]) < 2e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_forward_without_a_cache_uses_the_kernels(dtype, monkeypatch):
+    """In inference, for rows without padding; with gradients, the modules compute."""
+    config = FoXConfig.pro(**{**SMALL, "log_pruning_tolerance": -10.0})
+    model = with_strong_gates(FoXForCausalLM(config)).to(DEVICE, dtype)
+    ids, called, kernel = (
+        torch.randint(0, SMALL["vocab_size"], (2, 84), device=DEVICE),
+        [],
+        kernels.norm_and_gate,
+    )
+    monkeypatch.setattr(kernels, "norm_and_gate", lambda *x: called.append(1) or kernel(*x))
+    monkeypatch.setattr(layers, "runs_kernels", lambda *_: not torch.is_grad_enabled())
+    with torch.enable_grad():
+        right = model(ids)
+    model(ids, seq_start=torch.tensor([0, 3], device=DEVICE))
+    assert not called
+    for _ in range(CALLS):
+        found = model(ids)
+    assert len(called) == 2 * CALLS
+    assert relative_error(found, right) < (2e-5 if dtype == torch.float32 else 0.05)

@@ -29,6 +29,7 @@ from .tiles import (
     Tiles,
     can_stream,
     describe_stream,
+    find_keys,
     head_of,
     load_rows,
     padded_head_dim,
@@ -98,6 +99,7 @@ def _query_side_kernel(
     tail,
     boundary,
     seq_start,
+    packed,
     q_strides,
     k_strides,
     v_strides,
@@ -132,6 +134,7 @@ def _query_side_kernel(
         (q_strides, k_strides, v_strides, o_strides),
         boundary,
         seq_start,
+        packed,
         bh,
         heads,
         row,
@@ -234,6 +237,7 @@ def _key_side_kernel(
     pairs,
     boundary,
     seq_start,
+    packed,
     q_strides,
     k_strides,
     v_strides,
@@ -269,17 +273,22 @@ def _key_side_kernel(
     b = bh // heads
     h = bh % heads
     q = head_of(q, b, h, q_strides, DESCRIPTORS)
-    k = head_of(k, b, h // SHARED, k_strides, False)
-    v = head_of(v, b, h // SHARED, v_strides, False)
+    key_b, origin, first_key = find_keys(b, packed)
+    k = head_of(k, key_b, h // SHARED, k_strides, False)
+    v = head_of(v, key_b, h // SHARED, v_strides, False)
     dout = head_of(dout, b, h, g_strides, DESCRIPTORS)
-    dk = head_of(dk, b, h, dk_strides, False)
-    dv = head_of(dv, b, h, dv_strides, False)
+    dk = head_of(dk, key_b, h, dk_strides, False)
+    dv = head_of(dv, key_b, h, dv_strides, False)
     bh = bh.to(tl.int64)
+    dc += bh * seqlen_k
     pairs += bh * seqlen_k
     levels += bh * seqlen_q
     queries += bh * seqlen_q
 
     j = column + tl.arange(0, COLUMNS)
+    if packed is not None and column < first_key:  # no query reads these keys, which k does not contain
+        tl.store(dc + j, tl.zeros([COLUMNS], dtype=tl.float32), mask=j < seqlen_k)
+        return
     shift = seqlen_k - seqlen_q
     valid = j < seqlen_k
     last = tl.minimum(column + COLUMNS, seqlen_k) - 1
@@ -298,8 +307,9 @@ def _key_side_kernel(
         block = tl.arange(0, COUNT)
         starts = tl.load(boundary + block, mask=block < row_blocks, other=2147483647)
 
-    k_tile = load_rows(k, column, k_strides.token, seqlen_k, COLUMNS, D, BLOCK_D, True)
-    v_tile = load_rows(v, column, v_strides.token, seqlen_k, COLUMNS, D, BLOCK_D, True)
+    place, stop = column + origin, seqlen_k + origin
+    k_tile = load_rows(k, place, k_strides.token, stop, COLUMNS, D, BLOCK_D, True)
+    v_tile = load_rows(v, place, v_strides.token, stop, COLUMNS, D, BLOCK_D, True)
     high_base, low_base = unpack(tl.load(pairs + last))
     high_j, low_j = load_pair(pairs, j, j < seqlen_k)
     rise = tl.where(valid, (high_base - high_j) + (low_base - low_j), float("-inf"))
@@ -369,9 +379,9 @@ def _key_side_kernel(
         parts += tl.sum(tl.reshape(ds, [COLUMNS, ROWS // 8, 8]), 1)
         dk_acc = product(ds.to(q_tile.dtype), q_tile, dk_acc)
 
-    store_rows(dk, dk_acc * sm_scale, column, dk_strides.token, seqlen_k, COLUMNS, D, BLOCK_D)
-    store_rows(dv, dv_acc, column, dv_strides.token, seqlen_k, COLUMNS, D, BLOCK_D)
-    tl.store(dc + bh * seqlen_k + j, -tl.sum(parts, 1), mask=j < seqlen_k)
+    store_rows(dk, dk_acc * sm_scale, place, dk_strides.token, stop, COLUMNS, D, BLOCK_D)
+    store_rows(dv, dv_acc, place, dv_strides.token, stop, COLUMNS, D, BLOCK_D)
+    tl.store(dc + j, -tl.sum(parts, 1), mask=j < seqlen_k)
 
 
 def launch_backward(
@@ -393,10 +403,11 @@ def launch_backward(
     dc,
     tiles: Tiles,
     window_size: int | None,
+    packed,
 ) -> None:
     """Launches both sides, which write to the given tensors; dk and dv have as many heads as q."""
     batch, heads, seqlen_q, head_dim = q.shape
-    seqlen_k = k.shape[2]
+    seqlen_k = c.shape[2]
     _, query, key = tiles
     descriptors = can_stream(q, k, v, dout)
     common = {
@@ -427,6 +438,7 @@ def launch_backward(
         *terms,
         boundary,
         seq_start,
+        packed,
         *map(strides_of, (q, k, v, out, dout, dq)),
         batch * heads,
         heads,
@@ -459,6 +471,7 @@ def launch_backward(
         terms.pairs,
         boundary,
         seq_start,
+        packed,
         *map(strides_of, (q, k, v, dout, dk, dv)),
         batch * heads,
         heads,

@@ -35,7 +35,7 @@ def forward_pass(q, k, v, log_fgate, threshold, seq_start, constants):
     sm_scale, grid, window_size, portable, for_backward, delta = constants
     seq_start = seq_start if seq_start is None else seq_start.contiguous()  # kernels take no stride for it
     # Without a threshold, the search writes zeros, which costs no more than a separate fill.
-    layout, delta = terms_layout(q, k, *grid), threshold if delta is None else delta
+    layout, delta = terms_layout(q, k.shape[2], *grid), threshold if delta is None else delta
     c, terms, boundary = read_gates(log_fgate, None, layout, grid, q.shape[2], delta, seq_start, window_size)
     out, lse = forward(q, k, v, c, boundary, seq_start, sm_scale, *grid, window_size, terms, portable)
     return (out, lse, c, boundary) if for_backward else (out, None, None, boundary)
@@ -71,13 +71,27 @@ def _sum_of_shares(shares: Tensor, like: Tensor) -> Tensor:
 
 
 def forward(
-    q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None, terms=None, portable=False
+    q,
+    k,
+    v,
+    c,
+    boundary,
+    seq_start,
+    sm_scale,
+    block_q,
+    block_k,
+    window_size=None,
+    terms=None,
+    portable=False,
+    packed=None,
 ) -> tuple[Tensor, Tensor]:
     """``O = softmax(sm_scale Q K^T + D) V`` over the kept blocks of the causal grid.
 
     q, k, v, seq_start and window_size are those of :class:`..checks.AttentionCall`, c is (B, H, Tk) float64.
     boundary (B, H, M) int32 is non-decreasing along M; None keeps every block. terms are the terms of c in
     the layout of :func:`terms_layout`, if already computed. portable excludes the Hopper kernels.
+    packed (B, 2) int64 is given if k and v are (1, 1, N, D), the keys of all batch rows, each row's one after
+    another: the row of N at which a batch row's key 0 is or would be, and the first key that is present.
 
     Returns:
         out like q, and lse (B, H, Tq) float32, the logarithm of each row's sum. Its base is 2, as the
@@ -88,20 +102,21 @@ def forward(
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     tile = tiles_for(q, block_q, block_k).forward
     if terms is None:
-        terms = decay_terms(c.contiguous(), seq_start, *terms_layout(q, k, block_q, block_k))
+        terms = decay_terms(c.contiguous(), seq_start, *terms_layout(q, c.shape[2], block_q, block_k))
     q, k, v = (make_addressable(x) for x in (q, k, v))
     boundary = None if boundary is None else boundary.contiguous()
     rows = allocate_rows(out)
     given = (q, k, v, rows, lse, terms, boundary, seq_start, sm_scale, block_q, block_k)
     recompute_tiles = None
-    hopper = find_hopper(q, k, v, block_q, block_k, window_size=window_size, portable=portable)
+    options = {"window_size": window_size, "portable": portable, "packed": packed is not None}
+    hopper = find_hopper(q, k, v, block_q, block_k, **options)
     # With 64 dimensions, the portable kernel is faster on an H200 at 4k to 16k
     # (docs/lab-notebook/attention-kernels.md).
     if hopper is not None and q.shape[3] == 128 and tile[:2] == _HOPPER_TILE:
         marks = lse.new_empty((*q.shape[:2], triton.cdiv(q.shape[2], tile.rows), 2), dtype=torch.int32)
-        if _try_launch(hopper.launch_forward, (*given, marks), _kernel_key(q, k, block_q, block_k)):
+        if _try_launch(hopper.launch_forward, (*given, marks, packed), _kernel_key(q, k, block_q, block_k)):
             recompute_tiles = marks
-    launch_forward(*given, tile, window_size, recompute_tiles)
+    launch_forward(*given, tile, window_size, recompute_tiles, packed)
     if rows is not out:
         out.copy_(rows)
     return out, lse
@@ -123,11 +138,13 @@ def backward(
     window_size=None,
     portable=False,
     shares=False,
+    packed=None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients dq, dk, dv and dc (B, H, Tk) float32 of :func:`forward` over the same kept blocks.
 
     If query heads share keys, or with ``shares``, dk and dv are (B, H, Tk, D) float32, the contribution of
-    each query head. The function only allocates and launches, as :mod:`.launch` requires.
+    each query head. With ``packed`` keys, they are (1, H, N, D). The function only allocates and launches,
+    as :mod:`.launch` requires.
     """
     dq = torch.empty_like(q)
     if q.shape[1] == k.shape[1] and not shares:
@@ -141,24 +158,26 @@ def backward(
     dout, q, k, v, out = (make_addressable(x) for x in (dout, q, k, v, out))
     given = (dout, q, k, v, out, lse.contiguous(), c.contiguous(), boundary, seq_start)
     given += (sm_scale, block_q, block_k, *grads, dc)
-    hopper = find_hopper(q, k, v, block_q, block_k, dout, window_size=window_size, portable=portable)
-    if hopper is None or not _try_launch(hopper.launch_backward, given, _kernel_key(q, k, block_q, block_k)):
-        launch_backward(*given, tiles_for(q, block_q, block_k), window_size)
+    options = {"window_size": window_size, "portable": portable, "packed": packed is not None}
+    hopper = find_hopper(q, k, v, block_q, block_k, dout, **options)
+    key = _kernel_key(q, k, block_q, block_k)
+    if hopper is None or not _try_launch(hopper.launch_backward, (*given, packed), key):
+        launch_backward(*given, tiles_for(q, block_q, block_k), window_size, packed)
     for wanted, grad in zip((dq, dk, dv), grads, strict=True):
         if wanted is not grad:
             wanted.copy_(grad)
     return dq, dk, dv, dc
 
 
-def terms_layout(q, k, block_q, block_k) -> tuple[int, int]:
+def terms_layout(q, seqlen_k, block_q, block_k) -> tuple[int, int]:
     """The layout of the terms of c for :func:`forward`: keys in a tile, and numbers from head to head."""
     # The copy engine requires that rows start at multiples of 16 bytes.
-    return tiles_for(q, block_q, block_k).forward.columns, triton.cdiv(k.shape[2], 4) * 4
+    return tiles_for(q, block_q, block_k).forward.columns, triton.cdiv(seqlen_k, 4) * 4
 
 
-def find_hopper(q, k, v, block_q, block_k, *others, window_size=None, portable=False) -> ModuleType | None:
+def find_hopper(q, k, v, block_q, block_k, *others, **options) -> ModuleType | None:
     """The package of Hopper kernels, or None if :func:`why_portable` gives a reason for the portable ones."""
-    if why_portable(q, k, v, block_q, block_k, *others, window_size=window_size, portable=portable):
+    if why_portable(q, k, v, block_q, block_k, *others, **options):
         return None
     from . import hopper
 
@@ -174,6 +193,7 @@ def why_portable(
     *others: Tensor,
     window_size=None,
     portable=False,
+    packed=False,
 ) -> str | None:
     """The reason why the portable kernels run, in one line; None if the Hopper kernels run."""
     refusal = find_refusal(q, k, block_q, block_k, portable)
@@ -187,7 +207,7 @@ def why_portable(
         from . import hopper
     except (ImportError, AttributeError) as error:  # Triton has no Gluon, or a Gluon with other names
         return f"Triton {triton.__version__} has no Gluon that these kernels need ({error})"
-    reason = hopper.find_obstacle(q, k, block_q, block_k)
+    reason = hopper.find_obstacle(q, k, block_q, block_k, packed)
     if reason is None and not can_stream(q, k, v, *others):
         return "the copy engine (TMA) needs rows of 16-bit numbers that start at multiples of 16 bytes"
     return reason

@@ -84,6 +84,7 @@ def _forward_kernel(
     tail,
     boundary,
     seq_start,
+    packed,
     q_strides,
     k_strides,
     v_strides,
@@ -121,6 +122,7 @@ def _forward_kernel(
         (q_strides, k_strides, v_strides, o_strides),
         boundary,
         seq_start,
+        packed,
         bh,
         heads,
         row,
@@ -220,6 +222,7 @@ def launch_forward(
     tile: Tile,
     window_size,
     recompute_tiles,
+    packed,
 ) -> None:
     """Launches the forward, which writes to the given tensors; only to ``recompute_tiles`` if given."""
     batch, heads, seqlen_q, head_dim = q.shape
@@ -236,12 +239,13 @@ def launch_forward(
         *terms,
         boundary,
         seq_start,
+        packed,
         *map(strides_of, (q, k, v, out)),
         batch * heads,
         heads,
         HEAD_GROUP,
         seqlen_q,
-        k.shape[2],
+        k.shape[2] if packed is None else terms.pairs.shape[2],
         terms.pairs.shape[2],
         row_tiles,
         triton.cdiv(seqlen_q, block_q),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import head_of, load_rows, stream_rows, window_start
+from .tiles import find_keys, head_of, load_rows, stream_rows, window_start
 
 
 @triton.jit
@@ -14,6 +14,7 @@ def open_query_tile(
     strides,
     boundary,
     seq_start,
+    packed,
     bh,
     heads,
     row,
@@ -33,7 +34,7 @@ def open_query_tile(
     """Loads queries ``row .. row + ROWS`` of one head and finds the key tiles that they see.
 
     Args:
-        tensors, strides: of q, k, v and out.
+        tensors, strides: of q, k, v and out. packed: see :func:`.dispatch.forward`.
 
     Returns:
         b, h: the batch row and the head. q_tile: the loaded queries. keys: the argument of
@@ -49,10 +50,11 @@ def open_query_tile(
     h = bh % heads
     kv_h = h // SHARED  # the head of keys and values that SHARED query heads read
     q = head_of(q, b, h, q_strides, False)
-    k = head_of(k, b, kv_h, k_strides, DESCRIPTORS)
-    v = head_of(v, b, kv_h, v_strides, DESCRIPTORS)
+    key_b, origin, _ = find_keys(b, packed)
+    k = head_of(k, key_b, kv_h, k_strides, DESCRIPTORS)
+    v = head_of(v, key_b, kv_h, v_strides, DESCRIPTORS)
     out = head_of(out, b, h, o_strides, False)
-    keys = (k, v, b, kv_h, k_strides.token, v_strides.token, seqlen_k)
+    keys = (k, v, key_b, kv_h, k_strides.token, v_strides.token, origin, seqlen_k)
     first = row + seqlen_k - seqlen_q
     start = 0
     earliest = 0
@@ -85,11 +87,12 @@ def stream_keys(
     """Keys and values ``column .. column + COLUMNS`` of one head.
 
     Args:
-        keys: (k, v, batch, head, stride of k, stride of v, seqlen_k).
+        keys: (k, v, batch, head, stride of k, stride of v, row of key 0, seqlen_k).
     """
-    k, v, b, h, k_t, v_t, seqlen_k = keys
-    k_tile = stream_rows(k, b, h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, MASKED, DESCRIPTORS)
-    v_tile = stream_rows(v, b, h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, MASKED, DESCRIPTORS)
+    k, v, b, h, k_t, v_t, origin, seqlen_k = keys
+    row, end = column + origin, seqlen_k + origin
+    k_tile = stream_rows(k, b, h, row, k_t, end, COLUMNS, D, BLOCK_D, MASKED, DESCRIPTORS)
+    v_tile = stream_rows(v, b, h, row, v_t, end, COLUMNS, D, BLOCK_D, MASKED, DESCRIPTORS)
     return k_tile, v_tile
 
 

@@ -235,6 +235,19 @@ def head_of(x, b, h, strides, DESCRIPTOR: tl.constexpr):
 
 
 @triton.jit
+def find_keys(b, packed):
+    """The batch index of the keys of batch row ``b``, the row of key 0 there, and the first key, which are
+    ``b``, 0 and 0 unless the keys are ``packed`` (:func:`.dispatch.forward`)."""
+    origin = 0
+    first = 0
+    if packed is not None:
+        origin = tl.load(packed + b * 2).to(tl.int32)
+        first = tl.load(packed + b * 2 + 1).to(tl.int32)
+        b = b * 0
+    return b, origin, first
+
+
+@triton.jit
 def stream_rows(
     x,
     b,

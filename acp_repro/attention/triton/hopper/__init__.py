@@ -32,14 +32,14 @@ _STAGES = {64: (4, 4), 128: (3, 2)}
 _FORWARD_STAGES = 5  # one program uses all of the shared memory
 
 
-def find_obstacle(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
+def find_obstacle(q: Tensor, k: Tensor, block_q: int, block_k: int, packed=False) -> str | None:
     """The reason why these kernels cannot run on inputs that the bulk copy engine can read, or None."""
     if torch.cuda.get_device_capability(q.device)[0] != 9:
         return "the GPU is not a Hopper"
     head_dim = q.shape[-1]
     if head_dim not in _STAGES:
         return f"head_dim is {head_dim}, not 64 or 128"
-    if q.shape[2] != k.shape[2]:
+    if q.shape[2] != k.shape[2] and not packed:
         return "there are more keys than queries"
     if block_q % ROWS or block_k % ROWS:
         return f"the grid of {block_q} by {block_k} is not one of multiples of {ROWS}"
@@ -59,7 +59,7 @@ def _describe_tail(terms: DecayTerms) -> TensorDescriptor:
 
 
 def launch_forward(
-    q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, recompute_tiles
+    q, k, v, out, lse, terms, boundary, seq_start, sm_scale, block_q, block_k, recompute_tiles, packed=None
 ) -> None:
     """:func:`..forward.launch_forward` for inputs without an obstacle (`find_obstacle`).
 
@@ -78,11 +78,13 @@ def launch_forward(
         terms.pairs,
         boundary,
         seq_start,
+        packed,
         strides_of(out),
         batch * heads,
         heads,
         HEAD_GROUP,
         seqlen,
+        seqlen if packed is None else terms.pairs.shape[2],
         terms.pairs.shape[2],
         triton.cdiv(seqlen, block_q),
         sm_scale * LOG2E.value,
@@ -99,25 +101,28 @@ def launch_forward(
 
 
 def launch_backward(
-    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, dq, dk, dv, dc
+    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, dq, dk, dv, dc, packed=None
 ) -> None:
     """:func:`..backward.launch_backward` for inputs without an obstacle (`find_obstacle`)."""
     batch, heads, seqlen, head_dim = q.shape
-    # The padded length: the copy engine requires rows that start at multiples of 16 bytes, which are four
+    seqlen_k = c.shape[2]
+    # The padded lengths: the copy engine requires rows that start at multiples of 16 bytes, which are four
     # numbers. The padding is never read.
-    padded = triton.cdiv(seqlen, 4) * 4
-    levels, queries = torch.empty((2, batch, heads, padded), dtype=torch.int64, device=q.device)
+    padded_q, padded = (triton.cdiv(x, 4) * 4 for x in (seqlen, seqlen_k))
+    levels, queries = torch.empty((2, batch, heads, padded_q), dtype=torch.int64, device=q.device)
     terms = decay_terms(c, seq_start, ROWS, padded)
     described, tail = _describe_rows(q, k, v, dout), _describe_tail(terms)
 
-    def numbers_of(x):
-        x = x.view(torch.int32).view(batch * heads, 2 * padded)
+    def numbers_of(x, length):
+        x = x.view(torch.int32).view(batch * heads, -1)
         flat = gl.NVMMASharedLayout(0, 32, 2)
-        return TensorDescriptor(x, [batch * heads, 2 * seqlen], [2 * padded, 1], [1, 2 * ROWS], flat)
+        return TensorDescriptor(x, [batch * heads, 2 * length], [x.shape[1], 1], [1, 2 * ROWS], flat)
 
     query_stages, key_stages = _STAGES[head_dim]
-    grid = (triton.cdiv(seqlen, ROWS) * batch * heads,)
-    sizes = batch * heads, heads, HEAD_GROUP, seqlen, padded, triton.cdiv(seqlen, block_q)
+    sizes = batch * heads, heads, HEAD_GROUP, seqlen, seqlen_k
+    row_blocks = triton.cdiv(seqlen, block_q)
+    # Packed keys are one matrix, which all batch rows share.
+    shares = (strides_of(x) if packed is None else strides_of(x)._replace(batch=0) for x in (dk, dv))
     scale = sm_scale * LOG2E.value
     common = {
         "BLOCK_Q": block_q,
@@ -129,7 +134,7 @@ def launch_backward(
     }
     launch(
         query_side_kernel,
-        grid,
+        (triton.cdiv(seqlen, ROWS) * batch * heads,),
         *described,
         tail,
         out,
@@ -140,8 +145,12 @@ def launch_backward(
         terms.pairs,
         boundary,
         seq_start,
+        packed,
         *map(strides_of, (out, dq)),
         *sizes,
+        padded_q,
+        padded,
+        row_blocks,
         scale,
         sm_scale,
         STAGES=query_stages,
@@ -149,19 +158,22 @@ def launch_backward(
     )
     launch(
         key_side_kernel,
-        grid,
+        (triton.cdiv(seqlen_k, ROWS) * batch * heads,),
         *described,
-        numbers_of(queries),
-        numbers_of(levels),
-        numbers_of(terms.pairs),
+        numbers_of(queries, seqlen),
+        numbers_of(levels, seqlen),
+        numbers_of(terms.pairs, seqlen_k),
         dk,
         dv,
         dc,
         terms.pairs,
         boundary,
         seq_start,
-        *map(strides_of, (dk, dv)),
+        packed,
+        *shares,
         *sizes,
+        padded,
+        row_blocks,
         scale,
         sm_scale,
         COUNT=256,

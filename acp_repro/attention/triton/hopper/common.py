@@ -59,6 +59,7 @@ class Source(NamedTuple):
     h: Any
     at: Any  # the first number of the head, or its row of numbers
     first: Any  # the first tile to copy
+    origin: Any  # the row of x and y of position 0
 
 
 class Layouts(NamedTuple):
@@ -105,7 +106,7 @@ def first_key_tile(
     bh,
     b,
     row,
-    seqlen,
+    seqlen_k,
     row_blocks,
     BLOCK_Q: gl.constexpr,
     BLOCK_K: gl.constexpr,
@@ -117,7 +118,7 @@ def first_key_tile(
     if boundary is not None:
         start = gl.load(boundary + bh.to(gl.int64) * row_blocks + row // BLOCK_Q) * (BLOCK_K // ROWS)
     if seq_start is not None:
-        earliest = gl.minimum(gl.load(seq_start + b), seqlen).to(gl.int32)
+        earliest = gl.minimum(gl.load(seq_start + b), seqlen_k).to(gl.int32)
         start = gl.maximum(start, earliest // ROWS)
     return start, earliest
 
@@ -160,8 +161,9 @@ def fetch(
     stage = n % STAGES
     bar = stages.full.index(stage)
     mbarrier.expect(bar, 4 * ROWS * D + (4 if UPWARDS else 8) * ROWS, pred=wanted)
-    copy_tile(source.x, [source.b, source.h, row, 0], bar, stages.x.index(stage), pred=wanted)
-    copy_tile(source.y, [source.b, source.h, row, 0], bar, stages.y.index(n % Y_STAGES), pred=wanted)
+    place = row + source.origin
+    copy_tile(source.x, [source.b, source.h, place, 0], bar, stages.x.index(stage), pred=wanted)
+    copy_tile(source.y, [source.b, source.h, place, 0], bar, stages.y.index(n % Y_STAGES), pred=wanted)
     if UPWARDS:
         copy_tile(source.numbers, [source.at + row], bar, stages.numbers.index(n % Y_STAGES), pred=wanted)
     else:

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from ..differences import load_pair, unpack
-from ..tiles import COUNTS, head_of, share_of_work
+from ..tiles import COUNTS, find_keys, head_of, share_of_work
 from .common import (
     Source,
     Stages,
@@ -133,11 +133,13 @@ def forward_kernel(
     pairs,
     boundary,
     seq_start,
+    packed,
     o_strides,
     batch_heads,
     heads,
     head_group,
     seqlen,
+    seqlen_k,
     padded,
     row_blocks,
     scale,
@@ -152,8 +154,9 @@ def forward_kernel(
     tiles = gl.cdiv(seqlen, 2 * ROWS)
     bh, tile = share_of_work(batch_heads, tiles, head_group)
     tile = tiles - 1 - tile  # the last rows, which have the most keys, start first
-    diagonal = 2 * tile
-    row = diagonal * ROWS
+    row = 2 * tile * ROWS
+    shift = seqlen_k - seqlen  # a multiple of ROWS
+    diagonal = (row + shift) // ROWS
     b = bh // heads
     h = bh % heads
     kv_h = h // SHARED
@@ -170,14 +173,15 @@ def forward_kernel(
 
     wide = bh.to(gl.int64)
     start, earliest = first_key_tile(
-        boundary, seq_start, bh, b, row, seqlen, row_blocks, BLOCK_Q, BLOCK_K, ROWS
+        boundary, seq_start, bh, b, row, seqlen_k, row_blocks, BLOCK_Q, BLOCK_K, ROWS
     )
     count = 2 + gl.maximum(diagonal - start, 0)
-    source = Source(k, v, tail, b, kv_h, bh * padded, start)
+    key_b, origin, _ = find_keys(b, packed)
+    source = Source(k, v, tail, key_b, kv_h, bh * padded, start, origin)
     for each in gl.static_range(STAGES):
         fetch(each, each < count, source, stages, diagonal, ROWS, D, STAGES, STAGES, True)
     out = head_of(out, b, h, o_strides, False) + row.to(gl.int64) * o_strides.token
-    lse += wide * seqlen
+    lse += wide * seqlen - shift
     pairs += wide * padded
     recompute_tiles += (wide * tiles + tile) * 2
     LIMIT: gl.constexpr = 32768.0 if q.dtype == gl.float16 else 1e18
@@ -198,7 +202,7 @@ def forward_kernel(
                     count,
                     diagonal,
                     earliest,
-                    seqlen,
+                    seqlen_k,
                     scale,
                     0,
                     ROWS,
@@ -223,7 +227,7 @@ def forward_kernel(
                     count,
                     diagonal,
                     earliest,
-                    seqlen,
+                    seqlen_k,
                     scale,
                     1,
                     ROWS,

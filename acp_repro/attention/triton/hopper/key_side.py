@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..differences import unpack
-from ..tiles import COUNTS, head_of, share_of_work
+from ..tiles import COUNTS, find_keys, head_of, share_of_work
 from .common import (
     Source,
     Stages,
@@ -56,6 +56,7 @@ def _multiply(
     k_s,
     v_s,
     pairs_s,
+    row_pairs_s,
     levels_s,
     own,
     dk,
@@ -129,8 +130,8 @@ def _multiply(
     q_t = stages.x.index(final).reshape([ROWS, D])
     g_t = stages.y.index(final).reshape([ROWS, D])
     dp = warpgroup_mma(v_t, g_t.permute([1, 0]), zero, use_acc=False, is_async=True)
-    i = column + gl.arange(0, ROWS, L.columns)
-    high_i, low_i = unpack(own_pairs.load(L.columns))
+    i = (end - count) * ROWS + gl.arange(0, ROWS, L.columns)
+    high_i, low_i = unpack(numbers_in(row_pairs_s, gl.int64, ROWS).load(L.columns))
     level, delta = unpack(numbers_in(levels_s, gl.int64, ROWS).load(L.columns))
     dk_sum, dp_sum, ds_left = warpgroup_mma_wait(0, [dk_acc, dp, ds_left])
     scores, kept = diagonal_scores(s, scale, i, high_i, low_i, j, high_j, low_j, 0)
@@ -153,6 +154,7 @@ def _multiply_wide(
     k_s,
     v_s,
     pairs_s,
+    row_pairs_s,
     levels_s,
     own,
     dk,
@@ -222,9 +224,9 @@ def _multiply_wide(
     s = warpgroup_mma(k_t, q_t.permute([1, 0]), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, [s])
     j = column + gl.arange(0, ROWS, L.rows)
-    i = column + gl.arange(0, ROWS, L.columns)
+    i = (end - count) * ROWS + gl.arange(0, ROWS, L.columns)
     high_j, low_j = unpack(own_pairs.load(L.rows))
-    high_i, low_i = unpack(own_pairs.load(L.columns))
+    high_i, low_i = unpack(numbers_in(row_pairs_s, gl.int64, ROWS).load(L.columns))
     level, unused = unpack(numbers_in(levels_s, gl.int64, ROWS).load(L.columns))
     scores, kept = diagonal_scores(s, scale, i, high_i, low_i, j, high_j, low_j, 0)
     kept = kept & gl.expand_dims((j < seqlen) & (j >= earliest), 1) & gl.expand_dims(i < seqlen, 0)
@@ -264,12 +266,14 @@ def key_side_kernel(
     pairs,
     boundary,
     seq_start,
+    packed,
     dk_strides,
     dv_strides,
     batch_heads,
     heads,
     head_group,
     seqlen,
+    seqlen_k,
     padded,
     row_blocks,
     scale,
@@ -282,11 +286,21 @@ def key_side_kernel(
     COUNT: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    tiles = gl.cdiv(seqlen, ROWS)
-    bh, tile = share_of_work(batch_heads, tiles, head_group)
+    bh, tile = share_of_work(batch_heads, gl.cdiv(seqlen_k, ROWS), head_group)
     column = tile * ROWS  # the first keys, which have the most queries, start first
     b = bh // heads
     h = bh % heads
+    wide = bh.to(gl.int64)
+    key_b, origin, first_key = find_keys(b, packed)
+    if packed is not None and column < first_key:  # no query reads these keys, which k does not contain
+        FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+        dc += wide * seqlen_k + column
+        gl.store(dc + gl.arange(0, ROWS, FLAT), gl.zeros([ROWS], gl.float32, FLAT))
+        return
+    # The last query tile to compute is on the diagonal, or the first one if all queries are after the keys.
+    shift = (seqlen_k - seqlen) // ROWS  # a whole number of tiles
+    tiles = gl.cdiv(seqlen, ROWS)
+    final = gl.maximum(tile - shift, 0)
 
     q_s = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, ROWS, D], q.layout)
     g_s = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, ROWS, D], q.layout)
@@ -294,18 +308,21 @@ def key_side_kernel(
     v_s = gl.allocate_shared_memory(q.dtype, [1, 1, 1, ROWS, D], q.layout)
     numbers_s = gl.allocate_shared_memory(gl.int32, [STAGES, 1, 2 * ROWS], queries.layout)
     pairs_s = gl.allocate_shared_memory(gl.int32, [1, 2 * ROWS], queries.layout)
+    row_pairs_s = gl.allocate_shared_memory(gl.int32, [1, 2 * ROWS], queries.layout)
     levels_s = gl.allocate_shared_memory(gl.int32, [1, 2 * ROWS], queries.layout)
     full, empty, own = make_barriers(STAGES, 1)
     stages = Stages(q_s, g_s, numbers_s, full, empty)
-    mbarrier.expect(own, 4 * ROWS * D + 16 * ROWS)
+    mbarrier.expect(own, 4 * ROWS * D + 24 * ROWS)
     copy_tile(own_pairs, [bh, 2 * column], own, pairs_s)
-    copy_tile(levels, [bh, 2 * column], own, levels_s)
-    copy_tile(k, [b, h // SHARED, column, 0], own, k_s.index(0))
-    copy_tile(v, [b, h // SHARED, column, 0], own, v_s.index(0))
+    copy_tile(own_pairs, [bh, 2 * (final + shift) * ROWS], own, row_pairs_s)
+    copy_tile(levels, [bh, 2 * final * ROWS], own, levels_s)
+    place = column + origin
+    copy_tile(k, [key_b, h // SHARED, place, 0], own, k_s.index(0))
+    copy_tile(v, [key_b, h // SHARED, place, 0], own, v_s.index(0))
 
     WIDE: gl.constexpr = D > 64
-    wide = bh.to(gl.int64)
     end = tiles
+    earliest = 0
     if boundary is not None:
         boundary += wide * row_blocks
         rows = 0
@@ -314,19 +331,23 @@ def key_side_kernel(
             starts = gl.load(boundary + block, mask=block < row_blocks, other=2147483647)
             rows += gl.sum((starts <= column // BLOCK_K).to(gl.int32), 0)
         end = gl.minimum(tiles, rows * (BLOCK_Q // ROWS))
-    earliest = 0
+        # Off the diagonal, no query may see the keys; the last tile is then computed with all keys hidden.
+        earliest = gl.where(end > final, 0, seqlen_k)
     if seq_start is not None:
-        earliest = gl.load(seq_start + b).to(gl.int32)
-        end = gl.where(gl.minimum(column + ROWS, seqlen) <= earliest, tile + 1, end)
-    end = gl.maximum(end, tile + 1)
-    count = end - tile
-    source = Source(q, dout, queries, b, h, bh, end - 1)
+        earliest = gl.maximum(earliest, gl.load(seq_start + b).to(gl.int32))
+        end = gl.where(gl.minimum(column + ROWS, seqlen_k) <= earliest, final + 1, end)
+    end = gl.maximum(end, final + 1)
+    count = end - final
+    source = Source(q, dout, queries, b, h, bh, end - 1, 0)
     for each in gl.static_range(STAGES):
         fetch(each, each < count, source, stages, None, ROWS, D, STAGES, STAGES, False)
     if not WIDE:
-        dk = head_of(dk, b, h, dk_strides, False) + column.to(gl.int64) * dk_strides.token
-        dv = head_of(dv, b, h, dv_strides, False) + column.to(gl.int64) * dv_strides.token
-        dc += wide * seqlen
+        dk = head_of(dk, b, h, dk_strides, False) + place.to(gl.int64) * dk_strides.token
+        dv = head_of(dv, b, h, dv_strides, False) + place.to(gl.int64) * dv_strides.token
+        dc += wide * seqlen_k
+    elif packed is not None:
+        dk += origin.to(gl.int64) * dk_strides.token
+        dv += origin.to(gl.int64) * dv_strides.token
     gl.warp_specialize(
         [
             (
@@ -336,6 +357,7 @@ def key_side_kernel(
                     k_s,
                     v_s,
                     pairs_s,
+                    row_pairs_s,
                     levels_s,
                     own,
                     dk,
@@ -346,11 +368,11 @@ def key_side_kernel(
                     dv_strides,
                     bh,
                     heads,
-                    end,
+                    end + shift,
                     count,
                     column,
                     earliest,
-                    seqlen,
+                    seqlen_k,
                     scale,
                     sm_scale,
                     ROWS,

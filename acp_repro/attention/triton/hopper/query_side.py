@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..differences import load_pair, pack, unpack
-from ..tiles import COUNTS, head_of, share_of_work
+from ..tiles import COUNTS, find_keys, head_of, share_of_work
 from .common import (
     Source,
     Stages,
@@ -169,12 +169,15 @@ def query_side_kernel(
     pairs,
     boundary,
     seq_start,
+    packed,
     o_strides,
     dq_strides,
     batch_heads,
     heads,
     head_group,
     seqlen,
+    seqlen_k,
+    padded_q,
     padded,
     row_blocks,
     scale,
@@ -208,11 +211,14 @@ def query_side_kernel(
 
     wide = bh.to(gl.int64)
     start, earliest = first_key_tile(
-        boundary, seq_start, bh, b, row, seqlen, row_blocks, BLOCK_Q, BLOCK_K, ROWS
+        boundary, seq_start, bh, b, row, seqlen_k, row_blocks, BLOCK_Q, BLOCK_K, ROWS
     )
-    start = gl.minimum(start, tile)
-    count = tile + 1 - start
-    source = Source(k, v, tail, b, kv_h, bh * padded, start)
+    shift = seqlen_k - seqlen  # a multiple of ROWS
+    diagonal = (row + shift) // ROWS
+    start = gl.minimum(start, diagonal)
+    count = diagonal + 1 - start
+    key_b, origin, _ = find_keys(b, packed)
+    source = Source(k, v, tail, key_b, kv_h, bh * padded, start, origin)
     for each in gl.static_range(V_STAGES):
         fetch(each, each < count, source, stages, None, ROWS, D, STAGES, V_STAGES, True)
     out = head_of(out, b, h, o_strides, False) + row.to(gl.int64) * o_strides.token
@@ -227,18 +233,18 @@ def query_side_kernel(
                     g_s,
                     own,
                     out,
-                    lse + wide * seqlen,
+                    lse + (wide * seqlen - shift),
                     dq,
-                    levels + wide * padded,
-                    queries + wide * padded,
+                    levels + (wide * padded_q - shift),
+                    queries + (wide * padded_q - shift),
                     pairs + wide * padded,
                     o_strides.token,
                     dq_strides.token,
                     start,
                     count,
-                    row,
+                    row + shift,
                     earliest,
-                    seqlen,
+                    seqlen_k,
                     scale,
                     sm_scale,
                     ROWS,
