@@ -28,10 +28,10 @@ def cells(records: pd.DataFrame) -> pd.DataFrame:
 def differences(records: pd.DataFrame) -> pd.DataFrame:
     """ACP − exact of each setting, averaged over evaluated lengths, depths, haystacks and seeds."""
     table, unlike = _with_gain(records), versions.unlike(records, SETTING)
-    runs = table.groupby("method")["run"].agg(set)
-    apart = not runs["acp"] & runs["exact"]
     columns = {"recall": "answer_recall", "gain": "gain_nats"}
     sides = {name: side_by_side(table, CELL, "method", columns[name], METHODS, "needle") for name in columns}
+    runs = table.groupby("method")["run"].agg(set)
+    apart = not runs["acp"] & runs["exact"]
     rows = []
     for setting, seeds in table.groupby(SETTING)["seed"].nunique().items():
         row = dict(zip(SETTING, setting, strict=True))
