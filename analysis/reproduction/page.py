@@ -32,6 +32,7 @@ MARKERS = {
 QUESTIONS = (
     ("Safety: attention weight that a query loses", "acp.figureA1.1", "125M at 4k, every head"),
     ("Bitwise identical pairs of training runs", "acp.text.19", "125M to 760M, 4k to 16k"),
+    ("The same, trained with the official kernels", "acp.text.47", "125M at 4k, undertrained"),
     ("Loss of diverging pairs, ACP − exact (nats, 90 % CI)", "acp.text.39", "125M to 760M, 4k to 16k"),
     ("Inference with identical weights", "acp.text.34", "125M at 4k and 16k"),
     ("Attention time saved at the paper's pruned ratio", "acp.table_speed.1", "12 heads, one H100"),
