@@ -423,8 +423,7 @@ def _content(path: Path = PATH) -> dict[str, Any]:
 
 def read() -> dict[str, Row]:
     """The rows of ``claims.json`` by ID; empty if the file does not exist."""
-    claims = _content().get("claims", ())
-    return {row["id"]: Row(**row | {"verdict": Word(row["verdict"])}) for row in claims}
+    return {row["id"]: Row(**row | {"verdict": Word(row["verdict"])}) for row in _content().get("claims", ())}
 
 
 def read_models(path: Path = PATH) -> list[dict[str, Any]]:

@@ -157,15 +157,15 @@ def sizes_alike(pruned_ratio: pd.DataFrame) -> Verdict:
 
 def time_saved(attention_time: pd.DataFrame) -> Verdict:
     """Reproduced if every run saves a percentage of attention time in the paper's range."""
-    table = statistics.time_reduction(attention_time)
-    return _in_paper_range(table, "attention_time_reduction", "attention time saved (%)")
+    return _in_paper_range(
+        statistics.time_reduction(attention_time), "attention_time_reduction", "attention time saved (%)"
+    )
 
 
 def throughput_gained(throughput: pd.DataFrame, checkpointed: pd.DataFrame | None = None) -> Verdict:
     """Reproduced if every run gains a percentage in the paper's range. Timings with gradient checkpointing,
     which the paper uses, decide if they exist."""
-    throughput = throughput if checkpointed is None else checkpointed
-    table = statistics.throughput_gain(throughput)
+    table = statistics.throughput_gain(throughput if checkpointed is None else checkpointed)
     found = _in_paper_range(table, "throughput_gain", "training throughput gain (%)", sign="+")
     return replace(
         found, ours=found.ours + ". The timings use gradient checkpointing" * (checkpointed is not None)
@@ -175,10 +175,9 @@ def throughput_gained(throughput: pd.DataFrame, checkpointed: pd.DataFrame | Non
 def _in_paper_range(table: pd.DataFrame, quantity: str, axis: str, sign: str = "") -> Verdict:
     """Judges ``percent`` of the runs past the undertrained stage by the paper's range of a quantity."""
     table = by_length.in_order(table)
-    ends = naming.PUBLISHED.range("figure2", quantity)
     return in_range(
         naming.settled(table)["percent"],
-        *ends,
+        *naming.PUBLISHED.range("figure2", quantity),
         by_length.listed(table, f"{axis.partition(' (')[0].capitalize()},", sign=sign),
         values=by_length.by_model(table),
         axis=axis,

@@ -338,8 +338,8 @@ def _perturbed(loss: pd.DataFrame) -> tuple[pd.Series, str, dict]:
     apart = (acp - exact).dropna()
     spread = loss.groupby(level=0)["loss_nats"].mean().std()
     each = ", ".join(f"{gap:+.4f}" if gap else "0" for gap in apart)
-    words = f"ACP − exact in nats: {each}"
-    words += (
-        f"\nFor comparison, the loss has a standard deviation of {spread:.4f} nats over the perturbations"
+    words = (
+        f"ACP − exact in nats: {each}\n"
+        f"For comparison, the loss has a standard deviation of {spread:.4f} nats over the perturbations"
     )
     return apart, words, {"n": len(apart), "unit": "pair", "runs": list(loss["run"])}

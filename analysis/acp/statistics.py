@@ -117,11 +117,8 @@ def block_grid(head: pd.DataFrame, most_blocks: int) -> BlockGrid:
 
 def illustrative_head(records: pd.DataFrame, most_blocks: int) -> pd.DataFrame:
     """The head in ``decay`` records that shows pruning best in the first rows of blocks."""
-
-    def distance(head: pd.DataFrame) -> float:
-        return abs(share_of_limit(block_grid(head, most_blocks)) - 0.5)
-
-    return min((head for _, head in records.groupby(["layer", "head"], sort=False)), key=distance)
+    heads = [head for _, head in records.groupby(["layer", "head"], sort=False)]
+    return min(heads, key=lambda head: abs(share_of_limit(block_grid(head, most_blocks)) - 0.5))
 
 
 def share_of_limit(blocks: BlockGrid) -> float:

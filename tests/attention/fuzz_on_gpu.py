@@ -11,6 +11,7 @@ own kernels. Each element of a result has its own error budget; see :mod:`.budge
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
@@ -57,10 +58,9 @@ def hunt(name, draw, check, seconds):
 
 # --- calling methods: each returns out, start_index and the gradients of q, k, v and log_fgate -------
 def function_of(options):
-    def attend(*x):
-        return forgetting_attention(*x, return_start_index=True, implementation=IMPLEMENTATION, **options)
-
-    return attend
+    return functools.partial(
+        forgetting_attention, return_start_index=True, implementation=IMPLEMENTATION, **options
+    )
 
 
 def plainly(given, options, attend=None):

@@ -1,5 +1,7 @@
 """`torch.func` and other derivatives of `forgetting_attention` are correct or raise an informative error."""
 
+import functools
+
 import pytest
 import torch
 from torch import func
@@ -24,12 +26,9 @@ def inputs():
 
 
 def calls(implementation, threshold=THRESHOLD):
-    def call(q, k, v, log_fgate):
-        return forgetting_attention(
-            q, k, v, log_fgate, adaptive_threshold=threshold, implementation=implementation
-        )
-
-    return call
+    return functools.partial(
+        forgetting_attention, adaptive_threshold=threshold, implementation=implementation
+    )
 
 
 def loss(implementation, threshold=THRESHOLD):

@@ -79,18 +79,15 @@ def test_correct_kernels_pass_and_wrong_kernels_are_reported(name):
     wrong, gate_error = benchmark.check_baseline(call, problem, None, True)
     assert wrong is None and gate_error < 1e-4
 
-    def scaled(q, k, v, log_fgate, threshold):
-        return call(q, k * 1.05, v, log_fgate, threshold)
-
-    def ungated(q, k, v, log_fgate, threshold):
-        return call(q, k, v, log_fgate.detach() + 0 * log_fgate, threshold)
-
     def broken(*_):
         raise RuntimeError("no kernel\nfor this")
 
     for baseline, reason in (
-        (scaled, "wrong: out"),
-        (ungated, "wrong: its gate gradient is off by 100 %"),
+        (lambda q, k, *others: call(q, k * 1.05, *others), "wrong: out"),
+        (
+            lambda q, k, v, gates, threshold: call(q, k, v, gates.detach() + 0 * gates, threshold),
+            "wrong: its gate gradient is off by 100 %",
+        ),
         (broken, "does not run: no kernel"),
     ):
         (line,) = benchmark.time_baselines(problem, "mixed", {"eager": baseline}, 1)

@@ -15,7 +15,6 @@ from acp_repro.model.config import peak_flops
 from acp_repro.model.layers import ForgettingAttentionCore
 from acp_repro.pipeline.benchmark.baselines import find_official
 from acp_repro.pipeline.data import prepare
-from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.needle.documents import NeedleSequences
 from acp_repro.pipeline.paper import Suite
 from acp_repro.pipeline.provenance import device_name
@@ -136,13 +135,7 @@ class OfficialCore(ForgettingAttentionCore):
 
     def __init__(self):
         super().__init__()
-        try:
-            self._attend = torch.compiler.disable(find_official())
-        except ImportError as error:
-            raise SuiteError(
-                f"training.implementation: official: the authors' kernels cannot be imported ({error}); "
-                "install github.com/zhixuan-lin/forgetting-transformer, or use auto"
-            ) from None
+        self._attend = torch.compiler.disable(find_official())
 
     def forward(self, q, k, v, log_fgate, adaptive_threshold, seq_start=None, cu_seqlens=None) -> Tensor:
         assert seq_start is None and cu_seqlens is None, "training sequences have no padding and no documents"

@@ -157,12 +157,10 @@ def load_labelled(dataset: DatasetConfig) -> LabelledSet:
     labelled = read_labelled(dataset.corpus, dataset.path, **dataset.options)
     if dataset.max_examples is None:
         return labelled
-
-    def hash_example(example: Row) -> bytes:
-        return hashlib.sha256(f"{example.question}\n{example.text}".encode()).digest()
-
     splits = {
-        split: sorted(found, key=hash_example)[: dataset.max_examples]
+        split: sorted(found, key=lambda row: hashlib.sha256(f"{row.question}\n{row.text}".encode()).digest())[
+            : dataset.max_examples
+        ]
         for split, found in labelled.splits.items()
     }
     return LabelledSet(splits, labelled.classes, labelled.classes_are)

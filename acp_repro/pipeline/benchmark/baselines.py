@@ -19,13 +19,14 @@ from ...attention.boundary import find_boundary
 from ...attention.decay import cumulative_log_fgate
 from ...attention.reference import forgetting_attention as equations
 from ...model import FoXConfig
+from ..errors import SuiteError
 from .timing import device_ms
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | str | None], Tensor]
 
 
 class Baseline(NamedTuple):
-    load: Callable[[], Attend]  # raises ImportError if the baseline is not installed
+    load: Callable[[], Attend]  # raises ImportError or SuiteError if it is not installed
     methods: tuple[str, ...]  # "acp", "acp auto" (U from norms), "exact", or "no gates"
     needs_gpu: bool = True
 
@@ -37,7 +38,7 @@ def available(name: str, device: torch.device) -> Attend | str:
         return "needs a CUDA GPU"
     try:
         return baseline.load()
-    except ImportError as error:
+    except (ImportError, SuiteError) as error:
         return f"not installed ({error})"
 
 
@@ -56,29 +57,34 @@ def _cudnn(q, k, v, log_fgate, threshold):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def _import_official(module: str) -> Any:
+    """A module of the authors' package."""
+    try:
+        return importlib.import_module(f"forgetting_transformer.{module}")
+    except ImportError as error:
+        raise SuiteError(
+            f"official: the authors' model and kernels cannot be imported ({error}); "
+            "install github.com/zhixuan-lin/forgetting-transformer, or omit this option"
+        ) from None
+
+
 def find_official() -> Callable[..., Tensor]:
     """The authors' ``forgetting_attention``."""
-    for module in ("forgetting_transformer.ops.forgetting_attention", "forgetting_transformer"):
-        try:
-            return importlib.import_module(module).forgetting_attention
-        except (ImportError, AttributeError) as error:
-            missing = error
-    raise ImportError(missing)
+    return _import_official("ops.forgetting_attention").forgetting_attention
 
 
 def _official() -> Attend:
     call = find_official()
 
     def attend(q, k, v, log_fgate, threshold):
-        options = {} if threshold is None else {"adaptive_threshold": threshold}
-        return call(q, k, v, log_fgate, head_first=True, sm_scale=q.shape[-1] ** -0.5, **options)
+        return call(q, k, v, log_fgate, head_first=True, adaptive_threshold=threshold)
 
     return attend
 
 
 def official_model(config: FoXConfig) -> nn.Module:
     """The authors' model, whose config has the same field names."""
-    theirs = importlib.import_module("forgetting_transformer.model.forgetting_transformer")
+    theirs = _import_official("model.forgetting_transformer")
     values = dataclasses.asdict(config)
     return theirs.ForgettingTransformerForCausalLM(theirs.ForgettingTransformerConfig(**values))
 
@@ -86,10 +92,9 @@ def official_model(config: FoXConfig) -> nn.Module:
 @torch.no_grad()
 def decode_officially(model: nn.Module, prompt: Tensor, repeats: int) -> tuple[float, float, dict]:
     """Milliseconds of the prefill and of a step of the authors' model, without statistics of its cache."""
-    kind = importlib.import_module("transformers.cache_utils").Cache
     made: list[Any] = []
     # In Transformers 5 the constructor of Cache has arguments that the authors' subclass does not pass.
-    no_arguments = unittest.mock.patch.object(kind, "__init__", lambda self: None)
+    no_arguments = unittest.mock.patch("transformers.cache_utils.Cache.__init__", lambda self: None)
     with no_arguments, torch.autocast(prompt.device.type, torch.bfloat16):
         # Without the logits of all positions, which would not fit into memory.
         prefill_ms = device_ms(lambda: made.append(model.model(prompt, use_cache=True)), prompt.device)

@@ -39,7 +39,6 @@ _SHOWN = {(column.task, column.metric) for column in COLUMNS}
 def measure_lm_eval(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each task and metric, with the standard error of sampling the items.
     ``begins_with_bos`` is missing in records whose prompts did not begin with BOS."""
-    results = trained.once(evaluate_run)
     return [
         {
             "task": result.task,
@@ -52,7 +51,7 @@ def measure_lm_eval(trained: TrainedFoX) -> list[dict[str, Any]]:
             "harness_version": HARNESS_VERSION,
             "begins_with_bos": True,
         }
-        for result in results
+        for result in trained.once(evaluate_run)
         for name, metric in result.metrics.items()
     ]
 

@@ -93,10 +93,9 @@ def measure_training_log(trained: TrainedFoX) -> list[dict[str, Any]]:
     looks = [i for i, line in enumerate(lines) if run.log_pruning_tolerance is None or "pruned_ratio" in line]
     assert looks, "a log without pruned ratios"
     step = -(-len(looks) // MOST_POINTS)
-    kept = looks[::-step][::-1]  # includes the last one
     device = read_json(run.folder / "run.json")["device"]
     records, since = [], 0
-    for index in kept:
+    for index in looks[::-step][::-1]:  # includes the last one
         line, window = lines[index], lines[since : index + 1]
         since = index + 1
         shared = {
@@ -107,10 +106,9 @@ def measure_training_log(trained: TrainedFoX) -> list[dict[str, Any]]:
             "training_device": device,
             "throughput_tokens_per_s": statistics.median(x["throughput_tokens_per_s"] for x in window),
         }
-        layers = enumerate(line.get("pruned_ratio", [None]))
         records += [
             {**shared, "layer": None if ratio is None else layer, "pruned_ratio": ratio}
-            for layer, ratio in layers
+            for layer, ratio in enumerate(line.get("pruned_ratio", [None]))
         ]
     return records
 

@@ -21,7 +21,6 @@ from acp_repro.model.config import peak_flops
 from acp_repro.pipeline.benchmark.attention import mean_gates
 from acp_repro.pipeline.benchmark.baselines import official_model
 from acp_repro.pipeline.benchmark.timing import ORDER, in_columns, interleaved, peak_memory
-from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.paper import samples, with_columns
 from acp_repro.pipeline.provenance import device_name
 from acp_repro.pipeline.training.distributed import parallelize, rank, world_size
@@ -176,15 +175,11 @@ def _random_batches(
 
 def _ours(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
     model = FoXForCausalLM(config, run.training.gradient_checkpointing).to(device)
-
-    def loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
-        return model(input_ids, labels=labels).mean()
-
     return Steps(
         choose_implementation(device),
         model,
         list(model.model.layers),
-        loss,
+        lambda model, input_ids, labels: model(input_ids, labels=labels).mean(),
         model.set_log_pruning_tolerance,
         compiles(run, device),
     )
@@ -192,20 +187,21 @@ def _ours(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
 
 def _official(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
     assert world_size() == 1, "the authors' model is compared on one rank"
-    try:
-        model = official_model(config)
-    except ImportError as error:
-        raise SuiteError(f"--with-official: the authors' model cannot be imported ({error})") from None
+    model = official_model(config)
     if run.training.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     model = model.to(device).train()
     layers = list(model.model.layers)
 
-    def loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
-        return model(input_ids=input_ids, labels=labels).loss.mean()
-
     def set_tolerance(value: float | None) -> None:
         for layer in layers:
             layer.attn.log_pruning_tolerance = value
 
-    return Steps("official", model, layers, loss, set_tolerance, compiled=False)
+    return Steps(
+        "official",
+        model,
+        layers,
+        lambda model, input_ids, labels: model(input_ids=input_ids, labels=labels).loss.mean(),
+        set_tolerance,
+        compiled=False,
+    )

@@ -64,9 +64,8 @@ def measure_probe(trained: TrainedPruning) -> list[dict[str, Any]]:
 
 def _labelled(trained: TrainedPruning, split: str, most: int) -> list[tuple[str, list[int], int]]:
     """(text, ids, label) of the first texts of a split that have a label and fit the model."""
-    texts = [t for t in getattr(trained.task.texts, split) if t.label is not None]
     found = []
-    for text in texts:
+    for text in (t for t in getattr(trained.task.texts, split) if t.label is not None):
         rows = encode(trained.task.tokenizer, [text.text], trained.run.pruning.max_length)
         if rows:
             found.append((text.text, rows[0], text.label))

@@ -55,8 +55,7 @@ def measure_reconstruction(trained: TrainedPruning) -> list[dict[str, Any]]:
             logits = decode_teacher(model.t5, vectors, mask, inputs, model.pruning.decoder_window)
             best = logits.argmax(-1).tolist()
             written[name] += [row[:n] for row, n in zip(best, memory.lengths.tolist(), strict=True)]
-        longest = 2 * input_ids.shape[1]
-        written["free"] += model.decode_ids(memory.vectors, memory.mask, longest)
+        written["free"] += model.decode_ids(memory.vectors, memory.mask, 2 * input_ids.shape[1])
         ratios["soft"].append(soft.lengths[-1] / soft.lengths[0])
         ratios["removed"].append(memory.keep_ratio)
     eos = trained.task.tokenizer.eos_id
