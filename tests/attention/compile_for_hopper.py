@@ -98,8 +98,9 @@ def small_operations(tokens: int, head_dim: int) -> None:
     """(name, kernel) of the kernels around the attention, at the start of a sequence and after it."""
     rows, mix = empty(BATCH, tokens, HEADS * head_dim), empty(BATCH, tokens, HEADS)
     weight = empty(HEADS * head_dim)
-    for state in (None, empty(BATCH, 1, HEADS, head_dim)):
-        given = ([rows] * 2, [mix] * 2, mix, [state] * 2, (weight, weight))
+    last = empty(BATCH, 1, HEADS, head_dim)
+    for state, end in ((None, last), (last, None)):
+        given = (rows, rows, mix, mix, mix, state, state, end, end, weight, weight)
         step_kernels.shift_and_norm(rows, *given, HEADS, 1e-5)
     step_kernels.add_and_norm(rows, rows, weight, 1e-5)
     wide, narrow = empty(HEADS * head_dim, HEADS * head_dim), empty(HEADS, HEADS * head_dim)
