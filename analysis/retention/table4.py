@@ -179,7 +179,7 @@ def ablations_slower(speed: pd.DataFrame) -> Verdict:
         f"{naming.METHODS[row.method]} ({row.dataset}): {row.ratio:.2f} times dense, full {row.full:.2f}"
         for row in cut.itertuples()
     )
-    short = f"{style.span(cut['ratio'], '.2f')} times dense, full method {style.span(cut['full'], '.2f')}"
+    short = f"{style.span(cut['ratio'], '.2f')} times the dense throughput, full method {style.span(cut['full'], '.2f')}"
     met = bool((cut["ratio"] < ABLATION_SHARE * cut["full"]).all())
     return Verdict.of(met, words, short, n=len(cut), unit="ablation")
 
