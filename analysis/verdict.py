@@ -29,13 +29,13 @@ MEANINGS = (
     "**proved**: a theorem decides the claim for every model. **tested**: a test of the code decides the "
     "claim for every model.",
     "**reproduced**: our models meet the criterion at the paper's model size and context length, after at "
-    "least a tenth of the paper's training tokens. Claims that need no trained model, such as timings, have "
-    "no scale.",
+    "least a tenth of the paper's training tokens. Timings and other claims without a trained model need "
+    "only meet the criterion.",
     "**reproduced at small scale**: our models meet the criterion with a smaller model, a shorter context or "
     "fewer tokens.",
     "**different magnitude**: the effect has the paper's direction and a size outside the paper's range.",
-    "**inconclusive**: the results do not decide the claim, or no results exist. This verdict also marks "
-    "additional measurements, whose claim the paper does not make.",
+    "**inconclusive**: the results do not decide the claim, or no results exist. Claims that we add and "
+    "the paper does not make are inconclusive too.",
     "**contradicted**: the results show that the claim fails by its criterion.",
     "**erratum**: the paper is wrong as printed. The row states the correction.",
 )

@@ -75,7 +75,7 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
     enough = worst["trained_tokens"] >= naming.paper_size(LIKE_PAPER[0]).tokens / 10
     met = True if not worst["missed"] else False if enough else None
     local = f"{worst['first_heads'] - worst['missed']} of {worst['first_heads']} heads"
-    short = f"{local} prune more than half of the maximum (760M at 4k)"
+    short = f"{local} prune more than half of the achievable maximum (760M at 4k)"
     ours = f"{short}\nThis model is trained on {style.count_label(worst['trained_tokens'])} tokens\n{others}"
     return Verdict.of(met, ours, short, n=len(like))
 
@@ -102,7 +102,8 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     each = "\n".join(
         f"{names[run]}: p = {one.p_value:.3f}, w ≤ {one.effect_high:.2f}" for run, one in found.items()
     )
-    counts = f"layers are similar in {len(alike)} of {len(judged)} training runs, and differ in {len(apart)}"
+    known = f"alike in {len(alike)} of {len(judged)} training runs, unlike in {len(apart)}"
+    counts = f"layers are {known}, otherwise undecided"
     ours = (
         f"{counts}\nThe null hypothesis of p is that all these layers have one distribution of head kinds"
         f"\nThe values of p precede Holm's correction. The bound of w is one-sided at 95 %\n{each}"

@@ -113,6 +113,6 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
     ours += "\n" + by_length.listed(table, "The same without the first step,", "later", digits=1)
     ours += f"\nEvery tenth of the second half is within {furthest.max():.1f} % of the last tenth"
     settles = (furthest <= SETTLED_PERCENT).all() and (faster > furthest).all()
-    short = f"the first tenth is {style.span(faster, '.1f')} % faster than the last tenth"
+    short = f"the first tenth of training is {style.span(faster, '.1f')} % faster than the last tenth"
     word = Word.REPRODUCED if (faster > SETTLED_PERCENT).all() else Word.MAGNITUDE
     return Verdict(word if settles else Word.CONTRADICTED, ours, short, n=len(table))

@@ -69,7 +69,7 @@ def acp_loses_least(eviction: pd.DataFrame) -> Verdict:
     gap = (means["removed"] - means["masked"]).abs().max()
     met = bool((means.loc["acp", "removed"] < others).all() and gap < MOST_NATS)
     short = (
-        f"loss increase: {means.loc['acp', 'removed']:.5f} nats with ACP, "
+        f"change of the loss: {means.loc['acp', 'removed']:.5f} nats with ACP, "
         f"{others.min():.3f} nats with the best baseline"
     )
     ours = f"{_increases(eviction)}\nRemoving and masking the same keys differ by at most {gap:.1e} nats"

@@ -76,7 +76,7 @@ def probe_close(probe: pd.DataFrame) -> Verdict:
     ours += f", majority class {chance:.3f}. The first has a standard error of {share_error(kept, texts):.3f}"
     close = kept >= whole - CLOSE
     if whole - CLOSE <= chance:  # a classifier that has learnt nothing would be close as well
-        short = "all tokens exceed the majority class by too little"
+        short = "with all tokens, the classifiers barely exceed the majority class"
         return Verdict(Word.INCONCLUSIVE, f"{short} (at most {CLOSE})\nAccuracies: {ours}", short)
     if not learnt & set(WHOLE) or (close and "kept_votes" not in learnt):
         return Verdict(Word.INCONCLUSIVE, ours, "a classifier has not learnt")

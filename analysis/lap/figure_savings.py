@@ -114,7 +114,7 @@ def encoder_memory(removal_time: pd.DataFrame) -> Verdict:
     found = _saves(removal_time, "encoder_peak_bytes")
     if found.word is not Word.CONTRADICTED:
         return found
-    short = "the peak precedes the gates that drop tokens"
+    short = "the memory peak occurs before the gates that drop tokens"
     return replace(found, word=Word.INCONCLUSIVE, ours=f"{short}\n{found.ours}", short=short)
 
 
@@ -145,7 +145,7 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
         for (column, percent), row in worst.iterrows()
     )
     met = (True if less.all() else None) if less[few].all() else False
-    short = f"Relative to all tokens: {ratios} kept"
+    short = f"Cost relative to keeping all tokens: {ratios} kept"
     more = {"n": removal_time["length_tokens"].nunique(), "unit": "length"}
     return Verdict.of(met, "\n".join([short, *ours]), short, **more)
 

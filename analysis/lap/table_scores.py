@@ -85,6 +85,6 @@ def drops_and_reconstructs(reconstruction: pd.DataFrame) -> Verdict:
         f"keep ratio {100 * r.keep_ratio:.0f} %"
         for name, r in runs.iterrows()
     }
-    short = f"{drops.sum()} of {len(runs)} gated runs drop tokens, {met.sum()} of these reach the scores"
+    short = f"{drops.sum()} of {len(runs)} gated runs drop tokens, {met.sum()} also reach the scores"
     ours = "\n".join([short, *naming.each_in_words(words).split("; ")])
     return Verdict.of(bool(met.any()), ours, short, n=len(runs), runs=list(runs.index))

@@ -32,7 +32,7 @@ MARKERS = {
 QUESTIONS = (
     ("Safety: attention weight that a query loses", "acp.figureA1.1", "125M at 4k, every head"),
     ("Bitwise identical pairs of training runs", "acp.text.19", "125M to 760M, 4k to 16k"),
-    ("The same, trained with the official kernels", "acp.text.47", "125M at 4k, undertrained"),
+    ("Identical pairs, trained with the official kernels", "acp.text.47", "125M at 4k, below 100M tokens"),
     ("Loss of diverging pairs, ACP − exact (nats, 90 % CI)", "acp.text.39", "125M to 760M, 4k to 16k"),
     ("Inference with identical weights", "acp.text.34", "125M at 4k and 16k"),
     ("Attention time saved at the paper's pruned ratio", "acp.table_speed.1", "12 heads, one H100"),
@@ -87,9 +87,9 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     parts += [
         "## Criteria that changed after the scores were seen",
         "A new criterion decides only if an error in the old criterion forced the change. Where no error "
-        "forced the change, a later row restores the old criterion. Two changes that still decide moved a "
-        "verdict towards the paper. The old criterion of `acp.figure5.1` judged models that the paper's "
-        "figure does not show. The old criterion of `lap.figure_slices.2` judged models without the "
+        "forced the change, a later row restores the old criterion. Two new criteria still decide and "
+        "give verdicts closer to the paper. The old criterion of `acp.figure5.1` judged models that the "
+        "paper's figure does not show. The old criterion of `lap.figure_slices.2` judged models without the "
         "article's gates. In rows of older commits, *reproduced* includes today's *reproduced at small "
         "scale*. New training runs can change a verdict between two rows of one claim.",
         _table(("claim", *CHANGE), changes),
@@ -162,9 +162,13 @@ def _lines(rows: Sequence[Row]) -> str:
     )
     parts = [_table(("ID", "claim", "this work", "verdict", "sample", "criterion first"), body)]
     for word in shown:
-        if some := [f"- [{row.claim}]({_link(row)})" for row in rows if row.verdict is word]:
+        if some := [_item(row) for row in rows if row.verdict is word]:
             parts += [f"**{word.capitalize()}** for every model:", "\n".join(some)]
     return "\n\n".join(parts)
+
+
+def _item(row: Row) -> str:
+    return f"- [{row.claim}]({_link(row)})" + f" ({row.where})" * bool(row.where)
 
 
 def _plural(row: Row) -> str:
