@@ -102,8 +102,10 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     each = "\n".join(
         f"{names[run]}: p = {one.p_value:.3f}, w ≤ {one.effect_high:.2f}" for run, one in found.items()
     )
-    known = f"alike in {len(alike)} of {len(judged)} training runs, unlike in {len(apart)}"
-    counts = f"layers are {known}, otherwise undecided"
+    counts = (
+        f"layers are alike in {len(alike)} of {len(judged)} training runs, unlike in {len(apart)}, "
+        "otherwise undecided"
+    )
     ours = (
         f"{counts}\nThe null hypothesis of p is that all these layers have one distribution of head kinds"
         f"\nThe values of p precede Holm's correction. The bound of w is one-sided at 95 %\n{each}"

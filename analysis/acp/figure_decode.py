@@ -120,7 +120,7 @@ def decoding_gains_grow(decode_time: pd.DataFrame) -> Verdict:
     grown = [large > 0.9 * small for small, large in pairs]
     met = all(grown) if pairs else None
     whose = "official" if len(theirs) else "this project's"
-    short = f"{whose} kernels meet the criterion in {sum(grown)} of {len(pairs)} comparisons of two shapes"
+    short = f"{whose} kernels meet the criterion in {sum(grown)} of {len(pairs)} comparisons"
     official = f"Official kernels, time with ACP: {_in_words(theirs, _saved)}\n" * bool(len(theirs))
     ours = f"{short}\n{official}{OWN}{_in_words(own, _saved)}{_assumed(decode_time, 'attention')}"
     return Verdict.of(met, ours, short, n=len(saved), unit="shape")

@@ -162,13 +162,13 @@ def _lines(rows: Sequence[Row]) -> str:
     )
     parts = [_table(("ID", "claim", "this work", "verdict", "sample", "criterion first"), body)]
     for word in shown:
-        if some := [_item(row) for row in rows if row.verdict is word]:
+        if some := [
+            f"- [{row.claim}]({_link(row)})" + f" ({row.where})" * bool(row.where)
+            for row in rows
+            if row.verdict is word
+        ]:
             parts += [f"**{word.capitalize()}** for every model:", "\n".join(some)]
     return "\n\n".join(parts)
-
-
-def _item(row: Row) -> str:
-    return f"- [{row.claim}]({_link(row)})" + f" ({row.where})" * bool(row.where)
 
 
 def _plural(row: Row) -> str:

@@ -179,8 +179,10 @@ def ablations_slower(speed: pd.DataFrame) -> Verdict:
         f"{naming.METHODS[row.method]} ({row.dataset}): {row.ratio:.2f} times dense, full {row.full:.2f}"
         for row in cut.itertuples()
     )
-    own, full = (style.span(cut[column], ".2f") for column in ("ratio", "full"))
-    short = f"{own} times the dense throughput, full method {full}"
+    short = (
+        f"{style.span(cut['ratio'], '.2f')} times the dense throughput, "
+        f"full method {style.span(cut['full'], '.2f')}"
+    )
     met = bool((cut["ratio"] < ABLATION_SHARE * cut["full"]).all())
     return Verdict.of(met, words, short, n=len(cut), unit="ablation")
 
