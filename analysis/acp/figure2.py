@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -105,23 +106,24 @@ def pruned_with_recipe(pruned_ratio: pd.DataFrame, training_log: pd.DataFrame) -
     inconclusive if a ratio still falls, and contradicted if it is constant."""
     several = pruned_ratio["context_length_tokens"].nunique() > 1
     both = several and naming.records_have_paper_recipe(pruned_ratio)
-    what = "published runs at two lengths with the paper's recipe"
-    table = statistics.pruned_percent(some(pruned_ratio if both else None, what))
+    table = statistics.pruned_percent(
+        some(pruned_ratio if both else None, "published runs at two lengths with the paper's recipe")
+    )
     found = in_range(table["percent"], *PRUNED_PERCENT, by_length.listed(table, digits=1), paper="about 70")
     logs = training_log[training_log["layer"].notna()].groupby("run", sort=False)
     falls = {run: _points_per_doubling(log) for run, log in logs}
     each = ", ".join(f"{points:+.1f} points ({run})" for run, points in falls.items())
-    words = f"Change of the pruned ratio per doubling of the training tokens: {each}"
     missed = Word.INCONCLUSIVE if min(falls.values()) < FALLING_POINTS else Word.CONTRADICTED
     word = found.word if found.word is Word.REPRODUCED else missed
-    return replace(found, word=word, ours=f"{found.ours}\n{words}", n=len(table))
+    ours = f"{found.ours}\nChange of the pruned ratio per doubling of the training tokens: {each}"
+    return replace(found, word=word, ours=ours, n=len(table))
 
 
 def _points_per_doubling(training_log: pd.DataFrame) -> float:
     """The change of the pruned ratio per doubling of the tokens, over the last two doublings of a run."""
     percent = training_logs.mean_pruned(training_log).set_index("tokens")["percent"]
-    last = percent.index.max()
-    return float(percent.iloc[-1] - percent[percent.index <= last / 4].iloc[-1]) / 2
+    before = percent[percent.index <= percent.index[-1] / 4]
+    return (percent.iloc[-1] - before.iloc[-1]) / math.log2(percent.index[-1] / before.index[-1])
 
 
 def pruned_as_in_the_paper(pruned_ratio: pd.DataFrame) -> Verdict:
