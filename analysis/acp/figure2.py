@@ -190,7 +190,7 @@ def _in_paper_range(table: pd.DataFrame, quantity: str, axis: str, sign: str = "
 def gains_grow(throughput: pd.DataFrame) -> Verdict:
     """Reproduced if every size gains more throughput at every longer context."""
     gain = statistics.throughput_gain(throughput)
-    note = " (without gradient checkpointing)"
+    note = " (gradient checkpointing as in training)"
     return by_length.grows(gain, "Training throughput gain,", sign="+", note=note)
 
 
