@@ -116,7 +116,8 @@ def pruned_with_recipe(pruned_ratio: pd.DataFrame, training_log: pd.DataFrame) -
     missed = Word.INCONCLUSIVE if min(falls.values()) < FALLING_POINTS else Word.CONTRADICTED
     word = found.word if found.word is Word.REPRODUCED else missed
     ours = f"{found.ours}\nChange of the pruned ratio per doubling of the training tokens: {each}"
-    return replace(found, word=word, ours=ours, n=len(table))
+    short = found.short + ", still falling at the end of training" * (word is Word.INCONCLUSIVE)
+    return replace(found, word=word, ours=ours, short=short, n=len(table))
 
 
 def _points_per_doubling(training_log: pd.DataFrame) -> float:
@@ -191,7 +192,9 @@ def _in_paper_range(table: pd.DataFrame, quantity: str, axis: str, sign: str = "
 
 def gains_grow(throughput: pd.DataFrame) -> Verdict:
     """Reproduced if every size gains more throughput at every longer context."""
-    return by_length.grows(statistics.throughput_gain(throughput), "Training throughput gain,", sign="+")
+    gain = statistics.throughput_gain(throughput)
+    note = " (gradient checkpointing as in training)"
+    return by_length.grows(gain, "Training throughput gain,", sign="+", note=note)
 
 
 def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:

@@ -224,7 +224,7 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
         for row in table.itertuples()
     )
     missed = table[table["gap_nats"] >= POSITION_NATS]
-    whose = ", only with two code versions (†)" * (set(missed["mark"]) == {"†"})
+    whose = " (marked †: runs of two code versions)" * (set(missed["mark"]) == {"†"})
     short = f"pairs above {POSITION_NATS:g} nats: {len(missed)} of {len(table)}{whose}"
     same = f"{(table['gap_nats'] == 0).sum()} of {len(table)} pairs are identical at every position"
     largest = f"Largest absolute difference of each pair in nats:\n{each}"

@@ -103,8 +103,8 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
         f"{names[run]}: p = {one.p_value:.3f}, w ≤ {one.effect_high:.2f}" for run, one in found.items()
     )
     counts = (
-        f"layers are alike in {len(alike)} of {len(judged)} training runs, unlike in {len(apart)}, "
-        "otherwise undecided"
+        f"similar proportions in {len(alike)} of {len(judged)} training runs, different proportions in "
+        f"{len(apart)}, undecided in {len(judged) - len(alike) - len(apart)}"
     )
     ours = (
         f"{counts}\nThe null hypothesis of p is that all these layers have one distribution of head kinds"

@@ -100,7 +100,7 @@ def eos_is_global(attribution: pd.DataFrame) -> Verdict:
     if few or not table["is_eos"].any():
         return Verdict(Word.INCONCLUSIVE, few or "EOS has no positive attribution")
     thirds = [slices.of_third(table[table["is_eos"]], third) for third in range(slices.THIRDS)]
-    short = f"EOS attends to thirds with {', '.join(f'{100 * third.mean:.1f} %' for third in thirds)}"
+    short = f"EOS gives the text's thirds {', '.join(f'{100 * third.mean:.1f} %' for third in thirds)}"
     ours = f"{short}\nFirst, second and last third, with 95 % interval: {', '.join(map(_words, thirds))}"
     return Verdict.of(min(third.mean for third in thirds) >= LEAST_THIRD, ours, short)
 

@@ -86,10 +86,11 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     changes = ((", ".join(ids), *change) for change, ids in sorted(alike.items(), key=lambda each: each[1]))
     parts += [
         "## Criteria that changed after the scores were seen",
-        "A new criterion decides only if an error in the old criterion forced the change. Where no error "
-        "forced the change, a later row restores the old criterion. Two new criteria still decide and "
-        "give verdicts closer to the paper. The old criterion of `acp.figure5.1` judged models that the "
-        "paper's figure does not show. The old criterion of `lap.figure_slices.2` judged models without the "
+        "A new criterion decides only if an error in the old criterion forced the change. Where no "
+        "error forced the change, a later row restores the old criterion. Two of the new criteria that "
+        "still decide moved a verdict towards the paper, from contradicted to inconclusive. They "
+        "correct these errors: the old criterion of `acp.figure5.1` judged models that the paper's "
+        "figure does not show, and the old criterion of `lap.figure_slices.2` judged models without the "
         "article's gates. In rows of older commits, *reproduced* includes today's *reproduced at small "
         "scale*. New training runs can change a verdict between two rows of one claim.",
         _table(("claim", *CHANGE), changes),

@@ -131,7 +131,7 @@ def budget_choice(speed: pd.DataFrame) -> Verdict:
     """Reproduced if the throughput relative to dense is higher at 30 % than at 50 % by EXTRA_THROUGHPUT."""
     table = _longest(speed)
     wide = _by_budget(table, table["dense_batch_ms"] / table["batch_ms"])
-    return _judge(wide[0.3] - wide[0.5], EXTRA_THROUGHPUT, "{:+.2f} times", ONE_BUDGET, suffix=" times")
+    return _judge(wide[0.3] - wide[0.5], EXTRA_THROUGHPUT, "{:+.2f}", ONE_BUDGET, suffix="")
 
 
 def latency_falls(speed: pd.DataFrame) -> Verdict:
