@@ -56,11 +56,9 @@ def by_model(table: pd.DataFrame, column: str = "percent") -> dict[str, float]:
     return dict(zip(names, map(float, table[column]), strict=True))
 
 
-def grows(
-    table: pd.DataFrame, what: str = "Pruned blocks of", sign: str = "", note: str = ""
-) -> Verdict:
+def grows(table: pd.DataFrame, what: str = "Pruned blocks of", sign: str = "") -> Verdict:
     """Reproduced if the value of every size grows with the context length; inconclusive with one context
-    length. The rows of :func:`naming.settled` decide. ``note`` ends the short answer."""
+    length. The rows of :func:`naming.settled` decide."""
     table = in_order(table.assign(size=naming.without_tokens(table["size"])))
     deciding = naming.settled(table)
     words = listed(table, what, sign=sign)
@@ -81,7 +79,7 @@ def grows(
     labels = (style.length_label(end) for end in (lengths.min(), lengths.max()))
     short = ", ".join(f"{style.span(e, f'{sign}.0f')} % at {at}" for e, at in zip(ends, labels, strict=True))
     axis = "training throughput gain (%)" if sign else "attention blocks pruned (%)"
-    return Verdict.of(met, words, short + note, values=by_model(table), axis=axis)
+    return Verdict.of(met, words, short, values=by_model(table), axis=axis)
 
 
 def attention_share() -> Verdict:

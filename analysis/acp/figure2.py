@@ -116,8 +116,13 @@ def pruned_with_recipe(pruned_ratio: pd.DataFrame, training_log: pd.DataFrame) -
     missed = Word.INCONCLUSIVE if min(falls.values()) < FALLING_POINTS else Word.CONTRADICTED
     word = found.word if found.word is Word.REPRODUCED else missed
     ours = f"{found.ours}\nChange of the pruned ratio per doubling of the training tokens: {each}"
-    short = found.short + ", still falling at the end of training" * (word is Word.INCONCLUSIVE)
-    return replace(found, word=word, ours=ours, short=short, n=len(table))
+    return replace(
+        found,
+        word=word,
+        ours=ours,
+        short=found.short + ", still falling at the end of training" * (word is Word.INCONCLUSIVE),
+        n=len(table),
+    )
 
 
 def _points_per_doubling(training_log: pd.DataFrame) -> float:
@@ -192,9 +197,7 @@ def _in_paper_range(table: pd.DataFrame, quantity: str, axis: str, sign: str = "
 
 def gains_grow(throughput: pd.DataFrame) -> Verdict:
     """Reproduced if every size gains more throughput at every longer context."""
-    gain = statistics.throughput_gain(throughput)
-    note = " (gradient checkpointing as in training)"
-    return by_length.grows(gain, "Training throughput gain,", sign="+", note=note)
+    return by_length.grows(statistics.throughput_gain(throughput), "Training throughput gain,", sign="+")
 
 
 def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:

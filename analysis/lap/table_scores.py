@@ -85,7 +85,8 @@ def drops_and_reconstructs(reconstruction: pd.DataFrame) -> Verdict:
         f"keep ratio {100 * r.keep_ratio:.0f} %"
         for name, r in runs.iterrows()
     }
-    dropping = f"{drops.sum()} of {len(runs)} gated runs drop tokens"
-    short = f"{dropping}, and {met.sum()} also reach the article's scores"
+    short = (
+        f"{drops.sum()} of {len(runs)} gated runs drop tokens, {met.sum()} also reach the article's scores"
+    )
     ours = "\n".join([short, *naming.each_in_words(words).split("; ")])
     return Verdict.of(bool(met.any()), ours, short, n=len(runs), runs=list(runs.index))
