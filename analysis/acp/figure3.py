@@ -224,8 +224,8 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
         for row in table.itertuples()
     )
     missed = table[table["gap_nats"] >= POSITION_NATS]
-    whose = " (marked †: runs of two code versions)" * (set(missed["mark"]) == {"†"})
-    short = f"pairs above {POSITION_NATS:g} nats: {len(missed)} of {len(table)}{whose}"
+    whose = " (†, trained with two code versions)" * (set(missed["mark"]) == {"†"})
+    short = f"{len(missed)} of {len(table)} pairs{whose} exceed {POSITION_NATS:g} nats at a position"
     same = f"{(table['gap_nats'] == 0).sum()} of {len(table)} pairs are identical at every position"
     largest = f"Largest absolute difference of each pair in nats:\n{each}"
     return Verdict.of(missed.empty, f"{short}\n{same}\n{largest}", short, n=len(table), unit="pair")

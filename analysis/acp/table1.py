@@ -170,7 +170,7 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
     if table.empty:
         return Verdict(Word.INCONCLUSIVE, "no setting is measured with two seeds of one code version")
     other = table[table["adjusted_p_value"] < paired.TASKS_P_VALUE]
-    counts = f"{len(other)} of {len(table)} metrics differ between two seeds"
+    counts = f"{len(other)} of {len(table)} metrics differ significantly between two seeds"
     each = [
         f"{row.task} {row.metric} of {row.size} at {style.length_label(row.context_length_tokens)}: "
         f"{row.first:.4g} and {row.second:.4g} for two seeds, p = {row.adjusted_p_value:.2g}"
