@@ -54,10 +54,10 @@ def run(
 
 def begin(retention: Retention, hidden: Tensor, mask: Any) -> State:
     """The state before the first block, from embeddings (B, T, D) in any floating dtype."""
-    call, windowed = retention._call, retention.encoder.windowed
-    if call is None:
+    find, windowed = retention._find_call, retention.encoder.windowed
+    if find is None:
         raise RuntimeError("the encoder was called directly; call the model that retain returned")
-    batch, length = hidden.shape[:2]
+    call, (batch, length) = find(), hidden.shape[:2]
     extra = length - call.valid.shape[1]  # Longformer pads to a multiple of its window
     valid, protected, ids = call.valid, call.protected, call.ids
     if extra:
@@ -73,6 +73,7 @@ def begin(retention: Retention, hidden: Tensor, mask: Any) -> State:
         call=call,
         budgets=budgets,
         shape=hidden.shape,
+        given=length - extra,
         hidden=hidden,
         valid=valid,
         received=None,
@@ -184,14 +185,14 @@ def pass_gate(state: State, index: int, block: nn.Module, before: tuple[Tensor, 
     ranking = scores if by_threshold else gate.rank_values(scores, state)
     if not by_index or not removal.selects_in_kernel(ranking) or ranking is not scores:
         note_nan(state, index, scores)  # otherwise the selection kernel detects NaN
-    free = state.valid & ~state.protected
     counted = None
     if config.is_learned and (retention.training or retention._records is not None):
+        free = state.valid & ~state.protected
         counted = torch.where(free, counted_share(config, scores), state.valid.to(scores.dtype))
-    if counted is not None and retention.training:
-        extra = gate.extra_loss(scores, free)
-        add_violation(state, index, counted)
-        state.terms += [] if extra is None else [extra]
+        if retention.training:
+            extra = gate.extra_loss(scores, free)
+            add_violation(state, index, counted)
+            state.terms += [] if extra is None else [extra]
     kept = z = places = None
     if by_index:
         places = removal.find_places(state, index, ranking)
@@ -256,15 +257,14 @@ def record_gate(
 ) -> None:
     """Adds the gate's scores (B, T) float32 and selection, at the original positions, to ``recorded``."""
     retention, (batch, length) = state.retention, state.shape[:2]
-    call, records = retention._call, retention._records
-    assert call is not None and records is not None
+    assert retention._records is not None
 
     def spread(x: Tensor, filling: float | bool) -> Tensor:
         full = torch.full((batch, length + 1), filling, dtype=x.dtype, device=x.device)
         at = torch.where(state.valid, state.positions, length)
-        return full.scatter(1, at, x)[:, : call.valid.shape[1]].detach()
+        return full.scatter(1, at, x)[:, : state.given].detach()
 
-    records.append(
+    retention._records.append(
         GateRecord(
             retention.places[index],
             spread(scores, torch.nan),

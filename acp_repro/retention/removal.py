@@ -24,6 +24,7 @@ class State(GateInputs):
     call: Call  # of the full sequence, with the encoder's own padding
     budgets: list[list[int]] | None  # M per gate and example; None if the host may not read them
     shape: torch.Size  # (B, T, D) of the full sequence
+    given: int  # T without the encoder's own padding
     protected: Tensor  # (B, T') bool
     global_: Tensor | None  # (B, T') bool, tokens that attend to all others in a windowed encoder
     mask: Any  # attention mask of the blocks

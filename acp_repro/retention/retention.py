@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -101,7 +101,7 @@ class Retention(nn.Module):
         self.step = 0
         self.penalty: Tensor | None = None
         self._violations: list[Tensor] = []
-        self._call: Call | None = None
+        self._find_call: Callable[[], Call] | None = None
         self._records: list[GateRecord] | None = None
         self._nan_checks: list[tuple[int, Tensor]] = []  # places, and whether their scores contain NaN
 
@@ -174,19 +174,19 @@ class Retention(nn.Module):
             self.places = places
 
     @contextlib.contextmanager
-    def hold_call(self, call: Call) -> Iterator[None]:
-        """A context in which the gates can read the tokens of one call of the model.
+    def hold_call(self, find: Callable[[], Call]) -> Iterator[None]:
+        """A context in which the gates can find the tokens of one call of the model.
 
         Raises:
             ValueError: the scores of a gate were NaN. A GPU is synchronised only after the call.
         """
-        self._call, self.penalty = call, None
+        self._find_call, self.penalty = find, None
         self._nan_checks.clear()
         try:
             yield
         finally:
-            self._call = None
-        if not (call.valid.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._find_call = None
+        if not (self.multiplier.is_cuda and torch.cuda.is_current_stream_capturing()):
             self.raise_if_nan()
 
     def raise_if_nan(self) -> None:

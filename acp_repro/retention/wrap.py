@@ -117,8 +117,10 @@ def retained_class(base: type) -> type:
         if not retention.places:
             return base.forward(self, *args, **kwargs)
         given = dict(zip(names, args, strict=False)) | kwargs
-        _refuse_states_of_blocks(self, given)
-        with retention.hold_call(_find_tokens(self, given, protected_mask)):
+        _refuse_states_of_blocks(self, retention, given)
+        tokens = _check_tokens(self, given, protected_mask)
+        # The masks are computed after the embeddings, which keep a GPU busy while the host launches them.
+        with retention.hold_call(lambda: _find_tokens(self, retention, tokens, given, protected_mask)):
             output = base.forward(self, *args, **kwargs)
         if self.training and retention.penalty is not None:
             output = _add_penalty(self, output, given)
@@ -166,9 +168,8 @@ def _retained_stack(base: type) -> type:
     return type(f"{_PREFIX}{base.__name__}", (_MadeClass, base), members)
 
 
-def _refuse_states_of_blocks(model: RetainedModel, given: dict[str, Any]) -> None:
+def _refuse_states_of_blocks(model: RetainedModel, retention: Retention, given: dict[str, Any]) -> None:
     """Raises ValueError if argument or config request states or attentions that cannot be returned."""
-    retention = model.retention
     gathers = retention.phase == "hard" and retention.config.removal == "gather"
     # Encoders such as Longformer's collect them in their own loop over the blocks, which gates replace.
     if not gathers and getattr(model.base_model, "_can_record_outputs", None):
@@ -182,39 +183,50 @@ def _refuse_states_of_blocks(model: RetainedModel, given: dict[str, Any]) -> Non
             )
 
 
-def _find_tokens(model: RetainedModel, given: dict[str, Any], protected_mask: Tensor | None) -> Call:
-    """The valid and the protected tokens of a call."""
+def _check_tokens(model: RetainedModel, given: dict[str, Any], protected_mask: Tensor | None) -> Tensor:
+    """The token ids (B, T) or embeddings (B, T, D) of a call; ValueError if their shape cannot be used."""
     ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
     if (ids is None) == (embeds is None):
         raise ValueError("give either input_ids or inputs_embeds")
     tokens: Any = embeds if ids is None else ids
-    shape, device = tokens.shape[:2], tokens.device
+    shape = tokens.shape[:2]
     if 0 in shape:
         raise ValueError(f"a batch of {shape[0]} texts of {shape[1]} tokens is empty; remove it")
     if model.config.model_type in MODEL_TYPES and shape[1] > (limit := position_limit(model.config)):
         raise ValueError(f"{shape[1]} tokens are more than the model's {limit} positions; shorten the texts")
-    mask = given.get("attention_mask")
-    for name, one in (("attention_mask", mask), ("protected_mask", protected_mask)):
+    for name, one in (("attention_mask", given.get("attention_mask")), ("protected_mask", protected_mask)):
         if one is not None and one.shape != shape:
             raise ValueError(f"{name}: must be {tuple(shape)}, one entry a token, got {tuple(one.shape)}")
-    valid = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else mask.to(device) > 0
+    return tokens
+
+
+def _find_tokens(
+    model: RetainedModel,
+    retention: Retention,
+    tokens: Tensor,
+    given: dict[str, Any],
+    protected_mask: Tensor | None,
+) -> Call:
+    """The valid and the protected tokens of a call."""
+    config, mask, ids = retention.config, given.get("attention_mask"), given.get("input_ids")
+    valid = (
+        tokens.new_ones(tokens.shape[:2], dtype=torch.bool) if mask is None else mask.to(tokens.device) > 0
+    )
     # The first token that is not padding is [CLS], with left or right padding.
     protected = valid & (valid.cumsum(1) == 1)
-    config = model.retention.config
     answers = type(model).__name__.endswith("ForQuestionAnswering")
     asks = config.protect == "question" or (config.protect == "auto" and answers)
     if asks:
         protected = protected | _find_question(model, config, ids, valid)
     if protected_mask is not None:
-        protected = protected | (protected_mask.to(device).bool() & valid)
+        protected = protected | (protected_mask.to(tokens.device).bool() & valid)
     return Call(valid, protected, ids, mask is None, asks or protected_mask is not None)
 
 
 def _find_question(model: nn.Module, config: RetentionConfig, ids: Tensor | None, valid: Tensor) -> Tensor:
     """(B, T) bool: all tokens up to the first separator."""
-    separator = config.sep_token_id
-    if separator is None:
-        separator = getattr(model.config, "sep_token_id", None)
+    given, known = config.sep_token_id, getattr(model.config, "sep_token_id", None)
+    separator = known if given is None else given
     if separator is None:
         raise ValueError("sep_token_id: set it in RetentionConfig to mark the end of the question")
     if ids is None:
