@@ -113,14 +113,15 @@ def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
             return check(own)
         found = check(records)
         masks = set(records.loc[records["compression"].notna(), "training_mask"])
-        hard = "with hard concrete gates instead of the article's"
+        hard = "with hard concrete gates"
         soft = "without the article's beta 5, tau 0.1 and lambda from step 500"
         parts = [hard] * ("hard_concrete" in masks) + [soft] * (masks != {"hard_concrete"})
-        short = "other gates, beta, tau or lambda" if soft in parts else hard
-        both = {
-            "short": f"{short}: {found.short or found.ours}",
-            "ours": f"{' and '.join(parts)}: {found.ours}",
-        }
-        return replace(found, word=Word.INCONCLUSIVE, **both)
+        short = "with other gates, beta, tau or lambda" if soft in parts else hard
+        return replace(
+            found,
+            word=Word.INCONCLUSIVE,
+            short=f"{short}, {found.short or found.ours}",
+            ours=f"{' and '.join(parts)}, not as in the article: {found.ours}",
+        )
 
     return judge
