@@ -115,13 +115,15 @@ def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
         masks = set(records.loc[records["compression"].notna(), "training_mask"])
         hard = "with hard concrete gates"
         soft = "without the article's beta 5, tau 0.1 and lambda from step 500"
-        parts = [hard] * ("hard_concrete" in masks) + [soft] * (masks != {"hard_concrete"})
+        parts = [f"{hard} instead of the article's"] * ("hard_concrete" in masks) + [soft] * (
+            masks != {"hard_concrete"}
+        )
         short = "with other gates, beta, tau or lambda" if soft in parts else hard
         return replace(
             found,
             word=Word.INCONCLUSIVE,
             short=f"{short}, {found.short or found.ours}",
-            ours=f"{' and '.join(parts)}, not as in the article: {found.ours}",
+            ours=f"{' and '.join(parts)}: {found.ours}",
         )
 
     return judge
