@@ -147,7 +147,7 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
         for (column, percent), row in worst.iterrows()
     )
     met = (True if less.all() else None) if less[few].all() else False
-    short = f"{PANELS[columns[0]]} relative to keeping all tokens: {ratios}"
+    short = f"{PANELS[columns[0]].capitalize()} relative to keeping all tokens: {ratios}"
     more = {"n": removal_time["length_tokens"].nunique(), "unit": "length"}
     return Verdict.of(met, "\n".join([short, *ours]), short, **more)
 
