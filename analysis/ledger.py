@@ -205,7 +205,7 @@ def judge_row(
         paper_words(claim, paper, item),
         "",
         Word.INCONCLUSIVE,
-        f"{item.label}{', ours' * item.ours}" if item else "",
+        f"{'our ' * item.ours}{item.label}" if item else "",
         claim.holds_if,
         " ".join(claim.proof.split()),
         changed=[change for change in _history("changed_criteria") if change.pop("claim") == id],
@@ -248,8 +248,7 @@ def _without_records(row: Row, claim: Claim) -> Row:
     word = Word.ERRATUM if claim.refuted else _word(claim, found, ())
     row = _fill(row, replace(found, word=word))
     commands = [f"python -m pytest -q {claim.test}"] if claim.test else []
-    cost = TEST_COST if claim.test else "nothing to measure"
-    return replace(row, commands=commands, cost=cost)
+    return replace(row, commands=commands, cost=TEST_COST if claim.test else "nothing to measure")
 
 
 def _together(items: Sequence[FigureSpec]) -> FigureSpec:

@@ -34,8 +34,8 @@ MEANINGS = (
     "**reproduced at small scale**: our models meet the criterion with a smaller model, a shorter context or "
     "fewer tokens.",
     "**different magnitude**: the effect has the paper's direction and a size outside the paper's range.",
-    "**inconclusive**: the results do not decide the claim, or no results exist. A claim that we add and "
-    "the paper does not make is inconclusive even if it meets its criterion.",
+    "**inconclusive**: the results do not decide the claim, or no results exist. A claim marked (ours) is an "
+    "additional measurement of this project, and is inconclusive even if it meets its criterion.",
     "**contradicted**: the results show that the claim fails by its criterion.",
     "**erratum**: the paper is wrong as printed. The row states the correction.",
 )
@@ -80,11 +80,12 @@ def in_range(
     suffix: str = " %",
     nothing: float = 0.0,
     paper: str = "",
+    what: str = "",
     **more,
 ) -> Verdict:
     """Reproduced if all values are in the range. Different magnitude if some values exceed its favourable
     end, or if some fall short of its unfavourable end and all are better than ``nothing``, the value of no
-    effect; None for quantities that only have to be small.
+    effect; None for quantities that only have to be small. In the short answer, ``what`` follows the number.
     """
     finite(measured, ours, measured.index)
     below, above = measured[measured < low], measured[measured > high]
@@ -104,7 +105,7 @@ def in_range(
     ends = low if measured.min() < low else high
     digits = len(_apart(measured.min(), ends).partition(".")[2])
     paper = paper or (f"{low:g} to {high:g}" if high > low else f"{low:g}")
-    short = f"{style.span(measured, f'.{digits}f')}{suffix} (paper: {paper}{suffix})"
+    short = f"{style.span(measured, f'.{digits}f')}{suffix}{what} (paper: {paper}{suffix})"
     more.setdefault("paper_range", (low, high))
     return Verdict(word, ". ".join([ours, *reasons]), short, **more)
 

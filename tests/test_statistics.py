@@ -134,10 +134,10 @@ def test_savings_match_a_hand_computation():
     assert acp_statistics.pruned_percent(blocks)["percent"].tolist() == [65.0]
     rows = [
         {**run, "method": "acp", "forward_ms": 1.0, "backward_ms": 2.0, "throughput_tokens_per_s": 150.0},
-        {**run, "method": "exact", "forward_ms": 4.0, "backward_ms": 8.0, "throughput_tokens_per_s": 100.0},
+        {**run, "method": "exact", "forward_ms": 8.0, "backward_ms": 4.0, "throughput_tokens_per_s": 100.0},
     ]
     measured = pd.DataFrame(rows)
-    assert acp_statistics.time_reduction(measured)["percent"].tolist() == [75.0]
+    assert [acp_statistics.time_reduction(measured, n)["percent"].item() for n in (1, 2)] == [75.0, 80.0]
     assert acp_statistics.throughput_gain(measured)["percent"].tolist() == pytest.approx([50.0])
 
 

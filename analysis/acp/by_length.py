@@ -77,9 +77,9 @@ def grows(table: pd.DataFrame, what: str = "Pruned blocks of", sign: str = "") -
     lengths = deciding["context_length_tokens"]
     ends = [deciding.loc[lengths == end, "percent"] for end in (lengths.min(), lengths.max())]
     labels = (style.length_label(end) for end in (lengths.min(), lengths.max()))
-    short = ", ".join(f"{style.span(e, f'{sign}.0f')} % at {at}" for e, at in zip(ends, labels, strict=True))
-    axis = "training throughput gain (%)" if sign else "attention blocks pruned (%)"
-    return Verdict.of(met, words, short, values=by_model(table), axis=axis)
+    each = ", ".join(f"{style.span(e, f'{sign}.0f')} % at {at}" for e, at in zip(ends, labels, strict=True))
+    axis = "throughput gain without gradient checkpointing" if sign else "pruned blocks"
+    return Verdict.of(met, words, f"{axis}: {each}", values=by_model(table), axis=f"{axis} (%)")
 
 
 def attention_share() -> Verdict:

@@ -152,8 +152,8 @@ def _equivalent(apart: pd.Series, words: str, more: dict) -> Verdict:
         return Verdict(Word.INCONCLUSIVE, f"{why}\n{words}", why, **more)
     diverging = apart[apart != 0]
     found = equivalence(estimate := over_draws(diverging), LOSS_WITHIN_NATS)
-    ends = f"[{found.low:+.4f}, {found.high:+.4f}]"
-    short = f"mean of {len(diverging)} diverging pairs, ACP − exact: {estimate.mean:+.4f} nats {ends}"
+    mean = f"{estimate.mean:+.4f} nats [{found.low:+.4f}, {found.high:+.4f}]"
+    short = f"mean loss difference of {len(diverging)} diverging pairs, ACP − exact: {mean}"
     equal = f"{len(apart) - len(diverging)} of {len(apart)} pairs are bitwise identical and not in this mean"
     return Verdict.of(found.shown, f"{short}\n{equal}\n{words}", short, **more | {"n": len(diverging)})
 
@@ -224,8 +224,10 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
         for row in table.itertuples()
     )
     missed = table[table["gap_nats"] >= POSITION_NATS]
-    whose = " (†, trained with two code versions)" * (set(missed["mark"]) == {"†"})
-    short = f"{len(missed)} of {len(table)} pairs{whose} exceed {POSITION_NATS:g} nats at a position"
+    count = f"{len(missed)} of {len(table)}" + ", trained with two code versions (†)" * (
+        set(missed["mark"]) == {"†"}
+    )
+    short = f"pairs that differ by {POSITION_NATS:g} nats or more at a position: {count}"
     same = f"{(table['gap_nats'] == 0).sum()} of {len(table)} pairs are identical at every position"
     largest = f"Largest absolute difference of each pair in nats:\n{each}"
     return Verdict.of(missed.empty, f"{short}\n{same}\n{largest}", short, n=len(table), unit="pair")

@@ -134,7 +134,7 @@ def every_run_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     groups = pruned_ratio.groupby(["suite", "run"], sort=False)
     found = {"/".join(run): heads_bimodal(heads) for run, heads in groups if grid_limit(heads)[0] > 0}
     met = [run for run, one in found.items() if one.word is Word.REPRODUCED]
-    short = f"{len(met)} of {len(found)} training runs meet the criterion"
+    short = f"{len(met)} of {len(found)} training runs have mostly local and global heads"
     missed = [f"{run}: {one.short}" for run, one in found.items() if run not in met]
     return Verdict.of(len(met) == len(found), "\n".join([short, *missed]), short, n=len(found))
 

@@ -146,5 +146,5 @@ def weights_sparse(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verd
     """Reproduced if less than :data:`SPARSE_PERCENT` of the causal entries of A exceed 0.1."""
     lengths = decay.groupby(["run", "layer", "head"])["position"].nunique()
     percent = 100 * len(attention_weights) / (lengths * (lengths + 1) / 2).sum()
-    ours = f"{percent:.2g} % of the causal entries of {len(lengths)} heads exceed 0.1"
+    ours = f"{percent:.2g} % of the attention weights of {len(lengths)} heads exceed 0.1"
     return Verdict.of(bool(percent < SPARSE_PERCENT), ours)

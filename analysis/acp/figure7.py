@@ -106,7 +106,7 @@ def default_nearly_optimal(epsilon_sweep: pd.DataFrame) -> Verdict:
     more = 100 * (table[-1.0] - table[-10.0])
     return Verdict.of(
         bool(more < sweeps.MARGINAL_POINTS),
-        f"{more:.1f} percentage points more at $e^{{-1}}$ than at $e^{{-10}}$",
+        f"the pruned ratio is {more:.1f} percentage points higher at $e^{{-1}}$ than at $e^{{-10}}$",
     )
 
 

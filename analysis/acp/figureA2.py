@@ -61,7 +61,7 @@ def block_size_negligible(block_size: pd.DataFrame) -> Verdict:
     apart, two = usual.max() - usual.min(), abs(percent[32] - percent[64])
     met = True if apart < MARGINAL_POINTS else None if two < MARGINAL_POINTS else False
     short = (
-        f"the pruned ratio changes by {two:.1f} points from 32 to 64 tokens, by {apart:.1f} points from "
+        f"the pruned ratio changes by {two:.1f} points from 32 to 64 tokens per block, by {apart:.1f} from "
         f"{usual.index.min()} to {usual.index.max()}"
     )
     each = ", ".join(f"{share:.1f} % at {size}" for size, share in percent.items())

@@ -43,8 +43,10 @@ def fox_is_on_par(loss: pd.DataFrame, loss_curve: pd.DataFrame) -> Verdict:
     curve = rope_pairs(loss_curve, "position")
     eighth = 8 * curve["position"] // curve["context_length_tokens"]
     first, last = (f"{curve['difference'][eighth == end].mean():+.4f}" for end in (0, 7))
-    tokens = style.count_span(loss["trained_tokens"])
-    short = f"mean FoX − RoPE: {mean:+.4f} nats [{low:+.4f}, {high:+.4f}], after {tokens} tokens"
+    short = (
+        f"mean loss difference, FoX − RoPE: {mean:+.4f} nats [{low:+.4f}, {high:+.4f}], "
+        f"after {style.count_span(loss['trained_tokens'])} tokens"
+    )
     where = f"{first} nats in the first eighth of the context, {last} nats in the last eighth"
     return Verdict.of(met, f"{short}\nFoX − RoPE is {where}\n{seeds}", short, **more)
 

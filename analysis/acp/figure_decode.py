@@ -79,7 +79,7 @@ def cache_shrinks(decode_time: pd.DataFrame) -> Verdict:
     allocated = _decoding(decode_time, "model", "allocated_bytes") / 2**30
     each = _in_words(allocated, lambda row: f"{row.acp:.2f} of {row.exact:.2f}")
     less = 100 * (1 - allocated["acp"] / allocated["exact"])
-    short = f"the cache allocates {style.span(less)} % fewer bytes with synthetic gates"
+    short = f"with synthetic gates, the cache allocates {style.span(less)} % fewer bytes"
     ours = f"{short}\nAllocated GiB with ACP, of those without: {each}{_assumed(decode_time, 'model')}"
     return Verdict.of(bool((less > 0).all()), ours, short, n=len(less), unit="shape")
 
@@ -120,7 +120,10 @@ def decoding_gains_grow(decode_time: pd.DataFrame) -> Verdict:
     grown = [large > 0.9 * small for small, large in pairs]
     met = all(grown) if pairs else None
     whose = "official" if len(theirs) else "this project's"
-    short = f"{whose} kernels meet the criterion in {sum(grown)} of {len(pairs)} comparisons"
+    short = (
+        f"with longer prompts or larger batches, {whose} kernels save more in {sum(grown)} of {len(pairs)} "
+        "comparisons"
+    )
     official = f"Official kernels, time with ACP: {_in_words(theirs, _saved)}\n" * bool(len(theirs))
     ours = f"{short}\n{official}{OWN}{_in_words(own, _saved)}{_assumed(decode_time, 'attention')}"
     return Verdict.of(met, ours, short, n=len(saved), unit="shape")
@@ -137,7 +140,7 @@ def decoding_not_faster(decode_time: pd.DataFrame) -> Verdict:
     faster = (each["exact"] / each["acp"]).unstack("turn")
     met = bool((faster.max(axis=1) < CLEARLY).all())
     medians, over = style.span(faster.median(axis=1), ".2f"), (faster >= CLEARLY).sum(axis=None)
-    short = f"{over} of {faster.count().sum()} timings are at least {CLEARLY:g} times as fast with ACP"
+    short = f"in {over} of {faster.count().sum()} timings, ACP is at least {CLEARLY:g} times as fast"
     each = _in_words(faster, lambda row: f"{style.span(pd.Series(row[1:]).dropna(), '.2f')} times")
     ours = f"{short}\nThe medians by shape are {medians} times as fast\nRange of the timings: {each}{SHAPES}"
     return Verdict.of(met, ours, short, n=len(faster), unit="shape")
@@ -152,7 +155,7 @@ def graphs_help(decode_time: pd.DataFrame) -> Verdict:
         return Verdict(Word.INCONCLUSIVE, ours, NONE_LARGE)
     low, high = naming.PUBLISHED.range("figure2", "throughput_gain")
     found = in_range(100 * (large["exact"] / large["acp"] - 1), low, high, "")
-    short = f"{_in_words(large, _gain)} (paper: {low:g} to {high:g} %)"
+    short = f"speed gain of a step: {_in_words(large, _gain)} (paper: {low:g} to {high:g} %)"
     return replace(found, ours=ours, short=short, n=len(large), unit="shape")
 
 

@@ -92,7 +92,7 @@ def same_weights(facts: pd.DataFrame) -> Verdict:
         return Verdict(Word.INCONCLUSIVE, "no model was evaluated both with and without ACP")
     apart = (nats["acp"] - nats["exact"]).abs()
     other = (answers["acp"] != answers["exact"]).loc[nats.index].groupby(["suite", "run"]).sum()
-    same = f"the likelihoods are equal in {(apart == 0).sum():,} of {len(apart):,} prompts"
+    same = f"the likelihoods of right answers are equal in {(apart == 0).sum():,} of {len(apart):,} prompts"
     ours = f"{same}\nThe log-likelihoods differ by at most {apart.max():.2g} nats"
     ours += f"\n{other.sum()} greedy answers differ ({', '.join(map(str, other))} by training run)"
     ours += "\nWith ACP, the kernel adds partial results in another order, which can change a greedy answer"

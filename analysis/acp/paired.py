@@ -27,12 +27,9 @@ def too_few(apart: pd.Series) -> str:
     enough."""
     if apart.empty:
         return "no pair was trained with one version of the code"
-    same, other = int((apart == 0).sum()), int((apart != 0).sum())
-    if other >= LEAST_PAIRS:
+    if (diverging := int((apart != 0).sum())) >= LEAST_PAIRS:
         return ""
-    pairs = "one pair" if other == 1 else f"{other} pairs"
-    equal = f"{same} of {len(apart)} pairs are bitwise identical" if same else f"{pairs} exist"
-    return f"{equal}, but the test needs {LEAST_PAIRS} diverging pairs"
+    return f"diverging pairs: {diverging} of {len(apart)}, and the t test needs {LEAST_PAIRS}"
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:

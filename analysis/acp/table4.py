@@ -58,11 +58,15 @@ columns are the paper's Table 4. A dash marks a missing measurement. {_batches(c
 def search_is_cheap(attention_time: pd.DataFrame) -> Verdict:
     """Reproduced if every run spends a percentage in the paper's range on the search; of different magnitude
     if some spend less."""
-    shares = statistics.search_share(attention_time)
-    table = by_length.in_order(shares)
-    low, high = naming.PUBLISHED.range("table4", "boundary_search_share")
+    table = by_length.in_order(statistics.search_share(attention_time))
     ours = by_length.listed(table, "Search as a percentage of the attention time,", digits=1)
-    return in_range(naming.settled(table)["percent"], low, high, ours, less_is_better=True)
+    return in_range(
+        naming.settled(table)["percent"],
+        *naming.PUBLISHED.range("table4", "boundary_search_share"),
+        ours,
+        less_is_better=True,
+        what=" of the attention time",
+    )
 
 
 def search_trend(attention_time: pd.DataFrame) -> Verdict:
@@ -76,12 +80,12 @@ def search_trend(attention_time: pd.DataFrame) -> Verdict:
     falls, rises = (wide.diff().iloc[1:] < 0).all(axis=None), (wide.iloc[:, -1] > wide.iloc[:, 0]).all()
     met = None if 1 in wide.shape else bool(falls and rises)
     ends = (
-        "rises with the context" if rises else "does not rise with the context",
-        "falls with the size" if falls else "does not fall with the size",
+        "rises with the context length" if rises else "does not rise with the context length",
+        "falls with the model size" if falls else "does not fall with the model size",
     )
     return Verdict.of(
         met,
         by_length.listed(table, "Search as a percentage of the attention time,", digits=2),
-        f"the percentage {' and '.join(ends)}",
+        f"the percentage of the search {' and '.join(ends)}",
         n=0 if 1 in wide.shape else len(table),
     )

@@ -93,15 +93,23 @@ def _ours(table: pd.DataFrame) -> pd.DataFrame:
 
 def attention_saved(kernel_time: pd.DataFrame) -> Verdict:
     """Reproduced if the official attention saves a percentage in the paper's range at every length."""
-    return _judge(attention(kernel_time), "attention_time_reduction", "kernels", "attention time saved with")
+    return _judge(
+        attention(kernel_time),
+        "attention_time_reduction",
+        "kernels",
+        "attention time saved with",
+        " less time",
+    )
 
 
 def training_sped_up(training_step: pd.DataFrame) -> Verdict:
     """Reproduced if the official model gains a percentage in the paper's range in every setting."""
-    return _judge(training(training_step), "throughput_gain", "model", "throughput gain of", sign="+")
+    return _judge(
+        training(training_step), "throughput_gain", "model", "throughput gain of", " more throughput", "+"
+    )
 
 
-def _judge(table: pd.DataFrame, metric: str, code: str, what: str, sign: str = "") -> Verdict:
+def _judge(table: pd.DataFrame, metric: str, code: str, what: str, quantity: str, sign: str = "") -> Verdict:
     """The verdict on the official code; the numbers include this project's."""
     ours = _ours(table)
     theirs = table.drop(ours.index)
@@ -109,7 +117,7 @@ def _judge(table: pd.DataFrame, metric: str, code: str, what: str, sign: str = "
     drawn = f"synthetic gates prune {style.span(ours['pruned_percent'])} % of the blocks"
     ends = naming.PUBLISHED.range("figure2", metric)
     words = f"Official {code}, {both[0]}\nThis project's {code}, {both[1]}\nThe {drawn}"
-    found = in_range(theirs["percent"], *ends, words, n=len(theirs), unit="shape")
+    found = in_range(theirs["percent"], *ends, words, n=len(theirs), unit="shape", what=quantity)
     return replace(
-        found, short=f"official {code} {found.short}, this project's {style.span(ours['percent'])} %"
+        found, short=f"official {code}: {found.short}, this project's: {style.span(ours['percent'])} %"
     )

@@ -133,10 +133,12 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
     if not few.any():
         return Verdict(Word.INCONCLUSIVE, f"no keep ratio is {FASTER_BELOW:.0%} or less")
     if set(columns) <= set(host_bound(removal_time)):
-        return Verdict(Word.INCONCLUSIVE, "the host limits the time, which hardly grows with the tokens")
+        return Verdict(
+            Word.INCONCLUSIVE, "the CPU limits the speed, so the time hardly grows with the tokens"
+        )
     less = (worst["relative"] < 1) & (worst["of_all"] <= LESS)
     ratios = ", ".join(
-        f"{share:.2f} at {percent:.0f} %"
+        f"{share:.2f} with {percent:.0f} % kept"
         for percent, share in worst.loc[columns[0], "of_all"].tail(2).items()
     )
     ours = (
@@ -145,7 +147,7 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
         for (column, percent), row in worst.iterrows()
     )
     met = (True if less.all() else None) if less[few].all() else False
-    short = f"Cost relative to keeping all tokens: {ratios} kept"
+    short = f"{PANELS[columns[0]].capitalize()} relative to keeping all tokens: {ratios}"
     more = {"n": removal_time["length_tokens"].nunique(), "unit": "length"}
     return Verdict.of(met, "\n".join([short, *ours]), short, **more)
 

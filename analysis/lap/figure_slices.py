@@ -88,7 +88,7 @@ def own_slice(attribution: pd.DataFrame) -> Verdict:
         slices.over_texts(vectors, vectors["width"])
         for vectors in map(slices.width_of_each, (table, slices.scattered(table)))
     )
-    short = f"a slice covers {100 * width.mean:.1f} % of the text"
+    short = f"the slice of a vector covers {100 * width.mean:.1f} % of the text"
     ours = f"{short}\nWith 95 % interval: {_words(width)}, and {_words(chance)} at random positions"
     return Verdict.of(width.mean <= min(SLICE_OF_TEXT, OF_SCATTERED * chance.mean), ours, short)
 
@@ -100,7 +100,10 @@ def eos_is_global(attribution: pd.DataFrame) -> Verdict:
     if few or not table["is_eos"].any():
         return Verdict(Word.INCONCLUSIVE, few or "EOS has no positive attribution")
     thirds = [slices.of_third(table[table["is_eos"]], third) for third in range(slices.THIRDS)]
-    short = f"EOS gives the text's thirds {', '.join(f'{100 * third.mean:.1f} %' for third in thirds)}"
+    short = (
+        f"{' / '.join(f'{100 * third.mean:.0f}' for third in thirds)} % of EOS's SHAP values are in the "
+        "three thirds of the text"
+    )
     ours = f"{short}\nFirst, second and last third, with 95 % interval: {', '.join(map(_words, thirds))}"
     return Verdict.of(min(third.mean for third in thirds) >= LEAST_THIRD, ours, short)
 

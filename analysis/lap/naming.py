@@ -17,6 +17,7 @@ from ..published import published
 from ..verdict import Verdict, Word
 
 PUBLISHED = published("analysis.lap")
+ARTICLE = "The article has soft masks, beta 5, tau 0.1, and lambda from step 500"
 MASKS = {
     "soft": "soft masks",
     "straight_through": "removal with a straight-through gradient",
@@ -113,14 +114,13 @@ def of_the_article(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
             return check(own)
         found = check(records)
         masks = set(records.loc[records["compression"].notna(), "training_mask"])
-        hard = "with hard concrete gates instead of the article's"
-        soft = "without the article's beta 5, tau 0.1 and lambda from step 500"
-        parts = [hard] * ("hard_concrete" in masks) + [soft] * (masks != {"hard_concrete"})
-        short = "other gates, beta, tau or lambda" if soft in parts else hard
-        both = {
-            "short": f"{short}: {found.short or found.ours}",
-            "ours": f"{' and '.join(parts)}: {found.ours}",
-        }
-        return replace(found, word=Word.INCONCLUSIVE, **both)
+        hard = masks == {"hard_concrete"}
+        gates = "with hard concrete gates" if hard else "with other gates, beta, tau or lambda"
+        return replace(
+            found,
+            word=Word.INCONCLUSIVE,
+            short=f"{gates}, {found.short or found.ours}",
+            ours=f"{gates}, {found.ours}\n{ARTICLE}",
+        )
 
     return judge

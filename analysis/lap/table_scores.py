@@ -86,7 +86,8 @@ def drops_and_reconstructs(reconstruction: pd.DataFrame) -> Verdict:
         for name, r in runs.iterrows()
     }
     short = (
-        f"{drops.sum()} of {len(runs)} gated runs drop tokens, {met.sum()} also reach the article's scores"
+        f"{drops.sum()} of {len(runs)} gated runs drop tokens"
+        + f", and {met.sum()} of these reach the article's scores" * bool(drops.any())
     )
     ours = "\n".join([short, *naming.each_in_words(words).split("; ")])
     return Verdict.of(bool(met.any()), ours, short, n=len(runs), runs=list(runs.index))

@@ -10,7 +10,7 @@ from pathlib import Path
 from acp_repro.pipeline.paper import Paper, Suite
 
 from .. import style
-from ..ledger import Row
+from ..ledger import OWN, Row
 from ..tables import markdown_table
 from ..verdict import MEANINGS, Word
 from .missing import gaps
@@ -24,6 +24,14 @@ COMMITTED = {
     False: "after some of the deciding results were measured",
     None: "",
 }
+# What distinguishes claims with the same sentence, by the items of the claims.
+SUBJECTS = {
+    "acp.figure8": "Further sizes: ",
+    "acp.figure9": "Shorter contexts: ",
+    "acp.figureA6": "Models trained with needles: ",
+    "retention.table1": "Budget of 50 %: ",
+    "retention.table2": "Budget of 30 %: ",
+} | dict.fromkeys(("acp.figure10", "acp.figure11", "acp.figure11_right", "acp.table3"), "FoX (LLaMA): ")
 MARKERS = {
     "savings": ("<!-- from claims.json: make reproduction -->", "<!-- end -->"),
     "answers": ("<!-- answers from claims.json -->", "<!-- end of answers -->"),
@@ -67,9 +75,10 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
         "# Reproduction results",
         "\n".join(f"- {line}" for line in MEANINGS),
         "The ID of a claim links to its criterion and its complete results. A *suite* is an experiment file. "
-        "If several suites test a claim, the one closest to the paper's setting decides, whatever its "
-        "result. Square brackets are 90 % intervals. `make reproduction` writes this page and "
-        "[claims.json](claims.json).",
+        "If several suites test a claim, the suite closest to the paper's setting decides, whatever its "
+        "result. The column *this work* has the result of the deciding suite, and the paper's value in round "
+        "brackets if the paper states one. Square brackets are 90 % intervals. `make reproduction` writes "
+        "this page and [claims.json](claims.json).",
         _table(("Paper", *Word), counts),
         f"Of the {len(measured)} claims with measurements, "
         f"{sum(row.criterion_before_run for row in measured)} have a criterion that is older than every "
@@ -86,13 +95,13 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     changes = ((", ".join(ids), *change) for change, ids in sorted(alike.items(), key=lambda each: each[1]))
     parts += [
         "## Criteria that changed after the scores were seen",
-        "A new criterion decides only if an error in the old criterion forced the change. Where no "
-        "error forced the change, a later row restores the old criterion. Two of the new criteria that "
-        "still decide moved a verdict towards the paper, from contradicted to inconclusive. They "
-        "correct these errors: the old criterion of `acp.figure5.1` judged models that the paper's "
-        "figure does not show, and the old criterion of `lap.figure_slices.2` judged models without the "
-        "article's gates. In rows of older commits, *reproduced* includes today's *reproduced at small "
-        "scale*. New training runs can change a verdict between two rows of one claim.",
+        "A new criterion decides only if an error in the old criterion forced the change. If no error "
+        "forced the change, a later row restores the old criterion. Two new criteria that still decide "
+        "moved a verdict towards the paper, from contradicted to inconclusive, and each corrects an error. "
+        "The old criterion of `acp.figure5.1` judged models that the paper's figure does not show. The old "
+        "criterion of `lap.figure_slices.2` judged models without the article's gates. New training runs "
+        "can also change a verdict between two rows of one claim. In rows of older commits, *reproduced* "
+        "includes today's *reproduced at small scale*.",
         _table(("claim", *CHANGE), changes),
         "## What is missing",
         _table(("paper", "missing", "made by"), missing),
@@ -152,7 +161,7 @@ def _lines(rows: Sequence[Row]) -> str:
     body = (
         (
             f"[{row.id.partition('.')[2]}]({_link(row)})",
-            row.claim,
+            _claim(row),
             row.ours,
             row.verdict,
             _plural(row) if row.n else "",
@@ -163,13 +172,20 @@ def _lines(rows: Sequence[Row]) -> str:
     )
     parts = [_table(("ID", "claim", "this work", "verdict", "sample", "criterion first"), body)]
     for word in shown:
-        if some := [
-            f"- [{row.claim}]({_link(row)})" + f" ({row.where})" * bool(row.where)
-            for row in rows
-            if row.verdict is word
-        ]:
+        if some := [f"- [{_claim(row)}]({_link(row)}){_place(row)}" for row in rows if row.verdict is word]:
             parts += [f"**{word.capitalize()}** for every model:", "\n".join(some)]
     return "\n\n".join(parts)
+
+
+def _claim(row: Row) -> str:
+    """The sentence of a claim, with its subject if others share the sentence; (ours) if no paper has it."""
+    subject = SUBJECTS.get(row.id.rpartition(".")[0], "")
+    return subject + row.claim + " (ours)" * row.paper.startswith(OWN)
+
+
+def _place(row: Row) -> str:
+    """ " (Figure 4)"; empty for a claim without a numbered figure or table."""
+    return f" ({row.where})" * bool(re.search("Figure|Table", row.where))
 
 
 def _plural(row: Row) -> str:
@@ -193,8 +209,7 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         Path(__file__).with_name(f"{paper.name}_terms.md").read_text(encoding="utf-8").strip(),
     ]
     for row in rows:
-        where = f" ({row.where})" if row.where else ""
-        parts.append(f'<a id="{_anchor(row)}"></a>\n\n### {_minus(row.claim)}{where}: {row.verdict}')
+        parts.append(f'<a id="{_anchor(row)}"></a>\n\n### {_minus(_claim(row))}{_place(row)}: {row.verdict}')
         facts = {
             "ID": f"`{row.id}`",
             "Paper": _sentence(row.paper),

@@ -15,7 +15,7 @@ from ..verdict import Verdict
 _TASK = ["dataset", "backbone"]
 SETTING = [*_TASK, "method", "budget", "gates"]
 COUNTED = "on the items of dev and test, if the records have items"  # part of captions
-HOLDS, FAILS, OPEN = "Holds on", "Fails on", "Open on"
+HOLDS, FAILS, OPEN = "Holds in", "Fails in", "Open in"
 _ONE_SEED = "Each setting has one training run, so the spread over seeds is unknown"
 
 
@@ -178,7 +178,7 @@ def _joint(
         f"Gates at the input, which the paper does not describe: {at_input} of {len(found)} settings"
     )
     met = False if FAILS in answers else None if OPEN in answers else True
-    short = f"{', '.join(counts)} of {len(found)}"
+    short = f"{', '.join(counts)} of {len(found)} settings"
     values = {words(one).partition(": ")[0]: one.estimate.interval() for one in found}
     values = values if len(values) == len(found) else {}
     more = {"values": values, "axis": f"score difference (points, {where}, 95 % interval; criterion {asked})"}

@@ -35,6 +35,9 @@ def complexity_bounded(complexity: pd.DataFrame) -> Verdict:
     complexity = complexity[complexity["kept_tokens"] < complexity["tokens"]]  # the ratio of all is 1
     over = complexity["complexity_ratio"] / complexity["claimed_ratio"]
     off = (complexity["complexity_ratio"] / complexity["root_ratio"] - 1).abs().max()
-    short = f"up to {over.max():.1f} times the claimed M/T"
-    words = f"{short}, and equal to the square root of M/T within {100 * off:.2f} %"
+    short = f"the complexity ratio is up to {over.max():.1f} times M/T"
+    words = (
+        f"up to {over.max():.1f} times the claimed M/T, and equal to the square root of M/T within "
+        f"{100 * off:.2f} %"
+    )
     return Verdict.of((over <= 1.01).all(), words, short, n=len(over), unit="simulation")

@@ -123,7 +123,13 @@ def throughput_rises(speed: pd.DataFrame) -> Verdict:
     table = table.set_index(["dataset", "gates", "length"])
     ratio, ends = table["dense_batch_ms"] / table["batch_ms"], (THROUGHPUT, THROUGHPUT)
     return _judge(
-        ratio, ends, "{:.2f} times", "Adaptive Retention at 30 % is not timed", suffix=" times", nothing=1.0
+        ratio,
+        ends,
+        "{:.2f} times",
+        "Adaptive Retention at 30 % is not timed",
+        suffix=" times",
+        what=" the dense throughput",
+        nothing=1.0,
     )
 
 
@@ -131,7 +137,14 @@ def budget_choice(speed: pd.DataFrame) -> Verdict:
     """Reproduced if the throughput relative to dense is higher at 30 % than at 50 % by EXTRA_THROUGHPUT."""
     table = _longest(speed)
     wide = _by_budget(table, table["dense_batch_ms"] / table["batch_ms"])
-    return _judge(wide[0.3] - wide[0.5], EXTRA_THROUGHPUT, "{:+.2f}", ONE_BUDGET, suffix="")
+    return _judge(
+        wide[0.3] - wide[0.5],
+        EXTRA_THROUGHPUT,
+        "{:+.2f}",
+        ONE_BUDGET,
+        suffix="",
+        what=" times the dense throughput",
+    )
 
 
 def latency_falls(speed: pd.DataFrame) -> Verdict:
@@ -139,7 +152,7 @@ def latency_falls(speed: pd.DataFrame) -> Verdict:
     table = _longest(speed)
     wide = _by_budget(table, table["batch_ms"])
     saved = 100 * (1 - wide[0.3] / wide[0.5])
-    return _judge(saved, LATENCY_SAVED_PERCENT, "{:.0f} % less", ONE_BUDGET)
+    return _judge(saved, LATENCY_SAVED_PERCENT, "{:.0f} % less", ONE_BUDGET, what=" less time")
 
 
 def memory_falls(speed: pd.DataFrame) -> Verdict:
@@ -147,7 +160,13 @@ def memory_falls(speed: pd.DataFrame) -> Verdict:
     table = table.assign(percent=(100 * table["budget"]).map("{:g} %".format))
     table = table.set_index(["dataset", "gates", "percent"])
     saved = 100 * (1 - table["peak_memory_bytes"] / table["dense_peak_memory_bytes"])
-    return _judge(saved, MEMORY_SAVED_PERCENT, "{:.0f} % less", "peak memory is not measured on a CPU")
+    return _judge(
+        saved,
+        MEMORY_SAVED_PERCENT,
+        "{:.0f} % less",
+        "peak memory is not measured on a CPU",
+        what=" less peak memory",
+    )
 
 
 def _judge(values: pd.Series, ends: Sequence[float], form: str, missing: str, **more: Any) -> Verdict:
@@ -180,8 +199,8 @@ def ablations_slower(speed: pd.DataFrame) -> Verdict:
         for row in cut.itertuples()
     )
     short = (
-        f"{style.span(cut['ratio'], '.2f')} times the dense throughput, "
-        f"full method {style.span(cut['full'], '.2f')}"
+        f"ablations have {style.span(cut['ratio'], '.2f')} times the dense throughput, and the full method "
+        f"has {style.span(cut['full'], '.2f')} times"
     )
     met = bool((cut["ratio"] < ABLATION_SHARE * cut["full"]).all())
     return Verdict.of(met, words, short, n=len(cut), unit="ablation")

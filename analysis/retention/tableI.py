@@ -71,6 +71,7 @@ def saves_more_when_longer(speed: pd.DataFrame) -> Verdict:
     met = all((line["ratio"] >= 1).all() and line["ratio"].is_monotonic_increasing for line in lines)
     first, last = (pd.Series([line["ratio"].iloc[end] for line in lines]) for end in (0, -1))
     short = (
-        f"{style.span(first, '.1f')} times at the shortest length, {style.span(last, '.1f')} at the longest"
+        f"speed-up of {style.span(first, '.1f')} times at the shortest length, "
+        f"{style.span(last, '.1f')} times at the longest"
     )
     return Verdict.of(met, f"{short}\n{words}", short, n=len(lines), unit="setting")

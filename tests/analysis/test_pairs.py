@@ -65,7 +65,7 @@ def test_fox_against_the_rope_baseline(make_suite, gaps, word):
     (claim,) = (claim for claim in PAPER.claims if claim.items == ("figureA8",))
     assert judge_claim(claim, item, suite, all_records(suite)).verdict.word is word
     if word is MEASURED:
-        assert f"mean FoX − RoPE: {sum(gaps) / 3:+.4f}" in synthetic.draw("figureA8")
+        assert f"mean loss difference, FoX − RoPE: {sum(gaps) / 3:+.4f}" in synthetic.draw("figureA8")
 
 
 def test_pair_of_two_code_versions_is_shown_but_not_counted():
