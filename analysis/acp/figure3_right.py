@@ -90,7 +90,8 @@ def make(context: drawing.DrawContext) -> tuple[drawing.Figure | None, str]:
     records, facts = context.records["needle"], context.records.get("needle_facts")
     first, table = records.iloc[0], needle_statistics.differences(records)
     if facts is not None:
-        result = needle_facts.kept(facts).ours.replace("\n", ". ") + "."
+        found = needle_facts.kept(facts).ours.replace("\n", ". ")
+        result = f"{found[:1].upper()}{found[1:]}."
         shown = (
             "Each point is one of many needles, with its NLL with ACP and in the exact run. NLL is the mean "
             "negative log-likelihood of the right answer, and is 0 for certainty. Grey lines mark equality. "
