@@ -386,11 +386,14 @@ class _AttendShards(torch.autograd.Function):
 
 
 _PLAN = "Tensor gates, Tensor c, Tensor boundary, Tensor sizes, Tensor indices"
+# A CUDA graph would replay the message sizes of the call that was captured.
+_TAGS = (torch.Tag.cudagraph_unsafe,)
 _OPTIONS = "Tensor? seq_start, float sm_scale, str implementation, SymInt? window_size, str group"
 attend_shards_op = torch.library.custom_op(
     "acp_repro::attend_shards",
     lambda *arguments: _run_forward(*arguments[:-1], _resolve_process_group(arguments[-1])),
     mutates_args=(),
+    tags=_TAGS,
     schema=f"(Tensor q, Tensor k, Tensor v, Tensor log_fgate, Tensor? threshold, {_OPTIONS}) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
@@ -398,6 +401,7 @@ attend_shards_backward_op = torch.library.custom_op(
     "acp_repro::attend_shards_backward",
     lambda *arguments: _keep_apart(_run_backward(*arguments[:-1], _resolve_process_group(arguments[-1]))),
     mutates_args=(),
+    tags=_TAGS,
     schema=f"(Tensor dout, Tensor q, Tensor out, Tensor saved, Tensor pool, {_PLAN}, {_OPTIONS}) -> "
     "(Tensor, Tensor, Tensor, Tensor)",
 )
