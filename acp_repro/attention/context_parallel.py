@@ -7,8 +7,8 @@ and the key blocks to send and receive: the boundary is non-decreasing along a h
 reads a suffix of the keys before it. One all-to-all exchanges the keys, and another one returns their
 gradients.
 
-PyTorch sees the call and the exchanges as operators, as in :mod:`.op`: collectives with data-dependent sizes
-cannot be traced. An operator takes the name of a process group, all other functions take the group.
+Collectives with data-dependent sizes cannot be traced. In compiled code the call and the exchanges are
+therefore operators, which take the name of the process group; eager calls run the same functions directly.
 
 The rows of dS sum to 0, so no query contributes to a gate before its first key. Each rank therefore computes
 the gradient of the gates by suffix sums over its own range of keys, and returns the result with dk and dv.
@@ -173,12 +173,16 @@ class Plan(NamedTuple):
     indices: Tensor  # (n,) int64: the results of `split_indices`, one after another
 
     def split_indices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """``packed`` (2 R, 2), see :meth:`.backends.Backend.attend`; ``sent``, the indices in the pool of the
-        blocks to send; for each packed block, its index in the pool, ``blocks``, and its index among all key
-        blocks of the backend's call, ``places``."""
-        ends, sent = 4 * len(self.gates), int(self.sizes[0].sum())
-        blocks = (len(self.indices) - ends - sent) // 2
-        packed, sent, blocks, places = self.indices.split((ends, sent, blocks, blocks))
+        """The four parts of ``indices``.
+
+        Returns:
+            packed (2 R, 2), see :meth:`.backends.Backend.attend`; sent, the indices in the pool of the blocks
+            to send; blocks and places, the indices of each packed block in the pool and among all key blocks
+            of the backend's call.
+        """
+        ends, leaving = 4 * len(self.gates), sum(self.sizes[0].tolist())
+        read = (len(self.indices) - ends - leaving) // 2
+        packed, sent, blocks, places = self.indices.split((ends, leaving, read, read))
         return packed.view(-1, 2), sent, blocks, places
 
 
@@ -385,7 +389,6 @@ class _AttendShards(torch.autograd.Function):
         return *_run_backward(dout, *ctx.saved_tensors, *ctx.options), *[None] * 6
 
 
-_PLAN = "Tensor gates, Tensor c, Tensor boundary, Tensor sizes, Tensor indices"
 # A CUDA graph would replay the message sizes of the call that was captured.
 _TAGS = (torch.Tag.cudagraph_unsafe,)
 _OPTIONS = "Tensor? seq_start, float sm_scale, str implementation, SymInt? window_size, str group"
@@ -402,8 +405,8 @@ attend_shards_backward_op = torch.library.custom_op(
     lambda *arguments: _keep_apart(_run_backward(*arguments[:-1], _resolve_process_group(arguments[-1]))),
     mutates_args=(),
     tags=_TAGS,
-    schema=f"(Tensor dout, Tensor q, Tensor out, Tensor saved, Tensor pool, {_PLAN}, {_OPTIONS}) -> "
-    "(Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor dout, Tensor q, Tensor out, Tensor saved, Tensor pool, Tensor gates, Tensor c, "
+    f"Tensor boundary, Tensor sizes, Tensor indices, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
