@@ -7,30 +7,30 @@ and the key blocks to send and receive: the boundary is non-decreasing along a h
 reads a suffix of the keys before it. One all-to-all exchanges the keys, and another one returns their
 gradients.
 
+Collectives with data-dependent sizes cannot be traced. In compiled code the call and the exchanges are
+therefore operators, which take the name of the process group; eager calls run the same functions directly.
+
 The rows of dS sum to 0, so no query contributes to a gate before its first key. Each rank therefore computes
 the gradient of the gates by suffix sums over its own range of keys, and returns the result with dk and dv.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._compile import _disable_dynamo
+from torch._C._distributed_c10d import _resolve_process_group
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
-from .backends import Backend, find_backend
+from .backends import find_backend
 from .checks import AttentionCall, check_gates, check_threshold, check_values
-from .op import without_autocast
+from .op import _needs_no_operator, without_autocast
 from .threshold import check_floor, join_norms, longest_norms
 
-# These functions launch collectives with data-dependent sizes, which torch.compile cannot trace, so compiled
-# code calls them eagerly. (`torch.compiler.disable` would import the compiler with this package.)
-_not_compiled: Any = _disable_dynamo
 # PyTorch 2.13 deprecates the second name, which earlier versions have. With a list of results, NCCL would
 # copy each of them.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -67,7 +67,6 @@ def shard_positions(tokens: int, group: dist.ProcessGroup | None, device: torch.
     return (chunks[:, None] * size + torch.arange(size, device=device)).flatten()
 
 
-@_not_compiled
 def shard_sequence(x: Tensor, group: Any, dim: int = 1) -> Tensor:
     """This rank's shard of ``x``: two chunks of the sequence, an early and a late one, along ``dim``.
 
@@ -84,11 +83,16 @@ def shard_sequence(x: Tensor, group: Any, dim: int = 1) -> Tensor:
         TypeError: ``group`` is neither a process group nor a one-dimensional device mesh.
         ValueError: the length is not a multiple of twice the number of ranks.
     """
-    whole, part = _shard_functions(find_group(group), dim)
-    return _Exchange.apply(x, part, whole)
+    group = find_group(group)
+    length, ranks = x.shape[dim], group.size()
+    if length % (2 * ranks):
+        raise ValueError(
+            f"the length of dimension {dim}, {length}, must be a multiple of twice the {ranks} ranks; pad "
+            "the sequence on the right"
+        )
+    return _exchange(x, "shard", dim, group)
 
 
-@_not_compiled
 def gather_sequence(x: Tensor, group: Any, dim: int = 1) -> Tensor:
     """The full tensor, on every rank, from the shards of :func:`shard_sequence`.
 
@@ -99,27 +103,23 @@ def gather_sequence(x: Tensor, group: Any, dim: int = 1) -> Tensor:
         The tensor with ``ranks`` times the length of ``x``. Every rank must compute the same loss from it,
         because the gradient of ``x`` is this rank's shard of the gradient, not a sum over ranks.
     """
-    whole, part = _shard_functions(find_group(group), dim)
-    return _Exchange.apply(x, whole, part)
+    return _exchange(x, "gather", dim, find_group(group))
 
 
-@_not_compiled
 def previous_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """(B, 2, ...): the token before each of this rank's two chunks of ``x`` (B, T, ...), 0 before the first.
 
     One all-to-all sends one token to each neighbour, and the backward pass returns the gradients.
     """
-    chunks = x.unflatten(1, (2, -1))
-    return _Exchange.apply(chunks[:, :, -1], lambda x: _move(x, group, 1), lambda x: _move(x, group, -1))
+    return _exchange(x.unflatten(1, (2, -1))[:, :, -1], "send to next", 1, group)
 
 
-@_not_compiled
 def bound_over_ranks(q: Tensor, k: Tensor, sm_scale: float, group: dist.ProcessGroup) -> Tensor:
     """:func:`.threshold.logit_bound_from_norms` (B, H) of the full q and k, by one maximum over ranks."""
     norms = torch.stack([longest_norms(x, q.shape[1]) for x in (q, k)])
-    # All-gather, because an all-reduce with maximum may drop a NaN, and only one rank would then raise an
-    # error.
-    longest = all_gather(norms, group).amax(0)
+    # An all-reduce with maximum may drop a NaN, and only one rank would then raise an error. The norms of q
+    # and of k are the two chunks of a rank, so in the gathered tensor all norms of q precede those of k.
+    longest = _exchange(norms, "gather", 0, group).unflatten(0, (2, -1)).amax(1)
     return join_norms(longest, q.shape[-1], sm_scale)
 
 
@@ -144,17 +144,18 @@ def check_shards(q: Tensor, k: Tensor, implementation: str) -> None:
         )
 
 
-@_not_compiled
 def attend_shards(call: AttentionCall, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """out (B, H, T, D) and boundary (B, H, M) of this rank's queries, in key blocks of the full sequence.
 
     Args:
         call: this rank's q, k, v and log_fgate; the other fields refer to the full sequence.
     """
-    plan = make_plan(call, group)
-    out = _AttendShards.apply(*call[:4], plan)
-    starts = plan.boundary.view(*call.q.shape[:2], 2 * group.size(), -1)
-    return out, torch.cat([starts[:, :, chunk] for chunk in plan.chunks], 2)
+    if _needs_no_operator(call[:6]):
+        out, boundary = _AttendShards.apply(*call, group)
+    else:
+        out, *_, boundary, _, _ = attend_shards_op(*call, group.group_name)
+    starts = boundary.view(*call.q.shape[:2], 2 * group.size(), -1)
+    return out, torch.cat([starts[:, :, chunk] for chunk in own_chunks(group.rank(), group.size())], 2)
 
 
 class Plan(NamedTuple):
@@ -165,23 +166,26 @@ class Plan(NamedTuple):
     (row, half). It reads *packed* keys: for each row and half the blocks of the pool that the half reads.
     """
 
-    call: AttentionCall
-    group: Any
-    backend: Backend
-    chunks: tuple[int, int]
-    grid: tuple[int, int]
     gates: Tensor  # (R, G, L)
     c: Tensor  # (R, G, L) float64
     boundary: Tensor  # (R, G, M) int32
-    sizes: list[int]  # blocks sent to each rank
-    received: list[int]  # blocks from each rank
-    packed: Tensor  # (2 R, 2) int64: see `Backend.attend`
-    sent: Tensor  # (sum of sizes,) int64: the indices in the pool of the blocks to send
-    blocks: Tensor  # (n,) int64: the index in the pool of each packed block
-    places: Tensor  # (n,) int64: the index of each packed block among all key blocks of the backend's call
+    sizes: Tensor  # (2, P) int64 on the CPU: the numbers of blocks sent to each rank, and received from each
+    indices: Tensor  # (n,) int64: the results of `split_indices`, one after another
+
+    def split_indices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The four parts of ``indices``.
+
+        Returns:
+            packed (2 R, 2), see :meth:`.backends.Backend.attend`; sent, the indices in the pool of the blocks
+            to send; blocks and places, the indices of each packed block in the pool and among all key blocks
+            of the backend's call.
+        """
+        ends, leaving = 4 * len(self.gates), sum(self.sizes[0].tolist())
+        read = (len(self.indices) - ends - leaving) // 2
+        packed, sent, blocks, places = self.indices.split((ends, leaving, read, read))
+        return packed.view(-1, 2), sent, blocks, places
 
 
-@torch.no_grad()
 def make_plan(call: AttentionCall, group: dist.ProcessGroup) -> Plan:
     batch, heads, tokens, head_dim = call.q.shape
     rank, ranks, kv_heads = group.rank(), group.size(), call.k.shape[1]
@@ -199,21 +203,18 @@ def make_plan(call: AttentionCall, group: dist.ProcessGroup) -> Plan:
     q = call.q[:, :, :1].expand(-1, -1, tokens * ranks, -1)
     c, boundary = backend.search(call._replace(q=q, log_fgate=gates))
     gates, c, boundary = (x.reshape(batch * kv_heads, heads // kv_heads, -1) for x in (gates, c, boundary))
-    block_q, block_k = grid = backend.block_sizes(head_dim, call.q.dtype)
+    block_q, block_k = backend.block_sizes(head_dim, call.q.dtype)
     # The only host synchronisation: message sizes must be known on the host.
     first = boundary[:, :, :: tokens // 2 // block_q].amin(1).cpu().long()
-    sizes, received, *indices = _index_blocks(first, rank, tokens // 2 // block_k)
-    indices[0] *= block_k
-    flat = torch.cat([x.flatten() for x in indices])
+    sizes, packed, *others = _index_blocks(first, rank, tokens // 2 // block_k)
+    indices = torch.cat([x.flatten() for x in (packed * block_k, *others)])
     if call.q.is_cuda:
-        flat = flat.pin_memory()
-    parts = flat.to(call.q.device, non_blocking=True).split([x.numel() for x in indices])
-    found = gates, c, boundary, sizes, received, parts[0].view(-1, 2)
-    return Plan(call, group, backend, own_chunks(rank, ranks), grid, *found, *parts[1:])
+        indices = indices.pin_memory()
+    return Plan(gates, c, boundary, sizes, indices.to(call.q.device, non_blocking=True))
 
 
-def _index_blocks(first: Tensor, rank: int, blocks: int) -> tuple[Any, ...]:
-    """The fields ``sizes`` to ``places`` of a plan; ``packed`` in blocks.
+def _index_blocks(first: Tensor, rank: int, blocks: int) -> tuple[Tensor, ...]:
+    """``sizes`` and the indices of a plan, on the CPU; ``packed`` in blocks.
 
     Args:
         first: (R, 2P) int64 on the CPU: the first key block that each chunk of queries reads.
@@ -245,8 +246,7 @@ def _index_blocks(first: Tensor, rank: int, blocks: int) -> tuple[Any, ...]:
     packed = counts.flatten().cumsum(0).view_as(counts) - length
     places = torch.arange(0, rows * 2 * length, length, device="cpu").view(rows, 2) + earliest
     return (
-        leaving.sum((1, 2)).tolist(),
-        arriving.sum((1, 2)).tolist(),
+        torch.stack((leaving, arriving)).sum((2, 3)),
         torch.stack((packed, earliest), -1).flatten(0, 1),
         _join_ranges(own_ends.T - leaving, leaving),
         _join_ranges(ends.T[:, None] - reads, reads),
@@ -270,9 +270,11 @@ class _LocalCall(NamedTuple):
     packed: Tensor
 
 
-def _local_call(plan: Plan, q: Tensor, pool: Tensor) -> _LocalCall:
+def _local_call(call: AttentionCall, pool: Tensor, plan: Plan, group: dist.ProcessGroup) -> _LocalCall:
     """The backend's call for q (B, H, T, D) and the pool (n, block, 2 D) of keys and values."""
-    (early, late), size, kv_heads = plan.chunks, q.shape[2] // 2, plan.call.k.shape[1]
+    ranks = group.size()
+    early, late = own_chunks(group.rank(), ranks)
+    size, kv_heads = call.q.shape[2] // 2, len(plan.gates) // len(call.q)
     shift, end = (late - early) * size, (late + 1) * size
 
     def align(x: Tensor) -> Tensor:
@@ -282,22 +284,23 @@ def _local_call(plan: Plan, q: Tensor, pool: Tensor) -> _LocalCall:
         aligned[:, 1] = x[..., :end]
         return aligned.flatten(0, 1)
 
-    starts = plan.boundary.unflatten(2, (2 * plan.group.size(), -1))
-    starts = torch.stack((starts[:, :, early] + shift // plan.grid[1], starts[:, :, late]), 1).flatten(0, 1)
-    seq_start = plan.call.seq_start
+    starts = plan.boundary.unflatten(2, (2 * ranks, -1))
+    starts = torch.stack((starts[:, :, early] + shift // pool.shape[1], starts[:, :, late]), 1).flatten(0, 1)
+    seq_start = call.seq_start
     if seq_start is not None:
         seq_start = seq_start.repeat_interleave(kv_heads)
         seq_start = torch.stack((seq_start + shift, seq_start), 1).flatten()
-    k, v = pool.index_select(0, plan.blocks).view(1, 1, -1, pool.shape[2]).chunk(2, -1)
-    call = plan.call._replace(
-        q=_split_halves(q, kv_heads),
+    packed, _, blocks, _ = plan.split_indices()
+    k, v = pool.index_select(0, blocks).view(1, 1, -1, pool.shape[2]).chunk(2, -1)
+    call = call._replace(
+        q=_split_halves(call.q, kv_heads),
         k=k,
         v=v,
         log_fgate=align(plan.gates),
         threshold=None,
         seq_start=seq_start,
     )
-    return _LocalCall(call, align(plan.c), starts, plan.packed)
+    return _LocalCall(call, align(plan.c), starts, packed)
 
 
 def _split_halves(x: Tensor, kv_heads: int) -> Tensor:
@@ -312,61 +315,205 @@ def _join_halves(x: Tensor, shape: torch.Size) -> Tensor:
     return x.unflatten(0, (-1, 2)).transpose(1, 2).reshape(shape)
 
 
+def _run_forward(*arguments) -> tuple[Tensor, ...]:
+    """Exchanges keys and calls the backend, for the fields of an :class:`AttentionCall` and the group.
+
+    Returns:
+        out (B, H, T, D), the tensor that the backend saves, the pool and the plan.
+    """
+    call, group = AttentionCall(*arguments[:-1]), arguments[-1]
+    plan, backend = make_plan(call, group), find_backend(call.implementation)
+    head_dim = call.q.shape[3]
+    block = backend.block_sizes(head_dim, call.q.dtype)[1]
+    own = torch.cat((call.k, call.v), -1).reshape(-1, block, 2 * head_dim)
+    _, sent, _, _ = plan.split_indices()
+    sizes, received = plan.sizes.tolist()
+    pool = torch.cat((own, all_to_all(own.index_select(0, sent), sizes, received, group)))
+    with without_autocast(call.q):
+        out, saved = backend.attend(*_local_call(call, pool, plan, group))
+    return _join_halves(out, call.q.shape), saved, pool, *plan
+
+
+def _run_backward(dout, q, out, saved, pool, *arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes the gradients of q, k, v and log_fgate, and returns those of keys to the ranks that own them.
+
+    The arguments are the results of :func:`_run_forward` and the fields of a call from seq_start on.
+    """
+    *fields, seq_start, sm_scale, implementation, window_size, group = arguments
+    plan, backend = Plan(*fields), find_backend(implementation)
+    kv_heads, heads = len(plan.gates) // len(q), plan.gates.shape[1]
+    halves, dhalves = (_split_halves(x, kv_heads) for x in (out, dout))
+    call = AttentionCall(q, pool, pool, plan.gates, None, seq_start, sm_scale, implementation, window_size)
+    with without_autocast(q):
+        call, *given = _local_call(call, pool, plan, group)
+        dq, dk, dv, dgates = backend.partial_gradients(dhalves, call, halves, saved, *given)
+    # dk, dv and the gradient of the gates of each key, in float32 because they are summed over ranks.
+    _, sent, blocks, places = plan.split_indices()
+    block = pool.shape[1]
+    dgates = dgates.unflatten(2, (-1, block)).transpose(1, 2).flatten(0, 1).index_select(0, places)
+    dk, dv = (x.reshape(-1, block, q.shape[3]) for x in (dk, dv))
+    parts = torch.cat((dk, dv, dgates.mT), -1)
+    grads = parts.new_zeros(len(pool), *parts.shape[1:])
+    # The halves are the only two that add to a block, and a sum of two numbers does not depend on order.
+    grads.index_add_(0, blocks, parts)
+    sizes, received = plan.sizes.tolist()
+    own = len(grads) - sum(received)
+    returned = all_to_all(grads[own:], received, sizes, group)
+    for numbers, part in zip(sent.split(sizes), returned.split(sizes), strict=True):
+        grads.index_add_(0, numbers, part)
+    widths = (q.shape[3], q.shape[3], heads)
+    dk, dv, dgates = grads[:own].view(len(plan.gates), -1, sum(widths)).split(widths, -1)
+    dk, dv = (x.reshape(len(q), kv_heads, *q.shape[2:]).to(q.dtype) for x in (dk, dv))
+    return _join_halves(dq.to(q.dtype), q.shape), dk, dv, dgates.mT.reshape(q.shape[:3])
+
+
+def _setup_context(ctx, inputs, output):
+    q, _, _, _, _, seq_start, *ctx.options = inputs
+    ctx.save_for_backward(q, *output, seq_start)
+
+
 class _AttendShards(torch.autograd.Function):
-    """Exchanges keys, calls the backend, and returns the gradients of the keys to the ranks that own them."""
+    """The two passes without operators: out and the boundary (R, G, M)."""
 
     @staticmethod
-    def forward(ctx, q, k, v, log_fgate, plan: Plan):
-        own = torch.cat((k, v), -1).reshape(-1, plan.grid[1], 2 * k.shape[3])
-        received = all_to_all(own.index_select(0, plan.sent), plan.sizes, plan.received, plan.group)
-        pool = torch.cat((own, received))
-        with without_autocast(q):
-            out, saved = plan.backend.attend(*_local_call(plan, q, pool))
-        out = _join_halves(out, q.shape)
-        ctx.plan = plan
-        ctx.save_for_backward(q, pool, out, saved)
-        return out
+    def forward(ctx, *arguments):
+        outputs = _run_forward(*arguments)
+        _setup_context(ctx, arguments, outputs)
+        boundary = outputs[5]
+        ctx.mark_non_differentiable(boundary)
+        return outputs[0], boundary
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout):
-        plan = ctx.plan
-        q, pool, out, saved = ctx.saved_tensors
-        kv_heads = plan.call.k.shape[1]
-        dout, halves = (_split_halves(x, kv_heads) for x in (dout, out))
-        with without_autocast(q):
-            call, *given = _local_call(plan, q, pool)
-            dq, dk, dv, dgates = plan.backend.partial_gradients(dout, call, halves, saved, *given)
-        # dk, dv and the gradient of the gates of each key, in float32 because they are summed over ranks.
-        block, group = pool.shape[1], dgates.shape[1]
-        dgates = dgates.unflatten(2, (-1, block)).transpose(1, 2).flatten(0, 1).index_select(0, plan.places)
-        dk, dv = (x.reshape(-1, block, q.shape[3]) for x in (dk, dv))
-        parts = torch.cat((dk, dv, dgates.mT), -1)
-        grads = parts.new_zeros(len(pool), *parts.shape[1:])
-        # The halves are the only two that add to a block, and a sum of two numbers does not depend on order.
-        grads.index_add_(0, plan.blocks, parts)
-        own = len(grads) - sum(plan.received)
-        returned = all_to_all(grads[own:], plan.received, plan.sizes, plan.group)
-        for numbers, part in zip(plan.sent.split(plan.sizes), returned.split(plan.sizes), strict=True):
-            grads.index_add_(0, numbers, part)
-        widths = (q.shape[3], q.shape[3], group)
-        dk, dv, dgates = grads[:own].view(len(q) * kv_heads, -1, sum(widths)).split(widths, -1)
-        dk, dv = (x.reshape(len(q), kv_heads, *q.shape[2:]).to(q.dtype) for x in (dk, dv))
-        return _join_halves(dq.to(q.dtype), q.shape), dk, dv, dgates.mT.reshape(q.shape[:3]), None
+    def backward(ctx, dout, _):
+        return *_run_backward(dout, *ctx.saved_tensors, *ctx.options), *[None] * 6
+
+
+# A CUDA graph would replay the message sizes of the call that was captured.
+_TAGS = (torch.Tag.cudagraph_unsafe,)
+_OPTIONS = "Tensor? seq_start, float sm_scale, str implementation, SymInt? window_size, str group"
+attend_shards_op = torch.library.custom_op(
+    "acp_repro::attend_shards",
+    lambda *arguments: _run_forward(*arguments[:-1], _resolve_process_group(arguments[-1])),
+    mutates_args=(),
+    tags=_TAGS,
+    schema=f"(Tensor q, Tensor k, Tensor v, Tensor log_fgate, Tensor? threshold, {_OPTIONS}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+attend_shards_backward_op = torch.library.custom_op(
+    "acp_repro::attend_shards_backward",
+    lambda *arguments: _keep_apart(_run_backward(*arguments[:-1], _resolve_process_group(arguments[-1]))),
+    mutates_args=(),
+    tags=_TAGS,
+    schema="(Tensor dout, Tensor q, Tensor out, Tensor saved, Tensor pool, Tensor gates, Tensor c, "
+    f"Tensor boundary, Tensor sizes, Tensor indices, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _keep_apart(grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """``grads`` in separate memory, as the results of an operator must be; only dq is never a view."""
+    dq, *others = grads
+    return dq, *(x.contiguous() for x in others)
+
+
+@attend_shards_op.register_fake
+def _(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size, group):
+    backend, context = find_backend(implementation), torch.library.get_ctx()
+    batch, heads, tokens, head_dim = q.shape
+    rows, ranks = batch * k.shape[1], _resolve_process_group(group).size()
+    block_q, block_k = backend.block_sizes(head_dim, q.dtype)
+    gates = log_fgate.new_empty(rows, heads // k.shape[1], tokens * ranks)
+    halves = _split_halves(q, k.shape[1])
+    return (
+        _join_halves(torch.empty_like(halves), q.shape),
+        q.new_empty(backend.saved_shape(halves), dtype=torch.float32),
+        q.new_empty(context.new_dynamic_size(), block_k, 2 * head_dim),
+        gates,
+        torch.empty_like(gates, dtype=torch.float64),
+        gates.new_empty(*gates.shape[:2], gates.shape[2] // block_q, dtype=torch.int32),
+        torch.empty(2, ranks, dtype=torch.int64, device="cpu"),
+        q.new_empty(context.new_dynamic_size(), dtype=torch.int64),
+    )
+
+
+@attend_shards_backward_op.register_fake
+def _(dout, q, out, saved, pool, gates, *_):
+    dq = _join_halves(torch.empty_like(_split_halves(q, len(gates) // len(q))), q.shape)
+    dk, dv = (q.new_empty(len(q), len(gates) // len(q), *q.shape[2:]) for _ in "kv")
+    return dq, dk, dv, gates.new_empty(q.shape[:3])
+
+
+def _backward(ctx, dout, *_):
+    return *attend_shards_backward_op(dout, *ctx.saved_tensors, *ctx.options), *[None] * 6
+
+
+attend_shards_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+# The linear exchanges between ranks, each with the one that returns the gradients.
+_INVERSE = {
+    "gather": "shard",
+    "shard": "gather",
+    "send to next": "send to previous",
+    "send to previous": "send to next",
+}
+
+
+def _exchange(x: Tensor, kind: str, dim: int, group: dist.ProcessGroup) -> Tensor:
+    if _needs_no_operator((x,)):
+        return _Exchange.apply(x, kind, dim, group)
+    return exchange_op(x, kind, dim, group.group_name)
+
+
+def _run_exchange(x: Tensor, kind: str, dim: int, group: dist.ProcessGroup) -> Tensor:
+    if kind == "shard":
+        parts = x.chunk(2 * group.size(), dim)
+        return torch.cat([parts[n] for n in own_chunks(group.rank(), group.size())], dim)
+    if kind == "gather":
+        return join_shards(all_gather(x.movedim(dim, 0), group)).movedim(0, dim)
+    return _move(x, group, 1 if kind == "send to next" else -1)
 
 
 class _Exchange(torch.autograd.Function):
-    """A linear exchange between ranks, and the exchange that returns the gradients."""
+    """An exchange without operators."""
 
     @staticmethod
-    def forward(ctx, x, send, send_back):
-        ctx.send_back = send_back
-        return send(x)
+    def forward(ctx, x, kind, *where):
+        ctx.options = (_INVERSE[kind], *where)
+        return _run_exchange(x, kind, *where)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        return ctx.send_back(grad), None, None
+        return _run_exchange(grad, *ctx.options), None, None, None
+
+
+exchange_op = torch.library.custom_op(
+    "acp_repro::exchange",
+    lambda x, kind, dim, group: _run_exchange(x, kind, dim, _resolve_process_group(group)).contiguous(),
+    mutates_args=(),
+    schema="(Tensor x, str kind, int dim, str group) -> Tensor",
+)
+
+
+@exchange_op.register_fake
+def _(x, kind, dim, group):
+    shape, ranks = list(x.shape), _resolve_process_group(group).size()
+    if kind == "gather":
+        shape[dim] *= ranks
+    elif kind == "shard":
+        shape[dim] //= ranks
+    return x.new_empty(shape)
+
+
+def _setup_exchange(ctx, inputs, output):
+    _, kind, *where = inputs
+    ctx.options = (_INVERSE[kind], *where)
+
+
+exchange_op.register_autograd(
+    lambda ctx, grad: (exchange_op(grad, *ctx.options), None, None, None), setup_context=_setup_exchange
+)
 
 
 def _move(x: Tensor, group: dist.ProcessGroup, step: int) -> Tensor:
@@ -384,26 +531,6 @@ def _move(x: Tensor, group: dist.ProcessGroup, step: int) -> Tensor:
     for (_, n), one in zip(takes, received, strict=True):
         moved[:, n] = one
     return moved
-
-
-def _shard_functions(group: dist.ProcessGroup, dim: int) -> tuple[Callable, Callable]:
-    """The function that returns the whole tensor of a shard along ``dim``, and its inverse."""
-
-    def gather(x: Tensor) -> Tensor:
-        return join_shards(all_gather(x.movedim(dim, 0), group)).movedim(0, dim)
-
-    return gather, lambda x: _cut(x, group, dim)
-
-
-def _cut(x: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    ranks, length = group.size(), x.shape[dim]
-    if length % (2 * ranks):
-        raise ValueError(
-            f"the length of dimension {dim}, {length}, must be a multiple of twice the {ranks} ranks; pad "
-            "the sequence on the right"
-        )
-    parts = x.chunk(2 * ranks, dim)
-    return torch.cat([parts[n] for n in own_chunks(group.rank(), ranks)], dim)
 
 
 def join_shards(shards: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from acp_repro.attention import forgetting_attention, gather_sequence, shard_sequence
+from acp_repro.attention.context_parallel import attend_shards_backward_op, attend_shards_op, exchange_op
 from tests.ranks import run_on
 
 from .budgets import NAMES, judge, make_inputs
@@ -101,21 +102,52 @@ def check_special_calls():
                 # out, start_index and dq are bitwise identical to one process.
                 torch.testing.assert_close(a, b, rtol=0, atol=0 if n < 3 else 2e-5, msg=f"{n}, {options}")
 
-        q, k, v, log_fgate, _ = (shard_sequence(x, group, 2).requires_grad_() for x in given)
+
+def test_sliding_windows_and_meshes():
+    require_success(run_on(2, Path.cwd(), check_special_calls))
+
+
+def check_compiled_calls(backend):
+    with ranks_of_gloo() as group:
+        leaves = [x.requires_grad_() for x in make_inputs(256, 256, batch=2, heads=4, kv_heads=2)[:4]]
+        pruned = {"adaptive_threshold": "auto", "seq_start": torch.tensor([0, 70])}
 
         def attend_twice(*x):
-            once = forgetting_attention(*x, head_first=True, context_parallel=group)
-            return forgetting_attention(once * 1.0, *x[1:], head_first=True, context_parallel=group) * 2.0
+            q, *others = (shard_sequence(y, group, 2) for y in x)
+            q = forgetting_attention(q, *others, head_first=True, context_parallel=group)
+            q = forgetting_attention(q * 1.0, *others, head_first=True, context_parallel=group, **pruned)
+            return gather_sequence(q, group, 2) * 2.0
 
-        results = []
-        for function in (attend_twice, torch.compile(attend_twice, backend="aot_eager")):
-            out = function(q, k, v, log_fgate)
-            results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v, log_fgate))))
+        compiled = torch.compile(attend_twice, fullgraph=True, backend=backend)
+        outs = [function(*leaves) for function in (attend_twice, compiled)]
+        results = [(out, *torch.autograd.grad(out.square().sum(), leaves)) for out in outs]
         assert all(map(torch.equal, *results)), "compiled code computes other bits"
+        leaves[3].data[:, :, 5] = -1.0 if group.rank() else 1.0  # of the shard of rank 0
+        with pytest.raises(ValueError, match=r"^log_fgate must be in [^\n]*\Z"):
+            compiled(*leaves)
 
 
-def test_sliding_windows_meshes_and_compiled_code():
-    require_success(run_on(2, Path.cwd(), check_special_calls))
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_code_has_no_graph_break_and_the_same_bits(backend):
+    require_success(run_on(2, Path.cwd(), check_compiled_calls, backend))
+
+
+def check_operators():
+    with ranks_of_gloo() as group:
+        for heads in (1, 4):
+            q, k, v, log_fgate, dout = make_inputs(128, 128, heads=heads, kv_heads=1)
+            q = q.mT.contiguous().mT  # one head keeps this layout
+            options = (None, 0.25, "blockwise", None, group.group_name)
+            call = (q, k, v, log_fgate, None, *options)
+            torch.library.opcheck(attend_shards_op, call, test_utils="test_faketensor")
+            call = (dout, q, *attend_shards_op(*call), *options)
+            torch.library.opcheck(attend_shards_backward_op, call)
+        for kind in ("gather", "shard", "send to next"):
+            torch.library.opcheck(exchange_op, (q.requires_grad_(), kind, 2, group.group_name))
+
+
+def test_operators_return_what_their_fake_implementations_declare():
+    require_success(run_on(2, Path.cwd(), check_operators))
 
 
 def check_errors():

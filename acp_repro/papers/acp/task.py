@@ -39,7 +39,7 @@ class FoXTask(Task):
         self.steps, self.step_tokens = run.steps, config.batch_tokens
         self.micro_batches = config.batch_tokens // config.micro_batch_tokens
         self.context_parallel, self._group = config.context_parallel, None
-        self.whole_graphs = config.context_parallel == 1 and config.implementation == "auto"
+        self.whole_graphs = config.implementation == "auto"
         self._rows = config.micro_batch_tokens // run.context_length
         with run.data.errors_at(f"{file_of(run.suite)}: data"):
             self.corpus = prepare(run.data)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from acp_repro.pipeline.paper import samples, with_columns
 
-from ...attention import choose_implementation, forgetting_attention, shard_sequence
+from ...attention import choose_implementation, forgetting_attention, pruning_grid, shard_sequence
 from ...attention.checks import AttentionCall
 from ...attention.context_parallel import all_gather, all_to_all, join_shards, make_plan, own_chunks
 from .attention import Problem
@@ -135,7 +135,7 @@ def count_bytes(leaves: list[Tensor], threshold, group: dist.ProcessGroup, excha
     if exchange == "suffixes":
         name = choose_implementation(q.device)
         plan = make_plan(AttentionCall(q, k, v, log_fgate, threshold, None, q.shape[3] ** -0.5, name), group)
-        rows = sum(plan.received) * plan.grid[1]  # rows of keys
+        rows = int(plan.sizes[1].sum()) * pruning_grid(name, q.shape[3], q.dtype)[1]  # rows of keys
         forward = rows * 2 * q.shape[3] * k.element_size()
         backward = rows * (2 * q.shape[3] + q.shape[1] // k.shape[1]) * 4
     else:
