@@ -12,6 +12,7 @@ import math
 import os
 import warnings
 from types import ModuleType
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -191,6 +192,10 @@ class Triton(Backend):
 
     def block_sizes(self, head_dim, dtype):
         return kernels().block_sizes(head_dim, dtype)
+
+    # torch.compile cannot trace the import, and calls the function once with its constant arguments.
+    # (`torch.compiler.assume_constant_result` would import the compiler with this package.)
+    cast(Any, block_sizes)._dynamo_marked_constant = True
 
     def forward(self, call, for_backward=True):
         q, k, v, log_fgate, threshold, seq_start, sm_scale, _, window_size = call

@@ -224,10 +224,10 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
         for row in table.itertuples()
     )
     missed = table[table["gap_nats"] >= POSITION_NATS]
-    count = f"{len(missed)} of {len(table)}" + ", trained with two code versions (†)" * (
-        set(missed["mark"]) == {"†"}
+    marked = ", all with two code versions (†)" * (set(missed["mark"]) == {"†"})
+    short = (
+        f"{len(missed)} of {len(table)} pairs differ by {POSITION_NATS:g} nats or more at a position{marked}"
     )
-    short = f"pairs that differ by {POSITION_NATS:g} nats or more at a position: {count}"
     same = f"{(table['gap_nats'] == 0).sum()} of {len(table)} pairs are identical at every position"
     largest = f"Largest absolute difference of each pair in nats:\n{each}"
     return Verdict.of(missed.empty, f"{short}\n{same}\n{largest}", short, n=len(table), unit="pair")
@@ -281,7 +281,9 @@ def same_weights(records: pd.DataFrame, tasks: pd.DataFrame | None = None) -> Ve
     counts = table.rename(columns={"differing_answers": "other"}).groupby("test", sort=False)
     counts = counts[["differing_items", "items", "other"]].sum(min_count=1).astype(float)
     moved = counts.index == ONE_BIT
-    short = f"log-likelihoods differ by at most {most:.2g} nats" if most else "all log-likelihoods are equal"
+    short = (
+        f"log-likelihoods differ by at most {most:.2g} nats" if most else "both give equal log-likelihoods"
+    )
     ours = (
         f"{short}\nThe margin is {margin:.2g} nats"
         f"\nDiffering log-likelihoods: {_fractions(counts[~moved], 'differing_items')}"

@@ -155,7 +155,7 @@ def graphs_help(decode_time: pd.DataFrame) -> Verdict:
         return Verdict(Word.INCONCLUSIVE, ours, NONE_LARGE)
     low, high = naming.PUBLISHED.range("figure2", "throughput_gain")
     found = in_range(100 * (large["exact"] / large["acp"] - 1), low, high, "")
-    short = f"speed gain of a step: {_in_words(large, _gain)} (paper: {low:g} to {high:g} %)"
+    short = f"this project's step is faster by {_in_words(large, _gain)} (paper: {low:g} to {high:g} %)"
     return replace(found, ours=ours, short=short, n=len(large), unit="shape")
 
 

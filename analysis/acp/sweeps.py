@@ -50,7 +50,10 @@ def mass_below(mass: pd.Series, log_epsilon: pd.Series) -> Verdict:
     log_mass = mass[has].map(lambda m: math.log(m) if m > 0 else -math.inf)
     margin = log_epsilon[has] - log_mass
     nearest = margin.idxmin()
-    ours = f"a query loses at most {mass[nearest]:.1e} (bound: {math.exp(log_epsilon[nearest]):.1e})"
+    ours = (
+        f"largest measured loss of a query: {mass[nearest]:.1e} "
+        f"(proved bound: {math.exp(log_epsilon[nearest]):.1e})"
+    )
     return Verdict.of(bool((margin > 0).all()), ours)
 
 

@@ -39,10 +39,10 @@ MARKERS = {
 # The README's summary: a property, the claim that has its result, and the models.
 QUESTIONS = (
     ("Safety: attention weight that a query loses", "acp.figureA1.1", "125M at 4k, every head"),
-    ("Bitwise identical pairs of training runs", "acp.text.19", "125M to 760M, 4k to 16k"),
+    ("Training with ACP and with exact attention: identical pairs", "acp.text.19", "125M to 760M, 4k to 16k"),
     ("Identical pairs, trained with the official kernels", "acp.text.47", "125M at 4k, below 100M tokens"),
     ("Loss of diverging pairs, ACP − exact (nats, 90 % CI)", "acp.text.39", "125M to 760M, 4k to 16k"),
-    ("Inference with identical weights", "acp.text.34", "125M at 4k and 16k"),
+    ("Inference of one model with ACP and with exact attention", "acp.text.34", "125M at 4k and 16k"),
     ("Attention time saved at the paper's pruned ratio", "acp.table_speed.1", "12 heads, one H100"),
     ("Throughput gain at the paper's pruned ratio", "acp.table_speed.2", "125M and 760M; H100 and H200"),
 )
@@ -92,12 +92,15 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
     for row in rows:
         for one in row.changed:
             alike.setdefault(_change(one), []).append(f"`{row.id}`")
-    changes = ((", ".join(ids), *change) for change, ids in sorted(alike.items(), key=lambda each: each[1]))
+    changes = (
+        (", ".join(ids), *change) for change, ids in sorted(alike.items(), key=lambda each: each[1][0])
+    )
     parts += [
         "## Criteria that changed after the scores were seen",
         "A new criterion decides only if an error in the old criterion forced the change. If no error "
-        "forced the change, a later row restores the old criterion. Two new criteria that still decide "
-        "moved a verdict towards the paper, from contradicted to inconclusive, and each corrects an error. "
+        "forced the change, a later row restores the old criterion. Of the new criteria that "
+        "still decide, two moved their claims towards the paper, from contradicted to inconclusive. Each of "
+        "the two corrects an error. "
         "The old criterion of `acp.figure5.1` judged models that the paper's figure does not show. The old "
         "criterion of `lap.figure_slices.2` judged models without the article's gates. New training runs "
         "can also change a verdict between two rows of one claim. In rows of older commits, *reproduced* "
