@@ -21,7 +21,7 @@ _GROWTH, _SPARE_COLUMNS = 8, 4
 
 
 class BlockPool:
-    """Keys, values and decays of (batch, heads), in blocks of ``BLOCK_SIZE`` tokens; see :func:`make_pools`.
+    """Keys, values and decays of (batch, heads), in blocks of ``BLOCK_SIZE`` tokens.
 
     Physical block 0 belongs to no head, and table entries without a block point to it. Writes for tokens that
     no query will read therefore need no branch and have no effect.
@@ -38,21 +38,18 @@ class BlockPool:
 
     def __init__(self, k: Tensor, table: Tensor, blocks: int, start: Tensor):
         self.batch, self.heads, self.columns = table.shape  # all heads use the same columns
-        self.head_dim = k.shape[3]
+        self.head_dim, self.dtype = k.shape[3], k.dtype
         self.version = 0  # incremented when storage moves, which requires a new CUDA graph
         # (B, H, N), the physical block of each column, and (n,), the free physical blocks.
         self.table = table
         self.first_resident_block, self.first_read_block = start
-        self.free = torch.empty(0, dtype=torch.int64, device=k.device)
-        self.k = self.v = k.new_empty((0, BLOCK_SIZE, self.head_dim))
-        self.c = self.k.new_empty((0, 1, BLOCK_SIZE), dtype=torch.float64)
-        for name, x in self._allocate(1 + blocks).items():
-            setattr(self, name, x)
+        self.free = self.k = self.v = self.c = table.new_empty(0, dtype=torch.int64)
+        self.k, self.v, self.c = self._allocate(1 + blocks)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block: keys, values, decays."""
-        return BLOCK_SIZE * (2 * self.head_dim * self.k.element_size() + self.c.element_size())
+        return BLOCK_SIZE * (2 * self.head_dim * self.dtype.itemsize + torch.float64.itemsize)
 
     @property
     def allocated_bytes(self) -> int:
@@ -67,7 +64,7 @@ class BlockPool:
 
     def signature(self) -> tuple:
         """(batch, heads, head_dim, dtype) of the stored tensors."""
-        return self.batch, self.heads, self.head_dim, self.k.dtype
+        return self.batch, self.heads, self.head_dim, self.dtype
 
     def paged(self, seqlens: Tensor) -> PagedKVCache:
         """The pool as a cache for ``forgetting_attention_with_kvcache``; ``seqlens`` is (B,) int32."""
@@ -77,12 +74,7 @@ class BlockPool:
         self, seqlens: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, c: Tensor | None = None
     ) -> None:
         """``PagedKVCache.write`` by the fastest way; ``c`` (B, H, T) is the :func:`running_sum`, if known."""
-        if _has_kernels(k):
-            # One block stands for all, so that pools of all sizes share one recorded launch.
-            first_blocks = (x[:1] for x in (self.k, self.v, self.c))
-            _repeated_write()(k, v, log_fgate, c, *first_blocks, self.table, seqlens, ())
-        else:
-            find_backend(choose_implementation(k.device)).write(self.paged(seqlens), k, v, log_fgate)
+        write_pools(seqlens, [(self, k, v, log_fgate, c)])
 
     def allocate(self, columns: int, start: Tensor) -> None:
         """Allocates blocks of every head up to column ``columns``, except before its ``start`` (B, H) int32.
@@ -178,11 +170,11 @@ class BlockPool:
         cut = (column == first) & (first > low * BLOCK_SIZE)
         return k, v, gates.float().masked_fill(cut, float("-inf")), low * BLOCK_SIZE
 
-    def _allocate(self, size: int) -> dict[str, Tensor]:
+    def _allocate(self, size: int) -> list[Tensor]:
         """Storage of ``size`` blocks for k, v and c."""
-        held = {name: getattr(self, name) for name in ("k", "v", "c")}
+        keys, c = ((size, BLOCK_SIZE, self.head_dim), self.dtype), ((size, 1, BLOCK_SIZE), torch.float64)
         try:
-            return {name: x.new_empty((size, *x.shape[1:])) for name, x in held.items()}
+            return [self.free.new_empty(shape, dtype=dtype) for shape, dtype in (keys, keys, c)]
         except torch.OutOfMemoryError as error:
             missing = size - len(self.k)
             raise torch.OutOfMemoryError(
@@ -195,7 +187,7 @@ class BlockPool:
         if missing > 0:
             blocks = len(self.k)
             size = blocks + max(missing, _SPARE_COLUMNS * self.batch * self.heads, blocks // _GROWTH)
-            for name, grown in self._allocate(size).items():
+            for name, grown in zip("kvc", self._allocate(size), strict=True):
                 grown[:blocks] = getattr(self, name)
                 setattr(self, name, grown)
             self.free = torch.cat((self.free, torch.arange(blocks, size, device=self.free.device)))
@@ -207,25 +199,28 @@ class BlockPool:
             self.version += 1
 
 
-def make_pools(keys: list[Tensor], table: Tensor, counts: list[int], start: Tensor) -> list[BlockPool]:
-    """The pools of L layers, with keys (B, H, T, D) each; ``counts`` are their numbers of blocks.
-
-    Args:
-        table: (L, B, H, N) int32. start: (L, B, H) int32, the first column of each head that has a block.
-    """
-    starts = torch.stack((start, start), 1)
-    pools = list(map(BlockPool, keys, table, counts, starts))
-    # Heads read block 0, under a gate of 0, for columns without a block. One kernel clears it in all layers.
-    for blocks in ([x[0] for pool in pools for x in (pool.k, pool.v)], [pool.c[0] for pool in pools]):
-        torch._foreach_zero_(blocks)  # pyright: ignore[reportPrivateImportUsage]
-    return pools
+def write_pools(seqlens: Tensor, tokens: list[tuple]) -> None:
+    """:meth:`BlockPool.write` to several pools: a pool and its k, v, log_fgate and c each."""
+    if _has_kernels(seqlens):
+        # One block stands for all, so that pools of all sizes share one recorded pass.
+        each = [(*new, pool.k[:1], pool.v[:1], pool.c[:1], pool.table) for pool, *new in tokens]
+        _repeated_write()(seqlens, *itertools.chain(*each), ())
+    else:
+        for pool, k, v, log_fgate, _ in tokens:
+            find_backend(choose_implementation(k.device)).write(pool.paged(seqlens), k, v, log_fgate)
 
 
 @functools.cache
 def _repeated_write():
-    """``write_kvcache`` of tokens, and of a cache as its tensors; what it has launched is launched again."""
-    write = kernels().write_kvcache
-    return kernels().repeat_launches(lambda *x: write(PagedKVCache(*x[4:-1]), *x[:4]) or ())
+    """:func:`_write_all`, whose launches are repeated."""
+    return kernels().repeat_launches(_write_all)
+
+
+def _write_all(seqlens, *tensors):
+    """``write_kvcache`` to several caches; ``tensors`` are k, v, log_fgate, c and those of each cache."""
+    for n in range(0, len(tensors) - 1, 8):
+        kernels().write_kvcache(PagedKVCache(*tensors[n + 4 : n + 8], seqlens=seqlens), *tensors[n : n + 4])
+    return ()
 
 
 def number_blocks(first: int, columns: int, start: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from acp_repro.attention import choose_implementation
+
 from .blocks import BLOCK_SIZE
 from .layer_cache import DECODE_TOKENS, PAST_BYTES, LayerCache, store_first_tokens
 
@@ -63,6 +65,7 @@ class FoXCache:
         self.seq_start: Tensor | None = None
         self.device_start: Tensor | None = None  # seq_start, counted like seqlens
         self.latest_start = 0
+        self.fuses = False  # whether the kernels of `step_kernels` may serve this call
         self.seqlens: Tensor | None = None
         self.dropped_columns = 0
         # Layers whose first tokens are not stored yet, with keys, values and log gates of these tokens.
@@ -144,6 +147,12 @@ class FoXCache:
         if self._model is None and model is not None:
             self._model = weakref.ref(model)
         self._in_call, self.touched = True, False
+        # They run on a GPU, after the padding. Recording for `crop` needs more than the last input of the
+        # token shift, and compiled code has its own kernels.
+        self.fuses = (
+            not (self.length < self.latest_start or self.recording or torch.compiler.is_compiling())
+            and choose_implementation(self.seqlens.device) == "triton"
+        )
         self.seqlens.add_(tokens)
         return self.seq_start
 

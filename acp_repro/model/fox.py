@@ -145,6 +145,8 @@ class FoXModel(nn.Module):
         # The addition at the end of a block shares a kernel with the norm after it, if nobody watches blocks.
         joint = (cache is not None or runs_kernels(x)) and is_plain(*cast(Any, self.layers))
         change = None
+        if joint and cache is not None and cache.fuses and not cache.length:
+            ForgettingAttentionLayer.join_narrow([block.attn for block in self.layers], cache.layers)
         for index, block in enumerate(self.layers):
             held = None if cache is None else cache.layers[index]
             if joint:

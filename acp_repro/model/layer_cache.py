@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from acp_repro.attention import choose_implementation, forgetting_attention_with_kvcache
+from acp_repro.attention import forgetting_attention_with_kvcache
 
-from .blocks import BLOCK_SIZE, BlockPool, column_ends, join_pools, make_pools, number_blocks, running_sum
+from .blocks import BLOCK_SIZE, BlockPool, column_ends, join_pools, number_blocks, running_sum, write_pools
 
 if TYPE_CHECKING:
     from .cache import FoXCache
@@ -68,13 +68,8 @@ class LayerCache:
 
     @property
     def fuses(self) -> bool:
-        """Whether a layer may use the kernels of ``step_kernels``: on a GPU, after the padding."""
-        # Recording for `crop` needs more than the last input of the token shift, and compiled code has its
-        # own kernels.
-        parent = self.parent
-        if parent.length < parent.latest_start or parent.recording or torch.compiler.is_compiling():
-            return False
-        return parent.seqlens is not None and choose_implementation(parent.seqlens.device) == "triton"
+        """Whether a layer may use the kernels of ``step_kernels`` in this call."""
+        return self.parent.fuses
 
     def shift_state(self, name: str) -> Tensor | None:
         """(B, 1, H, D), the last input of the token shift ``name``; None before the first token."""
@@ -265,10 +260,14 @@ def store_first_tokens(layers: list[LayerCache], keys: list, values: list, gates
     counts = nth[:, -1, -1, -1].tolist() if evicts else [blocks] * len(layers)
     if min(counts) < blocks:
         parent.evicted_at = parent.length + c.shape[-1]  # some tokens were never stored
-    pools = make_pools(keys, nth * wanted, counts, start.int())
-    for layer, pool, *tokens in zip(layers, pools, keys, values, gates, c, strict=True):
+    starts = torch.stack((start, start), 1).int()
+    pools = list(map(BlockPool, keys, nth * wanted, counts, starts))
+    # Heads read block 0, under a gate of 0, for columns without a block. One kernel clears it in all layers.
+    for unused in ([x[0] for pool in pools for x in (pool.k, pool.v)], [pool.c[0] for pool in pools]):
+        torch._foreach_zero_(unused)  # pyright: ignore[reportPrivateImportUsage]
+    for layer, pool in zip(layers, pools, strict=True):
         layer.pool = pool
-        pool.write(parent.lengths, *tokens)
+    write_pools(parent.lengths, list(zip(pools, keys, values, gates, c, strict=True)))
 
 
 def _skip_padding(start: Tensor, columns: int, seq_start: Tensor | None) -> Tensor:

@@ -322,9 +322,18 @@ class ForgettingAttentionLayer(nn.Module):
             parts = joint_products(x, *narrow.values())
         else:
             # Weights do not change while a cache is in use, so they are joined once.
-            cache.joint_weights = cache.joint_weights or join_weights(*narrow.values())
+            cache.joint_weights = cache.joint_weights or join_weights([*narrow.values()])[0]
             parts = split_product(F.linear(x, *cache.joint_weights), *narrow.values())
         return products | dict(zip(narrow, parts, strict=True))
+
+    @staticmethod
+    def join_narrow(layers: "list[ForgettingAttentionLayer]", caches: list[LayerCache]) -> None:
+        """Stores the joint weights of all layers in their caches: a few kernels join those of all layers."""
+        groups = [[*layer._projections()[1].values()] for layer in layers]
+        kinds = {tuple((p.out_features, p.weight.dtype, p.weight.device) for p in one) for one in groups}
+        if groups[0] and len(kinds) == 1 and is_plain(*(p for one in groups for p in one)):
+            for cache, joint in zip(caches, join_weights(*groups), strict=True):
+                cache.joint_weights = joint
 
     def _can_fuse(self, x: Tensor, cache: LayerCache | None, whole: bool) -> bool:
         """Whether this layer has all of FoX (Pro), and nobody watches what `_run_fused` does not call.

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 
 import torch
@@ -13,6 +14,7 @@ from acp_repro.attention.backends import HAS_TRITON
 
 # 16-bit numbers in 16 bytes, the alignment that fast matrix kernels require.
 _WHOLE_ROWS = 8
+_ALIGNED = 128  # 16-bit numbers in 256 bytes, the largest alignment that kernels ask for
 _WHOLE_LINES = 64  # 16-bit numbers in a memory line of 128 bytes, for larger products
 
 
@@ -53,24 +55,30 @@ def runs_kernels(x: Tensor) -> bool:
     return HAS_TRITON and x.is_cuda and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
 
 
-def join_weights(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of one product for several plain (``is_plain``) projections; see ``split_product``.
+def join_weights(*groups: Sequence[nn.Linear]) -> list[tuple[Tensor, Tensor | None]]:
+    """Weight and bias of one product for the plain (``is_plain``) projections of each group; see
+    ``split_product``. All groups have the same sizes, so that the same kernels join them.
 
     Projections to a few numbers each would use kernels for matrices whose rows are not whole 16 bytes. Those
     take several times as long as kernels for aligned rows. Together, with some rows of which nobody reads the
     results, they are aligned.
     """
-    sizes = [p.out_features for p in projections]
-    weights, bias = [p.weight for p in projections], None
+    sizes, like, bias = [p.out_features for p in groups[0]], groups[0][0].weight.detach(), None
     spare = -sum(sizes) % (_WHOLE_LINES if sum(sizes) > _WHOLE_LINES else _WHOLE_ROWS)
+    rows, unread = sum(sizes) + spare, like[:1].expand(spare, -1)
+    weight = torch.cat([x for group in groups for x in (*(p.weight for p in group), unread)])
     # In compiled code, a bias is added to its own columns. As the bias of the joint product, its gradient
     # would be a sum over all columns.
-    if not torch.compiler.is_compiling() and any(p.bias is not None for p in projections):
-        zeros = weights[0].new_zeros(max(*sizes, spare))
-        biases = [zeros[: p.out_features] if p.bias is None else p.bias for p in projections]
-        bias = torch.cat([*biases, zeros[:spare]])
-    weights.append(weights[0].detach()[:1].expand(spare, -1))
-    return torch.cat(weights), bias
+    if not torch.compiler.is_compiling() and any(p.bias is not None for group in groups for p in group):
+        # Each of several biases begins at an aligned address, on which the choice of a kernel depends.
+        zeros = like.new_zeros(rows if len(groups) == 1 else -(-rows // _ALIGNED) * _ALIGNED)
+        blanks = [zeros[:size] for size in (*sizes, len(zeros) - sum(sizes))]
+        given = [zip((*(p.bias for p in group), None), blanks, strict=True) for group in groups]
+        bias = torch.cat([blank if x is None else x for one in given for x, blank in one])
+    if len(groups) == 1:
+        return [(weight, bias)]
+    biases = [None] * len(groups) if bias is None else bias.view(len(groups), -1)[:, :rows]
+    return list(zip(weight.split(rows), biases, strict=True))
 
 
 def split_product(y: Tensor, *projections: nn.Linear) -> list[Tensor]:
@@ -84,4 +92,4 @@ def split_product(y: Tensor, *projections: nn.Linear) -> list[Tensor]:
 
 def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
     """``[p(x) for p in projections]`` as one product."""
-    return split_product(F.linear(x, *join_weights(*projections)), *projections)
+    return split_product(F.linear(x, *join_weights(projections)[0]), *projections)

@@ -26,6 +26,9 @@ from acp_repro.attention.triton.launch import launch, repeat_launches
 _MOST_ROWS = 16
 # The largest number of rows that `multiply_rows` accepts: each row reads the weights again.
 FEW_ROWS = 4
+# `torch.promote_types` is an operator, which would prevent the replay of launches. Only the first call, which
+# is not recorded, calls it.
+_promote_types = functools.cache(torch.promote_types)
 # Outputs of one program of `multiply_rows`, and the inputs that it multiplies in one step.
 _OUTPUTS, _INPUTS = 4, 1024
 
@@ -256,7 +259,7 @@ def _repeated(function: Callable) -> Callable:
 def add_and_norm(x: Tensor, change: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``x + change`` of (..., D), and its ``RMSNorm``, both in the dtype of the sum."""
     x, change, size = x.contiguous(), change.contiguous(), x.shape[-1]
-    total, out = (x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, change.dtype)) for _ in range(2))
+    total, out = (x.new_empty(x.shape, dtype=_promote_types(x.dtype, change.dtype)) for _ in range(2))
     launch(
         _add_norm_kernel,
         (x.numel() // size,),

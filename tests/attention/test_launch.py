@@ -15,6 +15,7 @@ from acp_repro import attention
 from acp_repro.attention import checks, forgetting_attention
 from acp_repro.attention import triton as kernels
 from acp_repro.attention.triton import dispatch, launch, norms
+from acp_repro.model import blocks, step_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 gpu = pytest.mark.gpu
@@ -119,6 +120,29 @@ def test_inference_calls_are_replayed_and_still_validated(repeated, monkeypatch)
     for wrong in ({"adaptive_threshold": 2.0}, {"window_size": True}, {"log_fgate": given[3][:, 1:]}):
         with pytest.raises((TypeError, ValueError)):
             call(**{**dict(zip(("q", "k", "v", "log_fgate"), given, strict=True)), **wrong})
+
+
+@torch.no_grad()
+def test_small_launches_of_a_model_are_replayed(repeated, monkeypatch):
+    """Additions with their norm, in one and in two dtypes, and writes of first tokens to several pools."""
+    monkeypatch.setattr(blocks, "_has_kernels", lambda x: True)
+    k, v, gates = (x.contiguous() for x in inputs(70, 3)[1:4])
+    table = torch.arange(1, 13, dtype=torch.int32, device=DEVICE).view(2, 3, 2)
+    start = torch.zeros((2, 2, 3), dtype=torch.int32, device=DEVICE)
+
+    def run(scale):
+        weight, changes = torch.ones(16, device=DEVICE), (k, k.bfloat16())
+        found = [x for change in changes for x in step_kernels.add_and_norm(scale * v, change, weight, 1e-6)]
+        pools = [blocks.BlockPool(k, table.clone(), 12 + n, start) for n in range(2)]
+        tokens = [(pool, scale * k, n + v, gates, scale * gates.double()) for n, pool in enumerate(pools)]
+        blocks.write_pools(torch.tensor([70, 40], dtype=torch.int32, device=DEVICE), tokens)
+        held = [x[table.long()].flatten(2, 3) for pool in pools for x in (pool.k, pool.v, pool.c[:, 0])]
+        return found + [x[:, :, :40] for x in held]
+
+    run(1), run(2)
+    found = run(3)
+    assert_equal(found, by_triton(lambda: run(3)))
+    assert torch.equal(found[-2][0], 1 + v[0, :, :40]) and len(repeated) == 3
 
 
 @gpu
