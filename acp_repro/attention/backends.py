@@ -12,7 +12,6 @@ import math
 import os
 import warnings
 from types import ModuleType
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -191,11 +190,10 @@ class Triton(Backend):
             )
 
     def block_sizes(self, head_dim, dtype):
-        return kernels().block_sizes(head_dim, dtype)
-
-    # torch.compile cannot trace the import, and calls the function once with its constant arguments.
-    # (`torch.compiler.assume_constant_result` would import the compiler with this package.)
-    cast(Any, block_sizes)._dynamo_marked_constant = True
+        # The kernels are not imported, because compiled code calls this method and cannot trace an import.
+        if not 16 <= head_dim <= 256:
+            raise ValueError(f"head_dim must be from 16 to 256, got {head_dim}")
+        return (128, 64) if dtype.itemsize == 2 else (64, 64)
 
     def forward(self, call, for_backward=True):
         q, k, v, log_fgate, threshold, seq_start, sm_scale, _, window_size = call

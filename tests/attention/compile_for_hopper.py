@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from acp_repro.attention import PagedKVCache
+from acp_repro.attention.backends import find_backend
 from acp_repro.attention.triton import decode, hopper, tiles, write_kvcache
 from acp_repro.attention.triton.gates import decay_terms
 from acp_repro.attention.triton.norms import threshold_from_norms
@@ -65,7 +66,7 @@ def compile_all(head_dim: int) -> Iterator[tuple[str, object]]:
         (True, True, 4, LENGTH),
         (True, False, HEADS, 3 * LENGTH),  # packed keys
     ):
-        block_q, block_k = tiles.block_sizes(head_dim, torch.bfloat16)
+        block_q, block_k = find_backend("triton").block_sizes(head_dim, torch.bfloat16)
 
         def rows(heads: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             """(B, H, T, D) in the memory layout of the model, with time before heads."""

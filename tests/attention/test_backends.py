@@ -3,7 +3,7 @@
 import torch
 
 from acp_repro.attention import choose_implementation, pruning_grid
-from acp_repro.attention.backends import BACKENDS, Blockwise
+from acp_repro.attention.backends import BACKENDS, Blockwise, find_backend
 
 from .budgets import NAMES, make_inputs, run
 
@@ -33,3 +33,12 @@ def test_backend_is_one_table_entry(monkeypatch):
     assert start.shape == (1, 2, 4)
     for name in NAMES:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_code_reads_the_block_sizes_of_several_head_dims():
+    compiled = torch.compile(
+        lambda x: x + find_backend("triton").block_sizes(x.shape[-1], x.dtype)[0],
+        backend="eager",
+        fullgraph=True,
+    )
+    assert all(compiled(torch.zeros(2, head_dim)).eq(64).all() for head_dim in (32, 64))

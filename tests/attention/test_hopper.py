@@ -19,7 +19,8 @@ pytest.importorskip("triton", reason="pip install triton")
 from triton.errors import TritonError
 
 from acp_repro.attention import forgetting_attention
-from acp_repro.attention.triton import block_sizes, dispatch, hopper, tiles
+from acp_repro.attention.backends import find_backend
+from acp_repro.attention.triton import dispatch, hopper, tiles
 
 from .test_triton import (
     DEVICE,
@@ -175,7 +176,7 @@ def test_packed_keys(monkeypatch, head_dim, padded):
 @WIDTHS
 def test_every_output_and_gradient(monkeypatch, poisoned, seqlen, dtype, kind, head_dim):
     inputs = make_inputs(seqlen, seqlen, head_dim, dtype)
-    grid = block_sizes(head_dim, dtype)
+    grid = find_backend("triton").block_sizes(head_dim, dtype)
     assert dispatch.find_hopper(*inputs[1:4], *grid, inputs[0]) is hopper
     seq_start = torch.tensor([0, seqlen // 2 + 1], device=DEVICE) if kind == "padded" else None
     boundary = boundary_for(inputs[4], seqlen, *grid, seq_start)

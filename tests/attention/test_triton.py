@@ -12,6 +12,7 @@ import math
 import pytest
 import torch
 
+from acp_repro.attention.backends import find_backend
 from acp_repro.attention.boundary import find_boundary, find_boundary_serial
 
 pytest.importorskip("triton", reason="pip install triton")
@@ -196,7 +197,7 @@ def test_packed_keys(padded):
 )
 def test_every_output_and_gradient(seqlen_q, seqlen_k, head_dim, dtype, padded):
     inputs = make_inputs(seqlen_q, seqlen_k, head_dim, dtype)
-    grid = kernels.block_sizes(head_dim, dtype)
+    grid = find_backend("triton").block_sizes(head_dim, dtype)
     seq_start = None
     if padded:
         seq_start = torch.tensor([0, min(77, seqlen_k - 1)], device=DEVICE)
@@ -312,7 +313,7 @@ def test_boundary_equals_the_serial_scan(grid, seqlen_q, seqlen_k):
 def test_long_sequences(seqlen, head_dim, dtype):
     """Local and global heads; the gate gradient is a sum over the whole sequence."""
     inputs = make_inputs(seqlen, seqlen, head_dim, dtype, batch=1)
-    grid = kernels.block_sizes(head_dim, dtype)
+    grid = find_backend("triton").block_sizes(head_dim, dtype)
     delta = -2.0 * head_dim**0.5 - math.log(seqlen) - 10.0
     boundary = boundary_for(inputs[4], seqlen, *grid, delta=delta)
     assert boundary[:, 0].max() > 0

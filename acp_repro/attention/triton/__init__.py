@@ -11,12 +11,10 @@ from .gates import cumulative_log_fgate, find_boundary, log_fgate_grad
 from .launch import repeat_launches
 from .norms import threshold_from_norms
 from .paged_write import write_kvcache
-from .tiles import block_sizes
 
 __all__ = [
     "backward",
     "backward_pass",
-    "block_sizes",
     "cumulative_log_fgate",
     "decode",
     "find_boundary",

@@ -106,13 +106,6 @@ def padded_head_dim(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
-def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """The pruning grid ``(block_q, block_k)``, the same on every device."""
-    if not 16 <= head_dim <= 256:
-        raise ValueError(f"head_dim must be from 16 to 256, got {head_dim}")
-    return (128, 64) if dtype.itemsize == 2 else (64, 64)
-
-
 def tiles_for(q: Tensor, block_q: int, block_k: int) -> Tiles:
     """The tile sizes for these inputs: powers of two, reduced until they divide the block of the grid."""
     if block_q % 16 or block_k % 16:
