@@ -271,7 +271,7 @@ def _unmeasured(
         what = f"a run of {item.runs_needed}" if able is None else f"records of {lacks} of such a run"
         short = "not measured" if able else "no suite has such a run"
         return replace(_fill(row, Verdict(Word.INCONCLUSIVE, f"no suite has {what}", short)), missing=True)
-    why = f"`make {item.name} SUITE={able.name}` makes the missing records ({lacks})"
+    why = f"`make {item.name} SUITE={able.name}` runs the measurement {lacks}, which is missing"
     row = _fill(row, Verdict(Word.INCONCLUSIVE, why, "not measured"))
     return replace(row, missing=True, **rerun([(claim.metrics, item, able, item.runs(able))]))
 

@@ -34,8 +34,8 @@ MEANINGS = (
     "**reproduced at small scale**: our models meet the criterion with a smaller model, a shorter context or "
     "fewer tokens.",
     "**different magnitude**: the effect has the paper's direction and a size outside the paper's range.",
-    "**inconclusive**: the results do not decide the claim, or no results exist. The paper does not "
-    "make a claim marked (ours). Such a claim counts as inconclusive even if it meets its criterion.",
+    "**inconclusive**: the results do not decide the claim, or no results exist. Claims marked "
+    "(ours) are not claims of the paper. They count as inconclusive even if they meet their criterion.",
     "**contradicted**: the results show that the claim fails by its criterion.",
     "**erratum**: the paper is wrong as printed. The row states the correction.",
 )

@@ -224,9 +224,10 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
         for row in table.itertuples()
     )
     missed = table[table["gap_nats"] >= POSITION_NATS]
-    marked = ", all with two code versions (†)" * (set(missed["mark"]) == {"†"})
+    marked = " (†)" * (set(missed["mark"]) == {"†"})
     short = (
-        f"{len(missed)} of {len(table)} pairs differ by {POSITION_NATS:g} nats or more at a position{marked}"
+        f"pairs with a difference of {POSITION_NATS:g} nats or more at a position: "
+        f"{len(missed)} of {len(table)}{marked}"
     )
     same = f"{(table['gap_nats'] == 0).sum()} of {len(table)} pairs are identical at every position"
     largest = f"Largest absolute difference of each pair in nats:\n{each}"

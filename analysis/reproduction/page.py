@@ -302,7 +302,7 @@ def _savings(rows: Mapping[str, Row]) -> str:
     lines = (
         ("attention blocks pruned", "acp.figure2.2", "about 70 %"),
         ("attention time saved", "acp.figure2.3", "50 to 70 %"),
-        ("training throughput gain, gradient checkpointing", "acp.figure2.4", "10 to 40 %"),
+        ("training throughput gain, with gradient checkpointing", "acp.figure2.4", "10 to 40 %"),
     )
     contexts = [
         name.rpartition(" at ")[2] for name in rows["acp.figure2.2"].values if name.startswith("125M")
