@@ -37,7 +37,7 @@ MEANINGS = (
     "**inconclusive**: the results do not decide the claim, or no results exist. Claims marked "
     "(ours) are not claims of the paper. They count as inconclusive even if they meet their criterion.",
     "**contradicted**: the results show that the claim fails by its criterion.",
-    "**erratum**: the paper is wrong as printed. The row states the correction.",
+    "**erratum**: the paper is wrong as printed. The claim's page explains the error.",
 )
 
 

@@ -75,7 +75,8 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
     enough = worst["trained_tokens"] >= naming.paper_size(LIKE_PAPER[0]).tokens / 10
     met = True if not worst["missed"] else False if enough else None
     local = f"{worst['first_heads'] - worst['missed']} of {worst['first_heads']} heads"
-    short = f"{local} prune more than half of the achievable maximum (760M at 4k)"
+    short = f"{local} prune more than half of the achievable maximum"
+    short += ", after too few tokens to decide" * (not enough)
     ours = f"{short}\nThis model is trained on {style.count_label(worst['trained_tokens'])} tokens\n{others}"
     return Verdict.of(met, ours, short, n=len(like))
 

@@ -82,7 +82,8 @@ def reproduction(rows: Sequence[Row], papers: Sequence[Paper], suites: Sequence[
         _table(("Paper", *Word), counts),
         f"Of the {len(measured)} claims with measurements, "
         f"{sum(row.criterion_before_run for row in measured)} have a criterion that is older than every "
-        "measurement (column *criterion first*). Later edits of the criterion's language do not count. "
+        "measurement (column *criterion first*, which proved and "
+        "tested claims do not have). Later edits of the criterion's language do not count. "
         "[criteria.csv](analysis/reproduction/criteria.csv) lists the commits.",
     ]
     for paper in papers:

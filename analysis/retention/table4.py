@@ -143,7 +143,7 @@ def budget_choice(speed: pd.DataFrame) -> Verdict:
         "{:+.2f}",
         ONE_BUDGET,
         suffix="",
-        what=" more speed-up over dense than at 50 %",
+        what=" times the dense throughput",
     )
 
 

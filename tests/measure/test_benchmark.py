@@ -16,7 +16,7 @@ from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.records import read_records
 from acp_repro.pipeline.suite_file import load_suite
 from analysis import drawing
-from analysis.acp import figure_kernel
+from analysis.acp import figure_context_parallel, figure_kernel
 from tests.ranks import run_on
 from tests.suites import YAML
 
@@ -175,3 +175,5 @@ def test_context_parallel_ranks_send_fewer_bytes_than_all_keys(tmp_path):
     assert 0 < forward["suffixes", "acp"] < 0.5 * keys
     assert (backward["ring"] > 2 * forward["ring"]).all()
     assert records.loc["suffixes", "most_received_bytes"]["exact"] == keys / 2 + 3 * 512 * 4
+    _, sent = figure_context_parallel.draw(records.reset_index()).axes
+    assert [line.get_xdata()[0] < 100 for line in sent.lines] == [True, False, False]
