@@ -114,7 +114,7 @@ def previous_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _exchange(x.unflatten(1, (2, -1))[:, :, -1], "send to next", 1, group)
 
 
-def bound_over_ranks(q: Tensor, k: Tensor, sm_scale: float, group: dist.ProcessGroup) -> Tensor:
+def bound_over_ranks(q: Tensor, k: Tensor, sm_scale: float | None, group: dist.ProcessGroup) -> Tensor:
     """:func:`.threshold.logit_bound_from_norms` (B, H) of the full q and k, by one maximum over ranks."""
     norms = torch.stack([longest_norms(x, q.shape[1]) for x in (q, k)])
     # An all-reduce with maximum may drop a NaN, and only one rank would then raise an error. The norms of q

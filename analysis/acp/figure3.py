@@ -226,8 +226,8 @@ def positions_match(loss_curve: pd.DataFrame) -> Verdict:
     missed = table[table["gap_nats"] >= POSITION_NATS]
     marked = " (†)" * (set(missed["mark"]) == {"†"})
     short = (
-        f"pairs of all suites that differ by {POSITION_NATS:g} nats or more at a position: "
-        f"{len(missed)}{marked} of {len(table)}"
+        f"of the {len(table)} pairs with a loss curve, pairs that differ by {POSITION_NATS:g} nats or more: "
+        f"{len(missed)}{marked}"
     )
     same = f"{(table['gap_nats'] == 0).sum()} of {len(table)} pairs are identical at every position"
     largest = f"Largest absolute difference of each pair in nats:\n{each}"

@@ -143,7 +143,7 @@ def budget_choice(speed: pd.DataFrame) -> Verdict:
         "{:+.2f}",
         ONE_BUDGET,
         suffix="",
-        what=" times the dense throughput",
+        what=" times the dense throughput as the difference",
     )
 
 
