@@ -81,7 +81,7 @@ def test_command_terminates_when_its_make_is_killed(name, tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in (signal.SIGINT, signal.SIGHUP)],
     )
     process = Path("/proc", started.stdout.readline().strip())
     time.sleep(1)
