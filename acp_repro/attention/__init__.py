@@ -33,18 +33,11 @@ from .checks import (
     check_window,
     reads_values,
 )
-from .context_parallel import (
-    attend_shards,
-    bound_over_ranks,
-    check_shards,
-    find_group,
-    gather_sequence,
-    shard_positions,
-    shard_sequence,
-)
+from .context_parallel import attend_shards, bound_over_ranks, check_shards
 from .decay import MOST_BETWEEN_DOCUMENTS, cumulative_log_fgate, document_starts, documents_threshold
 from .decoding import check_decode_arguments, check_new_tokens, decode_op, run_decode
 from .dtensor import register_dtensor_sharding
+from .exchange import find_group, gather_sequence, shard_positions, shard_sequence
 from .flex import as_flex
 from .kvcache import PagedKVCache
 from .op import attend, infer, launches_alone, register_flop_formulas, threshold_from_norms

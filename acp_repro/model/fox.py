@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
 
-from acp_repro.attention.context_parallel import find_group, shard_positions
+from acp_repro.attention.exchange import find_group, shard_positions
 
 from .cache import FoXCache
 from .config import FoXConfig

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from acp_repro.attention import forgetting_attention
-from acp_repro.attention.context_parallel import bound_over_ranks, previous_tokens, shard_positions
+from acp_repro.attention.context_parallel import bound_over_ranks
 from acp_repro.attention.decay import document_starts, threshold_offset
+from acp_repro.attention.exchange import previous_tokens, shard_positions
 from acp_repro.attention.op import launches_alone, threshold_from_norms
 from acp_repro.attention.threshold import (
     find_threshold,

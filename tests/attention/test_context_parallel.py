@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from acp_repro.attention import forgetting_attention, gather_sequence, shard_sequence
-from acp_repro.attention.context_parallel import attend_shards_backward_op, attend_shards_op, exchange_op
+from acp_repro.attention.context_parallel import attend_shards_backward_op, attend_shards_op
+from acp_repro.attention.exchange import exchange_op
 from tests.ranks import run_on
 
 from .budgets import NAMES, judge, make_inputs

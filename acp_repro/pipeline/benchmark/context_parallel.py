@@ -18,7 +18,8 @@ from acp_repro.pipeline.paper import samples, with_columns
 
 from ...attention import choose_implementation, forgetting_attention, pruning_grid, shard_sequence
 from ...attention.checks import AttentionCall
-from ...attention.context_parallel import all_gather, all_to_all, join_shards, make_plan, own_chunks
+from ...attention.context_parallel import make_plan
+from ...attention.exchange import all_gather, all_to_all, join_shards, own_chunks
 from .attention import Problem
 from .timing import ORDER, in_columns, interleaved, wall_ms
 
